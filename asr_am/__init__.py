@@ -1,0 +1,1 @@
+"""Hybrid HMM acoustic models trained under many distributed SGD algorithms."""

@@ -1,0 +1,1 @@
+"""Corpora as lhotse manifests: writing, reading, checking; STM references; downloads."""

@@ -1,0 +1,43 @@
+"""Fetch a corpus archive over HTTP."""
+
+from __future__ import annotations
+
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+
+from asr_am.errors import InputError
+from asr_am.parallel import track
+
+BLOCK_BYTES = 1 << 20
+TIMEOUT_SECONDS = 60
+
+
+def download(url: str, target: Path, remedy: str) -> None:
+    """Save `url` as `target`, under a temporary name until it is complete.
+
+    Raises InputError, with `remedy` as its advice, when the file cannot be had or comes short.
+    """
+    temporary = target.with_name(f"{target.name}.tmp.{os.getpid()}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, temporary.open("wb") as file:
+            expected = int(response.headers.get("Content-Length") or 0)
+            blocks = -(-expected // BLOCK_BYTES) or None
+            for block in track(_blocks(response), f"download {target.name} (MB)", total=blocks):
+                file.write(block)
+            if expected and file.tell() != expected:
+                raise InputError(f"{url}: the download ended after {file.tell()} of {expected} bytes; {remedy}")
+        os.replace(temporary, target)
+    except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError, ValueError) as error:
+        raise InputError(f"{url}: cannot be downloaded ({error}); {remedy}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _blocks(response: HTTPResponse) -> Iterator[bytes]:
+    while block := response.read(BLOCK_BYTES):
+        yield block

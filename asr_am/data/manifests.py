@@ -1,0 +1,90 @@
+"""The recordings and supervisions of one set (train, dev, test) as lhotse manifests on disk.
+
+Audio below the data directory is listed relative to it, so that the directory can be renamed or moved; audio elsewhere
+is listed by its absolute path. `read_recordings` gives absolute paths in both cases.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import zlib
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from lhotse import Recording, RecordingSet, SupervisionSegment, SupervisionSet, validate
+
+from asr_am.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+SETS = ("train", "dev", "test")
+RECORDINGS = "recordings.jsonl.gz"
+SUPERVISIONS = "supervisions.jsonl.gz"
+
+Manifest = TypeVar("Manifest", RecordingSet, SupervisionSet)
+
+
+def write_set(
+    data_dir: Path, subset: str, recordings: Iterable[Recording], supervisions: Iterable[SupervisionSegment]
+) -> None:
+    """Write both manifests of `subset`, sorted by id, each under a temporary name that is then renamed.
+
+    Raises InputError for what lhotse's own validation refuses (negative durations, double channels, ...).
+    """
+    folder = data_dir / subset
+    folder.mkdir(parents=True, exist_ok=True)
+    root = data_dir.resolve()
+    by_id = sorted((_below(recording, root) for recording in recordings), key=lambda recording: recording.id)
+    segments = sorted(supervisions, key=lambda segment: segment.id)
+    _write(RecordingSet.from_recordings(by_id), folder / RECORDINGS)
+    _write(SupervisionSet.from_segments(segments), folder / SUPERVISIONS)
+    hours = sum(segment.duration for segment in segments) / 3600
+    speakers = len({segment.speaker for segment in segments})
+    logger.info("%s: %d utterances, %d speakers, %.2f hours of speech", folder, len(segments), speakers, hours)
+
+
+def read_recordings(data_dir: Path, subset: str) -> RecordingSet:
+    """The recordings of `subset`, audio paths absolute. Raises InputError for a missing or broken manifest."""
+    recordings = _read(data_dir / subset / RECORDINGS, RecordingSet)
+    return recordings.with_path_prefix(data_dir.resolve())  # an absolute path stays as it is
+
+
+def read_supervisions(data_dir: Path, subset: str) -> SupervisionSet:
+    """The utterances of `subset`, in the manifest's order. Raises InputError for a missing or broken manifest."""
+    return _read(data_dir / subset / SUPERVISIONS, SupervisionSet)
+
+
+def _below(recording: Recording, root: Path) -> Recording:
+    """`recording` with the paths of its audio files relative to `root`, where they are below it."""
+    sources = []
+    for source in recording.sources:
+        path = Path(source.source).absolute()
+        sources.append(replace(source, source=str(path.relative_to(root) if path.is_relative_to(root) else path)))
+    return replace(recording, sources=sources)
+
+
+def _write(manifest: RecordingSet | SupervisionSet, path: Path) -> None:
+    try:
+        validate(manifest)
+    except AssertionError as error:
+        raise InputError(f"{path}: {error}; correct the corpus preparation that wrote it") from error
+    temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")  # lhotse takes the format from the suffix
+    manifest.to_file(temporary)
+    os.replace(temporary, path)
+
+
+def _read(path: Path, kind: type[Manifest]) -> Manifest:
+    if not path.is_file():
+        raise InputError(f"{path}: no such manifest; run stage 0 (data)")
+    try:
+        manifest = kind.from_jsonl(path)
+        if len(manifest) == 0:
+            raise InputError(f"{path}: the manifest is empty; run stage 0 (data) again")
+        validate(manifest)
+    except (AssertionError, EOFError, KeyError, OSError, TypeError, ValueError, zlib.error) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"{path}: not a readable lhotse manifest ({reason}); run stage 0 (data) again") from error
+    return manifest

@@ -1,0 +1,55 @@
+"""Alignment graphs: every way to say one known transcript, as graph labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import kaldifst
+import numpy as np
+
+from asr_am.errors import InputError
+from asr_am.hmm.fst_arrays import FstArrays
+from asr_am.hmm.states import StateTable, Tree
+from asr_am.hmm.transducer import add_self_loops, h_transducer, merge_windows
+
+
+def training_graph(
+    words: Sequence[int], lexicon: kaldifst.StdVectorFst, states: StateTable, tree: Tree, *, self_loop_scale: float = 0.1
+) -> kaldifst.StdVectorFst:
+    """The graph of one transcript, for `kaldi_decoder.FasterDecoder`; output labels are the words.
+
+    `words` are word ids; `lexicon` is L.fst (phones to words, optional silence, no disambiguation symbols), sorted by
+    output label once with `sort_lexicon`. All pronunciations are inside. InputError where L has no path for the words.
+    """
+    return labels_graph(words_to_phones(words, lexicon), states, tree, self_loop_scale=self_loop_scale)
+
+
+def sort_lexicon(lexicon: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:
+    """L.fst sorted by output label (in place), as composing it with a transcript needs."""
+    kaldifst.arcsort(lexicon, sort_type="olabel")
+    return lexicon
+
+
+def words_to_phones(words: Sequence[int], lexicon: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:
+    """Every phone sequence of a transcript: L composed with its line of words."""
+    count = len(words)
+    line = np.array([[i, i + 1, word, word] for i, word in enumerate(words)], dtype=np.int32).reshape(-1, 4)
+    final_S = np.full(count + 1, np.inf, dtype=np.float32)
+    final_S[count] = 0.0
+    phones = kaldifst.compose(lexicon, FstArrays.build(0, line, np.zeros(count), final_S).to_fst())
+    if phones.num_states == 0:
+        raise InputError(f"word ids {list(words)}: the lexicon FST has no path for them; run stage lang again")
+    return phones
+
+
+def labels_graph(
+    phones: kaldifst.StdVectorFst, states: StateTable, tree: Tree, *, self_loop_scale: float
+) -> kaldifst.StdVectorFst:
+    """Phones (input side, no disambiguation symbols) to graph labels with self-loops."""
+    in_context, windows = kaldifst.compose_context([], tree.width, tree.width // 2, phones)
+    merged_W, sequences = merge_windows(windows, states, tree)
+    arrays = FstArrays.from_fst(in_context)
+    in_context = arrays.relabel(merged_W[arrays.ilabel_A]).to_fst()
+    kaldifst.arcsort(in_context, sort_type="ilabel")
+    h_fst, _ = h_transducer(sequences, len(states.labels_L3))
+    return add_self_loops(kaldifst.compose(h_fst, in_context), states, self_loop_scale=self_loop_scale)

@@ -1,0 +1,85 @@
+"""The tied HMM states: what alignments are made of and what decoding graphs are labelled with.
+
+Shapes: L graph labels, P phones, S states per phone.
+
+A *graph label* stands for one (phone, HMM state, pdf) triple and takes the place of Kaldi's transition-id; label l is
+row l - 1 of `labels_L3`, because 0 is epsilon in a graph and kaldi_decoder's `DecodableCtc` reads column l - 1 for
+input label l. Topologies are left to right without skips: every state has a self-loop and one way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from asr_am.errors import InputError
+
+
+class Tree(Protocol):
+    """Maps a state in its phonetic context to a pdf."""
+
+    width: int  # phones in the context: 1 (monophone) or 3 (triphone, centre in the middle)
+
+    def pdf(self, window: tuple[int, ...], state: int) -> int:
+        """The pdf of `state` (from 0) of the centre phone of `window` (phone ids, 0 = beyond the utterance's edge)."""
+        ...
+
+
+@dataclass(frozen=True)
+class StateTable:
+    """Every graph label with its transition probabilities, and the topology it belongs to.
+
+    labels_L3: int32, rows (phone id, state from 0, pdf id), unique, sorted.
+    loop_L, next_L: float32 log probabilities of staying in the label's state and of leaving it (sum to one).
+    states_P: number of HMM states of each phone id.
+    num_pdfs: the number of outputs a model for these states has.
+    """
+
+    labels_L3: np.ndarray
+    loop_L: np.ndarray
+    next_L: np.ndarray
+    states_P: Mapping[int, int]
+    num_pdfs: int
+    _index: dict[tuple[int, int, int], int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        index = {(int(p), int(s), int(d)): row + 1 for row, (p, s, d) in enumerate(self.labels_L3)}
+        object.__setattr__(self, "_index", index)
+
+    @property
+    def pdf_L(self) -> np.ndarray:
+        """int32: the pdf of each label (index label - 1)."""
+        return self.labels_L3[:, 2]
+
+    def label(self, phone: int, state: int, pdf: int) -> int:
+        """The graph label (from 1) of a triple; KeyError where the table has none."""
+        return self._index[phone, state, pdf]
+
+    def save(self, path: Path) -> None:
+        """Write as .npz (plain arrays, no pickles)."""
+        phones = np.array(sorted(self.states_P), dtype=np.int32)
+        counts = np.array([self.states_P[int(p)] for p in phones], dtype=np.int32)
+        np.savez(
+            path, labels=self.labels_L3, loop=self.loop_L, next=self.next_L, phones=phones, counts=counts,
+            num_pdfs=np.int32(self.num_pdfs),
+        )  # fmt: skip
+
+    @classmethod
+    def load(cls, path: Path) -> StateTable:
+        """Read what `save` wrote; InputError where the file is missing, damaged or inconsistent."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                table = cls(
+                    labels_L3=file["labels"], loop_L=file["loop"], next_L=file["next"],
+                    states_P={int(p): int(n) for p, n in zip(file["phones"], file["counts"], strict=True)},
+                    num_pdfs=int(file["num_pdfs"]),
+                )  # fmt: skip
+        except (OSError, KeyError, ValueError, EOFError) as error:
+            raise InputError(f"{path}: not a readable state table ({error}); run stage align again") from error
+        if len(table.labels_L3) and int(table.pdf_L.max()) >= table.num_pdfs:
+            raise InputError(f"{path}: has a pdf beyond its {table.num_pdfs}; run stage align again")
+        return table

@@ -1,0 +1,172 @@
+"""ARPA back-off n-gram models: reading with checks, writing, and perplexity."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from asr_am.errors import InputError
+from asr_am.lang.textfile import read_lines, split_words
+
+Ngram = tuple[str, ...]
+ROUNDING = 1e-3  # log10 probabilities above zero by no more than this are a rounded 0
+WHOLE = "is the file whole?"
+
+
+@dataclass(frozen=True)
+class Arpa:
+    """A back-off model; all numbers are log10.
+
+    logprobs[n - 1]: n-gram -> log probability. backoffs: n-gram -> back-off weight, where it is not 0.
+    """
+
+    logprobs: list[dict[Ngram, float]]
+    backoffs: dict[Ngram, float]
+    ZERO: ClassVar[float] = -99.0  # how ARPA files write the log of 0
+
+    @property
+    def order(self) -> int:
+        return len(self.logprobs)
+
+    def logprob(self, history: Sequence[str], word: str) -> float:
+        """log10 P(word | history); -inf for a word that is no unigram of the model."""
+        context = tuple(history[len(history) - self.order + 1 :]) if self.order > 1 and history else ()
+        total = 0.0
+        while True:
+            found = self.logprobs[len(context)].get((*context, word))
+            if found is not None:
+                return total + (found if found > self.ZERO else -math.inf)
+            if not context:
+                return -math.inf
+            total += self.backoffs.get(context, 0.0)
+            context = context[1:]
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """As SRILM counts it: over words and sentence ends, words outside the vocabulary left out (`oov` of `words`)."""
+
+    perplexity: float
+    sentences: int
+    words: int
+    oov: int
+
+
+def perplexity(arpa: Arpa, sentences: Iterable[Sequence[str]]) -> Perplexity:
+    """Perplexity of a text; NaN for a text without sentences."""
+    total, num_sentences, num_words, oov = 0.0, 0, 0, 0
+    for sentence in sentences:
+        history = ["<s>"]
+        for word in [*sentence, "</s>"]:
+            logprob = arpa.logprob(history, word) if word != "<unk>" else -math.inf
+            if logprob == -math.inf:
+                oov += 1
+                word = "<unk>"
+            else:
+                total += logprob
+            history = [*history[-arpa.order :], word]
+        num_sentences += 1
+        num_words += len(sentence)
+    events = num_words + num_sentences - oov
+    return Perplexity(10 ** (-total / events) if events else math.nan, num_sentences, num_words, oov)
+
+
+def write_arpa(arpa: Arpa, path: Path) -> None:
+    """Write the model in ARPA format (7 digits after the point), n-grams in their order in `arpa`."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("\\data\\\n")
+        file.writelines(f"ngram {n}={len(ngrams)}\n" for n, ngrams in enumerate(arpa.logprobs, start=1))
+        for n, ngrams in enumerate(arpa.logprobs, start=1):
+            file.write(f"\n\\{n}-grams:\n")
+            for ngram, logprob in ngrams.items():
+                backoff = arpa.backoffs.get(ngram)
+                tail = "" if backoff is None else f"\t{backoff:.7f}"
+                file.write(f"{logprob:.7f}\t{' '.join(ngram)}{tail}\n")
+        file.write("\n\\end\\\n")
+
+
+def read_arpa(path: Path) -> Arpa:
+    """Read and check an ARPA file, plain or .gz; whatever stands before `\\data\\` is a comment.
+
+    InputError, with file and line: not an ARPA file, cut short, counts that do not match, numbers that are no log
+    probabilities, an n-gram twice, no `<s>` or `</s>`.
+    """
+    lines = ((number, line.strip()) for number, line in read_lines(path))
+    if not any(line == "\\data\\" for _, line in lines):
+        raise InputError(f"{path}: has no line \\data\\; it is not an ARPA language model")
+    counts, (number, line) = _read_counts(path, lines)
+    arpa = Arpa(logprobs=[], backoffs={})
+    for n, count in enumerate(counts, start=1):
+        if line != f"\\{n}-grams:":
+            raise InputError(f"{path}:{number}: expected \\{n}-grams: but found {line[:60]!r}; {WHOLE}")
+        number, line = _read_section(path, lines, arpa, n, count, last=n == len(counts))
+    if line != "\\end\\":
+        raise InputError(f"{path}:{number}: expected \\end\\ but found {line[:60]!r}; {WHOLE}")
+    for symbol in ("<s>", "</s>"):
+        if (symbol,) not in arpa.logprobs[0]:
+            raise InputError(f"{path}: has no unigram {symbol}; make the model from sentences with <s> and </s>")
+    return arpa
+
+
+def _read_counts(path: Path, lines: Iterator[tuple[int, str]]) -> tuple[list[int], tuple[int, str]]:
+    """The `ngram N=COUNT` lines, and the first line after them."""
+    counts: list[int] = []
+    for number, line in lines:
+        match = re.fullmatch(r"ngram\s+(\d+)\s*=\s*(\d+)", line)
+        if match is None and line and counts:
+            if counts[0] == 0:
+                raise InputError(f"{path}:{number}: the model has no unigrams")
+            return counts, (number, line)
+        if match is None and line or match is not None and int(match[1]) != len(counts) + 1:
+            raise InputError(f"{path}:{number}: expected 'ngram {len(counts) + 1}=COUNT' but found {line[:60]!r}")
+        if match is not None:
+            counts.append(int(match[2]))
+    raise InputError(f"{path}: ends before its n-grams; {WHOLE}")
+
+
+def _read_section(
+    path: Path, lines: Iterator[tuple[int, str]], arpa: Arpa, n: int, count: int, *, last: bool
+) -> tuple[int, str]:
+    """Read the n-grams of one order into `arpa`; return the line that ends the section."""
+    ngrams: dict[Ngram, float] = {}
+    arpa.logprobs.append(ngrams)
+    for number, line in lines:
+        if not line:
+            continue
+        if line.startswith("\\"):
+            if len(ngrams) != count:
+                raise InputError(f"{path}:{number}: {len(ngrams)} {n}-grams but the header says {count}; {WHOLE}")
+            return number, line
+        fields = split_words(line)
+        if len(fields) not in (n + 1, n + 2):
+            raise InputError(f"{path}:{number}: not a probability, {n} words and maybe a back-off weight: {line[:60]!r}")
+        ngram = tuple(fields[1 : n + 1])
+        if ngram in ngrams:
+            raise InputError(f"{path}:{number}: the {n}-gram {' '.join(ngram)!r} stands here a second time; remove it")
+        ngrams[ngram] = _logprob(fields[0], path, number)
+        if len(fields) == n + 2 and not last:
+            backoff = _log10(fields[-1], path, number)
+            if backoff != 0.0:
+                arpa.backoffs[ngram] = backoff
+    raise InputError(f"{path}: ends without \\end\\; {WHOLE}")
+
+
+def _logprob(text: str, path: Path, number: int) -> float:
+    value = _log10(text, path, number)
+    if value > ROUNDING:
+        raise InputError(f"{path}:{number}: the log probability {text} is above 0; ARPA files hold log10 probabilities")
+    return min(value, 0.0)
+
+
+def _log10(text: str, path: Path, number: int) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value) or value == math.inf:
+        raise InputError(f"{path}:{number}: {text[:40]!r} is not a log10 number")
+    return max(value, Arpa.ZERO)

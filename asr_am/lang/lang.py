@@ -1,0 +1,123 @@
+"""`Lang`: what the stages after `lang` need to know about phones and words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from asr_am.errors import InputError
+from asr_am.lang.lexicon import BEGIN, END, SINGLETON, UNKNOWN
+from asr_am.lang.textfile import read_lines, split_words
+
+REDO = "run stage lang again"
+
+
+@dataclass(frozen=True)
+class Lang:
+    """A lang directory in memory. Phones and words are Kaldi symbol ids, 0 is epsilon.
+
+    phones, words: symbol -> id. phone_names, word_names: id -> symbol.
+    silence_phones, nonsilence_phones, disambig: phone ids, disambig those of #0 #1 ... in that order.
+    optional_silence: phone id of SIL. unk: word id of `<unk>`.
+    pronunciations: word -> its pronunciations in phone ids (no disambiguation symbols).
+    roots: lists of the phone ids that share a root of the decision tree; together every silence and nonsilence phone.
+    """
+
+    directory: Path
+    phones: dict[str, int]
+    words: dict[str, int]
+    silence_phones: list[int]
+    nonsilence_phones: list[int]
+    optional_silence: int
+    unk: int
+    pronunciations: dict[str, list[tuple[int, ...]]]
+    disambig: list[int]
+    roots: list[list[int]]
+    position_dependent: bool
+    phone_names: dict[int, str] = field(init=False, repr=False)
+    word_names: dict[int, str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "phone_names", {number: name for name, number in self.phones.items()})
+        object.__setattr__(self, "word_names", {number: name for name, number in self.words.items()})
+
+    @classmethod
+    def load(cls, lang_dir: Path) -> Lang:
+        """Read a directory that `prepare_lang` wrote. InputError: a file is missing, damaged or contradicts another."""
+        lang_dir = Path(lang_dir)
+        phones = read_symbols(lang_dir / "phones.txt")
+        words = read_symbols(lang_dir / "words.txt")
+        path = lang_dir / "lang.json"
+        try:
+            description = json.loads(path.read_text(encoding="utf-8"))
+            return cls(
+                directory=lang_dir,
+                phones=phones,
+                words=words,
+                silence_phones=[phones[name] for name in description["silence_phones"]],
+                nonsilence_phones=[phones[name] for name in description["nonsilence_phones"]],
+                optional_silence=phones[description["optional_silence"]],
+                unk=words[description["unk"]],
+                pronunciations=_read_pronunciations(lang_dir / "lexicon.txt", phones),
+                disambig=[number for name, number in phones.items() if name.startswith("#")],
+                roots=[[phones[name] for name in root] for root in description["roots"]],
+                position_dependent=bool(description["position_dependent"]),
+            )
+        except KeyError as error:
+            raise InputError(f"{path}: {error.args[0]!r} is missing here or in a symbol table; {REDO}") from error
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"{path}: cannot be read ({error}); {REDO}") from error
+
+    def word_ids(self, text: str) -> list[int]:
+        """Ids of the words of a transcript; a word outside the lexicon becomes `<unk>`."""
+        return [self.words.get(word, self.unk) for word in split_words(text)]
+
+    def base_phone(self, phone: int) -> str:
+        """The name of a phone without its position marker."""
+        name = self.phone_names[phone]
+        return name[:-2] if self._is_marked(phone) else name
+
+    def is_word_begin(self, phone: int) -> bool:
+        """Whether the phone's marker says that a word begins with it; False for silence phones and without markers."""
+        return self._is_marked(phone) and self.phone_names[phone].endswith((BEGIN, SINGLETON))
+
+    def is_word_end(self, phone: int) -> bool:
+        """Whether the phone's marker says that a word ends with it; False for silence phones and without markers."""
+        return self._is_marked(phone) and self.phone_names[phone].endswith((END, SINGLETON))
+
+    def _is_marked(self, phone: int) -> bool:
+        return self.position_dependent and phone not in self.silence_phones and phone not in self.disambig
+
+
+def write_symbols(path: Path, symbols: dict[str, int]) -> None:
+    """Write a Kaldi symbol table."""
+    path.write_text("".join(f"{name} {number}\n" for name, number in symbols.items()), encoding="utf-8")
+
+
+def read_symbols(path: Path) -> dict[str, int]:
+    """Read a Kaldi symbol table (symbol -> id, in the order of the file). InputError where it is not one."""
+    symbols: dict[str, int] = {}
+    for number, line in read_lines(path):
+        fields = split_words(line)
+        if len(fields) != 2 or not fields[1].isdecimal() or fields[0] in symbols:
+            raise InputError(f"{path}:{number}: is not a new symbol and its number: {line!r}; {REDO}")
+        symbols[fields[0]] = int(fields[1])
+    if symbols.get("<eps>") != 0 or "#0" not in symbols or len(set(symbols.values())) != len(symbols):
+        raise InputError(f"{path}: lacks <eps> 0 or #0, or gives one number twice; {REDO}")
+    return symbols
+
+
+def vocabulary(words: dict[str, int]) -> list[str]:
+    """The words of a words.txt that a language model may predict, `<unk>` apart."""
+    return [word for word in words if word not in {"<eps>", "#0", "<s>", "</s>", UNKNOWN}]
+
+
+def _read_pronunciations(path: Path, phones: dict[str, int]) -> dict[str, list[tuple[int, ...]]]:
+    pronunciations: dict[str, list[tuple[int, ...]]] = {}
+    for number, line in read_lines(path):
+        word, *names = split_words(line) or [""]
+        if not names or any(name not in phones for name in names):
+            raise InputError(f"{path}:{number}: has no phones or one that phones.txt lacks; {REDO}")
+        pronunciations.setdefault(word, []).append(tuple(phones[name] for name in names))
+    return pronunciations

@@ -1,0 +1,161 @@
+"""The pronunciation lexicon: read, checked, and given silence phones, position markers and disambiguation symbols."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from asr_am.errors import InputError
+from asr_am.lang.textfile import read_lines, split_words
+
+SILENCE, SPOKEN_NOISE, NONSPOKEN_NOISE = "SIL", "SPN", "NSN"
+UNKNOWN = "<unk>"
+BEGIN, END, INTERNAL, SINGLETON = POSITIONS = ("_B", "_E", "_I", "_S")
+RESERVED_WORDS = frozenset({"<eps>", "#0", "<s>", "</s>"})
+
+
+@dataclass(frozen=True)
+class Pronunciation:
+    """One line of a lexicon."""
+
+    word: str
+    phones: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """All pronunciations (sorted) with the phones they are made of.
+
+    silence_phones: SIL SPN NSN and any further phone of nonspeech.txt; they carry no position markers.
+    nonsilence_phones: the others in the order of phones.txt. roots: the phones that share a root of the decision tree.
+    """
+
+    entries: tuple[Pronunciation, ...]
+    silence_phones: tuple[str, ...]
+    nonsilence_phones: tuple[str, ...]
+    roots: tuple[tuple[str, ...], ...]
+    position_dependent: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """Every word once, sorted by code point."""
+        return sorted({entry.word for entry in self.entries})
+
+
+def read_lexicon(lexicon_path: Path, nonspeech_path: Path | None = None) -> Lexicon:
+    """Read `WORD PHONE...` lines and the optional `WORD PHONE` lines for noises; add `<unk>` (SPN) and silence.
+
+    A word of lexicon.txt that is pronounced as one single silence phone counts as a noise too.
+    InputError, with file and line, for anything that could not become a transducer or would make a phone both
+    silence and speech.
+    """
+    noises = _read_entries(nonspeech_path) if nonspeech_path is not None and nonspeech_path.exists() else {}
+    for noise, where in noises.items():
+        if len(noise.phones) != 1:
+            raise InputError(f"{where}: a noise has exactly one phone, {noise.word!r} has {len(noise.phones)}")
+    defaults = (SILENCE, SPOKEN_NOISE, NONSPOKEN_NOISE)
+    further = {noise.phones[0] for noise in noises} - set(defaults)
+    silence_phones = (*defaults, *sorted(further))
+    spoken = _read_entries(lexicon_path)
+    for entry, where in spoken.items():
+        _check_spoken(entry, where, frozenset(silence_phones))
+        if entry in noises:
+            raise InputError(f"{where}: {entry.word!r} is in {noises[entry]} too; remove one")
+    nonsilence_phones = {phone for entry in spoken for phone in entry.phones} - set(silence_phones)
+    if not nonsilence_phones:
+        raise InputError(f"{lexicon_path}: has no pronunciation made of speech phones")
+    for entry, where in (noises | spoken).items():
+        if entry.word == UNKNOWN and entry.phones != (SPOKEN_NOISE,):
+            raise InputError(f"{where}: {UNKNOWN} always is {SPOKEN_NOISE}; remove the line")
+    entries = {Pronunciation(UNKNOWN, (SPOKEN_NOISE,)), *noises, *spoken}
+    ordered = tuple(sorted(nonsilence_phones))
+    return Lexicon(
+        entries=tuple(sorted(entries, key=lambda entry: (entry.word, entry.phones))),
+        silence_phones=silence_phones,
+        nonsilence_phones=ordered,
+        roots=tuple((phone,) for phone in (*silence_phones, *ordered)),
+    )
+
+
+def _read_entries(path: Path) -> dict[Pronunciation, str]:
+    """Pronunciations with where each stands (`file:line`)."""
+    entries: dict[Pronunciation, str] = {}
+    for number, line in read_lines(path):
+        where = f"{path}:{number}"
+        fields = split_words(line)
+        if len(fields) < 2:
+            what = f"the word {fields[0]!r} has an empty pronunciation" if fields else "is an empty line"
+            raise InputError(f"{where}: {what}; write WORD PHONE1 PHONE2 ...")
+        entry = Pronunciation(fields[0], tuple(fields[1:]))
+        if entry.word in RESERVED_WORDS:
+            raise InputError(f"{where}: the word {entry.word} is reserved; remove the line")
+        for phone in entry.phones:
+            if phone == "<eps>" or phone.startswith("#"):
+                raise InputError(f"{where}: the phone name {phone} is reserved; rename the phone")
+        if entry in entries:
+            raise InputError(f"{where}: the same pronunciation of {entry.word!r} as in {entries[entry]}; remove one")
+        entries[entry] = where
+    if not entries:
+        raise InputError(f"{path}: is empty")
+    return entries
+
+
+def _check_spoken(entry: Pronunciation, where: str, silence_phones: frozenset[str]) -> None:
+    both = [phone for phone in entry.phones if phone in silence_phones]
+    if both and len(entry.phones) > 1:
+        raise InputError(
+            f"{where}: {both[0]} is a silence phone and cannot be part of the pronunciation of {entry.word!r}; "
+            "rename the phone, or give the word in nonspeech.txt"
+        )
+
+
+def mark_positions(lexicon: Lexicon) -> Lexicon:
+    """The lexicon with _B, _I, _E or _S on every speech phone: where in its word it stands.
+
+    InputError where a marked name equals another phone's (a lexicon that has markers already).
+    """
+    variants = tuple(tuple(phone + position for position in POSITIONS) for phone in lexicon.nonsilence_phones)
+    marked = tuple(name for group in variants for name in group)
+    taken = set(lexicon.nonsilence_phones) | set(lexicon.silence_phones)
+    for name in marked:
+        if name in taken:
+            raise InputError(
+                f"lexicon.txt: the phone {name} looks like the phone {name[:-2]} with a position marker; "
+                "take the markers out of the lexicon"
+            )
+    silence = frozenset(lexicon.silence_phones)
+    return Lexicon(
+        entries=tuple(Pronunciation(e.word, _positioned(e.phones, silence)) for e in lexicon.entries),
+        silence_phones=lexicon.silence_phones,
+        nonsilence_phones=marked,
+        roots=(*((phone,) for phone in lexicon.silence_phones), *variants),
+        position_dependent=True,
+    )
+
+
+def _positioned(phones: tuple[str, ...], silence: frozenset[str]) -> tuple[str, ...]:
+    if phones[0] in silence:
+        return phones
+    if len(phones) == 1:
+        return (phones[0] + SINGLETON,)
+    return (phones[0] + BEGIN, *(phone + INTERNAL for phone in phones[1:-1]), phones[-1] + END)
+
+
+def disambiguate(entries: tuple[Pronunciation, ...]) -> tuple[list[tuple[Pronunciation, int]], int]:
+    """Each pronunciation with the number k of the symbol #k that must end it (0: none), and the largest k in use.
+
+    A pronunciation needs a symbol where another word shares it or where it begins a longer one; otherwise L composed
+    with G could not be determinized. As Kaldi's add_lex_disambig.pl.
+    """
+    how_often = Counter(entry.phones for entry in entries)
+    prefixes = {phones[:length] for phones in how_often for length in range(1, len(phones))}
+    used: Counter[tuple[str, ...]] = Counter()
+    numbered = []
+    for entry in entries:
+        number = 0
+        if how_often[entry.phones] > 1 or entry.phones in prefixes:
+            used[entry.phones] += 1
+            number = used[entry.phones]
+        numbered.append((entry, number))
+    return numbered, max(used.values(), default=0)

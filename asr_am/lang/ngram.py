@@ -1,0 +1,151 @@
+"""Interpolated modified Kneser-Ney n-gram estimation.
+
+S. F. Chen and J. Goodman, "An empirical study of smoothing techniques for language modeling", Harvard TR-10-98,
+section 3 (modified Kneser-Ney, equations 18 to 26), with these conventions, which SRILM and KenLM share: one `<s>` opens
+a sentence and is never predicted; an n-gram that begins with `<s>` keeps its raw count in the lower orders, as nothing can
+precede it; unigrams are interpolated with the uniform distribution over the vocabulary, `</s>` and `<unk>`.
+
+Shapes: T tokens of the text, N distinct n-grams of one order, H distinct n-grams of the order below (histories), V words.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from asr_am.errors import InputError
+from asr_am.lang.arpa import Arpa
+
+log = logging.getLogger(__name__)
+BOS, EOS, UNK = 0, 1, 2  # word ids of <s>, </s>, <unk>
+SPECIAL = ("<s>", "</s>", "<unk>")
+MAX_ORDER = 4
+
+
+@dataclass(frozen=True)
+class _Ngrams:
+    """The distinct n-grams of one order and how often they count.
+
+    word_N: last word. history_N: row of the n-gram without its last word, in the order below. suffix_N: row of the n-gram
+    without its first word, in the order below. count_N: occurrences, or distinct left neighbours (lower orders).
+    """
+
+    word_N: np.ndarray
+    history_N: np.ndarray
+    suffix_N: np.ndarray
+    count_N: np.ndarray
+
+
+def estimate(sentences: Iterable[Sequence[str]], vocabulary: Iterable[str], order: int) -> Arpa:
+    """An n-gram model of `order` (1 to 4) over `vocabulary`, `</s>` and `<unk>` that sums to one after every history.
+
+    Words outside the vocabulary count as `<unk>`; words of the vocabulary that do not occur get their share of the
+    uniform distribution. InputError for an order out of range and for a text without a word.
+    """
+    if not 1 <= order <= MAX_ORDER:
+        raise InputError(f"language model order {order}: must be 1 to {MAX_ORDER}")
+    names = [*SPECIAL, *sorted(set(vocabulary) - set(SPECIAL))]
+    token_T, place_T = _number_tokens(sentences, {name: i for i, name in enumerate(names)})
+    if len(token_T) == 0:
+        raise InputError("the language model's training text holds no sentence")
+    orders = _count(token_T, place_T, order, len(names))
+    probs, backoffs = _probabilities(orders, len(names))
+    return _to_arpa(names, orders, probs, backoffs)
+
+
+def _number_tokens(sentences: Iterable[Sequence[str]], ids: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Word ids of the whole text with `<s>` and `</s>`, and each token's place in its sentence (`<s>` is 0)."""
+    tokens: list[int] = []
+    lengths: list[int] = []
+    for sentence in sentences:
+        words = [ids.get(word, UNK) for word in sentence]
+        tokens += [BOS, *words, EOS]
+        lengths.append(len(words) + 2)
+    starts = np.cumsum([0, *lengths])[:-1]
+    place_T = np.arange(len(tokens)) - np.repeat(starts, lengths)
+    return np.array(tokens, dtype=np.int64), place_T
+
+
+def _count(token_T: np.ndarray, place_T: np.ndarray, order: int, num_words: int) -> list[_Ngrams]:
+    """The n-grams of orders 1 to `order`; row i of order 1 is word i, so that every word has a row."""
+    orders: list[_Ngrams] = []
+    zero_V = np.zeros(num_words, dtype=np.int64)
+    row_T = token_T  # row of the n-gram that ends at each token, in its order
+    for n in range(1, order + 1):
+        if n == 1:
+            raw_V = np.bincount(token_T, minlength=num_words)
+            raw_V[BOS] = 0  # never predicted
+            orders.append(_Ngrams(np.arange(num_words), zero_V, zero_V, raw_V))
+            continue
+        end_T = np.flatnonzero(place_T >= n - 1)  # tokens with n - 1 predecessors in their sentence
+        key = row_T[end_T - 1] * num_words + token_T[end_T]
+        keys_N, first_N, inverse, raw_N = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+        ngrams = _Ngrams(keys_N % num_words, keys_N // num_words, row_T[end_T[first_N]], raw_N)
+        orders[-1] = _continuation(orders[-1], ngrams, begins_sentence_N=place_T[end_T[first_N]] == n - 1)
+        orders.append(ngrams)
+        row_T = np.full(len(token_T), -1)
+        row_T[end_T] = inverse
+    return orders
+
+
+def _continuation(lower: _Ngrams, higher: _Ngrams, begins_sentence_N: np.ndarray) -> _Ngrams:
+    """`lower` with its counts replaced by the number of distinct words seen before each n-gram (Chen & Goodman eq. 20)."""
+    left_H = np.bincount(higher.suffix_N, minlength=len(lower.word_N))
+    # No word stands before an n-gram that begins with <s>: it is the suffix of nothing, and keeps its raw count.
+    count_H = np.where(left_H > 0, left_H, lower.count_N)
+    return _Ngrams(lower.word_N, lower.history_N, lower.suffix_N, count_H)
+
+
+def _discounts(count_N: np.ndarray) -> np.ndarray:
+    """What to take from a count of 0, 1, 2, and 3 or more (eq. 26); plain Kneser-Ney where a text is too small for that."""
+    n1, n2, n3, n4 = (int(np.count_nonzero(count_N == c)) for c in (1, 2, 3, 4))
+    if n1 and n2 and n3:
+        y = n1 / (n1 + 2 * n2)
+        three = np.array([1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3])
+        if n4 and np.all(three > 0) and np.all(np.diff(three) >= 0):
+            return np.array([0.0, *three])
+    plain = n1 / (n1 + 2 * n2) if n1 and n2 else 0.5
+    return np.array([0.0, plain, plain, plain])
+
+
+def _probabilities(orders: list[_Ngrams], num_words: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Probabilities per order and, for all but the highest order, back-off weights (1 where no n-gram goes on)."""
+    probs: list[np.ndarray] = []
+    backoffs: list[np.ndarray] = []
+    lower_prob = np.full(num_words, 1.0 / (num_words - 1))  # uniform; <s> is no outcome
+    for n, ngrams in enumerate(orders, start=1):
+        discounts = _discounts(ngrams.count_N)
+        log.info("order %d: %d n-grams, discounts %s", n, len(ngrams.word_N), np.round(discounts[1:], 4).tolist())
+        taken_N = discounts[np.minimum(ngrams.count_N, 3)]
+        num_histories = 1 if n == 1 else len(orders[n - 2].word_N)
+        total_H = np.bincount(ngrams.history_N, ngrams.count_N, num_histories)
+        seen_H = np.maximum(total_H, 1)
+        gamma_H = np.bincount(ngrams.history_N, taken_N, num_histories) / seen_H
+        prob_N = (ngrams.count_N - taken_N) / seen_H[ngrams.history_N]
+        prob_N += gamma_H[ngrams.history_N] * lower_prob[ngrams.suffix_N if n > 1 else ngrams.word_N]
+        if n == 1:
+            prob_N[BOS] = 0.0
+        else:
+            backoffs.append(np.where(total_H > 0, gamma_H, 1.0))
+        probs.append(prob_N)
+        lower_prob = prob_N
+    return probs, backoffs
+
+
+def _to_arpa(names: list[str], orders: list[_Ngrams], probs: list[np.ndarray], backoffs: list[np.ndarray]) -> Arpa:
+    arpa = Arpa(logprobs=[], backoffs={})
+    below: list[tuple[str, ...]] = [()]
+    for n, (ngrams, prob_N) in enumerate(zip(orders, probs, strict=True), start=1):
+        rows = zip(ngrams.history_N.tolist(), ngrams.word_N.tolist(), strict=True)
+        keys = [(*below[history], names[word]) for history, word in rows]
+        logprobs = [math.log10(p) if p > 0 else Arpa.ZERO for p in prob_N.tolist()]
+        arpa.logprobs.append(dict(zip(keys, logprobs, strict=True)))
+        if n < len(orders):
+            weights = backoffs[n - 1].tolist()
+            arpa.backoffs.update((k, math.log10(w)) for k, w in zip(keys, weights, strict=True) if w != 1.0)
+        below = keys
+    return arpa

@@ -1,0 +1,61 @@
+"""Transcripts of the prepared data: reading them, and counting their words outside the lexicon."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from asr_am.errors import InputError
+from asr_am.lang.lang import Lang
+from asr_am.lang.textfile import read_lines, split_words
+
+log = logging.getLogger(__name__)
+TOO_MANY = 0.2  # share of unknown words beyond which the lexicon and the transcripts cannot belong together
+
+
+def read_transcripts(data_dir: Path, subset: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield (utterance id, words) from a set's lhotse supervisions. InputError where a line is not one."""
+    path = Path(data_dir) / subset / "supervisions.jsonl.gz"
+    for number, line in read_lines(path):
+        try:
+            supervision = json.loads(line)
+            yield str(supervision["id"]), split_words(supervision["text"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{path}:{number}: is not a supervision with id and text; run stage data again") from error
+
+
+def check_transcripts(data_dir: Path, lang: Lang, out: Path, oov: Literal["unk", "error"] = "unk") -> Counter[str]:
+    """Count the words of the train and dev transcripts that the lexicon lacks, and write them to out/oov_counts.txt.
+
+    They are trained as `<unk>`. InputError with `oov="error"` if there is any, and always when they are more than a
+    fifth of all words.
+    """
+    counts: Counter[str] = Counter()
+    where: dict[str, str] = {}
+    total = 0
+    for subset in ("train", "dev"):
+        for utterance, words in read_transcripts(data_dir, subset):
+            total += len(words)
+            for word in words:
+                if word not in lang.words:
+                    counts[word] += 1
+                    where.setdefault(word, utterance)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    lines = [f"{count} {word} {where[word]}\n" for word, count in ordered]
+    (Path(out) / "oov_counts.txt").write_text("".join(lines), encoding="utf-8")
+    if not total:
+        raise InputError(f"{data_dir}: the train and dev transcripts hold no words")
+    if counts:
+        examples = ", ".join(f"{word} ({where[word]})" for word, _ in ordered[:5])
+        message = (
+            f"{data_dir}: {counts.total()} of {total} words of the train and dev transcripts "
+            f"({len(counts)} different ones) are not in the lexicon: {examples}"
+        )
+        if oov == "error" or counts.total() > TOO_MANY * total:
+            raise InputError(f"{message}; add them to lexicon.txt or correct the transcripts")
+        log.warning("%s; they become %s", message, lang.word_names[lang.unk])
+    return counts

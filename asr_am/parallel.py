@@ -1,0 +1,65 @@
+"""Work over many items with a progress bar, in this process or over a pool of processes.
+
+Processes and not threads, because kaldifst and kaldi_decoder hold the GIL. One arithmetic thread per worker: two
+threads on contended cores are many times slower than one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def track(iterable: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
+    """Yield from `iterable` under a progress bar on stderr (silent where stderr is not a terminal)."""
+    if total is None and isinstance(iterable, Sequence):
+        total = len(iterable)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        yield from progress.track(iterable, description=description, total=total)
+
+
+def _one_thread() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+def parallel_map(
+    function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str, chunk: int = 1
+) -> list[Result]:
+    """`[function(item) for item in items]` over `jobs` forked processes, in order.
+
+    `function` is a module-level function or a partial of one; what it returns is pickled back, so large results
+    belong in files. The first exception raised by an item is raised here; a worker killed from outside is a
+    RuntimeError that says so.
+    """
+    if jobs <= 1 or len(items) <= 1:
+        return [function(item) for item in track(items, description)]
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(min(jobs, len(items)), mp_context=context, initializer=_one_thread) as pool:
+        try:
+            return list(track(pool.map(function, items, chunksize=chunk), description, total=len(items)))
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                f"{description}: a worker process was killed (out of memory?); try a smaller --nj"
+            ) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)

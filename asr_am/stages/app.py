@@ -1,0 +1,81 @@
+"""What every stage shares: Hydra in front, log files, and one clear line for the user's mistakes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from omegaconf import OmegaConf
+
+from asr_am.errors import InputError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from asr_am.stages.unit import Unit
+
+ROOT = Path(__file__).resolve().parents[2]
+log = logging.getLogger(__name__)
+
+
+def stage(name: str, units: Callable[[DictConfig], list[Unit]]) -> Callable[[], None]:
+    """The `main` of a stage module: compose the config, make the stage's units one after the other.
+
+    A user's mistake (InputError) ends the process with exit 1 and one line on stderr.
+    """
+
+    def run(cfg: DictConfig) -> None:
+        log_file = corpus_dir(cfg) / "log" / f"{name}.log"
+        _start_logging(log_file)
+        begin = time.monotonic()
+        try:
+            worked = [unit.run() for unit in units(cfg)]
+        except InputError as error:
+            log.error("stage %s: %s (log: %s)", name, error, log_file)
+            sys.exit(1)
+        except Exception:
+            log.exception("stage %s failed; log: %s", name, log_file)
+            sys.exit(1)
+        if any(worked):
+            log.info("stage %s: %.1f s, log: %s", name, time.monotonic() - begin, log_file)
+
+    return hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="config")(run)
+
+
+def corpus_dir(cfg: DictConfig) -> Path:
+    """`exp/<corpus>`, where everything made from a corpus goes."""
+    return Path(cfg.exp) / cfg.corpus.name
+
+
+def values(node: DictConfig) -> dict[str, Any]:
+    """A config node as a plain dict, interpolations resolved: what a unit depends on."""
+    plain = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _start_logging(path: Path) -> None:
+    """Short lines to stdout, dated ones to the stage's log file; warnings and errors to stderr."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        root.removeHandler(handler)
+        handler.close()
+    file = logging.FileHandler(path)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    console = logging.StreamHandler(sys.stdout)
+    console.setFormatter(logging.Formatter("  %(message)s"))
+    console.addFilter(lambda record: record.levelno < logging.WARNING)
+    problems = logging.StreamHandler(sys.stderr)
+    problems.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    problems.setLevel(logging.WARNING)
+    for handler in (file, console, problems):
+        root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    for noisy in ("matplotlib", "wandb", "lhotse", "fontTools"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

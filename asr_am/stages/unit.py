@@ -1,0 +1,192 @@
+"""A unit of work: one output directory made from declared inputs and values, skipped when up to date.
+
+The rules of make, with the config among the sources. A unit's *key* is a digest of its values, of its version, and of
+its inputs: for a directory that another unit made, that unit's key; for any other file, its size and time. A unit
+works in `<out>.partial`, which becomes `<out>` by a rename once `.done` is in it, so a reader never meets half an
+output and a failure loses nothing made before. After a kill the partial directory is handed to the work again if its
+key is unchanged: what is already there need not be made twice. Nothing here imports torch, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from asr_am.errors import InputError
+
+log = logging.getLogger(__name__)
+
+DONE = ".done"
+KEY = ".key"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One output directory and how to make it.
+
+    work: called with the directory to write into; what it finds there is its own, from a run that was cut short.
+    in_place: the directory has its final name from the start, for work that people watch while it runs (training).
+        An outdated one is kept as `<out>.old`.
+    version: raise it when the work's code changes what it makes.
+    """
+
+    out: Path
+    inputs: Sequence[Path]
+    config: Mapping[str, object]
+    work: Callable[[Path], None]
+    in_place: bool = False
+    version: int = 1
+
+    def key(self) -> str:
+        """Hexadecimal digest of all that the output depends on; InputError where an input is missing."""
+        sources = {str(path): _fingerprint(path) for path in self.inputs}
+        text = json.dumps([self.version, self.config, sources], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def run(self) -> bool:
+        """Make the output unless it is up to date; True if there was work to do."""
+        key = self.key()
+        if _complete(self.out, key):
+            log.info("%s is up to date", self.out)
+            return False
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(self.out):
+            place = self.out if self.in_place else self.out.with_name(self.out.name + ".partial")
+            if not _complete(place, key):
+                self._make(place, key)
+            if place != self.out:
+                _replace(place, self.out)
+        return True
+
+    def _make(self, place: Path, key: str) -> None:
+        """Run the work in `place` and mark it done."""
+        begin = time.monotonic()
+        for path in self.inputs:
+            log.info("reads %s", path)
+        _prepare(place, key, keep_old=self.in_place)
+        self.work(place)
+        seconds = time.monotonic() - begin
+        files = {str(p.relative_to(place)): p.stat().st_size for p in sorted(place.rglob("*")) if p.is_file()}
+        done = {
+            "key": key,
+            "config": self.config,
+            "inputs": [str(p) for p in self.inputs],
+            "seconds": round(seconds, 1),
+        }
+        done |= {"commit": git_commit(), "date": datetime.datetime.now().isoformat(timespec="seconds"), "files": files}
+        _write_atomically(place / DONE, json.dumps(done, indent=1, default=str))
+        log.info("wrote %s: %d files, %.1f s", self.out, len(files), seconds)
+
+
+def git_commit() -> str:
+    """Short hash of the checkout's commit, `+` appended where files differ from it; "unknown" outside git."""
+    try:
+        command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _read_done(directory: Path) -> dict:
+    """The record of a finished directory, {} where it has none that can be read."""
+    try:
+        record = json.loads((directory / DONE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) and isinstance(record.get("files"), dict) else {}
+
+
+def _complete(directory: Path, key: str) -> bool:
+    """Whether `directory` was finished from the sources behind `key` and still holds every file it was left with."""
+    record = _read_done(directory)
+    if record.get("key") != key:
+        return False
+    for name, size in record["files"].items():
+        if name in (DONE, KEY):
+            continue
+        try:
+            if (directory / name).stat().st_size != size:
+                return False
+        except OSError:
+            return False
+    return True
+
+
+def _fingerprint(path: Path) -> object:
+    record = _read_done(path)
+    if record:
+        return record["key"]
+    if path.is_dir():
+        if path.with_name(path.name + ".partial").exists() or (path / KEY).exists():
+            raise InputError(
+                f"{path} is unfinished; run the stage that makes it first (recipes/<corpus>/run.sh --help)"
+            )
+        return [
+            [str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns]
+            for p in sorted(path.rglob("*"))
+            if p.is_file()
+        ]
+    if path.is_file():
+        return [path.stat().st_size, path.stat().st_mtime_ns]
+    raise InputError(f"{path} does not exist; run the stage that makes it first (recipes/<corpus>/run.sh --help)")
+
+
+def _prepare(place: Path, key: str, keep_old: bool) -> None:
+    """Leave `place` empty, or as an interrupted run with the same key left it."""
+    if place.exists():
+        mark = place / KEY
+        if mark.exists() and mark.read_text() == key:
+            log.info("%s: taking up where an interrupted run stopped", place)
+            (place / DONE).unlink(missing_ok=True)
+            return
+        if keep_old:
+            old = place.with_name(place.name + ".old")
+            shutil.rmtree(old, ignore_errors=True)
+            log.info("%s was made from other inputs or values: kept as %s", place, old)
+            place.rename(old)
+        else:
+            shutil.rmtree(place)
+    place.mkdir(parents=True)
+    _write_atomically(place / KEY, key)
+
+
+def _replace(place: Path, out: Path) -> None:
+    """Rename the finished `place` to `out`. A kill in between leaves `place` finished, and the next run renames it."""
+    outdated = out.with_name(out.name + ".outdated")
+    shutil.rmtree(outdated, ignore_errors=True)
+    if out.exists():
+        out.rename(outdated)
+    place.rename(out)
+    shutil.rmtree(outdated, ignore_errors=True)
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Hold the unit for this process; the kernel lets go of it when the process ends, however it ends."""
+    path = out.with_name(f".{out.name}.lock")
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(f"{out}: another process is making it; wait for it or stop it") from error
+        yield

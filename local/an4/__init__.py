@@ -1,0 +1,1 @@
+"""Preparation of CMU AN4 (census): real read speech, 16 kHz, close-talking microphone."""

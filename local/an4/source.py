@@ -1,0 +1,66 @@
+"""The files of the AN4 distribution, from its archive or from the unpacked tree, without unpacking anything."""
+
+from __future__ import annotations
+
+import logging
+import lzma
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from asr_am.errors import InputError
+from asr_am.parallel import track
+
+logger = logging.getLogger(__name__)
+
+URL = "http://www.speech.cs.cmu.edu/databases/an4/an4_raw.bigendian.tar.gz"
+ARCHIVES = ("an4_raw.bigendian.tar.gz", "an4_raw.bigendian.tar.xz", "an4_raw.bigendian.tar")
+REMEDY = f"get {URL} and pass the folder that holds it with --data-dir"
+NUM_FILES = 1090  # of the complete distribution; only the length of the progress bar
+
+
+def find_source(data_dir: Path) -> Path:
+    """The archive, or the root of the unpacked tree (the folder of `etc` and `wav`), that `data_dir` stands for.
+
+    Raises InputError where there is neither.
+    """
+    if data_dir.is_file():
+        return data_dir
+    if not data_dir.exists():
+        raise InputError(f"{data_dir}: no such file or folder; {REMEDY}")
+    for root in (data_dir, data_dir / "an4"):
+        if (root / "etc").is_dir() and (root / "wav").is_dir():
+            return root
+    for name in ARCHIVES:
+        if (data_dir / name).is_file():
+            return data_dir / name
+    raise InputError(f"{data_dir}: holds neither {ARCHIVES[0]} (or .tar.xz) nor the unpacked folder an4/; {REMEDY}")
+
+
+def read_source(source: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield (path relative to the tree's root, contents) for every file below `etc` and `wav`, in any order.
+
+    An archive is read as a stream, so nothing it names can be written anywhere. Raises InputError for a broken one.
+    """
+    files = _read_tree(source) if source.is_dir() else _read_archive(source)
+    return iter(track(files, f"read {source.name}", total=NUM_FILES))
+
+
+def _read_tree(root: Path) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(root.glob("etc/*")) + sorted(root.glob("wav/*/*/*")):
+        if path.is_file():
+            yield path.relative_to(root).as_posix(), path.read_bytes()
+
+
+def _read_archive(archive: Path) -> Iterator[tuple[str, bytes]]:
+    try:
+        with tarfile.open(archive, "r|*") as tar:
+            for member in tar:
+                parts = PurePosixPath(member.name).parts
+                below = [i for i, part in enumerate(parts) if part in ("etc", "wav")]
+                contents = tar.extractfile(member) if member.isreg() and below else None
+                if contents is not None:
+                    yield "/".join(parts[below[0] :]), contents.read()
+    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
+        raise InputError(f"{archive}: damaged, truncated or not a tar archive ({error}); {REMEDY}") from error

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# CMU AN4 (census): 42 minutes of real, free speech, 16 kHz; three seeds, three language models.
+# --data-dir names the folder of an4_raw.bigendian.tar.gz (or the unpacked an4/); without it the archive is downloaded.
+source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/recipe.sh" an4 "$@"
+
+stage 0 data
+stage 1 lang
+stage 2 features
+stage 3 align
+stage 5 egs
+stage 6 train seed=1,2,3
+stage 7 decode seed=1,2,3
+stage 9 score seed=1,2,3
+stage 10 report

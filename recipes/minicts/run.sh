@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Generated two-party telephone conversations (synthetic speech): from nothing to word error rates on a
+# Switchboard-like (swb) and a harder CallHome-like (ch) test set in about ten minutes on two cores.
+source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/recipe.sh" minicts "$@"
+
+stage 0 data
+stage 1 lang
+stage 2 features
+stage 3 align
+stage 5 egs
+stage 6 train
+stage 7 decode
+stage 9 score
+stage 10 report

@@ -1,0 +1,80 @@
+# Options and the `stage` command of every recipe; sourced by recipes/<corpus>/run.sh as
+#   source .../scripts/recipe.sh CORPUS "$@"
+# shellcheck shell=bash
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+corpus=$1
+shift
+
+usage() {
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "recipes/$corpus/run.sh"
+    cat <<END
+usage: recipes/$corpus/run.sh [options] [hydra.override=value ...]
+  --stage N        first stage to run (default 0)
+  --stop-stage N   last stage to run (default 10)
+  --nj N           parallel jobs (default: number of processors)
+  --data-dir DIR   where the corpus lies, for corpora that are not generated or downloaded
+  --help           this text
+stages: 0 data, 1 lang, 2 features, 3 align, 5 egs, 6 train, 7 decode, 9 score, 10 report
+        (4 speaker features and 8 rescore are reserved)
+Overrides are those of conf/, e.g. model.cells=256 train.batch_size=512; lists sweep: seed=1,2,3 model.layers=2,3
+END
+}
+
+fail() {
+    echo "recipes/$corpus/run.sh: $1 (--help shows the options)" >&2
+    exit 1
+}
+
+whole_number() {                           # NAME VALUE
+    [[ $2 =~ ^[0-9]+$ ]] || fail "$1 takes a whole number, not '$2'"
+}
+
+first=0 last=10 jobs=$(nproc) overrides=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        --help | -h) usage; exit 0 ;;
+        --stage | --stop-stage | --nj | --data-dir)
+            [ $# -ge 2 ] || fail "$1 needs a value"
+            case $1 in
+                --stage) whole_number "$1" "$2"; first=$2 ;;
+                --stop-stage) whole_number "$1" "$2"; last=$2 ;;
+                --nj) whole_number "$1" "$2"; [ "$2" -ge 1 ] || fail "--nj takes at least 1"; jobs=$2 ;;
+                --data-dir)
+                    [ -e "$2" ] || fail "--data-dir: '$2' does not exist"
+                    overrides+=("data_dir='$(realpath "$2")'") ;;
+            esac
+            shift 2 ;;
+        -*) fail "unknown option '$1'" ;;
+        *=*) overrides+=("$1"); shift ;;
+        *) fail "'$1' is neither an option nor an override of the form name=value" ;;
+    esac
+done
+[ "$first" -le 10 ] || fail "--stage: there is no stage $first"
+[ "$last" -ge "$first" ] || fail "--stop-stage $last comes before --stage $first"
+
+scripts/setup.sh
+PATH=$PWD/.venv/bin:$PATH
+export PYTHONUNBUFFERED=1
+
+overridden() {                             # NAME: whether the user gave a value for it
+    local override
+    for override in "${overrides[@]}"; do
+        [ "${override%%=*}" = "$1" ] && return 0
+    done
+    return 1
+}
+
+stage() {                                  # NUMBER NAME [DEFAULT_OVERRIDE ...]
+    local number=$1 name=$2 defaults=() default
+    shift 2
+    if [ "$number" -lt "$first" ] || [ "$number" -gt "$last" ]; then
+        return 0
+    fi
+    for default in "$@"; do
+        overridden "${default%%=*}" || defaults+=("$default")
+    done
+    echo "stage $number: $name"
+    python -m "asr_am.stages.$name" --multirun corpus="$corpus" nj="$jobs" "${defaults[@]}" "${overrides[@]}"
+}

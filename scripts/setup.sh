@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Makes .venv in the repository root with everything the recipes and tests need, once; later calls return at once.
+#   PYTHON=python3.11 scripts/setup.sh
+# torch comes first and pinned: asked for by another package, pip would take whatever build is newest.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+torch=torch==2.13.0
+stamp=.venv/.set-up-$(cat pyproject.toml scripts/setup.sh | sha256sum | cut -c1-16)
+[ -e "$stamp" ] && exit 0
+
+exec 9>.setup.lock
+flock 9                                    # two recipes started at once: the second waits for the first
+[ -e "$stamp" ] && exit 0
+
+find_python() {
+    for python in "${PYTHON:-}" python3.11 python3 python; do
+        if [ -n "$python" ] && "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+            echo "$python"
+            return
+        fi
+    done
+    echo "setup: needs Python 3.11; install it, or name it: PYTHON=/path/to/python3.11 $0" >&2
+    exit 1
+}
+
+# On a box without a GPU the registry's default build would bring gigabytes of CUDA, unless pip already knows a CPU
+# wheel; only then are PyTorch's own CPU wheels asked for.
+install_torch() {
+    if ! command -v nvidia-smi >/dev/null \
+        && ! .venv/bin/pip install --dry-run --no-deps --quiet --report - "$torch" | grep -q 'torch-[^/]*cpu'; then
+        .venv/bin/pip install --quiet --index-url https://download.pytorch.org/whl/cpu "$torch"
+    else
+        .venv/bin/pip install --quiet "$torch"
+    fi
+}
+
+# The registry's torchaudio is linked against CUDA and cannot load its extension beside a CPU torch. All that is used
+# here runs in Python, without the extension.
+mend_torchaudio() {
+    local folder
+    if .venv/bin/python -c 'import torch, sys; sys.exit(torch.version.cuda is not None)' \
+        && ! .venv/bin/python -c 'import torchaudio' 2>/dev/null; then
+        folder=$(.venv/bin/python -c 'import importlib.util as u; print(u.find_spec("torchaudio").submodule_search_locations[0])')
+        echo "setup: torch is a CPU build; removing torchaudio's CUDA extension: $(cd "$folder/lib" && ls ./*.so | xargs)"
+        rm -f "$folder"/lib/*.so
+    fi
+    .venv/bin/python -c 'import torchaudio'
+}
+
+begin=$SECONDS
+echo "setup: making .venv (about two minutes, once)"
+[ -x .venv/bin/python ] || "$(find_python)" -m venv .venv
+install_torch
+.venv/bin/pip install --quiet -e '.[minicts,dev]'
+mend_torchaudio
+rm -f .venv/.set-up-*
+touch "$stamp"
+echo "setup: done in $((SECONDS - begin)) s"

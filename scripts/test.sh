@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Sets up and checks everything: style, types, tests. What CI runs. Further arguments go to pytest.
+#   scripts/test.sh [-k NAME] [tests/hmm ...]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+scripts/setup.sh
+export OMP_NUM_THREADS=1                   # one arithmetic thread per worker: two on contended cores are far slower
+.venv/bin/ruff check .
+.venv/bin/ruff format --check .
+.venv/bin/mypy
+exec .venv/bin/pytest -n 2 "$@"

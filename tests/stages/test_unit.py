@@ -1,0 +1,128 @@
+"""Units of work: made once, redone when a source changes, safe against being killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from asr_am.errors import InputError
+from asr_am.stages.unit import Unit
+
+
+def copy_of(source: Path) -> Callable[[Path], None]:
+    return lambda place: (place / "copy.txt").write_text(source.read_text() + "!") and None
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source.txt"
+    path.write_text("words")
+    return path
+
+
+def unit(tmp_path: Path, source: Path, **changes: object) -> Unit:
+    given = {"out": tmp_path / "out", "inputs": [source], "config": {"a": 1}, "work": copy_of(source)}
+    return Unit(**(given | changes))  # type: ignore[arg-type]
+
+
+def test_made_once_then_up_to_date(tmp_path: Path, source: Path) -> None:
+    assert unit(tmp_path, source).run()
+    assert (tmp_path / "out/copy.txt").read_text() == "words!"
+    assert not unit(tmp_path, source).run()
+    assert sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith(".")) == ["out", "source.txt"]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_redone_when_a_source_a_value_or_an_output_changes(tmp_path: Path, source: Path, in_place: bool) -> None:
+    assert unit(tmp_path, source, in_place=in_place).run()
+    source.write_text("other words")
+    assert unit(tmp_path, source, in_place=in_place).run()
+    assert (tmp_path / "out/copy.txt").read_text() == "other words!"
+    assert unit(tmp_path, source, in_place=in_place, config={"a": 2}).run()
+    assert unit(tmp_path, source, in_place=in_place, config={"a": 2}, version=2).run()
+    (tmp_path / "out/copy.txt").write_text("")
+    assert unit(tmp_path, source, in_place=in_place, config={"a": 2}, version=2).run()
+    assert (tmp_path / "out.old").exists() == in_place
+
+
+def test_redone_downstream_of_what_was_redone(tmp_path: Path, source: Path) -> None:
+    def chain(value: int) -> list[bool]:
+        first = unit(tmp_path, source, config={"a": value})
+        work = copy_of(tmp_path / "out/copy.txt")
+        return [first.run(), Unit(tmp_path / "second", [first.out], {}, work).run()]
+
+    assert chain(1) == [True, True]
+    assert chain(1) == [False, False]
+    assert chain(2) == [True, True]
+
+
+def test_missing_and_unfinished_inputs_are_named(tmp_path: Path, source: Path) -> None:
+    with pytest.raises(InputError, match="gone does not exist"):
+        unit(tmp_path, source, inputs=[tmp_path / "gone"]).run()
+    with pytest.raises(ZeroDivisionError):
+        unit(tmp_path, source, in_place=True, work=lambda place: (place / "half").write_text(str(1 / 0)) and None).run()
+    with pytest.raises(InputError, match="out is unfinished"):
+        Unit(tmp_path / "second", [tmp_path / "out"], {}, copy_of(source)).run()
+
+
+def test_failure_keeps_the_old_output(tmp_path: Path, source: Path) -> None:
+    unit(tmp_path, source).run()
+
+    def fail(place: Path) -> None:
+        (place / "copy.txt").write_text("half")
+        raise InputError("no")
+
+    with pytest.raises(InputError):
+        unit(tmp_path, source, config={"a": 2}, work=fail).run()
+    assert (tmp_path / "out/copy.txt").read_text() == "words!"
+    assert not unit(tmp_path, source).run()
+
+
+SCRIPT = """
+    import sys, time
+    from pathlib import Path
+    from asr_am.stages.unit import Unit
+
+    def work(place):
+        for step in range(3):
+            if not (place / str(step)).exists():
+                (place / str(step)).write_text(sys.argv[2])
+                print("made", step, flush=True)
+            if step == int(sys.argv[3]):
+                time.sleep(60)
+
+    Unit(Path(sys.argv[1]) / "out", [], {}, work).run()
+"""
+
+
+def test_killed_in_the_middle_then_taken_up(tmp_path: Path) -> None:
+    def start(mark: str, stop_at: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path), mark, str(stop_at)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    first = start("first", 1)
+    assert first.stdout
+    assert [first.stdout.readline() for _ in range(2)] == ["made 0\n", "made 1\n"]
+    with pytest.raises(InputError, match="another process"):
+        Unit(tmp_path / "out", [], {}, lambda place: None).run()
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    assert not (tmp_path / "out").exists()
+    second = start("second", 9)
+    assert second.communicate(timeout=30)[0] == "made 2\n"
+    assert [(tmp_path / "out" / str(step)).read_text() for step in range(3)] == ["first", "first", "second"]
+
+
+def test_killed_between_the_two_renames(tmp_path: Path, source: Path) -> None:
+    unit(tmp_path, source).run()
+    (tmp_path / "out").rename(tmp_path / "out.partial")
+    called = []
+    unit(tmp_path, source, work=called.append).run()
+    assert (tmp_path / "out/copy.txt").read_text() == "words!" and not called

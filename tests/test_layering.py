@@ -1,0 +1,52 @@
+"""The packages import only from the ones before them, and nothing below the stages knows Hydra."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ORDER = (
+    "errors", "parallel", "data", "lang", "features", "hmm", "egs", "model", "distributed", "train", "decode", "score",
+    "report", "stages",
+)  # fmt: skip
+ENTRY_POINTS = {"transcribe"}  # programs of their own, beside the stages
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of the modules that a file imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+FILES = sorted((ROOT / "asr_am").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down(path: Path) -> None:
+    package = path.relative_to(ROOT / "asr_am").with_suffix("").parts[0]
+    assert package in {"__init__", *ORDER, *ENTRY_POINTS}, f"{package} is not in the layout"
+    used = imports(path)
+    own = {name.split(".")[1] for name in used if name.startswith("asr_am.")}
+    if package in ORDER:
+        above = own - set(ORDER[: ORDER.index(package) + 1])
+        assert not above, f"imports from above: {above}"
+    if package != "stages":
+        assert not {name for name in used if name.split(".")[0] in ("hydra", "omegaconf", "local")}
+    if package == "distributed":
+        assert own <= {"errors", "distributed"}, "the distributed core knows nothing of speech"
+
+
+def test_every_stage_has_its_module() -> None:
+    for recipe in (ROOT / "recipes").glob("*/run.sh"):
+        for line in recipe.read_text().splitlines():
+            if line.startswith("stage "):
+                assert (ROOT / f"asr_am/stages/{line.split()[2]}.py").exists(), f"{recipe}: {line}"
