@@ -57,6 +57,22 @@ def read_supervisions(data_dir: Path, subset: str) -> SupervisionSet:
     return _read(data_dir / subset / SUPERVISIONS, SupervisionSet)
 
 
+def channel_of(segment: SupervisionSegment) -> int:
+    """The one channel an utterance is on. Raises InputError where it has several or none."""
+    channels = [segment.channel] if isinstance(segment.channel, int) else list(segment.channel)
+    if len(channels) != 1:
+        raise InputError(f"utterance {segment.id}: is on channels {channels}; give it exactly one")
+    return channels[0]
+
+
+def check_manifest(manifest: RecordingSet | SupervisionSet, path: Path) -> None:
+    """Raise InputError, with `path`, for what lhotse's own validation refuses."""
+    try:
+        validate(manifest)
+    except AssertionError as error:
+        raise InputError(f"{path}: {error}; correct the corpus preparation that wrote it") from error
+
+
 def _below(recording: Recording, root: Path) -> Recording:
     """`recording` with the paths of its audio files relative to `root`, where they are below it."""
     sources = []
@@ -67,10 +83,7 @@ def _below(recording: Recording, root: Path) -> Recording:
 
 
 def _write(manifest: RecordingSet | SupervisionSet, path: Path) -> None:
-    try:
-        validate(manifest)
-    except AssertionError as error:
-        raise InputError(f"{path}: {error}; correct the corpus preparation that wrote it") from error
+    check_manifest(manifest, path)
     temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")  # lhotse takes the format from the suffix
     manifest.to_file(temporary)
     os.replace(temporary, path)
@@ -83,7 +96,6 @@ def _read(path: Path, kind: type[Manifest]) -> Manifest:
         manifest = kind.from_jsonl(path)
         if len(manifest) == 0:
             raise InputError(f"{path}: the manifest is empty; run stage 0 (data) again")
-        validate(manifest)
     except (AssertionError, EOFError, KeyError, OSError, TypeError, ValueError, zlib.error) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"{path}: not a readable lhotse manifest ({reason}); run stage 0 (data) again") from error

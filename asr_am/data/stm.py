@@ -1,36 +1,50 @@
-"""NIST references made from supervisions: the STM file and Kaldi's reco2file_and_channel.
+"""NIST references: the STM file and Kaldi's reco2file_and_channel, made from supervisions and checked against them.
 
 Channel 0 is "A", channel 1 is "B"; the file name is the recording id.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from lhotse import SupervisionSegment
 
+from asr_am.data.manifests import channel_of
+from asr_am.data.textfile import read_lines, write_lines
+from asr_am.errors import InputError
+
 CHANNELS = "AB"
+COMMENT = ";;"
+REMEDY = "run stage 0 (data) again"
 
 Label = Callable[[SupervisionSegment], str]
 
 
+@dataclass(frozen=True)
+class StmSegment:
+    """One record of an STM file; times in seconds."""
+
+    line: int
+    recording: str
+    channel: str
+    begin: float
+    end: float
+
+
 def channel_letter(segment: SupervisionSegment) -> str:
-    """ "A" or "B" for a segment of one channel. Raises ValueError for any other channel."""
-    channel = segment.channel if isinstance(segment.channel, int) else segment.channel[0]
+    """The letter, A or B, of the segment's channel. Raises InputError for any other channel."""
+    channel = channel_of(segment)
     if not 0 <= channel < len(CHANNELS):
-        raise ValueError(f"utterance {segment.id}: channel {channel} is neither 0 (A) nor 1 (B)")
+        raise InputError(f"utterance {segment.id}: channel {channel} is neither 0 (A) nor 1 (B)")
     return CHANNELS[channel]
 
 
 def stm_line(segment: SupervisionSegment, label: str) -> str:
     """One STM record, times to the millisecond: file, channel, speaker, begin, end, <label>, text."""
-    letter = channel_letter(segment)
-    return (
-        f"{segment.recording_id} {letter} {segment.speaker} {segment.start:.3f} {segment.end:.3f} "
-        f"<{label}> {segment.text}".rstrip()
-    )
+    place = f"{segment.recording_id} {channel_letter(segment)} {segment.speaker}"
+    return f"{place} {segment.start:.3f} {segment.end:.3f} <{label}> {segment.text}".rstrip()
 
 
 def write_stm(path: Path, supervisions: Iterable[SupervisionSegment], label: Label = lambda _: "O") -> None:
@@ -39,16 +53,56 @@ def write_stm(path: Path, supervisions: Iterable[SupervisionSegment], label: Lab
     `label` gives the comma-separated category labels of a segment, e.g. "O,en,F,en-F" in Hub5'00.
     """
     ordered = sorted(supervisions, key=lambda segment: (segment.recording_id, channel_letter(segment), segment.start))
-    _write_lines(path, [stm_line(segment, label(segment)) for segment in ordered])
+    write_lines(path, [stm_line(segment, label(segment)) for segment in ordered])
 
 
 def write_reco2file_and_channel(path: Path, supervisions: Iterable[SupervisionSegment]) -> None:
     """Write `<recording>-<A|B> <recording> <A|B>` for every conversation side of the set."""
     sides = sorted({(segment.recording_id, channel_letter(segment)) for segment in supervisions})
-    _write_lines(path, [f"{recording}-{letter} {recording} {letter}" for recording, letter in sides])
+    write_lines(path, [f"{recording}-{letter} {recording} {letter}" for recording, letter in sides])
 
 
-def _write_lines(path: Path, lines: list[str]) -> None:
-    temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
-    temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    os.replace(temporary, path)
+def read_stm_segments(path: Path) -> list[StmSegment]:
+    """Where the segments of an STM file are (their texts are the scorer's). Raises InputError for a bad line."""
+    segments = []
+    for number, line in enumerate(read_lines(path, REMEDY), start=1):
+        if line.startswith(COMMENT) or not line.strip():
+            continue
+        try:
+            recording, channel, _, begin, end = line.split()[:5]
+            segment = StmSegment(number, recording, channel, float(begin), float(end))
+        except ValueError as error:
+            raise InputError(
+                f"{path}:{number}: not `file channel speaker begin end <labels> words`; correct it"
+            ) from error
+        if not 0 <= segment.begin < segment.end:
+            raise InputError(f"{path}:{number}: the segment ends at {end}, before it begins at {begin}; correct it")
+        segments.append(segment)
+    return segments
+
+
+def check_stm(path: Path, supervisions: Iterable[SupervisionSegment]) -> None:
+    """Raise InputError unless every utterance has its reference and every reference its utterance, in time order.
+
+    They need not have the same text: a reference may hold alternatives, an utterance a plain transcript.
+    """
+    references: dict[tuple[str, str], list[StmSegment]] = {}
+    for reference in read_stm_segments(path):
+        side = references.setdefault((reference.recording, reference.channel), [])
+        if side and side[-1].begin > reference.begin:
+            raise InputError(f"{path}:{reference.line}: not sorted by begin time; sort it: `sort +0 -1 +1 -2 +3nb -4`")
+        side.append(reference)
+    covered: set[int] = set()
+    for utterance in supervisions:
+        sides = references.get((utterance.recording_id, channel_letter(utterance)), [])
+        found = [segment.line for segment in sides if segment.begin < utterance.end and utterance.start < segment.end]
+        if not found:
+            raise InputError(f"{path}: no reference for utterance {utterance.id}; {REMEDY}")
+        covered.update(found)
+    for side in references.values():
+        for segment in side:
+            if segment.line not in covered:
+                where = f"{path}:{segment.line}"
+                raise InputError(
+                    f"{where}: no utterance at this time of {segment.recording} {segment.channel}; {REMEDY}"
+                )

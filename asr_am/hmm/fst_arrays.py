@@ -19,6 +19,7 @@ _MAGIC = 2125659606
 _CONST_STATE = np.dtype([("final", "<f4"), ("first", "<u4"), ("arcs", "<u4"), ("in_eps", "<u4"), ("out_eps", "<u4")])
 _ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("weight", "<f4"), ("target", "<i4")])
 _LATTICE_ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("weight", "<f4", (2,)), ("target", "<i4")])
+_LATTICE_STATE = struct.Struct("<ffq")  # final graph and acoustic cost, number of arcs
 _COUNTS = struct.Struct("<QqqQ")  # properties, start, states, arcs
 
 
@@ -47,7 +48,7 @@ class FstArrays:
         """The arrays of a kaldifst FST in the tropical semiring."""
         if fst.num_states == 0:
             return cls.build(-1, np.empty((0, 4), np.int32), np.empty(0, np.float32), np.empty(0, np.float32))
-        data = _written(kaldifst.StdConstFst(fst))
+        data = fst_bytes(kaldifst.StdConstFst(fst))
         (_, start, num_states, num_arcs), offset = _header(data)
         states = np.frombuffer(data, _CONST_STATE, num_states, offset)
         arcs = np.frombuffer(data, _ARC, num_arcs, offset + states.nbytes)
@@ -57,31 +58,31 @@ class FstArrays:
         )  # fmt: skip
 
     @classmethod
-    def from_lattice(cls, lattice: kaldifst.Lattice) -> FstArrays:
-        """The arrays of a kaldifst lattice: weights are pairs (graph cost, acoustic cost)."""
-        data = _written(lattice)
-        (_, start, num_states, _), position = _header(data)
+    def from_lattice(cls, data: bytes, offset: int = 0) -> tuple[FstArrays, int]:
+        """A lattice from the bytes of its OpenFst file (`fst_bytes`); also the offset of the first byte after it."""
+        (_, start, num_states, _), position = _header(data, offset)
         count_S = np.empty(num_states, np.int64)
         final_S = np.empty((num_states, 2), np.float32)
         pieces = []
-        read = struct.Struct("<ffq").unpack_from
         for state in range(num_states):
-            graph, acoustic, count = read(data, position)
+            graph, acoustic, count = _LATTICE_STATE.unpack_from(data, position)
             final_S[state] = graph, acoustic
             count_S[state] = count
-            position += 16
+            position += _LATTICE_STATE.size
             pieces.append(data[position : position + _LATTICE_ARC.itemsize * count])
             position += _LATTICE_ARC.itemsize * count
         arcs = np.frombuffer(b"".join(pieces), _LATTICE_ARC)
         source_A = np.repeat(np.arange(num_states, dtype=np.int32), count_S)
-        return cls(start, source_A, arcs["target"], arcs["ilabel"], arcs["olabel"], arcs["weight"], final_S)
+        columns = (source_A, arcs["target"], arcs["ilabel"], arcs["olabel"], arcs["weight"])
+        return cls(start, *columns, final_S=final_S), position
 
     @classmethod
     def build(cls, start: int, arcs_A4: np.ndarray, weight_A: np.ndarray, final_S: np.ndarray) -> FstArrays:
         """From int32 rows (source, target, ilabel, olabel) in any order."""
         order = np.argsort(arcs_A4[:, 0], kind="stable")
-        columns = np.ascontiguousarray(arcs_A4[order].T.astype(np.int32))
-        return cls(start, *columns, weight_A[order].astype(np.float32), final_S.astype(np.float32))
+        source_A, target_A, ilabel_A, olabel_A = np.ascontiguousarray(arcs_A4[order].T.astype(np.int32))
+        weight_A, final_S = weight_A[order].astype(np.float32), final_S.astype(np.float32)
+        return cls(start, source_A, target_A, ilabel_A, olabel_A, weight_A, final_S)
 
     def relabel(self, ilabel_A: np.ndarray) -> FstArrays:
         """The same FST with other input labels."""
@@ -109,9 +110,9 @@ def _text(value: bytes) -> bytes:
     return struct.pack("<i", len(value)) + value
 
 
-def _header(data: bytes) -> tuple[tuple[int, int, int, int], int]:
+def _header(data: bytes, offset: int = 0) -> tuple[tuple[int, int, int, int], int]:
     """((properties, start, states, arcs), offset of the first state)."""
-    position = 4
+    position = offset + 4
     for _ in range(2):  # FST type, arc type
         (length,) = struct.unpack_from("<i", data, position)
         position += 4 + length
@@ -120,7 +121,8 @@ def _header(data: bytes) -> tuple[tuple[int, int, int, int], int]:
     return (properties, start, states, arcs), position + _COUNTS.size
 
 
-def _written(fst: kaldifst.StdConstFst | kaldifst.Lattice) -> bytes:
+def fst_bytes(fst: kaldifst.StdFst | kaldifst.Lattice) -> bytes:
+    """What `fst.write` puts into a file."""
     handle = os.memfd_create("fst")
     try:
         if not fst.write(f"/proc/self/fd/{handle}"):

@@ -14,7 +14,12 @@ from asr_am.hmm.transducer import add_self_loops, h_transducer, merge_windows
 
 
 def training_graph(
-    words: Sequence[int], lexicon: kaldifst.StdVectorFst, states: StateTable, tree: Tree, *, self_loop_scale: float = 0.1
+    words: Sequence[int],
+    lexicon: kaldifst.StdVectorFst,
+    states: StateTable,
+    tree: Tree,
+    *,
+    self_loop_scale: float = 0.1,
 ) -> kaldifst.StdVectorFst:
     """The graph of one transcript, for `kaldi_decoder.FasterDecoder`; output labels are the words.
 

@@ -9,6 +9,9 @@ input label l. Topologies are left to right without skips: every state has a sel
 
 from __future__ import annotations
 
+import os
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,13 +63,15 @@ class StateTable:
         return self._index[phone, state, pdf]
 
     def save(self, path: Path) -> None:
-        """Write as .npz (plain arrays, no pickles)."""
+        """Write as .npz (plain arrays, no pickles), under a temporary name that is then renamed."""
         phones = np.array(sorted(self.states_P), dtype=np.int32)
         counts = np.array([self.states_P[int(p)] for p in phones], dtype=np.int32)
+        temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")
         np.savez(
-            path, labels=self.labels_L3, loop=self.loop_L, next=self.next_L, phones=phones, counts=counts,
+            temporary, labels=self.labels_L3, loop=self.loop_L, next=self.next_L, phones=phones, counts=counts,
             num_pdfs=np.int32(self.num_pdfs),
         )  # fmt: skip
+        os.replace(temporary, path)
 
     @classmethod
     def load(cls, path: Path) -> StateTable:
@@ -78,8 +83,21 @@ class StateTable:
                     states_P={int(p): int(n) for p, n in zip(file["phones"], file["counts"], strict=True)},
                     num_pdfs=int(file["num_pdfs"]),
                 )  # fmt: skip
-        except (OSError, KeyError, ValueError, EOFError) as error:
+            table._validate()
+        except (OSError, KeyError, ValueError, TypeError, IndexError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(f"{path}: not a readable state table ({error}); run stage align again") from error
-        if len(table.labels_L3) and int(table.pdf_L.max()) >= table.num_pdfs:
-            raise InputError(f"{path}: has a pdf beyond its {table.num_pdfs}; run stage align again")
         return table
+
+    def _validate(self) -> None:
+        """ValueError unless the parts agree with one another."""
+        labels_L3 = self.labels_L3
+        if labels_L3.dtype != np.int32 or labels_L3.ndim != 2 or labels_L3.shape[1] != 3 or len(labels_L3) == 0:
+            raise ValueError("labels that are not (phone, state, pdf) triples")
+        if len(self._index) != len(labels_L3):
+            raise ValueError("a label that occurs twice")
+        if labels_L3.min() < 0 or int(self.pdf_L.max()) >= self.num_pdfs:
+            raise ValueError(f"a pdf beyond its {self.num_pdfs}")
+        if any(state >= self.states_P.get(phone, 0) for phone, state in labels_L3[:, :2].tolist()):
+            raise ValueError("a state beyond its phone's topology")
+        if not np.allclose(np.exp(self.loop_L) + np.exp(self.next_L), np.ones(len(labels_L3)), atol=1e-3):
+            raise ValueError("probabilities of staying and leaving that do not sum to one")

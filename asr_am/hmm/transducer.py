@@ -18,7 +18,9 @@ import numpy as np
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.states import StateTable, Tree
 
-Windows = Sequence[Sequence[int]]  # what compose_context returns: per input label a window, [-id] or [0] = disambiguation
+Windows = Sequence[
+    Sequence[int]
+]  # what compose_context returns: per input label a window, [-id] or [0] = disambiguation
 
 
 def is_disambiguation(window: Sequence[int]) -> bool:
@@ -55,9 +57,7 @@ def merge_windows(windows: Windows, states: StateTable, tree: Tree) -> tuple[np.
     return merged_W, sequences
 
 
-def h_transducer(
-    sequences: Sequence[tuple[int, ...]], num_labels: int
-) -> tuple[kaldifst.StdVectorFst, list[int]]:
+def h_transducer(sequences: Sequence[tuple[int, ...]], num_labels: int) -> tuple[kaldifst.StdVectorFst, list[int]]:
     """The transducer from graph labels to the merged windows of `merge_windows`, sorted by output label.
 
     Returns (H, disambiguation): the input labels, above `num_labels`, that the disambiguation symbols have in H. Where

@@ -34,7 +34,7 @@ class Arpa:
 
     def logprob(self, history: Sequence[str], word: str) -> float:
         """log10 P(word | history); -inf for a word that is no unigram of the model."""
-        context = tuple(history[len(history) - self.order + 1 :]) if self.order > 1 and history else ()
+        context = tuple(history[max(0, len(history) - self.order + 1) :])
         total = 0.0
         while True:
             found = self.logprobs[len(context)].get((*context, word))
@@ -117,14 +117,15 @@ def _read_counts(path: Path, lines: Iterator[tuple[int, str]]) -> tuple[list[int
     counts: list[int] = []
     for number, line in lines:
         match = re.fullmatch(r"ngram\s+(\d+)\s*=\s*(\d+)", line)
-        if match is None and line and counts:
+        if line.startswith("\\") and counts:
             if counts[0] == 0:
                 raise InputError(f"{path}:{number}: the model has no unigrams")
             return counts, (number, line)
-        if match is None and line or match is not None and int(match[1]) != len(counts) + 1:
+        if not line:
+            continue
+        if match is None or int(match[1]) != len(counts) + 1:
             raise InputError(f"{path}:{number}: expected 'ngram {len(counts) + 1}=COUNT' but found {line[:60]!r}")
-        if match is not None:
-            counts.append(int(match[2]))
+        counts.append(int(match[2]))
     raise InputError(f"{path}: ends before its n-grams; {WHOLE}")
 
 
@@ -143,7 +144,9 @@ def _read_section(
             return number, line
         fields = split_words(line)
         if len(fields) not in (n + 1, n + 2):
-            raise InputError(f"{path}:{number}: not a probability, {n} words and maybe a back-off weight: {line[:60]!r}")
+            raise InputError(
+                f"{path}:{number}: not a probability, {n} words and maybe a back-off weight: {line[:60]!r}"
+            )
         ngram = tuple(fields[1 : n + 1])
         if ngram in ngrams:
             raise InputError(f"{path}:{number}: the {n}-gram {' '.join(ngram)!r} stands here a second time; remove it")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from asr_am.errors import InputError
@@ -14,18 +17,17 @@ log = logging.getLogger(__name__)
 
 
 def restrict(arpa: Arpa, words: Mapping[str, int], source: str) -> tuple[Arpa, list[str]]:
-    """The model without the n-grams that hold a word outside `words` or `<unk>`, and the words dropped, sorted.
+    """The model without the n-grams that hold a word outside `words` or `<unk>`, and those words outside, sorted.
 
     `<unk>` goes too: a recognizer that puts it out is wrong each time. The probabilities that are left are not
     renormalized. InputError where so little is left that the model cannot belong to the lexicon.
     """
     kept = {word for (word,) in arpa.logprobs[0] if word in words and word.lower() != UNKNOWN}
-    dropped = sorted(word for (word,) in arpa.logprobs[0] if word not in kept)
-    real = [word for word in dropped if word.lower() != UNKNOWN]
-    if len(kept) <= 2 or len(real) > 0.5 * len(arpa.logprobs[0]):
+    dropped = sorted(word for (word,) in arpa.logprobs[0] if word not in kept and word.lower() != UNKNOWN)
+    if len(kept) <= 2 or len(dropped) > 0.5 * len(arpa.logprobs[0]):
         raise InputError(
-            f"{source}: {len(real)} of its {len(arpa.logprobs[0])} words are not in the lexicon, such as "
-            f"{' '.join(real[:5])}{_case_hint(real, words)}; is it a model for this lexicon?"
+            f"{source}: {len(dropped)} of its {len(arpa.logprobs[0])} words are not in the lexicon, such as "
+            f"{' '.join(dropped[:5])}{_case_hint(dropped, words)}; is it a model for this lexicon?"
         )
     logprobs: list[dict[Ngram, float]] = []
     orphans = 0
@@ -50,6 +52,21 @@ def make_grammar(arpa_path: Path, words_path: Path, out: Path) -> None:
     """Compile a checked ARPA file to G with `#0` on its back-off arcs and no `<s>` or `</s>` (Kaldi's arpa2fst)."""
     import kaldilm
 
-    kaldilm.arpa2fst(
-        input_arpa=str(arpa_path), output_fst=str(out), disambig_symbol="#0", read_symbol_table=str(words_path)
-    )
+    with _quiet():
+        kaldilm.arpa2fst(
+            input_arpa=str(arpa_path), output_fst=str(out), disambig_symbol="#0", read_symbol_table=str(words_path)
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Send the C++ side's stderr to nowhere: kaldilm reports each section it reads. Its errors are exceptions."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

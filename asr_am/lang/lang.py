@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from asr_am.errors import InputError
-from asr_am.lang.lexicon import BEGIN, END, SINGLETON, UNKNOWN
+from asr_am.lang.lexicon import BEGIN, END, RESERVED_WORDS, SINGLETON
 from asr_am.lang.textfile import read_lines, split_words
 
 REDO = "run stage lang again"
@@ -59,7 +59,7 @@ class Lang:
                 nonsilence_phones=[phones[name] for name in description["nonsilence_phones"]],
                 optional_silence=phones[description["optional_silence"]],
                 unk=words[description["unk"]],
-                pronunciations=_read_pronunciations(lang_dir / "lexicon.txt", phones),
+                pronunciations=_read_pronunciations(lang_dir / "lexicon.txt", phones, words),
                 disambig=[number for name, number in phones.items() if name.startswith("#")],
                 roots=[[phones[name] for name in root] for root in description["roots"]],
                 position_dependent=bool(description["position_dependent"]),
@@ -109,15 +109,17 @@ def read_symbols(path: Path) -> dict[str, int]:
 
 
 def vocabulary(words: dict[str, int]) -> list[str]:
-    """The words of a words.txt that a language model may predict, `<unk>` apart."""
-    return [word for word in words if word not in {"<eps>", "#0", "<s>", "</s>", UNKNOWN}]
+    """The words of a words.txt that a language model may predict: all that have a pronunciation, `<unk>` included."""
+    return [word for word in words if word not in RESERVED_WORDS]
 
 
-def _read_pronunciations(path: Path, phones: dict[str, int]) -> dict[str, list[tuple[int, ...]]]:
+def _read_pronunciations(path: Path, phones: dict[str, int], words: dict[str, int]) -> dict[str, list[tuple[int, ...]]]:
     pronunciations: dict[str, list[tuple[int, ...]]] = {}
     for number, line in read_lines(path):
         word, *names = split_words(line) or [""]
         if not names or any(name not in phones for name in names):
             raise InputError(f"{path}:{number}: has no phones or one that phones.txt lacks; {REDO}")
         pronunciations.setdefault(word, []).append(tuple(phones[name] for name in names))
+    if pronunciations.keys() != set(vocabulary(words)):
+        raise InputError(f"{path}: has other words than words.txt; {REDO}")
     return pronunciations

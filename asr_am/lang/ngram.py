@@ -1,11 +1,11 @@
 """Interpolated modified Kneser-Ney n-gram estimation.
 
 S. F. Chen and J. Goodman, "An empirical study of smoothing techniques for language modeling", Harvard TR-10-98,
-section 3 (modified Kneser-Ney, equations 18 to 26), with these conventions, which SRILM and KenLM share: one `<s>` opens
-a sentence and is never predicted; an n-gram that begins with `<s>` keeps its raw count in the lower orders, as nothing can
-precede it; unigrams are interpolated with the uniform distribution over the vocabulary, `</s>` and `<unk>`.
+section 3 (modified Kneser-Ney, equations 18 to 26), with these conventions, which SRILM and KenLM share: one `<s>`
+opens a sentence and is never predicted; an n-gram that begins with `<s>` keeps its raw count in the lower orders, as
+nothing can precede it; unigrams are interpolated with the uniform distribution over the vocabulary, `</s>` and `<unk>`.
 
-Shapes: T tokens of the text, N distinct n-grams of one order, H distinct n-grams of the order below (histories), V words.
+Shapes: T tokens of the text, N distinct n-grams of one order, H those of the order below (the histories), V words.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MAX_ORDER = 4
 class _Ngrams:
     """The distinct n-grams of one order and how often they count.
 
-    word_N: last word. history_N: row of the n-gram without its last word, in the order below. suffix_N: row of the n-gram
-    without its first word, in the order below. count_N: occurrences, or distinct left neighbours (lower orders).
+    word_N: last word. history_N, suffix_N: rows, in the order below, of the n-gram without its last and without its
+    first word. count_N: occurrences, or in the lower orders distinct left neighbours.
     """
 
     word_N: np.ndarray
@@ -53,6 +53,8 @@ def estimate(sentences: Iterable[Sequence[str]], vocabulary: Iterable[str], orde
     if len(token_T) == 0:
         raise InputError("the language model's training text holds no sentence")
     orders = _count(token_T, place_T, order, len(names))
+    if len(orders[-1].word_N) == 0:
+        raise InputError(f"the language model's training text holds no {order}-gram; choose a lower order")
     probs, backoffs = _probabilities(orders, len(names))
     return _to_arpa(names, orders, probs, backoffs)
 
@@ -85,15 +87,15 @@ def _count(token_T: np.ndarray, place_T: np.ndarray, order: int, num_words: int)
         key = row_T[end_T - 1] * num_words + token_T[end_T]
         keys_N, first_N, inverse, raw_N = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
         ngrams = _Ngrams(keys_N % num_words, keys_N // num_words, row_T[end_T[first_N]], raw_N)
-        orders[-1] = _continuation(orders[-1], ngrams, begins_sentence_N=place_T[end_T[first_N]] == n - 1)
+        orders[-1] = _continuation(orders[-1], ngrams)
         orders.append(ngrams)
         row_T = np.full(len(token_T), -1)
         row_T[end_T] = inverse
     return orders
 
 
-def _continuation(lower: _Ngrams, higher: _Ngrams, begins_sentence_N: np.ndarray) -> _Ngrams:
-    """`lower` with its counts replaced by the number of distinct words seen before each n-gram (Chen & Goodman eq. 20)."""
+def _continuation(lower: _Ngrams, higher: _Ngrams) -> _Ngrams:
+    """`lower` with the number of distinct words seen before each n-gram for its count (Chen & Goodman eq. 20)."""
     left_H = np.bincount(higher.suffix_N, minlength=len(lower.word_N))
     # No word stands before an n-gram that begins with <s>: it is the suffix of nothing, and keeps its raw count.
     count_H = np.where(left_H > 0, left_H, lower.count_N)
@@ -101,12 +103,12 @@ def _continuation(lower: _Ngrams, higher: _Ngrams, begins_sentence_N: np.ndarray
 
 
 def _discounts(count_N: np.ndarray) -> np.ndarray:
-    """What to take from a count of 0, 1, 2, and 3 or more (eq. 26); plain Kneser-Ney where a text is too small for that."""
+    """What to take from a count of 0, 1, 2, 3 or more (eq. 26); plain Kneser-Ney where the text is too small for it."""
     n1, n2, n3, n4 = (int(np.count_nonzero(count_N == c)) for c in (1, 2, 3, 4))
     if n1 and n2 and n3:
         y = n1 / (n1 + 2 * n2)
         three = np.array([1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3])
-        if n4 and np.all(three > 0) and np.all(np.diff(three) >= 0):
+        if n4 and np.all(three > 0):
             return np.array([0.0, *three])
     plain = n1 / (n1 + 2 * n2) if n1 and n2 else 0.5
     return np.array([0.0, plain, plain, plain])

@@ -71,8 +71,8 @@ def prepare_lm(
 ) -> None:
     """Write lm.arpa, G.fst and lm.json (what the model is, its perplexity on the dev transcripts) into `out`.
 
-    Either `order`: Kneser-Ney on data_dir/lm/<text>.txt over the words of the lexicon; or `arpa`: a model of the user's,
-    a path or the name of a file in data_dir/lm/. lm.arpa holds it without the words that the lexicon lacks.
+    Either `order`: Kneser-Ney on data_dir/lm/<text>.txt over the words of the lexicon; or `arpa`: a given model, by its
+    path or the name of a file in data_dir/lm/. lm.arpa holds it without the words that the lexicon lacks.
     InputError: both or neither given, a broken ARPA file or text, a model for another lexicon.
     """
     if (order is None) == (arpa is None):
@@ -123,4 +123,5 @@ def _write_summary(name: str, arpa: Arpa, dropped: list[str], source: Path, data
         "dev_oov": on_dev.oov,
     }
     path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    log.info("language model %s: dev perplexity %.2f, %d of %d words outside", name, on_dev.perplexity, on_dev.oov, on_dev.words)
+    outside = f"{on_dev.oov} of {on_dev.words} words outside"
+    log.info("language model %s: dev perplexity %.2f, %s", name, on_dev.perplexity, outside)

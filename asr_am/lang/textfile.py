@@ -1,4 +1,4 @@
-"""Lines of a text file, plain or gzipped, with every way in which such a file can be broken turned into an InputError."""
+"""Lines of a text file, plain or gzipped; whatever may be wrong with such a file becomes an InputError."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLANKS = " \t\r\n\f\v"
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, line without its line end). InputError: missing, unreadable, damaged gzip, not UTF-8."""
+    """Yield (line number from 1, line without its end). InputError: missing, unreadable, damaged gzip, not UTF-8."""
     number = 0
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:

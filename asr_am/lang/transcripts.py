@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from asr_am.data.manifests import read_supervisions
 from asr_am.errors import InputError
 from asr_am.lang.lang import Lang
-from asr_am.lang.textfile import read_lines, split_words
+from asr_am.lang.textfile import split_words
 
 log = logging.getLogger(__name__)
 TOO_MANY = 0.2  # share of unknown words beyond which the lexicon and the transcripts cannot belong together
 
 
 def read_transcripts(data_dir: Path, subset: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield (utterance id, words) from a set's lhotse supervisions. InputError where a line is not one."""
-    path = Path(data_dir) / subset / "supervisions.jsonl.gz"
-    for number, line in read_lines(path):
-        try:
-            supervision = json.loads(line)
-            yield str(supervision["id"]), split_words(supervision["text"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{path}:{number}: is not a supervision with id and text; run stage data again") from error
+    """Yield (utterance id, words) of a set. InputError: a missing or broken manifest, an utterance without text."""
+    for segment in read_supervisions(data_dir, subset):
+        if segment.text is None:
+            raise InputError(f"{data_dir / subset}: utterance {segment.id} has no transcript; run stage data again")
+        yield segment.id, split_words(segment.text)
 
 
 def check_transcripts(data_dir: Path, lang: Lang, out: Path, oov: Literal["unk", "error"] = "unk") -> Counter[str]:
@@ -46,7 +43,7 @@ def check_transcripts(data_dir: Path, lang: Lang, out: Path, oov: Literal["unk",
                     where.setdefault(word, utterance)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     lines = [f"{count} {word} {where[word]}\n" for word, count in ordered]
-    (Path(out) / "oov_counts.txt").write_text("".join(lines), encoding="utf-8")
+    (out / "oov_counts.txt").write_text("".join(lines), encoding="utf-8")
     if not total:
         raise InputError(f"{data_dir}: the train and dev transcripts hold no words")
     if counts:

@@ -41,7 +41,7 @@ def find_source(data_dir: Path) -> Path:
 def read_source(source: Path) -> Iterator[tuple[str, bytes]]:
     """Yield (path relative to the tree's root, contents) for every file below `etc` and `wav`, in any order.
 
-    An archive is read as a stream, so nothing it names can be written anywhere. Raises InputError for a broken one.
+    An archive is read as a stream, never unpacked. Raises InputError for a broken one.
     """
     files = _read_tree(source) if source.is_dir() else _read_archive(source)
     return iter(track(files, f"read {source.name}", total=NUM_FILES))
@@ -57,10 +57,18 @@ def _read_archive(archive: Path) -> Iterator[tuple[str, bytes]]:
     try:
         with tarfile.open(archive, "r|*") as tar:
             for member in tar:
-                parts = PurePosixPath(member.name).parts
-                below = [i for i, part in enumerate(parts) if part in ("etc", "wav")]
-                contents = tar.extractfile(member) if member.isreg() and below else None
+                name = _name_in_tree(member.name, archive)
+                contents = tar.extractfile(member) if member.isreg() and name else None
                 if contents is not None:
-                    yield "/".join(parts[below[0] :]), contents.read()
+                    yield name, contents.read()
     except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
         raise InputError(f"{archive}: damaged, truncated or not a tar archive ({error}); {REMEDY}") from error
+
+
+def _name_in_tree(member: str, archive: Path) -> str:
+    """`wav/...` or `etc/...` of an archive's member, "" for any other. Raises InputError for a path that climbs."""
+    parts = PurePosixPath(member).parts
+    if ".." in parts or member.startswith("/"):
+        raise InputError(f"{archive}: '{member}' is not a path of the corpus; {REMEDY}")
+    below = [i for i, part in enumerate(parts) if part in ("etc", "wav")]
+    return "/".join(parts[below[0] :]) if below else ""

@@ -1,0 +1,1 @@
+"""From acoustic scores to words: decoding graph, search, lattices, n-best and CTM."""

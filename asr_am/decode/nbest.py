@@ -1,0 +1,84 @@
+"""The n best distinct word sequences of a lattice, each with its costs.
+
+Shapes: A arcs.
+
+Paths of a raw lattice differ mostly in their alignment, so its words are first made a deterministic acceptor, whose
+shortest paths are distinct sentences; the lattice then gives each sentence its best alignment and its two costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import kaldifst
+import numpy as np
+
+from asr_am.decode.lattice import Lattice
+from asr_am.decode.paths import Weights, beam_excess, costs
+from asr_am.hmm.fst_arrays import FstArrays
+
+MAX_STATES = 50_000  # of the determinized acceptor; a lattice that needs more is pruned harder and tried again
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Word ids and the costs (graph, unscaled acoustic) of their best path; `arcs` of the lattice make it up."""
+
+    words: tuple[int, ...]
+    graph: float
+    acoustic: float
+    arcs: np.ndarray
+
+
+def nbest(lattice: Lattice, weights: Weights, n: int) -> list[Sentence]:
+    """Up to `n` distinct word sequences, best first under `weights`."""
+    excess_A = beam_excess(lattice, weights)
+    cost_A = costs(lattice, [weights])[0]
+    beam = np.inf
+    while True:
+        kept = np.flatnonzero(excess_A <= beam)
+        acceptor = _fst(lattice, kept, cost_A, lattice.word_A[kept])
+        if not kaldifst.determinize_star(acceptor, max_states=MAX_STATES):
+            break
+        beam = float(min(beam, excess_A[np.isfinite(excess_A)].max())) / 2
+    kaldifst.minimize(acceptor)
+    pieces = kaldifst.convert_nbest_to_vector(kaldifst.shortest_path(acceptor, n=n))
+    arc_fst = _fst(lattice, kept, cost_A, kept + 1)
+    kaldifst.arcsort(arc_fst, sort_type="olabel")
+    sentences = [_with_costs(lattice, arc_fst, _labels(piece)) for piece in pieces]
+    return sorted(sentences, key=lambda s: float(cost_A[s.arcs].sum()))
+
+
+def _fst(lattice: Lattice, kept: np.ndarray, cost_A: np.ndarray, inputs: np.ndarray) -> kaldifst.StdVectorFst:
+    """The arcs `kept` of the lattice with `inputs` as input labels, words as output labels."""
+    words = lattice.word_A[kept]
+    arcs = np.stack([lattice.source_A[kept], lattice.target_A[kept], inputs, words], axis=1)
+    final_S = np.full(lattice.num_states, np.inf)
+    final_S[-1] = 0.0
+    # Path costs are in the thousands: float32 sums over a path lose some 1e-3, which the float64 sums above mend.
+    return FstArrays.build(0, arcs, cost_A[kept], final_S).to_fst()
+
+
+def _labels(line: kaldifst.StdVectorFst) -> np.ndarray:
+    """The input labels along an FST with a single path."""
+    arrays = FstArrays.from_fst(line)
+    step = dict(
+        zip(arrays.source_A.tolist(), zip(arrays.target_A.tolist(), arrays.ilabel_A.tolist(), strict=True), strict=True)
+    )
+    labels, state = [], arrays.start
+    while state in step:
+        state, label = step[state]
+        labels.append(label)
+    return np.array([label for label in labels if label], dtype=np.int64)
+
+
+def _with_costs(lattice: Lattice, arc_fst: kaldifst.StdVectorFst, words: np.ndarray) -> Sentence:
+    """The best path of a word sequence through the lattice."""
+    count = len(words)
+    rows = np.stack([np.arange(count), np.arange(1, count + 1), words, words], axis=1)
+    final_S = np.r_[np.full(count, np.inf), 0.0]
+    sentence = FstArrays.build(0, rows, np.zeros(count), final_S).to_fst()
+    arcs = _labels(kaldifst.shortest_path(kaldifst.compose(arc_fst, sentence))) - 1
+    return Sentence(
+        tuple(words.tolist()), float(lattice.graph_A[arcs].sum()), float(lattice.acoustic_A[arcs].sum()), arcs
+    )

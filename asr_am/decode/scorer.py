@@ -1,0 +1,164 @@
+"""Acoustic scores of an utterance, whatever the model.
+
+Shapes: T frames, F features, P pdfs, L graph labels.
+
+A *source* is where scores come from, in plain values, so that it travels to worker processes; `load()` makes the
+`Scorer` there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import kaldiio
+import numpy as np
+import torch
+from torch import nn
+
+from asr_am.decode.windows import Window, log_posteriors
+from asr_am.errors import InputError
+from asr_am.features.extract import Kind
+from asr_am.hmm.states import StateTable
+
+if TYPE_CHECKING:
+    from asr_am.hmm.gmm import DiagGmms
+
+Features = Callable[[str], np.ndarray]  # utterance -> float32 [T, F]
+
+
+class Scorer(Protocol):
+    """What the search needs of a model."""
+
+    def log_likelihoods(self, utterance: str) -> np.ndarray:
+        """float32 [T, P]: log p(frame | pdf), up to a constant of the frame."""
+        ...
+
+
+class ScoreSource(Protocol):
+    """Where the scores of one set come from; hashable and picklable."""
+
+    def load(self) -> Scorer: ...
+
+
+@dataclass(frozen=True)
+class GmmScorer:
+    """Scores by Gaussian mixtures."""
+
+    gmms: DiagGmms
+    features: Features
+
+    def log_likelihoods(self, utterance: str) -> np.ndarray:
+        return self.gmms.log_likelihoods(torch.from_numpy(self.features(utterance))).numpy()
+
+
+@dataclass(frozen=True)
+class NeuralScorer:
+    """Scores by a network: log-posteriors minus log-priors (Bourlard and Morgan's scaled log-likelihoods)."""
+
+    model: nn.Module
+    features: Features
+    log_priors_P: np.ndarray
+    window: Window
+
+    def log_likelihoods(self, utterance: str) -> np.ndarray:
+        posteriors_TP = log_posteriors(self.model, self.features(utterance), self.window)
+        if posteriors_TP.shape[1] != len(self.log_priors_P):
+            raise InputError(
+                f"the model has {posteriors_TP.shape[1]} outputs, its alignments {len(self.log_priors_P)} pdfs; "
+                "train it on these alignments"
+            )
+        return posteriors_TP - self.log_priors_P
+
+
+@dataclass(frozen=True)
+class ArchiveScorer:
+    """Scores written before, by `write_log_likelihoods` or by Kaldi."""
+
+    places: dict[str, str]
+
+    def log_likelihoods(self, utterance: str) -> np.ndarray:
+        if utterance not in self.places:
+            raise InputError(f"utterance {utterance}: not in the archive of log-likelihoods; write it again")
+        return kaldiio.load_mat(self.places[utterance])
+
+
+@dataclass(frozen=True)
+class GmmSource:
+    """align_dir: a system of stage align (gmm.npz). features_dir: of stage features."""
+
+    align_dir: Path
+    features_dir: Path
+    subset: str
+
+    def load(self) -> GmmScorer:
+        from asr_am.features.reader import FeatureReader
+        from asr_am.hmm.gmm import DiagGmms
+
+        reader = FeatureReader(self.features_dir, "mfcc", self.subset)
+        return GmmScorer(DiagGmms.load(self.align_dir / "gmm.npz"), reader.__getitem__)
+
+
+@dataclass(frozen=True)
+class NeuralSource:
+    """model: a checkpoint of stage train, which knows its kind of features and its priors."""
+
+    model: Path
+    features_dir: Path
+    subset: str
+    window: Window
+
+    def load(self) -> NeuralScorer:
+        from asr_am.features.reader import FeatureReader
+
+        return neural_scorer(
+            self.model, lambda kind: FeatureReader(self.features_dir, kind, self.subset).__getitem__, self.window
+        )
+
+
+@dataclass(frozen=True)
+class ArchiveSource:
+    """scp: the index that `write_log_likelihoods` wrote."""
+
+    scp: Path
+
+    def load(self) -> ArchiveScorer:
+        if not self.scp.is_file():
+            raise InputError(f"{self.scp}: no such archive of log-likelihoods; write it first")
+        lines = (line.split(maxsplit=1) for line in self.scp.read_text(encoding="utf-8").splitlines())
+        return ArchiveScorer({utterance: place for utterance, place in lines})
+
+
+def neural_scorer(path: Path, features_of: Callable[[Kind], Features], window: Window) -> NeuralScorer:
+    """The scorer of a checkpoint; `features_of` gives the features of the kind that its model takes."""
+    from asr_am.model.checkpoint import load_acoustic_model
+
+    model, info = load_acoustic_model(path)
+    counts = info.get("pdf_counts")
+    if counts is None or len(counts) != info["num_pdfs"] or int(counts.sum()) == 0:
+        raise InputError(f"{path}: has no counts of its {info['num_pdfs']} pdfs, so no priors; train the model again")
+    return NeuralScorer(model.eval(), features_of(info["kind"]), log_priors(counts.numpy()), window)
+
+
+def write_log_likelihoods(scorer: Scorer, utterances: Iterable[str], states: StateTable | None, scp: Path) -> None:
+    """Write scores as a Kaldi archive beside `scp` (for `ArchiveSource`, or `latgen-faster-mapped`).
+
+    states: expand pdfs to graph labels (column l - 1 for label l, what Kaldi's decoders need with our HCLG.fst); None:
+    write them by pdf, for `ArchiveSource`.
+    """
+    ark = scp.with_suffix(".ark")
+    with kaldiio.WriteHelper(f"ark,scp:{ark},{scp}") as write:
+        for utterance in utterances:
+            scores_TP = scorer.log_likelihoods(utterance)
+            write(utterance, np.ascontiguousarray(scores_TP if states is None else scores_TP[:, states.pdf_L]))
+
+
+def log_priors(counts_P: np.ndarray, floor: float = 0.1) -> np.ndarray:
+    """float32 [P]: log share of each pdf in the frames of the training alignments.
+
+    floor: share of the mean below which no prior falls, or rare pdfs, whose posteriors are unsure, would win.
+    """
+    shares_P = np.maximum(counts_P / counts_P.sum(), floor / len(counts_P))
+    return np.log(shares_P / shares_P.sum()).astype(np.float32)

@@ -1,0 +1,89 @@
+"""`system.json`: a decoding run as something that can be used again, on other sets or on a user's recording."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from asr_am.decode.paths import Weights
+from asr_am.decode.scorer import GmmSource, NeuralSource, ScoreSource
+from asr_am.decode.search import SearchOptions
+from asr_am.decode.windows import Window
+from asr_am.errors import InputError
+from asr_am.features.extract import Kind
+
+FORMAT = "asr_am system 1"
+FILE = "system.json"
+PATHS = ("align_dir", "features_dir", "lang_dir", "graph_dir", "model")
+
+
+@dataclass(frozen=True)
+class System:
+    """Acoustic model, graph and the weights chosen on dev.
+
+    align_dir: states.npz (and gmm.npz). model: a network's checkpoint; None: the Gaussian mixtures of align_dir.
+    graph_dir: HCLG.fst. window: how the network is applied (of no account for mixtures).
+    """
+
+    align_dir: Path
+    features_dir: Path
+    lang_dir: Path
+    graph_dir: Path
+    model: Path | None = None
+    window: Window = field(default_factory=Window)
+    search: SearchOptions = field(default_factory=SearchOptions)
+    weights: Weights = field(default_factory=lambda: Weights(10.0))
+
+    @property
+    def graph(self) -> Path:
+        return self.graph_dir / "HCLG.fst"
+
+    @property
+    def states(self) -> Path:
+        return self.align_dir / "states.npz"
+
+    def source(self, subset: str) -> ScoreSource:
+        """The scores of one set."""
+        if self.model is None:
+            return GmmSource(self.align_dir, self.features_dir, subset)
+        return NeuralSource(self.model, self.features_dir, subset, self.window)
+
+    def kind(self) -> Kind:
+        """The kind of features the model takes."""
+        if self.model is None:
+            return "mfcc"
+        from asr_am.model.checkpoint import load_acoustic_model
+
+        kind: Kind = load_acoustic_model(self.model)[1]["kind"]
+        return kind
+
+    def save(self, folder: Path) -> None:
+        """Write system.json into `folder`, paths relative to it: an experiment can be moved as a whole."""
+        paths = {name: getattr(self, name) for name in PATHS}
+        value: dict[str, object] = {"format": FORMAT}
+        value |= {name: None if path is None else os.path.relpath(path, folder) for name, path in paths.items()}
+        value |= {"window": str(self.window), "search": vars(self.search), "weights": self.weights._asdict()}
+        temporary = folder / (FILE + ".tmp")
+        temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        temporary.rename(folder / FILE)
+
+    @classmethod
+    def load(cls, folder: Path) -> System:
+        """Read the system.json of a decoding run; InputError where it is missing, damaged or points nowhere."""
+        path = folder / FILE
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+            if value.pop("format") != FORMAT:
+                raise ValueError("unknown format")
+            for name in PATHS:
+                value[name] = None if value[name] is None else Path(os.path.normpath(folder / value[name]))
+            value |= {"window": Window.parse(value["window"]), "search": SearchOptions(**value["search"])}
+            system = cls(**value | {"weights": Weights(**value["weights"])})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{path}: not the record of a decoding run ({error}); run stage decode") from error
+        for needed in (system.states, system.graph, system.lang_dir, system.features_dir, system.model):
+            if needed is not None and not needed.exists():
+                raise InputError(f"{needed}: is missing, but {path} needs it; run the stage that makes it")
+        return system

@@ -1,0 +1,65 @@
+"""The update rule on the flat parameters: torch's optimizers over one vector, after clipping.
+
+Shapes: N elements of all parameters together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from asr_am.distributed.flat_params import FlatParams
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """kind: sgd, nesterov or adam (decoupled weight decay). clip_norm: upper limit of the gradient's norm, 0 = none."""
+
+    kind: Literal["sgd", "nesterov", "adam"] = "sgd"
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0
+
+
+class Optimizer:
+    """W <- W - lr x update(g) on `params`. `lr` is set before each step by whoever knows the schedule."""
+
+    def __init__(self, params: FlatParams, options: OptimizerOptions) -> None:
+        self.params, self.options = params, options
+        self._flat = nn.Parameter(params.w)  # shares the storage
+        self._flat.grad = params.g
+        if options.kind == "adam":
+            self._torch: torch.optim.Optimizer = torch.optim.AdamW(
+                [self._flat], lr=0.0, betas=(options.momentum, 0.98), weight_decay=options.weight_decay
+            )
+        elif options.kind in ("sgd", "nesterov"):
+            self._torch = torch.optim.SGD(
+                [self._flat], lr=0.0, momentum=options.momentum, nesterov=options.kind == "nesterov",
+                weight_decay=options.weight_decay,
+            )  # fmt: skip
+        else:
+            raise ValueError(f"unknown optimizer {options.kind!r}: sgd, nesterov or adam")
+
+    @property
+    def lr(self) -> float:
+        return self._torch.param_groups[0]["lr"]
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self._torch.param_groups[0]["lr"] = value
+
+    def step(self) -> None:
+        """Apply `params.g` to `params.w`."""
+        if self.options.clip_norm > 0:
+            norm = torch.linalg.vector_norm(self.params.g)
+            self.params.g.mul_((self.options.clip_norm / (norm + 1e-6)).clamp(max=1.0))
+        self._torch.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._torch.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._torch.load_state_dict(state)

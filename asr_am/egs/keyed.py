@@ -1,0 +1,47 @@
+"""Random numbers that depend on a key and on nothing else.
+
+A draw for (seed, epoch, utterance) is the same whichever process makes it, and in whichever order: that is what makes
+training independent of the number of learners and of loader workers, and exact to resume. The mixing function is
+SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), vectorised.
+
+Shapes: N keys, K draws for each key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def combine(*parts: np.ndarray | int) -> np.ndarray:
+    """One uint64 key out of several integers or integer arrays that broadcast (order matters)."""
+    key = np.zeros(1, dtype=np.uint64)
+    for part in parts:
+        key = _mix((key ^ np.asarray(part).astype(np.uint64)) + _GOLDEN)
+    return key
+
+
+def uniform_NK(key_N: np.ndarray, count: int) -> np.ndarray:
+    """float64 [N, count] in [0, 1): `count` independent draws for each key."""
+    step_K = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+    return (_mix(key_N[:, None] + step_K[None]) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def string_keys(names: list[str]) -> np.ndarray:
+    """uint64 [N]: a key for each name that does not depend on its place in the list."""
+    digests = b"".join(hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
+    return np.frombuffer(digests, dtype="<u8").astype(np.uint64)
+
+
+def seed_of(*parts: int) -> int:
+    """A 63-bit seed for a generator, made of several integers."""
+    return int(combine(*parts)[0] >> np.uint64(1))

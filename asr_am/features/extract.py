@@ -1,0 +1,234 @@
+"""Stage `features`: static features of every utterance, in Kaldi archives, and CMVN statistics of every speaker.
+
+For each set: <set>.<n>.ark and <set>.scp (features), <set>_cmvn.ark/.scp, <set>_utt2spk, <set>_features.jsonl.gz (the
+same as a lhotse manifest), <set>_dropped.txt (utterances too short to be used, with their frames); and options.json.
+What is written does not depend on the number of jobs.
+
+Shapes: N samples, T frames, D features.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+from lhotse import Features, FeatureSet, Recording, SupervisionSegment
+
+from asr_am.data.audio import read_utterances
+from asr_am.data.manifests import SETS, read_recordings, read_supervisions
+from asr_am.data.textfile import write_lines
+from asr_am.errors import InputError
+from asr_am.features import cmvn
+from asr_am.features.spectral import SpectralExtractor, SpectralOptions
+from asr_am.parallel import parallel_map
+
+logger = logging.getLogger(__name__)
+
+KINDS = ("mfcc", "logmel")
+
+MIN_FRAMES = 9  # three phones of three states
+CLIPPED_LEVEL = 32112.0  # the largest value of mu-law is 32124
+CLIPPED_FRACTION = 0.01
+ARCHIVE_SECONDS = 300.0
+MAX_ARCHIVES = 200
+
+
+@dataclass(frozen=True)
+class Task:
+    """What goes into one archive: recordings, each with its utterances."""
+
+    archive: Path
+    items: list[tuple[Recording, list[SupervisionSegment]]]
+
+
+@dataclass
+class Written:
+    """What went into one archive: (utterance, byte offset, frames), and what was noticed on the way."""
+
+    archive: Path
+    utterances: list[tuple[SupervisionSegment, int, int]] = field(default_factory=list)
+    stats: dict[str, np.ndarray] = field(default_factory=dict)  # by speaker
+    dropped: list[tuple[str, int]] = field(default_factory=list)  # utterance id, frames
+    clipped: list[tuple[str, float]] = field(default_factory=list)  # utterance id, fraction of its samples
+
+
+def extract_features(
+    data_dir: Path,
+    out: Path,
+    *,
+    kind: str,
+    sampling_rate: int,
+    num_bins: int,
+    num_ceps: int | None = None,
+    low_freq: float = 20.0,
+    high_freq: float = 0.0,
+    resample: bool = False,
+    sets: Sequence[str] = SETS,
+    jobs: int = 1,
+    final: Path | None = None,
+) -> None:
+    """Write features of `sets` of `data_dir` into `out`, which will be renamed to `final` (default: it stays `out`).
+
+    `kind` "logmel" has `num_bins` values per frame, "mfcc" `num_ceps`. Audio of another rate than `sampling_rate` is
+    an error unless `resample`. Raises InputError, with the utterance, for audio that is missing, truncated, all zero
+    or not a number; utterances under nine frames are dropped with a warning.
+    """
+    if kind not in KINDS or (kind == "mfcc") != (num_ceps is not None):
+        raise InputError(f"features: kind={kind} with num_ceps={num_ceps}; choose mfcc with num_ceps or logmel without")
+    options = SpectralOptions(sampling_rate, num_bins, num_ceps, low_freq, high_freq)
+    extractor = SpectralExtractor(options)
+    out.mkdir(parents=True, exist_ok=True)
+    final = (final or out).resolve()
+    for subset in sets:
+        tasks = make_tasks(data_dir, subset, out, sampling_rate, resample)
+        written = parallel_map(partial(write_archive, extractor=extractor), tasks, jobs, f"{kind} {subset}")
+        write_index(out, subset, written, final, kind, options)
+    (out / "options.json").write_text(json.dumps({"kind": kind, **asdict(options)}, indent=2) + "\n", encoding="utf-8")
+
+
+def make_tasks(data_dir: Path, subset: str, out: Path, sampling_rate: int, resample: bool) -> list[Task]:
+    """Divide the recordings of a set, in their order, into archives of about equal amounts of speech."""
+    segments = defaultdict(list)
+    for segment in read_supervisions(data_dir, subset):
+        segments[segment.recording_id].append(segment)
+    recordings = {recording.id: recording for recording in read_recordings(data_dir, subset)}
+    total = sum(segment.duration for members in segments.values() for segment in members)
+    num_archives = min(math.ceil(total / ARCHIVE_SECONDS), MAX_ARCHIVES)
+    tasks = [Task(out / f"{subset}.{number}.ark", []) for number in range(1, num_archives + 1)]
+    done = 0.0
+    for recording_id, members in sorted(segments.items()):
+        if recording_id not in recordings:
+            raise InputError(
+                f"{data_dir / subset}: utterance {members[0].id} has no recording; run stage 0 (data) again"
+            )
+        recording = _at_rate(recordings[recording_id], sampling_rate, resample)
+        tasks[int(done / total * num_archives)].items.append((recording, members))
+        done += sum(segment.duration for segment in members)
+    return [task for task in tasks if task.items]
+
+
+def _at_rate(recording: Recording, sampling_rate: int, resample: bool) -> Recording:
+    if recording.sampling_rate == sampling_rate:
+        return recording
+    if not resample:
+        raise InputError(
+            f"recording {recording.id}: sampled at {recording.sampling_rate} Hz, but features are for {sampling_rate} "
+            "Hz; set the corpus' sampling rate, or features.resample=true"
+        )
+    return recording.resample(sampling_rate)
+
+
+def write_archive(task: Task, extractor: SpectralExtractor) -> Written:
+    """Compute and write the features of one archive."""
+    result = Written(task.archive)
+    with task.archive.open("wb") as file:
+        for recording, segments in task.items:
+            for segment, samples_N in read_utterances(recording, segments):
+                features_TD = _checked_features(recording, segment, samples_N, extractor)
+                if len(features_TD) < MIN_FRAMES:
+                    result.dropped.append((segment.id, len(features_TD)))
+                    continue
+                clipped = np.count_nonzero(np.abs(samples_N) >= CLIPPED_LEVEL) / len(samples_N)
+                if clipped > CLIPPED_FRACTION:
+                    result.clipped.append((segment.id, clipped))
+                offset = file.tell() + len(segment.id.encode()) + 1
+                kaldiio.save_ark(file, {segment.id: features_TD})
+                result.utterances.append((segment, offset, len(features_TD)))
+                stats = cmvn.accumulate(features_TD)
+                result.stats[segment.speaker] = result.stats.get(segment.speaker, 0.0) + stats
+    return result
+
+
+def _checked_features(
+    recording: Recording, segment: SupervisionSegment, samples_N: np.ndarray, extractor: SpectralExtractor
+) -> np.ndarray:
+    where = f"{recording.sources[0].source}: utterance {segment.id}"
+    if len(samples_N) and samples_N.min() == samples_N.max():
+        raise InputError(f"{where}: every sample is {samples_N[0]:g}; replace the audio or remove the utterance")
+    features_TD = extractor(samples_N)
+    if not np.isfinite(features_TD).all():
+        raise InputError(f"{where}: holds samples that are not numbers; replace the audio or remove the utterance")
+    return features_TD
+
+
+def write_index(
+    out: Path, subset: str, written: Sequence[Written], final: Path, kind: str, options: SpectralOptions
+) -> None:
+    """Join what the archives hold: scp, utt2spk, CMVN statistics, lhotse manifest, list of dropped utterances."""
+    rows = sorted(
+        (
+            (segment, f"{final / result.archive.name}:{offset}", frames)
+            for result in written
+            for segment, offset, frames in result.utterances
+        ),
+        key=lambda row: row[0].id,
+    )
+    _report(out, subset, written, len(rows))
+    write_lines(out / f"{subset}.scp", [f"{segment.id} {place}" for segment, place, _ in rows])
+    write_lines(out / f"{subset}_utt2spk", [f"{segment.id} {segment.speaker}" for segment, _, _ in rows])
+    write_cmvn(out, subset, written, final)
+    manifest = [_manifest_item(segment, frames, final / f"{subset}.scp", kind, options) for segment, _, frames in rows]
+    FeatureSet.from_features(manifest).to_file(out / f"{subset}_features.jsonl.gz")
+    seconds = sum(frames for _, _, frames in rows) * options.frame_shift
+    logger.info(
+        "%s: %d utterances, %.2f hours, %d %s features", out / subset, len(rows), seconds / 3600, options.dim, kind
+    )
+
+
+def write_cmvn(out: Path, subset: str, written: Sequence[Written], final: Path) -> None:
+    """Sum the statistics of every speaker over the archives and write them as double matrices."""
+    total: dict[str, np.ndarray] = {}
+    for result in written:
+        for speaker, stats in result.stats.items():
+            total[speaker] = total.get(speaker, 0.0) + stats
+    name = f"{subset}_cmvn.ark"
+    lines = []
+    with (out / name).open("wb") as file:
+        for speaker, stats in sorted(total.items()):
+            lines.append(f"{speaker} {final / name}:{file.tell() + len(speaker.encode()) + 1}")
+            kaldiio.save_ark(file, {speaker: stats})
+    write_lines(out / f"{subset}_cmvn.scp", lines)
+
+
+def _manifest_item(
+    segment: SupervisionSegment, frames: int, scp: Path, kind: str, options: SpectralOptions
+) -> Features:
+    return Features(
+        type="mfcc" if kind == "mfcc" else "fbank",
+        num_frames=frames,
+        num_features=options.dim,
+        frame_shift=options.frame_shift,
+        sampling_rate=options.sampling_rate,
+        start=segment.start,
+        duration=round(frames * options.frame_shift, 6),  # of whole frames; lhotse insists on this relation
+        storage_type="kaldiio",
+        storage_path=str(scp),
+        storage_key=segment.id,
+        recording_id=segment.recording_id,
+        channels=segment.channel,
+    )
+
+
+def _report(out: Path, subset: str, written: Sequence[Written], kept: int) -> None:
+    """Log and list what was dropped or clipped. Raises InputError if nothing is left."""
+    dropped = sorted(item for result in written for item in result.dropped)
+    clipped = [item for result in written for item in result.clipped]
+    listed = out / f"{subset}_dropped.txt"
+    write_lines(listed, [f"{utterance} {frames}" for utterance, frames in dropped])
+    if not kept:
+        raise InputError(f"{subset}: every utterance is under {MIN_FRAMES} frames; check the segments' times")
+    if dropped:
+        first, _ = dropped[0]
+        logger.warning("%s: %d utterances under %d frames dropped, first %s", listed, len(dropped), MIN_FRAMES, first)
+    if clipped:
+        worst, fraction = max(clipped, key=lambda item: item[1])
+        summary = f"{subset}: {len(clipped)} utterances are clipped, worst {worst} ({fraction:.1%} of its samples)"
+        logger.warning(summary)

@@ -1,0 +1,119 @@
+"""Features as models want them: per-speaker CMVN and deltas over the static features on disk.
+
+Shapes: T frames, D static features, F = 3 D.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+
+from asr_am.data.textfile import read_lines
+from asr_am.errors import InputError
+from asr_am.features.cmvn import normalise
+from asr_am.features.deltas import add_deltas
+from asr_am.features.spectral import SpectralOptions
+
+REMEDY = "run stage 2 (features) again"
+PLACE = re.compile(r"^(?P<key>\S+) (?P<path>.+):(?P<offset>\d+)$")
+
+
+def normalises_variance(kind: str) -> bool:
+    """GMMs take mean-normalised MFCCs (as in Kaldi), networks log-mel of zero mean and unit variance."""
+    return kind == "logmel"
+
+
+def model_features(static_TD: np.ndarray, stats: np.ndarray, *, variance: bool) -> np.ndarray:
+    """float32 [T, F]: static features normalised by their speaker's `stats`, with deltas and double deltas."""
+    return add_deltas(normalise(static_TD, stats, variance=variance))
+
+
+class FeatureReader:
+    """Features of one set, by utterance id. Holds no open file, so it can be pickled and used after a fork.
+
+    Archives are looked for beside the .scp file, so the folder may have been moved since.
+    """
+
+    def __init__(self, features_dir: Path, kind: str, subset: str, *, variance: bool | None = None) -> None:
+        """Raises InputError where the files of `subset` are missing or do not agree."""
+        folder = features_dir / kind
+        self.dim = 3 * read_options(folder).dim
+        self.variance = normalises_variance(kind) if variance is None else variance
+        self._places = _read_scp(folder / f"{subset}.scp")
+        self._speakers = _read_utt2spk(folder / f"{subset}_utt2spk")
+        cmvn_scp = folder / f"{subset}_cmvn.scp"
+        self._stats = {speaker: _load(place) for speaker, place in _read_scp(cmvn_scp).items()}
+        self.utterances = sorted(self._places)
+        if self._places.keys() != self._speakers.keys():
+            raise InputError(f"{folder}: {subset}.scp and {subset}_utt2spk list different utterances; {REMEDY}")
+        if missing := set(self._speakers.values()) - self._stats.keys():
+            raise InputError(f"{cmvn_scp}: no statistics for speaker {min(missing)}; {REMEDY}")
+
+    def speaker(self, utterance: str) -> str:
+        """The speaker of `utterance`."""
+        return self._speakers[utterance]
+
+    def __len__(self) -> int:
+        return len(self.utterances)
+
+    def __contains__(self, utterance: str) -> bool:
+        return utterance in self._places
+
+    def __getitem__(self, utterance: str) -> np.ndarray:
+        """float32 [T, dim]. Raises InputError for an unknown utterance or a damaged archive."""
+        stats = self._stats[self._speakers[utterance]] if utterance in self._places else None
+        if stats is None:
+            raise InputError(f"utterance {utterance}: has no features (it may have been too short); {REMEDY}")
+        static_TD = _load(self._places[utterance])
+        if static_TD.shape[1] + 1 != stats.shape[1]:
+            raise InputError(f"{self._places[utterance]}: {static_TD.shape[1]} values per frame; {REMEDY}")
+        return model_features(static_TD, stats, variance=self.variance)
+
+
+def read_options(folder: Path) -> SpectralOptions:
+    """How the features in `folder` (of one kind) were computed."""
+    path = folder / "options.json"
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields.pop("kind")
+        return SpectralOptions(**fields)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{path}: missing or damaged ({error}); {REMEDY}") from error
+
+
+def _read_scp(path: Path) -> dict[str, str]:
+    """Places `path:offset` by key, with the archives taken from the folder of the .scp file."""
+    places = {}
+    for number, line in enumerate(read_lines(path, REMEDY), start=1):
+        match = PLACE.match(line)
+        if match is None:
+            raise InputError(f"{path}:{number}: '{line}' is not `<key> <archive>:<offset>`; {REMEDY}")
+        places[match["key"]] = f"{path.parent / Path(match['path']).name}:{match['offset']}"
+    if not places:
+        raise InputError(f"{path}: empty; {REMEDY}")
+    return places
+
+
+def _read_utt2spk(path: Path) -> dict[str, str]:
+    speakers = {}
+    for number, line in enumerate(read_lines(path, REMEDY), start=1):
+        fields = line.split(" ")
+        if len(fields) != 2:
+            raise InputError(f"{path}:{number}: '{line}' is not `<utterance> <speaker>`; {REMEDY}")
+        speakers[fields[0]] = fields[1]
+    return speakers
+
+
+def _load(place: str) -> np.ndarray:
+    try:
+        matrix = kaldiio.load_mat(place)
+    except (OSError, EOFError, ValueError, AssertionError, RuntimeError, MemoryError, struct.error) as error:
+        raise InputError(f"{place}: damaged or missing archive ({type(error).__name__}: {error}); {REMEDY}") from error
+    if not isinstance(matrix, np.ndarray) or matrix.ndim != 2:
+        raise InputError(f"{place}: holds no matrix; {REMEDY}")
+    return matrix

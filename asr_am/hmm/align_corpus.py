@@ -1,0 +1,69 @@
+"""Stage `align`: from features and transcripts to monophone and triphone systems with their alignments.
+
+Shapes: U utterances.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from asr_am.errors import InputError
+from asr_am.features.reader import FeatureReader
+from asr_am.hmm.frames import FrameStore
+from asr_am.hmm.system import System
+from asr_am.hmm.train_mono import MonoOptions, train_mono
+from asr_am.hmm.train_tri import TriOptions, train_tri
+from asr_am.hmm.training import Material, Workplace
+from asr_am.lang.lang import Lang
+from asr_am.lang.transcripts import read_transcripts
+
+logger = logging.getLogger(__name__)
+
+
+def align_corpus(
+    data_dir: Path, lang_dir: Path, features_dir: Path, out: Path, *, final: Path, mono: MonoOptions, tri: TriOptions,
+    sets: Sequence[str] = ("train", "dev"), jobs: int = 1,
+) -> None:  # fmt: skip
+    """Write out/mono and out/tri: tree.json, states.npz, gmm.npz and ali/<set>.{ark,scp} (int32 graph labels).
+
+    `sets` begins with the set to train on, "train"; all of them are aligned. `final`: the name `out` will have, for the
+    paths in the .scp files. Called again on an unfinished `out`, it goes on after the last finished system.
+    Raises InputError for unreadable inputs, and where no utterance can be aligned.
+    """
+    scratch = out / "scratch"
+    scratch.mkdir(parents=True, exist_ok=True)
+    lang = Lang.load(lang_dir)
+    materials = {subset: load_material(data_dir, features_dir, lang, subset, scratch) for subset in sets}
+    place = Workplace(materials, lang, scratch, jobs)
+    began = time.monotonic()
+    if not System.is_complete(out / "mono"):
+        train_mono(place, mono, out / "mono", final=final / "mono")
+        logger.info("mono: %.0f s", time.monotonic() - began)
+    began = time.monotonic()
+    if not System.is_complete(out / "tri"):
+        train_tri(place, out / "mono", tri, out / "tri", final=final / "tri")
+        logger.info("tri: %.0f s", time.monotonic() - began)
+    shutil.rmtree(scratch)
+
+
+def load_material(data_dir: Path, features_dir: Path, lang: Lang, subset: str, scratch: Path) -> Material:
+    """Frames (from `scratch` where they are already there) and transcripts of a set."""
+    reader = FeatureReader(features_dir, "mfcc", subset)
+    transcripts = dict(read_transcripts(data_dir, subset))
+    unknown = [utterance for utterance in reader.utterances if utterance not in transcripts]
+    if unknown:
+        raise InputError(f"{data_dir / subset}: {unknown[0]} has features but no transcript; run stage features again")
+    if not reader.utterances:
+        raise InputError(f"{features_dir / 'mfcc' / subset}.scp: lists no utterance; run stage features again")
+    folder = scratch / f"frames_{subset}"
+    if (folder / "index.npz").is_file():
+        frames = FrameStore(folder)
+    else:
+        frames = FrameStore.write(folder, reader.utterances, reader.__getitem__, f"reading features of {subset}")
+    words_U = [lang.word_ids(" ".join(transcripts[utterance])) for utterance in frames.utterances]
+    logger.info("%s: %d utterances, %d frames of dimension %d", subset, len(words_U), frames.num_frames, frames.dim)
+    return Material(frames, words_U)

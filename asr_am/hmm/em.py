@@ -1,0 +1,181 @@
+"""Expectation maximisation of diagonal Gaussian mixtures from frames whose pdf is known.
+
+Shapes: N frames, D feature dimension, G Gaussians of all pdfs, P pdfs, K Gaussians of one pdf.
+
+Frames are grouped by pdf, and a worker process takes the pdfs of one range, so that the statistics do not depend on how
+many workers there are. Products are float32, sums over more than `BLOCK` frames float64.
+Updates follow Kaldi's gmm-est (minimum occupancy, variance floor) and gmm-mixup (targets by a power of the occupancy,
+splitting of the heaviest Gaussian).
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asr_am.hmm.frames import FrameStore
+from asr_am.hmm.gmm import DiagGmms
+from asr_am.parallel import parallel_map
+
+BLOCK = 8192  # frames summed in float32
+
+
+@dataclass
+class Accumulators:
+    """Statistics of Gaussians: occ_G [G], first and second order sums_G2D [G, 2D], all float64; loglik summed over frames."""
+
+    occ_G: np.ndarray
+    sums_G2D: np.ndarray
+    loglik: float
+    frames: int
+
+    @property
+    def loglik_per_frame(self) -> float:
+        return self.loglik / max(self.frames, 1)
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """min_occupancy: frames below which a Gaussian is dropped; variance_floor: as a share of the global variance."""
+
+    min_occupancy: float = 10.0
+    variance_floor: float = 0.01
+
+
+def accumulate(gmms: DiagGmms, frames: FrameStore, pdf_N: np.ndarray, jobs: int, description: str) -> Accumulators:
+    """The E step over all frames of the store; pdf_N int, negative for frames to leave out."""
+    order_N = np.argsort(pdf_N, kind="stable")
+    bounds_P1 = np.searchsorted(pdf_N[order_N], np.arange(gmms.num_pdfs + 1))
+    tasks = [
+        (first, bounds_P1[first : last + 1] - bounds_P1[first], order_N[bounds_P1[first] : bounds_P1[last]])
+        for first, last in _even_ranges(bounds_P1, 2 * jobs)
+    ]
+    parts = parallel_map(functools.partial(_accumulate_range, gmms, frames), tasks, jobs, description)
+    return Accumulators(
+        np.concatenate([part.occ_G for part in parts]), np.concatenate([part.sums_G2D for part in parts]),
+        sum(part.loglik for part in parts), sum(part.frames for part in parts),
+    )  # fmt: skip
+
+
+def _even_ranges(bounds_P1: np.ndarray, count: int) -> list[tuple[int, int]]:
+    """Up to `count` ranges of pdfs that cover all of them and have about equally many frames each."""
+    targets = np.linspace(bounds_P1[0], bounds_P1[-1], count + 1)[1:-1]
+    cuts = np.unique(np.concatenate([[0], np.searchsorted(bounds_P1, targets), [len(bounds_P1) - 1]]))
+    return list(itertools.pairwise(cuts.tolist()))
+
+
+def _accumulate_range(
+    gmms: DiagGmms, frames: FrameStore, task: tuple[int, np.ndarray, np.ndarray]
+) -> Accumulators:
+    """Statistics of the pdfs from `first` on; rows bounds[i] to bounds[i + 1] of `order` are the i-th one's frames."""
+    first, bounds, order = task
+    start = gmms.offsets_P1[first]
+    size = int(gmms.offsets_P1[first + len(bounds) - 1] - start)
+    total = Accumulators(np.zeros(size), np.zeros((size, 2 * gmms.dim)), 0.0, len(order))
+    for index, (begin, end) in enumerate(itertools.pairwise(bounds.tolist())):
+        rows = slice(int(gmms.offsets_P1[first + index]), int(gmms.offsets_P1[first + index + 1]))
+        linear, constant = torch.from_numpy(gmms.linear_G2D[rows]), torch.from_numpy(gmms.constant_G[rows])
+        into = slice(rows.start - start, rows.stop - start)
+        for block in range(begin, end, BLOCK):
+            x_ND = torch.from_numpy(frames.x_ND[order[block : min(block + BLOCK, end)]])
+            _accumulate_block(linear, constant, x_ND, total, into)
+    return total
+
+
+def _accumulate_block(linear: Tensor, constant: Tensor, x_ND: Tensor, total: Accumulators, into: slice) -> None:
+    """Add the statistics of frames of one pdf, whose Gaussians are rows `into` of `total`."""
+    x_N2D = torch.cat([x_ND, x_ND * x_ND], dim=1)
+    ll_NK = torch.addmm(constant, x_N2D, linear.T)
+    ll_N1 = torch.logsumexp(ll_NK, dim=1, keepdim=True)
+    posterior_NK = torch.exp_(ll_NK - ll_N1)
+    total.loglik += float(ll_N1.sum(dtype=torch.float64))
+    total.occ_G[into] += posterior_NK.sum(dim=0).numpy()
+    total.sums_G2D[into] += (posterior_NK.T @ x_N2D).numpy()
+
+
+def update(gmms: DiagGmms, acc: Accumulators, options: UpdateOptions, global_var_D: np.ndarray) -> DiagGmms:
+    """The M step. Gaussians with too few frames are dropped (never a pdf's last one); pdfs without frames stay."""
+    keep_G = _with_enough_frames(gmms, acc.occ_G, options.min_occupancy)
+    occ_G = np.maximum(acc.occ_G, 1e-10)[:, None]
+    means_GD = acc.sums_G2D[:, : gmms.dim] / occ_G
+    vars_GD = np.maximum(acc.sums_G2D[:, gmms.dim :] / occ_G - means_GD**2, options.variance_floor * global_var_D)
+    seen_G = acc.occ_G >= 1.0  # below one frame there is no mean to speak of
+    means_GD = np.where(seen_G[:, None], means_GD, gmms.means_GD)
+    vars_GD = np.where(seen_G[:, None], vars_GD, gmms.vars_GD)
+
+    pdf_G = np.repeat(np.arange(gmms.num_pdfs), np.diff(gmms.offsets_P1))[keep_G]
+    weights_G = np.where(seen_G, acc.occ_G, 1e-5)[keep_G]
+    weights_G /= np.bincount(pdf_G, weights_G)[pdf_G]
+    return _from_rows(pdf_G, np.maximum(weights_G, 1e-5), means_GD[keep_G], vars_GD[keep_G], gmms.num_pdfs)
+
+
+def _with_enough_frames(gmms: DiagGmms, occ_G: np.ndarray, minimum: float) -> np.ndarray:
+    """Which Gaussians stay: those with at least `minimum` frames, and the most occupied one of every pdf."""
+    keep_G = occ_G >= minimum
+    highest_P = np.maximum.reduceat(occ_G, gmms.offsets_P1[:-1])
+    for pdf in np.flatnonzero(highest_P < minimum):
+        begin, end = gmms.offsets_P1[pdf : pdf + 2]
+        keep_G[begin + int(np.argmax(occ_G[begin:end]))] = True
+    return keep_G
+
+
+def mix_up(gmms: DiagGmms, occ_P: np.ndarray, total: int, rng: np.random.Generator, power: float = 0.25,
+           min_count: float = 20.0, perturb: float = 0.01) -> DiagGmms:  # fmt: skip
+    """Split Gaussians until there are about `total`: pdfs get shares proportional to their frames to the `power`.
+
+    No pdf gets more Gaussians than `min_count` frames each allow, and none loses any. In a pdf it is the heaviest
+    Gaussian that is split: half the weight each, means `perturb` standard deviations apart along a random direction.
+    """
+    targets_P = _split_targets(np.diff(gmms.offsets_P1), occ_P, total, power, min_count)
+    rows = [_split_pdf(gmms, pdf, int(target), rng, perturb) for pdf, target in enumerate(targets_P)]
+    weights_G, means_GD, vars_GD = (np.concatenate(column) for column in zip(*rows, strict=True))
+    return _from_rows(np.repeat(np.arange(gmms.num_pdfs), targets_P), weights_G, means_GD, vars_GD, gmms.num_pdfs)
+
+
+def _split_targets(sizes_P: np.ndarray, occ_P: np.ndarray, total: int, power: float, min_count: float) -> np.ndarray:
+    """How many Gaussians each pdf shall have: one more goes to the pdf with the most frames^power per Gaussian.
+
+    Unlike Kaldi's, what a rare pdf may not have is not given to others: it would all end up in silence.
+    """
+    share_P = np.maximum(occ_P, 0).astype(np.float64) ** power
+    queue = [(-share, pdf) for pdf, share in enumerate(share_P.tolist()) if share > 0]
+    heapq.heapify(queue)
+    targets_P = np.ones_like(sizes_P)
+    for _ in range(total - len(sizes_P)):
+        pdf = queue[0][1]
+        targets_P[pdf] += 1
+        heapq.heapreplace(queue, (-share_P[pdf] / targets_P[pdf], pdf))
+    allowed_P = np.maximum(occ_P // min_count, 1).astype(targets_P.dtype)
+    return np.maximum(np.minimum(targets_P, allowed_P), sizes_P)
+
+
+def _split_pdf(
+    gmms: DiagGmms, pdf: int, target: int, rng: np.random.Generator, perturb: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights, means and variances of one pdf with `target` Gaussians."""
+    begin, end = gmms.offsets_P1[pdf : pdf + 2]
+    weights, means, variances = list(gmms.weights_G[begin:end]), list(gmms.means_GD[begin:end]), list(gmms.vars_GD[begin:end])
+    while len(weights) < target:
+        heaviest = int(np.argmax(weights))
+        shift = perturb * np.sqrt(variances[heaviest]) * rng.standard_normal(gmms.dim).astype(np.float32)
+        weights[heaviest] *= 0.5
+        weights.append(weights[heaviest])
+        means.append(means[heaviest] + shift)
+        means[heaviest] = means[heaviest] - shift
+        variances.append(variances[heaviest])
+    return np.array(weights), np.array(means), np.array(variances)
+
+
+def _from_rows(
+    pdf_G: np.ndarray, weights_G: np.ndarray, means_GD: np.ndarray, vars_GD: np.ndarray, num_pdfs: int
+) -> DiagGmms:
+    """Mixtures from rows that are sorted by pdf."""
+    offsets_P1 = np.searchsorted(pdf_G, np.arange(num_pdfs + 1)).astype(np.int64)
+    single = (array.astype(np.float32) for array in (weights_G, means_GD, vars_GD))
+    return DiagGmms(*single, offsets_P1)

@@ -1,0 +1,138 @@
+"""Diagonal-covariance Gaussian mixtures of all pdfs, as flat arrays, and their log-likelihoods.
+
+Shapes: N frames, T frames of one utterance, D feature dimension, G Gaussians of all pdfs, P pdfs, K Gaussians of one pdf.
+
+Gaussians are sorted by pdf: those of pdf p are rows offsets_P1[p] to offsets_P1[p + 1]. With sufficient statistics
+(x, x*x) the log density of a Gaussian is linear, so all of them are one matrix product per utterance.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asr_am.errors import InputError
+
+
+@dataclass(frozen=True)
+class DiagGmms:
+    """weights_G (sum to one within a pdf), means_GD, vars_GD: float32 arrays; offsets_P1: int64."""
+
+    weights_G: np.ndarray
+    means_GD: np.ndarray
+    vars_GD: np.ndarray
+    offsets_P1: np.ndarray
+    linear_G2D: np.ndarray = field(init=False, repr=False, compare=False)  # float32: factors of x and of x*x
+    constant_G: np.ndarray = field(init=False, repr=False, compare=False)  # float32: log weight and normaliser
+
+    def __post_init__(self) -> None:
+        precisions = 1.0 / self.vars_GD.astype(np.float64)
+        linear = np.concatenate([self.means_GD * precisions, -0.5 * precisions], axis=1)
+        squares = (self.means_GD.astype(np.float64) ** 2 * precisions).sum(axis=1)
+        normaliser = self.dim * math.log(2 * math.pi) + np.log(self.vars_GD.astype(np.float64)).sum(axis=1)
+        constant = np.log(self.weights_G.astype(np.float64)) - 0.5 * (normaliser + squares)
+        object.__setattr__(self, "linear_G2D", linear.astype(np.float32))
+        object.__setattr__(self, "constant_G", constant.astype(np.float32))
+
+    @property
+    def dim(self) -> int:
+        return self.means_GD.shape[1]
+
+    @property
+    def num_pdfs(self) -> int:
+        return len(self.offsets_P1) - 1
+
+    @property
+    def num_gaussians(self) -> int:
+        return len(self.weights_G)
+
+    def log_likelihoods(self, x_TD: Tensor, pdfs: np.ndarray | None = None) -> Tensor:
+        """log p(x | pdf) for float32 frames, float32 [T, P]: all pdfs, or one column for each of the distinct ids `pdfs`.
+
+        The product is torch's, whose threads can be limited after a fork; the rest numpy's, whose exp is the faster.
+        """
+        ids = np.arange(self.num_pdfs) if pdfs is None else np.asarray(pdfs)
+        order, rows, widths = self._by_component(ids)
+        linear, constant = torch.from_numpy(self.linear_G2D[rows]), torch.from_numpy(self.constant_G[rows])
+        ll_GT = torch.addmm(constant[:, None], linear, torch.cat([x_TD, x_TD * x_TD], dim=1).T).numpy()
+        ll_TP = np.empty((len(x_TD), len(ids)), dtype=np.float32)
+        ll_TP[:, order] = _log_sum_exp(ll_GT, widths).T
+        return torch.from_numpy(ll_TP)
+
+    def _by_component(self, pdfs: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[int]]:
+        """`pdfs` sorted by falling number of Gaussians; first their first Gaussians, then their second ones, ...
+
+        Returns the sorting of `pdfs`, the rows of the Gaussians, and how many pdfs have a first, second, ... Gaussian.
+        """
+        sizes = np.diff(self.offsets_P1)[pdfs]
+        order = np.argsort(-sizes, kind="stable")
+        starts, sizes = self.offsets_P1[:-1][pdfs[order]], sizes[order]
+        widths = [int(np.searchsorted(-sizes, -k, side="left")) for k in range(int(sizes[0]))]
+        rows = np.concatenate([starts[:width] + k for k, width in enumerate(widths)])
+        return order, rows, widths
+
+    def save(self, path: Path) -> None:
+        """Write as .npz (plain arrays, no pickles), under a temporary name that is then renamed."""
+        temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")
+        np.savez(temporary, weights=self.weights_G, means=self.means_GD, vars=self.vars_GD, offsets=self.offsets_P1)
+        os.replace(temporary, path)
+
+    @classmethod
+    def load(cls, path: Path) -> DiagGmms:
+        """Read what `save` wrote; InputError where the file is missing, damaged or inconsistent."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = [file[name] for name in ("weights", "means", "vars", "offsets")]
+            _validate(*arrays)
+        except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise InputError(f"{path}: not a readable set of Gaussian mixtures ({error}); run stage align again") from error
+        return cls(*arrays)
+
+
+def single_gaussians(mean_PD: np.ndarray, var_PD: np.ndarray) -> DiagGmms:
+    """One Gaussian for each pdf."""
+    num_pdfs = len(mean_PD)
+    return DiagGmms(
+        np.ones(num_pdfs, dtype=np.float32), mean_PD.astype(np.float32), var_PD.astype(np.float32),
+        np.arange(num_pdfs + 1, dtype=np.int64),
+    )  # fmt: skip
+
+
+def _log_sum_exp(ll_GT: np.ndarray, widths: list[int]) -> np.ndarray:
+    """Log of the summed densities of each pdf, [P, T], from the component-major rows of `_by_component` (overwritten)."""
+    parts = np.split(ll_GT, np.cumsum(widths)[:-1])
+    highest = parts[0].copy()
+    for part in parts[1:]:
+        top = highest[: len(part)]
+        np.maximum(top, part, out=top)
+    for part in parts:
+        part -= highest[: len(part)]
+    np.exp(ll_GT, out=ll_GT)
+    total = parts[0]
+    for part in parts[1:]:
+        total[: len(part)] += part
+    return highest + np.log(total, out=total)
+
+
+def _validate(weights_G: np.ndarray, means_GD: np.ndarray, vars_GD: np.ndarray, offsets_P1: np.ndarray) -> None:
+    """ValueError unless the arrays are a set of mixtures."""
+    for array in (weights_G, means_GD, vars_GD):
+        if array.dtype != np.float32 or not np.isfinite(array).all():
+            raise ValueError("parameters that are not finite float32 numbers")
+    if means_GD.ndim != 2 or means_GD.shape != vars_GD.shape or weights_G.shape != means_GD.shape[:1]:
+        raise ValueError("weights, means and variances of different shapes")
+    if offsets_P1.ndim != 1 or offsets_P1.dtype.kind != "i" or len(offsets_P1) < 2:
+        raise ValueError("no pdfs")
+    if offsets_P1[0] != 0 or offsets_P1[-1] != len(weights_G) or (np.diff(offsets_P1) < 1).any():
+        raise ValueError("pdfs without Gaussians")
+    sums = np.add.reduceat(weights_G, offsets_P1[:-1])
+    if not (weights_G > 0).all() or not (vars_GD > 0).all() or not np.allclose(sums, 1, atol=1e-3):
+        raise ValueError("weights that do not sum to one, or variances that are not positive")

@@ -1,0 +1,42 @@
+"""A trained GMM-HMM system: tree, states and mixtures, as a directory that alignment and decoding load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from asr_am.errors import InputError
+from asr_am.hmm.gmm import DiagGmms
+from asr_am.hmm.states import StateTable
+from asr_am.hmm.tree import DecisionTree
+
+
+@dataclass(frozen=True)
+class System:
+    """tree.json, states.npz and gmm.npz, which belong together."""
+
+    tree: DecisionTree
+    states: StateTable
+    gmms: DiagGmms
+
+    def save(self, folder: Path) -> None:
+        """Write the three files; gmm.npz last, so that a directory that has it is complete."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.tree.save(folder / "tree.json")
+        self.states.save(folder / "states.npz")
+        self.gmms.save(folder / "gmm.npz")
+
+    @classmethod
+    def load(cls, folder: Path) -> System:
+        """InputError where a file is missing or damaged, or where they do not belong together."""
+        system = cls(
+            DecisionTree.load(folder / "tree.json"), StateTable.load(folder / "states.npz"), DiagGmms.load(folder / "gmm.npz")
+        )
+        if not system.tree.num_pdfs == system.states.num_pdfs == system.gmms.num_pdfs:
+            raise InputError(f"{folder}: tree, states and mixtures have different numbers of pdfs; run stage align again")
+        return system
+
+    @staticmethod
+    def is_complete(folder: Path) -> bool:
+        """Whether `save` finished there."""
+        return (folder / "gmm.npz").is_file()

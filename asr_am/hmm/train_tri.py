@@ -1,0 +1,94 @@
+"""Triphone training from the alignments of another system (the steps of Kaldi's train_deltas.sh).
+
+Shapes: N frames, R runs, P pdfs, D feature dimension.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from asr_am.hmm.align import Alignment
+from asr_am.hmm.alignments import load_labels
+from asr_am.hmm.flat_start import flat_gmms
+from asr_am.hmm.gmm import DiagGmms, single_gaussians
+from asr_am.hmm.questions import phone_questions
+from asr_am.hmm.runs import Runs, runs_of
+from asr_am.hmm.states import StateTable
+from asr_am.hmm.system import System
+from asr_am.hmm.topology import state_table
+from asr_am.hmm.training import EmOptions, Workplace, finish, train_mixtures
+from asr_am.hmm.transitions import estimate_transitions
+from asr_am.hmm.tree import DecisionTree
+from asr_am.hmm.tree_build import TreeOptions, build_tree
+from asr_am.hmm.tree_stats import TreeStats, accumulate_tree_stats
+from asr_am.lang.lang import Lang
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TriOptions:
+    """See TreeOptions and EmOptions."""
+
+    tree: TreeOptions = field(default_factory=TreeOptions)
+    em: EmOptions = field(default_factory=lambda: EmOptions(35, (10, 20, 30), gaussians=9000, increase_until=25))
+
+
+def train_tri(place: Workplace, previous: Path, options: TriOptions, out: Path, *, final: Path) -> None:
+    """Train on set "train" with the alignments in `previous`, align all sets, write everything to `out`."""
+    old_states = StateTable.load(previous / "states.npz")
+    labels_N = load_labels(previous / "ali", "train", place.train, old_states)
+    runs = runs_of(labels_N, place.train.offsets_U1, old_states)
+    stats = accumulate_tree_stats(place.train, runs)
+    questions = phone_questions(stats, place.lang.roots, place.lang.silence_phones, word_position_questions(place.lang))
+    tree = build_tree(
+        stats, place.lang.roots, old_states.states_P, place.lang.silence_phones, questions, options.tree
+    )
+    logger.info("tri: %d contexts seen, %d questions, %d pdfs", len(stats.state_M), len(questions), tree.num_pdfs)
+
+    states = state_table(tree, old_states.states_P)
+    labels_N = convert_labels(labels_N, runs, tree, states)
+    states = estimate_transitions(states, runs_of(labels_N, place.train.offsets_U1, states))
+    background, var_D = flat_gmms(place.train, tree.num_pdfs)
+    system = System(tree, states, gaussians_of_leaves(stats, tree, background, options.em.update.variance_floor * var_D))
+    graphs = place.compile("train", tree, states, options.em.align)
+    alignment = Alignment(labels_N, float("nan"), 0, [])
+    gmms, alignment = train_mixtures("tri", place, system, graphs, alignment, options.em, var_D)
+    finish("tri", place, System(tree, states, gmms), graphs, alignment, options.em, out, final)
+
+
+def word_position_questions(lang: Lang) -> list[set[int]]:
+    """Does a word begin, end, begin and end, or neither begin nor end with the phone? Nothing without markers."""
+    if not lang.position_dependent:
+        return []
+    begin = {phone for phone in lang.nonsilence_phones if lang.is_word_begin(phone)}
+    end = {phone for phone in lang.nonsilence_phones if lang.is_word_end(phone)}
+    return [begin, end, begin & end, set(lang.nonsilence_phones) - begin - end]
+
+
+def convert_labels(labels_N: np.ndarray, runs: Runs, tree: DecisionTree, states: StateTable) -> np.ndarray:
+    """The same path through phones and states with the pdfs of another tree (Kaldi's convert-ali)."""
+    keys, key_R = np.unique(np.column_stack([runs.windows_R3, runs.state_R]), axis=0, return_inverse=True)
+    labels = [states.label(phone, state, tree.pdf((left, phone, right), state)) for left, phone, right, state in keys.tolist()]
+    converted_N = np.zeros_like(labels_N)
+    converted_N[labels_N > 0] = np.repeat(np.array(labels, dtype=labels_N.dtype)[key_R], runs.length_R)
+    return converted_N
+
+
+def gaussians_of_leaves(stats: TreeStats, tree: DecisionTree, background: DiagGmms, floor_D: np.ndarray) -> DiagGmms:
+    """One Gaussian for each leaf, from the statistics the tree was grown from; unseen leaves take the background's."""
+    keys = zip(stats.windows_M3.tolist(), stats.state_M.tolist(), strict=True)
+    pdf_M = np.array([tree.pdf(tuple(window), state) for window, state in keys])
+    sums_PF = np.zeros((tree.num_pdfs, stats.sums_MF.shape[1]))
+    np.add.at(sums_PF, pdf_M, stats.sums_MF)
+    count_P1 = np.maximum(sums_PF[:, :1], 1e-10)
+    mean_PD = sums_PF[:, 1 : 1 + stats.dim] / count_P1
+    var_PD = np.maximum(sums_PF[:, 1 + stats.dim :] / count_P1 - mean_PD**2, floor_D)
+    seen_P1 = sums_PF[:, :1] >= 2
+    return single_gaussians(
+        np.where(seen_P1, mean_PD, background.means_GD), np.where(seen_P1, var_PD, background.vars_GD)
+    )

@@ -1,0 +1,127 @@
+"""What monophone and triphone training share: their material, and the loop of realigning, EM and splitting Gaussians.
+
+Shapes: N frames of a set, U utterances, D feature dimension, P pdfs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from asr_am.hmm.align import AlignOptions, Alignment, Graphs, align, compile_graphs, log_alignment, write_failures
+from asr_am.hmm.alignments import check_alignments, write_alignments
+from asr_am.hmm.em import UpdateOptions, accumulate, mix_up, update
+from asr_am.hmm.frames import FrameStore
+from asr_am.hmm.gmm import DiagGmms
+from asr_am.hmm.runs import runs_of
+from asr_am.hmm.states import StateTable
+from asr_am.hmm.system import System
+from asr_am.hmm.transitions import estimate_transitions
+from asr_am.hmm.tree import DecisionTree
+from asr_am.lang.lang import Lang
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EmOptions:
+    """How mixtures are trained.
+
+    iterations: passes of EM. realign: passes (from 1) that begin with a new alignment. gaussians: of all pdfs together,
+    reached by equal steps at pass `increase_until`, shared out by the number of frames to the power `power`.
+    boost_silence: factor on the likelihood of silence while aligning.
+    """
+
+    iterations: int
+    realign: tuple[int, ...]
+    gaussians: int
+    increase_until: int
+    power: float = 0.25
+    boost_silence: float = 1.0
+    seed: int = 0
+    update: UpdateOptions = field(default_factory=UpdateOptions)
+    align: AlignOptions = field(default_factory=AlignOptions)
+
+
+@dataclass(frozen=True)
+class Material:
+    """One set: its frames, and the word ids of its utterances in the same order."""
+
+    frames: FrameStore
+    words_U: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where systems are trained. sets: by name, "train" is trained on; scratch: folder for graphs; jobs: processes."""
+
+    sets: dict[str, Material]
+    lang: Lang
+    scratch: Path
+    jobs: int
+
+    @property
+    def train(self) -> FrameStore:
+        return self.sets["train"].frames
+
+    def compile(self, subset: str, tree: DecisionTree, states: StateTable, options: AlignOptions) -> Graphs:
+        """The graphs of all transcripts of a set."""
+        material = self.sets[subset]
+        folder, lexicon = self.scratch / f"graphs_{subset}", self.lang.directory / "L.fst"
+        return compile_graphs(folder, material.frames, material.words_U, lexicon, tree, states, options, self.jobs)
+
+
+def train_mixtures(
+    name: str, place: Workplace, system: System, graphs: Graphs, alignment: Alignment, options: EmOptions,
+    global_var_D: np.ndarray,
+) -> tuple[DiagGmms, Alignment]:  # fmt: skip
+    """EM from `system` and `alignment`; returns the mixtures after the last pass and the last alignment made."""
+    gmms, states = system.gmms, system.states
+    rng = np.random.default_rng(options.seed)
+    boost = dict.fromkeys(silence_pdfs(place.lang, states), options.boost_silence)
+    start = gmms.num_gaussians
+    for iteration in range(1, options.iterations + 1):
+        title = f"{name} pass {iteration}/{options.iterations}"
+        if iteration in options.realign:
+            alignment = align(graphs, place.train, gmms, states, options.align, place.jobs, f"{title}: align", boost)
+        acc = accumulate(gmms, place.train, pdfs_of(alignment.labels_N, states), place.jobs, f"{title}: EM")
+        gmms = update(gmms, acc, options.update, global_var_D)
+        if iteration <= options.increase_until:
+            target = start + (options.gaussians - start) * iteration // options.increase_until
+            occ_P = np.bincount(np.maximum(pdfs_of(alignment.labels_N, states), -1) + 1, minlength=gmms.num_pdfs + 1)[1:]
+            gmms = mix_up(gmms, occ_P, target, rng, options.power)
+        logger.info("%s: log-likelihood per frame %.3f, %d Gaussians", title, acc.loglik_per_frame, gmms.num_gaussians)
+    return gmms, alignment
+
+
+def finish(
+    name: str, place: Workplace, system: System, graphs: Graphs, alignment: Alignment, options: EmOptions, out: Path,
+    final: Path,
+) -> None:  # fmt: skip
+    """Final transition probabilities and alignments of every set, written to `out` with the model last."""
+    tree, states, gmms = system.tree, system.states, system.gmms
+    states = estimate_transitions(states, runs_of(alignment.labels_N, place.train.offsets_U1, states))
+    for subset, material in place.sets.items():
+        if subset != "train":
+            graphs = place.compile(subset, tree, states, options.align)
+        result = align(graphs, material.frames, gmms, states, options.align, place.jobs, f"{name}: align {subset}")
+        log_alignment(name, subset, result, len(material.frames.utterances))
+        write_alignments(out / "ali", subset, material.frames, result.labels_N, final=final / "ali")
+        write_failures(out / "ali" / f"{subset}_failed.txt", result.failed)
+        lengths = dict(zip(material.frames.utterances, np.diff(material.frames.offsets_U1).tolist(), strict=True))
+        check_alignments(out / "ali", subset, lengths, states)
+    System(tree, states, gmms).save(out)
+
+
+def pdfs_of(labels_N: np.ndarray, states: StateTable) -> np.ndarray:
+    """The pdf of every frame, -1 where there is no alignment."""
+    return np.where(labels_N > 0, states.pdf_L[labels_N - 1], -1)
+
+
+def silence_pdfs(lang: Lang, states: StateTable) -> list[int]:
+    """The pdfs of the optional silence."""
+    return np.unique(states.pdf_L[states.labels_L3[:, 0] == lang.optional_silence]).tolist()

@@ -1,0 +1,140 @@
+"""The phonetic decision tree: which pdf a state of a phone uses in its context.
+
+One tree per root and state. A root is a set of phones that may share pdfs, such as the position variants of one phone.
+An inner node asks whether the phone at one position of the window is in a set; a leaf is a pdf. A monophone system is
+the same thing with a window of one phone and no questions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from asr_am.errors import InputError
+
+
+@dataclass(frozen=True)
+class Split:
+    """Is the phone at `position` of the window (from 0, left to right) among `phones`?"""
+
+    position: int
+    phones: frozenset[int]
+    yes: Node
+    no: Node
+
+
+Node = int | Split
+
+
+@dataclass(frozen=True)
+class Root:
+    """Phones that share their trees, one tree for each state."""
+
+    phones: tuple[int, ...]
+    states: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class DecisionTree:
+    """See the module; satisfies the `Tree` protocol of `asr_am.hmm.states`. Leaves are numbered 0 to num_pdfs - 1."""
+
+    width: int
+    roots: tuple[Root, ...]
+    num_pdfs: int = field(init=False)
+    _root_of: dict[int, Root] = field(init=False, repr=False, compare=False)
+    _cache: dict[tuple[tuple[int, ...], int], int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        leaves = {pdf for root in self.roots for node in root.states for pdf in _leaves(node)}
+        root_of = {phone: root for root in self.roots for phone in root.phones}
+        if leaves != set(range(len(leaves))):
+            raise ValueError("leaves are not numbered from 0 without gaps")
+        if len(root_of) != sum(len(root.phones) for root in self.roots):
+            raise ValueError("a phone has two roots")
+        object.__setattr__(self, "num_pdfs", len(leaves))
+        object.__setattr__(self, "_root_of", root_of)
+        object.__setattr__(self, "_cache", {})
+
+    def pdf(self, window: tuple[int, ...], state: int) -> int:
+        """The pdf of `state` (from 0) of the centre phone of `window`; KeyError for a phone without a root."""
+        key = (window, state)
+        found = self._cache.get(key)
+        if found is None:
+            node = self._root_of[window[self.width // 2]].states[state]
+            while isinstance(node, Split):
+                node = node.yes if window[node.position] in node.phones else node.no
+            found = self._cache[key] = node
+        return found
+
+    def leaves(self, phone: int, state: int) -> list[int]:
+        """Every pdf that `state` of `phone` has in some context, sorted."""
+        root = self._root_of[phone]
+        return sorted(set(_leaves(root.states[state], self.width // 2, phone)))
+
+    def save(self, path: Path) -> None:
+        """Write as JSON, under a temporary name that is then renamed."""
+        roots = [{"phones": root.phones, "states": [_to_json(node) for node in root.states]} for root in self.roots]
+        temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")
+        temporary.write_text(json.dumps({"width": self.width, "roots": roots}) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+
+    @classmethod
+    def load(cls, path: Path) -> DecisionTree:
+        """Read what `save` wrote; InputError where the file is missing, damaged or inconsistent."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            width = content["width"]
+            if width not in (1, 3):
+                raise ValueError(f"width {width!r}")
+            roots = tuple(
+                Root(tuple(map(int, root["phones"])), tuple(_from_json(node, width) for node in root["states"]))
+                for root in content["roots"]
+            )
+            return cls(width, roots)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise InputError(f"{path}: not a readable decision tree ({error}); run stage align again") from error
+
+
+def monophone_tree(roots: Sequence[Sequence[int]], states_P: Mapping[int, int]) -> DecisionTree:
+    """One pdf for each state of each root, whatever the context. Phones of one root have equally many states."""
+    pdf = 0
+    built = []
+    for phones in roots:
+        count = states_P[phones[0]]
+        built.append(Root(tuple(phones), tuple(range(pdf, pdf + count))))
+        pdf += count
+    return DecisionTree(1, tuple(built))
+
+
+def _leaves(node: Node, centre: int = -1, phone: int = -1) -> Iterator[int]:
+    """The leaves below `node`; where `phone` is given, those its questions about position `centre` leave open."""
+    if not isinstance(node, Split):
+        yield node
+    elif node.position != centre:
+        yield from _leaves(node.yes, centre, phone)
+        yield from _leaves(node.no, centre, phone)
+    else:
+        yield from _leaves(node.yes if phone in node.phones else node.no, centre, phone)
+
+
+def _to_json(node: Node) -> Any:
+    if not isinstance(node, Split):
+        return node
+    return {
+        "position": node.position, "phones": sorted(node.phones),
+        "yes": _to_json(node.yes), "no": _to_json(node.no),
+    }  # fmt: skip
+
+
+def _from_json(node: Any, width: int) -> Node:
+    if isinstance(node, int) and not isinstance(node, bool):
+        return node
+    position = node["position"]
+    if position not in range(width):
+        raise ValueError(f"question about position {position!r} of {width}")
+    phones = frozenset(int(phone) for phone in node["phones"])
+    return Split(position, phones, _from_json(node["yes"], width), _from_json(node["no"], width))

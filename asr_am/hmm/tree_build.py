@@ -1,0 +1,167 @@
+"""Growing the decision tree: split where a question gains most likelihood, then merge leaves that differ little.
+
+Shapes: M distinct (window, state), F columns of the tree statistics, Q questions, U phones seen at a position.
+
+Young, Odell & Woodland 1994; the order of the steps is that of Kaldi's build-tree. Every root has a tree of its own for
+each of its states; roots of silence phones are never split.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from asr_am.hmm.tree import DecisionTree, Node, Root, Split
+from asr_am.hmm.tree_stats import TreeStats, log_likelihood
+
+
+@dataclass(frozen=True)
+class TreeOptions:
+    """leaves: at most so many before merging; min_occupancy: frames a leaf needs; merge: whether leaves are merged."""
+
+    leaves: int = 1800
+    min_occupancy: float = 30.0
+    merge: bool = True
+
+
+@dataclass(eq=False)
+class _Growing:
+    """A node while the tree grows: its rows of the statistics, and once it is split its question and children."""
+
+    rows: np.ndarray
+    root: int  # number of the (root, state) it belongs to
+    position: int = -1
+    question: frozenset[int] = frozenset()
+    yes: _Growing | None = None
+    no: _Growing | None = None
+    pdf: int = -1
+
+
+def build_tree(
+    stats: TreeStats, roots: Sequence[Sequence[int]], states_P: Mapping[int, int], silence: Collection[int],
+    questions: Sequence[frozenset[int]], options: TreeOptions,
+) -> DecisionTree:  # fmt: skip
+    """A triphone tree for the contexts in `stats`; every root has `states_P` of its first phone many states."""
+    keys = [(index, state) for index, phones in enumerate(roots) for state in range(states_P[phones[0]])]
+    tops = [_Growing(_rows_of(stats, roots[index], state), number) for number, (index, state) in enumerate(keys)]
+    open_nodes = [top for top, (index, _) in zip(tops, keys, strict=True) if not set(roots[index]) <= set(silence)]
+    leaves, smallest_gain = _grow(stats, tops, open_nodes, questions, options)
+    _number_leaves(stats, leaves, smallest_gain if options.merge else 0.0)
+    nodes = dict(zip(keys, map(_finished, tops), strict=True))
+    return DecisionTree(
+        3,
+        tuple(
+            Root(tuple(phones), tuple(nodes[index, state] for state in range(states_P[phones[0]])))
+            for index, phones in enumerate(roots)
+        ),
+    )
+
+
+def _rows_of(stats: TreeStats, phones: Sequence[int], state: int) -> np.ndarray:
+    return np.flatnonzero(np.isin(stats.windows_M3[:, 1], list(phones)) & (stats.state_M == state))
+
+
+def _grow(
+    stats: TreeStats, tops: Sequence[_Growing], open_nodes: Sequence[_Growing], questions: Sequence[frozenset[int]],
+    options: TreeOptions,
+) -> tuple[list[_Growing], float]:  # fmt: skip
+    """Split the best node again and again. Returns the leaves in the order of the roots, and the smallest gain taken."""
+    asked_QP = _question_matrix(questions, int(stats.windows_M3.max(initial=0)))
+    ticket = itertools.count()  # ties: first come, first served
+    queue: list[tuple[float, int, _Growing, int, int]] = []
+
+    def consider(node: _Growing) -> None:
+        gain, position, question = _best_split(stats, node.rows, asked_QP, options.min_occupancy)
+        if gain > 0:
+            heapq.heappush(queue, (-gain, next(ticket), node, position, question))
+
+    for node in open_nodes:
+        consider(node)
+    count, smallest_gain = len(tops), 0.0
+    while queue and count < options.leaves:
+        negative_gain, _, node, position, question = heapq.heappop(queue)
+        answer = asked_QP[question, stats.windows_M3[node.rows, position]]
+        node.position, node.question = position, questions[question]
+        node.yes, node.no = _Growing(node.rows[answer], node.root), _Growing(node.rows[~answer], node.root)
+        consider(node.yes)
+        consider(node.no)
+        count, smallest_gain = count + 1, -negative_gain
+    return [leaf for top in tops for leaf in _leaves(top)], smallest_gain
+
+
+def _question_matrix(questions: Sequence[frozenset[int]], highest: int) -> np.ndarray:
+    """bool [Q, phone id]."""
+    asked_QP = np.zeros((len(questions), highest + 1), dtype=bool)
+    for index, phones in enumerate(questions):
+        asked_QP[index, [phone for phone in phones if phone <= highest]] = True
+    return asked_QP
+
+
+def _best_split(
+    stats: TreeStats, rows: np.ndarray, asked_QP: np.ndarray, min_occupancy: float
+) -> tuple[float, int, int]:
+    """(gain, position, question) of the best split of `rows`; gain 0 where none leaves both sides enough frames."""
+    best = (0.0, -1, -1)
+    if len(rows) < 2:
+        return best
+    sums_MF = stats.sums_MF[rows]
+    total_F = sums_MF.sum(axis=0)
+    if total_F[0] < 2 * min_occupancy:
+        return best
+    whole = float(log_likelihood(total_F[None])[0])
+    for position in range(3):
+        phone_M = stats.windows_M3[rows, position]
+        order = np.argsort(phone_M, kind="stable")
+        phones_U, starts = np.unique(phone_M[order], return_index=True)
+        yes_QF = asked_QP[:, phones_U].astype(np.float64) @ np.add.reduceat(sums_MF[order], starts, axis=0)
+        no_QF = total_F - yes_QF
+        possible = np.flatnonzero(np.minimum(yes_QF[:, 0], no_QF[:, 0]) >= min_occupancy)
+        if len(possible) == 0:
+            continue
+        gains = log_likelihood(yes_QF[possible]) + log_likelihood(no_QF[possible]) - whole
+        top = int(np.argmax(gains))
+        if gains[top] > best[0]:
+            best = (float(gains[top]), position, int(possible[top]))
+    return best
+
+
+def _leaves(node: _Growing) -> list[_Growing]:
+    return [node] if node.yes is None or node.no is None else _leaves(node.yes) + _leaves(node.no)
+
+
+def _number_leaves(stats: TreeStats, leaves: list[_Growing], threshold: float) -> None:
+    """Give every leaf its pdf; leaves of one root and state that lose less than `threshold` by merging get the same."""
+    pdf = 0
+    for _, group in itertools.groupby(leaves, key=lambda leaf: leaf.root):
+        for cluster in _merge(stats, list(group), threshold):
+            for leaf in cluster:
+                leaf.pdf = pdf
+            pdf += 1
+
+
+def _merge(stats: TreeStats, leaves: list[_Growing], threshold: float) -> list[list[_Growing]]:
+    """Clusters of leaves: the two with the least loss are merged while that loss is below `threshold`."""
+    clusters = [[leaf] for leaf in leaves]
+    sums_XF = np.array([stats.sums_MF[leaf.rows].sum(axis=0) for leaf in leaves])
+    while len(clusters) > 1:
+        own_X = log_likelihood(sums_XF)
+        first, second = np.triu_indices(len(clusters), k=1)
+        loss = own_X[first] + own_X[second] - log_likelihood(sums_XF[first] + sums_XF[second])
+        best = int(np.argmin(loss))
+        if loss[best] >= threshold:
+            break
+        into, gone = int(first[best]), int(second[best])
+        clusters[into] += clusters.pop(gone)
+        sums_XF[into] += sums_XF[gone]
+        sums_XF = np.delete(sums_XF, gone, axis=0)
+    return clusters
+
+
+def _finished(node: _Growing) -> Node:
+    if node.yes is None or node.no is None:
+        return node.pdf
+    return Split(node.position, node.question, _finished(node.yes), _finished(node.no))

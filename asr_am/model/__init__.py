@@ -1,0 +1,1 @@
+"""Acoustic models and their files."""

@@ -1,0 +1,129 @@
+"""A bidirectional LSTM layer whose CPU path is written out, in place of `nn.LSTM`.
+
+On a CPU the layer runs as a handful of batched matrix products over both directions, with the backward pass by hand:
+the input projection of all steps is one product, so are the gradients of all weights, and padding costs nothing.
+(`nn.LSTM` under autocast, with the packed sequences that padding asks for, reaches little more than half the speed;
+see scripts/bench/train.py.) On a GPU cuDNN does it. The weights have the names and shapes of `nn.LSTM` either way.
+
+Shapes: T frames, B sequences, I inputs, H cells of one direction, G = 4 H gates in the order input, forget, cell,
+output; D = 2 directions. Tensors with D run in the order of computation: direction 1 goes from the last frame to the
+first, so its step s is frame T - 1 - s.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+aten = torch.ops.aten
+
+
+class BiLSTM(nn.LSTM):
+    """One bidirectional layer: x_TBI, lengths_B -> y_TB(2H). Frames past a sequence's length influence nothing."""
+
+    def __init__(self, inputs: int, cells: int) -> None:
+        super().__init__(inputs, cells, bidirectional=True)
+
+    def reset_parameters(self) -> None:
+        """Glorot-uniform input weights, orthogonal recurrent ones, biases of zero, but one for the forget gate."""
+        for name, parameter in self.named_parameters():
+            if name.startswith("weight_ih"):
+                for gate in parameter.data.chunk(4):
+                    nn.init.xavier_uniform_(gate)
+            elif name.startswith("weight_hh"):
+                for gate in parameter.data.chunk(4):
+                    nn.init.orthogonal_(gate)
+            else:
+                nn.init.zeros_(parameter)
+                if name.startswith("bias_ih"):
+                    nn.init.ones_(parameter.data.chunk(4)[1])
+
+    def forward(self, x_TBI: Tensor, lengths_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        if x_TBI.is_cuda:
+            return self._cudnn(x_TBI, lengths_B)
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x_TBI.dtype
+        forward, backward = (dict(zip("WUbc", weights, strict=True)) for weights in self.all_weights)
+        W_DGI, U_DGH = (torch.stack([forward[name], backward[name]]).to(dtype) for name in "WU")
+        b_DG = torch.stack([forward["b"] + forward["c"], backward["b"] + backward["c"]]).to(dtype)
+        return _BiLSTM.apply(x_TBI.to(dtype), W_DGI, U_DGH, b_DG, _keep(lengths_B, len(x_TBI), dtype))
+
+    def _cudnn(self, x_TBI: Tensor, lengths_B: Tensor | None) -> Tensor:
+        if lengths_B is None or int(lengths_B.min()) == len(x_TBI):
+            return super().forward(x_TBI)[0]
+        packed = pack_padded_sequence(x_TBI, lengths_B.cpu(), enforce_sorted=False)
+        return pad_packed_sequence(super().forward(packed)[0], total_length=len(x_TBI))[0]
+
+
+def _keep(lengths_B: Tensor | None, frames: int, dtype: torch.dtype) -> Tensor | None:
+    """[S, B, 1]: for the first S steps of the backward direction, 1 where the step is a frame, 0 where padding."""
+    if lengths_B is None or not len(lengths_B) or (shortest := int(lengths_B.min())) >= frames:
+        return None
+    frame_S = torch.arange(frames - 1, shortest - 1, -1)
+    return (frame_S[:, None] < lengths_B[None]).to(dtype)[..., None]
+
+
+class _BiLSTM(torch.autograd.Function):
+    """Hochreiter and Schmidhuber's LSTM with a forget gate, both directions at once."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TBI: Tensor, W_DGI: Tensor, U_DGH: Tensor, b_DG: Tensor, keep_SB1: Tensor | None) -> Tensor:
+        frames, batch, inputs = x_TBI.shape
+        cells = U_DGH.shape[2]
+        x_DTBI = torch.stack([x_TBI, x_TBI.flip(0)])
+        gates_DTBG = torch.baddbmm(b_DG[:, None], x_DTBI.view(2, -1, inputs), W_DGI.mT).view(2, frames, batch, -1)
+        h_DTBH = x_TBI.new_zeros(2, frames + 1, batch, cells)  # entry s is the state before step s
+        c_DTBH = torch.zeros_like(h_DTBH)
+        tanh_DTBH = torch.empty_like(h_DTBH[:, 1:])
+        for s in range(frames):
+            gates_DBG = gates_DTBG[:, s]
+            if s:
+                gates_DBG.baddbmm_(h_DTBH[:, s], U_DGH.mT)
+            i, f, g, o = gates_DBG.split(cells, 2)
+            gates_DBG[..., : 2 * cells].sigmoid_()
+            g.tanh_()
+            o.sigmoid_()
+            c, t, h = c_DTBH[:, s + 1], tanh_DTBH[:, s], h_DTBH[:, s + 1]
+            torch.mul(f, c_DTBH[:, s], out=c).addcmul_(i, g)
+            if keep_SB1 is not None and s < len(keep_SB1):
+                c[1].mul_(keep_SB1[s])
+            torch.tanh(c, out=t)
+            torch.mul(o, t, out=h)
+        ctx.save_for_backward(x_DTBI, W_DGI, U_DGH, gates_DTBG, h_DTBH, c_DTBH, tanh_DTBH, keep_SB1)
+        return torch.cat([h_DTBH[0, 1:], h_DTBH[1, 1:].flip(0)], dim=2)
+
+    @staticmethod
+    def backward(ctx: Any, dy_TBK: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x_DTBI, W_DGI, U_DGH, gates_DTBG, h_DTBH, c_DTBH, tanh_DTBH, keep_SB1 = ctx.saved_tensors
+        frames, batch, cells = tanh_DTBH.shape[1:]
+        da_DTBG = torch.empty_like(gates_DTBG)  # gradient at the gates, before their non-linearities
+        dy_DTBH = torch.stack([dy_TBK[..., :cells], dy_TBK[..., cells:].flip(0)])
+        dh, dc = dy_DTBH[:, frames - 1], torch.zeros_like(h_DTBH[:, 0])
+        product = torch.empty_like(dc)
+        for s in range(frames - 1, -1, -1):
+            i, f, g, o = gates_DTBG[:, s].split(cells, 2)
+            da = da_DTBG[:, s]
+            di, df, dg, do = da.split(cells, 2)
+            t = tanh_DTBH[:, s]
+            torch.mul(dh, o, out=product)
+            dc.add_(aten.tanh_backward(product, t))
+            if keep_SB1 is not None and s < len(keep_SB1):
+                dc[1].mul_(keep_SB1[s])
+            aten.sigmoid_backward(torch.mul(dh, t, out=product), o, grad_input=do)
+            aten.sigmoid_backward(torch.mul(dc, g, out=product), i, grad_input=di)
+            aten.tanh_backward(torch.mul(dc, i, out=product), g, grad_input=dg)
+            aten.sigmoid_backward(torch.mul(dc, c_DTBH[:, s], out=product), f, grad_input=df)
+            dc.mul_(f)
+            if s:
+                dh = torch.baddbmm(dy_DTBH[:, s - 1], da, U_DGH)
+        return *_weight_gradients(da_DTBG.view(2, frames * batch, -1), x_DTBI, W_DGI, h_DTBH[:, :-1]), None
+
+
+def _weight_gradients(da_DNG: Tensor, x_DTBI: Tensor, W_DGI: Tensor, h_DTBH: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of input, W, U and b from that of the gates over all N = T x B steps."""
+    dx_DTBI = torch.bmm(da_DNG, W_DGI).view_as(x_DTBI)
+    dW_DGI = torch.bmm(da_DNG.mT, x_DTBI.flatten(1, 2))
+    dU_DGH = torch.bmm(da_DNG.mT, h_DTBH.flatten(1, 2))
+    return dx_DTBI[0] + dx_DTBI[1].flip(0), dW_DGI, dU_DGH, da_DNG.sum(1)

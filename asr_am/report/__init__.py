@@ -1,0 +1,1 @@
+"""Stage `report`: RESULTS.md and plots, made from the files of exp/<corpus> and from nothing else."""

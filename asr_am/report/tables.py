@@ -1,0 +1,109 @@
+"""The Markdown tables of RESULTS.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from asr_am.report.results import Family, Score, TrainingRun
+from asr_am.report.significance import Comparison
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, its first column to the left and the others to the right."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join([":--"] + ["--:"] * (len(header) - 1)) + "|"]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def by_system(families: Sequence[Family], subset: str) -> str:
+    """WER of `subset`: a row per system, a column per LM; the mean of the seeds, then each seed."""
+    lms = sorted({family.lm for family in families})
+    cells = {(family.system, family.lm): _wer(family, subset) for family in families}
+    systems = dict.fromkeys(family.system for family in families)
+    return markdown(["system", *lms], [[system, *(cells.get((system, lm), "–") for lm in lms)] for system in systems])
+
+
+def _wer(family: Family, subset: str) -> str:
+    mean = f"**{family.wer(subset):.2f}**"
+    if len(family.scores) == 1:
+        return mean
+    return f"{mean} ({', '.join(f'{score.subsets[subset].wer:.2f}' for score in family.scores)})"
+
+
+def by_run(scores: Sequence[Score]) -> str:
+    """Everything about each run: WER and interval per subset, the kinds of errors, and how it was tuned and made."""
+    subsets = list(scores[0].subsets)
+    header = [
+        "run",
+        *(f"{name} [95 %]" for name in subsets),
+        "sub/del/ins",
+        "words",
+        "dev WER",
+        "LM weight",
+        "ins. penalty",
+    ]
+    rows = []
+    for score in scores:
+        total = score.subsets["all"]
+        cells = [_with_interval(score.subsets[name].wer, score.subsets[name].interval) for name in subsets]
+        errors = f"{total.substitutions}/{total.deletions}/{total.insertions}"
+        tuned = [f"{score.dev_wer:.2f}", f"{score.lm_weight:g}", f"{score.insertion_penalty:g}"]
+        rows.append([score.run, *cells, errors, str(total.words), *tuned, score.commit, score.date])
+    return markdown([*header, "commit", "date"], rows)
+
+
+def significance(comparisons: Sequence[Comparison]) -> str:
+    """One line per comparison: the difference with its interval, and whether zero lies outside."""
+    rows = []
+    for comparison in comparisons:
+        verdict = ("better" if comparison.difference < 0 else "worse") if comparison.significant else "not significant"
+        difference = f"{comparison.difference:+.2f} [{comparison.interval[0]:+.2f}, {comparison.interval[1]:+.2f}]"
+        system, baseline = comparison.system, comparison.baseline
+        rows.append(
+            [system.system, baseline.system, system.lm, difference, f"{100 * comparison.improved:.1f} %", verdict]
+        )
+    return markdown(
+        ["system", "against", "LM", "difference [95 %]", "resamples in which it is better", "verdict"], rows
+    )
+
+
+def training(runs: Sequence[TrainingRun]) -> str:
+    """One line per training run, of its best epoch."""
+    header = ["run", "strategy", "learners", "batch", "epochs", "best epoch", "held-out loss", "frame error"]
+    header += ["frames/s", "clock", "seconds", "config", "commit"]
+    rows = []
+    for run in runs:
+        best = run.best_epoch - 1
+        said = [_said(run.summary, key) for key in ("strategy", "learners", "batch")]
+        results = [
+            str(len(run.loss_E)),
+            str(run.best_epoch),
+            f"{run.loss_E[best]:.4f}",
+            f"{run.frame_error_E[best]:.2f} %",
+        ]
+        speed = [_said(run.summary, key) for key in ("frames_per_second", "clock", "seconds", "config_hash", "commit")]
+        rows.append([run.name, *said, *results, *speed])
+    return markdown(header, rows)
+
+
+def language_models(models: Sequence[dict[str, Any]]) -> str:
+    """One line per LM: what it was made from and its perplexity on the dev transcripts."""
+    rows = []
+    for model in models:
+        ngrams = " + ".join(f"{count:,}" for count in model.get("ngrams", []))
+        outside = f"{_said(model, 'dev_oov')} of {_said(model, 'dev_words')}"
+        perplexity = _said(model, "dev_perplexity")
+        rows.append([_said(model, "name"), _said(model, "source"), _said(model, "order"), ngrams, perplexity, outside])
+    return markdown(["LM", "made from", "order", "n-grams", "dev perplexity", "dev words outside"], rows)
+
+
+def _said(record: Any, key: str) -> str:
+    value = record.get(key)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return "–" if value is None else str(value)
+
+
+def _with_interval(wer: float, interval: tuple[float, float]) -> str:
+    return f"{wer:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"

@@ -1,0 +1,87 @@
+"""exp/<corpus>/RESULTS.md and report/*.png from what scoring, training and lang left in exp/<corpus>."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from asr_am.report import tables
+from asr_am.report.plots import plot_heldout, plot_wer
+from asr_am.report.results import (
+    GMM_SYSTEMS,
+    Family,
+    TrainingRun,
+    group_by_seed,
+    read_language_models,
+    read_scores,
+    read_training_runs,
+)
+from asr_am.report.significance import Comparison, compare
+
+log = logging.getLogger(__name__)
+BASELINE = "tri"  # the GMM whose alignments the hybrids are trained on
+
+
+def write_report(corpus_dir: Path, command: str) -> None:
+    """Write corpus_dir/RESULTS.md and corpus_dir/report/{wer,heldout}.png.
+
+    command: what makes these results again, for the reader. InputError: no scores, or a file that is missing or broken.
+    """
+    scores = read_scores(corpus_dir)
+    runs = read_training_runs(corpus_dir)
+    families = group_by_seed(scores)
+    comparisons = against_baseline(families)
+    plots = corpus_dir / "report"
+    plots.mkdir(parents=True, exist_ok=True)
+    plot_wer(families, corpus_dir.name, plots / "wer.png")
+    if runs:
+        plot_heldout(runs, corpus_dir.name, plots / "heldout.png")
+    text = "\n\n".join(
+        [
+            f"# Results: {corpus_dir.name}",
+            f"Made again by\n\n    {command}",
+            *_wer_sections(families, comparisons),
+            "## Every run",
+            "WER in percent with its 95 % bootstrap interval. LM weight and insertion penalty are those with the "
+            "lowest WER on dev.",
+            tables.by_run(scores),
+            *_training_section(runs),
+            "## Language models",
+            tables.language_models(read_language_models(corpus_dir)),
+        ]
+    )
+    path = corpus_dir / "RESULTS.md"
+    temporary = path.with_name("RESULTS.md.tmp")
+    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.replace(path)
+    log.info("report: %d scored runs, %d training runs; %s", len(scores), len(runs), path)
+
+
+def against_baseline(families: Sequence[Family]) -> list[Comparison]:
+    """Each system that is no GMM against the triphone GMM with the same LM, where there is one."""
+    baselines = {family.lm: family for family in families if family.system == BASELINE}
+    hybrids = [family for family in families if family.system not in GMM_SYSTEMS and family.lm in baselines]
+    return [compare(hybrid, baselines[hybrid.lm]) for hybrid in hybrids]
+
+
+def _wer_sections(families: Sequence[Family], comparisons: Sequence[Comparison]) -> list[str]:
+    several = max(len(family.scores) for family in families) > 1
+    sections = ["## Word error rate on the test set", "![WER by system](report/wer.png)"]
+    sections.append("WER in percent" + ("; of several seeds the mean, then each." if several else "."))
+    for subset, counts in families[0].scores[0].subsets.items():
+        sections += [f"### {subset} ({counts.words:,} words)", tables.by_system(families, subset)]
+    if comparisons:
+        sections += [
+            "### Against the triphone GMM",
+            "Paired bootstrap over segments (10,000 resamples; errors averaged over seeds), WER percent absolute.",
+            tables.significance(comparisons),
+        ]
+    return sections
+
+
+def _training_section(runs: Sequence[TrainingRun]) -> list[str]:
+    if not runs:
+        return []
+    intro = "Held-out loss (nats per frame) and frame error rate of the best epoch, whose weights are decoded with."
+    return ["## Training", "![Held-out loss by epoch](report/heldout.png)", intro, tables.training(runs)]

@@ -1,0 +1,116 @@
+"""NIST's csrfilt.sh -dh: the words of a reference or hypothesis, rewritten by a GLM before they are aligned.
+
+Per text: upper case, blanks around parentheses, the rules, hyphens to blanks (not at word ends, which mark
+fragments), `(a b)` to `(a) (b)`. In a CTM each word is filtered alone and then written out as the words it became,
+sharing its time, or as the branches of `{a / b}`. Each step below is one stage of the shell script's pipeline.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from asr_am.errors import InputError
+from asr_am.score.files import MAX_CTM_FIELD, Line, Slot, show, word_slot
+from asr_am.score.glm import RuleSet, read_glm
+
+_PREFIX = re.compile(rb"(?:\S+\s+){4}\S+(?:\s*<\S+>)?")
+_HYPHEN = re.compile(rb"([^( ])-(?=[^) ])")
+_SECOND_OPTIONAL = re.compile(rb"(\(\s+[^()\s]+\s+)([^()\s]+)")
+_CONFIDENCE = re.compile(rb"[0-9.-]*")
+
+
+class Filter:
+    """csrfilt for one side of the comparison; words and texts seen before are looked up."""
+
+    def __init__(self, rules: RuleSet) -> None:
+        self.rules = rules
+        self._seen: dict[bytes, bytes] = {}
+
+    @classmethod
+    def for_reference(cls, glm: Path) -> Filter:
+        return cls(read_glm(glm, ("stm", "ref")))
+
+    @classmethod
+    def for_hypothesis(cls, glm: Path) -> Filter:
+        return cls(read_glm(glm, ("ctm", "hyp")))
+
+    def text(self, where: str, text: bytes) -> bytes:
+        """Filter the words of one line."""
+        filtered = self._seen.get(text)
+        if filtered is None:
+            try:
+                filtered = self._seen[text] = _filter(text, self.rules)
+            except InputError as error:
+                raise InputError(f"{where}: {error}") from None
+        return filtered
+
+    def stm_line(self, line: Line) -> Line:
+        """Filter the words of an STM line; the fields before them stay."""
+        text = b" " + re.sub(rb"[ \t]+", b" ", line.text) + b" "
+        prefix = _PREFIX.match(text, 1)
+        assert prefix, "read_stm has counted the fields"
+        return Line(line.where, text[: prefix.end()] + self.text(line.where, text[prefix.end() :]))
+
+    def ctm_line(self, line: Line) -> list[Slot]:
+        """Filter the word of a CTM line; it may vanish, become several words, or alternatives."""
+        fields = line.text.split()
+        text = self.text(line.where, fields[4])
+        # Where a rule deletes a word, csrfilt takes the confidence, if there is one, for the word.
+        fields = b" ".join([*fields[:4], *([text] if text else []), *fields[5:]]).split()
+        slots = _expand(line.where, fields)
+        for word in (word for slot in slots for branch in slot.branches for word in branch):
+            if word.startswith(b"<alt") or len(word) > MAX_CTM_FIELD:
+                raise InputError(f"{line.where}: the rules make '{show(word[:40])}' of this word; sclite cannot read it")
+        return slots
+
+
+def _filter(text: bytes, rules: RuleSet) -> bytes:
+    if re.search(rb"[()]", re.sub(rb"\([^()]*\)", b"", text)):
+        raise InputError("parentheses are nested or not closed; write optionally deletable words as (word)")
+    if not text.startswith(b";;"):
+        text = text.upper()
+    text = b" " + text.replace(b"(", b"( ").replace(b")", b" )") + b" \n"
+    text = rules.apply(text)
+    text = _HYPHEN.sub(rb"\1 ", text)
+    text = _each_optional(text)
+    text = text.removeprefix(b" ").removesuffix(b"\n").removesuffix(b" ") + b"\n"
+    text = re.sub(rb"\s+\)", b")", re.sub(rb"\(\s+", b"(", text))
+    if not text.endswith(b"\n"):
+        raise InputError("a rule leaves an open parenthesis at the end of the text")
+    return text[:-1]
+
+
+def _each_optional(text: bytes) -> bytes:
+    """`( a b c )` to `( a ) ( b ) ( c )`."""
+    changed = 1
+    while changed:
+        text, changed = _SECOND_OPTIONAL.subn(rb"\1) ( \2", text, count=1)
+    return text
+
+
+def _expand(where: str, fields: list[bytes]) -> list[Slot]:
+    """csrfilt's last step on a CTM line: share the time among words, turn `a / b` into branches."""
+    fields = re.sub(rb"([{}])", rb" \1 ", b" ".join(fields)).split()
+    if len(fields) == 5:
+        return [word_slot(where, fields[0], fields[1], float(fields[2]), float(fields[3]), fields[4])]
+    words = fields[4:-1] if _CONFIDENCE.fullmatch(fields[-1]) else fields[4:]
+    alternatives = b" ".join(words).rstrip(b"/").split(b"/") if b" ".join(words).strip(b"/") else []
+    branches = [re.sub(rb"[{}]", b"", alternative).lower().split() for alternative in alternatives]
+    if not all(branches):
+        raise InputError(f"{where}: an empty alternative; write @ for no word")
+    begin, duration = float(fields[2]), float(fields[3])
+    timed = [_share(begin, duration, branch) for branch in branches]
+    file, channel = fields[0], fields[1]
+    if len(timed) == 1:
+        return [word_slot(where, file, channel, start, length, word) for start, length, word in timed[0]]
+    if not timed:
+        return []
+    middle = max(0.0, *(start + length / 2.0 for branch in timed for start, length, _ in branch))
+    return [Slot(where, file.lower(), channel.lower(), middle, tuple(tuple(branch) for branch in branches))]
+
+
+def _share(begin: float, duration: float, words: list[bytes]) -> list[tuple[float, float, bytes]]:
+    """Equal parts of the time, to the three decimals that csrfilt prints."""
+    part = duration / len(words)
+    return [(float(f"{begin + part * i:.3f}"), float(f"{part:.3f}"), word) for i, word in enumerate(words)]

@@ -1,0 +1,172 @@
+"""NIST's STM (reference) and CTM (hypothesis) files: reading, sorting, and the two line formats.
+
+    STM    file channel speaker begin end [<label,label>] text
+    CTM    file channel begin duration word [confidence]
+
+Everything is bytes: the NIST programs know no encoding, fold the case of A-Z only, and compare bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from asr_am.errors import InputError
+
+STM_FIELDS = ("file", "channel", "speaker", "begin time", "end time")
+CTM_FIELDS = ("file", "channel", "begin time", "duration", "word")
+MAX_CTM_FIELD = 499  # sclite copies a CTM field into 500 bytes
+
+_NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
+_UNPRINTABLE = re.compile(rb"[\x00\x0b\x0c\r]")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a file: `where` is "path:number", for messages."""
+
+    where: str
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One STM line as sclite sees it: lower case, times in seconds, `text` still with its alternations."""
+
+    where: str
+    file: bytes
+    channel: bytes
+    speaker: bytes
+    begin: float
+    end: float
+    label: bytes
+    text: bytes
+
+    @property
+    def ignored(self) -> bool:
+        return any(mark in self.text for mark in (b"ignore_time_segment_in_scoring", b"ignoretimesegmentinscoring"))
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What one CTM line stands for: a word, or after the GLM several branches of words that move as one."""
+
+    where: str
+    file: bytes
+    channel: bytes
+    middle: float
+    branches: tuple[tuple[bytes, ...], ...]
+
+
+def read_lines(path: Path) -> list[Line]:
+    """The lines of `path`, without line ends. InputError where it is missing, unreadable or not a text file."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); give an existing text file") from None
+    lines = []
+    for number, text in enumerate(data.split(b"\n"), start=1):
+        text = text.removesuffix(b"\r")
+        if bad := _UNPRINTABLE.search(text):
+            raise InputError(f"{path}:{number}: byte 0x{bad[0][0]:02x} does not belong in a text file; remove it")
+        lines.append(Line(f"{path}:{number}", text))
+    return lines if lines[-1].text else lines[:-1]
+
+
+def read_stm(path: Path) -> tuple[list[bytes], list[Line]]:
+    """The comments of an STM file, and its segments sorted as `hubscr.pl sortSTM` does."""
+    comments, segments = [], []
+    for line in read_lines(path):
+        text = line.text.lstrip()
+        if text.startswith((b";;", b"**")):
+            comments.append(text)
+        elif text:
+            _check_stm(line.where, text)
+            segments.append(Line(line.where, text))
+    if not segments:
+        raise InputError(f"{path}: no segments; an STM line is: {' '.join(STM_FIELDS)} <labels> words")
+    return comments, sorted(segments, key=lambda line: _sort_key(line.text, time_field=3))
+
+
+def read_ctm(path: Path) -> list[Line]:
+    """The words of a CTM file, sorted as `hubscr.pl sortCTM` does; comments are dropped."""
+    words = []
+    for line in read_lines(path):
+        text = line.text.lstrip()
+        if text and not text.startswith(b";"):
+            _check_ctm(line.where, text)
+            words.append(Line(line.where, text))
+    return sorted(words, key=lambda line: _sort_key(line.text, time_field=2))
+
+
+def parse_stm(line: Line) -> Segment:
+    """Split an STM line into its fields as sclite does: the sixth is a label if it begins with '<'."""
+    fields = line.text.lower().split(None, 5)
+    text = fields[5] if len(fields) > 5 else b""
+    label = b""
+    if text.startswith(b"<"):
+        label, _, text = text.replace(b"\t", b" ").partition(b" ")
+    begin, end = (_float32(float(time)) for time in fields[3:5])
+    return Segment(line.where, fields[0], fields[1], fields[2], begin, end, label.strip(), text.strip())
+
+
+def parse_ctm(line: Line) -> Slot:
+    """One CTM line as one word; confidence and what follows it do not matter to the score."""
+    file, channel, begin, duration, word = line.text.split()[:5]
+    return word_slot(line.where, file, channel, float(begin), float(duration), word)
+
+
+def word_slot(where: str, file: bytes, channel: bytes, begin: float, duration: float, word: bytes) -> Slot:
+    """A single word from `begin` for `duration` seconds."""
+    return Slot(where, file.lower(), channel.lower(), begin + duration / 2.0, ((word.lower(),),))
+
+
+def _check_stm(where: str, text: bytes) -> None:
+    fields = text.split(None, 5)
+    if len(fields) < len(STM_FIELDS):
+        raise InputError(f"{where}: {len(fields)} fields; an STM line is: {' '.join(STM_FIELDS)} <labels> words")
+    if any(b"<" in field for field in fields[:3]):
+        raise InputError(f"{where}: '<' in the file, channel or speaker; it may only begin the label field")
+    begin, end = (_number(where, fields[i], STM_FIELDS[i]) for i in (3, 4))
+    if end < begin:
+        raise InputError(f"{where}: the segment ends at {end:g} s, before it begins at {begin:g} s")
+
+
+def _check_ctm(where: str, text: bytes) -> None:
+    fields = text.split()
+    if any(field[:4].upper() == b"<ALT" for field in fields):
+        raise InputError(f"{where}: <ALT...> markup does not survive NIST's sorting; write alternatives as GLM rules")
+    if len(fields) < len(CTM_FIELDS):
+        raise InputError(f"{where}: {len(fields)} fields; a CTM line is: {' '.join(CTM_FIELDS)} [confidence]")
+    if any(brace in field for brace in (b"{", b"}") for field in fields[:2]):
+        raise InputError(f"{where}: a brace in the file or channel name")
+    if any(len(field) > MAX_CTM_FIELD for field in fields):
+        raise InputError(f"{where}: a field of more than {MAX_CTM_FIELD} bytes; the file is damaged")
+    _number(where, fields[2], CTM_FIELDS[2])
+    if _number(where, fields[3], CTM_FIELDS[3]) < 0:
+        raise InputError(f"{where}: negative duration {show(fields[3])}")
+
+
+def _number(where: str, text: bytes, name: str) -> float:
+    if not _NUMBER.fullmatch(text) or abs(float(text)) > 1e9:
+        raise InputError(f"{where}: {name} '{show(text[:40])}' is not a number of seconds")
+    return float(text)
+
+
+def _sort_key(text: bytes, time_field: int) -> tuple[bytes, bytes, bytes, float]:
+    """hubscr.pl sorts by file, by the *blanks* that follow it, by channel and by time."""
+    fields = text.split(None, time_field + 1)
+    blanks = text[len(fields[0]) :]
+    return fields[0], blanks[: len(blanks) - len(blanks.lstrip())], fields[1], float(fields[time_field])
+
+
+def _float32(value: float) -> float:
+    """sclite reads STM times through a C float."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def show(text: bytes) -> str:
+    """Bytes of a file as printable text."""
+    return text.decode("utf-8", errors="backslashreplace")

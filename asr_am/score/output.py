@@ -1,0 +1,102 @@
+"""What a Score looks like outside: the table, the aligned error listing, and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from asr_am.score.align import CORRECT, DELETION, INSERTION, SUBSTITUTION, Pair
+from asr_am.score.score import ALL, Counts, Score, SegmentScore
+
+_HEADINGS = ("#Snt", "#Wrd", "Corr", "Sub", "Del", "Ins", "Err", "S.Err")
+_MOST_FREQUENT = 50
+
+
+def write_table(score: Score, stream: TextIO) -> None:
+    """Rows of percentages per speaker, per subset, and for all, in the manner of `sclite -o sum`."""
+    groups = [list(score.speakers().items()), [(name, score.subset(name)) for name in score.subsets]]
+    rows = [[(name, counts) for name, counts in group if counts.sentences] for group in groups]
+    rows.append([(ALL, score.total)])
+    width = max(len("speaker"), *(len(name) for group in rows for name, _ in group))
+    heading = f"| {'speaker':<{width}} | {_HEADINGS[0]:>6} {_HEADINGS[1]:>7} |" + "".join(f"{h:>7}" for h in _HEADINGS[2:])
+    rule = "-" * (len(heading) + 2)
+    print(rule, heading + " |", sep="\n", file=stream)
+    for group in filter(None, rows):
+        print(rule, *(_row(name, counts, width) for name, counts in group), sep="\n", file=stream)
+    print(rule, file=stream)
+
+
+def to_json(score: Score) -> dict[str, dict[str, Any]]:
+    """Counts and WER in percent (None without reference words) of "all" and of each subset."""
+    return {name: _counts_json(score.subset(name)) for name in [ALL, *score.subsets]}
+
+
+def write_json(score: Score, path: Path) -> None:
+    """Write `to_json` under a temporary name, then rename."""
+    _write_renamed(path, json.dumps(to_json(score), indent=2) + "\n")
+
+
+def write_alignments(score: Score, path: Path) -> None:
+    """Write the alignment of every segment (REF, HYP, Eval), then the most frequent errors."""
+    blocks = [_alignment(segment) for segment in score.segments]
+    blocks += _frequent_errors(score)
+    _write_renamed(path, "\n".join(blocks))
+
+
+def _row(name: str, counts: Counts, width: int) -> str:
+    def percent(part: int, whole: int) -> str:
+        return f"{100.0 * part / whole:7.1f}" if whole else f"{'-' if not part else f'*{part}*':>7}"
+
+    parts = (counts.correct, counts.substitutions, counts.deletions, counts.insertions, counts.errors)
+    cells = [percent(part, counts.words) for part in parts] + [percent(counts.sentence_errors, counts.sentences)]
+    return f"| {name:<{width}} | {counts.sentences:>6} {counts.words:>7} |{''.join(cells)} |"
+
+
+def _counts_json(counts: Counts) -> dict[str, Any]:
+    names = ("sentences", "words", "correct", "substitutions", "deletions", "insertions", "errors", "sentence_errors", "wer")
+    return {name: getattr(counts, name) for name in names}
+
+
+def _alignment(segment: SegmentScore) -> str:
+    columns = [_column(pair) for pair in segment.pairs]
+    counts = segment.counts
+    lines = [
+        f"{segment.file} {segment.channel} {segment.speaker} {segment.begin:.2f} {segment.end:.2f} {segment.label}".rstrip(),
+        f"Scores: (#C #S #D #I) {counts.correct} {counts.substitutions} {counts.deletions} {counts.insertions}",
+    ]
+    for name, cells in zip(("REF: ", "HYP: ", "Eval:"), zip(*columns, strict=True), strict=False):
+        lines.append(f"{name} {' '.join(cells)}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def _column(pair: Pair) -> tuple[str, str, str]:
+    """The three cells of one pair, errors in capitals, padded to one width."""
+    words = [str(word) if word else "" for word in (pair.reference, pair.hypothesis)]
+    width = max(1, *map(len, words))
+    if pair.operation != CORRECT:
+        words = [word.upper() or "*" * width for word in words]
+    mark = " " if pair.operation == CORRECT else pair.operation
+    return f"{words[0]:<{width}}", f"{words[1]:<{width}}", f"{mark:<{width}}"
+
+
+def _frequent_errors(score: Score) -> Iterator[str]:
+    pairs = [pair for segment in score.segments for pair in segment.pairs]
+    for title, operation in (("CONFUSIONS", SUBSTITUTION), ("INSERTIONS", INSERTION), ("DELETIONS", DELETION)):
+        counter = Counter(
+            " -> ".join(str(word) for word in (pair.reference, pair.hypothesis) if word)
+            for pair in pairs
+            if pair.operation == operation
+        )
+        lines = [f"{title}: {sum(counter.values())} in all, {len(counter)} different"]
+        frequent = sorted(counter.items(), key=lambda item: (-item[1], item[0]))[:_MOST_FREQUENT]
+        yield "\n".join([*lines, *(f"{count:6d}  {what}" for what, count in frequent)]) + "\n"
+
+
+def _write_renamed(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

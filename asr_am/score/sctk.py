@@ -1,0 +1,94 @@
+"""The same scores from NIST's own programs (SCTK), where they are installed: Debian's package `sctk`, or on PATH."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from asr_am.errors import InputError
+from asr_am.score.files import parse_stm, read_stm
+from asr_am.score.score import Counts, Score, SegmentScore, SubsetRules
+
+PROGRAMS = ("sclite", "csrfilt.sh", "hubscr.pl", "rfilter1")
+DEBIAN = Path("/usr/lib/sctk/bin")
+TIMEOUT_S = 3600
+
+_FIELDS = re.compile(
+    r"id: \((?P<speaker>.*)-\d+\)\n(?:Labels: (?P<label>.*)\n)?File: (?P<file>.*)\nChannel: (?P<channel>.*)\n"
+    r"Scores: \(#C #S #D #I\) (?P<counts>[\d ]+)\n"
+)
+
+
+def find_sctk() -> Path | None:
+    """The directory of the NIST programs, or None where they are not installed."""
+    found = shutil.which("sclite")
+    candidates = [Path(found).resolve().parent] if found else []
+    if wrapper := shutil.which("sctk"):
+        answer = subprocess.run([wrapper, "path"], capture_output=True, text=True, timeout=60, check=False)
+        candidates += [Path(entry) for entry in answer.stdout.strip().split(":") if entry]
+    for directory in [*candidates, DEBIAN]:
+        if all((directory / program).is_file() for program in PROGRAMS):
+            return directory
+    return None
+
+
+def score_files_sctk(
+    stm: Path, ctm: Path, glm: Path | None = None, subsets: Mapping[str, str] | None = None
+) -> Score:
+    """As `asr_am.score.score_files`, counted by hubscr's sort, csrfilt and sclite; segments come without alignments.
+
+    The segments are ordered by speaker. Raises InputError where the programs are missing or refuse the files.
+    """
+    directory = find_sctk()
+    if directory is None:
+        raise InputError("NIST's sclite is not installed; install Debian's package sctk, or score without --sctk")
+    comments, lines = read_stm(stm)
+    with tempfile.TemporaryDirectory(prefix="sctk-") as name:
+        work = Path(name)
+        reference = _prepare(directory, stm, "stm", "ref", glm, work)
+        hypothesis = _prepare(directory, ctm, "ctm", "hyp", glm, work)
+        options = ["-F", "-D", "-f", "0", "-o", "pra", "-O", str(work), "-n", "out"]
+        _run(directory, ["sclite", "-r", str(reference), "stm", "-h", str(hypothesis), "ctm", *options], work)
+        report = (work / "out.pra").read_text(encoding="utf-8", errors="backslashreplace")
+    segments = [_segment(match) for match in _FIELDS.finditer(report)]
+    rules = SubsetRules.of([parse_stm(line) for line in lines], comments, subsets)
+    return Score(segments, rules.split(segments))
+
+
+def _prepare(directory: Path, source: Path, kind: str, purpose: str, glm: Path | None, work: Path) -> Path:
+    """Sort and filter one file as hubscr.pl does; returns the result."""
+    result = work / f"{purpose}.{kind}"
+    _run(directory, ["perl", str(directory / "hubscr.pl"), f"sort{kind.upper()}"], work, source, result)
+    if glm:
+        result, unfiltered = work / f"{purpose}.filtered.{kind}", result
+        command = ["csrfilt.sh", "-i", kind, "-t", purpose, "-dh", str(glm.resolve())]
+        if _run(directory, command, work, unfiltered, result):
+            raise InputError(f"{glm}: csrfilt reports an error in the rules; score without --sctk to see which")
+    return result
+
+
+def _run(directory: Path, command: list[str], work: Path, stdin: Path | None = None, stdout: Path | None = None) -> str:
+    """Run one program in `work`; returns what it said on stderr, without the shell's own warnings."""
+    environment = {**os.environ, "PATH": f"{directory}:{os.environ.get('PATH', '')}", "LC_ALL": "C"}
+    with open(stdin or os.devnull, "rb") as source, open(stdout or work / "log", "wb") as sink:
+        done = subprocess.run(
+            command, stdin=source, stdout=sink, stderr=subprocess.PIPE, cwd=work, env=environment, timeout=TIMEOUT_S,
+            check=False,
+        )  # fmt: skip
+    said = done.stderr.decode("utf-8", errors="backslashreplace")
+    said = "\n".join(line for line in said.splitlines() if "egrep" not in line)
+    if done.returncode:
+        raise InputError(f"{' '.join(command[:2])} failed with exit code {done.returncode}: {said.strip()[-300:]}")
+    return said
+
+
+def _segment(match: re.Match[str]) -> SegmentScore:
+    correct, substitutions, deletions, insertions = map(int, match["counts"].split())
+    wrong = int(substitutions + deletions + insertions > 0)
+    counts = Counts(1, correct, substitutions, deletions, insertions, wrong)
+    return SegmentScore(match["file"], match["channel"], match["speaker"], match["label"] or "", counts)

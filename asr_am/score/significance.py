@@ -1,0 +1,103 @@
+"""Confidence in word error rates by bootstrap over segments (Bisani & Ney, ICASSP 2004).
+
+A bootstrap sample draws as many segments as there are, with replacement, and its WER is the sum of their errors over
+the sum of their words. Two systems are compared on the same drawn segments. Legend: B samples, N segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from asr_am.errors import InputError
+
+SAMPLES = 10_000
+_CHUNK_CELLS = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A WER, or a difference of WERs, in percent with the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`probability_b_better` is the share of samples in which b makes fewer errors than a (ties count half);
+    `difference` is WER of b minus WER of a."""
+
+    probability_b_better: float
+    difference: Interval
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval of the difference excludes zero."""
+        return self.difference.low > 0.0 or self.difference.high < 0.0
+
+
+def bootstrap_interval(
+    errors: Sequence[int], words: Sequence[int], seed: int = 0, samples: int = SAMPLES, level: float = 0.95
+) -> Interval:
+    """The WER over segments and its percentile interval.
+
+    `errors` and `words` hold one number per segment (see Score.per_segment). InputError where they do not fit together.
+    """
+    table_NK = _table(errors, words)
+    return _interval(_wer(table_NK.sum(axis=0)), _wer(_resampled_sums(table_NK, seed, samples)), level)
+
+
+def paired_bootstrap(
+    errors_a: Sequence[int],
+    errors_b: Sequence[int],
+    words: Sequence[int],
+    seed: int = 0,
+    words_b: Sequence[int] | None = None,
+    samples: int = SAMPLES,
+    level: float = 0.95,
+) -> Comparison:
+    """Compare systems a and b over the same segments.
+
+    `words_b` is for references with alternations, where the words counted depend on the hypothesis.
+    """
+    table_NK = np.concatenate([_table(errors_a, words), _table(errors_b, words if words_b is None else words_b)], axis=1)
+    total_K = table_NK.sum(axis=0)
+    sums_BK = _resampled_sums(table_NK, seed, samples)
+    difference_B = _wer(sums_BK[:, 2:]) - _wer(sums_BK[:, :2])
+    better = float(np.mean(difference_B < 0) + 0.5 * np.mean(difference_B == 0))
+    return Comparison(better, _interval(_wer(total_K[2:]) - _wer(total_K[:2]), difference_B, level))
+
+
+def _table(errors: Sequence[int], words: Sequence[int]) -> np.ndarray:
+    if len(errors) != len(words) or len(errors) == 0:
+        raise InputError(f"errors of {len(errors)} segments and words of {len(words)}: they must be the same segments")
+    table_N2 = np.stack([np.asarray(errors, dtype=np.int64), np.asarray(words, dtype=np.int64)], axis=1)
+    if table_N2.min() < 0 or table_N2[:, 1].sum() == 0:
+        raise InputError("negative counts, or no reference words at all: there is no word error rate")
+    return table_N2
+
+
+def _resampled_sums(table_NK: np.ndarray, seed: int, samples: int) -> np.ndarray:
+    """Column sums of `samples` bootstrap samples of the rows, [B, K]."""
+    generator = np.random.default_rng(seed)
+    return np.concatenate([table_NK[rows_BN].sum(axis=1) for rows_BN in _draws(generator, len(table_NK), samples)])
+
+
+def _draws(generator: np.random.Generator, segments: int, samples: int) -> Iterator[np.ndarray]:
+    chunk = max(1, _CHUNK_CELLS // segments)
+    for start in range(0, samples, chunk):
+        yield generator.integers(segments, size=(min(chunk, samples - start), segments))
+
+
+def _wer(sums: np.ndarray) -> np.ndarray:
+    """Percent; a sample without any reference word counts as one word."""
+    return 100.0 * sums[..., 0] / np.maximum(sums[..., 1], 1)
+
+
+def _interval(value: np.ndarray, drawn_B: np.ndarray, level: float) -> Interval:
+    low, high = np.quantile(drawn_B, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(value), float(low), float(high))

@@ -1,0 +1,41 @@
+"""Stage 0, data: the corpus as lhotse manifests, NIST references, lexicon and LM text in exp/<corpus>/data.
+
+What is special about a corpus is in local/<corpus>/prepare.py, which `corpus.prepare` names.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from asr_am.errors import InputError
+from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.unit import Unit
+
+
+def units(cfg: DictConfig) -> list[Unit]:
+    """One unit: exp/<corpus>/data."""
+    if cfg.data_dir and "data_dir" not in cfg.corpus.prepare:
+        raise InputError(f"--data-dir {cfg.data_dir}: corpus {cfg.corpus.name} is made by the recipe; leave it out")
+    out = corpus_dir(cfg) / "data"
+    work = partial(prepare, OmegaConf.to_container(cfg.corpus.prepare, resolve=True), cfg.nj, list(cfg.corpus.sets))
+    inputs = [Path(cfg.data_dir)] if cfg.data_dir else []
+    return [Unit(out, inputs, values(cfg.corpus.prepare), work)]
+
+
+def prepare(target: dict, jobs: int, sets: list[str], out: Path) -> None:
+    """Run the corpus' own preparation, then check all that can be wrong with data."""
+    from hydra.utils import instantiate
+
+    from asr_am.data.validate import validate_data_dir
+
+    instantiate(target, out=out, jobs=jobs)
+    validate_data_dir(out, sets)
+
+
+main = stage("data", units)
+
+if __name__ == "__main__":
+    main()

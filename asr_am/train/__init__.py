@@ -1,0 +1,1 @@
+"""Training of acoustic models: the loop, learning-rate schedules, checkpoints, metrics."""

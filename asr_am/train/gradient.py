@@ -1,0 +1,124 @@
+"""The two computations of training: the gradient of a batch, and the loss on held-out examples.
+
+Shapes: B chunks, T frames, P pdfs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asr_am.distributed.flat_params import FlatParams, OnBucket
+from asr_am.distributed.leases import Lease, Leases
+from asr_am.distributed.optimizer import Optimizer
+from asr_am.distributed.strategy import Stats
+from asr_am.egs.keyed import seed_of
+from asr_am.egs.loader import IGNORE, Batch, Loader, Plan
+from asr_am.model.blstm import Blstm
+from asr_am.train.options import TrainOptions
+
+
+def autocast(options: TrainOptions, device: torch.device) -> AbstractContextManager[None]:
+    """bfloat16 matrix products where the options say so."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bfloat16")
+
+
+def cross_entropy_sum(logits_BTP: Tensor, targets_BT: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The sum over all frames that are not padding."""
+    return F.cross_entropy(
+        logits_BTP.flatten(0, 1).float(), targets_BT.flatten(), ignore_index=IGNORE, reduction="sum",
+        label_smoothing=smoothing,
+    )  # fmt: skip
+
+
+def count_correct(logits_BTP: Tensor, targets_BT: Tensor) -> Tensor:
+    """Frames whose best pdf is the target; padding never is."""
+    return (logits_BTP.detach().argmax(dim=2) == targets_BT).sum()
+
+
+@dataclass
+class Learner:
+    """One learner: its model and what it needs to compute gradients. `optimizer` is told the learning rate."""
+
+    model: Blstm
+    params: FlatParams
+    optimizer: Optimizer
+    loader: Loader
+    options: TrainOptions
+    device: torch.device
+
+    def backward(self, batch: Batch, on_bucket: OnBucket | None) -> tuple[Tensor, Tensor]:
+        """Fill `params.g` with the gradient of the mean loss over the batch's frames; returns loss and correct sums."""
+        self.params.g.zero_()
+        loss_sum, correct = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        size = -(-len(batch.lengths_B) // self.options.accumulation)
+        parts = list(zip(*(t.split(size) for t in (batch.x_BTF, batch.targets_BT, batch.lengths_B)), strict=True))
+        for k, (x_BTF, targets_BT, lengths_B) in enumerate(parts):
+            targets_BT = targets_BT.to(self.device, non_blocking=True)
+            with autocast(self.options, self.device):
+                logits_BTP = self.model(x_BTF.to(self.device, non_blocking=True), lengths_B)
+            part_loss = cross_entropy_sum(logits_BTP, targets_BT, self.options.label_smoothing)
+            with self.params.announce(on_bucket if k == len(parts) - 1 else None):
+                (part_loss / batch.frames).backward()
+            loss_sum += part_loss.detach()
+            correct += count_correct(logits_BTP, targets_BT)
+        return loss_sum, correct
+
+
+class EpochGradients:
+    """A strategy's gradient closure for one epoch: each call leases a batch, runs forward and backward on it.
+
+    batches_before: batches handed out in earlier epochs, to all learners.
+    """
+
+    def __init__(self, learner: Learner, epoch: int, plan: Plan, leases: Leases, batches_before: int) -> None:
+        self._learner, self._epoch, self._leases, self._before = learner, epoch, leases, batches_before
+        self._taken: dict[int, Lease] = {}
+        self._batches = learner.loader.batches(plan, self._numbers())
+
+    def _numbers(self) -> Iterator[int]:
+        """Leases, taken as early as the loader reads ahead."""
+        while (lease := self._leases.lease()) is not None:
+            self._taken[lease.batch] = lease
+            yield lease.batch
+
+    def __call__(self, on_bucket: OnBucket | None) -> Stats | None:
+        batch = next(self._batches, None)
+        if batch is None:
+            return None
+        learner, lease = self._learner, self._taken.pop(batch.id)
+        rate = learner.options.schedule.rate(self._epoch, lease.leased / lease.total, self._before + lease.leased)
+        learner.optimizer.lr = rate
+        torch.manual_seed(seed_of(learner.options.seed, self._epoch, batch.id))  # dropout, whoever does this batch
+        loss_sum, correct = learner.backward(batch, on_bucket)
+        return Stats(batch.id, batch.frames, len(batch.lengths_B), rate, loss_sum, correct)
+
+
+class HeldOut:
+    """Loss and frame error on examples that are never trained on, with a copy of the model."""
+
+    def __init__(self, model: Blstm, loader: Loader, options: TrainOptions, device: torch.device) -> None:
+        self.model = deepcopy(model).eval()
+        self._params = FlatParams(self.model)
+        self._plan = loader.plan(0)
+        self._loader, self._options, self._device = loader, options, device
+
+    @torch.no_grad()
+    def __call__(self, w: Tensor) -> tuple[float, float]:
+        """Mean cross-entropy per frame and share of wrong frames with the weights `w` [N]."""
+        self._params.w.copy_(w)
+        loss, correct, frames = 0.0, 0.0, 0
+        for batch in self._loader.batches(self._plan, range(len(self._plan))):
+            targets_BT = batch.targets_BT.to(self._device)
+            with autocast(self._options, self._device):
+                logits_BTP = self.model(batch.x_BTF.to(self._device), batch.lengths_B)
+            loss += float(cross_entropy_sum(logits_BTP, targets_BT))
+            correct += float(count_correct(logits_BTP, targets_BT))
+            frames += batch.frames
+        return loss / frames, 1.0 - correct / frames

@@ -1,0 +1,87 @@
+"""Everything that decides the outcome of a training run, and what only decides its speed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from asr_am.distributed.optimizer import OptimizerOptions
+from asr_am.egs.augment import Masking
+from asr_am.errors import InputError
+from asr_am.model.blstm import BlstmOptions
+from asr_am.train.schedule import Schedule
+
+_SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every", "epochs")
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """batch_size: chunks of a batch. accumulation: parts a batch is computed in, to save memory. precision: bfloat16
+    autocasts the matrix products, weights stay float32. random_offset: cut utterances elsewhere in each epoch.
+    threads: of arithmetic on the CPU, 0 = one per core. workers: threads that read examples. report_every,
+    checkpoint_every: batches. device: auto, cpu or cuda.
+    """
+
+    epochs: int = 16
+    batch_size: int = 256
+    seed: int = 1
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    schedule: Schedule = field(default_factory=Schedule)
+    model: BlstmOptions = field(default_factory=BlstmOptions)
+    masking: Masking = field(default_factory=Masking)
+    random_offset: bool = False
+    label_smoothing: float = 0.0
+    accumulation: int = 1
+    precision: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = 0
+    workers: int = 1
+    report_every: int = 50
+    checkpoint_every: int = 500
+
+    def __post_init__(self) -> None:
+        """InputError where a value is out of range."""
+        positive = ("epochs", "batch_size", "accumulation", "report_every", "checkpoint_every")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise InputError(f"train.{name}={getattr(self, name)}: must be at least 1")
+        if self.precision not in ("float32", "bfloat16"):
+            raise InputError(f"train.precision={self.precision}: is float32 or bfloat16")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise InputError(f"train.device={self.device}: is auto, cpu or cuda")
+        if not 0 <= self.label_smoothing < 1 or not 0 <= self.model.dropout < 1:
+            raise InputError("train.label_smoothing and model.dropout must be at least 0 and below 1")
+        if self.optimizer.kind not in ("sgd", "nesterov", "adam"):
+            raise InputError(f"train.optimizer.kind={self.optimizer.kind}: is sgd, nesterov or adam")
+
+    @classmethod
+    def build(
+        cls, train: Mapping[str, Any], model: Mapping[str, Any], schedule: Mapping[str, Any], seed: int
+    ) -> TrainOptions:
+        """From plain values, as configuration files hold them; InputError for an unknown name."""
+        plain = dict(train)
+        try:
+            return cls(
+                optimizer=OptimizerOptions(**plain.pop("optimizer", {})),
+                masking=Masking(**plain.pop("masking", {})),
+                model=BlstmOptions(**model),
+                schedule=Schedule(**schedule),
+                seed=seed,
+                **plain,
+            )
+        except TypeError as error:
+            raise InputError(f"training options: {error}; see conf/train, conf/model and conf/schedule") from error
+
+    def fingerprint(self) -> str:
+        """A digest of all that changes the result, so that a run is not resumed with other options."""
+        values = {name: value for name, value in asdict(self).items() if name not in _SPEED_ONLY}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,38 @@
+"""Learning rates over a run.
+
+Zhang et al. (ICASSP 2019, section 3.1), epochs counted from 1: a constant rate, annealed by 1/sqrt(2) per epoch from
+epoch 11; for a batch that is r times larger, first a linear warm-up from the base rate to r times it over 10 epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """base: the rate of the first batch after warm-up. batch_ratio: the peak is base x batch_ratio, reached by a linear
+    warm-up over `warmup_epochs` that moves with every batch (0 = at once). anneal_from: epoch, counted from 1, from which the
+    rate is multiplied by `anneal` in each epoch. warmup_batches: batches over which the rate also rises from zero.
+    """
+
+    base: float = 0.1
+    batch_ratio: float = 1.0
+    warmup_epochs: float = 0.0
+    anneal_from: int = 11
+    anneal: float = 1.0 / math.sqrt(2.0)
+    warmup_batches: int = 0
+
+    def rate(self, epoch: int, share: float, batch: int) -> float:
+        """The rate of a batch. epoch: from 0. share: of the epoch's batches handed out before. batch: from 0, of the run.
+
+        It follows the share of the epoch and not a learner's own steps, so that it is the same for all learners.
+        """
+        rate = self.base * self.batch_ratio
+        if epoch + share < self.warmup_epochs:
+            rate = self.base * (1.0 + (self.batch_ratio - 1.0) * (epoch + share) / self.warmup_epochs)
+        rate *= self.anneal ** max(0, epoch + 2 - self.anneal_from)
+        if batch < self.warmup_batches:
+            rate *= (batch + 1) / self.warmup_batches
+        return rate

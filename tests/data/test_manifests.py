@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from lhotse import SupervisionSegment
+
+from asr_am.data.manifests import channel_of, read_recordings, read_supervisions, write_set
+from asr_am.errors import InputError
+from tests.data.corpus import utterance, write_corpus, write_recording
+
+
+def test_a_set_reads_back_sorted_by_id(tmp_path: Path) -> None:
+    recording = write_recording(tmp_path, "r", 0, "PCM_16")
+    segments = [utterance(recording, speaker, 0) for speaker in ("zoe", "amy", "bob")]
+    write_set(tmp_path, "train", [recording], segments)
+    assert [segment.speaker for segment in read_supervisions(tmp_path, "train")] == ["amy", "bob", "zoe"]
+
+
+def test_audio_is_found_after_the_directory_was_renamed(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "before")
+    (tmp_path / "before").rename(tmp_path / "after")
+    recording = next(iter(read_recordings(tmp_path / "after", "dev")))
+    assert recording.load_audio().shape == (2, 32000)
+
+
+def test_audio_outside_keeps_its_absolute_path(tmp_path: Path) -> None:
+    recording = write_recording(tmp_path / "elsewhere", "r", 0, "PCM_16")
+    write_set(tmp_path / "data", "dev", [recording], [utterance(recording, "amy", 0)])
+    (read,) = read_recordings(tmp_path / "data", "dev")
+    assert read.sources[0].source == str(tmp_path / "elsewhere" / "wav" / "r.wav")
+
+
+def test_lhotse_refusals_become_input_errors(tmp_path: Path) -> None:
+    recording = write_recording(tmp_path, "r", 0, "PCM_16")
+    bad = SupervisionSegment(id="u", recording_id="r", start=0.0, duration=-1.0, text="YES", speaker="amy")
+    with pytest.raises(InputError, match="duration"):
+        write_set(tmp_path, "train", [recording], [bad])
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        b"",
+        b"\x1f\x8b\x08",
+        gzip.compress(b""),
+        gzip.compress(b"{"),
+        gzip.compress(b'{"id": 1}'),
+        gzip.compress(b"\xff\n"),
+        b"no gzip",
+    ],
+)
+def test_a_broken_manifest_is_an_input_error(tmp_path: Path, contents: bytes) -> None:
+    write_corpus(tmp_path)
+    (tmp_path / "dev" / "supervisions.jsonl.gz").write_bytes(contents)
+    with pytest.raises(InputError, match=r"supervisions.jsonl.gz"):
+        read_supervisions(tmp_path, "dev")
+
+
+def test_a_truncated_manifest_is_an_input_error(tmp_path: Path) -> None:
+    path = write_corpus(tmp_path) / "dev" / "recordings.jsonl.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InputError, match=r"recordings.jsonl.gz"):
+        read_recordings(tmp_path, "dev")
+
+
+def test_a_missing_manifest_names_the_stage(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="stage 0"):
+        read_recordings(tmp_path, "train")
+
+
+def test_an_utterance_on_two_channels_is_refused() -> None:
+    segment = SupervisionSegment(id="u", recording_id="r", start=0, duration=1, channel=[0, 1])
+    with pytest.raises(InputError, match="exactly one"):
+        channel_of(segment)

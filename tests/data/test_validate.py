@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from lhotse import SupervisionSegment, SupervisionSet
+
+from asr_am.data.manifests import SUPERVISIONS, read_supervisions
+from asr_am.data.validate import validate_data_dir
+from asr_am.errors import InputError
+from tests.data.corpus import RATE, write_corpus
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path)
+
+
+def rewrite(data: Path, subset: str, change: Callable[[list[SupervisionSegment]], list[SupervisionSegment]]) -> None:
+    """Replace the utterances of a set, as a hand-made corpus might have them."""
+    segments = change(list(read_supervisions(data, subset)))
+    SupervisionSet.from_segments(segments).to_file(data / subset / SUPERVISIONS)
+
+
+def first(**changes: object) -> Callable[[list[SupervisionSegment]], list[SupervisionSegment]]:
+    return lambda segments: [replace(segments[0], **changes), *segments[1:]]
+
+
+def test_a_sound_directory_passes(data: Path) -> None:
+    validate_data_dir(data, jobs=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (first(speaker=None), "has no speaker"),
+        (first(text=None), "has no text"),
+        (first(text="  "), "has no text"),
+        (first(text="YES  NO"), "single blanks"),
+        (first(recording_id="elsewhere"), "no recording elsewhere"),
+        (first(start=3.5), "outside its recording"),
+        (first(channel=2), "is on channel 2"),
+        (first(id="trainspk0 x"), "holds a blank"),
+        (lambda segments: segments[::-1], "not sorted"),
+        (lambda segments: [segments[0], *segments], "twice"),
+    ],
+)
+def test_bad_utterances_are_refused(
+    data: Path, change: Callable[[list[SupervisionSegment]], list[SupervisionSegment]], message: str
+) -> None:
+    rewrite(data, "train", change)
+    with pytest.raises(InputError, match=message):
+        validate_data_dir(data)
+
+
+def test_an_utterance_in_two_sets_is_refused(data: Path) -> None:
+    rewrite(data, "train", first(id=next(iter(read_supervisions(data, "dev"))).id))
+    with pytest.raises(InputError, match="in both train and dev"):
+        validate_data_dir(data)
+
+
+def test_a_training_speaker_in_test_is_refused(data: Path) -> None:
+    rewrite(data, "train", first(speaker="testspk0"))
+    with pytest.raises(InputError, match="speaker testspk0 is in both train and test"):
+        validate_data_dir(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.unlink(), "no such audio file"),
+        (lambda path: path.write_bytes(b""), "empty or not audio"),
+        (lambda path: path.write_bytes(path.read_bytes()[:20000]), "empty or truncated"),
+        (lambda path: soundfile.write(path, np.zeros((0, 2)), RATE), "empty or truncated"),
+        (lambda path: soundfile.write(path, np.zeros((4 * RATE, 2)), 2 * RATE), "sampled at 16000 Hz"),
+        (lambda path: soundfile.write(path, np.zeros(4 * RATE), RATE), "1 of 2 channels"),
+    ],
+)
+def test_bad_audio_is_refused(data: Path, damage: Callable[[Path], object], message: str) -> None:
+    damage(data / "wav" / "dev1.wav")
+    with pytest.raises(InputError, match=rf"dev1.wav.*{message}"):
+        validate_data_dir(data, jobs=2)
+
+
+@pytest.mark.parametrize("name", ["lexicon.txt", "lm/train.txt", "test/ref.stm"])
+@pytest.mark.parametrize("contents", [None, b"", b"CAF\xe9 K\n"])
+def test_bad_text_files_are_refused(data: Path, name: str, contents: bytes | None) -> None:
+    (data / name).unlink()
+    if contents is not None:
+        (data / name).write_bytes(contents)
+    with pytest.raises(InputError):
+        validate_data_dir(data)

@@ -1,0 +1,193 @@
+"""The report from files as the stages leave them: known counts in, the right numbers and pictures out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asr_am.errors import InputError
+from asr_am.report.results import group_by_seed, read_scores, read_training_runs, without_seed
+from asr_am.report.significance import compare
+from asr_am.report.write import against_baseline, write_report
+
+SEGMENTS = 60
+
+
+def subset(errors: int, words: int) -> dict:
+    wer = 100 * errors / words
+    return {
+        "wer": wer, "interval": [wer - 1.5, wer + 1.5], "sentences": SEGMENTS, "words": words,
+        "correct": words - errors, "substitutions": errors, "deletions": 0, "insertions": 0, "errors": errors,
+        "sentence_errors": 1,
+    }  # fmt: skip
+
+
+def write_score(corpus_dir: Path, system: str, lm: str, errors: list[int], seed: int | None = None) -> Path:
+    """`errors`: of each segment of ten words; the first half of the segments is swb, the rest ch."""
+    folder = corpus_dir / "score" / f"{system}_{lm}"
+    folder.mkdir(parents=True)
+    half = SEGMENTS // 2
+    content = {
+        "system": system, "lm": lm, "seed": seed, "lm_weight": 12, "insertion_penalty": 0.5, "dev_wer": 9.87,
+        "commit": "abc1234", "date": "2026-01-02",
+        "all": subset(sum(errors), 10 * SEGMENTS),
+        "swb": subset(sum(errors[:half]), 10 * half), "ch": subset(sum(errors[half:]), 10 * half),
+    }  # fmt: skip
+    (folder / "wer.json").write_text(json.dumps(content))
+    segments = {f"seg{i:03d}": [count, 10] for i, count in enumerate(errors)}
+    (folder / "segments.json").write_text(json.dumps(segments))
+    return folder
+
+
+def write_run(corpus_dir: Path, name: str, seed: int, losses: list[float]) -> Path:
+    folder = corpus_dir / "train" / name
+    folder.mkdir(parents=True)
+    summary = {
+        "strategy": "local", "learners": 1, "batch": 256, "seed": seed, "commit": "abc1234", "config_hash": "f00d",
+        "heldout_loss": losses, "heldout_frame_error_rate": [20 * loss for loss in losses],
+        "frames_per_second": 12345.6, "seconds": 61.5, "clock": "wall",
+    }  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+@pytest.fixture
+def corpus_dir(tmp_path: Path) -> Path:
+    corpus = tmp_path / "exp" / "tiny"
+    for nth, lm in enumerate(("kn2", "kn3")):
+        write_score(corpus, "mono", lm, [3 - nth] * SEGMENTS)
+        write_score(corpus, "tri", lm, [2 - nth, 2] * (SEGMENTS // 2))
+        for seed in (1, 2, 3):
+            write_score(corpus, f"blstm-s{seed}", lm, [1, 1 if seed > 1 else 0] * (SEGMENTS // 2), seed)
+    for seed in (1, 2, 3):
+        write_run(corpus, f"blstm-s{seed}", seed, [2.0, 1.25 + seed / 100, 1.5])
+    (corpus / "lm" / "kn2").mkdir(parents=True)
+    lm_json = {"name": "kn2", "source": "train.txt", "order": 2, "ngrams": [10, 2000], "dev_perplexity": 20.125}
+    (corpus / "lm" / "kn2" / "lm.json").write_text(json.dumps(lm_json))
+    return corpus
+
+
+def test_report(corpus_dir: Path) -> None:
+    (corpus_dir / "train" / "blstm-s9").mkdir()  # still training
+    (corpus_dir / "score" / "tri_kn9.partial").mkdir()  # still being scored
+    write_report(corpus_dir, "recipes/tiny/run.sh")
+    text = (corpus_dir / "RESULTS.md").read_text()
+    assert "recipes/tiny/run.sh" in text
+    assert "| mono | **30.00** | **20.00** |" in text
+    assert "| blstm | **8.33** (5.00, 10.00, 10.00) | **8.33** (5.00, 10.00, 10.00) |" in text
+    assert text.index("| mono |") < text.index("| tri |") < text.index("| blstm |")
+    assert f"| tri_kn3 {3 * '| 15.00 [13.50, 16.50] '}| 90/0/0 | 600 | 9.87 | 12 | 0.5 | abc1234 |" in text
+    assert "| blstm-s2 | local | 1 | 256 | 3 | 2 | 1.2700 | 25.40 % | 12,346 | wall | 61.5 | f00d | abc1234 |" in text
+    assert "| kn2 | train.txt | 2 | 10 + 2,000 | 20.12 |" in text
+    assert "better" in text and "s9" not in text and "kn9" not in text
+    for name in ("wer.png", "heldout.png"):
+        content = (corpus_dir / "report" / name).read_bytes()
+        assert content.startswith(b"\x89PNG") and len(content) > 10_000
+        assert f"(report/{name})" in text
+    write_report(corpus_dir, "recipes/tiny/run.sh")
+    assert (corpus_dir / "RESULTS.md").read_text() == text
+
+
+def test_hybrids_are_compared_with_the_triphone_of_the_same_lm(corpus_dir: Path) -> None:
+    comparisons = against_baseline(group_by_seed(read_scores(corpus_dir)))
+    assert [(c.system.system, c.baseline.system, c.system.lm) for c in comparisons] == [
+        ("blstm", "tri", "kn2"), ("blstm", "tri", "kn3"),
+    ]  # fmt: skip
+    assert [round(c.difference, 2) for c in comparisons] == [-11.67, -6.67]
+    assert all(c.significant and c.improved == 1.0 for c in comparisons)
+
+
+def test_bootstrap_interval_is_that_of_the_normal_approximation(tmp_path: Path) -> None:
+    generator = np.random.default_rng(3)
+    first, second = generator.integers(0, 4, SEGMENTS), generator.integers(0, 4, SEGMENTS)
+    write_score(tmp_path, "tri", "kn2", first.tolist())
+    write_score(tmp_path, "net", "kn2", second.tolist())
+    baseline, system = group_by_seed(read_scores(tmp_path))
+    comparison = compare(system, baseline)
+    # Segments of equal length: the WER is a mean over segments, and its spread that of a mean.
+    excess = (second - first) / 10 * 100
+    spread = 1.96 * excess.std() / np.sqrt(SEGMENTS)
+    assert comparison.difference == pytest.approx(excess.mean())
+    assert comparison.interval == pytest.approx((excess.mean() - spread, excess.mean() + spread), abs=0.1 * spread)
+    assert compare(system, system).interval == (0.0, 0.0) and not compare(system, system).significant
+
+
+def test_seeds_in_names() -> None:
+    assert without_seed("blstm-local-b256-s1", 1) == "blstm-local-b256"
+    assert without_seed("blstm_seed12", 12) == "blstm"
+    assert without_seed("blstm-s12", 2) == "blstm-s12"
+    assert without_seed("tri", None) == "tri"
+
+
+def test_without_training_or_subsets(tmp_path: Path) -> None:
+    folder = write_score(tmp_path, "mono", "ug", [1] * SEGMENTS)
+    content = json.loads((folder / "wer.json").read_text())
+    (folder / "wer.json").write_text(json.dumps({k: v for k, v in content.items() if k not in ("swb", "ch")}))
+    write_report(tmp_path, "x")
+    assert "Training" not in (tmp_path / "RESULTS.md").read_text()
+    assert not (tmp_path / "report" / "heldout.png").exists()
+
+
+def edit(change: Callable[[dict], object]) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    "file", ["score/tri_kn2/wer.json", "score/tri_kn2/segments.json", "train/blstm-s1/summary.json"]
+)
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff{}", b"3"])
+def test_broken_json_is_named(corpus_dir: Path, file: str, content: bytes) -> None:
+    (corpus_dir / file).write_bytes(content)
+    with pytest.raises(InputError, match=file):
+        write_report(corpus_dir, "x")
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("score/tri_kn2/wer.json", Path.unlink),
+        ("score/tri_kn2/segments.json", Path.unlink),
+        ("score/tri_kn2/wer.json", edit(lambda c: c.pop("dev_wer"))),
+        ("score/tri_kn2/wer.json", edit(lambda c: c.pop("all"))),
+        ("score/tri_kn2/wer.json", edit(lambda c: c["swb"].pop("interval"))),
+        ("score/tri_kn2/wer.json", edit(lambda c: c.update(lm_weight="much"))),
+        ("score/tri_kn2/wer.json", edit(lambda c: c["ch"].update(wer=float("nan")))),
+        ("score/tri_kn2/segments.json", edit(lambda c: c.update(seg001=[1]))),
+        ("train/blstm-s1/summary.json", edit(lambda c: c.pop("heldout_loss"))),
+        ("train/blstm-s1/summary.json", edit(lambda c: c["heldout_loss"].pop())),
+    ],
+)
+def test_incomplete_results_are_named(corpus_dir: Path, file: str, damage: Callable[[Path], None]) -> None:
+    damage(corpus_dir / file)
+    with pytest.raises(InputError, match=file):
+        write_report(corpus_dir, "x")
+
+
+def test_runs_that_do_not_compare(corpus_dir: Path) -> None:
+    edit(lambda c: c.pop("seg001"))(corpus_dir / "score/tri_kn2/segments.json")
+    with pytest.raises(InputError, match="different references"):
+        write_report(corpus_dir, "x")
+    edit(lambda c: c.pop("ch"))(corpus_dir / "score/tri_kn2/wer.json")
+    with pytest.raises(InputError, match="different subsets"):
+        write_report(corpus_dir, "x")
+
+
+def test_a_diverged_epoch_is_not_the_best(tmp_path: Path) -> None:
+    write_run(tmp_path, "x-s1", 1, [float("nan"), 2.0, 1.0, float("nan")])
+    (run,) = read_training_runs(tmp_path)
+    assert run.best_epoch == 3
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="run stage score first"):
+        write_report(tmp_path, "x")
+    assert read_training_runs(tmp_path) == []
