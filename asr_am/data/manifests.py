@@ -24,6 +24,9 @@ SETS = ("train", "dev", "test")
 RECORDINGS = "recordings.jsonl.gz"
 SUPERVISIONS = "supervisions.jsonl.gz"
 
+MAX_SECONDS = 1e7  # of a recording: four months
+_UNREADABLE = (AttributeError, EOFError, KeyError, OSError, TypeError, ValueError, zlib.error)
+
 Manifest = TypeVar("Manifest", RecordingSet, SupervisionSet)
 
 
@@ -94,9 +97,51 @@ def _read(path: Path, kind: type[Manifest]) -> Manifest:
         raise InputError(f"{path}: no such manifest; run stage 0 (data)")
     try:
         manifest = kind.from_jsonl(path)
-        if len(manifest) == 0:
-            raise InputError(f"{path}: the manifest is empty; run stage 0 (data) again")
-    except (AssertionError, EOFError, KeyError, OSError, TypeError, ValueError, zlib.error) as error:
+        for item in manifest:
+            if problem := _recording_problem(item) if isinstance(item, Recording) else _segment_problem(item):
+                raise InputError(f"{path}: {item.id}: {problem}; run stage 0 (data) again")
+    except _UNREADABLE as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"{path}: not a readable lhotse manifest ({reason}); run stage 0 (data) again") from error
+    if len(manifest) == 0:
+        raise InputError(f"{path}: the manifest is empty; run stage 0 (data) again")
     return manifest
+
+
+def _recording_problem(recording: Recording) -> str | None:
+    """What is of the wrong type or range in a recording, which lhotse takes from the file unseen."""
+    if not isinstance(recording.id, str):
+        return "the id is not a string"
+    if not all(isinstance(n, int) and n > 0 for n in (recording.sampling_rate, recording.num_samples)):
+        return "sampling_rate and num_samples must be positive integers"
+    if not _is_time(recording.duration):
+        return f"duration {recording.duration} is not a time"
+    if not recording.sources or not all(isinstance(source.source, str) for source in recording.sources):
+        return "every source must be a path, a URL or a command"
+    channels = [recording.channel_ids, *(source.channels for source in recording.sources)]
+    if not all(_are_channels(numbers) for numbers in channels):
+        return f"channels {channels} are not lists of integers"
+    if not isinstance(recording.transforms, list | None):
+        return "transforms are not a list"
+    return None
+
+
+def _segment_problem(segment: SupervisionSegment) -> str | None:
+    """What is of the wrong type or range in a supervision."""
+    if not isinstance(segment.id, str) or not isinstance(segment.recording_id, str):
+        return "id and recording_id must be strings"
+    if not _is_time(segment.start) or not _is_time(segment.duration):
+        return f"start {segment.start} and duration {segment.duration} must be times"
+    if not _are_channels([segment.channel] if isinstance(segment.channel, int) else segment.channel):
+        return f"channel {segment.channel} is not an integer"
+    if not isinstance(segment.text, str | None) or not isinstance(segment.speaker, str | None):
+        return "text and speaker must be strings"
+    return None
+
+
+def _is_time(seconds: object) -> bool:
+    return isinstance(seconds, int | float) and 0 <= seconds < MAX_SECONDS
+
+
+def _are_channels(numbers: object) -> bool:
+    return isinstance(numbers, list) and all(isinstance(number, int) for number in numbers)

@@ -44,6 +44,7 @@ def decode_sets(
     windows: those to try for a network; the one with the fewest dev errors is kept. None: the system's own.
     """
     dev, *others = sets
+    system = replace(system, search=options.search)
     segments = decodable(system, data_dir, dev)
     tried = windows if system.model is not None and windows else [system.window]
     trials = [_decode_dev(replace(system, window=w), dev, segments, out, options, jobs) for w in tried]

@@ -26,25 +26,39 @@ def hypotheses(lattice: Lattice, weights: Sequence[Weights], states: StateTable,
     lm_weights = sorted({w.lm for w in weights})
     posterior_KA = dict(zip(lm_weights, arc_posteriors(lattice, [Weights(w) for w in lm_weights]), strict=True))
     timed: dict[bytes, list[TimedWord]] = {}
-    result = []
+    words_of: dict[tuple[bytes, float], list[CtmWord]] = {}
+    confidence = Confidence(lattice)
     for weight, path in zip(weights, paths, strict=True):
         key = path.tobytes()
         if key not in timed:
             words, labels = lattice.word_A[path], lattice.label_A[path]
             timed[key] = time_words(words[words > 0].tolist(), labels[labels > 0], states, lang)
-        spoken = [word for word in timed[key] if word.word not in silent]
-        posterior_A = posterior_KA[weight.lm]
-        result.append(
-            [CtmWord(w.start, w.frames, lang.word_names[w.word], confidence(lattice, posterior_A, w)) for w in spoken]
-        )
-    return result
+        if (key, weight.lm) not in words_of:
+            posterior_A = posterior_KA[weight.lm]
+            words_of[key, weight.lm] = [
+                CtmWord(w.start, w.frames, lang.word_names[w.word], confidence(posterior_A, w))
+                for w in timed[key]
+                if w.word not in silent
+            ]
+    return [words_of[path.tobytes(), weight.lm] for weight, path in zip(weights, paths, strict=True)]
 
 
-def confidence(lattice: Lattice, posterior_A: np.ndarray, word: TimedWord) -> float:
-    """The posterior that this word was said at this time: of all arcs that put it out within its frames."""
-    frame_A = lattice.frame_S[lattice.source_A]
-    near_A = (frame_A >= word.start) & (frame_A <= word.start + word.frames + SLACK)
-    return float(min(1.0, posterior_A[near_A & (lattice.word_A == word.word)].sum()))
+class Confidence:
+    """The posterior that a word was said at its time: of all arcs that put it out within its frames."""
+
+    def __init__(self, lattice: Lattice) -> None:
+        self.arcs_of: dict[int, np.ndarray] = {}
+        arcs = np.flatnonzero(lattice.word_A)
+        for word in np.unique(lattice.word_A[arcs]).tolist():
+            self.arcs_of[word] = arcs[lattice.word_A[arcs] == word]
+        self.frame_A = lattice.frame_S[lattice.source_A]
+
+    def __call__(self, posterior_A: np.ndarray, word: TimedWord) -> float:
+        """From 0 to 1, rounded to 1e-4."""
+        arcs = self.arcs_of[word.word]
+        frame = self.frame_A[arcs]
+        near = (frame >= word.start) & (frame <= word.start + word.frames + SLACK)
+        return round(float(min(1.0, posterior_A[arcs[near]].sum())), 4)
 
 
 def nonspeech_words(lang: Lang) -> frozenset[int]:

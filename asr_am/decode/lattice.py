@@ -82,46 +82,39 @@ class Lattice:
 def _levels(
     source_A: np.ndarray, target_A: np.ndarray, label_A: np.ndarray, start: int, num_states: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(level_S, frame_S), -1 where a state is not reached from `start`: Kahn's algorithm, a whole front at a time."""
-    order = np.argsort(source_A, kind="stable")
-    target_A, frames_A = target_A[order], (label_A[order] > 0).astype(np.int32)
-    first_S = np.searchsorted(source_A[order], np.arange(num_states + 1))
-    level_S = np.full(num_states, -1, dtype=np.int32)
-    frame_S = np.full(num_states, -1, dtype=np.int32)
-    waiting_S = np.bincount(target_A[_reachable(target_A, first_S, start)], minlength=num_states)
-    if waiting_S[start]:
+    """(level_S, frame_S), -1 where a state is not reached from `start`: Kahn's algorithm."""
+    arcs_S: list[list[tuple[int, int]]] = [[] for _ in range(num_states)]
+    for source, target, label in zip(source_A.tolist(), target_A.tolist(), label_A.tolist(), strict=True):
+        arcs_S[source].append((target, 1 if label else 0))
+    waiting_S = _reached_arcs(arcs_S, start)
+    level_S, frame_S = [-1] * num_states, [-1] * num_states
+    level_S[start] = frame_S[start] = 0
+    ready = [start] if waiting_S[start] == 0 else []
+    for state in ready:
+        level, frame = level_S[state] + 1, frame_S[state]
+        for target, consumed in arcs_S[state]:
+            level_S[target] = max(level_S[target], level)
+            frame_S[target] = frame + consumed
+            waiting_S[target] -= 1
+            if waiting_S[target] == 0:
+                ready.append(target)
+    if any(waiting_S):
         raise ValueError("cyclic lattice")
-    front = np.array([start])
-    frame_S[start] = level = 0
-    while len(front):
-        level_S[front] = level
-        arcs = _arcs_of(front, first_S)
-        targets = target_A[arcs]
-        frame_S[targets] = frame_S[np.repeat(front, first_S[front + 1] - first_S[front])] + frames_A[arcs]
-        front, counts = np.unique(targets, return_counts=True)
-        waiting_S[front] -= counts
-        front = front[waiting_S[front] == 0]
-        level += 1
-    if waiting_S.any():
-        raise ValueError("cyclic lattice")
-    return level_S, frame_S
+    return np.array(level_S, dtype=np.int32), np.array(frame_S, dtype=np.int32)
 
 
-def _reachable(target_A: np.ndarray, first_S: np.ndarray, start: int) -> np.ndarray:
-    """Mask of the arcs (sorted by source) that leave states reached from `start`."""
-    seen_S = np.zeros(len(first_S) - 1, dtype=bool)
-    front = np.array([start])
-    while len(front):
-        seen_S[front] = True
-        front = np.unique(target_A[_arcs_of(front, first_S)])
-        front = front[~seen_S[front]]
-    return np.repeat(seen_S, np.diff(first_S))
-
-
-def _arcs_of(states: np.ndarray, first_S: np.ndarray) -> np.ndarray:
-    """Indices of all arcs that leave `states`, for arcs sorted by source."""
-    first, counts = first_S[states], first_S[states + 1] - first_S[states]
-    return np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+def _reached_arcs(arcs_S: list[list[tuple[int, int]]], start: int) -> list[int]:
+    """For each state the number of arcs into it from states that `start` reaches."""
+    count_S = [0] * len(arcs_S)
+    seen = {start}
+    todo = [start]
+    while todo:
+        for target, _ in arcs_S[todo.pop()]:
+            count_S[target] += 1
+            if target not in seen:
+                seen.add(target)
+                todo.append(target)
+    return count_S
 
 
 def read_lattices(path: Path) -> Iterator[tuple[str, Lattice]]:

@@ -35,19 +35,19 @@ def best_paths(lattice: Lattice, weights: Sequence[Weights]) -> list[np.ndarray]
     """For every weighting the arcs of the cheapest path, from start to end. Exact."""
     cost_KA = costs(lattice, weights)
     forward_KS = _forward(lattice, cost_KA, np.minimum)
-    first_S = np.searchsorted(lattice.target_A, np.arange(lattice.num_states + 1)).tolist()
-    source_A = lattice.source_A.tolist()
-    paths = []
-    for cost_A, forward_S in zip(cost_KA, forward_KS, strict=True):
-        total_A = forward_S[lattice.source_A] + cost_A
-        state, path = lattice.num_states - 1, []
-        while state != 0:
-            first, last = first_S[state], first_S[state + 1]
-            arc = first if last - first == 1 else first + int(total_A[first:last].argmin())
-            path.append(arc)
-            state = source_A[arc]
-        paths.append(np.array(path[::-1], dtype=np.int64))
-    return paths
+    # The arcs that attain the minimum, bit for bit: the same sum of the same numbers. Any of them will do.
+    weighting, arc = np.nonzero(forward_KS[:, lattice.source_A] + cost_KA == forward_KS[:, lattice.target_A])
+    back_KS = np.full(forward_KS.shape, -1, dtype=np.int64)
+    back_KS[weighting, lattice.target_A[arc]] = arc
+    rows_K = np.arange(len(weights))
+    state_K = np.full(len(weights), lattice.num_states - 1)
+    steps = []
+    while state_K.any():
+        arc_K = np.where(state_K > 0, back_KS[rows_K, state_K], -1)
+        state_K = np.where(arc_K >= 0, lattice.source_A[arc_K], 0)
+        steps.append(arc_K)
+    arcs_KN = np.stack(steps[::-1], axis=1)
+    return [path[path >= 0] for path in arcs_KN]
 
 
 def arc_posteriors(lattice: Lattice, weights: Sequence[Weights]) -> np.ndarray:

@@ -20,7 +20,6 @@ from torch import nn
 
 from asr_am.decode.windows import Window, log_posteriors
 from asr_am.errors import InputError
-from asr_am.features.extract import Kind
 from asr_am.hmm.states import StateTable
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ class ArchiveSource:
         return ArchiveScorer({utterance: place for utterance, place in lines})
 
 
-def neural_scorer(path: Path, features_of: Callable[[Kind], Features], window: Window) -> NeuralScorer:
+def neural_scorer(path: Path, features_of: Callable[[str], Features], window: Window) -> NeuralScorer:
     """The scorer of a checkpoint; `features_of` gives the features of the kind that its model takes."""
     from asr_am.model.checkpoint import load_acoustic_model
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from asr_am.decode.paths import Weights
-from asr_am.decode.scorer import GmmSource, NeuralSource, ScoreSource
+from asr_am.decode.scorer import Features, GmmScorer, GmmSource, NeuralSource, Scorer, ScoreSource, neural_scorer
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.windows import Window
 from asr_am.errors import InputError
-from asr_am.features.extract import Kind
 
 FORMAT = "asr_am system 1"
 FILE = "system.json"
@@ -50,14 +49,21 @@ class System:
             return GmmSource(self.align_dir, self.features_dir, subset)
         return NeuralSource(self.model, self.features_dir, subset, self.window)
 
-    def kind(self) -> Kind:
+    def scorer(self, features: Features) -> Scorer:
+        """A scorer of other features than those on disk."""
+        if self.model is None:
+            from asr_am.hmm.gmm import DiagGmms
+
+            return GmmScorer(DiagGmms.load(self.align_dir / "gmm.npz"), features)
+        return neural_scorer(self.model, lambda kind: features, self.window)
+
+    def kind(self) -> str:
         """The kind of features the model takes."""
         if self.model is None:
             return "mfcc"
         from asr_am.model.checkpoint import load_acoustic_model
 
-        kind: Kind = load_acoustic_model(self.model)[1]["kind"]
-        return kind
+        return str(load_acoustic_model(self.model)[1]["kind"])
 
     def save(self, folder: Path) -> None:
         """Write system.json into `folder`, paths relative to it: an experiment can be moved as a whole."""

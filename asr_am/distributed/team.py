@@ -12,9 +12,14 @@ from asr_am.distributed.leases import Leases
 class Team(Protocol):
     """What every kind of team offers. Collectives and mail come with the first strategy that needs them."""
 
-    rank: int
-    size: int
-    clock: Literal["wall", "virtual"]
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def clock(self) -> Literal["wall", "virtual"]: ...
 
     def now(self) -> float:
         """Seconds."""

@@ -122,11 +122,10 @@ class Loader:
         offset_U = np.zeros(len(self._key_U), dtype=np.int64)
         if self.random_offset:
             offset_U = (combine(self.seed, epoch, self._key_U) % np.uint64(chunk)).astype(np.int64)
-        columns = cut(index.frames_U, chunk, offset_U)
+        columns = np.stack(cut(index.frames_U, chunk, offset_U)).astype(np.int32)
         if self.shuffle:
-            order_N = np.random.default_rng(seed_of(self.seed, epoch)).permutation(len(columns[0]))
-            columns = tuple(column[order_N] for column in columns)
-        utterance_N, begin_N, frames_N = (column.astype(np.int32) for column in columns)
+            columns = columns[:, np.random.default_rng(seed_of(self.seed, epoch)).permutation(columns.shape[1])]
+        utterance_N, begin_N, frames_N = columns
         return Plan(utterance_N, begin_N, frames_N, self.batch_size, self.seed, epoch)
 
     def batch(self, plan: Plan, number: int) -> Batch:

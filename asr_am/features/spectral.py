@@ -92,8 +92,7 @@ class SpectralExtractor:
     def _features(self, raw_TW: np.ndarray) -> np.ndarray:
         frames_TW = raw_TW - raw_TW.mean(axis=1, keepdims=True)
         frames_TW[:, 1:] -= PREEMPHASIS * frames_TW[:, :-1]
-        frames_TW[:, 0] *= 1 - PREEMPHASIS
-        frames_TW *= self.window_W
+        frames_TW *= self.window_W  # zero at the first sample, which therefore needs no pre-emphasis
         spectrum_TK = rfft(frames_TW, self.fft_size, axis=1)[:, : len(self.mel_KM)]
         power_TK = spectrum_TK.real**2 + spectrum_TK.imag**2
         log_mel_TM = np.log(np.maximum(power_TK @ self.mel_KM, ENERGY_FLOOR))

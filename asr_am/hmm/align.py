@@ -75,7 +75,9 @@ def compile_graphs(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     count = min(len(words_U), max(4 * jobs, 8))
-    graphs = Graphs(folder, tuple(np.searchsorted(frames.offsets_U1, np.linspace(0, frames.num_frames, count + 1)).tolist()))
+    graphs = Graphs(
+        folder, tuple(np.searchsorted(frames.offsets_U1, np.linspace(0, frames.num_frames, count + 1)).tolist())
+    )
     build = functools.partial(_compile_shard, graphs.folder, lexicon, tree, states, options.self_loop_scale)
     tasks = [(shard, frames.utterances[first:end], words_U[first:end]) for shard, first, end in graphs.shards]
     parallel_map(build, tasks, jobs, f"graphs {folder.name}")
@@ -92,7 +94,9 @@ def _compile_shard(
     with kaldifst.VectorFstWriter(f"ark:{folder / str(shard)}.ark") as writer:
         for utterance, words in zip(utterances, words_U, strict=True):
             try:
-                arrays = FstArrays.from_fst(training_graph(words, lexicon, states, tree, self_loop_scale=self_loop_scale))
+                arrays = FstArrays.from_fst(
+                    training_graph(words, lexicon, states, tree, self_loop_scale=self_loop_scale)
+                )
             except InputError as error:
                 raise InputError(f"utterance {utterance}: {error}") from error
             labels_C, columns_A = np.unique(np.append(arrays.ilabel_A, 0), return_inverse=True)  # column 0 is epsilon

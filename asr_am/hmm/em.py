@@ -70,9 +70,7 @@ def _even_ranges(bounds_P1: np.ndarray, count: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts.tolist()))
 
 
-def _accumulate_range(
-    gmms: DiagGmms, frames: FrameStore, task: tuple[int, np.ndarray, np.ndarray]
-) -> Accumulators:
+def _accumulate_range(gmms: DiagGmms, frames: FrameStore, task: tuple[int, np.ndarray, np.ndarray]) -> Accumulators:
     """Statistics of the pdfs from `first` on; rows bounds[i] to bounds[i + 1] of `order` are the i-th one's frames."""
     first, bounds, order = task
     start = gmms.offsets_P1[first]
@@ -160,7 +158,11 @@ def _split_pdf(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Weights, means and variances of one pdf with `target` Gaussians."""
     begin, end = gmms.offsets_P1[pdf : pdf + 2]
-    weights, means, variances = list(gmms.weights_G[begin:end]), list(gmms.means_GD[begin:end]), list(gmms.vars_GD[begin:end])
+    weights, means, variances = (
+        list(gmms.weights_G[begin:end]),
+        list(gmms.means_GD[begin:end]),
+        list(gmms.vars_GD[begin:end]),
+    )
     while len(weights) < target:
         heaviest = int(np.argmax(weights))
         shift = perturb * np.sqrt(variances[heaviest]) * rng.standard_normal(gmms.dim).astype(np.float32)

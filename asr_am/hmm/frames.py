@@ -70,7 +70,9 @@ class FrameStore:
             for utterance in track(utterances, description):
                 x_TD = np.ascontiguousarray(read(utterance), dtype=np.float32)
                 if not np.isfinite(x_TD).all():
-                    raise InputError(f"utterance {utterance}: has features that are not finite; run stage features again")
+                    raise InputError(
+                        f"utterance {utterance}: has features that are not finite; run stage features again"
+                    )
                 file.write(x_TD.data)
                 lengths.append(len(x_TD))
                 dims.add(x_TD.shape[1])

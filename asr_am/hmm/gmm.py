@@ -93,7 +93,9 @@ class DiagGmms:
                 arrays = [file[name] for name in ("weights", "means", "vars", "offsets")]
             _validate(*arrays)
         except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise InputError(f"{path}: not a readable set of Gaussian mixtures ({error}); run stage align again") from error
+            raise InputError(
+                f"{path}: not a readable set of Gaussian mixtures ({error}); run stage align again"
+            ) from error
         return cls(*arrays)
 
 

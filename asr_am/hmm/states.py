@@ -84,7 +84,16 @@ class StateTable:
                     num_pdfs=int(file["num_pdfs"]),
                 )  # fmt: skip
             table._validate()
-        except (OSError, KeyError, ValueError, TypeError, IndexError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (
+            OSError,
+            KeyError,
+            ValueError,
+            TypeError,
+            IndexError,
+            EOFError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ) as error:
             raise InputError(f"{path}: not a readable state table ({error}); run stage align again") from error
         return table
 

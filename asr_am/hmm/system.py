@@ -30,10 +30,14 @@ class System:
     def load(cls, folder: Path) -> System:
         """InputError where a file is missing or damaged, or where they do not belong together."""
         system = cls(
-            DecisionTree.load(folder / "tree.json"), StateTable.load(folder / "states.npz"), DiagGmms.load(folder / "gmm.npz")
+            DecisionTree.load(folder / "tree.json"),
+            StateTable.load(folder / "states.npz"),
+            DiagGmms.load(folder / "gmm.npz"),
         )
         if not system.tree.num_pdfs == system.states.num_pdfs == system.gmms.num_pdfs:
-            raise InputError(f"{folder}: tree, states and mixtures have different numbers of pdfs; run stage align again")
+            raise InputError(
+                f"{folder}: tree, states and mixtures have different numbers of pdfs; run stage align again"
+            )
         return system
 
     @staticmethod

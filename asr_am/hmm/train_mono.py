@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from asr_am.hmm.em import UpdateOptions, accumulate, update
@@ -18,14 +19,17 @@ logger = logging.getLogger(__name__)
 REALIGN = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 23, 26, 29, 32, 35, 38)
 
 
-@dataclass(frozen=True)
-class MonoOptions:
-    """phone_states, silence_states: emitting states; flat_min_occupancy: as EmOptions.update has it, for the first pass."""
+@dataclass(frozen=True, kw_only=True)
+class MonoOptions(EmOptions):
+    """phone_states, silence_states: emitting states. flat_min_occupancy: min_occupancy of the first update."""
 
+    iterations: int = 40
+    realign: Sequence[int] = REALIGN
+    gaussians: int = 1000
+    increase_until: int = 30
     phone_states: int = 3
     silence_states: int = 3
     flat_min_occupancy: float = 3.0
-    em: EmOptions = field(default_factory=lambda: EmOptions(40, REALIGN, gaussians=1000, increase_until=30))
 
 
 def train_mono(place: Workplace, options: MonoOptions, out: Path, *, final: Path) -> None:
@@ -34,13 +38,13 @@ def train_mono(place: Workplace, options: MonoOptions, out: Path, *, final: Path
     states_P = phone_states(lang.nonsilence_phones, lang.silence_phones, options.phone_states, options.silence_states)
     tree = monophone_tree(lang.roots, states_P)
     states = state_table(tree, states_P)
-    graphs = place.compile("train", tree, states, options.em.align)
+    graphs = place.compile("train", tree, states, options.align)
     gmms, var_D = flat_gmms(place.train, tree.num_pdfs)
-    alignment = equal_alignment(graphs, place.train, options.em.seed, place.jobs)
+    alignment = equal_alignment(graphs, place.train, options.seed, place.jobs)
     if alignment.failed:
         logger.warning("mono: %d utterances are too short for their transcripts", len(alignment.failed))
-    first = UpdateOptions(options.flat_min_occupancy, options.em.update.variance_floor)
+    first = UpdateOptions(options.flat_min_occupancy, options.variance_floor)
     acc = accumulate(gmms, place.train, pdfs_of(alignment.labels_N, states), place.jobs, "mono flat start")
     system = System(tree, states, update(gmms, acc, first, var_D))
-    gmms, alignment = train_mixtures("mono", place, system, graphs, alignment, options.em, var_D)
-    finish("mono", place, replace(system, gmms=gmms), graphs, alignment, options.em, out, final)
+    gmms, alignment = train_mixtures("mono", place, system, graphs, alignment, options, var_D)
+    finish("mono", place, replace(system, gmms=gmms), graphs, alignment, options, out, final)

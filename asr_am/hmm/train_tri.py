@@ -6,7 +6,8 @@ Shapes: N frames, R runs, P pdfs, D feature dimension.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +31,17 @@ from asr_am.lang.lang import Lang
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class TriOptions:
-    """See TreeOptions and EmOptions."""
+@dataclass(frozen=True, kw_only=True)
+class TriOptions(EmOptions):
+    """leaves, min_leaf_occupancy, merge: see TreeOptions."""
 
-    tree: TreeOptions = field(default_factory=TreeOptions)
-    em: EmOptions = field(default_factory=lambda: EmOptions(35, (10, 20, 30), gaussians=9000, increase_until=25))
+    iterations: int = 35
+    realign: Sequence[int] = (10, 20, 30)
+    gaussians: int = 3000
+    increase_until: int = 25
+    leaves: int = 300
+    min_leaf_occupancy: float = 30.0
+    merge: bool = True
 
 
 def train_tri(place: Workplace, previous: Path, options: TriOptions, out: Path, *, final: Path) -> None:
@@ -45,20 +51,19 @@ def train_tri(place: Workplace, previous: Path, options: TriOptions, out: Path, 
     runs = runs_of(labels_N, place.train.offsets_U1, old_states)
     stats = accumulate_tree_stats(place.train, runs)
     questions = phone_questions(stats, place.lang.roots, place.lang.silence_phones, word_position_questions(place.lang))
-    tree = build_tree(
-        stats, place.lang.roots, old_states.states_P, place.lang.silence_phones, questions, options.tree
-    )
+    growing = TreeOptions(options.leaves, options.min_leaf_occupancy, options.merge)
+    tree = build_tree(stats, place.lang.roots, old_states.states_P, place.lang.silence_phones, questions, growing)
     logger.info("tri: %d contexts seen, %d questions, %d pdfs", len(stats.state_M), len(questions), tree.num_pdfs)
 
     states = state_table(tree, old_states.states_P)
     labels_N = convert_labels(labels_N, runs, tree, states)
     states = estimate_transitions(states, runs_of(labels_N, place.train.offsets_U1, states))
     background, var_D = flat_gmms(place.train, tree.num_pdfs)
-    system = System(tree, states, gaussians_of_leaves(stats, tree, background, options.em.update.variance_floor * var_D))
-    graphs = place.compile("train", tree, states, options.em.align)
+    system = System(tree, states, gaussians_of_leaves(stats, tree, background, options.variance_floor * var_D))
+    graphs = place.compile("train", tree, states, options.align)
     alignment = Alignment(labels_N, float("nan"), 0, [])
-    gmms, alignment = train_mixtures("tri", place, system, graphs, alignment, options.em, var_D)
-    finish("tri", place, System(tree, states, gmms), graphs, alignment, options.em, out, final)
+    gmms, alignment = train_mixtures("tri", place, system, graphs, alignment, options, var_D)
+    finish("tri", place, System(tree, states, gmms), graphs, alignment, options, out, final)
 
 
 def word_position_questions(lang: Lang) -> list[set[int]]:
@@ -73,7 +78,9 @@ def word_position_questions(lang: Lang) -> list[set[int]]:
 def convert_labels(labels_N: np.ndarray, runs: Runs, tree: DecisionTree, states: StateTable) -> np.ndarray:
     """The same path through phones and states with the pdfs of another tree (Kaldi's convert-ali)."""
     keys, key_R = np.unique(np.column_stack([runs.windows_R3, runs.state_R]), axis=0, return_inverse=True)
-    labels = [states.label(phone, state, tree.pdf((left, phone, right), state)) for left, phone, right, state in keys.tolist()]
+    labels = [
+        states.label(phone, state, tree.pdf((left, phone, right), state)) for left, phone, right, state in keys.tolist()
+    ]
     converted_N = np.zeros_like(labels_N)
     converted_N[labels_N > 0] = np.repeat(np.array(labels, dtype=labels_N.dtype)[key_R], runs.length_R)
     return converted_N

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from asr_am.errors import InputError
 from asr_am.hmm.align import AlignOptions, Alignment, Graphs, align, compile_graphs, log_alignment, write_failures
 from asr_am.hmm.alignments import check_alignments, write_alignments
 from asr_am.hmm.em import UpdateOptions, accumulate, mix_up, update
@@ -27,24 +28,49 @@ from asr_am.lang.lang import Lang
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EmOptions:
-    """How mixtures are trained.
+    """How the mixtures of a system are trained, and how utterances are aligned with it.
 
     iterations: passes of EM. realign: passes (from 1) that begin with a new alignment. gaussians: of all pdfs together,
     reached by equal steps at pass `increase_until`, shared out by the number of frames to the power `power`.
-    boost_silence: factor on the likelihood of silence while aligning.
+    min_occupancy, variance_floor: see UpdateOptions. boost_silence: factor on the likelihood of the optional silence
+    while aligning for training. beam, retry_beam: see AlignOptions. seed: of the directions in which Gaussians split.
     """
 
     iterations: int
-    realign: tuple[int, ...]
+    realign: Sequence[int]
     gaussians: int
     increase_until: int
     power: float = 0.25
+    min_occupancy: float = 10.0
+    variance_floor: float = 0.01
     boost_silence: float = 1.0
+    beam: float = 10.0
+    retry_beam: float = 40.0
     seed: int = 0
-    update: UpdateOptions = field(default_factory=UpdateOptions)
-    align: AlignOptions = field(default_factory=AlignOptions)
+
+    def __post_init__(self) -> None:
+        positive = (
+            "iterations",
+            "gaussians",
+            "increase_until",
+            "variance_floor",
+            "boost_silence",
+            "beam",
+            "retry_beam",
+        )
+        for name in positive:
+            if not getattr(self, name) > 0:
+                raise InputError(f"align: {name} is {getattr(self, name)!r}; it must be above 0")
+
+    @property
+    def update(self) -> UpdateOptions:
+        return UpdateOptions(self.min_occupancy, self.variance_floor)
+
+    @property
+    def align(self) -> AlignOptions:
+        return AlignOptions(self.beam, self.retry_beam)
 
 
 @dataclass(frozen=True)
@@ -83,16 +109,17 @@ def train_mixtures(
     gmms, states = system.gmms, system.states
     rng = np.random.default_rng(options.seed)
     boost = dict.fromkeys(silence_pdfs(place.lang, states), options.boost_silence)
-    start = gmms.num_gaussians
+    start, last_increase = gmms.num_gaussians, min(options.increase_until, options.iterations)
     for iteration in range(1, options.iterations + 1):
         title = f"{name} pass {iteration}/{options.iterations}"
         if iteration in options.realign:
             alignment = align(graphs, place.train, gmms, states, options.align, place.jobs, f"{title}: align", boost)
-        acc = accumulate(gmms, place.train, pdfs_of(alignment.labels_N, states), place.jobs, f"{title}: EM")
+        pdf_N = pdfs_of(alignment.labels_N, states)
+        acc = accumulate(gmms, place.train, pdf_N, place.jobs, f"{title}: EM")
         gmms = update(gmms, acc, options.update, global_var_D)
-        if iteration <= options.increase_until:
-            target = start + (options.gaussians - start) * iteration // options.increase_until
-            occ_P = np.bincount(np.maximum(pdfs_of(alignment.labels_N, states), -1) + 1, minlength=gmms.num_pdfs + 1)[1:]
+        if iteration <= last_increase:
+            target = start + (options.gaussians - start) * iteration // last_increase
+            occ_P = np.bincount(pdf_N[pdf_N >= 0], minlength=gmms.num_pdfs)
             gmms = mix_up(gmms, occ_P, target, rng, options.power)
         logger.info("%s: log-likelihood per frame %.3f, %d Gaussians", title, acc.loglik_per_frame, gmms.num_gaussians)
     return gmms, alignment

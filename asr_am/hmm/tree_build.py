@@ -23,7 +23,7 @@ from asr_am.hmm.tree_stats import TreeStats, log_likelihood
 class TreeOptions:
     """leaves: at most so many before merging; min_occupancy: frames a leaf needs; merge: whether leaves are merged."""
 
-    leaves: int = 1800
+    leaves: int = 300
     min_occupancy: float = 30.0
     merge: bool = True
 

@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +69,6 @@ class Family:
         ends = [score.subsets[subset].interval for score in self.scores]
         return _mean([low for low, _ in ends]), _mean([high for _, high in ends])
 
-    @property
-    def name(self) -> str:
-        return f"{self.system}, {self.lm}"
-
 
 @dataclass(frozen=True)
 class TrainingRun:
@@ -85,7 +80,7 @@ class TrainingRun:
     loss_E: Sequence[float]  # nats per frame
     frame_error_E: Sequence[float]  # percent
 
-    @cached_property
+    @property
     def family(self) -> str:
         return without_seed(self.name, self.seed)
 
@@ -93,6 +88,18 @@ class TrainingRun:
     def best_epoch(self) -> int:
         """The epoch (from 1) with the lowest held-out loss, whose weights are decoded with."""
         return 1 + min(range(len(self.loss_E)), key=lambda e: (math.isnan(self.loss_E[e]), self.loss_E[e]))
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """lm/<name>/lm.json. ngrams: how many of each order. dev_oov: of the dev_words, outside the model's vocabulary."""
+
+    name: str
+    source: str
+    ngrams: Sequence[int]
+    dev_perplexity: float
+    dev_words: int
+    dev_oov: int
 
 
 def without_seed(name: str, seed: int | None) -> str:
@@ -122,7 +129,7 @@ def group_by_seed(scores: Sequence[Score]) -> list[Family]:
 
 
 def read_training_runs(corpus_dir: Path) -> list[TrainingRun]:
-    """Every finished train/<run>, sorted by name; one without a summary.json is still training and left out."""
+    """Every train/<run> sorted by name; one without a summary.json is in its first epoch and left out."""
     runs = []
     for folder in _folders(corpus_dir / "train"):
         path = folder / "summary.json"
@@ -133,9 +140,9 @@ def read_training_runs(corpus_dir: Path) -> list[TrainingRun]:
     return runs
 
 
-def read_language_models(corpus_dir: Path) -> list[dict[str, Any]]:
+def read_language_models(corpus_dir: Path) -> list[LanguageModel]:
     """Every lm/<name>/lm.json, sorted by name."""
-    return [read_json(folder / "lm.json") for folder in _folders(corpus_dir / "lm")]
+    return [_read_language_model(folder / "lm.json") for folder in _folders(corpus_dir / "lm")]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -180,7 +187,7 @@ def _read_score(folder: Path) -> Score:
             | {"all": _subset(content["all"])},
             segments=_read_segments(folder / "segments.json"),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise InputError(f"{path}: {_explain(error)}; run stage score again") from error
 
 
@@ -196,7 +203,7 @@ def _subset(value: Mapping[str, Any]) -> Subset:
 def _read_segments(path: Path) -> dict[str, tuple[int, int]]:
     try:
         return {name: (int(errors), int(words)) for name, (errors, words) in read_json(path).items()}
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise InputError(f'{path}: is not {{"segment": [errors, words]}}; run stage score again') from error
 
 
@@ -204,14 +211,29 @@ def _read_training_run(path: Path) -> TrainingRun:
     summary = read_json(path)
     try:
         losses = [float(value) for value in summary["heldout_loss"]]
-        rates = [float(value) for value in summary["heldout_frame_error_rate"]]
+        rates = [100 * float(value) for value in summary["heldout_frame_error"]]
         seed = summary.get("seed")
         run = TrainingRun(path.parent.name, None if seed is None else int(seed), summary, losses, rates)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise InputError(f"{path}: {_explain(error)}; run stage train again") from error
     if not losses or len(losses) != len(rates):
         raise InputError(f"{path}: {len(losses)} held-out losses and {len(rates)} frame error rates; train again")
     return run
+
+
+def _read_language_model(path: Path) -> LanguageModel:
+    content = read_json(path)
+    try:
+        return LanguageModel(
+            name=str(content["name"]),
+            source=str(content["source"]),
+            ngrams=[int(count) for count in content["ngrams"]],
+            dev_perplexity=float(content["dev_perplexity"]),
+            dev_words=int(content["dev_words"]),
+            dev_oov=int(content["dev_oov"]),
+        )
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: {_explain(error)}; run stage lang again") from error
 
 
 def _explain(error: Exception) -> str:

@@ -1,70 +1,49 @@
-"""Paired bootstrap over segments: is one system's WER lower than another's, or was it the choice of the test set?
-
-M. Bisani and H. Ney, "Bootstrap estimates for confidence intervals in ASR performance evaluation", ICASSP 2004.
-Shapes: S segments, R resampled test sets.
-"""
+"""Is a system's WER lower than another's, or was it the choice of the test set? Families of seeds compared in pairs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from asr_am.errors import InputError
-from asr_am.report.results import Family
+from asr_am.report.results import GMM_SYSTEMS, Family
+from asr_am.score.significance import Comparison, paired_bootstrap
 
-RESAMPLES = 10_000
-BATCH = 500  # resamples at a time: bounds the memory at BATCH x S counts
+BASELINE = "tri"  # the GMM whose alignments the hybrids are trained on
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """WER of `system` minus WER of `baseline`, in percent absolute.
-
-    interval: 95 % of the resampled test sets. improved: share of them on which the difference is below 0.
-    """
+class Versus:
+    """The outcome for `system` (b) against `baseline` (a), which use the same LM."""
 
     system: Family
     baseline: Family
-    difference: float
-    interval: tuple[float, float]
-    improved: float
-
-    @property
-    def significant(self) -> bool:
-        return self.interval[0] > 0 or self.interval[1] < 0
+    outcome: Comparison
 
 
-def compare(system: Family, baseline: Family, seed: int = 1) -> Comparison:
-    """Paired bootstrap on the errors per segment, which are averaged over seeds first.
+def against_baseline(families: Sequence[Family]) -> list[Versus]:
+    """Each system that is no GMM against the triphone GMM with the same LM, where there is one."""
+    baselines = {family.lm: family for family in families if family.system == BASELINE}
+    hybrids = [family for family in families if family.system not in GMM_SYSTEMS and family.lm in baselines]
+    return [compare(hybrid, baselines[hybrid.lm]) for hybrid in hybrids]
 
-    InputError: the two are not scored on the same segments and words.
+
+def compare(system: Family, baseline: Family) -> Versus:
+    """Paired bootstrap over segments, in each of which errors and words are summed over the family's seeds.
+
+    InputError: the runs are not all scored on the same segments.
     """
-    errors_S, words_S = _per_segment(system)
-    baseline_errors_S, baseline_words_S = _per_segment(baseline)
-    if not np.array_equal(words_S, baseline_words_S):
-        raise InputError(f"{system.name} and {baseline.name} are scored on different references; run stage score again")
-    excess_S = errors_S - baseline_errors_S
-    generator = np.random.default_rng(seed)
-    num_segments = len(words_S)
-    even_S = np.full(num_segments, 1.0 / num_segments)
-    draws = []
-    for _ in range(RESAMPLES // BATCH):
-        times_RS = generator.multinomial(num_segments, even_S, size=BATCH)
-        draws.append(100 * (times_RS @ excess_S) / np.maximum(times_RS @ words_S, 1))
-    difference_R = np.concatenate(draws)
-    low, high = np.percentile(difference_R, [2.5, 97.5])
-    difference = 100 * excess_S.sum() / words_S.sum()
-    return Comparison(system, baseline, float(difference), (float(low), float(high)), float(np.mean(difference_R < 0)))
+    names = sorted(baseline.scores[0].segments)
+    errors_a, words_a = _per_segment(baseline, names)
+    errors_b, words_b = _per_segment(system, names)
+    return Versus(system, baseline, paired_bootstrap(errors_a, errors_b, words_a, words_b=words_b))
 
 
-def _per_segment(family: Family) -> tuple[np.ndarray, np.ndarray]:
-    """Mean errors over seeds, and words, of each segment in the order of its name."""
-    names = sorted(family.scores[0].segments)
+def _per_segment(family: Family, names: Sequence[str]) -> tuple[list[int], list[int]]:
     for score in family.scores:
         if sorted(score.segments) != names:
-            raise InputError(f"{score.run}: is scored on other segments than {family.scores[0].run}; score again")
-    counts = np.array([[score.segments[name] for name in names] for score in family.scores], dtype=np.float64)
-    if counts.size == 0 or counts[0, :, 1].sum() == 0:
-        raise InputError(f"{family.scores[0].run}: segments.json holds no words; run stage score again")
-    return counts[:, :, 0].mean(axis=0), counts[0, :, 1]
+            raise InputError(
+                f"score/{score.run}: its segments are not those of the runs beside it; run stage score again"
+            )
+    errors = [sum(score.segments[name][0] for score in family.scores) for name in names]
+    return errors, [sum(score.segments[name][1] for score in family.scores) for name in names]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from asr_am.report.results import Family, Score, TrainingRun
-from asr_am.report.significance import Comparison
+from asr_am.report.results import Family, LanguageModel, Score, TrainingRun
+from asr_am.report.significance import Versus
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -53,19 +53,16 @@ def by_run(scores: Sequence[Score]) -> str:
     return markdown([*header, "commit", "date"], rows)
 
 
-def significance(comparisons: Sequence[Comparison]) -> str:
-    """One line per comparison: the difference with its interval, and whether zero lies outside."""
+def significance(pairs: Sequence[Versus]) -> str:
+    """One line per pair: the difference of WER with its interval, and whether zero lies outside."""
     rows = []
-    for comparison in comparisons:
-        verdict = ("better" if comparison.difference < 0 else "worse") if comparison.significant else "not significant"
-        difference = f"{comparison.difference:+.2f} [{comparison.interval[0]:+.2f}, {comparison.interval[1]:+.2f}]"
-        system, baseline = comparison.system, comparison.baseline
-        rows.append(
-            [system.system, baseline.system, system.lm, difference, f"{100 * comparison.improved:.1f} %", verdict]
-        )
-    return markdown(
-        ["system", "against", "LM", "difference [95 %]", "resamples in which it is better", "verdict"], rows
-    )
+    for pair in pairs:
+        difference = pair.outcome.difference
+        verdict = ("better" if difference.value < 0 else "worse") if pair.outcome.significant else "not significant"
+        change = f"{difference.value:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
+        share = f"{100 * pair.outcome.probability_b_better:.1f} %"
+        rows.append([pair.system.system, pair.baseline.system, pair.system.lm, change, share, verdict])
+    return markdown(["system", "against", "LM", "difference [95 %]", "better in samples", "verdict"], rows)
 
 
 def training(runs: Sequence[TrainingRun]) -> str:
@@ -77,7 +74,7 @@ def training(runs: Sequence[TrainingRun]) -> str:
         best = run.best_epoch - 1
         said = [_said(run.summary, key) for key in ("strategy", "learners", "batch")]
         results = [
-            str(len(run.loss_E)),
+            _epochs(run),
             str(run.best_epoch),
             f"{run.loss_E[best]:.4f}",
             f"{run.frame_error_E[best]:.2f} %",
@@ -87,22 +84,27 @@ def training(runs: Sequence[TrainingRun]) -> str:
     return markdown(header, rows)
 
 
-def language_models(models: Sequence[dict[str, Any]]) -> str:
+def _epochs(run: TrainingRun) -> str:
+    done, planned = len(run.loss_E), run.summary.get("epochs", len(run.loss_E))
+    return str(done) if done == planned else f"{done} of {planned}"
+
+
+def language_models(models: Sequence[LanguageModel]) -> str:
     """One line per LM: what it was made from and its perplexity on the dev transcripts."""
     rows = []
     for model in models:
-        ngrams = " + ".join(f"{count:,}" for count in model.get("ngrams", []))
-        outside = f"{_said(model, 'dev_oov')} of {_said(model, 'dev_words')}"
-        perplexity = _said(model, "dev_perplexity")
-        rows.append([_said(model, "name"), _said(model, "source"), _said(model, "order"), ngrams, perplexity, outside])
-    return markdown(["LM", "made from", "order", "n-grams", "dev perplexity", "dev words outside"], rows)
+        ngrams = " + ".join(f"{count:,}" for count in model.ngrams)
+        outside = f"{model.dev_oov:,} of {model.dev_words:,}"
+        rows.append([model.name, model.source, ngrams, f"{model.dev_perplexity:.1f}", outside])
+    return markdown(["LM", "made from", "n-grams", "dev perplexity", "dev words outside"], rows)
 
 
-def _said(record: Any, key: str) -> str:
+def _said(record: Mapping[str, Any], key: str) -> str:
+    """What a record says under `key`, a dash where it says nothing."""
     value = record.get(key)
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return "–" if value is None else str(value)
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _with_interval(wer: float, interval: tuple[float, float]) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from asr_am.report import tables
 from asr_am.report.plots import plot_heldout, plot_wer
 from asr_am.report.results import (
-    GMM_SYSTEMS,
     Family,
     TrainingRun,
     group_by_seed,
@@ -17,14 +16,14 @@ from asr_am.report.results import (
     read_scores,
     read_training_runs,
 )
-from asr_am.report.significance import Comparison, compare
+from asr_am.report.significance import Versus, against_baseline
+from asr_am.score.significance import SAMPLES
 
 log = logging.getLogger(__name__)
-BASELINE = "tri"  # the GMM whose alignments the hybrids are trained on
 
 
-def write_report(corpus_dir: Path, command: str) -> None:
-    """Write corpus_dir/RESULTS.md and corpus_dir/report/{wer,heldout}.png.
+def write_report(corpus_dir: Path, out: Path, command: str) -> None:
+    """Write corpus_dir/RESULTS.md, which shows report/*.png, and these pictures (wer, heldout) into `out`.
 
     command: what makes these results again, for the reader. InputError: no scores, or a file that is missing or broken.
     """
@@ -32,11 +31,10 @@ def write_report(corpus_dir: Path, command: str) -> None:
     runs = read_training_runs(corpus_dir)
     families = group_by_seed(scores)
     comparisons = against_baseline(families)
-    plots = corpus_dir / "report"
-    plots.mkdir(parents=True, exist_ok=True)
-    plot_wer(families, corpus_dir.name, plots / "wer.png")
+    out.mkdir(parents=True, exist_ok=True)
+    plot_wer(families, corpus_dir.name, out / "wer.png")
     if runs:
-        plot_heldout(runs, corpus_dir.name, plots / "heldout.png")
+        plot_heldout(runs, corpus_dir.name, out / "heldout.png")
     text = "\n\n".join(
         [
             f"# Results: {corpus_dir.name}",
@@ -58,14 +56,7 @@ def write_report(corpus_dir: Path, command: str) -> None:
     log.info("report: %d scored runs, %d training runs; %s", len(scores), len(runs), path)
 
 
-def against_baseline(families: Sequence[Family]) -> list[Comparison]:
-    """Each system that is no GMM against the triphone GMM with the same LM, where there is one."""
-    baselines = {family.lm: family for family in families if family.system == BASELINE}
-    hybrids = [family for family in families if family.system not in GMM_SYSTEMS and family.lm in baselines]
-    return [compare(hybrid, baselines[hybrid.lm]) for hybrid in hybrids]
-
-
-def _wer_sections(families: Sequence[Family], comparisons: Sequence[Comparison]) -> list[str]:
+def _wer_sections(families: Sequence[Family], comparisons: Sequence[Versus]) -> list[str]:
     several = max(len(family.scores) for family in families) > 1
     sections = ["## Word error rate on the test set", "![WER by system](report/wer.png)"]
     sections.append("WER in percent" + ("; of several seeds the mean, then each." if several else "."))
@@ -74,7 +65,7 @@ def _wer_sections(families: Sequence[Family], comparisons: Sequence[Comparison])
     if comparisons:
         sections += [
             "### Against the triphone GMM",
-            "Paired bootstrap over segments (10,000 resamples; errors averaged over seeds), WER percent absolute.",
+            f"Paired bootstrap over segments ({SAMPLES:,} samples), seeds taken together; WER in percent absolute.",
             tables.significance(comparisons),
         ]
     return sections

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Callable, Iterable, MutableSequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -18,10 +20,12 @@ from asr_am.score.network import Network, Word
 
 CORRECT, SUBSTITUTION, DELETION, INSERTION = "C", "S", "D", "I"
 MAX_CELLS = 300_000_000  # 1.2 GB
+SMALL_CELLS = 1_000_000  # lists of Python floats are faster than arrays and eight times larger
 LONG_ROW = 60  # hypothesis words from which a row is computed by numpy
 NULL_COST = struct.unpack("f", struct.pack("f", 0.001))[0]
 
-Rows = list["array[float]"]
+Row = MutableSequence[float]
+Rows = list[Row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,72 +77,98 @@ def _pair_cost(reference: Word, hypothesis: Word) -> float:
     return 0.0 if words_match(reference, hypothesis) else 4.0
 
 
+class _PairCosts:
+    """The costs of a reference word against each hypothesis word, kept for when the word comes again."""
+
+    def __init__(self, hypothesis: Network) -> None:
+        self.columns = [word for word in hypothesis.words if word]
+        plain = not any(word.fragment or word.null for word in self.columns)
+        self._texts = [word.text for word in self.columns] if plain else None
+        self._known: dict[Word, list[float]] = {}
+
+    def of(self, word: Word) -> list[float]:
+        costs = self._known.get(word)
+        if costs is None:
+            if self._texts is None or word.fragment:
+                costs = [_pair_cost(word, other) for other in self.columns]
+            else:
+                text = word.text
+                costs = [0.0 if other == text else 4.0 for other in self._texts]
+            self._known[word] = costs
+        return costs
+
+
 def _linear_rows(reference: Network, hypothesis: Network) -> Rows:
     """Distances where neither side branches: all costs are whole numbers."""
-    columns = [(word, _skip_cost(word)) for word in hypothesis.words if word]
-    row = [0.0]
-    for _, insertion in columns:
-        row.append(row[-1] + insertion)
-    rows = [array("f", row)]
+    costs = _PairCosts(hypothesis)
+    insertions = [_skip_cost(word) for word in costs.columns]
+    row = [0.0, *accumulate(insertions)]
+    rows: Rows = [row]
     for word in reference.words[1:]:
         assert word
         deletion = _skip_cost(word)
-        above, left = row, row[0] + deletion
-        row = [left]
-        diagonal = above[0]
-        for (other, insertion), up in zip(columns, above[1:], strict=True):
-            best = diagonal if word is other or words_match(word, other) else diagonal + 4.0
-            if up + deletion < best:
-                best = up + deletion
-            if left + insertion < best:
-                best = left + insertion
-            row.append(best)
-            left, diagonal = best, up
-        rows.append(array("f", row))
+        diagonal, left = row[0], row[0] + deletion
+        above, row = row, [left]
+        for up, pair, insertion in zip(above[1:], costs.of(word), insertions, strict=True):
+            left += insertion
+            if diagonal + pair < left:
+                left = diagonal + pair
+            if up + deletion < left:
+                left = up + deletion
+            row.append(left)
+            diagonal = up
+        rows.append(row)
     return rows
 
 
 def _long_linear_rows(reference: Network, hypothesis: Network) -> Rows:
     """The same for long segments: the running minimum along a row is a cumulative minimum less what was inserted."""
-    columns = [word for word in hypothesis.words if word]
-    inserted = np.cumsum([0.0] + [_skip_cost(word) for word in columns])
-    pair_costs: dict[Word, np.ndarray] = {}
+    costs = _PairCosts(hypothesis)
+    inserted = np.cumsum([0.0] + [_skip_cost(word) for word in costs.columns])
     row = inserted
-    rows = [array("f", row.astype(np.float32).tobytes())]
+    rows: Rows = [_float_array(row)]
     for word in reference.words[1:]:
         assert word
-        if word not in pair_costs:
-            pair_costs[word] = np.array([_pair_cost(word, other) for other in columns])
         best = row + _skip_cost(word)
-        np.minimum(best[1:], row[:-1] + pair_costs[word], out=best[1:])
+        np.minimum(best[1:], row[:-1] + costs.of(word), out=best[1:])
         row = np.minimum.accumulate(best - inserted) + inserted
-        rows.append(array("f", row.astype(np.float32).tobytes()))
+        rows.append(_float_array(row))
     return rows
 
 
 def _network_rows(reference: Network, hypothesis: Network) -> Rows:
-    """Distances with branches. Storing into an array of C floats rounds every sum as sclite does."""
-    columns = [
-        (before, word, _skip_cost(word)) for before, word in zip(hypothesis.before, hypothesis.words, strict=True) if word
-    ]
-    row = array("f", [0.0])
-    for before, _, insertion in columns:
+    """Distances with branches. An array of C floats rounds every sum as sclite does; whole numbers need no rounding."""
+    costs = _PairCosts(hypothesis)
+    arcs = list(zip(hypothesis.before[1:], map(_skip_cost, costs.columns), strict=True))
+    whole = not any(word and word.null for word in [*reference.words, *hypothesis.words])
+    small = len(reference.words) * len(arcs) < SMALL_CELLS
+    new_row: Callable[[Iterable[float]], Row] = list if whole and small else _float_array
+    row = new_row([0.0])
+    for before, insertion in arcs:
         row.append(min(row[b] for b in before) + insertion)
-    rows = [row]
-    for arcs, word in zip(reference.before[1:], reference.words[1:], strict=True):
+    rows: Rows = [row]
+    for into, word in zip(reference.before[1:], reference.words[1:], strict=True):
         assert word
-        above = rows[arcs[0]] if len(arcs) == 1 else array("f", map(min, *(rows[a] for a in arcs)))
+        above = rows[into[0]] if len(into) == 1 else new_row(map(min, *(rows[a] for a in into)))
         deletion = _skip_cost(word)
-        row = array("f", [above[0] + deletion])
-        for (before, other, insertion), up in zip(columns, above[1:], strict=True):
-            pair = _pair_cost(word, other)
+        row = new_row([above[0] + deletion])
+        for (before, insertion), pair, up in zip(arcs, costs.of(word), above[1:], strict=True):
             if len(before) == 1:
-                best = min(above[before[0]] + pair, row[before[0]] + insertion)
+                diagonal, left = above[before[0]], row[before[0]]
             else:
-                best = min(min(above[b] for b in before) + pair, min(row[b] for b in before) + insertion)
-            row.append(min(best, up + deletion))
+                diagonal, left = min([above[b] for b in before]), min([row[b] for b in before])
+            best = left + insertion
+            if diagonal + pair < best:
+                best = diagonal + pair
+            if up + deletion < best:
+                best = up + deletion
+            row.append(best)
         rows.append(row)
     return rows
+
+
+def _float_array(values: Iterable[float]) -> Row:
+    return array("f", values)
 
 
 def _trace_back(reference: Network, hypothesis: Network, rows: Rows) -> list[Pair]:
@@ -177,6 +207,8 @@ def _choose(choices: list[tuple[float, int, int]]) -> tuple[int, int]:
 
 def _first_minimum(rows: Rows, arcs: tuple[int, ...], others: tuple[int, ...]) -> tuple[float, int, int]:
     """The smallest distance among the given cells, the first one as the branches are written."""
+    if len(arcs) == 1 and len(others) == 1:
+        return rows[arcs[0]][others[0]], arcs[0], others[0]
     return min(((rows[a][b], a, b) for a in arcs for b in others), key=lambda cell: cell[0])
 
 

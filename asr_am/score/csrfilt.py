@@ -61,7 +61,9 @@ class Filter:
         slots = _expand(line.where, fields)
         for word in (word for slot in slots for branch in slot.branches for word in branch):
             if word.startswith(b"<alt") or len(word) > MAX_CTM_FIELD:
-                raise InputError(f"{line.where}: the rules make '{show(word[:40])}' of this word; sclite cannot read it")
+                raise InputError(
+                    f"{line.where}: the rules make '{show(word[:40])}' of this word; sclite cannot read it"
+                )
         return slots
 
 

@@ -62,7 +62,9 @@ class RuleSet:
         folded = text if self.case_sensitive else text.lower()
         output, position, copied = [], 0, 0
         while position < len(text):
-            rule = next((r for r in self._starting(folded[position : position + 2]) if r.matches(folded, position)), None)
+            rule = next(
+                (r for r in self._starting(folded[position : position + 2]) if r.matches(folded, position)), None
+            )
             if rule is None:
                 position += 1
                 continue

@@ -138,7 +138,9 @@ def _closing_brace(text: bytes, start: int) -> int:
         depth += 1 if match[0] == b"{" else -1
         if depth == 0:
             return match.end()
-    raise InputError(f"'{show(text[start : start + 60])}' has no closing brace; a GLM rule with alternatives needs a context")
+    raise InputError(
+        f"'{show(text[start : start + 60])}' has no closing brace; a GLM rule with alternatives needs a context"
+    )
 
 
 def _branches(alternation: bytes) -> list[bytes]:

@@ -22,7 +22,9 @@ def write_table(score: Score, stream: TextIO) -> None:
     rows = [[(name, counts) for name, counts in group if counts.sentences] for group in groups]
     rows.append([(ALL, score.total)])
     width = max(len("speaker"), *(len(name) for group in rows for name, _ in group))
-    heading = f"| {'speaker':<{width}} | {_HEADINGS[0]:>6} {_HEADINGS[1]:>7} |" + "".join(f"{h:>7}" for h in _HEADINGS[2:])
+    heading = f"| {'speaker':<{width}} | {_HEADINGS[0]:>6} {_HEADINGS[1]:>7} |" + "".join(
+        f"{h:>7}" for h in _HEADINGS[2:]
+    )
     rule = "-" * (len(heading) + 2)
     print(rule, heading + " |", sep="\n", file=stream)
     for group in filter(None, rows):
@@ -57,15 +59,26 @@ def _row(name: str, counts: Counts, width: int) -> str:
 
 
 def _counts_json(counts: Counts) -> dict[str, Any]:
-    names = ("sentences", "words", "correct", "substitutions", "deletions", "insertions", "errors", "sentence_errors", "wer")
+    names = (
+        "sentences",
+        "words",
+        "correct",
+        "substitutions",
+        "deletions",
+        "insertions",
+        "errors",
+        "sentence_errors",
+        "wer",
+    )
     return {name: getattr(counts, name) for name in names}
 
 
 def _alignment(segment: SegmentScore) -> str:
     columns = [_column(pair) for pair in segment.pairs]
     counts = segment.counts
+    where = f"{segment.file} {segment.channel} {segment.speaker} {segment.begin:.2f} {segment.end:.2f} {segment.label}"
     lines = [
-        f"{segment.file} {segment.channel} {segment.speaker} {segment.begin:.2f} {segment.end:.2f} {segment.label}".rstrip(),
+        where.rstrip(),
         f"Scores: (#C #S #D #I) {counts.correct} {counts.substitutions} {counts.deletions} {counts.insertions}",
     ]
     for name, cells in zip(("REF: ", "HYP: ", "Eval:"), zip(*columns, strict=True), strict=False):

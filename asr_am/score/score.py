@@ -17,6 +17,7 @@ from asr_am.score.align import CORRECT, DELETION, INSERTION, SUBSTITUTION, Pair,
 from asr_am.score.csrfilt import Filter
 from asr_am.score.files import Segment, Slot, parse_ctm, parse_stm, read_ctm, read_stm, show
 from asr_am.score.network import Network, hypothesis_network, reference_network
+from asr_am.score.validate import unexpected_words
 
 ALL = "all"
 FILE_PREFIX_SUBSETS = {"swb": "sw_", "ch": "en_"}  # the two halves of Hub5'00
@@ -124,17 +125,22 @@ class Reference:
 
     def score(self, ctm: Path) -> Score:
         """Score one CTM file. Raises InputError for bad input and for words of a file that the STM lacks."""
-        lines = read_ctm(ctm)
-        if self._hypothesis_filter:
-            slots = [slot for line in lines for slot in self._hypothesis_filter.ctm_line(line)]
-        else:
-            slots = [parse_ctm(line) for line in lines]
         scored = []
-        for number, words in self._assign(slots):
+        for number, words in self._assign(self._slots(ctm)):
             network = self._networks[number]
             if network is not None:
                 scored.append(_score_segment(self.segments[number], network, hypothesis_network(words)))
         return Score(scored, self.subset_rules.split(scored))
+
+    def unexpected_words(self, ctm: Path) -> list[str]:
+        """The words of both files that hubscr's validators refuse, as "path:line: word"."""
+        return list(unexpected_words(self.segments, self._slots(ctm)))
+
+    def _slots(self, ctm: Path) -> list[Slot]:
+        lines = read_ctm(ctm)
+        if self._hypothesis_filter is None:
+            return [parse_ctm(line) for line in lines]
+        return [slot for line in lines for slot in self._hypothesis_filter.ctm_line(line)]
 
     def _assign(self, slots: list[Slot]) -> Iterator[tuple[int, Sequence[Slot]]]:
         """The words of each segment. Both files are sorted, so files and channels are met in the same order."""
@@ -188,9 +194,7 @@ class SubsetRules:
         return subsets
 
 
-def score_files(
-    stm: Path, ctm: Path, glm: Path | None = None, subsets: Mapping[str, str] | None = None
-) -> Score:
+def score_files(stm: Path, ctm: Path, glm: Path | None = None, subsets: Mapping[str, str] | None = None) -> Score:
     """Score `ctm` against `stm` after the rules of `glm`; `subsets` maps names to prefixes of file names.
 
     To score many hypotheses against one reference, keep a `Reference` and call its `score`.

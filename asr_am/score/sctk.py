@@ -37,9 +37,7 @@ def find_sctk() -> Path | None:
     return None
 
 
-def score_files_sctk(
-    stm: Path, ctm: Path, glm: Path | None = None, subsets: Mapping[str, str] | None = None
-) -> Score:
+def score_files_sctk(stm: Path, ctm: Path, glm: Path | None = None, subsets: Mapping[str, str] | None = None) -> Score:
     """As `asr_am.score.score_files`, counted by hubscr's sort, csrfilt and sclite; segments come without alignments.
 
     The segments are ordered by speaker. Raises InputError where the programs are missing or refuse the files.

@@ -64,7 +64,9 @@ def paired_bootstrap(
 
     `words_b` is for references with alternations, where the words counted depend on the hypothesis.
     """
-    table_NK = np.concatenate([_table(errors_a, words), _table(errors_b, words if words_b is None else words_b)], axis=1)
+    table_NK = np.concatenate(
+        [_table(errors_a, words), _table(errors_b, words if words_b is None else words_b)], axis=1
+    )
     total_K = table_NK.sum(axis=0)
     sums_BK = _resampled_sums(table_NK, seed, samples)
     difference_B = _wer(sums_BK[:, 2:]) - _wer(sums_BK[:, :2])

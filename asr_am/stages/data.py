@@ -32,7 +32,7 @@ def prepare(target: dict, jobs: int, sets: list[str], out: Path) -> None:
     from asr_am.data.validate import validate_data_dir
 
     instantiate(target, out=out, jobs=jobs)
-    validate_data_dir(out, sets)
+    validate_data_dir(out, sets, jobs=jobs)
 
 
 main = stage("data", units)

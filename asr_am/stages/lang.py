@@ -40,7 +40,9 @@ def language_model(data_dir: Path, lang_dir: Path, name: str, lm: dict, out: Pat
     """An n-gram LM estimated on the corpus' text, or one given in ARPA form, as G."""
     from asr_am.lang.prepare import prepare_lm
 
-    prepare_lm(data_dir, lang_dir, out, name=name, order=lm.get("order"), arpa=lm.get("arpa"), text=lm.get("text", "train"))
+    prepare_lm(
+        data_dir, lang_dir, out, name=name, order=lm.get("order"), arpa=lm.get("arpa"), text=lm.get("text", "train")
+    )
 
 
 main = stage("lang", units)

@@ -72,7 +72,9 @@ def _device(options: TrainOptions) -> torch.device:
 
 @dataclass
 class Cursor:
-    """Where a run stands. batches: of the whole run, done. history: one record per finished epoch."""
+    """Where a run stands. batches: of the whole run, done. reported: the epoch's sums at the last report. history: one
+    record per finished epoch.
+    """
 
     epoch: int = 0
     batches: int = 0
@@ -80,6 +82,7 @@ class Cursor:
     seconds: float = 0.0
     metrics_bytes: int = 0
     best_loss: float = math.inf
+    reported: list[float] = field(default_factory=lambda: Sums().state())
     history: list[dict[str, float]] = field(default_factory=list)
     batches_per_learner: dict[int, int] = field(default_factory=dict)
 
@@ -141,43 +144,44 @@ class Run:
             self._leases_state = None
         gradient = EpochGradients(self.learner, cursor.epoch, plan, leases, cursor.batches - leases.leased)
         display.epoch(cursor.epoch, len(plan), done=leases.leased)
-        mark = (self.team.now(), cursor.frames, Sums(*self.sums.state()))
+        self._reported_at = self.team.now(), cursor.frames
         while (stats := self.strategy.step(gradient)) is not None:
             leases.complete(stats.batch, self.team.rank, applied=stats.applied)
             self.sums.add(stats)
             cursor.batches += 1
             cursor.frames += stats.weight
             if cursor.batches % self.options.report_every == 0:
-                mark = self._report(mark, stats.lr, display, tracker)
+                self._report(stats.lr, display, tracker)
             if cursor.batches % self.options.checkpoint_every == 0 and not leases.finished:
                 self._checkpoint(leases)
             display.advance()
         self.strategy.end_epoch()
         self._finish_epoch(leases, len(plan.utterance_N), display, tracker)
 
-    def _report(self, mark: tuple[float, float, Sums], lr: float, display: Display, tracker: Tracker) -> Any:
-        """Write the means since `mark` (time, frames, sums then) and return a new mark."""
-        then, frames_then, sums_then = mark
-        loss, correct, frames, _ = (now - was for now, was in zip(self.sums.state(), sums_then.state(), strict=True))
-        self._require_finite(loss)
-        now = self.team.now()
+    def _report(self, lr: float, display: Display, tracker: Tracker) -> None:
+        """Write the means since the last report."""
+        cursor, now = self.cursor, self.team.now()
+        new = self.sums.since(Sums(*cursor.reported))
+        self._require_finite(new.mean_loss)
+        then, frames_then = self._reported_at
+        speed = (cursor.frames - frames_then) / max(now - then, 1e-9)
         record = {
-            "epoch": self.cursor.epoch + 1,
-            "batch": self.cursor.batches,
-            "loss": round(loss / frames, 6),
-            "frame_accuracy": round(correct / frames, 6),
+            "epoch": cursor.epoch + 1,
+            "batch": cursor.batches,
+            "loss": round(new.mean_loss, 6),
+            "frame_accuracy": round(new.accuracy, 6),
             "lr": lr,
-            "frames_per_second": round((self.cursor.frames - frames_then) / max(now - then, 1e-9)),
+            "frames_per_second": round(speed),
         }
         self.metrics.write(record)
-        tracker.log(record, self.cursor.batches)
-        display.status(f"loss {record['loss']:.3f}  {record['frames_per_second']} frames/s")
-        return now, self.cursor.frames, Sums(*self.sums.state())
+        tracker.log(record, cursor.batches)
+        display.status(f"loss {new.mean_loss:.3f}  {speed:,.0f} frames/s")
+        self._reported_at, cursor.reported = (now, cursor.frames), self.sums.state()
 
     def _require_finite(self, loss: float) -> None:
         if not math.isfinite(loss):
             raise InputError(
-                f"{self.out}: the training loss is {loss} by batch {self.cursor.batches} (epoch {self.cursor.epoch + 1}); "
+                f"{self.out}: the loss is {loss} by batch {self.cursor.batches} (epoch {self.cursor.epoch + 1}); "
                 f"last good checkpoint: {self.checkpoints.newest()}; try a smaller schedule.base or "
                 "train.optimizer.clip_norm"
             )
@@ -211,7 +215,7 @@ class Run:
         log.info("%s, training loss %.4f", message, self.sums.mean_loss)
         display.status(message)
         cursor.epoch += 1
-        self.sums = Sums()
+        self.sums, cursor.reported = Sums(), Sums().state()
         self._checkpoint(None)
         write_summary(self.out / "summary.json", self._summary())
 

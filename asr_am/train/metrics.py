@@ -36,18 +36,23 @@ class MetricsLog:
 
 @dataclass
 class Sums:
-    """Running totals over batches: cross-entropy, correct frames, frames, examples. Tensors stay on their device."""
+    """Totals over batches: cross-entropy, correct frames, frames, examples. Tensors stay on their device."""
 
     loss: Tensor | float = 0.0
     correct: Tensor | float = 0.0
     frames: float = 0.0
-    examples: int = 0
+    examples: float = 0
 
     def add(self, stats: Stats) -> None:
         self.loss = self.loss + stats.loss_sum
         self.correct = self.correct + stats.correct
         self.frames += stats.weight
         self.examples += stats.examples
+
+    def since(self, earlier: Sums) -> Sums:
+        """What was added after `earlier`."""
+        pairs = zip(self.state(), earlier.state(), strict=True)
+        return Sums(*(now - then for now, then in pairs))
 
     def state(self) -> list[float]:
         return [float(self.loss), float(self.correct), self.frames, self.examples]

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """base: the rate of the first batch after warm-up. batch_ratio: the peak is base x batch_ratio, reached by a linear
-    warm-up over `warmup_epochs` that moves with every batch (0 = at once). anneal_from: epoch, counted from 1, from which the
-    rate is multiplied by `anneal` in each epoch. warmup_batches: batches over which the rate also rises from zero.
+    """base: the rate of the first batch after warm-up. batch_ratio: the peak is base x batch_ratio, reached by a
+    linear warm-up over `warmup_epochs` that moves with every batch (0 = at once). anneal_from: epoch, counted from 1,
+    from which the rate is multiplied by `anneal` in each epoch. warmup_batches: batches over which the rate also rises
+    from zero.
     """
 
     base: float = 0.1
@@ -25,7 +26,7 @@ class Schedule:
     warmup_batches: int = 0
 
     def rate(self, epoch: int, share: float, batch: int) -> float:
-        """The rate of a batch. epoch: from 0. share: of the epoch's batches handed out before. batch: from 0, of the run.
+        """The rate of a batch. epoch: from 0. share: of its batches handed out before. batch: from 0, of the run.
 
         It follows the share of the epoch and not a learner's own steps, so that it is the same for all learners.
         """

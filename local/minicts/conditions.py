@@ -71,7 +71,7 @@ SW = Condition(
         "max",
         "robert",
         "quincy",
-    ),  # fmt: skip
+    ),
     female_voices=("f1", "f2", "f3", "f5", "Andrea", "anika", "linda", "steph", "grandma"),
     words_per_minute=(150, 200),
     pitch=(30, 70),

@@ -19,6 +19,7 @@ MAX_SECONDS, MIN_SECONDS = 15.0, 0.3  # of an utterance
 _MAX_WORDS = 28
 _PADDING = (0.08, 0.25)  # seconds of silence kept before and after an utterance
 _MAX_SAMPLES = int((MAX_SECONDS - 2 * _PADDING[1]) * SAMPLING_RATE)  # longer ones are left out of the call
+_STRAY = 0.3  # probability that a sentence is on another topic than the call
 _BACKCHANNEL = 0.35  # probability per utterance of a turn
 
 
@@ -77,12 +78,14 @@ def hold(call: Call, folder: Path) -> Conversation:
 
 def write_script(call: Call, rng: np.random.Generator) -> list[Planned]:
     """Greetings, turns on one topic with back-channels of the listener, farewells; about `call.words` words."""
-    topic = grammar().topics[rng.integers(len(grammar().topics))]
+    topics = grammar().topics
+    theme = topics[rng.integers(len(topics))]
     script: list[Planned] = []
 
     def add(channel: int, rules: list[str], turn: int, backchannel: bool = False) -> None:
         words: list[str] = []
         for rule in rules:
+            topic = topics[rng.integers(len(topics))] if rng.random() < _STRAY else theme
             more = grammar().expand(rule, topic, rng)
             words += more if len(words) + len(more) <= _MAX_WORDS else []
         script.append(Planned(channel, spontaneous(words, call.speakers[channel].style, rng), turn, backchannel))

@@ -1,8 +1,8 @@
 """espeak-ng (speech synthesis, GPL 3) through the shared library of the `espeakng-loader` wheel.
 
 espeak keeps the phases of its oscillators and its random state in static variables, so what it speaks depends on what
-it spoke before. An `Espeak` therefore loads a fresh copy of the library and unloads it at the end: the same calls on a new
-`Espeak` give the same samples, in any process. One may be open per process at a time.
+it spoke before. An `Espeak` therefore loads a fresh copy of the library and unloads it at the end: the same calls on a
+new `Espeak` give the same samples, in any process. One may be open per process at a time.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def require_espeak() -> None:
         import espeakng_loader  # noqa: F401
     except ImportError as error:
         raise InputError(
-            "minicts: its speech is made by espeak-ng, whose wheel espeakng-loader (GPL 3, hence optional) is not installed; "
-            "run: pip install '.[minicts]'"
+            "minicts: its speech is made by espeak-ng, whose wheel espeakng-loader (GPL 3, hence optional) is not "
+            "installed; run: pip install '.[minicts]'"
         ) from error
 
 

@@ -6,7 +6,8 @@ the rare ones.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from itertools import pairwise
 
 from asr_am.errors import InputError
 from local.minicts.conditions import SW
@@ -14,7 +15,7 @@ from local.minicts.espeak import Espeak
 from local.minicts.text import Token
 
 _SENTENCES = 2000  # that weak forms are counted in, at most
-_MIN_SHARE = 0.06  # of a word's occurrences, below which a pronunciation is left out
+_MIN_SHARE = 0.04  # of a word's occurrences, below which a pronunciation is left out
 _MAX_VARIANTS = 4
 
 _ARPABET = {
@@ -31,34 +32,52 @@ _ARPABET = {
 }  # fmt: skip
 
 
+Counts = dict[str, dict[str, float]]  # word -> pronunciation -> how often
+
+
 def pronunciations(vocabulary: list[str], sentences: list[list[Token]], seed: int) -> dict[str, list[str]]:
     """Word -> its pronunciations, the most frequent first. Raises InputError where espeak pronounces nothing known."""
-    counts: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    counts: Counts = defaultdict(lambda: defaultdict(float))
+    known = set(vocabulary)
+    texts = [[token.word for token in tokens if token.word in known] for tokens in sentences[:_SENTENCES]]
     with Espeak(seed) as espeak:
         for accent, weight in SW.accents.items():
             espeak.set_voice(accent)
             for word in vocabulary:
-                counts[word][to_arpabet([phone for group in espeak.ipa(word.lower()) for phone in group], word)] += (
-                    weight
-                )
-            for tokens in sentences[:_SENTENCES]:
-                words = [token.word for token in tokens if not token.cut_from and not token.word.startswith("[")]
-                groups = espeak.ipa(" ".join(word.lower() for word in words))
-                if len(groups) != len(words):
-                    continue  # espeak ran words together ("in the")
-                for word, group in zip(words, groups, strict=True):
-                    counts[word][to_arpabet(group, word)] += weight
+                ipa = [phone for group in espeak.ipa(word.lower()) for phone in group]
+                phones = to_arpabet(ipa)
+                if not phones:
+                    raise InputError(f"local/minicts/lexicon.py: its table lacks a phoneme of {word!r}, {ipa}; add it")
+                counts[word][phones] += weight
+            for words in texts:
+                _count_in_sentence(words, espeak, weight, counts)
+            _count_run_together(Counter(pair for words in texts for pair in pairwise(words)), espeak, weight, counts)
     return {word: _frequent(counts[word]) for word in sorted(counts)}
 
 
-def to_arpabet(ipa: list[str], word: str) -> str:
-    """ "DH AX" for ["ð", "ə"]. Raises InputError for a symbol the table lacks."""
-    unknown = [symbol for symbol in ipa if symbol not in _ARPABET]
-    if unknown or not ipa:
-        raise InputError(
-            f"local/minicts/lexicon.py: espeak-ng says {ipa} for {word!r}; add {unknown} to the table there"
-        )
-    return " ".join(_ARPABET[symbol] for symbol in ipa)
+def to_arpabet(ipa: list[str]) -> str | None:
+    """ "DH AX" for ["ð", "ə"]; None for symbols that the table lacks."""
+    return " ".join(_ARPABET[symbol] for symbol in ipa) if _ARPABET.keys() >= set(ipa) else None
+
+
+def _count_in_sentence(words: list[str], espeak: Espeak, weight: float, counts: Counts) -> None:
+    groups = espeak.ipa(" ".join(words).lower())
+    if len(groups) != len(words):
+        return  # espeak ran words together, see below
+    for word, group in zip(words, groups, strict=True):
+        if phones := to_arpabet(group):
+            counts[word][phones] += weight
+
+
+def _count_run_together(pairs: Counter[tuple[str, str]], espeak: Espeak, weight: float, counts: Counts) -> None:
+    """Pairs like "for the" that espeak joins: the first word is what is left before a known form of the second."""
+    for (first, second), times in pairs.items():
+        groups = espeak.ipa(f"{first} {second}".lower())
+        joined = to_arpabet(groups[0]) if len(groups) == 1 else None
+        for ending in list(counts[second]):
+            if joined and joined.endswith(f" {ending}"):
+                counts[first][joined.removesuffix(f" {ending}")] += weight * times
+                break
 
 
 def _frequent(counts: dict[str, float]) -> list[str]:

@@ -23,6 +23,7 @@ from local.minicts.conditions import (
     DEV_SHARE,
     EN,
     SW,
+    VERSION,
     WORDS_PER_CONVERSATION,
     WORDS_PER_SECOND,
     WORDS_PER_TEST_CONVERSATION,
@@ -38,17 +39,22 @@ _FIRST_TRAIN, _FIRST_DEV = 10001, 80001
 _FIRST_TEST_SW, _FIRST_TEST_EN = 4390, 4156  # as in Hub5'00
 
 
-def prepare(out: Path, *, hours: float, speakers: int, seed: int, jobs: int, test_words: int = 1500) -> None:
+def prepare(
+    out: Path, *, hours: float, speakers: int, seed: int, jobs: int, test_words: int = 1500, version: int = VERSION
+) -> None:
     """Write the corpus into `out`: wav/, train/, dev/, test/, en.glm, lexicon.txt, nonspeech.txt, lm/, corpus.json.
 
     hours: of training speech (utterances, not calls), reached to about 10 %; dev has 8 % of it, on top.
     speakers: in the training set; dev and test bring two new ones per conversation.
     test_words: in the test set, half in `sw_*` and half in `en_*` conversations.
-    Raises InputError for values out of range and when espeak-ng is not installed.
+    version: the one that the caller wants; this generator makes `conditions.VERSION` only.
+    Raises InputError for values out of range, another version, and when espeak-ng is not installed.
     """
     _check("corpus.hours", hours, HOURS)
     _check("corpus.speakers", speakers, SPEAKERS)
     _check("corpus.test_words", test_words, TEST_WORDS)
+    if version != VERSION:
+        raise InputError(f"corpus.version: {version} was asked for, this generator makes {VERSION}; choose that")
     if seed < 0:
         raise InputError(f"corpus.seed: {seed} is negative; choose 0 or more")
     require_espeak()

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gzip
+import json
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +12,8 @@ import pytest
 import soundfile
 from lhotse import SupervisionSegment, SupervisionSet
 
-from asr_am.data.manifests import SUPERVISIONS, read_supervisions
+from asr_am.data.audio import read_utterances
+from asr_am.data.manifests import SUPERVISIONS, read_recordings, read_supervisions
 from asr_am.data.validate import validate_data_dir
 from asr_am.errors import InputError
 from tests.data.corpus import RATE, write_corpus
@@ -94,3 +98,43 @@ def test_bad_text_files_are_refused(data: Path, name: str, contents: bytes | Non
         (data / name).write_bytes(contents)
     with pytest.raises(InputError):
         validate_data_dir(data)
+
+
+STRANGE = (None, "", -1, 0, 1e30, "x", [], {}, [0], True, float("nan"), "a b", "\ud800")
+
+
+def test_fuzzed_manifests_pass_or_are_input_errors(data: Path) -> None:
+    dice, refused = random.Random(0), 0
+    for _ in range(200):
+        path = data / dice.choice(["train", "dev"]) / dice.choice(["recordings.jsonl.gz", SUPERVISIONS])
+        whole = path.read_bytes()
+        items = [json.loads(line) for line in gzip.decompress(whole).splitlines()]
+        item = dice.choice(items)
+        target = dice.choice([item, *item.get("sources", [])])
+        target[dice.choice([*target, "custom", "transforms"])] = dice.choice(STRANGE)
+        path.write_bytes(gzip.compress("\n".join(map(json.dumps, items)).encode()))
+        try:
+            validate_data_dir(data)
+        except InputError:
+            refused += 1
+        path.write_bytes(whole)
+    assert 100 < refused < 200  # some values are harmless
+
+
+def test_fuzzed_audio_passes_or_is_an_input_error(data: Path, tmp_path: Path) -> None:
+    path = data / "wav" / "dev0.wav"
+    whole, dice, refused = path.read_bytes(), random.Random(0), 0
+    for _ in range(150):
+        damaged = bytearray(whole[: dice.randrange(len(whole))] if dice.random() < 0.3 else whole)
+        for _ in range(dice.randrange(1, 5)):
+            damaged[dice.randrange(60) % max(1, len(damaged))] = dice.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            validate_data_dir(data, ["dev"])
+            list(
+                read_utterances(next(iter(read_recordings(data, "dev"))), [next(iter(read_supervisions(data, "dev")))])
+            )
+        except InputError as error:
+            assert "dev0.wav" in str(error)
+            refused += 1
+    assert 50 < refused < 150

@@ -148,6 +148,12 @@ def _back_off(grammar: kaldifst.StdVectorFst, state: int, cost: float, back: int
 def test_lexicon_and_grammar_determinize(data_dir: Path, lang: Lang, tmp_path: Path) -> None:
     prepare_lm(data_dir, lang.directory, tmp_path, name="kn2", order=2, arpa=None, text="train")
     l_fst = kaldifst.StdVectorFst.read(str(lang.directory / "L_disambig.fst"))
+    arcs = [arc for state in range(l_fst.num_states) for arc in kaldifst.ArcIterator(l_fst, state)]
+    # Every silence is followed by the highest symbol, the back-off symbol passes, and each other symbol ends a word.
+    assert {arc.ilabel for arc in arcs} >= set(lang.disambig)
+    (after_silence,) = [arc.nextstate for arc in arcs if arc.ilabel == lang.optional_silence]
+    assert [arc.ilabel for arc in kaldifst.ArcIterator(l_fst, after_silence)] == [lang.disambig[-1]]
+    assert [arc.olabel for arc in arcs if arc.ilabel == lang.disambig[0]] == [lang.words["#0"]]
     grammar = kaldifst.StdVectorFst.read(str(tmp_path / "G.fst"))
     kaldifst.arcsort(grammar, "ilabel")
     lg = kaldifst.compose(l_fst, grammar)

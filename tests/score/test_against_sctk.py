@@ -1,21 +1,106 @@
-"""Random STM, CTM and GLM files that press on everything csrfilt and sclite do."""
+"""Random STM, CTM and GLM files, scored by us and by NIST's programs: every segment must have the same counts.
+
+`SCTK_CASES=5000 pytest tests/score/test_against_sctk.py` tries more of them.
+"""
 
 from __future__ import annotations
 
+import os
 import random
+from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from asr_am.errors import InputError
+from asr_am.score import Counts, Score, score_files
+from asr_am.score.sctk import find_sctk, score_files_sctk
+
+CASES = int(os.environ.get("SCTK_CASES", "100"))
+BATCHES = 10
 
 WORDS = (
-    b"a", b"b", b"cat", b"Cat", b"CATS", b"dog", b"uh", b"um", b"uh-huh", b"twenty-one", b"wo-", b"woo-", b"wood", b"-rd",
-    b"-ood", b"it's", b"he'd", b"going", b"to", b"gonna", b"caf\xe9", b"na\xc3\xafve", b"\xc9t\xe9", b"i", b"is", b"has",
-    b"b.'s", b"mother-in-law", b"x--y", b"-", b"12", b"0.5", b"had", b"would", b"%hesitation", b"o'clock", b"[noise]",
-    b"d*", b"e;tag", b"f\\;g", b"and/or", b"a_b", b"-a-", b"co-op-",
-)  # fmt: skip
+    b"a",
+    b"b",
+    b"cat",
+    b"Cat",
+    b"CATS",
+    b"dog",
+    b"uh",
+    b"um",
+    b"uh-huh",
+    b"twenty-one",
+    b"wo-",
+    b"woo-",
+    b"wood",
+    b"-rd",
+    b"-ood",
+    b"it's",
+    b"he'd",
+    b"going",
+    b"to",
+    b"gonna",
+    b"caf\xe9",
+    b"na\xc3\xafve",
+    b"\xc9t\xe9",
+    b"i",
+    b"is",
+    b"has",
+    b"b.'s",
+    b"mother-in-law",
+    b"x--y",
+    b"-",
+    b"12",
+    b"0.5",
+    b"had",
+    b"would",
+    b"%hesitation",
+    b"o'clock",
+    b"[noise]",
+    b"d*",
+    b"e;tag",
+    b"f\\;g",
+    b"and/or",
+    b"a_b",
+    b"-a-",
+    b"co-op-",
+)
 PLAIN = (b"a", b"b", b"cat", b"dog", b"uh", b"um", b"wo-", b"wood", b"i", b"is", b"he'd", b"gonna")
-TEXT_OF_RULES = (b"A", b"CAT", b"UH", b"UM", b"UH-HUH", b"IT'S", b"HE'D", b"GONNA", b"GOING TO", b"I", b"B.'S", b"CAF\xe9", b"DOG",
-                 b"is has", b"TWENTY-ONE", b"O'", b"12", b"( UH )", b"WO-", b"IGNORE_TIME_SEGMENT_IN_SCORING")  # fmt: skip
-CONTEXTS = (b" / [ ] __ [ ]", b" / [ ] __ [ ]", b" / [ ] __ [ ]", b"", b" / [CAT ] __ [ ]", b" / __ [ ]", b" / [ ] __",
-            b" / [ ] __ [ DOG]", b' / " " __ " "', b" / [ ] _ [ ] ;; said so")  # fmt: skip
+TEXT_OF_RULES = (
+    b"A",
+    b"CAT",
+    b"UH",
+    b"UM",
+    b"UH-HUH",
+    b"IT'S",
+    b"HE'D",
+    b"GONNA",
+    b"GOING TO",
+    b"I",
+    b"B.'S",
+    b"CAF\xe9",
+    b"DOG",
+    b"is has",
+    b"TWENTY-ONE",
+    b"O'",
+    b"12",
+    b"( UH )",
+    b"WO-",
+    b"IGNORE_TIME_SEGMENT_IN_SCORING",
+)
+CONTEXTS = (
+    b" / [ ] __ [ ]",
+    b" / [ ] __ [ ]",
+    b" / [ ] __ [ ]",
+    b"",
+    b" / [CAT ] __ [ ]",
+    b" / __ [ ]",
+    b" / [ ] __",
+    b" / [ ] __ [ DOG]",
+    b' / " " __ " "',
+    b" / [ ] _ [ ] ;; said so",
+)
 BLANKS = (b" ", b" ", b" ", b" ", b"\t", b"  ")
 
 
@@ -26,6 +111,13 @@ class Files:
     stm: bytes
     ctm: bytes
     glm: bytes | None
+
+    def write(self, folder: Path) -> tuple[Path, Path, Path | None]:
+        stm, ctm, glm = folder / "ref.stm", folder / "hyp.ctm", folder / "rules.glm"
+        stm.write_bytes(self.stm)
+        ctm.write_bytes(self.ctm)
+        glm.write_bytes(self.glm or b"")
+        return stm, ctm, glm if self.glm is not None else None
 
 
 class Generator:
@@ -96,7 +188,9 @@ class Generator:
     def _text(self) -> tuple[bytes, list[bytes]]:
         """A reference text, and one way to say it."""
         if self.random.random() < 0.06:
-            mark = self.random.choice((b"IGNORE_TIME_SEGMENT_IN_SCORING", b"ignore_time_segment_in_scoring", b"xIgnoreTimeSegmentInScoring"))
+            mark = self.random.choice(
+                (b"IGNORE_TIME_SEGMENT_IN_SCORING", b"ignore_time_segment_in_scoring", b"xIgnoreTimeSegmentInScoring")
+            )
             return mark, [self._word()]
         parts = [self._part(0) for _ in range(self.random.choice((0, 1, 2, 3, 4, 6, 9)))]
         return b" ".join(part for part, _ in parts), [word for _, words in parts for word in words]
@@ -133,7 +227,16 @@ class Generator:
             word = self._hypothesis_word(word)
             line = b"%s %s %.2f %.2f %s" % (file, channel, time, duration, word)
             if self.random.random() < self.confidences:
-                line += self.random.choice((b" 0.93", b" 1", b" .5", b" 0.123456", b" NA" if self.hard else b" 0", b" 0.5 lex" if self.hard else b" 0.1"))
+                line += self.random.choice(
+                    (
+                        b" 0.93",
+                        b" 1",
+                        b" .5",
+                        b" 0.123456",
+                        b" NA" if self.hard else b" 0",
+                        b" 0.5 lex" if self.hard else b" 0.1",
+                    )
+                )
             lines.append(self._blanks(line))
             time += step
         return lines
@@ -152,7 +255,10 @@ class Generator:
         lines.append(b"NEVERSAID => NEVER SAID / [ ] __ [ ]")
         for _ in range(self.random.randint(0, 8)):
             if self.random.random() < 0.25:
-                lines.append(b';; INPUT_DEPENDENT_APPLICATION = "%s"' % self.random.choice((b"stm", b"ctm", b"REF", b"hyp", b"ctm|stm", b".", b"")))
+                lines.append(
+                    b';; INPUT_DEPENDENT_APPLICATION = "%s"'
+                    % self.random.choice((b"stm", b"ctm", b"REF", b"hyp", b"ctm|stm", b".", b""))
+                )
             lines.append(self._rule())
         return self._join(lines)
 
@@ -170,12 +276,51 @@ class Generator:
         upper = [word.upper() for word in (self._word(), self._word(), self._word())]
         simple = [word for word in upper if b"/" not in word and b"_" not in word] or [b"X"]
         first, last = simple[0], simple[-1]
-        return self.random.choice((
-            (first, False), (first + b" " + last, False), (b"[]", False), (b"(%HESITATION)", False), (b"%HESITATION", False),
-            (b"[{%s / %s}]" % (first, last), True), (b"{%s %s / %s / @}" % (first, last, first), True),
-            (b"[{%s/X {%s / Y Z}}]" % (first, last), True), (b"( %s %s )" % (first, last), False), (b"{ @ / %s }" % last, True),
-        ))  # fmt: skip
+        return self.random.choice(
+            (
+                (first, False),
+                (first + b" " + last, False),
+                (b"[]", False),
+                (b"(%HESITATION)", False),
+                (b"%HESITATION", False),
+                (b"[{%s / %s}]" % (first, last), True),
+                (b"{%s %s / %s / @}" % (first, last, first), True),
+                (b"[{%s/X {%s / Y Z}}]" % (first, last), True),
+                (b"( %s %s )" % (first, last), False),
+                (b"{ @ / %s }" % last, True),
+            )
+        )
 
 
 def _bytes(text: bytes) -> list[bytes]:
     return [text[i : i + 1] for i in range(len(text))]
+
+
+def _segments(score: Score) -> dict[str, list[Counts]]:
+    """The counts of each speaker's segments; sclite lists them by speaker."""
+    segments = defaultdict(list)
+    for segment in score.segments:
+        segments[segment.speaker].append(segment.counts)
+    return segments
+
+
+@pytest.mark.skipif(find_sctk() is None, reason="NIST's sctk is not installed (Debian: apt-get install sctk)")
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_random_files_score_as_with_sctk(batch: int, tmp_path: Path) -> None:
+    compared = 0
+    for seed in range(batch, CASES, BATCHES):
+        stm, ctm, glm = Generator(seed).case().write(tmp_path)
+        try:
+            ours = score_files(stm, ctm, glm)
+        except InputError as error:
+            with pytest.raises(InputError):  # sclite crashes on these files
+                score_files_sctk(stm, ctm, glm)
+            assert str(tmp_path) in str(error)
+            continue
+        theirs = score_files_sctk(stm, ctm, glm)
+        assert _segments(ours) == _segments(theirs), f"seed {seed}"
+        assert {name: ours.subset(name) for name in ours.subsets} == {
+            name: theirs.subset(name) for name in theirs.subsets
+        }, f"seed {seed}"
+        compared += 1
+    assert compared > CASES / BATCHES / 2

@@ -1,0 +1,89 @@
+"""Score a CTM against an STM as NIST's sclite does: `python -m asr_am.score --stm REF.stm --ctm HYP.ctm`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from asr_am.errors import InputError
+from asr_am.score.output import write_alignments, write_json, write_table
+from asr_am.score.score import ALL, Reference
+from asr_am.score.sctk import score_files_sctk
+
+
+class _Parser(argparse.ArgumentParser):
+    """Bad options end like bad input: one line and exit code 1."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; --help lists the options")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code: 0, or 1 after one line on stderr about bad input."""
+    try:
+        _run(_parse(arguments))
+    except InputError as error:
+        print(f"asr_am.score: {error}".replace("\n", " "), file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"asr_am.score: {error.filename}: {error.strerror}; give a path that can be written", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = _Parser(prog="python -m asr_am.score", description=__doc__)
+    parser.add_argument(
+        "--stm", type=Path, required=True, help="reference: file channel speaker begin end <labels> words"
+    )
+    parser.add_argument(
+        "--ctm", type=Path, required=True, help="hypothesis: file channel begin duration word [confidence]"
+    )
+    parser.add_argument("--glm", type=Path, help="NIST global mapping rules, applied to both sides as csrfilt does")
+    parser.add_argument("--json", type=Path, help="write the counts of all and of each subset here")
+    parser.add_argument(
+        "--subset", action="append", metavar="NAME=PREFIX",
+        help="files whose names begin with PREFIX (repeatable; default: swb=sw_ and ch=en_ where there are such files)",
+    )  # fmt: skip
+    parser.add_argument("--errors", type=Path, help="write the alignments and the most frequent errors here")
+    parser.add_argument("--validate", action="store_true", help="refuse words that hubscr's validators refuse")
+    parser.add_argument(
+        "--sctk", action=argparse.BooleanOptionalAction, default=False,
+        help="let NIST's installed programs count (the numbers are the same)",
+    )  # fmt: skip
+    return parser.parse_args(arguments)
+
+
+def _run(options: argparse.Namespace) -> None:
+    subsets = _subsets(options.subset) if options.subset else None
+    reference = Reference(options.stm, options.glm, subsets)
+    if options.validate and (words := reference.unexpected_words(options.ctm)):
+        raise InputError(
+            f"{words[0]}: not a word that NIST's validators accept ({len(words)} such); mend it or add a rule"
+        )
+    score = reference.score(options.ctm)
+    if options.errors:
+        write_alignments(score, options.errors)
+    if options.sctk:
+        score = score_files_sctk(options.stm, options.ctm, options.glm, subsets)
+    if options.json:
+        write_json(score, options.json)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    write_table(score, sys.stdout)
+
+
+def _subsets(options: list[str]) -> dict[str, str]:
+    subsets = {}
+    for option in options:
+        name, equals, prefix = option.partition("=")
+        if not (name and equals and prefix) or name == ALL or name in subsets:
+            raise InputError(f"--subset {option}: give NAME=PREFIX, each NAME once and none '{ALL}'")
+        subsets[name] = prefix
+    return subsets
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Stage 7, decode: graphs in exp/<corpus>/graph, lattices and words of dev and test in exp/<corpus>/decode/<run>_<lm>."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.systems import SystemPlan, graph_dir, language_models, plans
+from asr_am.stages.unit import Unit
+
+
+def units(cfg: DictConfig) -> list[Unit]:
+    """For every system and LM a graph, where systems share it only once, and a decoding run."""
+    made: dict[Path, Unit] = {}
+    for system in plans(cfg):
+        for lm in language_models(cfg):
+            for unit in (graph_unit(cfg, system, lm), decode_unit(cfg, system, lm)):
+                made.setdefault(unit.out, unit)
+    return list(made.values())
+
+
+def graph_unit(cfg: DictConfig, system: SystemPlan, lm: str) -> Unit:
+    """HCLG of a system's states with an LM."""
+    root = corpus_dir(cfg)
+    options = {"self_loop_scale": cfg.decode.self_loop_scale}
+    inputs = [root / "lang", root / "lm" / lm, root / "align"]
+    return Unit(graph_dir(cfg, system, lm), inputs, options, partial(graph, root, system.gmm, lm, options))
+
+
+def decode_unit(cfg: DictConfig, system: SystemPlan, lm: str) -> Unit:
+    """Dev and test of a system with an LM."""
+    root = corpus_dir(cfg)
+    options = values(cfg.decode)
+    inputs = [root / "data", root / "align", root / "features" / system.features, graph_dir(cfg, system, lm)]
+    inputs += [system.model] if system.model else []
+    work = partial(decode, root, system, graph_dir(cfg, system, lm), options, cfg.nj)
+    return Unit(root / "decode" / f"{system.name}_{lm}", inputs, options, work)
+
+
+def graph(root: Path, gmm: str, lm: str, options: dict, out: Path) -> None:
+    """Build one decoding graph."""
+    from asr_am.decode.graph import build_hclg
+    from asr_am.hmm.states import StateTable
+    from asr_am.hmm.tree import DecisionTree
+
+    folder = root / "align" / gmm
+    states, tree = StateTable.load(folder / "states.npz"), DecisionTree.load(folder / "tree.json")
+    build_hclg(root / "lang", root / "lm" / lm, states, tree, out, **options)
+
+
+def decode(root: Path, plan: SystemPlan, graph_folder: Path, options: dict, jobs: int, out: Path) -> None:
+    """Decode dev, choose weights and window on it, decode test."""
+    from asr_am.decode.decode import decode_sets
+    from asr_am.decode.paths import Weights
+    from asr_am.decode.search import SearchOptions
+    from asr_am.decode.shards import DecodeOptions
+    from asr_am.decode.system import System
+    from asr_am.decode.windows import Window
+
+    grid = [Weights(lm, wip) for lm in options["lm_weights"] for wip in options["insertion_penalties"]]
+    system = System(
+        align_dir=root / "align" / plan.gmm, features_dir=root / "features", lang_dir=root / "lang",
+        graph_dir=graph_folder, model=plan.model / "best.pt" if plan.model else None,
+        search=SearchOptions(**options["search"]),
+    )  # fmt: skip
+    how = DecodeOptions(search=system.search, grid=tuple(grid), nbest=options["nbest"])
+    windows = [Window.parse(text) for text in options["windows"]]
+    decode_sets(system, root / "data", out, how, windows=windows, jobs=jobs)
+
+
+main = stage("decode", units)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Stage 5, egs: features and pdfs of every utterance as memory-mapped training examples, exp/<corpus>/egs/<name>."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.unit import Unit
+
+
+def units(cfg: DictConfig) -> list[Unit]:
+    """One unit, named by the features and the alignment it pairs."""
+    root = corpus_dir(cfg)
+    kind, system = cfg.features.name, cfg.align.system
+    options = {"kind": kind, "system": system} | values(cfg.egs)
+    work = partial(pair, root, options, cfg.nj)
+    return [Unit(egs_dir(cfg), [root / "features" / kind, root / "align"], options, work)]
+
+
+def egs_dir(cfg: DictConfig) -> Path:
+    """Where the examples of this config are."""
+    return corpus_dir(cfg) / "egs" / f"{cfg.features.name}-{cfg.align.system}"
+
+
+def pair(root: Path, options: dict, jobs: int, out: Path) -> None:
+    """Write the examples of train and dev."""
+    from asr_am.egs.make import make_egs
+
+    plain = dict(options)
+    kind, system = plain.pop("kind"), plain.pop("system")
+    make_egs(root / "features", kind, root / "align" / system, out, jobs=jobs, **plain)
+
+
+main = stage("egs", units)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Stage 9, score: word error rates of every system with every LM, Hub5 style, in exp/<corpus>/score/<run>_<lm>.
+
+LM weight and insertion penalty are those with the fewest errors on dev; the test set is scored once, with them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import logging
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
+
+from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.systems import SystemPlan, language_models, plans
+from asr_am.stages.unit import Unit, git_commit
+
+if TYPE_CHECKING:
+    from asr_am.score.score import Reference, Score
+
+log = logging.getLogger(__name__)
+
+
+def units(cfg: DictConfig) -> list[Unit]:
+    """One unit per system and LM."""
+    root = corpus_dir(cfg)
+    made = []
+    for system in plans(cfg):
+        for lm in language_models(cfg):
+            run = f"{system.name}_{lm}"
+            options = values(cfg.score) | {"grid": [list(cfg.decode.lm_weights), list(cfg.decode.insertion_penalties)]}
+            work = partial(score_run, root, run, system, lm, options, cfg.nj)
+            made.append(Unit(root / "score" / run, [root / "data", root / "decode" / run], options, work))
+    return made
+
+
+def score_run(root: Path, run: str, plan: SystemPlan, lm: str, options: dict, jobs: int, out: Path) -> None:
+    """Choose on dev, score test, write table, errors, wer.json and segments.json."""
+    from asr_am.decode.decode import ctm_name
+    from asr_am.decode.paths import Weights
+    from asr_am.decode.tune import choose
+    from asr_am.parallel import parallel_map
+    from asr_am.score.output import write_alignments, write_table
+    from asr_am.score.score import Reference
+
+    glm = root / "data/en.glm"
+    rules = glm if glm.exists() else None
+    lm_weights, penalties = options["grid"]
+    grid = [Weights(lm_weight, penalty) for lm_weight in lm_weights for penalty in penalties]
+    dev = Reference(root / "data/dev/ref.stm", rules, {})
+    ctms = [root / "decode" / run / "ctm" / ctm_name("dev", weights) for weights in grid]
+    totals = parallel_map(partial(count_errors, dev), ctms, jobs, f"scoring {run} on dev")
+    best = choose(grid, [errors for errors, _ in totals])
+    test = Reference(root / "data/test/ref.stm", rules, options["subsets"])
+    score = test.score(root / "decode" / run / "ctm" / ctm_name("test", grid[best]))
+    dev_errors, dev_words = totals[best]
+    head = {
+        "system": plan.name, "lm": lm, "seed": plan.seed, "lm_weight": grid[best].lm,
+        "insertion_penalty": grid[best].insertion, "dev_wer": 100.0 * dev_errors / max(1, dev_words),
+        "commit": git_commit(), "date": datetime.datetime.now().isoformat(timespec="seconds"),
+    }  # fmt: skip
+    (out / "wer.json").write_text(json.dumps(head | summary(score, options["bootstrap"]), indent=1) + "\n")
+    (out / "segments.json").write_text(json.dumps(per_segment(score)) + "\n")
+    write_alignments(score, out / "errors.txt")
+    table = io.StringIO()
+    write_table(score, table)
+    (out / "table.txt").write_text(table.getvalue())
+    log.info("%s: LM weight %g, insertion penalty %g, dev %.2f %%", run, *grid[best], head["dev_wer"])
+    log.info("test:\n%s", table.getvalue())
+
+
+def count_errors(reference: Reference, ctm: Path) -> tuple[int, int]:
+    """Errors and words of one CTM."""
+    total = reference.score(ctm).total
+    return total.errors, total.words
+
+
+def summary(score: Score, resamples: int) -> dict[str, dict]:
+    """Counts, WER and its 95 % interval of all and of each subset that has words."""
+    from asr_am.score.output import to_json
+    from asr_am.score.significance import bootstrap_interval
+
+    counts = {name: value for name, value in to_json(score).items() if value["words"]}
+    for name, value in counts.items():
+        interval = bootstrap_interval(*score.per_segment(name), samples=resamples)
+        value["interval"] = [interval.low, interval.high]
+    return counts
+
+
+def per_segment(score: Score) -> dict[str, tuple[int, int]]:
+    """Errors and words of each segment, for paired comparisons."""
+    return {
+        f"{segment.file}-{segment.channel}-{number:05d}": (segment.counts.errors, segment.counts.words)
+        for number, segment in enumerate(score.segments)
+    }
+
+
+main = stage("score", units)
+
+if __name__ == "__main__":
+    main()

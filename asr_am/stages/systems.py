@@ -1,0 +1,49 @@
+"""The systems of a recipe by name: which alignment, which features, which network; and the runs of each with an LM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from asr_am.errors import InputError
+from asr_am.stages.app import corpus_dir
+
+
+@dataclass(frozen=True)
+class SystemPlan:
+    """name: of the system. gmm: the alignment its states are from. model: its network's run, None for the GMM itself."""
+
+    name: str
+    gmm: str
+    features: str
+    model: Path | None
+    seed: int | None
+
+
+def plans(cfg: DictConfig) -> list[SystemPlan]:
+    """What `systems` lists: GMMs by name, `nnet` for the configured training run."""
+    root = corpus_dir(cfg)
+    found = []
+    for name in cfg.systems:
+        if name == "nnet":
+            found.append(SystemPlan(cfg.run, cfg.align.system, cfg.features.name, root / "train" / cfg.run, cfg.seed))
+        elif name in ("mono", "tri"):
+            found.append(SystemPlan(name, name, "mfcc", None, None))
+        else:
+            raise InputError(f"systems: {name!r} is unknown; choose of mono, tri, nnet")
+    return found
+
+
+def language_models(cfg: DictConfig) -> list[str]:
+    """The LMs to decode with: `lms`, each one of the corpus."""
+    for name in cfg.lms:
+        if name not in cfg.corpus.lms:
+            raise InputError(f"lms: {name!r} is not of corpus {cfg.corpus.name}; choose of {', '.join(cfg.corpus.lms)}")
+    return list(cfg.lms)
+
+
+def graph_dir(cfg: DictConfig, system: SystemPlan, lm: str) -> Path:
+    """The decoding graph, shared by all systems with the same states."""
+    return corpus_dir(cfg) / "graph" / f"{system.gmm}_{lm}"

@@ -1,0 +1,166 @@
+"""The words of a recording: `python -m asr_am.transcribe --model exp/<corpus>/decode/<run> FILE.wav ...`
+
+Any format, sampling rate and number of channels that soundfile reads. The channels are mixed, or with --channels each
+is transcribed on its own (a telephone call recorded side by side). A long recording is cut where it is quietest; its
+CMVN statistics are those of the whole of it, as a speaker's are in training.
+
+Shapes: N samples, C channels, T frames, D static features.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from asr_am.errors import InputError
+
+if TYPE_CHECKING:
+    from asr_am.decode.ctm import CtmWord
+    from asr_am.decode.shards import Decoder
+    from asr_am.features.spectral import SpectralExtractor
+
+INT16_SCALE = np.float32(32768.0)
+MIN_FRAMES = 9  # as in stage features: three phones of three states
+LONGEST, SHORTEST = 2000, 500  # frames of a piece; a cut falls at the quietest point between them
+SMOOTHING = 31  # frames of the level that decides where it is quiet
+
+
+@dataclass(frozen=True)
+class Transcriber:
+    """A system in memory."""
+
+    decoder: Decoder
+    extractor: SpectralExtractor
+    features: dict[str, np.ndarray]  # what the scorer reads: filled for each piece
+    variance: bool
+
+    def words(self, samples_N: np.ndarray) -> list[CtmWord]:
+        """The words in a recording of the model's rate, on the 16-bit scale; times in frames of the recording."""
+        from asr_am.features.cmvn import accumulate
+        from asr_am.features.reader import model_features
+
+        static_TD = self.extractor(samples_N)
+        if len(static_TD) < MIN_FRAMES:
+            return []
+        stats = accumulate(static_TD)
+        words: list[CtmWord] = []
+        for begin, end in pieces(static_TD):
+            self.features["piece"] = model_features(static_TD[begin:end], stats, variance=self.variance)
+            decoded, _ = self.decoder.decode("piece")
+            words += [word._replace(start=word.start + begin) for word in decoded.words[0]]
+        return words
+
+
+def load(folder: Path) -> Transcriber:
+    """The system of a decoding run; InputError where one of its files is missing or damaged."""
+    from asr_am.decode.graph import read_fst
+    from asr_am.decode.shards import DecodeOptions, Decoder
+    from asr_am.decode.system import System
+    from asr_am.features.reader import normalises_variance, read_options
+    from asr_am.features.spectral import SpectralExtractor
+    from asr_am.hmm.states import StateTable
+    from asr_am.lang.lang import Lang
+
+    system = System.load(folder)
+    kind = system.kind()
+    features: dict[str, np.ndarray] = {}
+    decoder = Decoder(
+        scorer=system.scorer(features.__getitem__), graph=read_fst(system.graph), lang=Lang.load(system.lang_dir),
+        states=StateTable.load(system.states), options=DecodeOptions(system.search, (system.weights,), nbest=0),
+    )  # fmt: skip
+    extractor = SpectralExtractor(read_options(system.features_dir / kind))
+    return Transcriber(decoder, extractor, features, normalises_variance(kind))
+
+
+def pieces(static_TD: np.ndarray) -> Iterator[tuple[int, int]]:
+    """First frame and frame after the last of stretches of at most LONGEST frames, cut where the level is lowest.
+
+    Works on log-mel energies and on cepstra alike: the sum of the former and C0 of the latter follow the level.
+    """
+    level_T = static_TD[:, 0] if static_TD.shape[1] < 20 else static_TD.mean(axis=1)
+    level_T = np.convolve(level_T, np.full(SMOOTHING, 1.0 / SMOOTHING), mode="same")
+    begin = 0
+    while len(level_T) - begin > LONGEST:
+        end = begin + SHORTEST + int(np.argmin(level_T[begin + SHORTEST : begin + LONGEST]))
+        yield begin, end
+        begin = end
+    yield begin, len(level_T)
+
+
+def read_audio(path: Path, sampling_rate: int, *, separate: bool) -> list[np.ndarray]:
+    """The channels of a file, or their mean, at the model's rate on the 16-bit scale; InputError if unusable."""
+    import soundfile
+
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    try:
+        samples_NC, rate = soundfile.read(path, dtype="float32", always_2d=True)
+    except (soundfile.SoundFileError, OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as audio ({error}); convert it to WAV or FLAC") from error
+    if len(samples_NC) == 0:
+        raise InputError(f"{path}: holds no samples; record it again")
+    if not np.isfinite(samples_NC).all():
+        raise InputError(f"{path}: holds samples that are not numbers; convert it again")
+    if samples_NC.min() == samples_NC.max():
+        raise InputError(f"{path}: every sample is {samples_NC[0, 0]:g}; record it again")
+    channels = list(samples_NC.T) if separate else [samples_NC.mean(axis=1)]
+    return [resample(channel, rate, sampling_rate) * INT16_SCALE for channel in channels]
+
+
+def resample(samples_N: np.ndarray, rate: int, wanted: int) -> np.ndarray:
+    """Samples at another rate (windowed sinc, torchaudio's)."""
+    if rate == wanted:
+        return np.ascontiguousarray(samples_N)
+    import torch
+    from torchaudio.functional import resample as sinc
+
+    return sinc(torch.from_numpy(np.ascontiguousarray(samples_N)), rate, wanted).numpy()
+
+
+def transcripts(transcriber: Transcriber, path: Path, *, separate: bool, times: bool) -> Iterator[str]:
+    """The lines to print for a file: one a channel, or with `times` one a word, as in a CTM file."""
+    from asr_am.decode.ctm import FRAME_SHIFT
+
+    rate = transcriber.extractor.options.sampling_rate
+    for number, samples_N in enumerate(read_audio(path, rate, separate=separate), start=1):
+        words = transcriber.words(samples_N)
+        if times:
+            name = "_".join(path.stem.split())
+            yield from (
+                f"{name} {number} {w.start * FRAME_SHIFT:.2f} {w.frames * FRAME_SHIFT:.2f} {w.word} {w.confidence:.2f}"
+                for w in words
+            )
+        else:
+            name = f"{path}:{number}" if separate else str(path)
+            yield f"{name}: {' '.join(word.word for word in words)}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m asr_am.transcribe", description="Print the words of recordings.")
+    parser.add_argument("--model", type=Path, required=True, help="a decoding run, exp/<corpus>/decode/<run>")
+    parser.add_argument("--channels", action="store_true", help="transcribe every channel on its own")
+    parser.add_argument("--times", action="store_true", help="print a CTM line for each word")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    options = parser.parse_args(arguments)
+    try:
+        transcriber = load(options.model)
+        for path in options.files:
+            for line in transcripts(transcriber, path, separate=options.channels, times=options.times):
+                print(line, flush=True)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+    sys.exit(main())

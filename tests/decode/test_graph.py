@@ -1,0 +1,53 @@
+"""The decoding graph holds exactly the sentences of the LM in every way they can be said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from asr_am.decode.graph import build_hclg, read_fst
+from asr_am.errors import InputError
+from asr_am.hmm.states import Tree
+from tests.decode.synthetic import small_graph, small_lm
+from tests.hmm.reference import LeftTree, MonoTree, RightTree, add, paths_of, sentences_said, small_lang, small_states
+
+FRAMES = 5  # at most two words of two states
+TOLERANCE = 0.02  # minimization rounds each arc to 1/1024
+
+
+@pytest.mark.parametrize("tree", [MonoTree(), LeftTree(), RightTree()])
+def test_every_path_and_its_score(tmp_path: Path, tree: Tree) -> None:
+    lang = small_lang(tmp_path)
+    states = small_states(lang, tree)
+    graph = small_graph(lang, states, tree, tmp_path, scale=0.3)
+    backoff = lang.words["#0"]
+    sentences: dict = {}
+    for (words, _), cost in paths_of(read_fst(tmp_path / "lm" / "G.fst"), 6).items():
+        spoken = tuple(word for word in words if word != backoff)
+        add(sentences, (spoken, ()), cost)
+    said = {spoken: cost for (spoken, _), cost in sentences.items() if len(spoken) <= 2}
+    expected = sentences_said(said, lang, states, tree, FRAMES, scale=0.3)
+    assert len(expected) > 100
+    assert paths_of(graph, FRAMES) == pytest.approx(expected, abs=TOLERANCE)
+
+
+def test_sizes_are_recorded(tmp_path: Path) -> None:
+    lang = small_lang(tmp_path)
+    graph = small_graph(lang, small_states(lang, MonoTree()), MonoTree(), tmp_path)
+    sizes = json.loads((tmp_path / "graph" / "graph.json").read_text())["sizes"]
+    assert sizes["HCLG"]["states"] == graph.num_states
+    assert sizes["HCLG"]["arcs"] > sizes["HCLG without loops"]["arcs"] > 0
+
+
+def test_damaged_or_missing_fsts_are_named(tmp_path: Path) -> None:
+    lang = small_lang(tmp_path)
+    lm = small_lm(lang, tmp_path / "lm")
+    states = small_states(lang, MonoTree())
+    (lm / "G.fst").write_bytes((lm / "G.fst").read_bytes()[:100])
+    with pytest.raises(InputError, match=r"G\.fst"):
+        build_hclg(lang.directory, lm, states, MonoTree(), tmp_path)
+    (lm / "G.fst").unlink()
+    with pytest.raises(InputError, match=r"G\.fst: no such file"):
+        build_hclg(lang.directory, lm, states, MonoTree(), tmp_path)

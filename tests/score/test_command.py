@@ -1,0 +1,122 @@
+"""The command line, and what it writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asr_am.score import Counts, Reference, score_files
+from asr_am.score.__main__ import main
+from asr_am.score.output import to_json
+from asr_am.score.sctk import find_sctk
+
+STM = """;; LABEL "F" "Female" "Female speakers"
+;; LABEL "all" "Everything" "Clashes with a name of ours"
+sw_1 A ann 0 2 <F,all> hello there (uh) world
+sw_1 B bob 0 2 <all> yes
+en_2 A cat 0 2 <f,all> I see
+"""
+CTM = "en_2 A 0 1 I\nen_2 A 1 1 saw\nsw_1 A 0 0.5 hello\nsw_1 A 1 0.5 world\nsw_1 B 0 1 yes\nsw_1 B 1 1 yes\n"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    (tmp_path / "ref.stm").write_text(STM)
+    (tmp_path / "hyp.ctm").write_text(CTM)
+    return ["--stm", str(tmp_path / "ref.stm"), "--ctm", str(tmp_path / "hyp.ctm")]
+
+
+def test_table_json_and_alignments(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*files, "--json", str(tmp_path / "wer.json"), "--errors", str(tmp_path / "errors.txt")]) == 0
+    rows = {line.split()[1]: line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("|")}
+    assert rows["all"][3:5] == ["3", "7"]
+    assert rows["all"][6:] == ["71.4", "14.3", "14.3", "14.3", "42.9", "100.0", "|"]
+    assert list(rows) == ["speaker", "cat", "ann", "bob", "swb", "ch", "f", "label-all", "all"]
+    result = json.loads((tmp_path / "wer.json").read_text())
+    assert result["all"] == {
+        "sentences": 3, "words": 7, "correct": 5, "substitutions": 1, "deletions": 1, "insertions": 1, "errors": 3,
+        "sentence_errors": 3, "wer": pytest.approx(300 / 7),
+    }  # fmt: skip
+    assert (result["swb"]["words"], result["ch"]["words"], result["f"]["words"]) == (5, 2, 6)
+    listing = (tmp_path / "errors.txt").read_text()
+    assert "REF:  i SEE\nHYP:  i SAW\nEval:   S\n" in listing
+    assert "     1  see -> saw" in listing and "INSERTIONS: 1 in all" in listing
+
+
+def test_subsets_by_prefix(files: list[str], tmp_path: Path) -> None:
+    assert main([*files, "--subset", "first=SW_1", "--json", str(tmp_path / "wer.json")]) == 0
+    result = json.loads((tmp_path / "wer.json").read_text())
+    assert result["first"]["sentences"] == 2 and "swb" not in result
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--subset", "nonsense"], "NAME=PREFIX"),
+        (["--subset", "all=x"], "NAME=PREFIX"),
+        (["--glm", "absent.glm"], "absent.glm"),
+        (["--json", "/absent/folder/wer.json"], "/absent/folder"),
+        (["--unknown"], "--unknown"),
+        (["--ctm"], "--ctm"),
+    ],
+)
+def test_bad_options_end_with_one_line(
+    files: list[str], extra: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*files, *extra]) == 1
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_validation_refuses_what_hubscr_refuses(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*files, "--validate"]) == 0
+    (tmp_path / "ref.stm").write_text(STM.replace("yes", "yes!"))
+    assert main(files) == 0
+    assert main([*files, "--validate"]) == 1
+    assert "ref.stm:4: yes!" in capsys.readouterr().err
+
+
+def test_command_imports_nothing_heavy(files: list[str]) -> None:
+    run = "import sys, asr_am.score.__main__ as score; score.main(sys.argv[1:]); "
+    code = run + "print(sorted({'torch', 'lhotse'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n")
+
+
+@pytest.mark.skipif(find_sctk() is None, reason="NIST's sctk is not installed (Debian: apt-get install sctk)")
+def test_sctk_counts_are_the_same(files: list[str], tmp_path: Path) -> None:
+    for option in ("--sctk", "--no-sctk"):
+        assert main([*files, option, "--json", str(tmp_path / f"{option}.json")]) == 0
+    assert (tmp_path / "--sctk.json").read_text() == (tmp_path / "--no-sctk.json").read_text()
+
+
+def test_a_reference_scores_many_hypotheses(tmp_path: Path) -> None:
+    (tmp_path / "ref.stm").write_text(STM)
+    (tmp_path / "hyp.ctm").write_text(CTM)
+    (tmp_path / "empty.ctm").write_text("")
+    reference = Reference(tmp_path / "ref.stm")
+    first = reference.score(tmp_path / "hyp.ctm")
+    assert reference.score(tmp_path / "empty.ctm").total.deletions == 6
+    assert to_json(reference.score(tmp_path / "hyp.ctm")) == to_json(first)
+    assert first.per_segment("swb") == ([1, 1], [4, 1])
+    assert first.speakers("ch") == {"cat": Counts(1, 1, 1, 0, 0, 1)}
+
+
+def test_long_segments_align_as_short_ones(tmp_path: Path) -> None:
+    """Rows above 60 words are computed by numpy: 90 optional words and fragments, skipped, said or wrong."""
+    words = [f"w{i}" if i % 3 else f"(w{i})" if i % 2 else f"w{i}-" for i in range(90)]
+    (tmp_path / "ref.stm").write_text(f"f A s 0 99 {' '.join(words)}\n")
+    said = [f"w{i}x" if i % 11 else "other" for i in range(90) if i % 7]
+    (tmp_path / "hyp.ctm").write_text("".join(f"f A {i} 1 {word}\n" for i, word in enumerate(said)))
+    total = score_files(tmp_path / "ref.stm", tmp_path / "hyp.ctm").total
+    assert total.words == 90 and total.correct > 10
+    if find_sctk():
+        from asr_am.score.sctk import score_files_sctk
+
+        assert score_files_sctk(tmp_path / "ref.stm", tmp_path / "hyp.ctm").total == total
