@@ -1,12 +1,17 @@
-"""Text files of a data directory: UTF-8, one record a line."""
+"""Text files, UTF-8, one record a line; whatever may be wrong with such a file becomes an InputError."""
 
 from __future__ import annotations
 
+import gzip
 import os
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from asr_am.errors import InputError
+
+# Words end at these characters only: str.split() would also split at a no-break space, which a word may contain.
+BLANKS = " \t\r\n\f\v"
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -17,17 +22,34 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     os.replace(temporary, path)
 
 
-def read_lines(path: Path, remedy: str) -> list[str]:
-    """The lines of `path` without their ends. Raises InputError, with `remedy`, if it is missing or not UTF-8."""
+def numbered_lines(path: Path, remedy: str = "is the file whole?") -> Iterator[tuple[int, str]]:
+    """Yield (line number from 1, line without its end) of a plain or gzipped file.
+
+    Raises InputError, with `remedy`, where it is missing, unreadable, damaged, or not UTF-8.
+    """
+    number = 0
     try:
-        text = path.read_text(encoding="utf-8").removesuffix("\n")
-        return text.split("\n") if text else []
+        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+            for number, raw in enumerate(file, start=1):
+                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file; {remedy}") from error
     except UnicodeDecodeError as error:
-        line = 1 + error.object[: error.start].count(b"\n")
-        raise InputError(
-            f"{path}:{line}: not UTF-8 text (byte 0x{error.object[error.start]:02x}); convert it"
-        ) from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); {remedy}") from error
+        byte = error.object[error.start]
+        raise InputError(f"{path}:{number}: not UTF-8 text (byte 0x{byte:02x}); convert it with iconv") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}:{number + 1}: cannot be read ({error}); {remedy}") from error
+
+
+def read_lines(path: Path, remedy: str) -> list[str]:
+    """The lines of `path` without their ends; errors as those of `numbered_lines`."""
+    return [line for _, line in numbered_lines(path, remedy)]
+
+
+def split_words(line: str) -> list[str]:
+    """The words of a line, which blanks and tabs separate."""
+    if line.isascii():
+        return line.split()
+    for blank in BLANKS[1:]:
+        line = line.replace(blank, " ")
+    return [word for word in line.split(" ") if word]

@@ -54,8 +54,7 @@ def search(
     scores_TL = np.ascontiguousarray(log_likelihoods_TP[:, states.pdf_L] * np.float32(options.acoustic_scale))
     config = kaldi_decoder.LatticeSimpleDecoderConfig(beam=options.beam, lattice_beam=options.lattice_beam)
     decoder = kaldi_decoder.LatticeSimpleDecoder(graph, config)
-    if not decoder.decode(kaldi_decoder.DecodableCtc(scores_TL)):
-        return SearchResult(b"", False)
+    decoder.decode(kaldi_decoder.DecodableCtc(scores_TL))  # False without a final state, though there is a lattice
     complete = bool(np.isfinite(decoder.final_relative_cost()))
     found, lattice = decoder.get_raw_lattice()
     if not found or lattice.num_states == 0:

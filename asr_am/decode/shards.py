@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import kaldifst
+import numpy as np
 
 from asr_am.decode.ctm import CtmWord
 from asr_am.decode.graph import read_fst
@@ -24,6 +25,7 @@ from asr_am.decode.nbest import nbest
 from asr_am.decode.paths import Weights
 from asr_am.decode.scorer import Scorer, ScoreSource
 from asr_am.decode.search import SearchOptions, search
+from asr_am.errors import InputError
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang import Lang
 from asr_am.parallel import parallel_map
@@ -94,6 +96,7 @@ class Decoder:
         """One utterance and its lattice, empty bytes where there is none."""
         begin = time.perf_counter()
         scores_TP = self.scorer.log_likelihoods(utterance)
+        self._check(utterance, scores_TP)
         found = search(self.graph, scores_TP, self.states, self.options.search)
         no_words: list[list[CtmWord]] = [[] for _ in self.options.grid]
         result = Decoded(utterance, len(scores_TP), found.complete, 0.0, time.perf_counter() - begin, no_words)
@@ -105,6 +108,14 @@ class Decoder:
         seconds = time.perf_counter() - begin
         result = Decoded(utterance, len(scores_TP), found.complete, lattice.density, seconds, words, entries)
         return result, found.data
+
+    def _check(self, utterance: str, scores_TP: np.ndarray) -> None:
+        problem = f"scores of {scores_TP.shape[1]} pdfs for {self.states.num_pdfs}"
+        if scores_TP.shape[1] == self.states.num_pdfs:
+            if np.isfinite(scores_TP).all():
+                return
+            problem = "scores that are not finite"
+        raise InputError(f"utterance {utterance}: {problem}; train the model again, on the alignments of this graph")
 
     def _nbest(self, lattice: Lattice) -> list[NbestEntry]:
         sentences = nbest(lattice, Weights(1.0 / self.options.search.acoustic_scale), self.options.nbest)

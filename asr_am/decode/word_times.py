@@ -32,8 +32,9 @@ class TimedWord:
 def time_words(words: Sequence[int], labels_T: np.ndarray, states: StateTable, lang: Lang) -> list[TimedWord]:
     """The words (ids, in order) of a path with graph labels `labels_T`.
 
-    A path that was cut off in the middle (its utterance ended early) may have a last word with part of its phones, and
-    loses words that have none. Where words and phones do not fit at all, the words share the frames evenly.
+    A path that was cut off in the middle (its utterance ended early) may have a last word with part of its phones, or
+    with none (0 frames), and loses words after it. Where words and phones do not fit at all, the words share the frames
+    evenly.
     """
     if len(words) == 0 or len(labels_T) == 0:
         return []
@@ -45,11 +46,10 @@ def time_words(words: Sequence[int], labels_T: np.ndarray, states: StateTable, l
     if spans is None:
         bounds = np.linspace(0, len(labels_T), len(words) + 1).astype(int)
         spans = [(i, i + 1) for i in range(len(words))]
-    timed = [
+    return [
         TimedWord(word, int(bounds[first]), int(bounds[last] - bounds[first]))
         for word, (first, last) in zip(words, spans, strict=False)
     ]
-    return [word for word in timed if word.frames > 0]
 
 
 def _lay(words: Sequence[int], phones: list[int], lang: Lang) -> list[Span] | None:

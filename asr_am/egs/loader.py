@@ -21,7 +21,8 @@ import torch
 
 from asr_am.egs.augment import Masking, mask_chunks
 from asr_am.egs.keyed import combine, seed_of, string_keys
-from asr_am.egs.store import EgsSet
+from asr_am.egs.store import REMEDY, EgsSet
+from asr_am.errors import InputError
 
 IGNORE = -100  # the target of a padded frame, as in torch's cross-entropy
 
@@ -142,6 +143,12 @@ class Loader:
         for b, (shard, row) in enumerate(zip(shard_B, row_B, strict=True)):
             x_BTF[b] = self._x[shard][row : row + chunk]
             y_BT[b] = self._y[shard][row : row + chunk]
+        if y_BT.min() < 0 or y_BT.max() >= self.egs.info.num_pdfs:
+            wrong = int(np.flatnonzero((y_BT < 0).any(axis=1) | (y_BT >= self.egs.info.num_pdfs).any(axis=1))[0])
+            raise InputError(
+                f"{self.egs.directory}: a target near utterance {index.utterances[utterance_B[wrong]]} is not one "
+                f"of the {self.egs.info.num_pdfs} pdfs; {REMEDY}"
+            )
         if self.masking:
             key_B = combine(plan.seed, plan.epoch, self._key_U[utterance_B], begin_B)
             mask_chunks(x_BTF, key_B, self.masking, self.mean_F)

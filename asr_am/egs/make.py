@@ -15,7 +15,6 @@ import numpy as np
 
 from asr_am.egs.store import EgsInfo, Index
 from asr_am.errors import InputError
-from asr_am.features.extract import Kind
 from asr_am.features.reader import FeatureReader
 from asr_am.hmm.alignments import read_alignments
 from asr_am.hmm.states import StateTable
@@ -31,7 +30,7 @@ class Source:
     """Where the features of one set come from and go to; plain values, so that it travels to a worker."""
 
     features_dir: Path
-    kind: Kind
+    kind: str
     subset: str
     out: Path
 
@@ -41,7 +40,7 @@ class Source:
 
 def make_egs(
     features_dir: Path,
-    kind: Kind,
+    kind: str,
     align_dir: Path,
     out: Path,
     *,
@@ -91,7 +90,8 @@ def _write_targets(
     utterances: list[str] = []
     places: list[tuple[int, int, int]] = []  # shard, begin, frames
     counts_P = np.zeros(states.num_pdfs, dtype=np.int64)
-    shard, begin, pending = 0, 0, []
+    pending: list[np.ndarray] = []
+    shard, begin = 0, 0
     for utterance, pdfs_T in _read_pdfs(ali, subset, states):
         if begin >= shard_frames:
             np.save(out / f"targets.{shard}.npy", np.concatenate([*pending, np.zeros(chunk, dtype)]))
@@ -125,7 +125,7 @@ def _read_pdfs(ali: Path, subset: str, states: StateTable) -> Iterator[tuple[str
 
 
 def _check_pairs(aligned: list[str], utterances: list[str], source: Source) -> int:
-    """List the utterances without an alignment in a file and count them; InputError for an alignment without features."""
+    """List the utterances without an alignment in a file, count them; InputError for an alignment without features."""
     stray = sorted(set(aligned) - set(utterances))
     if stray:
         raise InputError(

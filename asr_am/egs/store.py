@@ -76,7 +76,7 @@ class Index:
         try:
             with np.load(path, allow_pickle=False) as file:
                 index = cls([str(u) for u in file["utterance"]], file["shard"], file["begin"], file["frames"])
-        except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds for a damaged file
+        except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds
             raise InputError(f"{path}: not a readable index ({error}); {REMEDY}") from error
         sizes = {len(index.utterances), len(index.shard_U), len(index.begin_U), len(index.frames_U)}
         if sizes in ({0}, set()) or len(sizes) != 1:
@@ -112,7 +112,7 @@ class EgsSet:
         path = self.directory / f"{name}.{shard}.npy"
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
+        except Exception as error:  # numpy parses the header as Python and raises whatever that leads to
             raise InputError(f"{path}: not a readable shard ({error}); {REMEDY}") from error
         if array.dtype.name not in dtypes or array.ndim != ndim or (ndim == 2 and array.shape[1] != self.info.dim):
             raise InputError(f"{path}: holds {array.dtype} {array.shape}, not what egs.json says; {REMEDY}")
@@ -134,7 +134,7 @@ def load_pdf_counts(directory: Path) -> np.ndarray:
     path = directory / "pdf_counts.npy"
     try:
         counts_P = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # as above
         raise InputError(f"{path}: not readable ({error}); {REMEDY}") from error
     num_pdfs = EgsInfo.load(directory).num_pdfs
     if counts_P.shape != (num_pdfs,) or counts_P.dtype != np.int64 or counts_P.min() < 0 or not counts_P.any():

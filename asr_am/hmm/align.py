@@ -59,7 +59,7 @@ class Graphs:
 
 @dataclass(frozen=True)
 class Alignment:
-    """labels_N: graph labels, 0 for utterances without alignment, whose ids are in `failed`. loglik: per aligned frame."""
+    """labels_N: graph labels, 0 in the utterances of `failed`. loglik: per aligned frame."""
 
     labels_N: np.ndarray
     loglik: float
@@ -126,20 +126,20 @@ def align(
     return Alignment(labels_N, total / aligned, retried, failed)
 
 
-Path_ = tuple[np.ndarray | None, float, bool]
+Found = tuple[np.ndarray | None, float, bool]  # labels [T], log-likelihood, whether it took two tries
 
 
 def _align_shard(
     folder: Path, frames: FrameStore, gmms: DiagGmms, states: StateTable, options: AlignOptions,
     boost: dict[int, float], task: tuple[int, int, int],
-) -> list[Path_]:  # fmt: skip
+) -> list[Found]:  # fmt: skip
     shard, first, end = task
     with np.load(folder / f"{shard}.npz", allow_pickle=False) as file:
         labels_C = np.split(file["labels"], np.cumsum(file["counts"])[:-1])
     acoustic_scale = np.float32(options.acoustic_scale)
     boost_P = np.zeros(gmms.num_pdfs, dtype=np.float32)
     boost_P[list(boost)] = np.log(list(boost.values()))
-    paths = []
+    paths: list[Found] = []
     with kaldifst.SequentialVectorFstReader(f"ark:{folder / str(shard)}.ark") as reader:
         for index, labels, (_, graph) in zip(range(first, end), labels_C, reader, strict=True):
             pdfs, column_C = np.unique(states.pdf_L[labels - 1], return_inverse=True)
@@ -156,7 +156,7 @@ def _align_shard(
 
 
 def search(graph: kaldifst.StdVectorFst, ll_TC: np.ndarray, options: AlignOptions) -> tuple[np.ndarray | None, bool]:
-    """Input labels [T] of the best path that ends in a final state (None: there is none), and whether it took two tries.
+    """Input labels [T] of the best path to a final state (None: there is none), and whether it took two tries.
 
     ll_TC: scaled log-likelihoods, C-contiguous float32; input label c of the graph reads column c - 1.
     """

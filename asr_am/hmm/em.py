@@ -28,7 +28,7 @@ BLOCK = 8192  # frames summed in float32
 
 @dataclass
 class Accumulators:
-    """Statistics of Gaussians: occ_G [G], first and second order sums_G2D [G, 2D], all float64; loglik summed over frames."""
+    """Statistics of Gaussians: occ_G, sums_G2D (of x and of x*x), float64; loglik summed over all frames."""
 
     occ_G: np.ndarray
     sums_G2D: np.ndarray
@@ -179,5 +179,5 @@ def _from_rows(
 ) -> DiagGmms:
     """Mixtures from rows that are sorted by pdf."""
     offsets_P1 = np.searchsorted(pdf_G, np.arange(num_pdfs + 1)).astype(np.int64)
-    single = (array.astype(np.float32) for array in (weights_G, means_GD, vars_GD))
-    return DiagGmms(*single, offsets_P1)
+    weights_G, means_GD, vars_GD = (array.astype(np.float32) for array in (weights_G, means_GD, vars_GD))
+    return DiagGmms(weights_G, means_GD, vars_GD, offsets_P1)

@@ -21,7 +21,7 @@ from asr_am.parallel import parallel_map
 def flat_gmms(frames: FrameStore, num_pdfs: int) -> tuple[DiagGmms, np.ndarray]:
     """All pdfs with the mean and variance of all frames; and that variance, float64 [D]."""
     mean_D = np.mean(frames.x_ND, axis=0, dtype=np.float64)
-    var_D = np.mean(np.square(frames.x_ND), axis=0, dtype=np.float64) - mean_D**2
+    var_D = np.asarray(np.mean(np.square(frames.x_ND), axis=0, dtype=np.float64) - mean_D**2)
     if not (var_D > 1e-8).all():
         raise InputError(f"{frames.folder.name}: a feature has the same value in every frame; run stage features again")
     return single_gaussians(np.tile(mean_D, (num_pdfs, 1)), np.tile(var_D, (num_pdfs, 1))), var_D

@@ -11,31 +11,29 @@ from __future__ import annotations
 
 import os
 import shutil
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from asr_am.errors import InputError
+from asr_am.hmm.npz import read_npz, write_npz
 from asr_am.parallel import track
 
 
 class FrameStore:
-    """Frames on disk. utterances: their ids; offsets_U1: int64, utterance u is rows offsets_U1[u] to offsets_U1[u + 1]."""
+    """Frames on disk. utterances: ids; offsets_U1: int64, utterance u is rows offsets_U1[u] to offsets_U1[u + 1]."""
 
     def __init__(self, folder: Path) -> None:
         """Open what `write` left in `folder`; InputError where it is missing or damaged."""
         self.folder = folder
+        utterances, self.offsets_U1, dim = read_npz(folder / "index.npz", "utterances", "offsets", "dim")
+        self.utterances: list[str] = utterances.tolist()
+        self.dim = int(dim)
         try:
-            with np.load(folder / "index.npz", allow_pickle=False) as file:
-                self.utterances: list[str] = file["utterances"].tolist()
-                self.offsets_U1: np.ndarray = file["offsets"]
-                self.dim = int(file["dim"])
             self._x_ND: np.ndarray | None = self._map()
-        except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise InputError(f"{folder}: not readable as stored frames ({error}); run stage align again") from error
+        except (OSError, ValueError) as error:
+            raise InputError(f"{folder / 'frames.f32'}: not readable ({error}); run stage align again") from error
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_x_ND": None}  # a pickled memory map would be a copy of all frames
@@ -62,7 +60,7 @@ class FrameStore:
     def write(
         cls, folder: Path, utterances: Sequence[str], read: Callable[[str], np.ndarray], description: str
     ) -> FrameStore:
-        """Store `read(utterance)`, float32 [T, D], of all `utterances` (at least one); the folder appears when whole."""
+        """Store `read(utterance)`, float32 [T, D], of all `utterances` (one or more); the folder appears when whole."""
         temporary = folder.with_name(f"tmp.{os.getpid()}.{folder.name}")
         temporary.mkdir(parents=True)
         lengths, dims = [], set()
@@ -79,7 +77,8 @@ class FrameStore:
         if len(dims) != 1:
             raise InputError(f"{folder.name}: features of {sorted(dims)} dimensions; run stage features again")
         offsets_U1 = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        np.savez(temporary / "index.npz", utterances=np.array(utterances), offsets=offsets_U1, dim=dims.pop())
+        index = {"utterances": np.array(utterances), "offsets": offsets_U1, "dim": dims.pop()}
+        write_npz(temporary / "index.npz", index)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
         return cls(folder)

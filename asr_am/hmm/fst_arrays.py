@@ -59,19 +59,33 @@ class FstArrays:
 
     @classmethod
     def from_lattice(cls, data: bytes, offset: int = 0) -> tuple[FstArrays, int]:
-        """A lattice from the bytes of its OpenFst file (`fst_bytes`); also the offset of the first byte after it."""
-        (_, start, num_states, _), position = _header(data, offset)
+        """A lattice from the bytes of its OpenFst file (`fst_bytes`); also the offset of the first byte after it.
+
+        ValueError where the bytes are not a complete lattice.
+        """
+        try:
+            (_, start, num_states, _), position = _header(data, offset)
+        except struct.error as error:
+            raise ValueError("truncated or damaged header") from error
+        if not 0 <= start < num_states <= len(data) // _LATTICE_STATE.size:
+            raise ValueError("damaged header")
         count_S = np.empty(num_states, np.int64)
         final_S = np.empty((num_states, 2), np.float32)
         pieces = []
         for state in range(num_states):
+            if position + _LATTICE_STATE.size > len(data):
+                raise ValueError("truncated")
             graph, acoustic, count = _LATTICE_STATE.unpack_from(data, position)
+            if not 0 <= count <= (len(data) - position) // _LATTICE_ARC.itemsize:
+                raise ValueError(f"truncated, or {count} arcs at one state")
             final_S[state] = graph, acoustic
             count_S[state] = count
             position += _LATTICE_STATE.size
             pieces.append(data[position : position + _LATTICE_ARC.itemsize * count])
             position += _LATTICE_ARC.itemsize * count
         arcs = np.frombuffer(b"".join(pieces), _LATTICE_ARC)
+        if len(arcs) and not (arcs["target"].min() >= 0 and arcs["target"].max() < num_states):
+            raise ValueError("arcs to states that do not exist")
         source_A = np.repeat(np.arange(num_states, dtype=np.int32), count_S)
         columns = (source_A, arcs["target"], arcs["ilabel"], arcs["olabel"], arcs["weight"])
         return cls(start, *columns, final_S=final_S), position
@@ -113,6 +127,8 @@ def _text(value: bytes) -> bytes:
 def _header(data: bytes, offset: int = 0) -> tuple[tuple[int, int, int, int], int]:
     """((properties, start, states, arcs), offset of the first state)."""
     position = offset + 4
+    if data[offset:position] != struct.pack("<i", _MAGIC):
+        raise ValueError("not an OpenFst file")
     for _ in range(2):  # FST type, arc type
         (length,) = struct.unpack_from("<i", data, position)
         position += 4 + length

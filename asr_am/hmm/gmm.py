@@ -1,6 +1,6 @@
 """Diagonal-covariance Gaussian mixtures of all pdfs, as flat arrays, and their log-likelihoods.
 
-Shapes: N frames, T frames of one utterance, D feature dimension, G Gaussians of all pdfs, P pdfs, K Gaussians of one pdf.
+Shapes: T frames of one utterance, D feature dimension, G Gaussians of all pdfs, P pdfs.
 
 Gaussians are sorted by pdf: those of pdf p are rows offsets_P1[p] to offsets_P1[p + 1]. With sufficient statistics
 (x, x*x) the log density of a Gaussian is linear, so all of them are one matrix product per utterance.
@@ -9,9 +9,6 @@ Gaussians are sorted by pdf: those of pdf p are rows offsets_P1[p] to offsets_P1
 from __future__ import annotations
 
 import math
-import os
-import zipfile
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +17,7 @@ import torch
 from torch import Tensor
 
 from asr_am.errors import InputError
+from asr_am.hmm.npz import read_npz, write_npz
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class DiagGmms:
         return len(self.weights_G)
 
     def log_likelihoods(self, x_TD: Tensor, pdfs: np.ndarray | None = None) -> Tensor:
-        """log p(x | pdf) for float32 frames, float32 [T, P]: all pdfs, or one column for each of the distinct ids `pdfs`.
+        """log p(x | pdf) for float32 frames, float32 [T, P]: all pdfs, or a column for each of the distinct ids `pdfs`.
 
         The product is torch's, whose threads can be limited after a fork; the rest numpy's, whose exp is the faster.
         """
@@ -81,21 +79,17 @@ class DiagGmms:
 
     def save(self, path: Path) -> None:
         """Write as .npz (plain arrays, no pickles), under a temporary name that is then renamed."""
-        temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")
-        np.savez(temporary, weights=self.weights_G, means=self.means_GD, vars=self.vars_GD, offsets=self.offsets_P1)
-        os.replace(temporary, path)
+        arrays = {"weights": self.weights_G, "means": self.means_GD, "vars": self.vars_GD, "offsets": self.offsets_P1}
+        write_npz(path, arrays)
 
     @classmethod
     def load(cls, path: Path) -> DiagGmms:
         """Read what `save` wrote; InputError where the file is missing, damaged or inconsistent."""
+        arrays = read_npz(path, "weights", "means", "vars", "offsets")
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = [file[name] for name in ("weights", "means", "vars", "offsets")]
             _validate(*arrays)
-        except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise InputError(
-                f"{path}: not a readable set of Gaussian mixtures ({error}); run stage align again"
-            ) from error
+        except ValueError as error:
+            raise InputError(f"{path}: holds {error}; run stage align again") from error
         return cls(*arrays)
 
 
@@ -109,7 +103,7 @@ def single_gaussians(mean_PD: np.ndarray, var_PD: np.ndarray) -> DiagGmms:
 
 
 def _log_sum_exp(ll_GT: np.ndarray, widths: list[int]) -> np.ndarray:
-    """Log of the summed densities of each pdf, [P, T], from the component-major rows of `_by_component` (overwritten)."""
+    """Log of the summed densities of each pdf, [P, T], from the rows of `_by_component` (which are overwritten)."""
     parts = np.split(ll_GT, np.cumsum(widths)[:-1])
     highest = parts[0].copy()
     for part in parts[1:]:

@@ -1,4 +1,4 @@
-"""Questions for the decision tree: sets of phones that sound alike, found from the data, and sets by position in a word.
+"""Questions for the decision tree: sets of phones that sound alike, found from the data.
 
 Shapes: M distinct (window, state), F columns of the tree statistics.
 """
@@ -17,7 +17,7 @@ CENTRAL_STATE = 1  # of three, the one least coloured by its neighbours
 def phone_questions(
     stats: TreeStats, roots: Sequence[Sequence[int]], silence: Collection[int], extra: Iterable[Collection[int]] = ()
 ) -> list[frozenset[int]]:
-    """Every cluster of an agglomerative clustering of the nonsilence roots; silence, with and without the edge; `extra`.
+    """Every cluster of a clustering of the nonsilence roots; silence, with and without the utterance's edge; `extra`.
 
     The clusters are merged by least loss of likelihood of the central states, as in Kaldi's cluster-phones. Single
     roots are questions too. Questions are distinct, none is empty, and their order does not depend on hashing.

@@ -2,8 +2,8 @@
 
 Shapes: N frames of a set, U utterances, R runs, L graph labels.
 
-Alignments of a whole set are one vector of graph labels, labels_N, parallel to the rows of its `FrameStore`; 0 marks the
-frames of utterances that have no alignment.
+Alignments of a whole set are one vector of graph labels, labels_N, parallel to the rows of its `FrameStore`; 0 marks
+the frames of utterances that have no alignment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from asr_am.hmm.states import StateTable
 
 @dataclass(frozen=True)
 class Runs:
-    """label_R: graph label; start_R, length_R: in frames; windows_R3: previous, own and next phone (0 = edge); state_R."""
+    """label_R: graph label; start_R, length_R: frames; windows_R3: previous, own, next phone (0 = edge); state_R."""
 
     label_R: np.ndarray
     start_R: np.ndarray

@@ -9,9 +9,6 @@ input label l. Topologies are left to right without skips: every state has a sel
 
 from __future__ import annotations
 
-import os
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +17,16 @@ from typing import Protocol
 import numpy as np
 
 from asr_am.errors import InputError
+from asr_am.hmm.npz import read_npz, write_npz
 
 
 class Tree(Protocol):
     """Maps a state in its phonetic context to a pdf."""
 
-    width: int  # phones in the context: 1 (monophone) or 3 (triphone, centre in the middle)
+    @property
+    def width(self) -> int:
+        """Phones in the context: 1 (monophone) or 3 (triphone, centre in the middle)."""
+        ...
 
     def pdf(self, window: tuple[int, ...], state: int) -> int:
         """The pdf of `state` (from 0) of the centre phone of `window` (phone ids, 0 = beyond the utterance's edge)."""
@@ -66,35 +67,21 @@ class StateTable:
         """Write as .npz (plain arrays, no pickles), under a temporary name that is then renamed."""
         phones = np.array(sorted(self.states_P), dtype=np.int32)
         counts = np.array([self.states_P[int(p)] for p in phones], dtype=np.int32)
-        temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")
-        np.savez(
-            temporary, labels=self.labels_L3, loop=self.loop_L, next=self.next_L, phones=phones, counts=counts,
-            num_pdfs=np.int32(self.num_pdfs),
-        )  # fmt: skip
-        os.replace(temporary, path)
+        labels = {"labels": self.labels_L3, "loop": self.loop_L, "next": self.next_L}
+        write_npz(path, labels | {"phones": phones, "counts": counts, "num_pdfs": np.int32(self.num_pdfs)})
 
     @classmethod
     def load(cls, path: Path) -> StateTable:
         """Read what `save` wrote; InputError where the file is missing, damaged or inconsistent."""
+        labels, loop, leave, phones, counts, num_pdfs = read_npz(
+            path, "labels", "loop", "next", "phones", "counts", "num_pdfs"
+        )
         try:
-            with np.load(path, allow_pickle=False) as file:
-                table = cls(
-                    labels_L3=file["labels"], loop_L=file["loop"], next_L=file["next"],
-                    states_P={int(p): int(n) for p, n in zip(file["phones"], file["counts"], strict=True)},
-                    num_pdfs=int(file["num_pdfs"]),
-                )  # fmt: skip
+            states_P = dict(zip(phones.tolist(), counts.tolist(), strict=True))
+            table = cls(labels, loop, leave, states_P, int(num_pdfs))
             table._validate()
-        except (
-            OSError,
-            KeyError,
-            ValueError,
-            TypeError,
-            IndexError,
-            EOFError,
-            zipfile.BadZipFile,
-            zlib.error,
-        ) as error:
-            raise InputError(f"{path}: not a readable state table ({error}); run stage align again") from error
+        except (ValueError, TypeError, IndexError) as error:
+            raise InputError(f"{path}: holds {error}; run stage align again") from error
         return table
 
     def _validate(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from asr_am.errors import InputError
-from asr_am.hmm.align import AlignOptions, Alignment, Graphs, align, compile_graphs, log_alignment, write_failures
+from asr_am.hmm.align import Alignment, AlignOptions, Graphs, align, compile_graphs, log_alignment, write_failures
 from asr_am.hmm.alignments import check_alignments, write_alignments
 from asr_am.hmm.em import UpdateOptions, accumulate, mix_up, update
 from asr_am.hmm.frames import FrameStore

@@ -69,7 +69,7 @@ def _grow(
     stats: TreeStats, tops: Sequence[_Growing], open_nodes: Sequence[_Growing], questions: Sequence[frozenset[int]],
     options: TreeOptions,
 ) -> tuple[list[_Growing], float]:  # fmt: skip
-    """Split the best node again and again. Returns the leaves in the order of the roots, and the smallest gain taken."""
+    """Split the best node again and again. Returns the leaves in the order of the roots, and the least gain taken."""
     asked_QP = _question_matrix(questions, int(stats.windows_M3.max(initial=0)))
     ticket = itertools.count()  # ties: first come, first served
     queue: list[tuple[float, int, _Growing, int, int]] = []

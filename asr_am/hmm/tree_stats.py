@@ -16,7 +16,7 @@ import numpy as np
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.runs import Runs
 
-BLOCK = 20000  # runs summed at a time, so that memory stays small
+BLOCK = 8000  # runs summed at a time, so that memory stays small
 VARIANCE_FLOOR = 0.01
 
 
@@ -42,7 +42,10 @@ def accumulate_tree_stats(frames: FrameStore, runs: Runs) -> TreeStats:
     sums_MF[:, 0] = np.bincount(key_R, runs.length_R, minlength=len(keys_M4))
     for begin in range(0, len(key_R), BLOCK):
         block = slice(begin, begin + BLOCK)
-        np.add.at(sums_MF, (key_R[block], slice(1, None)), _run_sums(frames, runs.start_R[block], runs.length_R[block]))
+        order = np.argsort(key_R[block], kind="stable")
+        keys, first = np.unique(key_R[block][order], return_index=True)
+        sums_RF = _run_sums(frames, runs.start_R[block], runs.length_R[block])
+        sums_MF[keys, 1:] += np.add.reduceat(sums_RF[order], first, axis=0)
     return TreeStats(keys_M4[:, :3], keys_M4[:, 3], sums_MF)
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from asr_am.data.textfile import numbered_lines, split_words
 from asr_am.errors import InputError
-from asr_am.lang.textfile import read_lines, split_words
 
 Ngram = tuple[str, ...]
 ROUNDING = 1e-3  # log10 probabilities above zero by no more than this are a rounded 0
@@ -95,7 +95,7 @@ def read_arpa(path: Path) -> Arpa:
     InputError, with file and line: not an ARPA file, cut short, counts that do not match, numbers that are no log
     probabilities, an n-gram twice, no `<s>` or `</s>`.
     """
-    lines = ((number, line.strip()) for number, line in read_lines(path))
+    lines = ((number, line.strip()) for number, line in numbered_lines(path))
     if not any(line == "\\data\\" for _, line in lines):
         raise InputError(f"{path}: has no line \\data\\; it is not an ARPA language model")
     counts, (number, line) = _read_counts(path, lines)

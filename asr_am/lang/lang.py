@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from asr_am.data.textfile import numbered_lines, split_words
 from asr_am.errors import InputError
 from asr_am.lang.lexicon import BEGIN, END, RESERVED_WORDS, SINGLETON
-from asr_am.lang.textfile import read_lines, split_words
 
 REDO = "run stage lang again"
 
@@ -98,7 +98,7 @@ def write_symbols(path: Path, symbols: dict[str, int]) -> None:
 def read_symbols(path: Path) -> dict[str, int]:
     """Read a Kaldi symbol table (symbol -> id, in the order of the file). InputError where it is not one."""
     symbols: dict[str, int] = {}
-    for number, line in read_lines(path):
+    for number, line in numbered_lines(path):
         fields = split_words(line)
         if len(fields) != 2 or not fields[1].isdecimal() or fields[0] in symbols:
             raise InputError(f"{path}:{number}: is not a new symbol and its number: {line!r}; {REDO}")
@@ -115,7 +115,7 @@ def vocabulary(words: dict[str, int]) -> list[str]:
 
 def _read_pronunciations(path: Path, phones: dict[str, int], words: dict[str, int]) -> dict[str, list[tuple[int, ...]]]:
     pronunciations: dict[str, list[tuple[int, ...]]] = {}
-    for number, line in read_lines(path):
+    for number, line in numbered_lines(path):
         word, *names = split_words(line) or [""]
         if not names or any(name not in phones for name in names):
             raise InputError(f"{path}:{number}: has no phones or one that phones.txt lacks; {REDO}")

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from asr_am.data.textfile import numbered_lines, split_words
 from asr_am.errors import InputError
-from asr_am.lang.textfile import read_lines, split_words
 
 SILENCE, SPOKEN_NOISE, NONSPOKEN_NOISE = "SIL", "SPN", "NSN"
 UNKNOWN = "<unk>"
@@ -81,7 +81,7 @@ def read_lexicon(lexicon_path: Path, nonspeech_path: Path | None = None) -> Lexi
 def _read_entries(path: Path) -> dict[Pronunciation, str]:
     """Pronunciations with where each stands (`file:line`)."""
     entries: dict[Pronunciation, str] = {}
-    for number, line in read_lines(path):
+    for number, line in numbered_lines(path):
         where = f"{path}:{number}"
         fields = split_words(line)
         if len(fields) < 2:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from asr_am.data.textfile import numbered_lines, split_words
 from asr_am.errors import InputError
 from asr_am.lang.arpa import Arpa, perplexity, read_arpa, write_arpa
 from asr_am.lang.grammar import make_grammar, restrict
@@ -14,7 +15,6 @@ from asr_am.lang.lang import read_symbols, vocabulary, write_symbols
 from asr_am.lang.lexicon import SILENCE, UNKNOWN, Lexicon, disambiguate, mark_positions, read_lexicon
 from asr_am.lang.lexicon_fst import make_lexicon_fst
 from asr_am.lang.ngram import estimate
-from asr_am.lang.textfile import read_lines, split_words
 from asr_am.lang.transcripts import read_transcripts
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def _find_arpa(data_dir: Path, arpa: str) -> Path:
 
 
 def _read_sentences(path: Path) -> Iterator[list[str]]:
-    for number, line in read_lines(path):
+    for number, line in numbered_lines(path):
         sentence = split_words(line)
         if "<s>" in sentence or "</s>" in sentence:
             raise InputError(f"{path}:{number}: holds <s> or </s>, which are added here; take them out")

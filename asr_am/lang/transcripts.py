@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from asr_am.data.manifests import read_supervisions
+from asr_am.data.textfile import split_words
 from asr_am.errors import InputError
 from asr_am.lang.lang import Lang
-from asr_am.lang.textfile import split_words
 
 log = logging.getLogger(__name__)
 TOO_MANY = 0.2  # share of unknown words beyond which the lexicon and the transcripts cannot belong together

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from asr_am.errors import InputError
-from asr_am.score.files import parse_stm, read_stm
+from asr_am.score.files import parse_stm, read_lines, read_stm
 from asr_am.score.score import Counts, Score, SegmentScore, SubsetRules
 
 PROGRAMS = ("sclite", "csrfilt.sh", "hubscr.pl", "rfilter1")
@@ -46,6 +46,7 @@ def score_files_sctk(stm: Path, ctm: Path, glm: Path | None = None, subsets: Map
     if directory is None:
         raise InputError("NIST's sclite is not installed; install Debian's package sctk, or score without --sctk")
     comments, lines = read_stm(stm)
+    read_lines(ctm)
     with tempfile.TemporaryDirectory(prefix="sctk-") as name:
         work = Path(name)
         reference = _prepare(directory, stm, "stm", "ref", glm, work)
@@ -60,8 +61,9 @@ def score_files_sctk(stm: Path, ctm: Path, glm: Path | None = None, subsets: Map
 
 def _prepare(directory: Path, source: Path, kind: str, purpose: str, glm: Path | None, work: Path) -> Path:
     """Sort and filter one file as hubscr.pl does; returns the result."""
-    result = work / f"{purpose}.{kind}"
-    _run(directory, ["perl", str(directory / "hubscr.pl"), f"sort{kind.upper()}"], work, source, result)
+    whole, result = work / f"{purpose}.whole.{kind}", work / f"{purpose}.{kind}"
+    whole.write_bytes(source.read_bytes().removesuffix(b"\n") + b"\n")  # sorting would glue a last line without an end
+    _run(directory, ["perl", str(directory / "hubscr.pl"), f"sort{kind.upper()}"], work, whole, result)
     if glm:
         result, unfiltered = work / f"{purpose}.filtered.{kind}", result
         command = ["csrfilt.sh", "-i", kind, "-t", purpose, "-dh", str(glm.resolve())]

@@ -38,7 +38,7 @@ def train_run(cfg: DictConfig, groups: dict, out: Path) -> None:
     options = TrainOptions.build(groups["train"], model, groups["schedule"], cfg.seed)
     strategy = instantiate({name: value for name, value in groups["strategy"].items() if name != "name"})
     OmegaConf.save(cfg, out / "config.yaml", resolve=True)
-    tracker = instantiate(cfg.logger.tracker)
+    tracker = instantiate(cfg.logger)
     train(
         egs_dir(cfg),
         out,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from lhotse import Recording, SupervisionSegment
 
 from asr_am.data.manifests import SETS, write_set
 from asr_am.data.stm import CHANNELS, stm_line, write_reco2file_and_channel
+from asr_am.data.textfile import write_lines
 from local.minicts.conditions import SAMPLING_RATE, VERSION
 from local.minicts.conversation import Conversation, Utterance
 from local.minicts.glm import glm
@@ -46,13 +46,13 @@ def write_corpus(out: Path, conversations: list[Conversation], settings: dict[st
             write_reco2file_and_channel(out / subset / "reco2file_and_channel", segments)
     said = [utterance.tokens for talk in by_set["train"] for utterance in talk.utterances]
     words = pronunciations(grammar().vocabulary(), said, int(settings["seed"]))
-    _write(out / "lexicon.txt", [f"{word} {phones}" for word, variants in words.items() for phones in variants])
-    _write(out / "nonspeech.txt", [f"{noise} NSN" for noise in VOCAL_NOISES])
-    _write(out / "en.glm", glm().splitlines())
+    write_lines(out / "lexicon.txt", [f"{word} {phones}" for word, variants in words.items() for phones in variants])
+    write_lines(out / "nonspeech.txt", [f"{noise} NSN" for noise in VOCAL_NOISES])
+    write_lines(out / "en.glm", glm().splitlines())
     (out / "lm").mkdir(exist_ok=True)
-    _write(out / "lm" / "train.txt", [transcript(tokens) for tokens in said])
+    write_lines(out / "lm" / "train.txt", [transcript(tokens) for tokens in said])
     description = {"name": "minicts", "version": VERSION, "sampling_rate": SAMPLING_RATE, **settings}
-    _write(out / "corpus.json", [json.dumps(description, indent=2)])
+    write_lines(out / "corpus.json", [json.dumps(description, indent=2)])
 
 
 def _segment(talk: Conversation, utterance: Utterance) -> SupervisionSegment:
@@ -79,10 +79,4 @@ def _write_stm(path: Path, talks: list[Conversation]) -> None:
             condition, gender = talk.call.condition.name, talk.call.speakers[utterance.channel].gender
             segment = replace(_segment(talk, utterance), text=reference(utterance.tokens))
             lines.append(stm_line(segment, f"O,{condition},{gender},{condition}-{gender}"))
-    _write(path, [*_STM_HEADER.splitlines(), *lines])
-
-
-def _write(path: Path, lines: list[str]) -> None:
-    temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
-    temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    os.replace(temporary, path)
+    write_lines(path, [*_STM_HEADER.splitlines(), *lines])

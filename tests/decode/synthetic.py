@@ -49,12 +49,10 @@ def small_lm(lang: Lang, folder: Path) -> Path:
     return folder
 
 
-def small_graph(lang: Lang, states: StateTable, tree: Tree, folder: Path, scale: float = 0.1):  # noqa: ANN201
+def small_graph(lang: Lang, states: StateTable, tree: Tree, folder: Path, scale: float = 0.1):
     """HCLG of `small_lm`, in memory, and the folder where it lies."""
     (folder / "graph").mkdir()
-    build_hclg(
-        lang.directory, small_lm(lang, folder / "lm"), states, tree, folder / "graph", self_loop_scale=scale
-    )
+    build_hclg(lang.directory, small_lm(lang, folder / "lm"), states, tree, folder / "graph", self_loop_scale=scale)
     return read_fst(folder / "graph" / "HCLG.fst")
 
 

@@ -9,8 +9,6 @@ import kaldi_decoder
 import kaldifst
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from asr_am.decode.lattice import Lattice, read_lattices
 from asr_am.decode.nbest import nbest
@@ -195,29 +193,22 @@ def test_archives_have_kaldis_format(small: Small, tmp_path: Path) -> None:
     assert again is not None and again.num_states > 0
 
 
-@settings(deadline=None, max_examples=60)
-@given(cut=st.floats(0, 1), flip=st.integers(0, 255), where=st.floats(0, 1))
-def test_damaged_archives_are_refused(damaged: bytes, tmp_folder: Path, cut: float, flip: int, where: float) -> None:
+def test_damaged_archives_are_refused(small: Small, tmp_path: Path) -> None:
     """Truncation and changed bytes give an error of ours, or lattices that are still well formed."""
-    data = bytearray(damaged[: int(cut * len(damaged))])
-    if data:
-        data[int(where * (len(data) - 1))] = flip
-    path = tmp_folder / "x.ark"
-    path.write_bytes(data)
-    try:
-        for _, lattice in read_lattices(path):
-            assert (lattice.level_S[lattice.source_A] < lattice.level_S[lattice.target_A]).all()
-    except InputError as error:
-        assert "x.ark" in str(error)
-
-
-@pytest.fixture(scope="module")
-def damaged(small: Small, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("archive") / "x.ark"
+    path = tmp_path / "x.ark"
     write_archive(path, small)
-    return path.read_bytes()
-
-
-@pytest.fixture(scope="module")
-def tmp_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("damaged")
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for trial in range(300):
+        data = bytearray(whole[: int(rng.integers(1, len(whole)))] if trial % 2 else whole)
+        for _ in range(3):
+            data[int(rng.integers(len(data)))] = int(rng.integers(256))
+        path.write_bytes(data)
+        try:
+            for _, lattice in read_lattices(path):
+                assert (lattice.level_S[lattice.source_A] < lattice.level_S[lattice.target_A]).all()
+        except InputError as error:
+            assert "x.ark: damaged at byte" in str(error)
+            refused += 1
+    assert refused >= 150

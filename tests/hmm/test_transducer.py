@@ -67,7 +67,7 @@ def test_self_loops_give_each_label_a_geometric_stay(text: str, scale: float) ->
     assert paths_of(looped, frames) == pytest.approx(expected, abs=1e-3)
 
 
-def stretchings(labels: tuple[int, ...], states: StateTable, scale: float, frames: int):  # noqa: ANN201
+def stretchings(labels: tuple[int, ...], states: StateTable, scale: float, frames: int):
     if not labels:
         yield (), 0.0
         return

@@ -97,7 +97,7 @@ def test_broken_files(tmp_path: Path) -> None:
         with pytest.raises(InputError):
             read_arpa(path)
     (tmp_path / "lm").write_bytes(GOOD.encode().replace(b"-inf B", b"-1 B\xe9"))
-    with pytest.raises(InputError, match="lm:12: is not UTF-8"):
+    with pytest.raises(InputError, match="lm:12: not UTF-8"):
         read_arpa(tmp_path / "lm")
 
 

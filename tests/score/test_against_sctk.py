@@ -101,6 +101,7 @@ CONTEXTS = (
     b' / " " __ " "',
     b" / [ ] _ [ ] ;; said so",
 )
+FEW = (b"a", b"b", b"a", b"b-", b"@", b"@", b"c")  # many ties, and sums of 0.001
 BLANKS = (b" ", b" ", b" ", b" ", b"\t", b"  ")
 
 
@@ -126,10 +127,10 @@ class Generator:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.hard = self.random.random() < 0.5
-        self.words = WORDS if self.hard else PLAIN
+        self.words = WORDS if self.hard else self.random.choice((PLAIN, FEW))
+        self.torn = self.random.random() < 0.1
         self.with_glm = self.random.random() < 0.7
         self.confidences = self.random.choice((0.0, 0.0, 1.0, 0.5))
-        self.reference_parts: list[list[bytes]] = []
 
     def case(self) -> Files:
         channels = self._channels()
@@ -176,11 +177,12 @@ class Generator:
         return stm, ctm
 
     def _blanks(self, line: bytes) -> bytes:
-        """Odd blanks, except after the file: hubscr sorts by them."""
+        """Odd blanks, but rarely after the file: hubscr sorts by them, and may tear channels apart."""
         if not self.hard:
             return line
         first, _, rest = line.partition(b" ")
-        return first + b" " + b"".join(self.random.choice(BLANKS) if c == b" " else c for c in _bytes(rest))
+        blank = self.random.choice(BLANKS) if self.torn else b" "
+        return first + blank + b"".join(self.random.choice(BLANKS) if c == b" " else c for c in _bytes(rest))
 
     def _word(self) -> bytes:
         return self.random.choice(self.words)
@@ -192,7 +194,7 @@ class Generator:
                 (b"IGNORE_TIME_SEGMENT_IN_SCORING", b"ignore_time_segment_in_scoring", b"xIgnoreTimeSegmentInScoring")
             )
             return mark, [self._word()]
-        parts = [self._part(0) for _ in range(self.random.choice((0, 1, 2, 3, 4, 6, 9)))]
+        parts = [self._part(0) for _ in range(self.random.choice((0, 1, 2, 3, 4, 6, 9, 25)))]
         return b" ".join(part for part, _ in parts), [word for _, words in parts for word in words]
 
     def _part(self, depth: int) -> tuple[bytes, list[bytes]]:

@@ -32,7 +32,7 @@ GLM = b""";; rules
 GONNA => GOING TO / [ ] __ [ ]
 [HE'D] => [{HE HAD / HE WOULD}] / [ ] __ [ ]
 """
-PIECES = """{ } / ( ) - => [ ] _ < > ; * " ' \\ @ {/} {a/} (( )( <ALT> 1e999 nan ;;""".encode().split()
+PIECES = b"""{ } / ( ) - => [ ] _ < > ; * " ' \\ @ {/} {a/} (( )( <ALT> 1e999 nan ;;""".split()
 SPLICES = (*PIECES, b" ", b"\n", b"\t", b"\x00", b"\xff", b"\r", b"{ / }", b"{" * 200, b"x" * 20_000)
 
 

@@ -1,0 +1,36 @@
+"""Plain arrays in .npz files: written whole or not at all, read without pickles."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from asr_am.errors import InputError
+
+DAMAGE = (
+    OSError, KeyError, ValueError, TypeError, EOFError, RuntimeError, MemoryError, struct.error, zipfile.BadZipFile,
+    zlib.error,
+)  # fmt: skip # what numpy and zipfile raise on damaged files (NotImplementedError is a RuntimeError)
+
+
+def write_npz(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
+    """Write under a temporary name that is then renamed."""
+    temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")
+    np.savez(temporary, allow_pickle=False, **{name: np.asarray(array) for name, array in arrays.items()})
+    os.replace(temporary, path)
+
+
+def read_npz(path: Path, *names: str) -> list[np.ndarray]:
+    """The arrays `names`; InputError where the file is missing, damaged or lacks one."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return [file[name] for name in names]
+    except DAMAGE as error:
+        raise InputError(f"{path}: not readable ({type(error).__name__}: {error}); run stage align again") from error

@@ -1,0 +1,147 @@
+"""Stage decode as a whole: its files, its resumption, its choice of weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asr_am.decode import shards
+from asr_am.decode.ctm import CtmWord
+from asr_am.decode.decode import ctm_name, decode_sets
+from asr_am.decode.lattice import read_lattices
+from asr_am.decode.paths import Weights
+from asr_am.decode.search import SearchOptions
+from asr_am.decode.shards import Decoded, DecodeOptions
+from asr_am.decode.system import System
+from asr_am.decode.tune import choose, word_errors
+from asr_am.errors import InputError
+from tests.decode.corpus import write_system
+
+GRID = (Weights(5.0), Weights(10.0), Weights(10.0, 0.5))
+OPTIONS = DecodeOptions(SearchOptions(beam=10.0, lattice_beam=3.0), GRID, nbest=3)
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> System:
+    return write_system(tmp_path_factory.mktemp("corpus"))
+
+
+def decode(system: System, out: Path, jobs: int = 1) -> dict[str, bytes]:
+    """Every file of a decoding run, its times of day aside."""
+    out.mkdir(exist_ok=True)
+    decode_sets(system, system.lang_dir.parent / "data", out, OPTIONS, jobs=jobs)
+    files = {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+    report = json.loads(files.pop("decode.json"))
+    for subset in ("dev", "test"):
+        report[subset].pop("real_time_factor")
+    return files | {"report": json.dumps(report).encode()}
+
+
+def test_every_file_is_there_and_agrees_with_the_others(system: System, tmp_path: Path) -> None:
+    files = decode(system, tmp_path / "run")
+    names = {f"{kind}" for kind in files}
+    assert names >= {f"ctm/{ctm_name(s, w)}" for s in ("dev", "test") for w in GRID} | {"system.json", "nbest/dev.txt"}
+    assert not any(name.startswith("shards") for name in names)
+    lattices = dict(read_lattices(tmp_path / "run" / "lattices" / "test.ark"))
+    assert len(lattices) == 6
+    lines = [line.split() for line in files["nbest/test.txt"].decode().splitlines()]
+    assert {line[0] for line in lines} == set(lattices)
+    best = {}
+    for utterance, graph, acoustic, *words in lines:
+        best.setdefault(utterance, (float(graph) + float(acoustic) / 10.0, words))
+        assert float(graph) + float(acoustic) / 10.0 >= best[utterance][0] - 1e-3, "n-best lists are sorted"
+    in_ctm = [line.split()[4] for line in files["ctm/test_10_0.ctm"].decode().splitlines()]
+    assert sorted(in_ctm) == sorted(word for _, words in best.values() for word in words if word != "<unk>")
+
+
+def test_jobs_change_nothing(system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "SHARD", 2)
+    assert decode(system, tmp_path / "one") == decode(system, tmp_path / "two", jobs=2)
+
+
+def test_a_killed_run_goes_on(system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finished shards are kept, the one that was being written is made again."""
+    monkeypatch.setattr(shards, "SHARD", 2)
+    whole = decode(system, tmp_path / "whole")
+    made = []
+    real = shards.decode_shard
+
+    def dies(job: shards.Job, shard: tuple[Path, tuple[str, ...]]) -> None:
+        if len(made) == 4:
+            shard[0].with_suffix(".lat").write_bytes(b"half a latt")
+            raise KeyboardInterrupt
+        made.append(shard)
+        real(job, shard)
+
+    monkeypatch.setattr(shards, "decode_shard", dies)
+    with pytest.raises(KeyboardInterrupt):
+        decode(system, tmp_path / "cut")
+    made.clear()
+    monkeypatch.setattr(shards, "decode_shard", lambda job, shard: (made.append(shard), real(job, shard)))
+    assert decode(system, tmp_path / "cut") == whole
+    assert len(made) == 2
+
+
+def test_a_run_can_be_moved_with_its_experiment(system: System, tmp_path: Path) -> None:
+    root = tmp_path / "exp"
+    shutil.copytree(system.lang_dir.parent, root)
+    inside = System(root / "align", root / "features", root / "lang", root / "graph", weights=Weights(7.0, 1.0))
+    (root / "decode").mkdir()
+    inside.save(root / "decode")
+    root.rename(tmp_path / "elsewhere")
+    loaded = System.load(tmp_path / "elsewhere" / "decode")
+    assert loaded.graph == tmp_path / "elsewhere" / "graph" / "HCLG.fst"
+    assert loaded.weights == Weights(7.0, 1.0)
+    (tmp_path / "elsewhere" / "graph" / "HCLG.fst").unlink()
+    with pytest.raises(InputError, match=r"HCLG\.fst: is missing"):
+        System.load(tmp_path / "elsewhere" / "decode")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "asr_am system 1"}', "\xff"])
+def test_a_damaged_system_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "system.json").write_text(text, encoding="latin-1")
+    with pytest.raises(InputError, match=r"system\.json"):
+        System.load(tmp_path)
+
+
+def test_scores_for_other_states_are_refused(system: System, tmp_path: Path) -> None:
+    class Wrong:
+        def log_likelihoods(self, utterance: str) -> np.ndarray:
+            return np.zeros((5, 3), np.float32)
+
+    from asr_am.decode.graph import read_fst
+    from asr_am.hmm.states import StateTable
+    from asr_am.lang.lang import Lang
+
+    lang, states = Lang.load(system.lang_dir), StateTable.load(system.states)
+    decoder = shards.Decoder(Wrong(), read_fst(system.graph), lang, states, OPTIONS)
+    with pytest.raises(InputError, match="utterance u1: scores of 3 pdfs"):
+        decoder.decode("u1")
+
+
+def test_a_set_without_features_is_refused(system: System, tmp_path: Path) -> None:
+    root = tmp_path / "exp"
+    shutil.copytree(system.lang_dir.parent, root)
+    (root / "features" / "mfcc" / "test.scp").unlink()
+    with pytest.raises(InputError, match=r"test\.scp"):
+        decode(System(root / "align", root / "features", root / "lang", root / "graph"), root / "out")
+
+
+def decoded(utterance: str, *hypotheses: str) -> Decoded:
+    words = [[CtmWord(i, 1, word, 1.0) for i, word in enumerate(text.split())] for text in hypotheses]
+    return Decoded(utterance, 10, True, 1.0, 0.1, words)
+
+
+def test_errors_are_counted_for_every_weighting() -> None:
+    results = [decoded("a", "ONE TWO", "ONE", ""), decoded("b", "NO", "NO NO", "YES")]
+    assert word_errors({"a": ["ONE", "TWO"], "b": ["NO"]}, results) == [0, 2, 3]
+
+
+def test_of_equal_weightings_the_least_extreme_is_chosen() -> None:
+    grid = [Weights(lm, wip) for lm in (5.0, 10.0, 15.0, 20.0) for wip in (-0.5, 0.0, 0.5)]
+    assert grid[choose(grid, [1] * 12)] == Weights(10.0, 0.0)
+    assert grid[choose(grid, [1] * 11 + [0])] == Weights(20.0, 0.5)

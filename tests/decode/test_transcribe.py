@@ -1,0 +1,110 @@
+"""A user's own recording: any rate and channels, long ones in pieces, clear errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from asr_am.decode.decode import decode_sets
+from asr_am.decode.paths import Weights
+from asr_am.decode.search import SearchOptions
+from asr_am.decode.shards import DecodeOptions
+from asr_am.errors import InputError
+from asr_am.transcribe import LONGEST, SHORTEST, load, main, pieces, read_audio
+from tests.data.corpus import RATE
+from tests.decode.corpus import write_system
+
+RUN_OPTIONS = DecodeOptions(SearchOptions(beam=10.0, lattice_beam=3.0), (Weights(10.0),), nbest=0)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("corpus")
+    system = write_system(root)
+    out = root / "decode"
+    out.mkdir()
+    decode_sets(system, root / "data", out, RUN_OPTIONS)
+    return out
+
+
+def tone(rate: int, seconds: float, channels: int = 1) -> np.ndarray:
+    t_N1 = np.arange(int(rate * seconds))[:, None] / rate
+    return 0.3 * np.sin(2 * np.pi * 440 * t_N1) * np.ones(channels) * (1 + 0.5 * np.sin(9 * t_N1))
+
+
+def write(path: Path, samples: np.ndarray, rate: int) -> Path:
+    soundfile.write(path, samples, rate)
+    return path
+
+
+def test_words_are_printed_for_each_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = sorted((run.parent / "data" / "wav").glob("test*.wav"))
+    assert main(["--model", str(run), *map(str, files)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == [str(path) for path in files]
+    assert all(set(line.split(":")[1].split()) <= {"YES", "NO", "ONE", "TWO"} for line in lines)
+    assert any(line.split(":")[1].split() for line in lines)
+
+
+def test_channels_and_times(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run.parent / "data" / "wav" / "test0.wav"
+    assert main(["--model", str(run), "--channels", "--times", str(path)]) == 0
+    words = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert {word[1] for word in words} == {"1", "2"}
+    for channel in "12":
+        begins = [float(word[2]) for word in words if word[1] == channel]
+        assert begins == sorted(begins) and begins[-1] < 4.0
+    assert all(len(word) == 6 and 0 <= float(word[5]) <= 1 for word in words)
+
+
+@pytest.mark.parametrize(("rate", "channels"), [(8000, 1), (16000, 2), (44100, 1), (11025, 3)])
+def test_any_rate_and_channels_become_the_models(tmp_path: Path, rate: int, channels: int) -> None:
+    path = write(tmp_path / "x.wav", tone(rate, 1.0, channels), rate)
+    (mixed,) = read_audio(path, RATE, separate=False)
+    assert abs(len(mixed) - RATE) <= 1
+    inner = slice(200, -200)  # the edges ring
+    assert mixed[inner] == pytest.approx(32768 * tone(RATE, 1.0)[: len(mixed), 0][inner], abs=120)
+    assert len(read_audio(path, RATE, separate=True)) == channels
+
+
+def test_a_recording_shorter_than_a_phone_has_no_words(run: Path, tmp_path: Path) -> None:
+    assert load(run).words((32768 * tone(RATE, 0.05)[:, 0]).astype(np.float32)) == []
+
+
+def test_long_recordings_are_cut_where_it_is_quiet() -> None:
+    level_T = np.full(5000, 10.0)
+    quiet = [1500, 2600, 4000]
+    for centre in quiet:
+        level_T[centre - 30 : centre + 30] = 0.0
+    found = list(pieces(np.repeat(level_T[:, None], 40, axis=1).astype(np.float32)))
+    assert [begin for begin, _ in found][0] == 0 and found[-1][1] == 5000
+    assert all(first[1] == second[0] for first, second in zip(found, found[1:], strict=False))
+    assert all(SHORTEST <= end - begin <= LONGEST for begin, end in found[:-1])
+    assert all(min(abs(end - centre) for centre in quiet) <= 30 for _, end in found[:-1])
+
+
+def bad_files(folder: Path) -> dict[str, Path]:
+    (folder / "text.wav").write_text("this is no audio")
+    (folder / "empty.wav").write_bytes(b"")
+    return {
+        "no such file": folder / "missing.wav",
+        "cannot be read as audio": folder / "text.wav",
+        "cannot be read as audio ": folder / "empty.wav",
+        "no samples": write(folder / "none.wav", np.zeros((0, 1)), RATE),
+        "every sample is 0": write(folder / "silent.wav", np.zeros((RATE, 2)), RATE),
+    }
+
+
+def test_bad_recordings_end_with_one_clear_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for message, path in bad_files(tmp_path).items():
+        assert main(["--model", str(run), str(path)]) == 1
+        error = capsys.readouterr().err
+        assert str(path) in error and message.strip() in error and len(error.splitlines()) == 1
+
+
+def test_a_folder_that_is_no_decoding_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="run stage decode"):
+        load(tmp_path)

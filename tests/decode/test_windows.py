@@ -1,0 +1,135 @@
+"""Windows over an utterance, priors, and score archives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import kaldi_native_io
+import kaldiio
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from asr_am.decode.scorer import ArchiveSource, NeuralScorer, log_priors, write_log_likelihoods
+from asr_am.decode.windows import Window, log_posteriors
+from asr_am.errors import InputError
+from tests.hmm.reference import LeftTree, small_lang, small_states
+
+FEATURES, PDFS = 4, 6
+
+
+class Framewise(nn.Module):
+    """A model without context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(FEATURES, PDFS)
+
+    def forward(self, x_BTF: Tensor, lengths_B: Tensor) -> Tensor:
+        return self.linear(x_BTF)
+
+
+class Position(nn.Module):
+    """A model whose only output with a meaning is the position in the window, negative past the window's length."""
+
+    def forward(self, x_BTF: Tensor, lengths_B: Tensor) -> Tensor:
+        position_T = torch.arange(x_BTF.shape[1], dtype=torch.float32)
+        inside_BT = position_T < lengths_B[:, None]
+        value_BT = torch.where(inside_BT, position_T, torch.tensor(-100.0))
+        return torch.stack([value_BT, torch.zeros_like(value_BT)], dim=2)
+
+
+windows = st.integers(1, 30).flatmap(lambda chunk: st.builds(Window, st.just(chunk), st.integers(1, chunk)))
+
+
+@settings(deadline=None)
+@given(frames=st.integers(1, 80), window=windows, batch=st.integers(1, 9))
+def test_without_context_windows_change_nothing(frames: int, window: Window, batch: int) -> None:
+    x_TF = np.random.default_rng(frames).standard_normal((frames, FEATURES)).astype(np.float32)
+    model = Framewise().eval()
+    whole = log_posteriors(model, x_TF, Window(0, 0))
+    assert whole == pytest.approx(torch.log_softmax(model.linear(torch.from_numpy(x_TF)), 1).detach().numpy(), abs=1e-5)
+    assert log_posteriors(model, x_TF, window, batch) == pytest.approx(whole, abs=1e-4)
+
+
+@settings(deadline=None)
+@given(frames=st.integers(1, 80), window=windows)
+def test_every_frame_is_in_a_whole_window(frames: int, window: Window) -> None:
+    starts = window.starts(frames)
+    size = min(window.chunk, frames)
+    covered = {int(s) + i for s in starts for i in range(size)}
+    assert covered == set(range(frames))
+    assert (np.diff(starts) <= window.hop).all() and (np.diff(starts) > 0).all()
+
+
+def test_a_frame_in_two_windows_gets_their_weighted_mean() -> None:
+    """Windows of 4 every 2 frames over 6 frames: frame 2 is third in one (weight 2) and first in the other (1)."""
+    result = log_posteriors(Position(), np.zeros((6, FEATURES), np.float32), Window(4, 2))
+    log_p = np.log(1 / (1 + np.exp(-np.arange(4.0))))
+    expected = [log_p[0], log_p[1], (2 * log_p[2] + log_p[0]) / 3, (log_p[3] + 2 * log_p[1]) / 3, log_p[2], log_p[3]]
+    assert result[:, 0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_an_utterance_shorter_than_a_window_is_padded_and_masked() -> None:
+    result = log_posteriors(Position(), np.zeros((3, FEATURES), np.float32), Window(21, 10))
+    assert result[:, 0] == pytest.approx(np.log(1 / (1 + np.exp(-np.arange(3.0)))), abs=1e-6)
+
+
+@pytest.mark.parametrize("text", ["21", "21/", "21/0", "21/22", "/5", "all", "-21/5", "0/0"])
+def test_windows_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="windows"):
+        Window.parse(text)
+
+
+@pytest.mark.parametrize("text", ["21/10", "21/21", "whole"])
+def test_windows_are_written_as_they_are_read(text: str) -> None:
+    assert str(Window.parse(text)) == text
+
+
+def test_priors_are_shares_and_never_fall_below_the_floor() -> None:
+    priors_P = np.exp(log_priors(np.array([700, 300, 0, 0]), floor=0.1))
+    assert priors_P.sum() == pytest.approx(1.0)
+    assert priors_P[0] / priors_P[1] == pytest.approx(7 / 3)
+    assert priors_P[2] / priors_P[0] == pytest.approx(0.1 / 4 / 0.7)
+
+
+def test_scaled_log_likelihoods_are_posteriors_over_priors() -> None:
+    x_TF = np.random.default_rng(0).standard_normal((30, FEATURES)).astype(np.float32)
+    model = Framewise().eval()
+    priors = log_priors(np.arange(1, PDFS + 1))
+    scorer = NeuralScorer(model, {"u": x_TF}.__getitem__, priors, Window(21, 10))
+    expected = torch.log_softmax(model.linear(torch.from_numpy(x_TF)), 1).detach().numpy() - priors
+    assert scorer.log_likelihoods("u") == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(InputError, match="6 outputs"):
+        NeuralScorer(model, {"u": x_TF}.__getitem__, priors[:-1], Window(21, 10)).log_likelihoods("u")
+
+
+def test_score_archives_are_kaldis(tmp_path: Path) -> None:
+    """By pdf for our own search, by graph label for latgen-faster-mapped; read by two other programs' readers."""
+    lang = small_lang(tmp_path)
+    states = small_states(lang, LeftTree())
+    rng = np.random.default_rng(0)
+    scores = {f"u{i}": rng.standard_normal((5 + i, states.num_pdfs)).astype(np.float32) for i in range(3)}
+
+    class Fixed:
+        def log_likelihoods(self, utterance: str) -> np.ndarray:
+            return scores[utterance]
+
+    write_log_likelihoods(Fixed(), scores, None, tmp_path / "pdfs.scp")
+    write_log_likelihoods(Fixed(), scores, states, tmp_path / "labels.scp")
+    by_pdf = dict(kaldiio.load_ark(str(tmp_path / "pdfs.ark")))
+    scorer = ArchiveSource(tmp_path / "pdfs.scp").load()
+    with kaldi_native_io.SequentialFloatMatrixReader(f"ark:{tmp_path / 'labels.ark'}") as reader:
+        by_label = {key: np.array(value) for key, value in reader}
+    assert set(by_label) == set(by_pdf) == set(scores)
+    for utterance, expected in scores.items():
+        assert (by_pdf[utterance] == expected).all()
+        assert (scorer.log_likelihoods(utterance) == expected).all()
+        for label, (_, _, pdf) in enumerate(states.labels_L3, start=1):
+            assert (by_label[utterance][:, label - 1] == expected[:, pdf]).all()
+    with pytest.raises(InputError, match="not in the archive"):
+        scorer.log_likelihoods("u9")

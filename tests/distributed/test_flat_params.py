@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from asr_am.distributed.flat_params import FlatParams
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3), nn.LSTM(3, 2))
+
+
+def loss_of(model: nn.Module) -> torch.Tensor:
+    return model(torch.ones(4, 5))[0].square().sum()
+
+
+def test_values_survive_and_views_write_through(model: nn.Module) -> None:
+    before = [p.detach().clone() for p in model.parameters()]
+    params = FlatParams(model)
+    assert len(params) == sum(p.numel() for p in before)
+    assert torch.equal(params.w, torch.cat([p.reshape(-1) for p in before]))
+    params.w.mul_(2)
+    for now, was in zip(model.parameters(), before, strict=True):
+        assert torch.equal(now, 2 * was)
+
+
+def test_backward_fills_the_flat_gradient(model: nn.Module) -> None:
+    expected = torch.autograd.grad(loss_of(model), list(model.parameters()))
+    params = FlatParams(model)
+    for repeat in (1, 2):  # accumulates until zeroed, in place
+        loss_of(model).backward()
+        params.check()
+        torch.testing.assert_close(params.g, repeat * torch.cat([g.reshape(-1) for g in expected]))
+
+
+def test_a_parameter_that_was_re_pointed_is_noticed(model: nn.Module) -> None:
+    params = FlatParams(model)
+    params.check()
+    model.zero_grad(set_to_none=True)
+    with pytest.raises(RuntimeError, match="gradient"):
+        params.check()
+    params = FlatParams(model)
+    model[0].weight.data = model[0].weight.data.clone()
+    with pytest.raises(RuntimeError, match="weights"):
+        params.check()
+    params = FlatParams(model)
+    model.to(torch.float64)
+    with pytest.raises(RuntimeError):
+        params.check()
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 40, 10**6])
+def test_buckets_are_announced_when_ready_and_cover_everything_once(model: nn.Module, bucket_bytes: int) -> None:
+    params = FlatParams(model)
+    loss_of(model).backward()
+    final = params.g.clone()
+    for _ in range(2):
+        params.g.zero_()
+        told: list[tuple[int, int]] = []
+
+        def on_bucket(begin: int, end: int, told: list[tuple[int, int]] = told) -> None:
+            assert torch.equal(params.g[begin:end], final[begin:end])
+            told.append((begin, end))
+
+        with params.announce(on_bucket, bucket_bytes):
+            loss_of(model).backward()
+        covered = sorted(told)
+        assert covered[0][0] == 0 and covered[-1][1] == len(params)
+        assert all(a[1] == b[0] for a, b in zip(covered, covered[1:], strict=False))
+        assert len(told) == (1 if bucket_bytes == 10**6 else len(set(told)))
+    assert bucket_bytes > 1 or len(told) == len(list(model.parameters()))
+    loss_of(model).backward()  # no hook stays behind
+    assert len(told) == len(covered)
+
+
+def test_mixed_dtypes_are_refused() -> None:
+    with pytest.raises(ValueError, match="one dtype"):
+        FlatParams(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))

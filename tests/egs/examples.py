@@ -1,0 +1,39 @@
+"""Small training examples that a model can learn: the features of a frame point at its pdf, with noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from asr_am.egs.store import EgsInfo, Index
+
+CHUNK = 7
+
+
+def write_examples(directory: Path, *, frames_U: tuple[int, ...] = (30, 7, 12, 3, 41, 20, 25, 9), dim: int = 6) -> Path:
+    """Sets `train` (two shards) and `dev` (one) with as many pdfs as features, chunks of 7 frames."""
+    rng = np.random.default_rng(5)
+    sizes = {}
+    for subset, shards in (("train", 2), ("dev", 1)):
+        folder = directory / subset
+        folder.mkdir(parents=True)
+        parts = np.array_split(np.array(frames_U), shards)
+        begins, owners = [], []
+        for shard, part in enumerate(parts):
+            rows = int(part.sum())
+            targets = np.zeros(rows + CHUNK, dtype=np.int16)
+            targets[:rows] = np.repeat(rng.integers(0, dim, rows), 3)[:rows]
+            features = np.zeros((rows + CHUNK, dim), dtype=np.float16)
+            features[:rows] = 2 * np.eye(dim)[targets[:rows]] + rng.standard_normal((rows, dim))
+            np.save(folder / f"features.{shard}.npy", features)
+            np.save(folder / f"targets.{shard}.npy", targets)
+            begins.append(np.cumsum(part) - part)
+            owners.append(np.full(len(part), shard))
+            if subset == "train" and shard == 0:
+                np.save(directory / "pdf_counts.npy", np.full(dim, 10, dtype=np.int64))
+        names = [f"{subset}-{i:02d}" for i in range(len(frames_U))]
+        Index(names, np.concatenate(owners), np.concatenate(begins), np.array(frames_U)).save(folder)
+        sizes[subset] = {"utterances": len(frames_U), "frames": sum(frames_U)}
+    EgsInfo(kind="logmel", dim=dim, num_pdfs=dim, chunk=CHUNK, sets=sizes).save(directory)
+    return directory

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asr_am.egs.store import EgsSet, load_pdf_counts
+from asr_am.errors import InputError
+from tests.egs.examples import write_examples
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return write_examples(tmp_path / "egs")
+
+
+def test_what_was_written_is_read(directory: Path) -> None:
+    egs = EgsSet(directory, "train")
+    assert egs.frames == 147 and len(egs.features) == 2 and isinstance(egs.features[0], np.memmap)
+    assert load_pdf_counts(directory).sum() == 60
+
+
+@pytest.mark.parametrize(
+    "name", ["egs.json", "pdf_counts.npy", "train/index.npz", "train/features.1.npy", "train/targets.0.npy"]
+)
+def test_a_missing_empty_or_truncated_file_is_named(directory: Path, name: str) -> None:
+    path = directory / name
+    whole = path.read_bytes()
+    for damaged in (None, b"", whole[: len(whole) // 2]):
+        path.unlink()
+        if damaged is not None:
+            path.write_bytes(damaged)
+        with pytest.raises(InputError, match=path.name):
+            EgsSet(directory, "train")
+            load_pdf_counts(directory)
+        path.write_bytes(whole)
+
+
+def test_random_damage_is_an_input_error_or_harmless(directory: Path, tmp_path: Path) -> None:
+    rng = random.Random(3)
+    files = sorted(path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
+    for trial in range(60):
+        copy = tmp_path / f"copy{trial}"
+        shutil.copytree(directory, copy)
+        victim = copy / rng.choice(files)
+        content = bytearray(victim.read_bytes())
+        for _ in range(4):
+            content[rng.randrange(min(len(content), 200))] = rng.randrange(256)
+        victim.write_bytes(content)
+        try:
+            EgsSet(copy, "train")
+            load_pdf_counts(copy)
+        except InputError:
+            pass
+        shutil.rmtree(copy)
+
+
+def test_files_that_do_not_fit_each_other(directory: Path) -> None:
+    with pytest.raises(InputError, match="no set 'test'"):
+        EgsSet(directory, "test")
+    info = json.loads((directory / "egs.json").read_text())
+    (directory / "egs.json").write_text(json.dumps({**info, "dim": 7}))
+    with pytest.raises(InputError, match=r"not what egs\.json says"):
+        EgsSet(directory, "train")
+    (directory / "egs.json").write_text(json.dumps({**info, "chunk": 9}))
+    with pytest.raises(InputError, match="train-03 lies beyond the end of its shard"):
+        EgsSet(directory, "train")
+    (directory / "egs.json").write_text(json.dumps(info))
+    shutil.copy(directory / "dev" / "targets.0.npy", directory / "train" / "targets.1.npy")
+    with pytest.raises(InputError, match="more features than targets"):
+        EgsSet(directory, "train")

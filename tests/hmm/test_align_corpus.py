@@ -1,0 +1,137 @@
+"""Training from features on disk: it finds the states that spoke, and goes on where it was killed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+import pytest
+
+from asr_am.errors import InputError
+from asr_am.hmm import align_corpus as module
+from asr_am.hmm.align_corpus import MonoOptions, TriOptions, align_corpus
+from asr_am.hmm.frames import FrameStore
+from asr_am.hmm.states import StateTable
+from asr_am.hmm.system import System
+from asr_am.lang.lang import Lang
+from tests.hmm.synthetic import Spoken, make_lang, speak, write_features
+
+MONO = MonoOptions(iterations=10, realign=range(1, 11), gaussians=60, increase_until=5)
+TRI = TriOptions(iterations=4, realign=(3,), gaussians=80, increase_until=3, leaves=40, min_leaf_occupancy=20)
+
+
+def write_corpus(root: Path) -> tuple[Lang, dict[str, Spoken]]:
+    lang = make_lang(root)
+    sets = {"train": speak(lang, 60, dim=13), "dev": speak(lang, 6, seed=1, dim=13)}
+    for subset, spoken in sets.items():
+        write_features(root / "features", spoken, subset)
+        lines = [json.dumps({"id": name, "text": " ".join(spoken.text[name])}) for name in sorted(spoken.text)]
+        (root / "data" / subset).mkdir()
+        with gzip.open(root / "data" / subset / "supervisions.jsonl.gz", "wt") as file:
+            file.write("\n".join(lines) + "\n")
+    return lang, sets
+
+
+def run(root: Path, out: Path, mono: MonoOptions = MONO, tri: TriOptions = TRI) -> None:
+    align_corpus(root / "data", root / "lang", root / "features", out, final=out, mono=mono, tri=tri)
+
+
+def phones_in(folder: Path, subset: str) -> dict[str, np.ndarray]:
+    """Phone and state [T, 2] of every frame."""
+    states = StateTable.load(folder / "states.npz")
+    alignments = kaldiio.load_scp(str(folder / "ali" / f"{subset}.scp"))
+    return {name: states.labels_L3[labels_T - 1, :2] for name, labels_T in alignments.items()}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Spoken]]:
+    root = tmp_path_factory.mktemp("corpus")
+    _, sets = write_corpus(root)
+    run(root, root / "align")
+    return root, sets
+
+
+def test_from_a_flat_start_to_the_truth(trained: tuple[Path, dict[str, Spoken]]) -> None:
+    root, sets = trained
+    assert sorted(path.name for path in (root / "align").iterdir()) == ["mono", "tri"]
+    for system in ("mono", "tri"):
+        loaded = System.load(root / "align" / system)
+        assert loaded.tree.width == (3 if system == "tri" else 1)
+        for subset, spoken in sets.items():
+            found = phones_in(root / "align" / system, subset)
+            assert sorted(found) == sorted(spoken.labels)
+            right = [
+                (found[name] == spoken.states.labels_L3[labels_T - 1, :2]).all(axis=1).mean()
+                for name, labels_T in spoken.labels.items()
+            ]
+            assert np.mean(right) > 0.9
+
+
+def test_a_killed_run_goes_on_and_ends_the_same(
+    trained: tuple[Path, dict[str, Spoken]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, _ = trained
+    out = root / "again"
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("asr_am.hmm.training.write_alignments", killed)
+        run(root, out)
+    assert not System.is_complete(out / "mono")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "train_tri", killed)
+        run(root, out)
+    written = (out / "mono" / "gmm.npz").stat().st_mtime_ns
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "train_mono", killed)
+        run(root, out)
+    assert (out / "mono" / "gmm.npz").stat().st_mtime_ns == written
+    for name in ("mono/gmm.npz", "tri/gmm.npz", "tri/states.npz", "tri/tree.json", "tri/ali/train.ark"):
+        assert (out / name).read_bytes() == (root / "align" / name).read_bytes(), name
+
+
+def test_features_without_a_transcript_are_refused(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    path = tmp_path / "data" / "dev" / "supervisions.jsonl.gz"
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    path.write_bytes(gzip.compress("\n".join(lines[1:]).encode()))
+    with pytest.raises(InputError, match="spk0-000 has features but no transcript"):
+        run(tmp_path, tmp_path / "align")
+
+
+def test_impossible_options_are_refused() -> None:
+    with pytest.raises(InputError, match="iterations"):
+        MonoOptions(iterations=0)
+    with pytest.raises(InputError, match="beam"):
+        TriOptions(beam=-1.0)
+
+
+def test_systems_that_do_not_belong_together_are_refused(trained: tuple[Path, dict[str, Spoken]], tmp_path: Path) -> None:
+    root, _ = trained
+    for name in ("tree.json", "states.npz", "gmm.npz"):
+        source = root / "align" / ("mono" if name == "gmm.npz" else "tri") / name
+        (tmp_path / name).write_bytes(source.read_bytes())
+    with pytest.raises(InputError, match="different numbers of pdfs"):
+        System.load(tmp_path)
+
+
+def test_damaged_states_and_frames_are_input_errors(trained: tuple[Path, dict[str, Spoken]], tmp_path: Path) -> None:
+    root, _ = trained
+    whole = (root / "align" / "tri" / "states.npz").read_bytes()
+    for cut in range(0, len(whole), len(whole) // 40):
+        (tmp_path / "states.npz").write_bytes(whole[:cut])
+        with pytest.raises(InputError, match=r"states\.npz"):
+            StateTable.load(tmp_path / "states.npz")
+    store = FrameStore.write(tmp_path / "frames", ["a"], lambda _: np.zeros((9, 2), np.float32), "frames")
+    assert store.num_frames == 9
+    data = (tmp_path / "frames" / "frames.f32").read_bytes()
+    (tmp_path / "frames" / "frames.f32").write_bytes(data[:-1])
+    with pytest.raises(InputError, match=r"frames\.f32"):
+        FrameStore(tmp_path / "frames")
+    with pytest.raises(InputError, match="not finite"):
+        FrameStore.write(tmp_path / "frames", ["a"], lambda _: np.full((9, 2), np.nan, np.float32), "frames")

@@ -1,0 +1,149 @@
+"""The decision tree: grown on contexts whose right answer is known, merged, and kept on disk."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asr_am.errors import InputError
+from asr_am.hmm.questions import phone_questions
+from asr_am.hmm.tree import DecisionTree, Root, Split, monophone_tree
+from asr_am.hmm.tree_build import TreeOptions, build_tree
+from asr_am.hmm.tree_stats import TreeStats, log_likelihood
+
+SIL, VOWELS, STOPS = 1, (2, 3), (4, 5)
+PHONES = (SIL, *VOWELS, *STOPS)
+ROOTS = [[SIL], [2], [3], [4, 5]]  # 4 and 5: two position variants of one phone
+STATES = dict.fromkeys(PHONES, 3)
+FRAMES = 40  # of every context
+
+
+def stats_of(mean) -> TreeStats:  # type: ignore[no-untyped-def]
+    """Statistics of FRAMES frames of unit variance in every (window, state), with means from `mean(window, state)`."""
+    windows = list(itertools.product((0, *PHONES), PHONES, (0, *PHONES)))
+    keys = [(window, state) for window in windows for state in range(3)]
+    mean_MD = np.array([mean(window, state) for window, state in keys], dtype=float)
+    sums_MF = np.concatenate([np.ones((len(keys), 1)), mean_MD, mean_MD**2 + 1.0], axis=1) * FRAMES
+    return TreeStats(np.array([window for window, _ in keys]), np.array([state for _, state in keys]), sums_MF)
+
+
+def vowel_on_the_left(window: tuple[int, ...], state: int) -> list[float]:
+    """First states of phone 2 depend on whether a vowel stands before, last states of 4 and 5 on which one it is."""
+    own = 10.0 * window[1] + state
+    left = 5.0 * (window[0] in VOWELS) if (window[1], state) == (2, 0) else 0.0
+    variant = 3.0 * (window[1] == 5) if state == 2 else 0.0
+    return [own if window[1] < 4 else 40.0 + state, left + variant]
+
+
+QUESTIONS = [frozenset(VOWELS), frozenset(STOPS), frozenset({5}), frozenset({SIL, 0}), frozenset({2})]
+
+
+def test_the_tree_asks_what_matters_and_nothing_else() -> None:
+    stats = stats_of(vowel_on_the_left)
+    tree = build_tree(stats, ROOTS, STATES, [SIL], QUESTIONS, TreeOptions(14, 30.0, merge=False))
+    assert tree.num_pdfs == 14, "twelve roots and states, two of them split"
+    for root in tree.roots:
+        for state, node in enumerate(root.states):
+            if (root.phones, state) == ((2,), 0):
+                assert isinstance(node, Split) and (node.position, node.phones) == (0, frozenset(VOWELS))
+            elif (root.phones, state) == ((4, 5), 2):
+                assert isinstance(node, Split) and (node.position, node.phones) == (1, frozenset({5}))
+            else:
+                assert not isinstance(node, Split)
+    assert tree.pdf((3, 2, 4), 0) == tree.pdf((2, 2, 1), 0) != tree.pdf((4, 2, 3), 0)
+    assert tree.pdf((1, 4, 1), 2) != tree.pdf((1, 5, 1), 2) and tree.pdf((1, 4, 1), 1) == tree.pdf((1, 5, 1), 1)
+    assert tree.leaves(4, 2) == [tree.pdf((1, 4, 1), 2)] and len(tree.leaves(2, 0)) == 2
+
+
+def test_silence_is_never_split() -> None:
+    stats = stats_of(lambda window, state: [7.0 * window[0], 3.0 * window[2]])
+    tree = build_tree(stats, ROOTS, STATES, [SIL], QUESTIONS, TreeOptions(100, 30.0, merge=False))
+    assert all(len(tree.leaves(SIL, state)) == 1 for state in range(3)) and tree.num_pdfs > 20
+
+
+def test_leaves_keep_their_frames() -> None:
+    stats = stats_of(lambda window, state: np.random.default_rng([*window, state]).normal(0, 3, 2).tolist())
+    for minimum in (100.0, 500.0):
+        tree = build_tree(stats, ROOTS, STATES, [SIL], QUESTIONS, TreeOptions(1000, minimum, merge=False))
+        frames = np.zeros(tree.num_pdfs)
+        for window, state, sums in zip(stats.windows_M3, stats.state_M, stats.sums_MF, strict=True):
+            frames[tree.pdf(tuple(window.tolist()), int(state))] += sums[0]
+        assert frames.min() >= minimum and frames.sum() == stats.sums_MF[:, 0].sum()
+
+
+def test_leaves_that_are_the_same_are_merged() -> None:
+    """A vowel on either side does the same: split on both sides, three of the four leaves are one."""
+
+    def mean(window: tuple[int, ...], state: int) -> list[float]:
+        return [10.0 * window[1], 5.0 * (window[0] in VOWELS or window[2] in VOWELS) if window[1] == 2 else 0.0]
+
+    options = [TreeOptions(18, 30.0, merge=merge) for merge in (False, True)]
+    apart, merged = (build_tree(stats_of(mean), ROOTS, STATES, [SIL], QUESTIONS[:1], option) for option in options)
+    assert (apart.num_pdfs, merged.num_pdfs) == (18, 15)
+    assert merged.pdf((2, 2, 4), 0) == merged.pdf((4, 2, 2), 0) == merged.pdf((3, 2, 3), 0) != merged.pdf((4, 2, 4), 0)
+
+
+def test_clustering_finds_the_classes() -> None:
+    stats = stats_of(lambda window, state: [{1: 0.0, 2: 20.0, 3: 21.0}.get(window[1], 50.0), 0.0])
+    questions = phone_questions(stats, ROOTS, [SIL], [{5}])
+    assert frozenset({2, 3}) in questions and frozenset({2, 4, 5}) not in questions
+    assert frozenset({SIL}) in questions and frozenset({SIL, 0}) in questions and frozenset({5}) in questions
+    assert len(set(questions)) == len(questions)
+
+
+def test_log_likelihood_is_that_of_the_best_gaussian() -> None:
+    x_ND = np.random.default_rng(0).normal(1, 2, (50, 3))
+    sums = np.concatenate([[50.0], x_ND.sum(axis=0), (x_ND**2).sum(axis=0)])
+    mean, var = x_ND.mean(axis=0), x_ND.var(axis=0)
+    expected = -0.5 * (np.log(2 * np.pi * var) + (x_ND - mean) ** 2 / var).sum()
+    assert log_likelihood(sums[None])[0] == pytest.approx(expected)
+
+
+def some_tree() -> DecisionTree:
+    return build_tree(stats_of(vowel_on_the_left), ROOTS, STATES, [SIL], QUESTIONS, TreeOptions(30, 30.0))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.tuples(st.integers(0, 5), st.integers(1, 5), st.integers(0, 5)), st.integers(0, 2))
+def test_every_context_has_a_leaf_of_its_phone(window: tuple[int, int, int], state: int) -> None:
+    tree = some_tree()
+    assert tree.pdf(window, state) in tree.leaves(window[1], state)
+
+
+def test_saving_and_loading(tmp_path: Path) -> None:
+    for tree in (some_tree(), monophone_tree(ROOTS, STATES)):
+        tree.save(tmp_path / "tree.json")
+        loaded = DecisionTree.load(tmp_path / "tree.json")
+        assert loaded == tree and loaded.num_pdfs == tree.num_pdfs
+
+
+def test_damaged_files_are_input_errors(tmp_path: Path) -> None:
+    path = tmp_path / "tree.json"
+    some_tree().save(path)
+    whole = path.read_bytes()
+    cuts = random.Random(0).sample(range(len(whole) - 1), 50)
+    content = json.loads(whole)
+    wrong = [
+        b"", b"[]", b"null", b"\xff", b'{"width": 3}', b'{"width": 2, "roots": []}',
+        json.dumps(content | {"roots": content["roots"] * 2}).encode(),
+        json.dumps(content | {"roots": content["roots"][1:]}).encode(),
+        json.dumps(content | {"roots": [{"phones": [1], "states": [True]}]}).encode(),
+        json.dumps({"width": 3, "roots": [{"phones": [1], "states": [{"position": 3, "phones": [1], "yes": 0, "no": 1}]}]}).encode(),
+        b'{"width": 3, "roots": [{"phones": [1], "states": [' + b'{"position":0,"phones":[],"no":0,"yes":' * 5000,
+    ]  # fmt: skip
+    for damaged in [*(whole[:cut] for cut in cuts), *wrong]:
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"tree\.json"):
+            DecisionTree.load(path)
+
+
+def test_a_phone_has_one_root() -> None:
+    with pytest.raises(ValueError, match="two roots"):
+        DecisionTree(1, (Root((1,), (0,)), Root((1,), (1,))))

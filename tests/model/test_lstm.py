@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from asr_am.model.lstm import BiLSTM
+
+FRAMES, BATCH, INPUTS, CELLS = 6, 5, 4, 3
+LENGTHS = [torch.tensor([6, 2, 4, 1, 6]), torch.tensor([3, 3, 2, 1, 1]), torch.full((BATCH,), FRAMES), None]
+
+
+def torch_lstm(layer: BiLSTM, x_TBI: Tensor, lengths_B: Tensor | None) -> Tensor:
+    """What PyTorch's own layer makes of packed sequences; zeros where there is padding."""
+    if lengths_B is None:
+        return nn.LSTM.forward(layer, x_TBI)[0]
+    packed = pack_padded_sequence(x_TBI, lengths_B, enforce_sorted=False)
+    return pad_packed_sequence(nn.LSTM.forward(layer, packed)[0], total_length=FRAMES)[0]
+
+
+def without_padding(y_TBK: Tensor, lengths_B: Tensor | None) -> Tensor:
+    if lengths_B is None:
+        return y_TBK
+    return y_TBK * (torch.arange(FRAMES)[:, None] < lengths_B)[..., None]
+
+
+@pytest.mark.parametrize("lengths_B", LENGTHS)
+def test_values_and_gradients_are_those_of_torch(lengths_B: Tensor | None) -> None:
+    torch.manual_seed(0)
+    layer = BiLSTM(INPUTS, CELLS).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    x_TBI = torch.randn(FRAMES, BATCH, INPUTS, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(FRAMES, BATCH, 2 * CELLS, dtype=torch.float64)
+    results = []
+    for function in (BiLSTM.__call__, torch_lstm):
+        y_TBK = without_padding(function(layer, x_TBI, lengths_B), lengths_B)
+        gradients = torch.autograd.grad((y_TBK * weight).sum(), [x_TBI, *layer.parameters()])
+        results.append([y_TBK, *gradients])
+    for own, reference in zip(*results, strict=True):
+        torch.testing.assert_close(own, reference, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("lengths_B", [LENGTHS[0], None])
+def test_gradients_are_those_of_finite_differences(lengths_B: Tensor | None) -> None:
+    torch.manual_seed(1)
+    layer = BiLSTM(INPUTS, CELLS).double()
+    x_TBI = torch.randn(FRAMES, BATCH, INPUTS, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: without_padding(layer(x, lengths_B), lengths_B), (x_TBI,))
+
+
+def test_padding_influences_nothing() -> None:
+    torch.manual_seed(2)
+    layer = BiLSTM(INPUTS, CELLS)
+    lengths_B = LENGTHS[0]
+    x_TBI = torch.randn(FRAMES, BATCH, INPUTS)
+    other = x_TBI.clone()
+    other[torch.arange(FRAMES)[:, None] >= lengths_B] = 7.0
+    first, second = (without_padding(layer(x, lengths_B), lengths_B) for x in (x_TBI, other))
+    assert torch.equal(first, second)
+    alone = layer(x_TBI[:2, 1:2])
+    torch.testing.assert_close(first[:2, 1:2], alone)
+
+
+def test_bfloat16_is_close_and_leaves_gradients_in_float32() -> None:
+    torch.manual_seed(3)
+    layer = BiLSTM(16, 32)
+    x_TBI = torch.randn(21, 8, 16)
+    exact = layer(x_TBI)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = layer(x_TBI)
+    assert rough.dtype == torch.bfloat16
+    assert (rough.float() - exact).abs().max() < 0.02
+    rough.float().sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
+
+
+def test_the_forget_gate_starts_open() -> None:
+    layer = BiLSTM(INPUTS, CELLS)
+    bias = layer.bias_ih_l0 + layer.bias_hh_l0
+    assert bias.tolist() == [0.0] * CELLS + [1.0] * CELLS + [0.0] * 2 * CELLS
+    recurrent = layer.weight_hh_l0_reverse[:CELLS]
+    torch.testing.assert_close(recurrent @ recurrent.T, torch.eye(CELLS), atol=1e-5, rtol=0)

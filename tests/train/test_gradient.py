@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from asr_am.distributed.flat_params import FlatParams
+from asr_am.distributed.leases import Leases
+from asr_am.distributed.optimizer import Optimizer
+from asr_am.egs.loader import IGNORE, Batch, Loader
+from asr_am.egs.store import EgsSet
+from asr_am.model.blstm import Blstm, BlstmOptions
+from asr_am.train.gradient import EpochGradients, HeldOut, Learner, cross_entropy_sum
+from asr_am.train.options import TrainOptions
+from asr_am.train.schedule import Schedule
+from tests.egs.examples import write_examples
+
+
+@pytest.fixture
+def egs_dir(tmp_path: Path) -> Path:
+    return write_examples(tmp_path / "egs")
+
+
+def make_learner(egs_dir: Path, **options: object) -> Learner:
+    chosen = TrainOptions(model=BlstmOptions(1, 8, 6), **options)  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    model = Blstm(chosen.model, 6, 6)
+    params = FlatParams(model)
+    loader = Loader(EgsSet(egs_dir, "train"), chosen.batch_size, random_offset=True)
+    return Learner(model, params, Optimizer(params, chosen.optimizer), loader, chosen, torch.device("cpu"))
+
+
+def test_padding_changes_neither_loss_nor_gradient(egs_dir: Path) -> None:
+    """A batch of padded chunks against the same chunks one by one, cut to their lengths."""
+    learner = make_learner(egs_dir, batch_size=9)
+    batch = learner.loader.batch(learner.loader.plan(0), 0)
+    assert batch.lengths_B.min() < 7
+    loss, correct = learner.backward(batch, None)
+    together = learner.params.g.clone()
+    learner.params.g.zero_()
+    alone, right = torch.zeros(()), 0
+    for x_TF, targets_T, length in zip(batch.x_BTF, batch.targets_BT, batch.lengths_B.tolist(), strict=True):
+        logits_BTP = learner.model(x_TF[None, :length])
+        part = cross_entropy_sum(logits_BTP, targets_T[None, :length])
+        (part / batch.frames).backward()
+        alone += part.detach()
+        right += int((logits_BTP.argmax(2)[0] == targets_T[:length]).sum())
+    torch.testing.assert_close(loss, alone)
+    torch.testing.assert_close(together, learner.params.g, rtol=1e-4, atol=1e-7)
+    assert int(correct) == right
+
+
+def test_accumulation_gives_the_gradient_of_the_whole_batch(egs_dir: Path) -> None:
+    results = []
+    for parts in (1, 4):
+        learner = make_learner(egs_dir, batch_size=10, accumulation=parts)
+        buckets: list[tuple[int, int]] = []
+        learner.backward(learner.loader.batch(learner.loader.plan(0), 1), lambda a, b: buckets.append((a, b)))
+        assert buckets == [(0, len(learner.params))]
+        results.append(learner.params.g.clone())
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-7)
+
+
+def test_label_smoothing_leaves_padding_out() -> None:
+    logits_BTP = torch.randn(2, 4, 5)
+    targets_BT = torch.tensor([[1, 2, 3, 4], [0, IGNORE, IGNORE, IGNORE]])
+    smooth = cross_entropy_sum(logits_BTP, targets_BT, 0.1)
+    log_p = logits_BTP.log_softmax(2)
+    kept = targets_BT != IGNORE
+    exact = -(0.9 * log_p.gather(2, targets_BT.clamp_min(0)[..., None])[..., 0] + 0.1 * log_p.mean(2))[kept].sum()
+    torch.testing.assert_close(smooth, exact)
+
+
+def test_each_batch_once_at_the_rate_of_its_share(egs_dir: Path) -> None:
+    learner = make_learner(egs_dir, batch_size=3, schedule=Schedule(base=1.0, batch_ratio=2, warmup_epochs=1))
+    plan = learner.loader.plan(0)
+    gradient = EpochGradients(learner, 0, plan, leases := Leases(len(plan)), batches_before=0)
+    done, examples = [], 0
+    while (stats := gradient(None)) is not None:
+        leases.complete(stats.batch)
+        assert stats.lr == learner.optimizer.lr == pytest.approx(1 + stats.batch / len(plan))
+        done.append(stats.batch)
+        examples += stats.examples
+    leases.audit()
+    assert done == list(range(len(plan))) and examples == len(plan.utterance_N)
+
+
+def test_dropout_depends_on_the_batch_and_not_on_what_came_before(egs_dir: Path) -> None:
+    learner = make_learner(egs_dir, batch_size=4)
+    learner.model.dropout.p = 0.5
+    plan = learner.loader.plan(2)
+
+    def gradient_of(batch: int, first: int) -> torch.Tensor:
+        leases = Leases(len(plan))
+        leases.load_state_dict({**leases.state_dict(), "done": torch.arange(first), "applied": torch.ones(first) > 0})
+        gradient = EpochGradients(learner, 2, plan, leases, 0)
+        for _ in range(batch - first + 1):
+            gradient(None)
+        return learner.params.g.clone()
+
+    assert torch.equal(gradient_of(3, first=0), gradient_of(3, first=3))
+    assert not torch.equal(gradient_of(3, first=3), gradient_of(4, first=4))
+
+
+def test_held_out_loss_is_the_mean_over_frames_and_leaves_the_model_alone(egs_dir: Path) -> None:
+    learner = make_learner(egs_dir)
+    dev = EgsSet(egs_dir, "dev")
+    held_out = HeldOut(learner.model, Loader(dev, 3, shuffle=False), learner.options, learner.device)
+    other = torch.randn_like(learner.params.w)
+    before = learner.params.w.clone()
+    loss, error = held_out(other)
+    assert torch.equal(learner.params.w, before)
+    learner.params.w.copy_(other)
+    everything: Batch = (whole := Loader(dev, 1000, shuffle=False)).batch(whole.plan(0), 0)
+    logits_BTP = learner.model(everything.x_BTF, everything.lengths_B)
+    assert loss == pytest.approx(float(cross_entropy_sum(logits_BTP, everything.targets_BT)) / dev.frames, rel=1e-5)
+    right = int((logits_BTP.argmax(2) == everything.targets_BT).sum())
+    assert error == pytest.approx(1 - right / dev.frames)
