@@ -41,7 +41,8 @@ def decode_sets(
 ) -> System:  # fmt: skip
     """Decode `sets`, the first of which is the dev set, into `out`; returns (and saves) the system as chosen on dev.
 
-    windows: those to try for a network; the one with the fewest dev errors is kept. None: the system's own.
+    windows: those to try for a network; the one with the fewest dev errors is kept, of equals the first. Without any,
+    the system's own.
     """
     dev, *others = sets
     system = replace(system, search=options.search)

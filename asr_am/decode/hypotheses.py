@@ -24,9 +24,9 @@ def hypotheses(lattice: Lattice, weights: Sequence[Weights], states: StateTable,
     """
     silent = nonspeech_words(lang)
     lm_weights = sorted({w.lm for w in weights})
-    posterior_KA = arc_posteriors(lattice, [Weights(lm) for lm in lm_weights])
+    posterior_AK = arc_posteriors(lattice, [Weights(lm) for lm in lm_weights])
     beliefs = {
-        lm: Belief(lattice, states, posterior_A) for lm, posterior_A in zip(lm_weights, posterior_KA, strict=True)
+        lm: Belief(lattice, states, posterior_A) for lm, posterior_A in zip(lm_weights, posterior_AK.T, strict=True)
     }
     done: dict[tuple[float, bytes], list[CtmWord]] = {}  # many weightings share a path
     result = []

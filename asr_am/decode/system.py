@@ -31,7 +31,7 @@ class System:
     lang_dir: Path
     graph_dir: Path
     model: Path | None = None
-    window: Window = field(default_factory=Window)
+    window: Window = field(default_factory=lambda: Window(0, 0))
     search: SearchOptions = field(default_factory=SearchOptions)
     weights: Weights = field(default_factory=lambda: Weights(10.0))
 

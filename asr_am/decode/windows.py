@@ -22,8 +22,8 @@ from asr_am.errors import InputError
 class Window:
     """`chunk` frames every `hop` frames (chunk 0: the whole utterance at once)."""
 
-    chunk: int = 21
-    hop: int = 10
+    chunk: int
+    hop: int
 
     @classmethod
     def parse(cls, text: str) -> Window:

@@ -28,6 +28,7 @@ from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.gmm import DiagGmms
 from asr_am.hmm.graph import sort_lexicon, training_graph
+from asr_am.hmm.npz import read_npz, write_npz
 from asr_am.hmm.states import StateTable, Tree
 from asr_am.parallel import parallel_map
 
@@ -74,10 +75,8 @@ def compile_graphs(
     """Write the graphs of all utterances (word ids `words_U`, in the order of `frames`) into `folder`, anew."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    count = min(len(words_U), max(4 * jobs, 8))
-    graphs = Graphs(
-        folder, tuple(np.searchsorted(frames.offsets_U1, np.linspace(0, frames.num_frames, count + 1)).tolist())
-    )
+    edges = np.linspace(0, frames.num_frames, max(4 * jobs, 8) + 1)
+    graphs = Graphs(folder, tuple(np.unique(np.searchsorted(frames.offsets_U1, edges)).tolist()))
     build = functools.partial(_compile_shard, graphs.folder, lexicon, tree, states, options.self_loop_scale)
     tasks = [(shard, frames.utterances[first:end], words_U[first:end]) for shard, first, end in graphs.shards]
     parallel_map(build, tasks, jobs, f"graphs {folder.name}")
@@ -102,7 +101,14 @@ def _compile_shard(
             labels_C, columns_A = np.unique(np.append(arrays.ilabel_A, 0), return_inverse=True)  # column 0 is epsilon
             writer.write(utterance, arrays.relabel(columns_A[:-1]).to_fst())
             labels.append(labels_C[1:])
-    np.savez(folder / f"{shard}.npz", labels=np.concatenate(labels), counts=[len(labels_C) for labels_C in labels])
+    counts = [len(labels_C) for labels_C in labels]
+    write_npz(folder / f"{shard}.npz", {"labels": np.concatenate(labels), "counts": counts})
+
+
+def labels_of_shard(folder: Path, shard: int) -> list[np.ndarray]:
+    """For each utterance the graph labels [C] behind the input labels 1 to C of its graph."""
+    labels, counts = read_npz(folder / f"{shard}.npz", "labels", "counts")
+    return np.split(labels, np.cumsum(counts)[:-1])
 
 
 def align(
@@ -134,8 +140,7 @@ def _align_shard(
     boost: dict[int, float], task: tuple[int, int, int],
 ) -> list[Found]:  # fmt: skip
     shard, first, end = task
-    with np.load(folder / f"{shard}.npz", allow_pickle=False) as file:
-        labels_C = np.split(file["labels"], np.cumsum(file["counts"])[:-1])
+    labels_C = labels_of_shard(folder, shard)
     acoustic_scale = np.float32(options.acoustic_scale)
     boost_P = np.zeros(gmms.num_pdfs, dtype=np.float32)
     boost_P[list(boost)] = np.log(list(boost.values()))

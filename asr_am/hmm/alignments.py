@@ -14,6 +14,7 @@ import numpy as np
 
 from asr_am.errors import InputError
 from asr_am.hmm.frames import FrameStore
+from asr_am.hmm.npz import DAMAGE
 from asr_am.hmm.states import StateTable
 
 REDO = "run stage align again"
@@ -47,7 +48,7 @@ def read_alignments(folder: Path, subset: str) -> Iterator[tuple[str, np.ndarray
             if not isinstance(labels_T, np.ndarray) or labels_T.dtype != np.int32 or labels_T.ndim != 1:
                 raise InputError(f"{ark}: {utterance} is not a vector of integers; {REDO}")
             yield utterance, labels_T
-    except (OSError, ValueError, EOFError, AssertionError, UnicodeDecodeError, IndexError, TypeError) as error:
+    except (*DAMAGE, AssertionError, IndexError) as error:
         raise InputError(f"{ark}: damaged ({type(error).__name__}: {error}); {REDO}") from error
 
 

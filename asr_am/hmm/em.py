@@ -89,12 +89,15 @@ def _accumulate_range(gmms: DiagGmms, frames: FrameStore, task: tuple[int, np.nd
 def _accumulate_block(linear: Tensor, constant: Tensor, x_ND: Tensor, total: Accumulators, into: slice) -> None:
     """Add the statistics of frames of one pdf, whose Gaussians are rows `into` of `total`."""
     x_N2D = torch.cat([x_ND, x_ND * x_ND], dim=1)
-    ll_NK = torch.addmm(constant, x_N2D, linear.T)
-    ll_N1 = torch.logsumexp(ll_NK, dim=1, keepdim=True)
-    posterior_NK = torch.exp_(ll_NK - ll_N1)
-    total.loglik += float(ll_N1.sum(dtype=torch.float64))
-    total.occ_G[into] += posterior_NK.sum(dim=0).numpy()
-    total.sums_G2D[into] += (posterior_NK.T @ x_N2D).numpy()
+    posterior_KN = torch.addmm(constant[:, None], linear, x_N2D.T).numpy()  # log densities until they are normalised
+    highest_N = posterior_KN.max(axis=0)
+    posterior_KN -= highest_N
+    np.exp(posterior_KN, out=posterior_KN)
+    sum_N = posterior_KN.sum(axis=0)
+    posterior_KN /= sum_N
+    total.loglik += float((highest_N + np.log(sum_N)).sum(dtype=np.float64))
+    total.occ_G[into] += posterior_KN.sum(axis=1)
+    total.sums_G2D[into] += (torch.from_numpy(posterior_KN) @ x_N2D).numpy()
 
 
 def update(gmms: DiagGmms, acc: Accumulators, options: UpdateOptions, global_var_D: np.ndarray) -> DiagGmms:
@@ -145,7 +148,7 @@ def _split_targets(sizes_P: np.ndarray, occ_P: np.ndarray, total: int, power: fl
     queue = [(-share, pdf) for pdf, share in enumerate(share_P.tolist()) if share > 0]
     heapq.heapify(queue)
     targets_P = np.ones_like(sizes_P)
-    for _ in range(total - len(sizes_P)):
+    for _ in range(total - len(sizes_P) if queue else 0):
         pdf = queue[0][1]
         targets_P[pdf] += 1
         heapq.heapreplace(queue, (-share_P[pdf] / targets_P[pdf], pdf))

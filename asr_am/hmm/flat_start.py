@@ -12,7 +12,7 @@ import kaldifst
 import numpy as np
 
 from asr_am.errors import InputError
-from asr_am.hmm.align import Alignment, Graphs
+from asr_am.hmm.align import Alignment, Graphs, labels_of_shard
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms, single_gaussians
 from asr_am.parallel import parallel_map
@@ -43,8 +43,7 @@ def equal_alignment(graphs: Graphs, frames: FrameStore, seed: int, jobs: int) ->
 
 def _equal_shard(folder: Path, frames: FrameStore, seed: int, task: tuple[int, int, int]) -> list[np.ndarray | None]:
     shard, first, end = task
-    with np.load(folder / f"{shard}.npz", allow_pickle=False) as file:
-        labels_C = np.split(file["labels"], np.cumsum(file["counts"])[:-1])
+    labels_C = labels_of_shard(folder, shard)
     found: list[np.ndarray | None] = []
     with kaldifst.SequentialVectorFstReader(f"ark:{folder / str(shard)}.ark") as reader:
         for index, labels, (_, graph) in zip(range(first, end), labels_C, reader, strict=True):

@@ -8,6 +8,7 @@ Gaussians are sorted by pdf: those of pdf p are rows offsets_P1[p] to offsets_P1
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,7 +74,7 @@ class DiagGmms:
         sizes = np.diff(self.offsets_P1)[pdfs]
         order = np.argsort(-sizes, kind="stable")
         starts, sizes = self.offsets_P1[:-1][pdfs[order]], sizes[order]
-        widths = [int(np.searchsorted(-sizes, -k, side="left")) for k in range(int(sizes[0]))]
+        widths = np.searchsorted(-sizes, -np.arange(sizes[0]), side="left").tolist()
         rows = np.concatenate([starts[:width] + k for k, width in enumerate(widths)])
         return order, rows, widths
 
@@ -104,7 +105,8 @@ def single_gaussians(mean_PD: np.ndarray, var_PD: np.ndarray) -> DiagGmms:
 
 def _log_sum_exp(ll_GT: np.ndarray, widths: list[int]) -> np.ndarray:
     """Log of the summed densities of each pdf, [P, T], from the rows of `_by_component` (which are overwritten)."""
-    parts = np.split(ll_GT, np.cumsum(widths)[:-1])
+    edges = [0, *itertools.accumulate(widths)]
+    parts = [ll_GT[begin:end] for begin, end in itertools.pairwise(edges)]
     highest = parts[0].copy()
     for part in parts[1:]:
         top = highest[: len(part)]

@@ -37,7 +37,7 @@ class TriOptions(EmOptions):
 
     iterations: int = 35
     realign: Sequence[int] = (10, 20, 30)
-    gaussians: int = 3000
+    gaussians: int = 4000
     increase_until: int = 25
     leaves: int = 300
     min_leaf_occupancy: float = 30.0

@@ -76,10 +76,19 @@ def _run(directory: Path, command: list[str], work: Path, stdin: Path | None = N
     """Run one program in `work`; returns what it said on stderr, without the shell's own warnings."""
     environment = {**os.environ, "PATH": f"{directory}:{os.environ.get('PATH', '')}", "LC_ALL": "C"}
     with open(stdin or os.devnull, "rb") as source, open(stdout or work / "log", "wb") as sink:
-        done = subprocess.run(
-            command, stdin=source, stdout=sink, stderr=subprocess.PIPE, cwd=work, env=environment, timeout=TIMEOUT_S,
-            check=False,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                command,
+                stdin=source,
+                stdout=sink,
+                stderr=subprocess.PIPE,
+                cwd=work,
+                env=environment,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise InputError(f"{command[0]} has not ended within {TIMEOUT_S} s; score without --sctk") from None
     said = done.stderr.decode("utf-8", errors="backslashreplace")
     said = "\n".join(line for line in said.splitlines() if "egrep" not in line)
     if done.returncode:

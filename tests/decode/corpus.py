@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from asr_am.decode.graph import build_hclg
 from asr_am.decode.system import System
@@ -15,20 +16,23 @@ from asr_am.hmm.topology import phone_states, state_table
 from asr_am.hmm.tree import monophone_tree
 from asr_am.lang.lang import Lang
 from asr_am.lang.prepare import prepare_lang, prepare_lm
+from asr_am.model.blstm import Blstm, BlstmOptions
+from asr_am.model.checkpoint import save_model
 from tests.data.corpus import RATE, write_corpus
 
 
 def write_system(root: Path) -> System:
     """data, lang, lm, features, align and graph below `root`; the mixtures are random, the words accordingly."""
-    for name in ("lang", "lm", "features/mfcc", "align", "graph"):
+    for name in ("lang", "lm", "features/mfcc", "features/logmel", "align", "graph"):
         (root / name).mkdir(parents=True)
     write_corpus(root / "data")
     prepare_lang(root / "data", root / "lang", position_dependent=True, silence_prob=0.5)
     prepare_lm(root / "data", root / "lang", root / "lm", name="lm", order=2, arpa=None, text="train")
-    extract_features(
-        root / "data", root / "features" / "mfcc", final=root / "features" / "mfcc", kind="mfcc", sampling_rate=RATE,
-        num_bins=23, num_ceps=13, jobs=1,
-    )  # fmt: skip
+    for kind, num_bins, num_ceps in (("mfcc", 23, 13), ("logmel", 20, None)):
+        out = root / "features" / kind
+        extract_features(
+            root / "data", out, final=out, kind=kind, sampling_rate=RATE, num_bins=num_bins, num_ceps=num_ceps, jobs=1
+        )
     lang = Lang.load(root / "lang")
     states_P = phone_states(lang.nonsilence_phones, lang.silence_phones)
     tree = monophone_tree(lang.roots, states_P)
@@ -41,3 +45,13 @@ def write_system(root: Path) -> System:
     states.save(root / "align" / "states.npz")
     build_hclg(root / "lang", root / "lm", states, tree, root / "graph")
     return System(root / "align", root / "features", root / "lang", root / "graph")
+
+
+def write_network(root: Path, num_pdfs: int) -> Path:
+    """A checkpoint of an untrained network for the system's pdfs and log-mel features."""
+    torch.manual_seed(1)
+    reader = FeatureReader(root / "features", "logmel", "train")
+    model = Blstm(BlstmOptions(layers=1, cells=8, projection=8), reader.dim, num_pdfs)
+    counts_P = torch.arange(1, num_pdfs + 1)
+    save_model(root / "best.pt", model, {"kind": "logmel", "chunk": 21, "pdf_counts": counts_P})
+    return root / "best.pt"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,19 @@ import pytest
 from asr_am.decode import shards
 from asr_am.decode.ctm import CtmWord
 from asr_am.decode.decode import ctm_name, decode_sets
+from asr_am.decode.graph import read_fst
 from asr_am.decode.lattice import read_lattices
 from asr_am.decode.paths import Weights
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import Decoded, DecodeOptions
 from asr_am.decode.system import System
 from asr_am.decode.tune import choose, word_errors
+from asr_am.decode.windows import Window
 from asr_am.errors import InputError
-from tests.decode.corpus import write_system
+from asr_am.hmm.states import StateTable
+from asr_am.lang.lang import Lang
+from asr_am.transcribe import load
+from tests.decode.corpus import write_network, write_system
 
 GRID = (Weights(5.0), Weights(10.0), Weights(10.0, 0.5))
 OPTIONS = DecodeOptions(SearchOptions(beam=10.0, lattice_beam=3.0), GRID, nbest=3)
@@ -86,6 +92,25 @@ def test_a_killed_run_goes_on(system: System, tmp_path: Path, monkeypatch: pytes
     assert len(made) == 2
 
 
+def test_the_window_with_the_fewest_dev_errors_is_kept(system: System, tmp_path: Path) -> None:
+    """A network, decoded with every window; what is kept is used on test, recorded, and can transcribe."""
+    model = write_network(system.lang_dir.parent, StateTable.load(system.states).num_pdfs)
+    windows = [Window(21, 21), Window(21, 7), Window(0, 0)]
+    network = replace(system, model=model)
+    data = system.lang_dir.parent / "data"
+    (tmp_path / "run").mkdir()
+    chosen = decode_sets(network, data, tmp_path / "run", OPTIONS, windows=windows, jobs=2)
+    report = json.loads((tmp_path / "run" / "decode.json").read_text())
+    assert list(report["windows"]) == ["21/21", "21/7", "whole"]
+    assert report["windows"][report["chosen"]["window"]] == min(report["windows"].values())
+    assert str(chosen.window) == report["chosen"]["window"] and System.load(tmp_path / "run") == chosen
+    (tmp_path / "alone").mkdir()
+    decode_sets(replace(network, window=chosen.window), data, tmp_path / "alone", OPTIONS)
+    for name in ("lattices/test.ark", f"ctm/{ctm_name('test', chosen.weights)}"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+    load(tmp_path / "run").words(np.random.default_rng(0).normal(0, 900, 12000).astype(np.float32))
+
+
 def test_a_run_can_be_moved_with_its_experiment(system: System, tmp_path: Path) -> None:
     root = tmp_path / "exp"
     shutil.copytree(system.lang_dir.parent, root)
@@ -112,10 +137,6 @@ def test_scores_for_other_states_are_refused(system: System, tmp_path: Path) -> 
     class Wrong:
         def log_likelihoods(self, utterance: str) -> np.ndarray:
             return np.zeros((5, 3), np.float32)
-
-    from asr_am.decode.graph import read_fst
-    from asr_am.hmm.states import StateTable
-    from asr_am.lang.lang import Lang
 
     lang, states = Lang.load(system.lang_dir), StateTable.load(system.states)
     decoder = shards.Decoder(Wrong(), read_fst(system.graph), lang, states, OPTIONS)

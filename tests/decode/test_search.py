@@ -81,8 +81,8 @@ def test_every_weighting_gives_what_searching_again_gives(small: Small, text: st
     scores_TP = noisy(small, text, seed)
     lattice = lattice_of(small, scores_TP)
     assert lattice.num_frames == len(scores_TP)
-    cost_KA = costs(lattice, GRID)
-    for weights, cost_A, path in zip(GRID, cost_KA, best_paths(lattice, GRID), strict=True):
+    cost_AK = costs(lattice, GRID)
+    for weights, cost_A, path in zip(GRID, cost_AK.T, best_paths(lattice, GRID), strict=True):
         assert cost_A[path].sum() == pytest.approx(searched_again(small, scores_TP, weights), abs=2e-2), weights
 
 
@@ -110,14 +110,14 @@ def test_every_frame_has_posteriors_that_sum_to_one(small: Small) -> None:
     lattice = lattice_of(small, noisy(small, "A B A", 7, clarity=1.0))
     frame_A = lattice.frame_S[lattice.source_A]
     emitting = lattice.label_A > 0
-    for posterior_A in arc_posteriors(lattice, GRID):
+    for posterior_A in arc_posteriors(lattice, GRID).T:
         sums = np.bincount(frame_A[emitting], posterior_A[emitting])
         assert sums == pytest.approx(np.ones(lattice.num_frames), abs=1e-6)
 
 
 def all_sentences(lattice: Lattice, weights: Weights) -> dict[tuple[int, ...], float]:
     """Word sequence -> cost of its best path, by walking every path."""
-    cost_A = costs(lattice, [weights])[0]
+    cost_A = costs(lattice, [weights])[:, 0]
     found: dict[int, dict[tuple[int, ...], float]] = {0: {(): 0.0}}
     for arc in range(len(lattice.source_A)):  # sorted by target, and every arc leads to a later state
         for words, cost in found.get(int(lattice.source_A[arc]), {}).items():
@@ -200,7 +200,7 @@ def test_damaged_archives_are_refused(small: Small, tmp_path: Path) -> None:
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
     refused = 0
-    for trial in range(300):
+    for trial in range(150):
         data = bytearray(whole[: int(rng.integers(1, len(whole)))] if trial % 2 else whole)
         for _ in range(3):
             data[int(rng.integers(len(data)))] = int(rng.integers(256))
@@ -211,4 +211,4 @@ def test_damaged_archives_are_refused(small: Small, tmp_path: Path) -> None:
         except InputError as error:
             assert "x.ark: damaged at byte" in str(error)
             refused += 1
-    assert refused >= 150
+    assert refused >= 75

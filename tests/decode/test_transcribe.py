@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -80,8 +81,8 @@ def test_long_recordings_are_cut_where_it_is_quiet() -> None:
     for centre in quiet:
         level_T[centre - 30 : centre + 30] = 0.0
     found = list(pieces(np.repeat(level_T[:, None], 40, axis=1).astype(np.float32)))
-    assert [begin for begin, _ in found][0] == 0 and found[-1][1] == 5000
-    assert all(first[1] == second[0] for first, second in zip(found, found[1:], strict=False))
+    assert next(begin for begin, _ in found) == 0 and found[-1][1] == 5000
+    assert all(first[1] == second[0] for first, second in itertools.pairwise(found))
     assert all(SHORTEST <= end - begin <= LONGEST for begin, end in found[:-1])
     assert all(min(abs(end - centre) for centre in quiet) <= 30 for _, end in found[:-1])
 

@@ -46,7 +46,7 @@ class Position(nn.Module):
 windows = st.integers(1, 30).flatmap(lambda chunk: st.builds(Window, st.just(chunk), st.integers(1, chunk)))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(frames=st.integers(1, 80), window=windows, batch=st.integers(1, 9))
 def test_without_context_windows_change_nothing(frames: int, window: Window, batch: int) -> None:
     x_TF = np.random.default_rng(frames).standard_normal((frames, FEATURES)).astype(np.float32)

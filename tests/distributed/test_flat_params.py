@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -69,7 +71,7 @@ def test_buckets_are_announced_when_ready_and_cover_everything_once(model: nn.Mo
             loss_of(model).backward()
         covered = sorted(told)
         assert covered[0][0] == 0 and covered[-1][1] == len(params)
-        assert all(a[1] == b[0] for a, b in zip(covered, covered[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(covered))
         assert len(told) == (1 if bucket_bytes == 10**6 else len(set(told)))
     assert bucket_bytes > 1 or len(told) == len(list(model.parameters()))
     loss_of(model).backward()  # no hook stays behind

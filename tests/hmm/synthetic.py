@@ -22,12 +22,12 @@ from asr_am.lang.lang import Lang
 from asr_am.lang.prepare import prepare_lang
 
 DIM = 5
-WORDS = ("A", "AB", "B")
-LEXICON = "A aa\nAB aa bb cc\nB bb aa\n"
+WORDS = ("A", "B", "C", "D", "AB", "BA", "AC", "CA", "BC", "CB", "AD", "DA", "BD", "DB", "CD", "DC")
+LEXICON = "".join(f"{word} {' '.join(2 * letter.lower() for letter in word)}\n" for word in WORDS)
 
 
 def make_lang(folder: Path) -> Lang:
-    """Three phones, three words, written by the real stage."""
+    """Four phones, alone and in pairs as words, written by the real stage."""
     data, lang_dir = folder / "data", folder / "lang"
     data.mkdir(parents=True)
     lang_dir.mkdir()
@@ -48,13 +48,13 @@ class Spoken:
     labels: dict[str, np.ndarray]
 
 
-def speak(lang: Lang, utterances: int, seed: int = 0, dim: int = DIM) -> Spoken:
-    """Random sentences with silence at both ends, in monophone states whose means are several deviations apart."""
+def speak(lang: Lang, utterances: int, seed: int = 0, dim: int = DIM, spread: float = 5.0) -> Spoken:
+    """Random sentences with silence at both ends, in monophone states with means `spread` deviations from zero."""
     rng = np.random.default_rng(seed)
     states_P = phone_states(lang.nonsilence_phones, lang.silence_phones)
     tree = monophone_tree(lang.roots, states_P)
     states = state_table(tree, states_P)
-    means_PD = np.random.default_rng(99).normal(0, 5, (tree.num_pdfs, dim))
+    means_PD = np.random.default_rng(99).normal(0, spread, (tree.num_pdfs, dim))
     gmms = single_gaussians(means_PD, np.ones_like(means_PD))
     spoken = Spoken(tree, states, gmms, {}, {}, {})
     for index in range(utterances):

@@ -72,7 +72,10 @@ def test_tree_statistics_are_sums_over_the_frames(tmp_path: Path, monkeypatch) -
     x_ND = np.random.default_rng(0).normal(size=(len(labels_N), 2)).astype(np.float32)
     frames = store(tmp_path / "frames", {"a": x_ND[:7], "b": x_ND[7:9], "c": x_ND[9:]})
     stats = accumulate_tree_stats(frames, runs_of(labels_N, frames.offsets_U1, states))
-    rows = {(*window, state): row for row, (window, state) in enumerate(zip(stats.windows_M3.tolist(), stats.state_M, strict=True))}
+    rows = {
+        (*window, state): row
+        for row, (window, state) in enumerate(zip(stats.windows_M3.tolist(), stats.state_M, strict=True))
+    }
     assert len(rows) == 6 and stats.sums_MF[:, 0].sum() == 15
     own = x_ND[[4, 13, 14]]  # second states of phone 2, both times between silences
     np.testing.assert_allclose(stats.sums_MF[rows[1, 2, 1, 1]], [3, *own.sum(axis=0), *(own**2).sum(axis=0)], rtol=1e-6)

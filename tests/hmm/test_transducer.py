@@ -67,6 +67,19 @@ def test_self_loops_give_each_label_a_geometric_stay(text: str, scale: float) ->
     assert paths_of(looped, frames) == pytest.approx(expected, abs=1e-3)
 
 
+def test_a_start_that_is_also_entered_has_no_loop_of_its_own() -> None:
+    """A graph that goes round through its start: nobody stays in a label before having entered it."""
+    states = six_labels()
+    plain = kaldifst.compile("0 1 1 7 0.5\n1 0 2 0 0.25\n0 0.125\n")
+    found = paths_of(add_self_loops(plain, states, self_loop_scale=0.5), 4)
+    expected = {
+        (stretched, words): cost + extra
+        for (labels, words), cost in paths_of(plain, 4).items()
+        for stretched, extra in stretchings(labels, states, 0.5, 4)
+    }
+    assert found == pytest.approx(expected, abs=1e-3)
+
+
 def stretchings(labels: tuple[int, ...], states: StateTable, scale: float, frames: int):
     if not labels:
         yield (), 0.0

@@ -130,12 +130,13 @@ def test_damaged_files_are_input_errors(tmp_path: Path) -> None:
     whole = path.read_bytes()
     cuts = random.Random(0).sample(range(len(whole) - 1), 50)
     content = json.loads(whole)
+    beyond = {"position": 3, "phones": [1], "yes": 0, "no": 1}
     wrong = [
         b"", b"[]", b"null", b"\xff", b'{"width": 3}', b'{"width": 2, "roots": []}',
         json.dumps(content | {"roots": content["roots"] * 2}).encode(),
         json.dumps(content | {"roots": content["roots"][1:]}).encode(),
         json.dumps(content | {"roots": [{"phones": [1], "states": [True]}]}).encode(),
-        json.dumps({"width": 3, "roots": [{"phones": [1], "states": [{"position": 3, "phones": [1], "yes": 0, "no": 1}]}]}).encode(),
+        json.dumps({"width": 3, "roots": [{"phones": [1], "states": [beyond]}]}).encode(),
         b'{"width": 3, "roots": [{"phones": [1], "states": [' + b'{"position":0,"phones":[],"no":0,"yes":' * 5000,
     ]  # fmt: skip
     for damaged in [*(whole[:cut] for cut in cuts), *wrong]:

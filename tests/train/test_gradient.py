@@ -56,7 +56,7 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(egs_dir: Path) -> No
     for parts in (1, 4):
         learner = make_learner(egs_dir, batch_size=10, accumulation=parts)
         buckets: list[tuple[int, int]] = []
-        learner.backward(learner.loader.batch(learner.loader.plan(0), 1), lambda a, b: buckets.append((a, b)))
+        learner.backward(learner.loader.batch(learner.loader.plan(0), 1), lambda *bucket, to=buckets: to.append(bucket))
         assert buckets == [(0, len(learner.params))]
         results.append(learner.params.g.clone())
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-7)
@@ -113,7 +113,8 @@ def test_held_out_loss_is_the_mean_over_frames_and_leaves_the_model_alone(egs_di
     assert torch.equal(learner.params.w, before)
     learner.params.w.copy_(other)
     everything: Batch = (whole := Loader(dev, 1000, shuffle=False)).batch(whole.plan(0), 0)
-    logits_BTP = learner.model(everything.x_BTF, everything.lengths_B)
+    with torch.no_grad():
+        logits_BTP = learner.model(everything.x_BTF, everything.lengths_B)
     assert loss == pytest.approx(float(cross_entropy_sum(logits_BTP, everything.targets_BT)) / dev.frames, rel=1e-5)
     right = int((logits_BTP.argmax(2) == everything.targets_BT).sum())
     assert error == pytest.approx(1 - right / dev.frames)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -74,13 +75,12 @@ def undisturbed(egs_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return out
 
 
-def test_it_learns(egs_dir: Path, tmp_path: Path) -> None:
-    options = TrainOptions(
-        epochs=12, batch_size=3, model=BlstmOptions(1, 16, 8), schedule=Schedule(base=0.3), threads=1
-    )
+def test_it_learns(tmp_path: Path) -> None:
+    egs_dir = write_examples(tmp_path / "egs", frames_U=(60,) * 20)
+    options = TrainOptions(epochs=4, batch_size=8, model=BlstmOptions(1, 16, 8), schedule=Schedule(base=0.3), threads=1)
     train(egs_dir, tmp_path, options)
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["heldout_loss"][-1] < 0.6 * summary["heldout_loss"][0]
+    assert summary["heldout_loss"][-1] < 0.5 * math.log(6)  # the loss of knowing nothing
     assert min(summary["heldout_frame_error"]) < 0.25
 
 
@@ -101,8 +101,8 @@ def test_the_files_of_a_run(egs_dir: Path, undisturbed: Path) -> None:
 
 
 def test_killed_anywhere_and_resumed_gives_the_same_bits(egs_dir: Path, undisturbed: Path, tmp_path: Path) -> None:
-    statuses = [run_and_die(egs_dir, tmp_path, reports) for reports in (1, 3, 4)]
-    assert statuses == [-signal.SIGKILL] * 3
+    statuses = [run_and_die(egs_dir, tmp_path, reports) for reports in (2, 4)]
+    assert statuses == [-signal.SIGKILL] * 2
     train(egs_dir, tmp_path, OPTIONS)
     assert lines(tmp_path) == lines(undisturbed)
     ours, theirs = final_state(tmp_path), final_state(undisturbed)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -26,7 +27,7 @@ def test_linear_warmup_for_a_batch_ten_times_larger() -> None:
     assert schedule.rate(10, 0.0, 1000) == pytest.approx(1 / math.sqrt(2))
     assert schedule.rate(15, 0.3, 1530) == pytest.approx(1 / 8)
     rates = [schedule.rate(epoch, share / 10, 0) for epoch in range(10) for share in range(10)]
-    assert all(b - a == pytest.approx(0.009) for a, b in zip(rates, rates[1:], strict=False))
+    assert all(b - a == pytest.approx(0.009) for a, b in itertools.pairwise(rates))
 
 
 def test_warmup_over_batches() -> None:
