@@ -2,8 +2,8 @@
 
 On a CPU the layer runs as a handful of batched matrix products over both directions, with the backward pass by hand:
 the input projection of all steps is one product, so are the gradients of all weights, and padding costs nothing.
-(`nn.LSTM` under autocast, with the packed sequences that padding asks for, reaches little more than half the speed;
-see scripts/bench/train.py.) On a GPU cuDNN does it. The weights have the names and shapes of `nn.LSTM` either way.
+`nn.LSTM` needs packed sequences to leave padding out, which is slower; scripts/bench/train.py compares the two. On a
+GPU cuDNN does it. The weights have the names and shapes of `nn.LSTM` either way.
 
 Shapes: T frames, B sequences, I inputs, H cells of one direction, G = 4 H gates in the order input, forget, cell,
 output; D = 2 directions. Tensors with D run in the order of computation: direction 1 goes from the last frame to the

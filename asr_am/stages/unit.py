@@ -1,7 +1,8 @@
 """A unit of work: one output directory made from declared inputs and values, skipped when up to date.
 
 The rules of make, with the config among the sources. A unit's *key* is a digest of its values, of its version, and of
-its inputs: for a directory that another unit made, that unit's key; for any other file, its size and time. A unit
+its inputs: for a directory that another unit made, that unit's key and the sizes of its files; for any other file, its
+size and time. A unit
 works in `<out>.partial`, which becomes `<out>` by a rename once `.done` is in it, so a reader never meets half an
 output and a failure loses nothing made before. After a kill the partial directory is handed to the work again if its
 key is unchanged: what is already there need not be made twice. Nothing here imports torch, which takes seconds.
@@ -126,7 +127,7 @@ def _complete(directory: Path, key: str) -> bool:
 def _fingerprint(path: Path) -> object:
     record = _read_done(path)
     if record:
-        return record["key"]
+        return [record["key"], {name: size for name, size in record["files"].items() if name not in (DONE, KEY)}]
     if path.is_dir():
         if path.with_name(path.name + ".partial").exists() or (path / KEY).exists():
             raise InputError(

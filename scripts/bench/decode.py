@@ -3,7 +3,7 @@
     python scripts/bench/decode.py --run exp/an4/decode/mono_kn3 [--subset dev] [--write scores.scp]
     python scripts/bench/decode.py --run exp/an4/decode/mono_kn3 --scores scores.scp --beam 11
 
-Prints frames per second of scoring, of the search, and of what follows it (grid, times, confidences, n-best), CPU time, each the
+Prints frames per second of scoring, of the search, and of what follows it (grid, times, confidences, n-best): CPU time,
 median over repetitions. `--write` leaves the log-likelihoods, by graph label, for other decoders on the same graph.
 """
 

@@ -34,12 +34,16 @@ class Framewise(nn.Module):
 
 
 class Position(nn.Module):
-    """A model whose only output with a meaning is the position in the window, negative past the window's length."""
+    """A model whose first logit is the position in the window, counted from the first frame or from the last one."""
+
+    def __init__(self, *, from_end: bool = False) -> None:
+        super().__init__()
+        self.from_end = from_end
 
     def forward(self, x_BTF: Tensor, lengths_B: Tensor) -> Tensor:
-        position_T = torch.arange(x_BTF.shape[1], dtype=torch.float32)
-        inside_BT = position_T < lengths_B[:, None]
-        value_BT = torch.where(inside_BT, position_T, torch.tensor(-100.0))
+        value_BT = torch.arange(x_BTF.shape[1], dtype=torch.float32).expand(x_BTF.shape[:2])
+        if self.from_end:
+            value_BT = lengths_B[:, None] - 1 - value_BT
         return torch.stack([value_BT, torch.zeros_like(value_BT)], dim=2)
 
 
@@ -75,8 +79,10 @@ def test_a_frame_in_two_windows_gets_their_weighted_mean() -> None:
 
 
 def test_an_utterance_shorter_than_a_window_is_padded_and_masked() -> None:
-    result = log_posteriors(Position(), np.zeros((3, FEATURES), np.float32), Window(21, 10))
-    assert result[:, 0] == pytest.approx(np.log(1 / (1 + np.exp(-np.arange(3.0)))), abs=1e-6)
+    x_TF = np.zeros((3, FEATURES), np.float32)
+    log_p = np.log(1 / (1 + np.exp(-np.arange(3.0))))
+    assert log_posteriors(Position(), x_TF, Window(21, 10))[:, 0] == pytest.approx(log_p, abs=1e-6)
+    assert log_posteriors(Position(from_end=True), x_TF, Window(21, 10))[:, 0] == pytest.approx(log_p[::-1], abs=1e-6)
 
 
 @pytest.mark.parametrize("text", ["21", "21/", "21/0", "21/22", "/5", "all", "-21/5", "0/0"])
