@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from asr_am.stages.unit import Unit
+
+# Before numpy is loaded: two threads on contended cores are far slower than one. Training sets its own number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parents[2]
 log = logging.getLogger(__name__)

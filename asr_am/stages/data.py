@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
@@ -20,18 +20,19 @@ def units(cfg: DictConfig) -> list[Unit]:
     if cfg.data_dir and "data_dir" not in cfg.corpus.prepare:
         raise InputError(f"--data-dir {cfg.data_dir}: corpus {cfg.corpus.name} is made by the recipe; leave it out")
     out = corpus_dir(cfg) / "data"
-    work = partial(prepare, OmegaConf.to_container(cfg.corpus.prepare, resolve=True), cfg.nj, list(cfg.corpus.sets))
+    work = partial(prepare, values(cfg.corpus.prepare), cfg.nj, list(cfg.corpus.sets))
     inputs = [Path(cfg.data_dir)] if cfg.data_dir else []
     return [Unit(out, inputs, values(cfg.corpus.prepare), work)]
 
 
 def prepare(target: dict, jobs: int, sets: list[str], out: Path) -> None:
     """Run the corpus' own preparation, then check all that can be wrong with data."""
-    from hydra.utils import instantiate
+    from hydra.utils import get_method
 
     from asr_am.data.validate import validate_data_dir
 
-    instantiate(target, out=out, jobs=jobs)
+    options = {name: value for name, value in target.items() if name != "_target_"}
+    get_method(target["_target_"])(out=out, jobs=jobs, **options)  # instantiate() would hide an InputError
     validate_data_dir(out, sets, jobs=jobs)
 
 

@@ -1,4 +1,4 @@
-"""Stage 7, decode: graphs in exp/<corpus>/graph, lattices and words of dev and test in exp/<corpus>/decode/<run>_<lm>."""
+"""Stage 7, decode: graphs in exp/<corpus>/graph; lattices and words in exp/<corpus>/decode/<run>_<lm>."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def score_run(root: Path, run: str, plan: SystemPlan, lm: str, options: dict, jo
     from asr_am.decode.tune import choose
     from asr_am.parallel import parallel_map
     from asr_am.score.output import write_alignments, write_table
-    from asr_am.score.score import Reference
+    from asr_am.score.score import Reference, Score
 
     glm = root / "data/en.glm"
     rules = glm if glm.exists() else None
@@ -57,6 +57,7 @@ def score_run(root: Path, run: str, plan: SystemPlan, lm: str, options: dict, jo
     best = choose(grid, [errors for errors, _ in totals])
     test = Reference(root / "data/test/ref.stm", rules, options["subsets"])
     score = test.score(root / "decode" / run / "ctm" / ctm_name("test", grid[best]))
+    score = Score(score.segments, {name: score.subsets[name] for name in options["subsets"]})  # not the STM's labels
     dev_errors, dev_words = totals[best]
     head = {
         "system": plan.name, "lm": lm, "seed": plan.seed, "lm_weight": grid[best].lm,

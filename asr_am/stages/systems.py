@@ -13,7 +13,7 @@ from asr_am.stages.app import corpus_dir
 
 @dataclass(frozen=True)
 class SystemPlan:
-    """name: of the system. gmm: the alignment its states are from. model: its network's run, None for the GMM itself."""
+    """gmm: the alignment that the states are from. model: the directory of the network's run, None for the GMM."""
 
     name: str
     gmm: str
