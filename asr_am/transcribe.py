@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from asr_am.features.spectral import SpectralExtractor
 
 INT16_SCALE = np.float32(32768.0)
+CANCELLED = 1e-3  # a mix of channels with a lower share of their peak holds only rounding errors
 MIN_FRAMES = 9  # as in stage features: three phones of three states
 LONGEST, SHORTEST = 2000, 500  # frames of a piece; a cut falls at the quietest point between them
 SMOOTHING = 31  # frames of the level that decides where it is quiet
@@ -84,14 +85,15 @@ def pieces(static_TD: np.ndarray) -> Iterator[tuple[int, int]]:
 
     Works on log-mel energies and on cepstra alike: the sum of the former and C0 of the latter follow the level.
     """
+    num_frames = len(static_TD)
     level_T = static_TD[:, 0] if static_TD.shape[1] < 20 else static_TD.mean(axis=1)
     level_T = np.convolve(level_T, np.full(SMOOTHING, 1.0 / SMOOTHING), mode="same")
     begin = 0
-    while len(level_T) - begin > LONGEST:
+    while num_frames - begin > LONGEST:
         end = begin + SHORTEST + int(np.argmin(level_T[begin + SHORTEST : begin + LONGEST]))
         yield begin, end
         begin = end
-    yield begin, len(level_T)
+    yield begin, num_frames
 
 
 def read_audio(path: Path, sampling_rate: int, *, separate: bool) -> list[np.ndarray]:
@@ -99,7 +101,7 @@ def read_audio(path: Path, sampling_rate: int, *, separate: bool) -> list[np.nda
     import soundfile
 
     if not path.is_file():
-        raise InputError(f"{path}: no such file")
+        raise InputError(f"{path}: no such file; give a recording that exists")
     try:
         samples_NC, rate = soundfile.read(path, dtype="float32", always_2d=True)
     except (soundfile.SoundFileError, OSError, ValueError) as error:
@@ -111,6 +113,8 @@ def read_audio(path: Path, sampling_rate: int, *, separate: bool) -> list[np.nda
     if samples_NC.min() == samples_NC.max():
         raise InputError(f"{path}: every sample is {samples_NC[0, 0]:g}; record it again")
     channels = list(samples_NC.T) if separate else [samples_NC.mean(axis=1)]
+    if max(np.abs(channel).max() for channel in channels) < CANCELLED * np.abs(samples_NC).max():
+        raise InputError(f"{path}: its channels cancel each other; transcribe them on their own with --channels")
     return [resample(channel, rate, sampling_rate) * INT16_SCALE for channel in channels]
 
 
@@ -143,7 +147,7 @@ def transcripts(transcriber: Transcriber, path: Path, *, separate: bool, times: 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status."""
+    """Command line; returns the exit status: 1 where a file could not be transcribed, after doing the others."""
     parser = argparse.ArgumentParser(prog="python -m asr_am.transcribe", description="Print the words of recordings.")
     parser.add_argument("--model", type=Path, required=True, help="a decoding run, exp/<corpus>/decode/<run>")
     parser.add_argument("--channels", action="store_true", help="transcribe every channel on its own")
@@ -152,13 +156,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         transcriber = load(options.model)
-        for path in options.files:
-            for line in transcripts(transcriber, path, separate=options.channels, times=options.times):
-                print(line, flush=True)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return 0
+    status = 0
+    for path in options.files:
+        try:
+            for line in transcripts(transcriber, path, separate=options.channels, times=options.times):
+                print(line, flush=True)
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)
+            status = 1
+    return status
 
 
 if __name__ == "__main__":

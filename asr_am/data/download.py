@@ -21,7 +21,7 @@ def download(url: str, target: Path, remedy: str) -> None:
 
     Raises InputError, with `remedy` as its advice, when the file cannot be had or comes short.
     """
-    temporary = target.with_name(f"{target.name}.tmp.{os.getpid()}")
+    temporary = target.with_name(f"{target.name}.part")  # one name, so that a killed download is written over
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, temporary.open("wb") as file:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from lhotse import SupervisionSegment
 
 from asr_am.data.stm import channel_letter
+from asr_am.data.textfile import write_lines
 
 FRAME_SHIFT = 0.01  # seconds
 
@@ -51,10 +52,10 @@ def ctm_lines(segment: SupervisionSegment, words: Iterable[CtmWord]) -> list[Ctm
 def write_ctm(path: Path, segments: Mapping[str, SupervisionSegment], words: Mapping[str, Iterable[CtmWord]]) -> None:
     """Write the words of a set, given by utterance, complete or not at all."""
     lines = sorted(line for utterance in words for line in ctm_lines(segments[utterance], words[utterance]))
-    text = "".join(
-        f"{line.file} {line.channel} {line.begin:.2f} {line.duration:.2f} {line.word} {line.confidence:.2f}\n"
-        for line in lines
+    write_lines(
+        path,
+        (
+            f"{line.file} {line.channel} {line.begin:.2f} {line.duration:.2f} {line.word} {line.confidence:.2f}"
+            for line in lines
+        ),
     )
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.rename(path)

@@ -138,7 +138,7 @@ def ctm_name(subset: str, weights: Weights) -> str:
 
 
 def statistics(subset: str, results: Sequence[Decoded]) -> dict[str, Any]:
-    """Costs and failures of a set, also logged. Real-time factor: seconds of one core per second of speech."""
+    """Costs and failures of a set, also logged. Real-time factor: seconds in a worker per second of speech."""
     frames = sum(d.frames for d in results)
     speech = max(FRAME_SHIFT, frames * FRAME_SHIFT)
     empty, partial = sum(d.empty for d in results), sum(not d.complete and not d.empty for d in results)

@@ -126,8 +126,11 @@ class ArchiveSource:
     def load(self) -> ArchiveScorer:
         if not self.scp.is_file():
             raise InputError(f"{self.scp}: no such archive of log-likelihoods; write it first")
-        lines = (line.split(maxsplit=1) for line in self.scp.read_text(encoding="utf-8").splitlines())
-        return ArchiveScorer({utterance: place for utterance, place in lines})
+        try:
+            lines = (line.split(maxsplit=1) for line in self.scp.read_text(encoding="utf-8").splitlines())
+            return ArchiveScorer({utterance: place for utterance, place in lines})
+        except ValueError as error:
+            raise InputError(f"{self.scp}: a line is not `<utterance> <archive>:<offset>`; write it again") from error
 
 
 def neural_scorer(path: Path, features_of: Callable[[str], Features], window: Window) -> NeuralScorer:

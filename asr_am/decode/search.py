@@ -8,7 +8,6 @@ time and memory.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 import kaldi_decoder
@@ -17,8 +16,6 @@ import numpy as np
 
 from asr_am.hmm.fst_arrays import FstArrays, fst_bytes
 from asr_am.hmm.states import StateTable
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -138,11 +138,16 @@ def decode_shards(job: Job, utterances: Sequence[str], folder: Path, jobs: int, 
         (folder / f"{begin // SHARD:05d}", tuple(utterances[begin : begin + SHARD]))
         for begin in range(0, len(utterances), SHARD)
     ]
-    missing = [shard for shard in shards if not shard[0].with_suffix(".json").exists()]
+    missing = [shard for shard in shards if not _finished(shard[0])]
     if len(missing) < len(shards):
         log.info("%s: %d of %d shards are there already", description, len(shards) - len(missing), len(shards))
     parallel_map(partial(decode_shard, job), missing, jobs, description)
     return [decoded for path, _ in shards for decoded in read_shard(path)]
+
+
+def _finished(path: Path) -> bool:
+    """Both files, because a kill while finished shards were being removed may have left one of them."""
+    return path.with_suffix(".lat").exists() and path.with_suffix(".json").exists()
 
 
 def decode_shard(job: Job, shard: tuple[Path, tuple[str, ...]]) -> None:

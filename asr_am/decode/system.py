@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from asr_am.data.textfile import write_lines
 from asr_am.decode.paths import Weights
 from asr_am.decode.scorer import Features, GmmScorer, GmmSource, NeuralSource, Scorer, ScoreSource, neural_scorer
 from asr_am.decode.search import SearchOptions
@@ -71,14 +72,16 @@ class System:
         value: dict[str, object] = {"format": FORMAT}
         value |= {name: None if path is None else os.path.relpath(path, folder) for name, path in paths.items()}
         value |= {"window": str(self.window), "search": vars(self.search), "weights": self.weights._asdict()}
-        temporary = folder / (FILE + ".tmp")
-        temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        temporary.rename(folder / FILE)
+        write_lines(folder / FILE, [json.dumps(value, indent=1)])
 
     @classmethod
     def load(cls, folder: Path) -> System:
         """Read the system.json of a decoding run; InputError where it is missing, damaged or points nowhere."""
         path = folder / FILE
+        if not path.is_file():
+            raise InputError(
+                f"{path}: no such file; give a finished decoding run, exp/<corpus>/decode/<run> (run stage decode)"
+            )
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
             if value.pop("format") != FORMAT:
@@ -88,8 +91,8 @@ class System:
             value |= {"window": Window.parse(value["window"]), "search": SearchOptions(**value["search"])}
             system = cls(**value | {"weights": Weights(**value["weights"])})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{path}: not the record of a decoding run ({error}); run stage decode") from error
+            raise InputError(f"{path}: not the record of a decoding run ({error}); run stage decode again") from error
         for needed in (system.states, system.graph, system.lang_dir, system.features_dir, system.model):
             if needed is not None and not needed.exists():
-                raise InputError(f"{needed}: is missing, but {path} needs it; run the stage that makes it")
+                raise InputError(f"{needed}: is missing, but {path} needs it; run the stage that makes it again")
         return system

@@ -110,6 +110,11 @@ class Loader:
         mean_F: np.ndarray | None = None,
         workers: int = 1,
     ) -> None:
+        if masking and egs.info.dim % masking.streams:
+            raise InputError(
+                f"train.masking.streams={masking.streams}: the {egs.info.dim} features of {egs.directory} are not "
+                "so many times the same bins"
+            )
         self.egs, self.batch_size, self.seed, self.workers = egs, batch_size, seed, max(1, workers)
         self.shuffle, self.random_offset, self.masking = shuffle, random_offset, masking or Masking()
         self.mean_F = np.zeros(egs.info.dim, dtype=np.float32) if mean_F is None else mean_F

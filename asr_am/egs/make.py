@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +36,12 @@ class Source:
 
     def open(self) -> FeatureReader:
         return FeatureReader(self.features_dir, self.kind, self.subset)
+
+
+@lru_cache(maxsize=1)
+def _open_once(source: Source) -> FeatureReader:
+    """One reader for all the tasks of a worker: opening it reads the lists of the whole set."""
+    return source.open()
 
 
 def make_egs(
@@ -147,16 +153,17 @@ def _write_features(source: Source, index: Index, dim: int, chunk: int, dtype: s
         rows = int(index.frames_U[index.shard_U == shard].sum()) + chunk
         path = source.out / f"features.{shard}.npy"
         np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(rows, dim)).flush()
-    blocks = [range(a, min(a + BLOCK, len(index.utterances))) for a in range(0, len(index.utterances), BLOCK)]
-    parallel_map(partial(_write_block, source, index), blocks, jobs, f"examples of {source.subset}")
+    blocks = [index.part(begin, begin + BLOCK) for begin in range(0, len(index.utterances), BLOCK)]
+    _open_once.cache_clear()  # the files may have changed since this process read them
+    parallel_map(partial(_write_block, source), blocks, jobs, f"examples of {source.subset}")
 
 
-def _write_block(source: Source, index: Index, block: range) -> None:
-    reader = source.open()
-    for u in block:
-        shard, begin, frames = int(index.shard_U[u]), int(index.begin_U[u]), int(index.frames_U[u])
+def _write_block(source: Source, block: Index) -> None:
+    reader = _open_once(source)
+    rows = zip(block.utterances, *(c.tolist() for c in (block.shard_U, block.begin_U, block.frames_U)), strict=True)
+    for utterance, shard, begin, frames in rows:
         shard_TF = np.load(source.out / f"features.{shard}.npy", mmap_mode="r+")
-        x_TF, utterance = reader[index.utterances[u]], index.utterances[u]
+        x_TF = reader[utterance]
         if len(x_TF) != frames:
             raise InputError(
                 f"{source.features_dir}: utterance {utterance} of {source.subset}: {len(x_TF)} frames of features, but "
@@ -164,6 +171,7 @@ def _write_block(source: Source, index: Index, block: range) -> None:
             )
         if not np.isfinite(x_TF).all() or np.abs(x_TF).max() > np.finfo(shard_TF.dtype).max:
             raise InputError(
-                f"{source.features_dir}: utterance {utterance}: features that {shard_TF.dtype} cannot hold"
+                f"{source.features_dir}: utterance {utterance}: features that {shard_TF.dtype} cannot hold; "
+                "use egs.dtype=float32, or look at its recording"
             )
         shard_TF[begin : begin + frames] = x_TF

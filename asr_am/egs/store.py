@@ -64,6 +64,11 @@ class Index:
     begin_U: np.ndarray
     frames_U: np.ndarray
 
+    def part(self, begin: int, end: int) -> Index:
+        """The utterances begin..end."""
+        rows = slice(begin, end)
+        return Index(self.utterances[rows], self.shard_U[rows], self.begin_U[rows], self.frames_U[rows])
+
     def save(self, directory: Path) -> None:
         np.savez(
             directory / "index.npz", utterance=np.array(self.utterances), shard=self.shard_U, begin=self.begin_U,
@@ -79,7 +84,7 @@ class Index:
         except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds
             raise InputError(f"{path}: not a readable index ({error}); {REMEDY}") from error
         sizes = {len(index.utterances), len(index.shard_U), len(index.begin_U), len(index.frames_U)}
-        if sizes in ({0}, set()) or len(sizes) != 1:
+        if sizes == {0} or len(sizes) != 1:
             raise InputError(f"{path}: is empty, or its columns differ in length; {REMEDY}")
         if index.frames_U.min() < 1 or index.begin_U.min() < 0 or index.shard_U.min() < 0:
             raise InputError(f"{path}: has an utterance without frames or at a negative place; {REMEDY}")

@@ -110,7 +110,7 @@ def make_tasks(data_dir: Path, subset: str, out: Path, sampling_rate: int, resam
                 f"{data_dir / subset}: utterance {members[0].id} has no recording; run stage 0 (data) again"
             )
         recording = _at_rate(recordings[recording_id], sampling_rate, resample)
-        tasks[int(done / total * num_archives)].items.append((recording, members))
+        tasks[min(int(done / total * num_archives), num_archives - 1)].items.append((recording, members))
         done += sum(segment.duration for segment in members)
     return [task for task in tasks if task.items]
 

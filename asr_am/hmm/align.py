@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from asr_am.errors import InputError
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.gmm import DiagGmms
-from asr_am.hmm.graph import sort_lexicon, training_graph
+from asr_am.hmm.graph import read_lexicon_fst, training_graph
 from asr_am.hmm.npz import read_npz, write_npz
 from asr_am.hmm.states import StateTable, Tree
 from asr_am.parallel import parallel_map
@@ -88,7 +87,7 @@ def _compile_shard(
     task: tuple[int, Sequence[str], Sequence[Sequence[int]]],
 ) -> None:  # fmt: skip
     shard, utterances, words_U = task
-    lexicon = sort_lexicon(kaldifst.StdVectorFst.read(str(lexicon_path)))
+    lexicon = read_lexicon_fst(lexicon_path)
     labels = []
     with kaldifst.VectorFstWriter(f"ark:{folder / str(shard)}.ark") as writer:
         for utterance, words in zip(utterances, words_U, strict=True):
@@ -177,7 +176,7 @@ def search(graph: kaldifst.StdVectorFst, ll_TC: np.ndarray, options: AlignOption
 
 
 def log_alignment(name: str, subset: str, alignment: Alignment, utterances: int) -> None:
-    """What became of a set, with the ids of up to ten failures; all of them with level debug."""
+    """What became of a set, with the ids of up to ten failures."""
     logger.info(
         "%s: %s: %d of %d utterances aligned, %d needed the retry beam, log-likelihood per frame %.2f",
         name, subset, utterances - len(alignment.failed), utterances, alignment.retried, alignment.loglik,
@@ -185,10 +184,3 @@ def log_alignment(name: str, subset: str, alignment: Alignment, utterances: int)
     if alignment.failed:
         examples = " ".join(alignment.failed[:10])
         logger.warning("%s: %s: %d utterances have no alignment: %s", name, subset, len(alignment.failed), examples)
-
-
-def write_failures(path: Path, failed: Sequence[str]) -> None:
-    """One utterance id a line, also where there is none."""
-    temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")
-    temporary.write_text("".join(f"{utterance}\n" for utterance in failed), encoding="utf-8")
-    os.replace(temporary, path)

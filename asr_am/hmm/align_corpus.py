@@ -9,6 +9,7 @@ import logging
 import shutil
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from asr_am.errors import InputError
@@ -39,14 +40,14 @@ def align_corpus(
     lang = Lang.load(lang_dir)
     materials = {subset: load_material(data_dir, features_dir, lang, subset, scratch) for subset in sets}
     place = Workplace(materials, lang, scratch, jobs)
-    began = time.monotonic()
-    if not System.is_complete(out / "mono"):
-        train_mono(place, mono, out / "mono", final=final / "mono")
-        logger.info("mono: %.0f s", time.monotonic() - began)
-    began = time.monotonic()
-    if not System.is_complete(out / "tri"):
-        train_tri(place, out / "mono", tri, out / "tri", final=final / "tri")
-        logger.info("tri: %.0f s", time.monotonic() - began)
+    systems = {"mono": partial(train_mono, place, mono), "tri": partial(train_tri, place, out / "mono", tri)}
+    for name, train in systems.items():
+        if System.is_complete(out / name):
+            continue
+        shutil.rmtree(out / name, ignore_errors=True)  # what a killed run left
+        began = time.monotonic()
+        train(out / name, final=final / name)
+        logger.info("%s: %.0f s", name, time.monotonic() - began)
     shutil.rmtree(scratch)
 
 
@@ -56,9 +57,11 @@ def load_material(data_dir: Path, features_dir: Path, lang: Lang, subset: str, s
     transcripts = dict(read_transcripts(data_dir, subset))
     unknown = [utterance for utterance in reader.utterances if utterance not in transcripts]
     if unknown:
-        raise InputError(f"{data_dir / subset}: {unknown[0]} has features but no transcript; run stage features again")
+        raise InputError(
+            f"{data_dir / subset}: {unknown[0]} has features but no transcript; run stage 2 (features) again"
+        )
     if not reader.utterances:
-        raise InputError(f"{features_dir / 'mfcc' / subset}.scp: lists no utterance; run stage features again")
+        raise InputError(f"{features_dir / 'mfcc' / subset}.scp: lists no utterance; run stage 2 (features) again")
     folder = scratch / f"frames_{subset}"
     if (folder / "index.npz").is_file():
         frames = FrameStore(folder)

@@ -12,18 +12,19 @@ from pathlib import Path
 import kaldiio
 import numpy as np
 
+from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.npz import DAMAGE
 from asr_am.hmm.states import StateTable
 
-REDO = "run stage align again"
+REDO = "run stage 3 (align) again"
 
 
 def write_alignments(folder: Path, subset: str, frames: FrameStore, labels_N: np.ndarray, *, final: Path) -> None:
     """Write <folder>/<subset>.ark and .scp for the aligned utterances; the .scp names the archive below `final`."""
     folder.mkdir(parents=True, exist_ok=True)
-    ark, scp = folder / f"{subset}.ark", folder / f"{subset}.scp"
+    ark = folder / f"{subset}.ark"
     temporary = folder / f"tmp.{os.getpid()}.{subset}"
     lines = []
     with open(temporary, "wb") as file:
@@ -32,17 +33,16 @@ def write_alignments(folder: Path, subset: str, frames: FrameStore, labels_N: np
             if len(labels_T) and labels_T[0] > 0:
                 offset = file.tell() + len(f"{utterance} ".encode())
                 kaldiio.save_ark(file, {utterance: labels_T.astype(np.int32)})
-                lines.append(f"{utterance} {final / ark.name}:{offset}\n")
+                lines.append(f"{utterance} {final / ark.name}:{offset}")
     os.replace(temporary, ark)
-    temporary.write_text("".join(lines), encoding="utf-8")
-    os.replace(temporary, scp)
+    write_lines(folder / f"{subset}.scp", lines)
 
 
 def read_alignments(folder: Path, subset: str) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (utterance, labels int32 [T]) from <folder>/<subset>.ark; InputError where it is missing or damaged."""
     ark = folder / f"{subset}.ark"
     if not ark.is_file():
-        raise InputError(f"{ark}: no such alignments; run stage align")
+        raise InputError(f"{ark}: no such alignments; run stage 3 (align)")
     try:
         for utterance, labels_T in kaldiio.load_ark(str(ark)):
             if not isinstance(labels_T, np.ndarray) or labels_T.dtype != np.int32 or labels_T.ndim != 1:

@@ -1,6 +1,6 @@
 """The first alignment of all, without any model: frames shared out equally along a path through each graph.
 
-Shapes: N frames of a set, U utterances, C graph labels in one utterance's graph.
+Shapes: N frames of a set, D feature dimension, C graph labels in one utterance's graph.
 """
 
 from __future__ import annotations
@@ -17,14 +17,28 @@ from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms, single_gaussians
 from asr_am.parallel import parallel_map
 
+BLOCK = 8192  # frames in memory at a time
+
 
 def flat_gmms(frames: FrameStore, num_pdfs: int) -> tuple[DiagGmms, np.ndarray]:
     """All pdfs with the mean and variance of all frames; and that variance, float64 [D]."""
-    mean_D = np.mean(frames.x_ND, axis=0, dtype=np.float64)
-    var_D = np.asarray(np.mean(np.square(frames.x_ND), axis=0, dtype=np.float64) - mean_D**2)
+    mean_D, square_D = _moments(frames)
+    var_D = square_D - mean_D**2
     if not (var_D > 1e-8).all():
-        raise InputError(f"{frames.folder.name}: a feature has the same value in every frame; run stage features again")
+        raise InputError(
+            f"{frames.folder.name}: a feature has the same value in every frame; run stage 2 (features) again"
+        )
     return single_gaussians(np.tile(mean_D, (num_pdfs, 1)), np.tile(var_D, (num_pdfs, 1))), var_D
+
+
+def _moments(frames: FrameStore) -> tuple[np.ndarray, np.ndarray]:
+    """Means of x and of x*x over all frames, float64 [D]; in blocks, so that memory stays flat."""
+    sum_D, square_D = np.zeros(frames.dim), np.zeros(frames.dim)
+    for begin in range(0, frames.num_frames, BLOCK):
+        x_ND = frames.x_ND[begin : begin + BLOCK]
+        sum_D = np.concatenate([sum_D[None], x_ND]).sum(axis=0)  # row by row: the same bits for any size of block
+        square_D = np.concatenate([square_D[None], np.square(x_ND)]).sum(axis=0)
+    return sum_D / frames.num_frames, square_D / frames.num_frames
 
 
 def equal_alignment(graphs: Graphs, frames: FrameStore, seed: int, jobs: int) -> Alignment:

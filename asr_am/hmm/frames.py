@@ -33,7 +33,7 @@ class FrameStore:
         try:
             self._x_ND: np.ndarray | None = self._map()
         except (OSError, ValueError) as error:
-            raise InputError(f"{folder / 'frames.f32'}: not readable ({error}); run stage align again") from error
+            raise InputError(f"{folder / 'frames.f32'}: not readable ({error}); run stage 3 (align) again") from error
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_x_ND": None}  # a pickled memory map would be a copy of all frames
@@ -62,6 +62,7 @@ class FrameStore:
     ) -> FrameStore:
         """Store `read(utterance)`, float32 [T, D], of all `utterances` (one or more); the folder appears when whole."""
         temporary = folder.with_name(f"tmp.{os.getpid()}.{folder.name}")
+        shutil.rmtree(temporary, ignore_errors=True)  # of a killed process that had the same id
         temporary.mkdir(parents=True)
         lengths, dims = [], set()
         with open(temporary / "frames.f32", "wb") as file:
@@ -69,13 +70,13 @@ class FrameStore:
                 x_TD = np.ascontiguousarray(read(utterance), dtype=np.float32)
                 if not np.isfinite(x_TD).all():
                     raise InputError(
-                        f"utterance {utterance}: has features that are not finite; run stage features again"
+                        f"utterance {utterance}: has features that are not finite; run stage 2 (features) again"
                     )
                 file.write(x_TD.data)
                 lengths.append(len(x_TD))
                 dims.add(x_TD.shape[1])
         if len(dims) != 1:
-            raise InputError(f"{folder.name}: features of {sorted(dims)} dimensions; run stage features again")
+            raise InputError(f"{folder.name}: features of {sorted(dims)} dimensions; run stage 2 (features) again")
         offsets_U1 = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         index = {"utterances": np.array(utterances), "offsets": offsets_U1, "dim": dims.pop()}
         write_npz(temporary / "index.npz", index)

@@ -90,7 +90,7 @@ class DiagGmms:
         try:
             _validate(*arrays)
         except ValueError as error:
-            raise InputError(f"{path}: holds {error}; run stage align again") from error
+            raise InputError(f"{path}: holds {error}; run stage 3 (align) again") from error
         return cls(*arrays)
 
 

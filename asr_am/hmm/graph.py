@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import kaldifst
 import numpy as np
@@ -23,10 +24,18 @@ def training_graph(
 ) -> kaldifst.StdVectorFst:
     """The graph of one transcript, for `kaldi_decoder.FasterDecoder`; output labels are the words.
 
-    `words` are word ids; `lexicon` is L.fst (phones to words, optional silence, no disambiguation symbols), sorted by
-    output label once with `sort_lexicon`. All pronunciations are inside. InputError where L has no path for the words.
+    `words` are word ids; `lexicon` is L.fst (phones to words, optional silence, no disambiguation symbols) as
+    `read_lexicon_fst` gives it. All pronunciations are inside. InputError where L has no path for the words.
     """
     return labels_graph(words_to_phones(words, lexicon), states, tree, self_loop_scale=self_loop_scale)
+
+
+def read_lexicon_fst(path: Path) -> kaldifst.StdVectorFst:
+    """L.fst, sorted by output label; InputError where it is missing or damaged."""
+    lexicon = kaldifst.StdVectorFst.read(str(path))
+    if lexicon is None:
+        raise InputError(f"{path}: missing or not a readable FST; run stage 1 (lang) again")
+    return sort_lexicon(lexicon)
 
 
 def sort_lexicon(lexicon: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:
@@ -43,7 +52,7 @@ def words_to_phones(words: Sequence[int], lexicon: kaldifst.StdVectorFst) -> kal
     final_S[count] = 0.0
     phones = kaldifst.compose(lexicon, FstArrays.build(0, line, np.zeros(count), final_S).to_fst())
     if phones.num_states == 0:
-        raise InputError(f"word ids {list(words)}: the lexicon FST has no path for them; run stage lang again")
+        raise InputError(f"word ids {list(words)}: the lexicon FST has no path for them; run stage 1 (lang) again")
     return phones
 
 

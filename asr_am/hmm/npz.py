@@ -33,4 +33,6 @@ def read_npz(path: Path, *names: str) -> list[np.ndarray]:
         with np.load(path, allow_pickle=False) as file:
             return [file[name] for name in names]
     except DAMAGE as error:
-        raise InputError(f"{path}: not readable ({type(error).__name__}: {error}); run stage align again") from error
+        raise InputError(
+            f"{path}: not readable ({type(error).__name__}: {error}); run stage 3 (align) again"
+        ) from error

@@ -81,7 +81,7 @@ class StateTable:
             table = cls(labels, loop, leave, states_P, int(num_pdfs))
             table._validate()
         except (ValueError, TypeError, IndexError) as error:
-            raise InputError(f"{path}: holds {error}; run stage align again") from error
+            raise InputError(f"{path}: holds {error}; run stage 3 (align) again") from error
         return table
 
     def _validate(self) -> None:

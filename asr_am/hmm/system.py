@@ -36,7 +36,7 @@ class System:
         )
         if not system.tree.num_pdfs == system.states.num_pdfs == system.gmms.num_pdfs:
             raise InputError(
-                f"{folder}: tree, states and mixtures have different numbers of pdfs; run stage align again"
+                f"{folder}: tree, states and mixtures have different numbers of pdfs; run stage 3 (align) again"
             )
         return system
 

@@ -31,6 +31,10 @@ class MonoOptions(EmOptions):
     silence_states: int = 3
     flat_min_occupancy: float = 3.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_positive("phone_states", "silence_states")
+
 
 def train_mono(place: Workplace, options: MonoOptions, out: Path, *, final: Path) -> None:
     """Train on set "train", align all sets, write the system and its alignments to `out` (final name: `final`)."""

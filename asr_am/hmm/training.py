@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
-from asr_am.hmm.align import Alignment, AlignOptions, Graphs, align, compile_graphs, log_alignment, write_failures
+from asr_am.hmm.align import Alignment, AlignOptions, Graphs, align, compile_graphs, log_alignment
 from asr_am.hmm.alignments import check_alignments, write_alignments
 from asr_am.hmm.em import UpdateOptions, accumulate, mix_up, update
 from asr_am.hmm.frames import FrameStore
@@ -51,18 +52,15 @@ class EmOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        positive = (
-            "iterations",
-            "gaussians",
-            "increase_until",
-            "variance_floor",
-            "boost_silence",
-            "beam",
-            "retry_beam",
+        self._require_positive(
+            "iterations", "gaussians", "increase_until", "variance_floor", "boost_silence", "beam", "retry_beam"
         )
-        for name in positive:
-            if not getattr(self, name) > 0:
-                raise InputError(f"align: {name} is {getattr(self, name)!r}; it must be above 0")
+
+    def _require_positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value > 0:
+                raise InputError(f"align: {name} is {value!r}; it must be a number above 0")
 
     @property
     def update(self) -> UpdateOptions:
@@ -138,7 +136,7 @@ def finish(
         result = align(graphs, material.frames, gmms, states, options.align, place.jobs, f"{name}: align {subset}")
         log_alignment(name, subset, result, len(material.frames.utterances))
         write_alignments(out / "ali", subset, material.frames, result.labels_N, final=final / "ali")
-        write_failures(out / "ali" / f"{subset}_failed.txt", result.failed)
+        write_lines(out / "ali" / f"{subset}_failed.txt", result.failed)
         lengths = dict(zip(material.frames.utterances, np.diff(material.frames.offsets_U1).tolist(), strict=True))
         check_alignments(out / "ali", subset, lengths, states)
     System(tree, states, gmms).save(out)

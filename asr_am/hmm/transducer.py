@@ -18,9 +18,8 @@ import numpy as np
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.states import StateTable, Tree
 
-Windows = Sequence[
-    Sequence[int]
-]  # what compose_context returns: per input label a window, [-id] or [0] = disambiguation
+# What compose_context returns: a window for each input label, [-id] or [0] for a disambiguation symbol.
+Windows = Sequence[Sequence[int]]
 
 
 def is_disambiguation(window: Sequence[int]) -> bool:

@@ -96,7 +96,7 @@ class DecisionTree:
             )
             return cls(width, roots)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise InputError(f"{path}: not a readable decision tree ({error}); run stage align again") from error
+            raise InputError(f"{path}: not a readable decision tree ({error}); run stage 3 (align) again") from error
 
 
 def monophone_tree(roots: Sequence[Sequence[int]], states_P: Mapping[int, int]) -> DecisionTree:

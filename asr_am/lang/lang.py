@@ -10,7 +10,7 @@ from asr_am.data.textfile import numbered_lines, split_words
 from asr_am.errors import InputError
 from asr_am.lang.lexicon import BEGIN, END, RESERVED_WORDS, SINGLETON
 
-REDO = "run stage lang again"
+REDO = "run stage 1 (lang) again"
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,6 @@ class Lang:
         """Ids of the words of a transcript; a word outside the lexicon becomes `<unk>`."""
         return [self.words.get(word, self.unk) for word in split_words(text)]
 
-    def base_phone(self, phone: int) -> str:
-        """The name of a phone without its position marker."""
-        name = self.phone_names[phone]
-        return name[:-2] if self._is_marked(phone) else name
-
     def is_word_begin(self, phone: int) -> bool:
         """Whether the phone's marker says that a word begins with it; False for silence phones and without markers."""
         return self._is_marked(phone) and self.phone_names[phone].endswith((BEGIN, SINGLETON))
@@ -98,7 +93,7 @@ def write_symbols(path: Path, symbols: dict[str, int]) -> None:
 def read_symbols(path: Path) -> dict[str, int]:
     """Read a Kaldi symbol table (symbol -> id, in the order of the file). InputError where it is not one."""
     symbols: dict[str, int] = {}
-    for number, line in numbered_lines(path):
+    for number, line in numbered_lines(path, REDO):
         fields = split_words(line)
         if len(fields) != 2 or not fields[1].isdecimal() or fields[0] in symbols:
             raise InputError(f"{path}:{number}: is not a new symbol and its number: {line!r}; {REDO}")
@@ -115,7 +110,7 @@ def vocabulary(words: dict[str, int]) -> list[str]:
 
 def _read_pronunciations(path: Path, phones: dict[str, int], words: dict[str, int]) -> dict[str, list[tuple[int, ...]]]:
     pronunciations: dict[str, list[tuple[int, ...]]] = {}
-    for number, line in numbered_lines(path):
+    for number, line in numbered_lines(path, REDO):
         word, *names = split_words(line) or [""]
         if not names or any(name not in phones for name in names):
             raise InputError(f"{path}:{number}: has no phones or one that phones.txt lacks; {REDO}")

@@ -81,7 +81,7 @@ def read_lexicon(lexicon_path: Path, nonspeech_path: Path | None = None) -> Lexi
 def _read_entries(path: Path) -> dict[Pronunciation, str]:
     """Pronunciations with where each stands (`file:line`)."""
     entries: dict[Pronunciation, str] = {}
-    for number, line in numbered_lines(path):
+    for number, line in numbered_lines(path, "run stage 0 (data) again"):
         where = f"{path}:{number}"
         fields = split_words(line)
         if len(fields) < 2:

@@ -46,8 +46,8 @@ def estimate(sentences: Iterable[Sequence[str]], vocabulary: Iterable[str], orde
     Words outside the vocabulary count as `<unk>`; words of the vocabulary that do not occur get their share of the
     uniform distribution. InputError for an order out of range and for a text without a word.
     """
-    if not 1 <= order <= MAX_ORDER:
-        raise InputError(f"language model order {order}: must be 1 to {MAX_ORDER}")
+    if not isinstance(order, int) or not 1 <= order <= MAX_ORDER:
+        raise InputError(f"language model order {order}: must be a whole number from 1 to {MAX_ORDER}")
     names = [*SPECIAL, *sorted(set(vocabulary) - set(SPECIAL))]
     token_T, place_T = _number_tokens(sentences, {name: i for i, name in enumerate(names)})
     if len(token_T) == 0:

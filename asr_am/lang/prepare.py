@@ -71,20 +71,21 @@ def prepare_lm(
 ) -> None:
     """Write lm.arpa, G.fst and lm.json (what the model is, its perplexity on the dev transcripts) into `out`.
 
-    Either `order`: Kneser-Ney on data_dir/lm/<text>.txt over the words of the lexicon; or `arpa`: a given model, by its
-    path or the name of a file in data_dir/lm/. lm.arpa holds it without the words that the lexicon lacks.
+    Either `order`: Kneser-Ney on data_dir/lm/<text>.txt over the words of the lexicon; or `arpa`: a given model, by the
+    name of a file in data_dir/lm/ or by its path. lm.arpa holds it without the words that the lexicon lacks.
     InputError: both or neither given, a broken ARPA file or text, a model for another lexicon.
     """
     if (order is None) == (arpa is None):
-        raise InputError(f"language model {name}: give either an order or an ARPA file (lm.order, lm.arpa)")
+        raise InputError(f"corpus.lms.{name}: give either an order or an ARPA file (order, arpa)")
     words = read_symbols(lang_dir / "words.txt")
     if arpa is not None:
-        source = _find_arpa(data_dir, arpa)
+        source = _find_arpa(data_dir, name, arpa)
         model = read_arpa(source)
     else:
         assert order is not None
         source = data_dir / "lm" / f"{text}.txt"
-        model = estimate(_read_sentences(source), vocabulary(words), order)
+        remedy = f"set corpus.lms.{name}.text to the name of a text beside it, or run stage 0 (data) again"
+        model = estimate(_read_sentences(source, remedy), vocabulary(words), order)
     used, dropped = restrict(model, words, str(source))
     if arpa is not None and dropped:
         log.warning("%s: dropped %d words outside the lexicon: %s", source, len(dropped), " ".join(dropped[:10]))
@@ -93,15 +94,16 @@ def prepare_lm(
     _write_summary(name, used, dropped, source, data_dir, out / "lm.json")
 
 
-def _find_arpa(data_dir: Path, arpa: str) -> Path:
-    for path in (Path(arpa).expanduser(), data_dir / "lm" / arpa):
-        if path.is_file():
-            return path
-    raise InputError(f"{arpa}: no such ARPA file, neither here nor in {data_dir / 'lm'}; set lm.arpa")
+def _find_arpa(data_dir: Path, name: str, arpa: str) -> Path:
+    path = Path(arpa).expanduser()
+    for candidate in (data_dir / "lm" / path, path):  # the corpus' own first; an absolute path is both
+        if candidate.is_file():
+            return candidate
+    raise InputError(f"{arpa}: no such ARPA file, neither in {data_dir / 'lm'} nor here; set corpus.lms.{name}.arpa")
 
 
-def _read_sentences(path: Path) -> Iterator[list[str]]:
-    for number, line in numbered_lines(path):
+def _read_sentences(path: Path, remedy: str) -> Iterator[list[str]]:
+    for number, line in numbered_lines(path, remedy):
         sentence = split_words(line)
         if "<s>" in sentence or "</s>" in sentence:
             raise InputError(f"{path}:{number}: holds <s> or </s>, which are added here; take them out")

@@ -21,7 +21,7 @@ def read_transcripts(data_dir: Path, subset: str) -> Iterator[tuple[str, list[st
     """Yield (utterance id, words) of a set. InputError: a missing or broken manifest, an utterance without text."""
     for segment in read_supervisions(data_dir, subset):
         if segment.text is None:
-            raise InputError(f"{data_dir / subset}: utterance {segment.id} has no transcript; run stage data again")
+            raise InputError(f"{data_dir / subset}: utterance {segment.id} has no transcript; run stage 0 (data) again")
         yield segment.id, split_words(segment.text)
 
 

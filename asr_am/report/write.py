@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from asr_am.data.textfile import write_lines
 from asr_am.report import tables
 from asr_am.report.plots import plot_heldout, plot_wer
 from asr_am.report.results import (
@@ -50,9 +51,7 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
         ]
     )
     path = corpus_dir / "RESULTS.md"
-    temporary = path.with_name("RESULTS.md.tmp")
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_lines(path, [text])
     log.info("report: %d scored runs, %d training runs; %s", len(scores), len(runs), path)
 
 

@@ -42,8 +42,10 @@ class Checkpoints:
         state = read_torch(paths[-1], remedy)
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             raise InputError(f"{paths[-1]}: is not a training checkpoint of this program; {remedy}")
-        if state["fingerprint"] != self.fingerprint:
-            raise InputError(f"{paths[-1]}: belongs to a run with other options or examples; {remedy}")
+        if state.get("fingerprint") != self.fingerprint:
+            raise InputError(
+                f"{paths[-1]}: belongs to a run with other options or examples; remove {self.directory} to start anew"
+            )
         log.info("goes on from %s", paths[-1])
         return state
 

@@ -216,8 +216,9 @@ class Run:
         display.status(message)
         cursor.epoch += 1
         self.sums, cursor.reported = Sums(), Sums().state()
-        self._checkpoint(None)
+        # The checkpoint comes last: whoever is killed before it does the end of this epoch again, summary included.
         write_summary(self.out / "summary.json", self._summary())
+        self._checkpoint(None)
 
     def _save_best(self, record: dict[str, float]) -> None:
         info = {
@@ -242,6 +243,7 @@ class Run:
 
     def _summary(self) -> dict[str, Any]:
         cursor, traffic = self.cursor, self.strategy.traffic
+        seconds = self.team.now() - self._started
         best = min(cursor.history, key=lambda record: record["heldout_loss"])
         return {
             "strategy": self.strategy.name,
@@ -253,9 +255,9 @@ class Run:
             "heldout_loss": [record["heldout_loss"] for record in cursor.history],
             "heldout_frame_error": [record["heldout_frame_error"] for record in cursor.history],
             "train_loss": [record["train_loss"] for record in cursor.history],
-            "seconds": round(cursor.seconds, 2),
+            "seconds": round(seconds, 2),
             "clock": self.team.clock,
-            "frames_per_second": round(cursor.frames / max(cursor.seconds, 1e-9)),
+            "frames_per_second": round(cursor.frames / max(seconds, 1e-9)),
             "batches_per_learner": cursor.batches_per_learner,
             "staleness": dict(traffic.staleness),
             "bytes_sent": traffic.bytes_sent,

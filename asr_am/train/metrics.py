@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from asr_am.data.textfile import write_lines
 from asr_am.distributed.strategy import Stats
 
 
@@ -68,6 +69,4 @@ class Sums:
 
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
     """Write JSON under a temporary name, then rename."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_lines(path, [json.dumps(summary, indent=1)])

@@ -53,8 +53,18 @@ class TrainOptions:
             raise InputError(f"train.precision={self.precision}: is float32 or bfloat16")
         if self.device not in ("auto", "cpu", "cuda"):
             raise InputError(f"train.device={self.device}: is auto, cpu or cuda")
-        if not 0 <= self.label_smoothing < 1 or not 0 <= self.model.dropout < 1:
-            raise InputError("train.label_smoothing and model.dropout must be at least 0 and below 1")
+        for name in ("layers", "cells", "projection"):
+            if getattr(self.model, name) < 1:
+                raise InputError(f"model.{name}={getattr(self.model, name)}: must be at least 1")
+        shares = (self.label_smoothing, self.model.dropout, self.optimizer.momentum)
+        if not all(0 <= share < 1 for share in shares):
+            raise InputError("train.label_smoothing, model.dropout and momentum must be at least 0 and below 1")
+        if min(self.optimizer.weight_decay, self.optimizer.clip_norm, self.workers, self.threads) < 0:
+            raise InputError("train: weight_decay, clip_norm, workers and threads must not be negative")
+        if min(asdict(self.masking).values()) < 0 or self.masking.streams < 1:
+            raise InputError("train.masking: no value may be negative, and streams must be at least 1")
+        if self.optimizer.kind == "nesterov" and self.optimizer.momentum == 0:
+            raise InputError("train.optimizer: nesterov needs a momentum above 0")
         if self.optimizer.kind not in ("sgd", "nesterov", "adam"):
             raise InputError(f"train.optimizer.kind={self.optimizer.kind}: is sgd, nesterov or adam")
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from asr_am.errors import InputError
+
 
 @dataclass(frozen=True)
 class Schedule:
-    """base: the rate of the first batch after warm-up. batch_ratio: the peak is base x batch_ratio, reached by a
+    """base: the rate before annealing, for batch_ratio 1. batch_ratio: the peak is base x batch_ratio, reached by a
     linear warm-up over `warmup_epochs` that moves with every batch (0 = at once). anneal_from: epoch, counted from 1,
     from which the rate is multiplied by `anneal` in each epoch. warmup_batches: batches over which the rate also rises
     from zero.
@@ -24,6 +26,14 @@ class Schedule:
     anneal_from: int = 11
     anneal: float = 1.0 / math.sqrt(2.0)
     warmup_batches: int = 0
+
+    def __post_init__(self) -> None:
+        """InputError where a value is out of range."""
+        for name in ("base", "batch_ratio", "anneal"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"schedule.{name}={getattr(self, name)}: must be above 0")
+        if self.warmup_epochs < 0 or self.warmup_batches < 0:
+            raise InputError("schedule.warmup_epochs and schedule.warmup_batches must not be negative")
 
     def rate(self, epoch: int, share: float, batch: int) -> float:
         """The rate of a batch. epoch: from 0. share: of its batches handed out before. batch: from 0, of the run.

@@ -49,8 +49,10 @@ def prepare(out: Path, *, data_dir: Path | str | None, jobs: int = 1) -> None:
         archive = out / ARCHIVES[0]
         if not archive.is_file():
             download(URL, archive, REMEDY)
-        etc, num_samples = convert(archive, out / "wav")
-        archive.unlink()
+        try:
+            etc, num_samples = convert(archive, out / "wav")
+        finally:
+            archive.unlink()  # also a damaged one: the next run shall get it anew
     else:
         etc, num_samples = convert(find_source(Path(data_dir)), out / "wav")
     utterances = split(read_utterances(etc, "train"), read_utterances(etc, "test"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from asr_am.errors import InputError
@@ -36,7 +36,7 @@ def read_utterances(etc: Mapping[str, bytes], part: str) -> list[Utterance]:
     list_file, transcript_file = f"etc/an4_{part}.fileids", f"etc/an4_{part}.transcription"
     texts = _read_transcripts(etc, transcript_file)
     utterances = []
-    for number, entry in enumerate(_lines(etc, list_file), start=1):
+    for number, entry in _numbered_lines(etc, list_file):
         fields = entry.split("/")
         if len(fields) != 3:
             raise InputError(
@@ -56,7 +56,7 @@ def read_utterances(etc: Mapping[str, bytes], part: str) -> list[Utterance]:
 def read_lexicon(etc: Mapping[str, bytes]) -> list[str]:
     """The lines of lexicon.txt, `WORD PHONE PHONE ...`, with `WORD(2)` written as another line of WORD."""
     lines = []
-    for number, line in enumerate(_lines(etc, "etc/an4.dic"), start=1):
+    for number, line in _numbered_lines(etc, "etc/an4.dic"):
         word, *phones = line.split()
         if not phones:
             raise InputError(f"etc/an4.dic:{number}: '{word}' has no pronunciation; get the corpus anew")
@@ -74,14 +74,17 @@ def text_file(etc: Mapping[str, bytes], name: str) -> str:
         raise InputError(f"{name}: not UTF-8 text ({error}); get the corpus anew") from error
 
 
-def _lines(etc: Mapping[str, bytes], name: str) -> list[str]:
-    return [line.strip() for line in text_file(etc, name).splitlines() if line.strip()]
+def _numbered_lines(etc: Mapping[str, bytes], name: str) -> Iterator[tuple[int, str]]:
+    """The lines of a file that are not blank, stripped, with their numbers from 1."""
+    for number, line in enumerate(text_file(etc, name).split("\n"), start=1):
+        if line.strip():
+            yield number, line.strip()
 
 
 def _read_transcripts(etc: Mapping[str, bytes], name: str) -> dict[str, str]:
     """Upper-case words by utterance name, from lines `<s> YES </s> (an251-fash-b)`."""
     texts: dict[str, str] = {}
-    for number, line in enumerate(_lines(etc, name), start=1):
+    for number, line in _numbered_lines(etc, name):
         match = TRANSCRIPT.match(line)
         words = [word.upper() for word in match["words"].split() if word not in SENTENCE_MARKS] if match else []
         if match is None or not words:

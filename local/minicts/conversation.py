@@ -88,7 +88,9 @@ def write_script(call: Call, rng: np.random.Generator) -> list[Planned]:
             topic = topics[rng.integers(len(topics))] if rng.random() < _STRAY else theme
             more = grammar().expand(rule, topic, rng)
             words += more if len(words) + len(more) <= _MAX_WORDS else []
-        script.append(Planned(channel, spontaneous(words, call.speakers[channel].style, rng), turn, backchannel))
+        tokens = spontaneous(words, call.speakers[channel].style, rng)
+        if tokens:  # else the grammar gave nothing short enough
+            script.append(Planned(channel, tokens, turn, backchannel))
 
     add(0, ["hello"], 0)
     add(1, ["fine"], 1)

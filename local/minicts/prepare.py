@@ -34,7 +34,7 @@ from local.minicts.espeak import require_espeak
 from local.minicts.voices import draw_speaker
 from local.minicts.write import write_corpus
 
-HOURS, SPEAKERS, TEST_WORDS = (0.005, 1000.0), (2, 20000), (100, 100000)
+HOURS, SPEAKERS, TEST_WORDS, SEED = (0.005, 1000.0), (2, 20000), (100, 100000), (0, 2**31 - 1)
 _FIRST_TRAIN, _FIRST_DEV = 10001, 80001
 _FIRST_TEST_SW, _FIRST_TEST_EN = 4390, 4156  # as in Hub5'00
 
@@ -53,10 +53,9 @@ def prepare(
     _check("corpus.hours", hours, HOURS)
     _check("corpus.speakers", speakers, SPEAKERS)
     _check("corpus.test_words", test_words, TEST_WORDS)
+    _check("corpus.seed", seed, SEED)
     if version != VERSION:
         raise InputError(f"corpus.version: {version} was asked for, this generator makes {VERSION}; choose that")
-    if seed < 0:
-        raise InputError(f"corpus.seed: {seed} is negative; choose 0 or more")
     require_espeak()
     wavs = out / "wav"
     wavs.mkdir(parents=True, exist_ok=True)
@@ -112,8 +111,10 @@ def _pairs(speakers: int, count: int, rng: np.random.Generator) -> list[tuple[in
 
 
 def _check(name: str, value: float, limits: tuple[float, float]) -> None:
-    if not limits[0] <= value <= limits[1]:
-        raise InputError(f"{name}: {value} is out of range; choose a value from {limits[0]} to {limits[1]}")
+    whole = isinstance(limits[0], int)
+    if not isinstance(value, int if whole else int | float) or not limits[0] <= value <= limits[1]:
+        kind = "whole number" if whole else "number"
+        raise InputError(f"{name}: {value} is no {kind} from {limits[0]} to {limits[1]}; choose one")
 
 
 def main() -> None:

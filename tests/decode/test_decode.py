@@ -92,6 +92,22 @@ def test_a_killed_run_goes_on(system: System, tmp_path: Path, monkeypatch: pytes
     assert len(made) == 2
 
 
+def test_a_shard_of_which_a_file_is_gone_is_made_again(
+    system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a kill leaves it in the middle of removing the finished shards."""
+    whole = decode(system, tmp_path / "whole")
+
+    def dies(folder: Path) -> None:
+        (folder / "test_whole" / "00000.lat").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", dies)
+        decode(system, tmp_path / "cut")
+    assert decode(system, tmp_path / "cut") == whole
+
+
 def test_the_window_with_the_fewest_dev_errors_is_kept(system: System, tmp_path: Path) -> None:
     """A network, decoded with every window; what is kept is used on test, recorded, and can transcribe."""
     model = write_network(system.lang_dir.parent, StateTable.load(system.states).num_pdfs)

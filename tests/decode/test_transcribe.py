@@ -106,6 +106,16 @@ def test_bad_recordings_end_with_one_clear_line(run: Path, tmp_path: Path, capsy
         assert str(path) in error and message.strip() in error and len(error.splitlines()) == 1
 
 
+def test_a_bad_recording_does_not_keep_the_others_from_being_transcribed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = run.parent / "data" / "wav" / "test0.wav"
+    opposite = write(tmp_path / "opposite.wav", tone(RATE, 1.0, 2) * [1, -1], RATE)
+    assert main(["--model", str(run), str(opposite), str(good)]) == 1
+    printed = capsys.readouterr()
+    assert "cancel each other" in printed.err and printed.out.startswith(f"{good}: ")
+
+
 def test_a_folder_that_is_no_decoding_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="run stage decode"):
         load(tmp_path)

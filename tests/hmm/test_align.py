@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from asr_am.errors import InputError
-from asr_am.hmm.align import AlignOptions, align, compile_graphs, search, write_failures
+from asr_am.hmm.align import AlignOptions, align, compile_graphs, search
 from asr_am.hmm.alignments import check_alignments, load_labels, read_alignments, write_alignments
-from asr_am.hmm.flat_start import equal_alignment
+from asr_am.hmm.flat_start import equal_alignment, flat_gmms
 from asr_am.hmm.gmm import single_gaussians
 from asr_am.hmm.training import silence_pdfs
 from tests.hmm.synthetic import EASY, all_labels, make_lang, material, speak, workplace
@@ -85,8 +85,6 @@ def test_utterances_too_short_for_their_words_are_listed(tmp_path: Path) -> None
         assert (found.labels_N[train.frames.span(index)] > 0).all() == (index not in (1, 4))
     write_alignments(tmp_path / "ali", "train", train.frames, found.labels_N, final=tmp_path / "ali")
     assert [name for name, _ in read_alignments(tmp_path / "ali", "train")] == [names[i] for i in (0, 2, 3, 5)]
-    write_failures(tmp_path / "failed.txt", found.failed)
-    assert (tmp_path / "failed.txt").read_text() == f"{names[1]}\n{names[4]}\n"
 
     for name in names:
         spoken.frames[name] = spoken.frames[name][:2]
@@ -106,6 +104,17 @@ def test_an_equal_alignment_is_a_path_with_even_lengths(tmp_path: Path) -> None:
         lengths = np.diff(np.flatnonzero(np.diff(labels_T, prepend=-1, append=-1)))
         assert lengths.max() - lengths.min() <= 1
         assert (spoken.states.labels_L3[labels_T[[0, -1]] - 1, 1] == [0, 2]).all(), "from a first to a last state"
+
+
+def test_flat_gmms_have_the_moments_of_all_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit, however many blocks they are summed in."""
+    place, _ = workplace(tmp_path)
+    monkeypatch.setattr("asr_am.hmm.flat_start.BLOCK", 100)
+    gmms, var_D = flat_gmms(place.train, 3)
+    x_ND = place.train.x_ND
+    mean_D = x_ND.mean(axis=0, dtype=np.float64)
+    np.testing.assert_array_equal(var_D, np.square(x_ND).mean(axis=0, dtype=np.float64) - mean_D**2)
+    np.testing.assert_array_equal(gmms.means_GD, np.tile(mean_D, (3, 1)).astype(np.float32))
 
 
 def test_boosting_silence_makes_more_of_it(tmp_path: Path) -> None:

@@ -108,6 +108,8 @@ def test_features_without_a_transcript_are_refused(tmp_path: Path) -> None:
 def test_impossible_options_are_refused() -> None:
     with pytest.raises(InputError, match="iterations"):
         MonoOptions(iterations=0)
+    with pytest.raises(InputError, match="phone_states"):
+        MonoOptions(phone_states=0)
     with pytest.raises(InputError, match="beam"):
         TriOptions(beam=-1.0)
 

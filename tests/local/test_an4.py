@@ -121,7 +121,7 @@ def without_first_line(contents: bytes) -> bytes:
         (change_file("wav/an4_clstk/fash/an1-fash-b.raw", lambda raw: raw[:-1]), "not a whole number"),
         (change_file("etc/an4_train.transcription", without_first_line), "no transcript for 'an1-fash-b'"),
         (change_file("etc/an4_train.fileids", without_first_line), "does not list 'an1-fash-b'"),
-        (change_file("etc/an4_train.fileids", lambda text: b"x\n" + text), "fileids:1: 'x'"),
+        (change_file("etc/an4_train.fileids", lambda text: b"\nx\n" + text), "fileids:2: 'x'"),
         (change_file("etc/an4_test.transcription", lambda text: text + b"GO GO\n"), "transcription:3: 'GO GO'"),
         (change_file("etc/an4_test.transcription", lambda text: text + text), "transcription:3: a second transcript"),
         (change_file("etc/an4_test.transcription", lambda text: text.replace(b"GO", b"G\xd6")), "not UTF-8"),
@@ -185,6 +185,15 @@ def test_without_a_folder_the_archive_is_downloaded(
     monkeypatch.setattr(an4, "URL", pack(tree, "gz").as_uri())
     an4.prepare(tmp_path / "data", data_dir=None)
     assert len(read_supervisions(tmp_path / "data", "test")) == 2
+    assert not list((tmp_path / "data").glob("*.tar.*"))
+
+
+def test_a_damaged_download_is_not_kept(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = pack(tree, "gz")
+    archive.write_bytes(archive.read_bytes()[:2000])
+    monkeypatch.setattr(an4, "URL", archive.as_uri())
+    with pytest.raises(InputError, match="damaged"):
+        an4.prepare(tmp_path / "data", data_dir=None)
     assert not list((tmp_path / "data").glob("*.tar.*"))
 
 

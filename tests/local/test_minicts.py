@@ -227,6 +227,8 @@ def test_broken_grammar_is_named(tmp_path: Path, text: str, message: str) -> Non
         ({"hours": 0}, "corpus.hours"),
         ({"hours": float("nan")}, "corpus.hours"),
         ({"speakers": 1}, "corpus.speakers"),
+        ({"hours": "1h"}, "corpus.hours"),
+        ({"speakers": 2.5}, "corpus.speakers"),
         ({"seed": -1}, "corpus.seed"),
         ({"test_words": 5}, "corpus.test_words"),
         ({"version": 999}, "corpus.version"),

@@ -18,6 +18,7 @@ from asr_am.egs.augment import Masking
 from asr_am.errors import InputError
 from asr_am.model.blstm import BlstmOptions
 from asr_am.model.checkpoint import load_acoustic_model
+from asr_am.train import loop
 from asr_am.train.loop import train
 from asr_am.train.options import TrainOptions
 from asr_am.train.schedule import Schedule
@@ -122,6 +123,20 @@ def test_a_finished_run_does_nothing_and_more_epochs_go_on(egs_dir: Path, undist
     assert lines(tmp_path) == lines(undisturbed)
 
 
+def test_killed_before_the_last_summary_it_is_still_written(
+    egs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(path: Path, summary: Mapping[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    one = TrainOptions(**{**OPTIONS.__dict__, "epochs": 1})
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop, "write_summary", dies)
+        train(egs_dir, tmp_path, one)
+    train(egs_dir, tmp_path, one)
+    assert json.loads((tmp_path / "summary.json").read_text())["epochs_done"] == 1
+
+
 def test_the_number_of_threads_and_workers_changes_nothing(egs_dir: Path, undisturbed: Path, tmp_path: Path) -> None:
     train(egs_dir, tmp_path, TrainOptions(**{**OPTIONS.__dict__, "workers": 3}))
     assert lines(tmp_path) == lines(undisturbed)
@@ -175,6 +190,9 @@ def test_options_out_of_range_are_input_errors() -> None:
             TrainOptions.build(wrong, {}, {}, seed=1)
     with pytest.raises(InputError, match="training options"):
         TrainOptions.build({}, {"depth": 3}, {}, seed=1)
+    for groups in (({}, {"layers": 0}, {}), ({"masking": {"streams": 0}}, {}, {}), ({}, {}, {"base": -0.1})):
+        with pytest.raises(InputError, match="must"):
+            TrainOptions.build(*groups, seed=1)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
