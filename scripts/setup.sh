@@ -28,10 +28,10 @@ find_python() {
 # wheel; only then are PyTorch's own CPU wheels asked for.
 install_torch() {
     if ! command -v nvidia-smi >/dev/null \
-        && ! .venv/bin/pip install --dry-run --no-deps --quiet --report - "$torch" | grep -q 'torch-[^/]*cpu'; then
-        .venv/bin/pip install --quiet --index-url https://download.pytorch.org/whl/cpu "$torch"
+        && ! .venv/bin/pip install --dry-run --no-deps -qq --report - "$torch" | grep -q 'torch-[^/]*cpu'; then
+        .venv/bin/pip install -qq --index-url https://download.pytorch.org/whl/cpu "$torch"
     else
-        .venv/bin/pip install --quiet "$torch"
+        .venv/bin/pip install -qq "$torch"
     fi
 }
 
@@ -52,7 +52,7 @@ begin=$SECONDS
 echo "setup: making .venv (about two minutes, once)"
 [ -x .venv/bin/python ] || "$(find_python)" -m venv .venv
 install_torch
-.venv/bin/pip install --quiet -e '.[minicts,dev]'
+.venv/bin/pip install -qq -e '.[minicts,dev]'
 mend_torchaudio
 rm -f .venv/.set-up-*
 touch "$stamp"
