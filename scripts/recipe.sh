@@ -31,7 +31,7 @@ whole_number() {                           # NAME VALUE
     [[ $2 =~ ^[0-9]+$ ]] || fail "$1 takes a whole number, not '$2'"
 }
 
-first=0 last=10 jobs=$(nproc) overrides=()
+first=0 last=10 jobs=$(env -u OMP_NUM_THREADS nproc) overrides=()
 while [ $# -gt 0 ]; do
     case $1 in
         --help | -h) usage; exit 0 ;;
