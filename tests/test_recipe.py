@@ -12,7 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import kaldiio
 import pytest
+
+from asr_am.hmm.states import StateTable
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = "recipes/minicts/run.sh"
@@ -21,6 +24,7 @@ TINY = [
     "align.mono.iterations=12", "align.tri.iterations=12", "align.tri.leaves=150", "align.tri.gaussians=600",
     "model.layers=1", "model.cells=32", "train.epochs=3", "train.checkpoint_every=10", "logger=none",
     "systems=[mono,tri,nnet]", "decode.search.beam=6", "decode.search.lattice_beam=3", "decode.lm_weights=[8,12]",
+    "log_likelihoods=true",
 ]  # fmt: skip
 
 
@@ -55,6 +59,14 @@ def test_every_stage_leaves_its_output(exp: Path) -> None:
     assert len(errors) == 3 and {name.split("_")[0].split("-")[0] for name in errors} == {"mono", "tri", "blstm"}
     for name, (wrong, words) in errors.items():
         assert words > 100 and 0 < wrong < words, f"{name} recognised nothing: {wrong} errors in {words} words"
+
+
+def test_scores_are_written_for_kaldi(exp: Path) -> None:
+    for system in ("mono_kn3", "tri_kn3", "blstm-local-b64-s1_kn3"):
+        states = StateTable.load(exp / "minicts/align" / ("mono" if system == "mono_kn3" else "tri") / "states.npz")
+        scores = kaldiio.load_scp(str(exp / "minicts/likelihoods" / system / "test.scp"))
+        assert len(scores) > 5
+        assert all(scores_TL.shape[1] == len(states.labels_L3) for scores_TL in scores.values())
 
 
 def test_run_again_finds_everything_up_to_date_without_importing_torch(

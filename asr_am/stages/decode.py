@@ -19,6 +19,9 @@ def units(cfg: DictConfig) -> list[Unit]:
         for lm in language_models(cfg):
             for unit in (graph_unit(cfg, system, lm), decode_unit(cfg, system, lm)):
                 made.setdefault(unit.out, unit)
+            if cfg.log_likelihoods:
+                unit = likelihood_unit(cfg, f"{system.name}_{lm}")
+                made[unit.out] = unit
     return list(made.values())
 
 
@@ -38,6 +41,13 @@ def decode_unit(cfg: DictConfig, system: SystemPlan, lm: str) -> Unit:
     inputs += [system.model] if system.model else []
     work = partial(decode, root, system, graph_dir(cfg, system, lm), options, cfg.nj)
     return Unit(root / "decode" / f"{system.name}_{lm}", inputs, options, work)
+
+
+def likelihood_unit(cfg: DictConfig, run: str) -> Unit:
+    """The scores of a decoding run as Kaldi archives, for Kaldi's own decoders."""
+    root = corpus_dir(cfg)
+    decoded, out = root / "decode" / run, root / "likelihoods" / run
+    return Unit(out, [decoded], {}, partial(likelihoods, decoded, out))
 
 
 def graph(root: Path, gmm: str, lm: str, options: dict, out: Path) -> None:
@@ -69,6 +79,22 @@ def decode(root: Path, plan: SystemPlan, graph_folder: Path, options: dict, jobs
     how = DecodeOptions(search=system.search, grid=tuple(grid), nbest=options["nbest"])
     windows = [Window.parse(text) for text in options["windows"]]
     decode_sets(system, root / "data", out, how, windows=windows, jobs=jobs)
+
+
+def likelihoods(decoded: Path, final: Path, out: Path) -> None:
+    """Scaled log-likelihoods of dev and test by graph label, as `latgen-faster-mapped` wants them with our HCLG.fst."""
+    from asr_am.decode.scorer import write_log_likelihoods
+    from asr_am.decode.system import System
+    from asr_am.features.reader import FeatureReader
+    from asr_am.hmm.states import StateTable
+
+    system = System.load(decoded)
+    states = StateTable.load(system.states)
+    for subset in ("dev", "test"):
+        utterances = FeatureReader(system.features_dir, system.kind(), subset).utterances
+        scp = out / f"{subset}.scp"
+        write_log_likelihoods(system.source(subset).load(), utterances, states, scp)
+        scp.write_text(scp.read_text().replace(f" {out}/", f" {final}/"))  # the directory's name when it is finished
 
 
 main = stage("decode", units)

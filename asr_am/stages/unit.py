@@ -2,10 +2,10 @@
 
 The rules of make, with the config among the sources. A unit's *key* is a digest of its values, of its version, and of
 its inputs: for a directory that another unit made, that unit's key and the sizes of its files; for any other file, its
-size and time. A unit
-works in `<out>.partial`, which becomes `<out>` by a rename once `.done` is in it, so a reader never meets half an
-output and a failure loses nothing made before. After a kill the partial directory is handed to the work again if its
-key is unchanged: what is already there need not be made twice. Nothing here imports torch, which takes seconds.
+size and time. A unit works in `<out>.partial`, which becomes `<out>` by a rename once `.done` is in it, so a reader
+never meets half an output and a failure loses nothing made before. After a kill the partial directory is handed to the
+work again if its key is unchanged: what is already there need not be made twice. Nothing here imports torch, which
+takes seconds.
 """
 
 from __future__ import annotations
