@@ -23,8 +23,7 @@ def units(cfg: DictConfig) -> list[Unit]:
     config: dict = {**groups, "seed": cfg.seed}
     config["train"] = {name: value for name, value in groups["train"].items() if name not in SPEED_ONLY}
     out = corpus_dir(cfg) / "train" / cfg.run
-    unit = Unit(out, [egs_dir(cfg)], config, partial(train_run, cfg, groups), in_place=True)
-    return [unit]
+    return [Unit(out, [egs_dir(cfg)], config, partial(train_run, cfg, groups), in_place=True, apart=("wandb",))]
 
 
 def train_run(cfg: DictConfig, groups: dict, out: Path) -> None:

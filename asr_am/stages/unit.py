@@ -39,6 +39,7 @@ class Unit:
     work: called with the directory to write into; what it finds there is its own, from a run that was cut short.
     in_place: the directory has its final name from the start, for work that people watch while it runs (training).
         An outdated one is kept as `<out>.old`.
+    apart: names of directories in it that other programs write to, even later (wandb's); no part of the output.
     version: raise it when the work's code changes what it makes.
     """
 
@@ -47,6 +48,7 @@ class Unit:
     config: Mapping[str, object]
     work: Callable[[Path], None]
     in_place: bool = False
+    apart: Sequence[str] = ()
     version: int = 1
 
     def key(self) -> str:
@@ -78,7 +80,8 @@ class Unit:
         _prepare(place, key, keep_old=self.in_place)
         self.work(place)
         seconds = time.monotonic() - begin
-        files = {str(p.relative_to(place)): p.stat().st_size for p in sorted(place.rglob("*")) if p.is_file()}
+        made = [p for p in sorted(place.rglob("*")) if p.is_file() and p.relative_to(place).parts[0] not in self.apart]
+        files = {str(p.relative_to(place)): p.stat().st_size for p in made}
         done = {
             "key": key,
             "config": self.config,

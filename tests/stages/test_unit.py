@@ -52,6 +52,17 @@ def test_redone_when_a_source_a_value_or_an_output_changes(tmp_path: Path, sourc
     assert (tmp_path / "out.old").exists() == in_place
 
 
+def test_what_other_programs_write_beside_the_output_is_no_part_of_it(tmp_path: Path, source: Path) -> None:
+    def work(place: Path) -> None:
+        (place / "wandb").mkdir()
+        (place / "wandb/debug.log").write_text("one line\n")
+
+    made = unit(tmp_path, source, work=work, in_place=True, apart=("wandb",))
+    assert made.run()
+    (tmp_path / "out/wandb/debug.log").write_text("one line\nand another\n")
+    assert not made.run()
+
+
 def test_redone_downstream_of_what_was_redone(tmp_path: Path, source: Path) -> None:
     def chain(value: int) -> list[bool]:
         first = unit(tmp_path, source, config={"a": value})
