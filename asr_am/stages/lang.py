@@ -19,8 +19,8 @@ def units(cfg: DictConfig) -> list[Unit]:
     lms = []
     for name, lm in values(cfg.corpus.lms).items():
         inputs = [root / "data", root / "lang"]
-        if lm.get("arpa") and Path(lm["arpa"]).is_absolute():
-            inputs.append(Path(lm["arpa"]))
+        if lm.get("arpa") and not (root / "data/lm" / lm["arpa"]).is_file():  # not the corpus' own
+            inputs += [path for path in [Path(lm["arpa"]).expanduser()] if path.is_file()]
         work = partial(language_model, root / "data", root / "lang", name, lm)
         lms.append(Unit(root / "lm" / name, inputs, lm, work))
     return [lang, *lms]
