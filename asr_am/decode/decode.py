@@ -72,7 +72,9 @@ def decodable(system: System, data_dir: Path, subset: str) -> Segments:
     if lost:
         log.warning("%s: %d utterances have no features and get no words, e.g. %s", subset, len(lost), lost[0])
     if len(lost) == len(segments):
-        raise InputError(f"{system.features_dir}: no features for any utterance of {subset}; run stage features again")
+        raise InputError(
+            f"{system.features_dir}: no features for any utterance of {subset}; run stage 2 (features) again"
+        )
     return {utterance: segments[utterance] for utterance in sorted(segments) if utterance in reader}
 
 

@@ -42,7 +42,7 @@ def build_hclg(
     sizes: dict[str, dict[str, int]] = {}
     lg = compose_lg(read_fst(lang_dir / "L_disambig.fst"), read_fst(lm_dir / "G.fst"))
     if lg.num_states == 0:
-        raise InputError(f"{lm_dir / 'G.fst'}: no sentence of it can be said with {lang_dir}; run stage lang again")
+        raise InputError(f"{lm_dir / 'G.fst'}: no sentence of it can be said with {lang_dir}; run stage 1 (lang) again")
     sizes["LG"] = _size(lg)
     hclg = expand(lg, lang.disambig, states, tree)
     sizes["HCLG without loops"] = _size(hclg)

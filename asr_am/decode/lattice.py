@@ -121,7 +121,7 @@ def read_lattices(path: Path) -> Iterator[tuple[str, Lattice]]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); run stage decode again") from error
+        raise InputError(f"{path}: cannot be read ({error.strerror}); run stage 7 (decode) again") from error
     position = 0
     while position < len(data):
         end = data.find(b" ", position)
@@ -130,5 +130,5 @@ def read_lattices(path: Path) -> Iterator[tuple[str, Lattice]]:
             raw, position = FstArrays.from_lattice(data, end + 1)
             lattice = Lattice.from_arrays(raw)
         except ValueError as error:
-            raise InputError(f"{path}: damaged at byte {position} ({error}); run stage decode again") from error
+            raise InputError(f"{path}: damaged at byte {position} ({error}); run stage 7 (decode) again") from error
         yield utterance, lattice

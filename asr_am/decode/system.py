@@ -80,7 +80,7 @@ class System:
         path = folder / FILE
         if not path.is_file():
             raise InputError(
-                f"{path}: no such file; give a finished decoding run, exp/<corpus>/decode/<run> (run stage decode)"
+                f"{path}: no such file; give a finished decoding run, exp/<corpus>/decode/<run> (run stage 7 (decode))"
             )
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
@@ -91,7 +91,9 @@ class System:
             value |= {"window": Window.parse(value["window"]), "search": SearchOptions(**value["search"])}
             system = cls(**value | {"weights": Weights(**value["weights"])})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{path}: not the record of a decoding run ({error}); run stage decode again") from error
+            raise InputError(
+                f"{path}: not the record of a decoding run ({error}); run stage 7 (decode) again"
+            ) from error
         for needed in (system.states, system.graph, system.lang_dir, system.features_dir, system.model):
             if needed is not None and not needed.exists():
                 raise InputError(f"{needed}: is missing, but {path} needs it; run the stage that makes it again")

@@ -53,21 +53,25 @@ class FlatParams:
 
     @contextmanager
     def announce(self, on_bucket: OnBucket | None, bucket_bytes: int = 4 << 20) -> Iterator[None]:
-        """Call `on_bucket(begin, end)` in backward passes inside, each time all gradients of a bucket are complete.
+        """Call `on_bucket(begin, end)` in the backward pass inside, each time all gradients of a bucket are complete.
 
-        Buckets are whole parameters of at least `bucket_bytes` together, and cover everything once per backward pass.
+        Buckets are whole parameters of at least `bucket_bytes` together. They come from the last element to the first,
+        each once, whatever order the backward pass takes and whatever it leaves out: a collective must be started in
+        the same order by all.
         """
         if on_bucket is None:
             yield
             return
         buckets = self._buckets(bucket_bytes)
         missing = [len(members) for members, _, _ in buckets]
+        told = 0
 
         def ready(bucket: int) -> None:
+            nonlocal told
             missing[bucket] -= 1
-            if missing[bucket] == 0:
-                members, begin, end = buckets[bucket]
-                missing[bucket] = len(members)
+            while told < len(buckets) and missing[told] == 0:
+                _, begin, end = buckets[told]
+                told += 1
                 on_bucket(begin, end)
 
         hooks = [
@@ -80,6 +84,14 @@ class FlatParams:
         finally:
             for hook in hooks:
                 hook.remove()
+        for _, begin, end in buckets[told:]:
+            on_bucket(begin, end)
+
+    def announce_all(self, on_bucket: OnBucket | None, bucket_bytes: int = 4 << 20) -> None:
+        """What a backward pass inside `announce` calls, in its order: for a learner without data, whose `g` is zero."""
+        if on_bucket is not None:
+            for _, begin, end in self._buckets(bucket_bytes):
+                on_bucket(begin, end)
 
     def _buckets(self, bucket_bytes: int) -> list[tuple[list[nn.Parameter], int, int]]:
         """Parameters grouped from the last to the first, as their gradients become ready: (members, begin, end)."""

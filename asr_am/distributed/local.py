@@ -7,11 +7,11 @@ W weights, g gradient (the mean over the frames of a batch), alpha learning rate
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
-
+from asr_am.distributed.flat_params import FlatParams
+from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.strategy import Gradient, Stats, Strategy
+from asr_am.distributed.team import Team
+from asr_am.errors import InputError
 
 
 class Local(Strategy):
@@ -19,35 +19,15 @@ class Local(Strategy):
 
     name = "local"
 
+    def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:
+        if team.size != 1:
+            raise InputError(f"strategy=local is for one learner, not {team.size}; use strategy=sync")
+        super().__init__(params, optimizer, team)
+
     def step(self, gradient: Gradient) -> Stats | None:
-        stats = gradient(None)
+        stats = gradient(None)  # g = calGrad(W)
         if stats is None:
             return None
-        self.optimizer.step()
-        self.traffic.staleness[0] += 1
+        self.optimizer.step()  # W = apply(W, g)
+        self.staleness[0] += 1
         return stats
-
-    def end_epoch(self) -> None:
-        pass
-
-    def consensus(self) -> Tensor:
-        return self.params.w
-
-    def serve(self) -> None:
-        raise RuntimeError("strategy local has no servers")
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "weights": self.params.w,
-            "optimizer": self.optimizer.state_dict(),
-            "staleness": dict(self.traffic.staleness),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.params.w.copy_(state["weights"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.traffic.staleness.clear()
-        self.traffic.staleness.update(state["staleness"])
-
-    def close(self) -> None:
-        pass

@@ -58,6 +58,10 @@ class Optimizer:
             self.params.g.mul_((self.options.clip_norm / (norm + 1e-6)).clamp(max=1.0))
         self._torch.step()
 
+    def reset(self) -> None:
+        """Forget momentum, as at the start."""
+        self._torch.state.clear()
+
     def state_dict(self) -> dict[str, Any]:
         return self._torch.state_dict()
 

@@ -9,25 +9,26 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from asr_am.distributed.flat_params import FlatParams, OnBucket
+from asr_am.distributed.leases import Lease
 from asr_am.distributed.optimizer import Optimizer
-from asr_am.distributed.team import Team
+from asr_am.distributed.team import LearnerLost, Team
 
 
 @dataclass(frozen=True)
 class Stats:
     """What one batch told. The sums are tensors, so that a GPU need not be waited for.
 
-    batch: its number in the epoch. weight: what its gradient, a mean, counts for (frames). examples: chunks in it.
-    lr: learning rate of the step. applied: False where the algorithm dropped the gradient.
+    weight: frames. examples: chunks that went into the gradient, counted where it was computed. lr: learning rate of
+    the step. applied: False where the algorithm dropped the gradient.
     """
 
-    batch: int
+    lease: Lease
     weight: float
     examples: int
     lr: float
@@ -37,51 +38,59 @@ class Stats:
 
 
 Gradient = Callable[[OnBucket | None], Stats | None]
-"""Leases a batch, runs forward and backward, fills `params.g` with the mean over its frames; None: no data left."""
+"""Leases a batch, runs forward and backward, fills `params.g`; None: no data left in the segment.
 
-
-@dataclass
-class Traffic:
-    """What a run is measured by, beside its accuracy. staleness: updates by the staleness of their gradient."""
-
-    staleness: Counter[int] = field(default_factory=Counter)
-    bytes_sent: int = 0
-    waiting_seconds: float = 0.0
-    consensus_distance: float = 0.0
+In step, all learners get None at the same step, and the plain mean over learners of `params.g` is the gradient of the
+mean loss over all frames of the round: a learner with fewer frames weighs less, one without data has zeros.
+"""
 
 
 class Strategy(ABC):
-    """One algorithm at one learner."""
+    """One algorithm at one learner.
+
+    in_step: all learners take their steps together (collectives are allowed; a lost learner ends the run); otherwise
+    only mail is used, and the others go on without a lost learner. staleness: updates by the staleness of their
+    gradient. counts: what else an algorithm counts of itself.
+    """
 
     name: str
+    in_step = True
 
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:
         self.params, self.optimizer, self.team = params, optimizer, team
-        self.traffic = Traffic()
+        self.staleness: Counter[int] = Counter()
+        self.counts: Counter[str] = Counter()
 
     @abstractmethod
     def step(self, gradient: Gradient) -> Stats | None:
-        """Do one update; None when this learner has no data left in the epoch."""
+        """Do one update; None when the segment has no data left."""
 
-    @abstractmethod
-    def end_epoch(self) -> None:
-        """Idle until every lease is done, then rest (drain messages, agree)."""
+    def rest(self) -> None:  # noqa: B027
+        """After the last batch of a segment: drain what is under way, so that the state is complete."""
 
-    @abstractmethod
+    def replica(self) -> Tensor:
+        """This learner's own weights [N], at rest."""
+        return self.params.w
+
     def consensus(self) -> Tensor:
-        """The weights [N] to validate, checkpoint and export. Never written back."""
+        """The weights [N] to validate and export; called by all learners, at rest. Never written back."""
+        return self.params.w
 
-    @abstractmethod
-    def serve(self) -> None:
-        """What a server does instead of stepping."""
+    def join(self) -> None:
+        """Take the place of a learner that died: others' weights, nothing else of theirs."""
+        raise LearnerLost(self.team.rank, f"died, and strategy={self.name} cannot take a replacement in")
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values from which `load_state_dict` continues with the same bits."""
+        """Tensors and plain values from which `load_state_dict` continues with the same bits, at rest."""
+        return {
+            "weights": self.params.w,
+            "optimizer": self.optimizer.state_dict(),
+            "staleness": dict(self.staleness),
+            "counts": dict(self.counts),
+        }
 
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give back connections and threads."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.params.w.copy_(state["weights"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.staleness = Counter(state["staleness"])
+        self.counts = Counter(state["counts"])

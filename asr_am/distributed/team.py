@@ -1,45 +1,231 @@
-"""The learners that train together, as a strategy sees them."""
+"""The learners that train together, as a strategy sees them. Nothing here says how they are connected.
+
+Three kinds of call: *collectives* (all learners of the team, in the same order), *mail* (one to one, never waiting for
+the receiver), and the *control plane* (leases, gather, average: what measuring and validating need, between the living;
+it takes no time on a virtual clock).
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from asr_am.distributed.leases import Leases
+from torch import Tensor
 
+from asr_am.distributed.leases import LearnerLost as LearnerLost
+from asr_am.distributed.leases import Leases, Rounds, Segment
+from asr_am.errors import InputError
 
-class Team(Protocol):
-    """What every kind of team offers. Collectives and mail come with the first strategy that needs them."""
+if TYPE_CHECKING:
+    from asr_am.distributed.strategy import Gradient
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def clock(self) -> Literal["wall", "virtual"]: ...
-
-    def now(self) -> float:
-        """Seconds."""
-        ...
-
-    def leases(self, total: int) -> Leases:
-        """The table of an epoch of `total` batches."""
-        ...
+Charge = Literal["update", "averaging"]
+"""Work beside the gradient that a virtual cluster has a price for: updating weights on the device (with what moves
+between it and the host), averaging two weight vectors on the host."""
 
 
 @dataclass(frozen=True)
+class Letter:
+    """A message. clock: a number that the sender's algorithm gave it."""
+
+    source: int
+    tag: str
+    clock: int
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass
+class Usage:
+    """What a learner did on its team's network. bytes_sent: by the learner each went to, in real bytes; of a
+    collective, what a ring sends, to the next rank. modelled_bytes: the same, of the workload that a virtual cluster
+    times. waiting_seconds: of the training task, for others. refused, lost, superseded: letters. faults: injected or
+    modelled ones that took place, by kind.
+    """
+
+    bytes_sent: Counter[int] = field(default_factory=Counter)
+    modelled_bytes: float = 0.0
+    waiting_seconds: float = 0.0
+    letters: int = 0
+    refused: int = 0
+    lost: int = 0
+    superseded: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+
+
+class Work(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> None:
+        """Until it is complete; LearnerLost where that cannot happen any more."""
+        ...
+
+
+class Lock(Protocol):
+    def __enter__(self) -> object: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+
+class Event(Protocol):
+    def set(self) -> None: ...
+    def clear(self) -> None: ...
+    def is_set(self) -> bool: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
+class Task(Protocol):
+    def join(self, timeout: float | None = None) -> None: ...
+
+
+class Team(Protocol):
+    """One learner's end of a team of `size`. incarnation: 0, and one more after each restart of this learner."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def clock(self) -> Literal["wall", "virtual"]: ...
+    @property
+    def usage(self) -> Usage: ...
+
+    def alive(self) -> Sequence[int]:
+        """Ranks of the living, ascending."""
+        ...
+
+    def now(self) -> float:
+        """Seconds, wall or virtual."""
+        ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+    def charge(self, kind: Charge, elements: int) -> None:
+        """Let the time for work on so many elements pass: on a virtual cluster, nothing on a real one."""
+        ...
+
+    def computing(self, gradient: Gradient) -> Gradient:
+        """The same closure, taking the time that the cluster's devices, stragglers and faults make it take."""
+        ...
+
+    # collectives
+
+    def start_all_reduce_mean(self, x: Tensor) -> Work:
+        """Replace x [N] by its mean over all learners; x must not be touched before `wait` returns."""
+        ...
+
+    # mail
+
+    def accept(self, tag: str, *lengths: int) -> None:
+        """Letters `tag` have float32 tensors of these lengths, on any device; all others are refused and counted."""
+        ...
+
+    def post(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
+        """Send a letter and return at once; the tensors may be changed afterwards. A letter that still waits for the
+        one before it (of the same tag, to the same learner) to be collected is replaced. To the dead: nothing.
+        """
+        ...
+
+    def collect(self, tag: str, source: int | None = None, timeout: float | None = None) -> Letter | None:
+        """The next letter, on the CPU; None after `timeout` seconds, or when `source` is dead and left none behind."""
+        ...
+
+    # tasks
+
+    def spawn(self, task: Callable[[], None], name: str) -> Task:
+        """Run a communication task beside the training task; what it raises is raised in the training task.
+
+        It may loop for ever: `close` ends it in whatever call of the team it waits.
+        """
+        ...
+
+    def lock(self) -> Lock: ...
+    def event(self) -> Event: ...
+
+    # control plane
+
+    def leases(self, segment: Segment, in_step: bool) -> Leases:
+        """This learner's access to the batches of a segment. in_step: everybody takes one batch a step."""
+        ...
+
+    def gather(self, values: Tensor) -> dict[int, Tensor]:
+        """Every living learner's `values` [K], float64 and few, by rank; also a barrier of the living."""
+        ...
+
+    def average(self, x: Tensor) -> Tensor:
+        """The mean [N] over the living learners. Not part of an algorithm: for validation and checkpoints."""
+        ...
+
+    def close(self) -> None:
+        """End communication tasks, give back connections."""
+        ...
+
+
+class Done:
+    """A collective of one."""
+
+    def wait(self) -> None:
+        pass
+
+
 class Alone:
     """A team of one learner in this process."""
 
-    rank: int = 0
-    size: int = 1
+    rank = 0
+    size = 1
+    incarnation = 0
     clock: Literal["wall", "virtual"] = "wall"
+
+    def __init__(self) -> None:
+        self.usage = Usage()
+
+    def alive(self) -> Sequence[int]:
+        return (0,)
 
     def now(self) -> float:
         return time.monotonic()
 
-    def leases(self, total: int) -> Leases:
-        return Leases(total)
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def charge(self, kind: Charge, elements: int) -> None:
+        pass
+
+    def computing(self, gradient: Gradient) -> Gradient:
+        return gradient
+
+    def start_all_reduce_mean(self, x: Tensor) -> Work:
+        return Done()
+
+    def accept(self, tag: str, *lengths: int) -> None:
+        raise InputError("a team of one has nobody to write to; use launcher=virtual or launcher=process")
+
+    def post(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
+        raise InputError("a team of one has nobody to write to")
+
+    def collect(self, tag: str, source: int | None = None, timeout: float | None = None) -> Letter | None:
+        raise InputError("a team of one has nobody to hear from")
+
+    def spawn(self, task: Callable[[], None], name: str) -> Task:
+        raise InputError("a team of one has no communication tasks")
+
+    def lock(self) -> Lock:
+        raise InputError("a team of one has nothing to lock")
+
+    def event(self) -> Event:
+        raise InputError("a team of one has nobody to wait for")
+
+    def leases(self, segment: Segment, in_step: bool) -> Leases:
+        return Rounds(segment, self.rank, self.size, self.gather)
+
+    def gather(self, values: Tensor) -> dict[int, Tensor]:
+        return {0: values}
+
+    def average(self, x: Tensor) -> Tensor:
+        return x.clone()
+
+    def close(self) -> None:
+        pass

@@ -108,7 +108,7 @@ def _write_targets(
         counts_P += np.bincount(pdfs_T, minlength=states.num_pdfs)
         begin += len(pdfs_T)
     if not utterances:
-        raise InputError(f"{ali}: no utterance of {subset} is aligned; run stage align again")
+        raise InputError(f"{ali}: no utterance of {subset} is aligned; run stage 3 (align) again")
     np.save(out / f"targets.{shard}.npy", np.concatenate([*pending, np.zeros(chunk, dtype)]))
     shard_U, begin_U, frames_U = np.array(places, dtype=np.int64).T
     return Index(utterances, shard_U, begin_U, frames_U), counts_P
@@ -120,12 +120,12 @@ def _read_pdfs(ali: Path, subset: str, states: StateTable) -> Iterator[tuple[str
     for utterance, labels_T in read_alignments(ali, subset):
         where = f"{ali / subset}.ark: utterance {utterance}"
         if utterance in seen:
-            raise InputError(f"{where} occurs twice; run stage align again")
+            raise InputError(f"{where} occurs twice; run stage 3 (align) again")
         seen.add(utterance)
         if not len(labels_T) or labels_T.min() < 1 or labels_T.max() > len(states.labels_L3):
             raise InputError(
                 f"{where}: is empty or has labels outside 1..{len(states.labels_L3)}, those of states.npz; "
-                "run stage align again"
+                "run stage 3 (align) again"
             )
         yield utterance, states.pdf_L[labels_T - 1]
 

@@ -23,7 +23,7 @@ import numpy as np
 from asr_am.errors import InputError
 
 FORMAT = 1
-REMEDY = "run stage egs again"
+REMEDY = "run stage 5 (egs) again"
 
 
 @dataclass(frozen=True)

@@ -1,51 +1,49 @@
-"""The plots of a report: held-out loss by epoch, and WER by system.
-
-The colours are Okabe and Ito's, which the colour-blind can tell apart.
-"""
+"""The plots of a report: held-out loss by epoch, and WER by system."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from asr_am.report.results import Family, TrainingRun
+from asr_am.report.canvas import COLOURS, HATCHES, Style, new_figure, save, tidy, whole_numbers
+from asr_am.report.results import Family
+from asr_am.report.runs import TrainingRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")  # so that bars differ in grey, too
-STYLES = ("-", "--", ":", "-.")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-LEGEND_LINES = 12  # more runs than that are named by their family
+LEGEND_LINES = 12  # more runs than that are named by their family, more families beside the plot
 
 
 def plot_heldout(runs: Sequence[TrainingRun], corpus: str, path: Path) -> None:
     """Held-out loss and frame error rate by epoch, a line per run: a colour per system, a line style per seed."""
-    figure = _figure(10, 4.4)
-    loss_axes, error_axes = figure.subplots(1, 2)
     families = list(dict.fromkeys(run.family for run in runs))
+    figure = new_figure(10, 4.4 if len(families) <= LEGEND_LINES else max(4.4, 0.6 + 0.15 * len(families)))
+    loss_axes, error_axes = figure.subplots(1, 2)
     seen: dict[str, int] = {}
     for run in runs:
         kind = families.index(run.family)
         nth = seen[run.family] = seen.get(run.family, -1) + 1
         label = run.name if len(runs) <= LEGEND_LINES else (run.family if nth == 0 else None)
+        style = Style.of(kind, nth)
         epochs = range(1, len(run.loss_E) + 1)
         for axes, values in ((loss_axes, run.loss_E), (error_axes, run.frame_error_E)):
             axes.plot(
-                epochs, values, STYLES[nth % len(STYLES)], color=COLOURS[kind % len(COLOURS)],
-                marker=MARKERS[kind % len(MARKERS)], markersize=3.5, linewidth=1.5, label=label,
+                epochs, values, style.line, color=style.colour, marker=style.marker, markersize=3.5, linewidth=1.5,
+                label=label,
             )  # fmt: skip
     for axes, what in ((loss_axes, "held-out loss (nats per frame)"), (error_axes, "held-out frame error rate (%)")):
         axes.set_xlabel("epoch")
         axes.set_ylabel(what)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        _tidy(axes, "both")
-    loss_axes.legend(fontsize=8, frameon=False)
+        whole_numbers(axes.xaxis)
+        tidy(axes, "both")
+    if len(families) > LEGEND_LINES:
+        figure.legend(*loss_axes.get_legend_handles_labels(), loc="outside right upper", fontsize=6.5, frameon=False)
+    else:
+        loss_axes.legend(fontsize=8, frameon=False)
     figure.suptitle(f"{corpus}: held-out loss and frame error rate by epoch")
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_wer(families: Sequence[Family], corpus: str, path: Path) -> None:
@@ -53,7 +51,7 @@ def plot_wer(families: Sequence[Family], corpus: str, path: Path) -> None:
     subsets = list(families[0].scores[0].subsets)
     systems = list(dict.fromkeys(family.system for family in families))
     lms = sorted({family.lm for family in families})
-    figure = _figure(max(7.0, 1.6 + len(systems) * max(1.6, 0.75 * len(lms))), 1.2 + 3.0 * len(subsets))
+    figure = new_figure(max(7.0, 1.6 + len(systems) * max(1.6, 0.75 * len(lms))), 1.2 + 3.0 * len(subsets))
     panels = figure.subplots(len(subsets), 1, sharex=True, squeeze=False)[:, 0]
     for axes, subset in zip(panels, subsets, strict=True):
         _draw_wer(axes, families, subset, systems, lms)
@@ -67,7 +65,7 @@ def plot_wer(families: Sequence[Family], corpus: str, path: Path) -> None:
     seeds = max(len(family.scores) for family in families)
     note = f"; bars are means of up to {seeds} seeds, dots the seeds" if seeds > 1 else ""
     figure.suptitle(f"{corpus}: word error rate by system\n(whiskers: 95 % bootstrap interval{note})", fontsize=11)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _draw_wer(axes: Axes, families: Sequence[Family], subset: str, systems: list[str], lms: list[str]) -> None:
@@ -90,25 +88,4 @@ def _draw_wer(axes: Axes, families: Sequence[Family], subset: str, systems: list
     axes.set_ylabel("WER (%)")
     axes.margins(y=0.12)
     axes.set_ylim(bottom=0)
-    _tidy(axes, "y")
-
-
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)  # no display, no pyplot state
-    return figure
-
-
-def _tidy(axes: Axes, grid: Literal["both", "y"]) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis=grid, color="0.9")
-    axes.set_axisbelow(True)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    temporary = path.with_name(f"tmp.{path.name}")
-    figure.savefig(temporary, dpi=150, metadata={"Software": None})
-    temporary.replace(path)
+    tidy(axes, "y")

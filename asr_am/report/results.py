@@ -1,10 +1,10 @@
-"""What scoring and training left in exp/<corpus>, read and checked."""
+"""What scoring and language modelling left in exp/<corpus>, read and checked."""
 
 from __future__ import annotations
 
 import json
-import logging
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,6 @@ from typing import Any
 
 from asr_am.errors import InputError
 
-log = logging.getLogger(__name__)
 UNFINISHED = (".partial", ".old", ".outdated")  # suffixes of directories that hold no result
 GMM_SYSTEMS = ("mono", "tri")  # systems without a training run, in the order of tables
 
@@ -34,7 +33,7 @@ class Subset:
 class Score:
     """One system with one LM: score/<run>/wer.json, and segments.json as segment -> (errors, words)."""
 
-    run: str
+    folder: Path
     system: str
     lm: str
     seed: int | None
@@ -45,6 +44,10 @@ class Score:
     date: str
     subsets: Mapping[str, Subset]
     segments: Mapping[str, tuple[int, int]]
+
+    @property
+    def run(self) -> str:
+        return self.folder.name
 
     @property
     def family(self) -> str:
@@ -62,32 +65,12 @@ class Family:
 
     def wer(self, subset: str) -> float:
         """Mean over seeds, percent."""
-        return _mean([score.subsets[subset].wer for score in self.scores])
+        return mean([score.subsets[subset].wer for score in self.scores])
 
     def interval(self, subset: str) -> tuple[float, float]:
         """Mean over seeds of the ends of the 95 % interval, percent."""
         ends = [score.subsets[subset].interval for score in self.scores]
-        return _mean([low for low, _ in ends]), _mean([high for _, high in ends])
-
-
-@dataclass(frozen=True)
-class TrainingRun:
-    """One training run: train/<run>/summary.json, with the held-out loss and frame error rate after each epoch."""
-
-    name: str
-    seed: int | None
-    summary: Mapping[str, Any]
-    loss_E: Sequence[float]  # nats per frame
-    frame_error_E: Sequence[float]  # percent
-
-    @property
-    def family(self) -> str:
-        return without_seed(self.name, self.seed)
-
-    @property
-    def best_epoch(self) -> int:
-        """The epoch (from 1) with the lowest held-out loss, whose weights are decoded with."""
-        return 1 + min(range(len(self.loss_E)), key=lambda e: (math.isnan(self.loss_E[e]), self.loss_E[e]))
+        return mean([low for low, _ in ends]), mean([high for _, high in ends])
 
 
 @dataclass(frozen=True)
@@ -107,11 +90,17 @@ def without_seed(name: str, seed: int | None) -> str:
     return re.sub(rf"[-_.]?(?:seed|s){seed}$", "", name) if seed is not None else name
 
 
+def corpus_of(run: Path) -> Path:
+    """exp/<corpus>, from the root, of exp/<corpus>/<stage>/<run>."""
+    return Path(os.path.abspath(run)).parents[1]
+
+
 def read_scores(corpus_dir: Path) -> list[Score]:
-    """Every score/<run>, GMM systems first. InputError: none at all, or a wer.json missing, broken or incomplete."""
-    scores = [_read_score(folder) for folder in _folders(corpus_dir / "score")]
-    if not scores:
-        raise InputError(f"{corpus_dir / 'score'}: holds no results; run stage score first")
+    """Every score/<run>, GMM systems first; none where nothing is scored.
+
+    InputError: a wer.json missing, broken or incomplete, or runs scored on different subsets.
+    """
+    scores = [_read_score(folder) for folder in folders(corpus_dir / "score")]
     names = {tuple(score.subsets) for score in scores}
     if len(names) > 1:
         raise InputError(
@@ -128,21 +117,9 @@ def group_by_seed(scores: Sequence[Score]) -> list[Family]:
     return [Family(system, lm, members) for (system, lm), members in groups.items()]
 
 
-def read_training_runs(corpus_dir: Path) -> list[TrainingRun]:
-    """Every train/<run> sorted by name; one without a summary.json is in its first epoch and left out."""
-    runs = []
-    for folder in _folders(corpus_dir / "train"):
-        path = folder / "summary.json"
-        if not path.exists():
-            log.warning("%s: has no summary.json yet; left out of the report", folder)
-            continue
-        runs.append(_read_training_run(path))
-    return runs
-
-
 def read_language_models(corpus_dir: Path) -> list[LanguageModel]:
     """Every lm/<name>/lm.json, sorted by name."""
-    return [_read_language_model(folder / "lm.json") for folder in _folders(corpus_dir / "lm")]
+    return [_read_language_model(folder / "lm.json") for folder in folders(corpus_dir / "lm")]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -158,7 +135,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _folders(parent: Path) -> list[Path]:
+def folders(parent: Path) -> list[Path]:
+    """The finished directories in `parent`, by name."""
     if not parent.is_dir():
         return []
     finished = (folder for folder in parent.iterdir() if folder.is_dir() and not folder.name.endswith(UNFINISHED))
@@ -174,7 +152,7 @@ def _read_score(folder: Path) -> Score:
     content = read_json(path)
     try:
         return Score(
-            run=folder.name,
+            folder=folder,
             system=str(content["system"]),
             lm=str(content["lm"]),
             seed=None if content["seed"] is None else int(content["seed"]),
@@ -188,7 +166,7 @@ def _read_score(folder: Path) -> Score:
             segments=_read_segments(folder / "segments.json"),
         )
     except (KeyError, OverflowError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: {_explain(error)}; run stage score again") from error
+        raise InputError(f"{path}: {explain(error)}; run stage 9 (score) again") from error
 
 
 def _subset(value: Mapping[str, Any]) -> Subset:
@@ -204,21 +182,7 @@ def _read_segments(path: Path) -> dict[str, tuple[int, int]]:
     try:
         return {name: (int(errors), int(words)) for name, (errors, words) in read_json(path).items()}
     except (OverflowError, TypeError, ValueError) as error:
-        raise InputError(f'{path}: is not {{"segment": [errors, words]}}; run stage score again') from error
-
-
-def _read_training_run(path: Path) -> TrainingRun:
-    summary = read_json(path)
-    try:
-        losses = [float(value) for value in summary["heldout_loss"]]
-        rates = [100 * float(value) for value in summary["heldout_frame_error"]]
-        seed = summary.get("seed")
-        run = TrainingRun(path.parent.name, None if seed is None else int(seed), summary, losses, rates)
-    except (KeyError, OverflowError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: {_explain(error)}; run stage train again") from error
-    if not losses or len(losses) != len(rates):
-        raise InputError(f"{path}: {len(losses)} held-out losses and {len(rates)} frame error rates; train again")
-    return run
+        raise InputError(f'{path}: is not {{"segment": [errors, words]}}; run stage 9 (score) again') from error
 
 
 def _read_language_model(path: Path) -> LanguageModel:
@@ -233,12 +197,13 @@ def _read_language_model(path: Path) -> LanguageModel:
             dev_oov=int(content["dev_oov"]),
         )
     except (KeyError, OverflowError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: {_explain(error)}; run stage lang again") from error
+        raise InputError(f"{path}: {explain(error)}; run stage 1 (lang) again") from error
 
 
-def _explain(error: Exception) -> str:
+def explain(error: Exception) -> str:
+    """What is wrong with a record, from the exception that reading it ended in."""
     return f"lacks {error.args[0]!r}" if isinstance(error, KeyError) else f"holds a wrong value ({error})"
 
 
-def _mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)

@@ -43,7 +43,7 @@ def _per_segment(family: Family, names: Sequence[str]) -> tuple[list[int], list[
     for score in family.scores:
         if sorted(score.segments) != names:
             raise InputError(
-                f"score/{score.run}: its segments are not those of the runs beside it; run stage score again"
+                f"score/{score.run}: its segments are not those of the runs beside it; run stage 9 (score) again"
             )
     errors = [sum(score.segments[name][0] for score in family.scores) for name in names]
     return errors, [sum(score.segments[name][1] for score in family.scores) for name in names]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from asr_am.report.results import Family, LanguageModel, Score, TrainingRun
+from asr_am.report.results import Family, LanguageModel, Score
+from asr_am.report.runs import TrainingRun
 from asr_am.report.significance import Versus
+from asr_am.score.significance import Comparison, Interval
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -57,12 +58,21 @@ def significance(pairs: Sequence[Versus]) -> str:
     """One line per pair: the difference of WER with its interval, and whether zero lies outside."""
     rows = []
     for pair in pairs:
-        difference = pair.outcome.difference
-        verdict = ("better" if difference.value < 0 else "worse") if pair.outcome.significant else "not significant"
-        change = f"{difference.value:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
+        change = signed_interval(pair.outcome.difference)
         share = f"{100 * pair.outcome.probability_b_better:.1f} %"
-        rows.append([pair.system.system, pair.baseline.system, pair.system.lm, change, share, verdict])
+        rows.append([pair.system.system, pair.baseline.system, pair.system.lm, change, share, verdict(pair.outcome)])
     return markdown(["system", "against", "LM", "difference [95 %]", "better in samples", "verdict"], rows)
+
+
+def signed_interval(difference: Interval) -> str:
+    return f"{difference.value:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
+
+
+def verdict(outcome: Comparison) -> str:
+    """Of the second system against the first."""
+    if not outcome.significant:
+        return "not significant"
+    return "better" if outcome.difference.value < 0 else "worse"
 
 
 def training(runs: Sequence[TrainingRun]) -> str:
@@ -72,21 +82,17 @@ def training(runs: Sequence[TrainingRun]) -> str:
     rows = []
     for run in runs:
         best = run.best_epoch - 1
-        said = [_said(run.summary, key) for key in ("strategy", "learners", "batch")]
-        results = [
-            _epochs(run),
-            str(run.best_epoch),
-            f"{run.loss_E[best]:.4f}",
-            f"{run.frame_error_E[best]:.2f} %",
-        ]
-        speed = [_said(run.summary, key) for key in ("frames_per_second", "clock", "seconds", "config_hash", "commit")]
-        rows.append([run.name, *said, *results, *speed])
+        setting = run.setting
+        said = [run.name, setting.strategy, _said(setting.learners), _said(setting.batch), _epochs(run)]
+        results = [str(run.best_epoch), f"{run.loss_E[best]:.4f}", f"{run.frame_error_E[best]:.2f} %"]
+        made = [run.frames_per_second, setting.clock, run.seconds, run.config_hash, run.commit]
+        rows.append([*said, *results, *map(_said, made)])
     return markdown(header, rows)
 
 
 def _epochs(run: TrainingRun) -> str:
-    done, planned = len(run.loss_E), run.summary.get("epochs", len(run.loss_E))
-    return str(done) if done == planned else f"{done} of {planned}"
+    done, planned = run.epochs_done, run.setting.epochs
+    return str(done) if planned in (done, None) else f"{done} of {planned}"
 
 
 def language_models(models: Sequence[LanguageModel]) -> str:
@@ -99,9 +105,8 @@ def language_models(models: Sequence[LanguageModel]) -> str:
     return markdown(["LM", "made from", "n-grams", "dev perplexity", "dev words outside"], rows)
 
 
-def _said(record: Mapping[str, Any], key: str) -> str:
-    """What a record says under `key`, a dash where it says nothing."""
-    value = record.get(key)
+def _said(value: str | float | None) -> str:
+    """A dash where a record says nothing."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

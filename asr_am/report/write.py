@@ -7,29 +7,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asr_am.data.textfile import write_lines
+from asr_am.errors import InputError
 from asr_am.report import tables
 from asr_am.report.plots import plot_heldout, plot_wer
-from asr_am.report.results import (
-    Family,
-    TrainingRun,
-    group_by_seed,
-    read_language_models,
-    read_scores,
-    read_training_runs,
-)
+from asr_am.report.results import Family, group_by_seed, read_language_models, read_scores
+from asr_am.report.runs import TrainingRun, read_training_runs
 from asr_am.report.significance import Versus, against_baseline
+from asr_am.report.strategies import strategy_sections
 from asr_am.score.significance import SAMPLES
 
 log = logging.getLogger(__name__)
 
 
 def write_report(corpus_dir: Path, out: Path, command: str) -> None:
-    """Write corpus_dir/RESULTS.md, which shows report/*.png, and these pictures (wer, heldout) into `out`.
+    """Write corpus_dir/RESULTS.md, which shows report/*.png, and these pictures (wer, heldout, and
+    those that compare strategies) into `out`.
 
     command: what makes these results again, for the reader. InputError: no scores, or a file that is missing or broken.
     """
     scores = read_scores(corpus_dir)
-    runs = read_training_runs(corpus_dir)
+    if not scores:
+        raise InputError(f"{corpus_dir / 'score'}: holds no results; run stage 9 (score) first")
+    runs, models = read_training_runs(corpus_dir), read_language_models(corpus_dir)
     families = group_by_seed(scores)
     comparisons = against_baseline(families)
     out.mkdir(parents=True, exist_ok=True)
@@ -46,8 +45,9 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
             "lowest WER on dev.",
             tables.by_run(scores),
             *_training_section(runs),
+            *strategy_sections(runs, scores, out, "report/"),
             "## Language models",
-            tables.language_models(read_language_models(corpus_dir)),
+            tables.language_models(models),
         ]
     )
     path = corpus_dir / "RESULTS.md"

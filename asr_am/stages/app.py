@@ -35,7 +35,7 @@ def stage(name: str, units: Callable[[DictConfig], list[Unit]]) -> Callable[[], 
 
     def run(cfg: DictConfig) -> None:
         log_file = corpus_dir(cfg) / "log" / f"{name}.log"
-        _start_logging(log_file)
+        start_logging(log_file)
         begin = time.monotonic()
         try:
             worked = [unit.run() for unit in units(cfg)]
@@ -63,8 +63,8 @@ def values(node: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-def _start_logging(path: Path) -> None:
-    """Short lines to stdout, dated ones to the stage's log file; warnings and errors to stderr."""
+def start_logging(path: Path, quiet: bool = False) -> None:
+    """Short lines to stdout (unless `quiet`), dated ones to the log file; warnings and errors to stderr."""
     path.parent.mkdir(parents=True, exist_ok=True)
     root = logging.getLogger()
     for handler in root.handlers[:]:
@@ -74,7 +74,7 @@ def _start_logging(path: Path) -> None:
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     console = logging.StreamHandler(sys.stdout)
     console.setFormatter(logging.Formatter("  %(message)s"))
-    console.addFilter(lambda record: record.levelno < logging.WARNING)
+    console.addFilter(lambda record: record.levelno < logging.WARNING and not quiet)
     problems = logging.StreamHandler(sys.stderr)
     problems.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
     problems.setLevel(logging.WARNING)

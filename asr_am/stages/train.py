@@ -5,53 +5,74 @@ The run is written in place, so that metrics.jsonl can be followed; a killed run
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import egs_dir
-from asr_am.stages.unit import Unit, git_commit
+from asr_am.stages.learner import learn, run_arguments
+from asr_am.stages.unit import Unit
 
 SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every")  # change how fast, not what
 
 
 def units(cfg: DictConfig) -> list[Unit]:
     """One training run."""
+    launcher = cfg.launcher.name
+    if launcher == "alone" and cfg.learners != 1:
+        raise InputError(f"learners={cfg.learners} need launcher=virtual, launcher=process or launcher=torchrun")
     groups = {name: values(cfg[name]) for name in ("train", "model", "schedule", "strategy")}
     config: dict = {**groups, "seed": cfg.seed}
     config["train"] = {name: value for name, value in groups["train"].items() if name not in SPEED_ONLY}
+    if launcher != "alone":
+        config |= {"launcher": launcher, "learners": cfg.learners}
+        config |= {"cluster": values(cfg.cluster), "workload": values(cfg.workload)}
     out = corpus_dir(cfg) / "train" / cfg.run
-    return [Unit(out, [egs_dir(cfg)], config, partial(train_run, cfg, groups), in_place=True, apart=("wandb",))]
+    leads = int(os.environ.get("RANK", "0") if launcher == "torchrun" else cfg.launcher.get("node_rank", 0)) == 0
+    work = partial(train_run, cfg, leads)
+    return [Unit(out, [egs_dir(cfg)], config, work, in_place=True, apart=("wandb",), leads=leads)]
 
 
-def train_run(cfg: DictConfig, groups: dict, out: Path) -> None:
-    """Train, or go on training, into `out`."""
-    from hydra.utils import instantiate
+def train_run(cfg: DictConfig, leads: bool, out: Path) -> None:
+    """Train, or go on training, into `out`, with as many processes as the launcher says."""
+    if leads:
+        OmegaConf.save(cfg, out / "config.yaml", resolve=True)
+    launchers = {"alone": _alone, "virtual": _virtual, "process": _processes, "torchrun": learn}
+    launchers[cfg.launcher.name](cfg, out)
 
+
+def _alone(cfg: DictConfig, out: Path) -> None:
     from asr_am.train.loop import train
-    from asr_am.train.options import TrainOptions
 
-    model = {name: value for name, value in groups["model"].items() if name != "name"}
-    options = TrainOptions.build(groups["train"], model, groups["schedule"], cfg.seed)
-    strategy = instantiate({name: value for name, value in groups["strategy"].items() if name != "name"})
-    OmegaConf.save(cfg, out / "config.yaml", resolve=True)
-    tracker = instantiate(cfg.logger)
-    train(
-        egs_dir(cfg),
-        out,
-        options,
-        strategy=strategy,
-        tracker=tracker,
-        commit=git_commit(),
-        config_hash=config_hash(out),
-    )
+    train(**run_arguments(cfg, out))
 
 
-def config_hash(out: Path) -> str:
-    """The digest that the run's directory is marked with."""
-    return (out / ".key").read_text()
+def _virtual(cfg: DictConfig, out: Path) -> None:
+    from asr_am.distributed.cluster import Cluster, Workload
+    from asr_am.train.virtual import train_virtually
+
+    cluster, workload = Cluster.build(values(cfg.cluster)), Workload.build(values(cfg.workload))
+    train_virtually(**run_arguments(cfg, out), learners=cfg.learners, cluster=cluster, workload=workload)
+
+
+def _processes(cfg: DictConfig, out: Path) -> None:
+    from asr_am.distributed.cluster import Faults
+    from asr_am.distributed.process.launch import launch
+
+    launcher = cfg.launcher
+    if cfg.learners % launcher.nodes:
+        raise InputError(f"learners={cfg.learners} cannot be divided among launcher.nodes={launcher.nodes} hosts")
+    command = [sys.executable, "-m", "asr_am.stages.learner", str(out / "config.yaml")]
+    options = {key: value for key, value in values(launcher).items() if key not in ("name", "suffix")}
+    launch(
+        command, cfg.learners // launcher.nodes, in_step=run_arguments(cfg, out)["strategy"].func.in_step,
+        faults=Faults.build(values(cfg.cluster.faults)), **options,
+    )  # fmt: skip
 
 
 main = stage("train", units)

@@ -41,6 +41,8 @@ class Unit:
         An outdated one is kept as `<out>.old`.
     apart: names of directories in it that other programs write to, even later (wandb's); no part of the output.
     version: raise it when the work's code changes what it makes.
+    leads: False in a process that takes part in work which another one (on another host, or of another rank) leads: it
+        does the work and leaves the marking to the leader.
     """
 
     out: Path
@@ -50,6 +52,7 @@ class Unit:
     in_place: bool = False
     apart: Sequence[str] = ()
     version: int = 1
+    leads: bool = True
 
     def key(self) -> str:
         """Hexadecimal digest of all that the output depends on; InputError where an input is missing."""
@@ -63,6 +66,9 @@ class Unit:
         if _complete(self.out, key):
             log.info("%s is up to date", self.out)
             return False
+        if not self.leads:
+            self.work(self.out)
+            return True
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self.out):
             place = self.out if self.in_place else self.out.with_name(self.out.name + ".partial")

@@ -13,28 +13,27 @@ class Display:
 
     def __init__(self, epochs: int) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        console = Console(stderr=True)
         self._progress = Progress(
-            *columns, TextColumn("{task.fields[status]}"), console=console, transient=True,
+            *columns, TextColumn("{task.fields[status]}"), console=Console(stderr=True), transient=True,
             disable=not sys.stderr.isatty(),
         )  # fmt: skip
         self._epochs = epochs
         self._task = self._progress.add_task("training", total=None, status="")
 
-    def __enter__(self) -> Display:
+    def start(self) -> None:
         self._progress.start()
-        return self
 
-    def __exit__(self, *exception: object) -> None:
+    def stop(self) -> None:
         self._progress.stop()
 
     def epoch(self, epoch: int, batches: int, done: int) -> None:
-        """Begin epoch `epoch` (from 0) of `batches` batches, `done` of which an interrupted run has done."""
+        """Begin, or go on with, epoch `epoch` (from 0) of `batches` batches, `done` of which are done."""
         description = f"training, epoch {epoch + 1}/{self._epochs}"
         self._progress.reset(self._task, total=batches, completed=done, description=description)
 
-    def advance(self) -> None:
-        self._progress.advance(self._task)
+    def done(self, batches: int) -> None:
+        """Batches of the epoch done by all learners."""
+        self._progress.update(self._task, completed=batches)
 
     def status(self, text: str) -> None:
         self._progress.update(self._task, status=text)

@@ -53,8 +53,8 @@ class Learner:
     options: TrainOptions
     device: torch.device
 
-    def backward(self, batch: Batch, on_bucket: OnBucket | None) -> tuple[Tensor, Tensor]:
-        """Fill `params.g` with the gradient of the mean loss over the batch's frames; returns loss and correct sums."""
+    def backward(self, batch: Batch, normaliser: float, on_bucket: OnBucket | None) -> tuple[Tensor, Tensor]:
+        """Fill `params.g` with the gradient of the summed loss / `normaliser`; returns loss and correct sums."""
         self.params.g.zero_()
         loss_sum, correct = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         size = -(-len(batch.lengths_B) // self.options.accumulation)
@@ -65,39 +65,43 @@ class Learner:
                 logits_BTP = self.model(x_BTF.to(self.device, non_blocking=True), lengths_B)
             part_loss = cross_entropy_sum(logits_BTP, targets_BT, self.options.label_smoothing)
             with self.params.announce(on_bucket if k == len(parts) - 1 else None):
-                (part_loss / batch.frames).backward()
+                (part_loss / normaliser).backward()
             loss_sum += part_loss.detach()
             correct += count_correct(logits_BTP, targets_BT)
         return loss_sum, correct
 
 
-class EpochGradients:
-    """A strategy's gradient closure for one epoch: each call leases a batch, runs forward and backward on it.
+class SegmentGradients:
+    """A strategy's gradient closure for one segment: each call leases a batch, runs forward and backward on it.
 
-    batches_before: batches handed out in earlier epochs, to all learners.
+    read_ahead: assemble batches before they are asked for, where it is known already which ones they will be.
     """
 
-    def __init__(self, learner: Learner, epoch: int, plan: Plan, leases: Leases, batches_before: int) -> None:
-        self._learner, self._epoch, self._leases, self._before = learner, epoch, leases, batches_before
-        self._taken: dict[int, Lease] = {}
-        self._batches = learner.loader.batches(plan, self._numbers())
-
-    def _numbers(self) -> Iterator[int]:
-        """Leases, taken as early as the loader reads ahead."""
-        while (lease := self._leases.lease()) is not None:
-            self._taken[lease.batch] = lease
-            yield lease.batch
+    def __init__(self, learner: Learner, plan: Plan, leases: Leases, read_ahead: bool) -> None:
+        self._learner, self._plan = learner, plan
+        self._leases: Iterator[Lease] = iter(leases.lease, None)
+        self._batches: Iterator[Batch] | None = None
+        if read_ahead and leases.ahead:
+            known = list(self._leases)
+            self._leases = iter(known)
+            numbers = [lease.batch for lease in known if lease.batch is not None]
+            self._batches = learner.loader.batches(plan, numbers)
 
     def __call__(self, on_bucket: OnBucket | None) -> Stats | None:
-        batch = next(self._batches, None)
-        if batch is None:
+        lease = next(self._leases, None)
+        if lease is None:
             return None
-        learner, lease = self._learner, self._taken.pop(batch.id)
-        rate = learner.options.schedule.rate(self._epoch, lease.leased / lease.total, self._before + lease.leased)
+        learner, epoch = self._learner, self._plan.epoch
+        rate = learner.options.schedule.rate(epoch, lease.progress, lease.updates)
         learner.optimizer.lr = rate
-        torch.manual_seed(seed_of(learner.options.seed, self._epoch, batch.id))  # dropout, whoever does this batch
-        loss_sum, correct = learner.backward(batch, on_bucket)
-        return Stats(batch.id, batch.frames, len(batch.lengths_B), rate, loss_sum, correct)
+        if lease.batch is None:
+            learner.params.g.zero_()
+            learner.params.announce_all(on_bucket)
+            return Stats(lease, 0, 0, rate, torch.zeros(()), torch.zeros(()))
+        batch = next(self._batches) if self._batches else learner.loader.batch(self._plan, lease.batch)
+        torch.manual_seed(seed_of(learner.options.seed, epoch, batch.id))  # dropout, whoever does this batch
+        loss_sum, correct = learner.backward(batch, lease.normaliser, on_bucket)
+        return Stats(lease, batch.frames, len(batch.lengths_B), rate, loss_sum, correct)
 
 
 class HeldOut:

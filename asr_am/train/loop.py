@@ -1,273 +1,338 @@
-"""The training loop: epochs of steps that a strategy takes, held-out loss after each, and nothing lost when killed."""
+"""One learner's training: segments of steps that its strategy takes, held-out loss after each epoch, nothing lost when
+killed.
+
+All learners of a team run this same loop. Where it says *coordinator*, one of them acts for all: the living learner
+with the lowest rank, as all agreed when they last were at rest.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.leases import Leases
+from asr_am.distributed.leases import LearnerLost, Leases, Outdated, Record, Segment, Totals
 from asr_am.distributed.local import Local
-from asr_am.distributed.optimizer import Optimizer
-from asr_am.distributed.strategy import Strategy
+from asr_am.distributed.strategy import Stats
 from asr_am.distributed.team import Alone, Team
-from asr_am.egs.loader import Loader, feature_moments
-from asr_am.egs.store import EgsSet, load_pdf_counts
+from asr_am.egs.loader import Plan
 from asr_am.errors import InputError
-from asr_am.model.blstm import Blstm
 from asr_am.model.checkpoint import save_model
-from asr_am.train.checkpoint import Checkpoints
-from asr_am.train.display import Display
-from asr_am.train.gradient import EpochGradients, HeldOut, Learner
-from asr_am.train.metrics import MetricsLog, Sums, write_summary
+from asr_am.train.gradient import SegmentGradients
+from asr_am.train.material import Material, StrategyFactory
+from asr_am.train.measure import Measures, load_usage, measure, usage_state
 from asr_am.train.options import TrainOptions, cores
-from asr_am.train.tracking import NoTracker, Tracker
+from asr_am.train.tracking import Tracker
 
 log = logging.getLogger(__name__)
 
-StrategyFactory = Callable[[FlatParams, Optimizer, Team], Strategy]
-
 
 def train(
-    egs_dir: Path,
-    out: Path,
-    options: TrainOptions,
-    *,
-    strategy: StrategyFactory = Local,
-    tracker: Tracker | None = None,
-    commit: str = "unknown",
-    config_hash: str = "",
-) -> None:
-    """Train on the sets `train` and `dev` of `egs_dir`; go on from `out`/checkpoints if there are any.
+    egs_dir: Path, out: Path, options: TrainOptions, *, strategy: StrategyFactory = Local,
+    tracker: Tracker | None = None, provenance: Mapping[str, object] | None = None, team: Team | None = None,
+) -> None:  # fmt: skip
+    """Train on the sets `train` and `dev` of `egs_dir` as one learner of `team`; go on from `out`/checkpoints if any.
 
-    Writes into `out`: best.pt (`load_acoustic_model` reads it), metrics.jsonl, summary.json, checkpoints/.
+    Writes into `out`: best.pt (`load_acoustic_model` reads it), metrics.jsonl, leases.jsonl, summary.json, checkpoints.
     InputError for damaged examples or checkpoints, and where the loss stops being a number.
     """
-    device = _device(options)
-    torch.set_num_threads(options.threads or cores())
-    out.mkdir(parents=True, exist_ok=True)
-    run = Run(egs_dir, out, options, device, strategy, {"commit": commit, "config_hash": config_hash})
-    run.resume()
-    tracker = tracker or NoTracker()
-    tracker.start(out, asdict(options))
-    with Display(options.epochs) as display:
-        while run.cursor.epoch < options.epochs:
-            run.do_epoch(display, tracker)
-    tracker.finish()
-    run.close()
-
-
-def _device(options: TrainOptions) -> torch.device:
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("train.device=cuda: this machine has no GPU that torch can use; use train.device=cpu")
-    cuda = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
-    return torch.device("cuda" if cuda else "cpu")
+    team = team or Alone()
+    torch.set_num_threads(options.threads or (cores() if team.size == 1 else 1))
+    material = Material(
+        egs_dir, out, options, strategy, learners=team.size, tracker=tracker, provenance=provenance
+    )  # fmt: skip
+    try:
+        Run(material, team).train()
+    finally:
+        team.close()
 
 
 @dataclass
 class Cursor:
-    """Where a run stands. batches: of the whole run, done. reported: the epoch's sums at the last report. history: one
-    record per finished epoch.
+    """Where a run stands. done: batches of the current epoch. updates: of the whole team. totals: of the finished
+    segments of the epoch. seconds: of training, without validation. kept: bytes of metrics.jsonl and leases.jsonl.
+    history: one record per finished epoch.
     """
 
     epoch: int = 0
-    batches: int = 0
+    done: int = 0
+    updates: int = 0
+    updates_before: int = 0
     frames: float = 0.0
     seconds: float = 0.0
-    metrics_bytes: int = 0
     best_loss: float = math.inf
-    reported: list[float] = field(default_factory=lambda: Sums().state())
+    totals: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0])
+    kept: list[int] = field(default_factory=lambda: [0, 0])
     history: list[dict[str, float]] = field(default_factory=list)
+    seconds_per_epoch: list[float] = field(default_factory=list)
     batches_per_learner: dict[int, int] = field(default_factory=dict)
 
 
 class Run:
-    """One training run: the learner, its strategy, and its files."""
+    """One learner's part in a training run."""
 
-    def __init__(
-        self, egs_dir: Path, out: Path, options: TrainOptions, device: torch.device, factory: StrategyFactory,
-        provenance: dict[str, str],
-    ) -> None:  # fmt: skip
-        self.out, self.options, self.device, self.provenance = out, options, device, provenance
-        egs, dev = EgsSet(egs_dir, "train"), EgsSet(egs_dir, "dev")
-        self.egs, self.pdf_counts_P = egs, torch.from_numpy(load_pdf_counts(egs_dir))
-        mean_F, deviation_F = feature_moments(egs)
-        torch.manual_seed(options.seed)
-        model = Blstm(options.model, egs.info.dim, egs.info.num_pdfs)
-        model.set_normalisation(torch.from_numpy(mean_F), torch.from_numpy(deviation_F))
-        model.to(device)
-        params = FlatParams(model)
-        loader = Loader(
-            egs, options.batch_size, seed=options.seed, random_offset=options.random_offset, masking=options.masking,
-            mean_F=mean_F, workers=options.workers,
-        )  # fmt: skip
-        self.held_out = HeldOut(model, Loader(dev, options.batch_size, shuffle=False), options, device)
-        self.team = Alone()
-        self.strategy = factory(params, Optimizer(params, options.optimizer), self.team)
-        self.learner = Learner(model, params, self.strategy.optimizer, loader, options, device)
-        examples = f"{egs.info.num_pdfs}-{egs.info.dim}-{egs.info.chunk}-{egs.frames}"
-        self.checkpoints = Checkpoints(out / "checkpoints", f"{options.fingerprint()}-{self.strategy.name}-{examples}")
-        self.cursor, self.sums = Cursor(), Sums()
-        self._leases_state: dict[str, Any] | None = None
-        log.info("%d parameters, %d training frames, %s, %d threads", len(params), egs.frames, device,
-                 torch.get_num_threads())  # fmt: skip
+    def __init__(self, material: Material, team: Team) -> None:
+        self.material, self.options, self.team = material, material.options, team
+        self.journal = material.journal
+        self.learner, self.strategy = material.learner(team)
+        self.checkpoints = material.checkpoints(self.strategy.name)
+        self.cursor = Cursor()
+        self._coordinator: int | None = None
+        self._joined = team.incarnation == 0
 
-    def resume(self) -> None:
-        """Take up the newest checkpoint, and cut off what metrics.jsonl says about later batches."""
-        state = self.checkpoints.load()
-        if state is not None:
+    @property
+    def _coordinates(self) -> bool:
+        return self._coordinator == self.team.rank
+
+    def train(self) -> None:
+        """From the newest checkpoint to the last epoch."""
+        self._begin()
+        while self.cursor.epoch < self.options.epochs:
             try:
-                self.strategy.load_state_dict(state["strategy"])
-                self.cursor, self.sums = Cursor(**state["cursor"]), Sums(*state["sums"])
-                self._leases_state = state["leases"]
-                torch.set_rng_state(state["rng"])
-            except (KeyError, TypeError, ValueError, RuntimeError) as error:
-                newest = self.checkpoints.newest()
-                raise InputError(
-                    f"{newest}: is not complete ({error}); remove it to go on from the one before"
-                ) from error
-        self.metrics = MetricsLog(self.out / "metrics.jsonl", self.cursor.metrics_bytes)
-        self._started = self.team.now() - self.cursor.seconds
+                self._do_segment()
+            except Outdated:
+                self.team.sleep(0.5)  # the others are about to finish a newer checkpoint
+                self._resume()
+        self.journal.close()
 
-    def do_epoch(self, display: Display, tracker: Tracker) -> None:
-        """The rest of the current epoch, validation, summary, checkpoint."""
-        cursor, plan = self.cursor, self.learner.loader.plan(self.cursor.epoch)
-        leases = self.team.leases(len(plan))
-        if self._leases_state is not None:
-            leases.load_state_dict(self._leases_state)
-            self._leases_state = None
-        gradient = EpochGradients(self.learner, cursor.epoch, plan, leases, cursor.batches - leases.leased)
-        display.epoch(cursor.epoch, len(plan), done=leases.leased)
-        self._reported_at = self.team.now(), cursor.frames
+    # where a run begins
+
+    def _begin(self) -> None:
+        if self.team.incarnation > 0:
+            self._resume()
+            return
+        w = self.learner.params.w.double()
+        rows = self.team.gather(torch.stack([w.sum(), w.square().sum()]).cpu())
+        if not all(torch.equal(row, rows[self.team.rank]) for row in rows.values()):
+            raise InputError("the learners begin with different weights; have they the same software and examples?")
+        self._agree(rows)
+        self._resume()
+        if self._coordinates:
+            if self.team.size == 1:
+                where = f"{self.learner.device}, {torch.get_num_threads()} threads"
+            else:
+                where = f"{self.strategy.name} on {self.team.size} learners"
+            log.info("%d parameters, %d training frames, %s", len(w), self.material.egs.frames, where)
+            self.journal.open((self.cursor.kept[0], self.cursor.kept[1]))
+
+    def _agree(self, rows: Mapping[int, object]) -> None:
+        """The coordinator, until the team is at rest again, is the first of those that took part in a gather."""
+        self._coordinator = min(rows)
+
+    def _resume(self) -> None:
+        """Take up the newest checkpoint, if there is one. Who was dead when it was made takes another's part of it."""
+        state = self.checkpoints.load()
+        if state is None:
+            return
+        try:
+            self.cursor = Cursor(**state["cursor"])
+            own = self.checkpoints.load_learner(self.team.rank)
+            part = own or self.checkpoints.load_learner(state["members"][0])
+            assert part is not None
+            self.strategy.load_state_dict(part["strategy"])
+            if own is None:  # what another has counted is the other's
+                self.strategy.staleness.clear()
+                self.strategy.counts.clear()
+            elif self.team.incarnation == 0:
+                load_usage(self.team.usage, own["usage"])
+                torch.set_rng_state(own["rng"])
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, AssertionError) as error:
+            raise InputError(
+                f"{self.checkpoints.newest()}: is not complete ({error}); remove it to go on from the one before"
+            ) from error
+        if self._coordinates:
+            log.info("goes on from %s", self.checkpoints.newest())
+
+    # segments
+
+    def _do_segment(self) -> None:
+        """Steps up to the next checkpoint, or to the end of the epoch."""
+        cursor, team, plan = self.cursor, self.team, self.material.plan(self.cursor.epoch)
+        leases = team.leases(self._segment(plan), self.strategy.in_step)
+        if not self._joined:
+            self.strategy.join()
+            self._joined = True
+        gradient = team.computing(SegmentGradients(self.learner, plan, leases, read_ahead=team.clock == "wall"))
+        if self._coordinates:
+            self.journal.display.epoch(cursor.epoch, len(plan), cursor.done)
+        begin = team.now()
+        self._reported = begin, Totals(), cursor.updates // self.options.report_every
         while (stats := self.strategy.step(gradient)) is not None:
-            leases.complete(stats.batch, self.team.rank, applied=stats.applied)
-            self.sums.add(stats)
-            cursor.batches += 1
-            cursor.frames += stats.weight
-            if cursor.batches % self.options.report_every == 0:
-                self._report(stats.lr, display, tracker)
-            if cursor.batches % self.options.checkpoint_every == 0 and not leases.finished:
-                self._checkpoint(leases)
-            display.advance()
-        self.strategy.end_epoch()
-        self._finish_epoch(leases, len(plan.utterance_N), display, tracker)
+            leases.complete(stats)
+            self._report(stats, leases)
+        self.strategy.rest()
+        self._finish_segment(plan, leases.record(), leases.totals(), team.now() - begin)
+        if cursor.done == len(plan):
+            self._finish_epoch(plan)
+        self._checkpoint()
 
-    def _report(self, lr: float, display: Display, tracker: Tracker) -> None:
-        """Write the means since the last report."""
-        cursor, now = self.cursor, self.team.now()
-        new = self.sums.since(Sums(*cursor.reported))
+    def _segment(self, plan: Plan) -> Segment:
+        """The next batches of the epoch; a checkpoint follows after `checkpoint_every` updates of the team."""
+        cursor = self.cursor
+        end = min(cursor.done + self.options.checkpoint_every * self.team.size, len(plan))
+        first, last = cursor.done * plan.batch_size, end * plan.batch_size
+        frames_N = plan.frames_N[first:last]
+        frames = np.add.reduceat(frames_N, np.arange(0, len(frames_N), plan.batch_size))
+        return Segment(cursor.epoch, cursor.done, end, len(plan), tuple(frames.tolist()), cursor.updates_before)
+
+    def _report(self, stats: Stats, leases: Leases) -> None:
+        """Now and then, the means over all learners since the last report. In step, all must take part."""
+        then, before, reports = self._reported
+        update = int(stats.lease.updates) + 1
+        due = update // self.options.report_every
+        if due <= reports or not (self.strategy.in_step or self._coordinates):
+            return
+        totals, now = leases.totals(), self.team.now()
+        self._reported = now, totals, due
+        new = totals - before
         self._require_finite(new.mean_loss)
-        then, frames_then = self._reported_at
-        speed = (cursor.frames - frames_then) / max(now - then, 1e-9)
+        if not self._coordinates:
+            return
+        speed = new.frames / max(now - then, 1e-9)
         record = {
-            "epoch": cursor.epoch + 1,
-            "batch": cursor.batches,
+            "epoch": self.cursor.epoch + 1,
+            "batch": update,
             "loss": round(new.mean_loss, 6),
             "frame_accuracy": round(new.accuracy, 6),
-            "lr": lr,
+            "lr": stats.lr,
             "frames_per_second": round(speed),
         }
-        self.metrics.write(record)
-        tracker.log(record, cursor.batches)
-        display.status(f"loss {new.mean_loss:.3f}  {speed:,.0f} frames/s")
-        self._reported_at, cursor.reported = (now, cursor.frames), self.sums.state()
+        self.journal.metrics(record, update)
+        self.journal.display.done(self.cursor.done + totals.batches)
+        self.journal.display.status(f"loss {new.mean_loss:.3f}  {self._progress(speed)}")
+
+    def _progress(self, speed: float) -> str:
+        if self.team.size == 1:
+            return f"{speed:,.0f} frames/s"
+        staleness = self.strategy.staleness
+        mean = sum(k * n for k, n in staleness.items()) / max(sum(staleness.values()), 1)
+        distances = [record["consensus_distance"] for record in self.cursor.history[-1:]]
+        apart = f"  consensus distance {distances[0]:.3g}" if distances else ""
+        return f"{speed / self.team.size:,.0f} frames/s a learner  staleness {mean:.1f}{apart}"
 
     def _require_finite(self, loss: float) -> None:
         if not math.isfinite(loss):
             raise InputError(
-                f"{self.out}: the loss is {loss} by batch {self.cursor.batches} (epoch {self.cursor.epoch + 1}); "
-                f"last good checkpoint: {self.checkpoints.newest()}; try a smaller schedule.base or "
-                "train.optimizer.clip_norm"
+                f"{self.material.out}: the loss is {loss} in epoch {self.cursor.epoch + 1}; last good checkpoint: "
+                f"{self.checkpoints.newest()}; try a smaller schedule.base or train.optimizer.clip_norm"
             )
 
-    def _finish_epoch(self, leases: Leases, chunks: int, display: Display, tracker: Tracker) -> None:
-        """Audit, validate, keep the best model, write summary and checkpoint."""
-        cursor = self.cursor
-        self._require_finite(self.sums.state()[0])
+    def _finish_segment(self, plan: Plan, record: Record, totals: Totals, seconds: float) -> None:
+        """Audit the leases, and move the cursor."""
+        cursor, segment = self.cursor, record.segment
+        totals += Totals(*cursor.totals)  # type: ignore[arg-type]
+        self._require_finite(totals.mean_loss)
         self.learner.params.check()
-        leases.audit()
-        if self.team.size == 1 and self.sums.examples != chunks:
-            raise RuntimeError(f"epoch {cursor.epoch + 1}: {self.sums.examples} chunks trained on, of {chunks}")
-        loss, error = self.held_out(self.strategy.consensus())
-        self._require_finite(loss)
+        chunks = [min(plan.batch_size, len(plan.utterance_N) - n * plan.batch_size) for n in range(len(plan))]
+        record.audit(chunks[segment.begin : segment.end])
+        for completion in record.completions:
+            cursor.batches_per_learner[completion.owner] = cursor.batches_per_learner.get(completion.owner, 0) + 1
+        cursor.done = segment.end
+        cursor.updates = cursor.updates_before + -(-segment.end // self.team.size)
+        cursor.totals = list(astuple(totals))
+        cursor.seconds += seconds
+        self._agree(self.team.gather(torch.zeros(0, dtype=torch.float64)))
+        if self._coordinates:
+            self.journal.open(None)
+            self.journal.leases(record)
+
+    def _finish_epoch(self, plan: Plan) -> None:
+        """Validate, keep the best model, write the summary."""
+        cursor, totals = self.cursor, Totals(*self.cursor.totals)  # type: ignore[arg-type]
+        consensus = self.strategy.consensus()
+        measures = measure(self.team, self.strategy, consensus)
+        loss, error = self._validate(consensus)
         record = {
             "epoch": cursor.epoch + 1,
             "heldout_loss": round(loss, 6),
             "heldout_frame_error": round(error, 6),
-            "train_loss": round(self.sums.mean_loss, 6),
-            "train_frame_accuracy": round(self.sums.accuracy, 6),
+            "train_loss": round(totals.mean_loss, 6),
+            "train_frame_accuracy": round(totals.accuracy, 6),
+            "consensus_distance": measures.consensus_distance,
         }
         cursor.history.append(record)
-        for rank, count in leases.done_by().items():
-            cursor.batches_per_learner[rank] = cursor.batches_per_learner.get(rank, 0) + count
-        if loss < cursor.best_loss:
-            cursor.best_loss = loss
-            self._save_best(record)
-        self.metrics.write({**record, "batch": cursor.batches})
-        tracker.log(record, cursor.batches)
-        message = f"epoch {record['epoch']}: held-out loss {loss:.4f}, frame error {error:.2%}"
-        log.info("%s, training loss %.4f", message, self.sums.mean_loss)
-        display.status(message)
-        cursor.epoch += 1
-        self.sums, cursor.reported = Sums(), Sums().state()
-        # The checkpoint comes last: whoever is killed before it does the end of this epoch again, summary included.
-        write_summary(self.out / "summary.json", self._summary())
-        self._checkpoint(None)
+        cursor.seconds_per_epoch.append(round(cursor.seconds - sum(cursor.seconds_per_epoch), 3))
+        cursor.frames += totals.frames
+        cursor.epoch, cursor.done, cursor.updates_before = cursor.epoch + 1, 0, cursor.updates
+        cursor.totals = list(astuple(Totals()))
+        best, cursor.best_loss = loss < cursor.best_loss, min(loss, cursor.best_loss)
+        if self._coordinates:
+            if best:
+                self._save_best(record)
+            self.journal.metrics({**record, "batch": cursor.updates}, cursor.updates)
+            message = f"epoch {cursor.epoch}: held-out loss {loss:.4f}, frame error {error:.2%}"
+            log.info("%s, training loss %.4f", message, totals.mean_loss)
+            self.journal.display.status(message)
+            self.journal.summary(self._summary(measures))
+
+    def _validate(self, consensus: Tensor) -> tuple[float, float]:
+        """Held-out loss and frame error, computed by the coordinator and told to all."""
+        while True:
+            scores = self.material.held_out(consensus) if self._coordinates else (0.0, 0.0)
+            rows = self.team.gather(torch.tensor(scores, dtype=torch.float64))
+            if self._coordinator in rows:
+                loss, error = rows[self._coordinator].tolist()
+                self._require_finite(loss)
+                return loss, error
+            self._agree(rows)  # it died over it
 
     def _save_best(self, record: dict[str, float]) -> None:
+        material = self.material
         info = {
-            "kind": self.egs.info.kind, "chunk": self.egs.info.chunk, "pdf_counts": self.pdf_counts_P,
-            "epoch": record["epoch"], "heldout_loss": record["heldout_loss"], **self.provenance,
+            "kind": material.egs.info.kind, "chunk": material.egs.info.chunk, "pdf_counts": material.pdf_counts_P,
+            "epoch": record["epoch"], "heldout_loss": record["heldout_loss"], **material.provenance,
         }  # fmt: skip
-        save_model(self.out / "best.pt", self.held_out.model, info)
+        save_model(material.out / "best.pt", material.held_out.model, info)
 
-    def _checkpoint(self, leases: Leases | None) -> None:
-        """Save everything; `leases` is None between two epochs."""
-        self._require_finite(self.sums.state()[0])
-        self.cursor.seconds = self.team.now() - self._started
-        self.cursor.metrics_bytes = self.metrics.size()
+    def _checkpoint(self) -> None:
+        """Save everything; the team is at rest. It comes last: whoever is killed before it does the segment again."""
         state = {
             "strategy": self.strategy.state_dict(),
-            "cursor": asdict(self.cursor),
-            "sums": self.sums.state(),
-            "leases": None if leases is None else leases.state_dict(),
+            "usage": usage_state(self.team.usage),
             "rng": torch.get_rng_state(),
         }
-        self.checkpoints.save(self.cursor.batches, state)
+        self.checkpoints.save_learner(self.cursor.updates, self.team.rank, state)
+        members = self.team.gather(torch.zeros(0, dtype=torch.float64))
+        lost = set(range(self.team.size)) - members.keys()
+        if self.strategy.in_step and lost:
+            raise LearnerLost(min(lost), "died before its part of a checkpoint was saved")
+        self._agree(members)
+        if self._coordinates:
+            self.journal.open(None)
+            self.cursor.kept = list(self.journal.sizes())
+            self.checkpoints.commit(self.cursor.updates, {"cursor": asdict(self.cursor), "members": sorted(members)})
 
-    def _summary(self) -> dict[str, Any]:
-        cursor, traffic = self.cursor, self.strategy.traffic
-        seconds = self.team.now() - self._started
+    def _summary(self, measures: Measures) -> dict[str, Any]:
+        cursor, options = self.cursor, self.options
         best = min(cursor.history, key=lambda record: record["heldout_loss"])
         return {
             "strategy": self.strategy.name,
             "learners": self.team.size,
-            "batch": self.options.batch_size,
-            "epochs": self.options.epochs,
+            "batch": options.batch_size,
+            "epochs": options.epochs,
             "epochs_done": cursor.epoch,
             "best_epoch": best["epoch"],
             "heldout_loss": [record["heldout_loss"] for record in cursor.history],
             "heldout_frame_error": [record["heldout_frame_error"] for record in cursor.history],
             "train_loss": [record["train_loss"] for record in cursor.history],
-            "seconds": round(seconds, 2),
+            "seconds": round(cursor.seconds, 3),
+            "seconds_per_epoch": cursor.seconds_per_epoch,
             "clock": self.team.clock,
-            "frames_per_second": round(cursor.frames / max(seconds, 1e-9)),
+            "frames_per_second": round(cursor.frames / max(cursor.seconds, 1e-9)),
             "batches_per_learner": cursor.batches_per_learner,
-            "staleness": dict(traffic.staleness),
-            "bytes_sent": traffic.bytes_sent,
-            "waiting_seconds": traffic.waiting_seconds,
-            "consensus_distance": traffic.consensus_distance,
+            **asdict(measures),
+            "consensus_distance": [record["consensus_distance"] for record in cursor.history],
             "parameters": len(self.learner.params),
-            "seed": self.options.seed,
-            **self.provenance,
+            "optimizer": options.optimizer.kind,
+            "momentum": options.optimizer.momentum,
+            "schedule": asdict(options.schedule),
+            "seed": options.seed,
+            **self.material.provenance,
         }
-
-    def close(self) -> None:
-        self.metrics.close()
-        self.strategy.close()

@@ -86,6 +86,10 @@ class TrainOptions:
         except TypeError as error:
             raise InputError(f"training options: {error}; see conf/train, conf/model and conf/schedule") from error
 
+    def plain(self) -> dict[str, Any]:
+        """As nested plain values."""
+        return asdict(self)
+
     def fingerprint(self) -> str:
         """A digest of all that changes the result, so that a run is not resumed with other options."""
         values = {name: value for name, value in asdict(self).items() if name not in _SPEED_ONLY}

@@ -16,8 +16,8 @@ from asr_am.errors import InputError
 class Schedule:
     """base: the rate before annealing, for batch_ratio 1. batch_ratio: the peak is base x batch_ratio, reached by a
     linear warm-up over `warmup_epochs` that moves with every batch (0 = at once). anneal_from: epoch, counted from 1,
-    from which the rate is multiplied by `anneal` in each epoch. warmup_batches: batches over which the rate also rises
-    from zero.
+    from which the rate is multiplied by `anneal` in each epoch. warmup_batches: updates (batches of all learners
+    together) over which the rate also rises from zero.
     """
 
     base: float = 0.1
@@ -35,8 +35,9 @@ class Schedule:
         if self.warmup_epochs < 0 or self.warmup_batches < 0:
             raise InputError("schedule.warmup_epochs and schedule.warmup_batches must not be negative")
 
-    def rate(self, epoch: int, share: float, batch: int) -> float:
-        """The rate of a batch. epoch: from 0. share: of its batches handed out before. batch: from 0, of the run.
+    def rate(self, epoch: int, share: float, updates: float) -> float:
+        """The rate of a batch. epoch: from 0. share: of its batches handed out before. updates: of all learners
+        together, in the run before it.
 
         It follows the share of the epoch and not a learner's own steps, so that it is the same for all learners.
         """
@@ -44,6 +45,6 @@ class Schedule:
         if epoch + share < self.warmup_epochs:
             rate = self.base * (1.0 + (self.batch_ratio - 1.0) * (epoch + share) / self.warmup_epochs)
         rate *= self.anneal ** max(0, epoch + 2 - self.anneal_from)
-        if batch < self.warmup_batches:
-            rate *= (batch + 1) / self.warmup_batches
+        if updates < self.warmup_batches:
+            rate *= min(1.0, (updates + 1) / self.warmup_batches)
         return rate

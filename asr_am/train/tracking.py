@@ -48,8 +48,8 @@ class WandbTracker:
             import wandb
 
             self._run = wandb.init(
-                project=self.project, name=self.name or directory.name, dir=str(directory), config=dict(config),
-                mode=self.mode, resume="allow",  # type: ignore[arg-type]
+                project=self.project, name=self.name or directory.name, group=directory.name, dir=str(directory),
+                config=dict(config), mode=self.mode, resume="allow",  # type: ignore[arg-type]
             )  # fmt: skip
 
         self._try(init)

@@ -117,5 +117,5 @@ def test_a_bad_recording_does_not_keep_the_others_from_being_transcribed(
 
 
 def test_a_folder_that_is_no_decoding_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="run stage decode"):
+    with pytest.raises(InputError, match=r"run stage 7 \(decode\)"):
         load(tmp_path)

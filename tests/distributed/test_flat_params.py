@@ -45,7 +45,8 @@ def test_a_parameter_that_was_re_pointed_is_noticed(model: nn.Module) -> None:
     with pytest.raises(RuntimeError, match="gradient"):
         params.check()
     params = FlatParams(model)
-    model[0].weight.data = model[0].weight.data.clone()
+    first = next(model.parameters())
+    first.data = first.data.clone()
     with pytest.raises(RuntimeError, match="weights"):
         params.check()
     params = FlatParams(model)
@@ -76,6 +77,38 @@ def test_buckets_are_announced_when_ready_and_cover_everything_once(model: nn.Mo
     assert bucket_bytes > 1 or len(told) == len(list(model.parameters()))
     loss_of(model).backward()  # no hook stays behind
     assert len(told) == len(covered)
+
+
+class Unordered(nn.Module):
+    """Registers its layers in another order than it uses them, and does not use one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.unused, self.first = nn.Linear(3, 2), nn.Linear(2, 2), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x))
+
+
+def test_buckets_come_in_one_order_whatever_the_backward_pass_does() -> None:
+    model = Unordered()
+    params = FlatParams(model)
+    idle: list[tuple[int, int]] = []
+    params.announce_all(lambda *bucket: idle.append(bucket), bucket_bytes=1)
+    told: list[tuple[int, int]] = []
+
+    def on_bucket(begin: int, end: int) -> None:
+        told.append((begin, end))
+        if begin >= params.ends[3]:  # of `first`, the only ones that can be told before the end
+            assert params.g[begin:end].any()
+
+    with params.announce(on_bucket, bucket_bytes=1):
+        model(torch.ones(5)).square().sum().backward()
+    assert told == idle and len(told) == 6
+
+    with pytest.raises(ZeroDivisionError), params.announce(on_bucket, bucket_bytes=1):
+        1 / 0  # noqa: B018
+    assert len(told) == 6, "nothing is announced of a backward pass that failed"
 
 
 def test_mixed_dtypes_are_refused() -> None:

@@ -1,73 +1,218 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
+import torch
+from torch import Tensor
 
-from asr_am.distributed.leases import Leases
+from asr_am.distributed.leases import (
+    Completion,
+    LearnerLost,
+    Lease,
+    LeaseTable,
+    Record,
+    Rounds,
+    Segment,
+    Totals,
+    record_to_json,
+)
+from asr_am.distributed.team import Alone
+
+ONE = Totals(loss=2.0, correct=1.0, frames=3.0, batches=1)
 
 
-def test_batches_are_handed_out_in_order_once() -> None:
-    leases = Leases(4)
-    taken = [leases.lease(owner) for owner in (0, 1, 0, 1)]
-    assert [(lease.batch, lease.leased, lease.total) for lease in taken if lease] == [(n, n, 4) for n in range(4)]
-    assert leases.lease() is None and not leases.finished
-    for lease, owner in zip(taken, (0, 1, 0, 1), strict=True):
-        assert lease is not None
-        leases.complete(lease.batch, owner, applied=lease.batch != 2)
-    leases.audit()
-    assert leases.finished and leases.done_by() == {0: 2, 1: 2} and leases.dropped() == 1
+def segment(begin: int = 0, end: int = 7, total: int = 7, updates_before: int = 0) -> Segment:
+    return Segment(1, begin, end, total, tuple(10 + n for n in range(begin, end)), updates_before)
+
+
+@dataclass
+class Done:
+    """An outcome; a batch has 100 examples more than its number."""
+
+    lease: Lease
+    weight: float = 3.0
+    applied: bool = True
+    loss_sum: Tensor = field(default_factory=lambda: torch.tensor(2.0))
+    correct: Tensor = field(default_factory=lambda: torch.tensor(1))
+
+    @property
+    def examples(self) -> int:
+        return 0 if self.lease.batch is None else 100 + self.lease.batch
+
+
+class Desk:
+    """Rounds of several learners in one thread: `gather` answers with what all have left there before."""
+
+    def __init__(self, whole: Segment, size: int) -> None:
+        self._values: list[dict[int, Tensor]] = []
+        self.rounds = [Rounds(whole, rank, size, partial(self._meet, rank)) for rank in range(size)]
+
+    def _meet(self, rank: int, values: Tensor) -> dict[int, Tensor]:
+        if rank == 0:
+            self._values.append({})
+        self._values[-1][rank] = values
+        if rank < len(self.rounds) - 1:
+            raise NotYetAll
+        return self._values[-1]
+
+
+class NotYetAll(Exception):
+    pass
+
+
+# in step
+
+
+def test_rounds_share_a_segment_out_and_idle_where_data_runs_out() -> None:
+    desk = Desk(segment(begin=3, end=8, total=11, updates_before=40), 3)
+    leases = [[rounds.lease() for _ in range(3)] for rounds in desk.rounds]
+    batches = [[lease.batch if lease else "end" for lease in own] for own in leases]
+    assert batches == [[3, 6, "end"], [4, 7, "end"], [5, None, "end"]]
+    for own in leases:
+        first, second = own[0], own[1]
+        assert first and second
+        assert (first.progress, first.updates, first.normaliser) == (1 / 4, 41, (13 + 14 + 15) / 3)
+        assert (second.progress, second.updates, second.normaliser) == (2 / 4, 42, (16 + 17) / 3)
+
+
+def test_rounds_of_several_learners_are_those_of_one_with_their_batches_together() -> None:
+    frames = tuple(range(1, 12))
+    together = tuple(sum(frames[k : k + 4]) for k in range(0, 11, 4))
+    alone = Rounds(Segment(0, 0, 3, 3, together, 5), 0, 1, Alone().gather)
+    team = [Rounds(Segment(0, 0, 11, 11, frames, 5), rank, 4, Alone().gather) for rank in range(4)]
+    while (whole := alone.lease()) is not None:
+        for part in (rounds.lease() for rounds in team):
+            assert part and (part.progress, part.updates) == (whole.progress, whole.updates)
+            assert part.normaliser * 4 == whole.normaliser
+    assert [rounds.lease() for rounds in team] == [None] * 4
+
+
+def test_rounds_know_what_all_learners_did() -> None:
+    desk = Desk(segment(end=5), 2)
+    for rounds in desk.rounds:
+        while (lease := rounds.lease()) is not None:
+            rounds.complete(Done(lease, applied=lease.batch != 2))
+    with pytest.raises(NotYetAll):
+        desk.rounds[0].record()
+    record = desk.rounds[1].record()
+    record.audit(range(100, 105))
+    assert [(done.owner, done.applied) for done in record.completions] == [
+        (0, True), (1, True), (0, False), (1, True), (0, True),
+    ]  # fmt: skip
+    with pytest.raises(NotYetAll):
+        desk.rounds[0].totals()
+    assert desk.rounds[1].totals() == Totals(10.0, 5.0, 15.0, 5)
+
+
+def test_in_step_nobody_can_be_missing() -> None:
+    rounds = Rounds(segment(), 0, 3, lambda values: {0: values, 2: values})
+    for ask in (rounds.totals, rounds.record):
+        with pytest.raises(LearnerLost, match="learner 1 died") as caught:
+            ask()
+        assert caught.value.rank == 1
+
+
+def test_a_segment_begins_with_a_round() -> None:
+    with pytest.raises(ValueError, match="does not begin a round"):
+        Rounds(segment(begin=3), 0, 2, Alone().gather)
+
+
+# from a table
+
+
+def test_a_table_hands_batches_out_in_order_once() -> None:
+    table = LeaseTable(segment(begin=2, end=6, total=8, updates_before=10), learners=4)
+    taken = [table.lease(owner) for owner in (0, 1, 0, 1)]
+    assert [(lease.batch, lease.progress, lease.updates, lease.normaliser) for lease in taken if lease] == [
+        (n, n / 8, 10 + n / 4, 10 + n) for n in range(2, 6)
+    ]
+    assert table.lease(0) is None and not table.finished
+    for batch, owner in ((2, 0), (3, 1), (4, 0), (5, 1)):
+        table.complete(Completion(batch, owner, 0, 100, applied=batch != 4), ONE)
+    assert table.finished and table.totals == Totals(8.0, 4.0, 12.0, 4)
+    record = table.record()
+    record.audit([100] * 4)
+    assert [done.applied for done in record.completions] == [True, True, False, True]
 
 
 def test_only_the_holder_completes_and_only_once() -> None:
-    leases = Leases(2)
-    leases.lease(owner=0, incarnation=1)
+    table = LeaseTable(segment(), learners=2)
+    table.lease(owner=0, incarnation=1)
     for owner, incarnation, batch in ((1, 1, 0), (0, 0, 0), (0, 1, 1)):
-        with pytest.raises(ValueError, match="does not hold"):
-            leases.complete(batch, owner, incarnation)
-    leases.complete(0, 0, 1)
-    with pytest.raises(ValueError, match="does not hold"):
-        leases.complete(0, 0, 1)
+        with pytest.raises(ValueError, match="not held by it"):
+            table.complete(Completion(batch, owner, incarnation, 1), ONE)
+    table.complete(Completion(0, 0, 1, 1), ONE)
+    with pytest.raises(ValueError, match="not held by it"):
+        table.complete(Completion(0, 0, 1, 1), ONE)
+    assert table.totals == ONE
 
 
-def test_the_leases_of_the_dead_are_handed_out_again() -> None:
-    leases = Leases(5)
+def test_the_leases_of_the_dead_come_first_when_handed_out_again() -> None:
+    table = LeaseTable(segment(), learners=2)
     for owner in (0, 1, 0):
-        leases.lease(owner)
-    leases.complete(0, 0)
-    assert leases.release(0) == [2] and leases.leased == 2
-    again = leases.lease(1)
-    assert again is not None and again.batch == 2
-    with pytest.raises(RuntimeError, match="1 of 5"):
-        leases.audit()
+        table.lease(owner)
+    table.complete(Completion(0, 0, 0, 1), ONE)
+    assert table.release(0) == [2]
+    again = table.lease(1)
+    assert again is not None and (again.batch, again.progress) == (2, 2 / 7)
+    with pytest.raises(RuntimeError, match="1 of 7 batches done, 2 still held"):
+        table.record()
 
 
 def test_every_batch_is_completed_once_whoever_dies() -> None:
     for seed in range(50):
         rng = random.Random(seed)
-        leases, incarnation, held = Leases(40), [0] * 5, [[] for _ in range(5)]
+        table, incarnation = LeaseTable(segment(end=40, total=40), learners=5), [0] * 5
+        held: list[list[int]] = [[] for _ in range(5)]
         completed: list[int] = []
+        releases = 0
         for _ in range(100_000):
-            if leases.finished:
+            if table.finished:
                 break
             owner = rng.randrange(5)
             if rng.random() < 0.05:
-                assert sorted(held[owner]) == leases.release(owner)
+                assert sorted(held[owner]) == table.release(owner)
+                releases += len(held[owner])
                 held[owner], incarnation[owner] = [], incarnation[owner] + 1
             elif held[owner] and rng.random() < 0.6:
                 batch = held[owner].pop()
-                leases.complete(batch, owner, incarnation[owner])
+                table.complete(Completion(batch, owner, incarnation[owner], 100 + batch), ONE)
                 completed.append(batch)
-            elif (lease := leases.lease(owner, incarnation[owner])) is not None:
+            elif (lease := table.lease(owner, incarnation[owner])) is not None and lease.batch is not None:
                 held[owner].append(lease.batch)
-            if rng.random() < 0.1:  # everybody resumes from a checkpoint
-                state = leases.state_dict()
-                leases, held = Leases(40), [[] for _ in range(5)]
-                leases.load_state_dict(state)
-        leases.audit()
-        assert sorted(completed) == list(range(40))
+        record = table.record()
+        record.audit(range(100, 140))
+        assert sorted(completed) == list(range(40)) and len(record.released) == releases
+        assert table.totals.batches == 40
 
 
-def test_a_state_of_another_epoch_is_refused() -> None:
-    with pytest.raises(ValueError, match="do not fit"):
-        Leases(3).load_state_dict(Leases(4).state_dict())
+# the audit
+
+
+@pytest.mark.parametrize("fault", ["missing", "twice", "examples", "foreign"])
+def test_the_audit_finds(fault: str) -> None:
+    done = [Completion(n, 0, 0, 100 + n) for n in range(7)]
+    wrong = {
+        "missing": done[:-1], "twice": [*done, done[3]], "examples": [*done[:-1], Completion(6, 0, 0, 105)],
+        "foreign": [*done, Completion(7, 0, 0, 107)],
+    }[fault]  # fmt: skip
+    Record(segment(), tuple(done)).audit(range(100, 107))
+    with pytest.raises(RuntimeError, match=r"epoch 2: batches 0\.\.6 were not completed exactly once"):
+        Record(segment(), tuple(wrong)).audit(range(100, 107))
+
+
+def test_a_record_as_a_line_of_json() -> None:
+    done = (Completion(0, 1, 2, 9), Completion(1, 0, 0, 8, applied=False))
+    assert record_to_json(Record(segment(end=2), done, ((0, 3),))) == {
+        "epoch": 2, "batch": [0, 1], "owner": [1, 0], "incarnation": [2, 0], "examples": [9, 8],
+        "applied": [True, False], "released": [[0, 3]],
+    }  # fmt: skip
+
+
+def test_totals_add_and_subtract() -> None:
+    both = ONE + Totals(4.0, 2.0, 3.0, 1)
+    assert both == Totals(6.0, 3.0, 6.0, 2) and both - ONE == Totals(4.0, 2.0, 3.0, 1)
+    assert both.mean_loss == 1.0 and both.accuracy == 0.5 and Totals().mean_loss == 0.0

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from asr_am.distributed.flat_params import FlatParams, OnBucket
+from asr_am.distributed.leases import Lease
 from asr_am.distributed.local import Local
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.strategy import Stats
 from asr_am.distributed.team import Alone
+from asr_am.errors import InputError
 
 STEPS = 100
 
@@ -39,8 +41,9 @@ class Gradients:
         loss = loss_of(self.model, self.step)
         with self.params.announce(on_bucket):
             loss.backward()
+        lease = Lease(self.step, self.step / STEPS, self.step, 1.0)
         self.step += 1
-        return Stats(self.step - 1, 8.0, 8, self.optimizer.lr, loss.detach(), torch.zeros(()))
+        return Stats(lease, 8, 8, self.optimizer.lr, loss.detach(), torch.zeros(()))
 
 
 def make_local(options: OptimizerOptions) -> tuple[nn.Module, Local]:
@@ -76,7 +79,7 @@ def test_local_is_torch_bit_for_bit(kind: str, clip_norm: float) -> None:
         torch.testing.assert_close(local.consensus(), flat, rtol=1e-4, atol=1e-6)
     else:
         assert torch.equal(local.consensus(), flat)
-    assert local.traffic.staleness == {0: STEPS}
+    assert local.staleness == {0: STEPS}
     local.params.check()
 
 
@@ -95,7 +98,16 @@ def test_a_saved_state_goes_on_with_the_same_bits(kind: str) -> None:
     while other.step(gradient) is not None:
         pass
     assert torch.equal(other.consensus(), local.consensus())
-    assert other.traffic.staleness == local.traffic.staleness
+    assert other.staleness == local.staleness
+
+
+def test_more_than_one_learner_is_refused() -> None:
+    class Two(Alone):
+        size = 2
+
+    params = FlatParams(make_model())
+    with pytest.raises(InputError, match="is for one learner, not 2; use strategy=sync"):
+        Local(params, Optimizer(params, OptimizerOptions()), Two())
 
 
 def test_an_unknown_optimizer_is_refused() -> None:

@@ -9,50 +9,11 @@ from pathlib import Path
 import pytest
 
 from asr_am.errors import InputError
-from asr_am.report.results import group_by_seed, read_scores, read_training_runs, without_seed
+from asr_am.report.results import group_by_seed, read_scores, without_seed
+from asr_am.report.runs import read_training_runs
 from asr_am.report.significance import against_baseline
 from asr_am.report.write import write_report
-
-SEGMENTS = 60
-
-
-def subset(errors: int, words: int) -> dict:
-    wer = 100 * errors / words
-    return {
-        "wer": wer, "interval": [wer - 1.5, wer + 1.5], "sentences": SEGMENTS, "words": words,
-        "correct": words - errors, "substitutions": errors, "deletions": 0, "insertions": 0, "errors": errors,
-        "sentence_errors": 1,
-    }  # fmt: skip
-
-
-def write_score(corpus_dir: Path, system: str, lm: str, errors: list[int], seed: int | None = None) -> Path:
-    """`errors`: of each segment of ten words; the first half of the segments is swb, the rest ch."""
-    folder = corpus_dir / "score" / f"{system}_{lm}"
-    folder.mkdir(parents=True)
-    half = SEGMENTS // 2
-    content = {
-        "system": system, "lm": lm, "seed": seed, "lm_weight": 12, "insertion_penalty": 0.5, "dev_wer": 9.87,
-        "commit": "abc1234", "date": "2026-01-02",
-        "all": subset(sum(errors), 10 * SEGMENTS),
-        "swb": subset(sum(errors[:half]), 10 * half), "ch": subset(sum(errors[half:]), 10 * half),
-    }  # fmt: skip
-    (folder / "wer.json").write_text(json.dumps(content))
-    segments = {f"seg{i:03d}": [count, 10] for i, count in enumerate(errors)}
-    (folder / "segments.json").write_text(json.dumps(segments))
-    return folder
-
-
-def write_run(corpus_dir: Path, name: str, seed: int, losses: list[float]) -> Path:
-    folder = corpus_dir / "train" / name
-    folder.mkdir(parents=True)
-    summary = {
-        "strategy": "local", "learners": 1, "batch": 256, "epochs": 5 if seed == 3 else 3,
-        "seed": seed, "commit": "abc1234", "config_hash": "f00d",
-        "heldout_loss": losses, "heldout_frame_error": [0.2 * loss for loss in losses],
-        "frames_per_second": 12345.6, "seconds": 61.5, "clock": "wall",
-    }  # fmt: skip
-    (folder / "summary.json").write_text(json.dumps(summary))
-    return folder
+from tests.report.files import SEGMENTS, write_run, write_score
 
 
 @pytest.fixture
@@ -88,6 +49,7 @@ def test_report(corpus_dir: Path) -> None:
     assert "| blstm-s3 | local | 1 | 256 | 3 of 5 |" in text
     assert "| kn2 | train.txt | 10 + 2,000 | 20.1 | 1 of 50 |" in text
     assert "better" in text and "s9" not in text and "kn9" not in text
+    assert "Strategies" not in text  # one learner, one batch: nothing to compare
     for name in ("wer.png", "heldout.png"):
         content = (corpus_dir / "report" / name).read_bytes()
         assert content.startswith(b"\x89PNG") and len(content) > 10_000
@@ -187,6 +149,6 @@ def test_a_diverged_epoch_is_not_the_best(tmp_path: Path) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="run stage score first"):
+    with pytest.raises(InputError, match=r"run stage 9 \(score\) first"):
         write_report(tmp_path, tmp_path / "report", "x")
     assert read_training_runs(tmp_path) == []

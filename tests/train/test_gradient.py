@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.leases import Leases
+from asr_am.distributed.leases import Rounds, Segment
 from asr_am.distributed.optimizer import Optimizer
-from asr_am.egs.loader import IGNORE, Batch, Loader
+from asr_am.distributed.team import Alone
+from asr_am.egs.loader import IGNORE, Batch, Loader, Plan
 from asr_am.egs.store import EgsSet
 from asr_am.model.blstm import Blstm, BlstmOptions
-from asr_am.train.gradient import EpochGradients, HeldOut, Learner, cross_entropy_sum
+from asr_am.train.gradient import HeldOut, Learner, SegmentGradients, cross_entropy_sum
 from asr_am.train.options import TrainOptions
 from asr_am.train.schedule import Schedule
 from tests.egs.examples import write_examples
@@ -31,12 +32,18 @@ def make_learner(egs_dir: Path, **options: object) -> Learner:
     return Learner(model, params, Optimizer(params, chosen.optimizer), loader, chosen, torch.device("cpu"))
 
 
+def rounds(plan: Plan, rank: int = 0, size: int = 1, begin: int = 0) -> Rounds:
+    frames = [int(plan.frames_N[plan.chunks(n)].sum()) for n in range(begin, len(plan))]
+    segment = Segment(plan.epoch, begin, len(plan), len(plan), tuple(frames), updates_before=0)
+    return Rounds(segment, rank, size, Alone().gather)
+
+
 def test_padding_changes_neither_loss_nor_gradient(egs_dir: Path) -> None:
     """A batch of padded chunks against the same chunks one by one, cut to their lengths."""
     learner = make_learner(egs_dir, batch_size=9)
     batch = learner.loader.batch(learner.loader.plan(0), 0)
     assert batch.lengths_B.min() < 7
-    loss, correct = learner.backward(batch, None)
+    loss, correct = learner.backward(batch, batch.frames, None)
     together = learner.params.g.clone()
     learner.params.g.zero_()
     alone, right = torch.zeros(()), 0
@@ -56,7 +63,8 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(egs_dir: Path) -> No
     for parts in (1, 4):
         learner = make_learner(egs_dir, batch_size=10, accumulation=parts)
         buckets: list[tuple[int, int]] = []
-        learner.backward(learner.loader.batch(learner.loader.plan(0), 1), lambda *bucket, to=buckets: to.append(bucket))
+        batch = learner.loader.batch(learner.loader.plan(0), 1)
+        learner.backward(batch, batch.frames, lambda *bucket, to=buckets: to.append(bucket))
         assert buckets == [(0, len(learner.params))]
         results.append(learner.params.g.clone())
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-7)
@@ -75,15 +83,35 @@ def test_label_smoothing_leaves_padding_out() -> None:
 def test_each_batch_once_at_the_rate_of_its_share(egs_dir: Path) -> None:
     learner = make_learner(egs_dir, batch_size=3, schedule=Schedule(base=1.0, batch_ratio=2, warmup_epochs=1))
     plan = learner.loader.plan(0)
-    gradient = EpochGradients(learner, 0, plan, leases := Leases(len(plan)), batches_before=0)
-    done, examples = [], 0
+    gradient = SegmentGradients(learner, plan, leases := rounds(plan), read_ahead=True)
+    examples = []
     while (stats := gradient(None)) is not None:
-        leases.complete(stats.batch)
-        assert stats.lr == learner.optimizer.lr == pytest.approx(1 + stats.batch / len(plan))
-        done.append(stats.batch)
-        examples += stats.examples
-    leases.audit()
-    assert done == list(range(len(plan))) and examples == len(plan.utterance_N)
+        leases.complete(stats)
+        assert stats.lr == learner.optimizer.lr == pytest.approx(1 + len(examples) / len(plan))
+        examples.append(stats.examples)
+    leases.record().audit(examples)
+    assert leases.totals().frames == plan.frames_N.sum() and sum(examples) == len(plan.utterance_N)
+
+
+def test_learners_together_compute_the_gradient_of_one(egs_dir: Path) -> None:
+    """The plain mean over three learners, one of them without data, is the gradient of the whole round's mean loss."""
+    alone = make_learner(egs_dir, batch_size=9)
+    plan = alone.loader.plan(0)
+    whole = SegmentGradients(alone, plan, rounds(plan), read_ahead=False)
+    parts = []
+    for rank in range(3):
+        learner = make_learner(egs_dir, batch_size=3)
+        plan = learner.loader.plan(0)
+        parts.append((learner, SegmentGradients(learner, plan, rounds(plan, rank, size=3), read_ahead=rank == 1)))
+    buckets: list[tuple[int, int]] = []
+    while whole(None) is not None:
+        stats = [gradient(lambda *bucket: buckets.append(bucket)) for _, gradient in parts]
+        mean = torch.stack([learner.params.g for learner, _ in parts]).mean(dim=0)
+        torch.testing.assert_close(mean, alone.params.g)
+        assert {s.lr for s in stats if s} == {alone.optimizer.lr}
+    assert [gradient(None) for _, gradient in parts] == [None] * 3
+    assert stats[2] is not None and stats[2].lease.batch is None and not parts[2][0].params.g.any()
+    assert len(set(buckets)) * 3 * -(-len(plan) // 3) == len(buckets), "an idle turn announces the same buckets"
 
 
 def test_dropout_depends_on_the_batch_and_not_on_what_came_before(egs_dir: Path) -> None:
@@ -92,9 +120,7 @@ def test_dropout_depends_on_the_batch_and_not_on_what_came_before(egs_dir: Path)
     plan = learner.loader.plan(2)
 
     def gradient_of(batch: int, first: int) -> torch.Tensor:
-        leases = Leases(len(plan))
-        leases.load_state_dict({**leases.state_dict(), "done": torch.arange(first), "applied": torch.ones(first) > 0})
-        gradient = EpochGradients(learner, 2, plan, leases, 0)
+        gradient = SegmentGradients(learner, plan, rounds(plan, begin=first), read_ahead=False)
         for _ in range(batch - first + 1):
             gradient(None)
         return learner.params.g.clone()

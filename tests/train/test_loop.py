@@ -18,7 +18,7 @@ from asr_am.egs.augment import Masking
 from asr_am.errors import InputError
 from asr_am.model.blstm import BlstmOptions
 from asr_am.model.checkpoint import load_acoustic_model
-from asr_am.train import loop
+from asr_am.train.journal import Journal
 from asr_am.train.loop import train
 from asr_am.train.options import TrainOptions
 from asr_am.train.schedule import Schedule
@@ -61,7 +61,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 def final_state(out: Path) -> dict[str, Any]:
     newest = sorted((out / "checkpoints").iterdir())[-1]
-    return torch.load(newest, weights_only=True)
+    return torch.load(newest / "learner-0.pt", weights_only=True)
 
 
 @pytest.fixture(scope="module")
@@ -126,12 +126,12 @@ def test_a_finished_run_does_nothing_and_more_epochs_go_on(egs_dir: Path, undist
 def test_killed_before_the_last_summary_it_is_still_written(
     egs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def dies(path: Path, summary: Mapping[str, Any]) -> None:
+    def dies(journal: Journal, summary: Mapping[str, Any]) -> None:
         raise KeyboardInterrupt
 
     one = TrainOptions(**{**OPTIONS.__dict__, "epochs": 1})
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(loop, "write_summary", dies)
+        patch.setattr(Journal, "summary", dies)
         train(egs_dir, tmp_path, one)
     train(egs_dir, tmp_path, one)
     assert json.loads((tmp_path / "summary.json").read_text())["epochs_done"] == 1
@@ -147,26 +147,28 @@ def test_other_options_or_a_damaged_checkpoint_are_refused(egs_dir: Path, tmp_pa
     train(egs_dir, tmp_path, one)
     with pytest.raises(InputError, match="other options"):
         train(egs_dir, tmp_path, TrainOptions(**{**one.__dict__, "seed": 2}))
-    newest = sorted((tmp_path / "checkpoints").iterdir())[-1]
-    whole = newest.read_bytes()
-    state = torch.load(newest, weights_only=True)
-    for damaged in (b"", whole[: len(whole) // 2]):
-        newest.write_bytes(damaged)
-        with pytest.raises(InputError, match=r"checkpoint-\d+\.pt: not readable"):
+    for name, key in (("run.pt", "cursor"), ("learner-0.pt", "strategy")):
+        part = sorted((tmp_path / "checkpoints").iterdir())[-1] / name
+        whole = part.read_bytes()
+        state = torch.load(part, weights_only=True)
+        for damaged in (b"", whole[: len(whole) // 2]):
+            part.write_bytes(damaged)
+            with pytest.raises(InputError, match=rf"checkpoint-\d+/{name}: not readable"):
+                train(egs_dir, tmp_path, OPTIONS)
+        torch.save({k: value for k, value in state.items() if k != key}, part)
+        with pytest.raises(InputError, match="not complete"):
             train(egs_dir, tmp_path, OPTIONS)
-    torch.save({key: value for key, value in state.items() if key != "cursor"}, newest)
-    with pytest.raises(InputError, match="not complete"):
-        train(egs_dir, tmp_path, OPTIONS)
+        part.write_bytes(whole)
 
 
 def test_a_loss_that_is_no_number_names_the_last_good_checkpoint(egs_dir: Path, tmp_path: Path) -> None:
     good = TrainOptions(epochs=1, batch_size=3, model=BlstmOptions(1, 8, 6), threads=1, report_every=1)
     train(egs_dir, tmp_path, good)
     newest = sorted((tmp_path / "checkpoints").iterdir())[-1]
-    state = torch.load(newest, weights_only=True)
+    state = torch.load(newest / "learner-0.pt", weights_only=True)
     state["strategy"]["weights"].fill_(torch.inf)
-    torch.save(state, newest)
-    with pytest.raises(InputError, match=rf"loss is nan by batch .*{newest.name}"):
+    torch.save(state, newest / "learner-0.pt")
+    with pytest.raises(InputError, match=rf"loss is nan in epoch 2.*{newest.name}"):
         train(egs_dir, tmp_path, TrainOptions(**{**good.__dict__, "epochs": 2}))
 
 

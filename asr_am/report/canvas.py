@@ -1,0 +1,63 @@
+"""What all plots share: colours, line styles, an empty figure, and how it is saved.
+
+The colours are Okabe and Ito's, which the colour-blind can tell apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")  # so that bars differ in grey, too
+STYLES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a line is drawn: a colour and marker per kind, a line style for the nth of a kind."""
+
+    colour: str
+    marker: str
+    line: str
+
+    @classmethod
+    def of(cls, kind: int, nth: int = 0) -> Style:
+        nth += kind // len(COLOURS)
+        return cls(COLOURS[kind % len(COLOURS)], MARKERS[kind % len(MARKERS)], STYLES[nth % len(STYLES)])
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)  # no display, no pyplot state
+    return figure
+
+
+def tidy(axes: Axes, grid: Literal["both", "y"]) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=grid, color="0.9")
+    axes.set_axisbelow(True)
+
+
+def whole_numbers(axis: Axis) -> None:
+    """Ticks at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True))
+
+
+def save(figure: Figure, path: Path) -> None:
+    temporary = path.with_name(f"tmp.{path.name}")
+    figure.savefig(temporary, dpi=150, metadata={"Software": None})
+    temporary.replace(path)

@@ -1,0 +1,230 @@
+"""Training runs as their summary.json tells of them, and which of them differ by nothing but the seed. E: epochs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from asr_am.distributed.cluster import Faults
+from asr_am.errors import InputError
+from asr_am.report.results import corpus_of, explain, folders, mean, read_json, without_seed
+from asr_am.report.wording import describe_faults
+
+log = logging.getLogger(__name__)
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What was asked of a run, its seed apart; None where an older run does not say.
+
+    batch: chunks, of all learners together. faults: in words, "" without any. slow: (learner, factor) among them.
+    """
+
+    corpus: str
+    model: str | None
+    optimizer: str | None
+    batch: int
+    epochs: int | None
+    strategy: str
+    learners: int
+    launcher: str | None
+    clock: str | None
+    cluster: str | None
+    workload: str | None
+    faults: str
+    slow: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """train/<run>/summary.json, whose figures are of the whole run and all learners; None or empty: it does not say.
+
+    seconds: of training, on the clock of the setting. staleness: updates by staleness. bytes_sent: real ones;
+    modelled_bytes: of a virtual workload. waiting_seconds: over all learners.
+    """
+
+    name: str
+    folder: Path
+    seed: int | None
+    setting: Setting
+    loss_E: Sequence[float]  # held-out, nats per frame
+    frame_error_E: Sequence[float]  # held-out, percent
+    seconds: float | None
+    frames_per_second: float | None
+    batches_per_learner: Mapping[int, int]
+    staleness: Mapping[int, int]
+    bytes_sent: float | None
+    modelled_bytes: float | None
+    waiting_seconds: float | None
+    consensus_distance_E: Sequence[float]
+    config_hash: str | None
+    commit: str | None
+
+    @property
+    def family(self) -> str:
+        return without_seed(self.name, self.seed)
+
+    @property
+    def corpus_dir(self) -> Path:
+        return corpus_of(self.folder)
+
+    @property
+    def epochs_done(self) -> int:
+        return len(self.loss_E)
+
+    @property
+    def best_epoch(self) -> int:
+        """The epoch (from 1) with the lowest held-out loss, whose weights are decoded with."""
+        return 1 + min(range(len(self.loss_E)), key=lambda e: (math.isnan(self.loss_E[e]), self.loss_E[e]))
+
+    @property
+    def best_loss(self) -> float:
+        return self.loss_E[self.best_epoch - 1]
+
+    @property
+    def epoch_seconds(self) -> float | None:
+        """Seconds of training per epoch; None where they are unknown, or nothing was timed."""
+        return self.seconds / self.epochs_done if self.seconds else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ by nothing but their seed: of one setting, one name without its seed, and one place."""
+
+    name: str
+    setting: Setting
+    runs: Sequence[TrainingRun]
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted(run.seed for run in self.runs if run.seed is not None)
+
+    def of_seeds(self, seeds: Sequence[int]) -> Group:
+        return Group(self.name, self.setting, [run for run in self.runs if run.seed in seeds])
+
+    def mean_loss_E(self) -> list[float]:
+        """Held-out loss, mean over seeds, of the epochs that all of them have done."""
+        return [mean(losses) for losses in zip(*(run.loss_E for run in self.runs), strict=False)]
+
+    def mean(self, figure: Callable[[TrainingRun], float | None]) -> float | None:
+        """Of a figure, over the runs that have it; None where none has."""
+        values = [value for run in self.runs if (value := figure(run)) is not None]
+        return mean(values) if values else None
+
+
+def group_runs(runs: Sequence[TrainingRun]) -> list[Group]:
+    """The groups, in order of their names; in each the runs in order of their seeds."""
+    groups: dict[tuple[Setting, str, Path], list[TrainingRun]] = {}
+    for run in sorted(runs, key=lambda run: (run.family, run.seed or 0)):
+        groups.setdefault((run.setting, run.family, run.folder.parent), []).append(run)
+    return [Group(family, setting, members) for (setting, family, _), members in groups.items()]
+
+
+def read_training_runs(corpus_dir: Path) -> list[TrainingRun]:
+    """Every train/<run> sorted by name; one without a summary.json is in its first epoch and left out."""
+    runs = []
+    for folder in folders(corpus_dir / "train"):
+        if not (folder / "summary.json").exists():
+            log.warning("%s: has no summary.json yet; left out of the report", folder)
+            continue
+        runs.append(read_training_run(folder))
+    return runs
+
+
+def read_training_run(folder: Path) -> TrainingRun:
+    """InputError: summary.json is missing or malformed. A key that older runs do not have may be missing."""
+    path = folder / "summary.json"
+    summary = read_json(path)
+    try:
+        run = _run(folder, summary)
+    except (AttributeError, InputError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: {explain(error)}; run stage 6 (train) again") from error
+    losses, rates = len(run.loss_E), len(run.frame_error_E)
+    if losses == 0 or losses != rates:
+        raise InputError(f"{path}: {losses} held-out losses and {rates} frame error rates; train again")
+    return run
+
+
+def _run(folder: Path, summary: Mapping[str, Any]) -> TrainingRun:
+    return TrainingRun(
+        name=folder.name,
+        folder=folder,
+        seed=_optional(summary, "seed", _count),
+        setting=_setting(folder, summary),
+        loss_E=[float(value) for value in summary["heldout_loss"]],
+        frame_error_E=[100 * float(value) for value in summary["heldout_frame_error"]],
+        seconds=_optional(summary, "seconds", _amount),
+        frames_per_second=_optional(summary, "frames_per_second", _amount),
+        batches_per_learner=_optional(summary, "batches_per_learner", _counts) or {},
+        staleness=_optional(summary, "staleness", _counts) or {},
+        bytes_sent=_optional(summary, "bytes_sent", _amount),
+        modelled_bytes=_optional(summary, "modelled_bytes", _amount),
+        waiting_seconds=_optional(summary, "waiting_seconds", lambda value: sum(_amounts(value))),
+        consensus_distance_E=_optional(summary, "consensus_distance", _amounts) or [],
+        config_hash=_optional(summary, "config_hash", str),
+        commit=_optional(summary, "commit", str),
+    )
+
+
+def _setting(folder: Path, summary: Mapping[str, Any]) -> Setting:
+    """The corpus is that of exp/<corpus>/train/<run>; runs in another place are one corpus per place."""
+    faults = _optional(summary, "faults", Faults.build) or Faults()
+    return Setting(
+        corpus=corpus_of(folder).name,
+        model=_optional(summary, "model", _text),
+        optimizer=_optional(summary, "optimizer", _text),
+        batch=_count(summary["batch"]),
+        epochs=_optional(summary, "epochs", _count),
+        strategy=_text(summary["strategy"]),
+        learners=_count(summary["learners"]),
+        launcher=_optional(summary, "launcher", _text),
+        clock=_optional(summary, "clock", _text),
+        cluster=_optional(summary, "cluster", _text),
+        workload=_optional(summary, "workload", _text),
+        faults=describe_faults(faults),
+        slow=tuple(sorted((learner, factor) for learner, factor in faults.slow.items() if factor != 1)),
+    )
+
+
+def _optional(summary: Mapping[str, Any], key: str, read: Callable[[Any], Value]) -> Value | None:
+    """`read` of a key; None where it is missing or null. ValueError names the key."""
+    value = summary.get(key)
+    try:
+        return None if value is None else read(value)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{key}: {error}") from error
+
+
+def _text(value: Any) -> str:
+    """A name; options given in full are their JSON."""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _count(value: Any) -> int:
+    count = int(value)
+    if count != float(value) or count < 0:
+        raise ValueError(f"{value!r} is no count")
+    return count
+
+
+def _amount(value: Any) -> float:
+    amount = float(value)
+    if not (math.isfinite(amount) and amount >= 0):
+        raise ValueError(f"{value!r} is no finite amount")
+    return amount
+
+
+def _counts(value: Mapping[str, Any]) -> dict[int, int]:
+    return {_count(key): _count(count) for key, count in value.items()}
+
+
+def _amounts(value: Any) -> list[float]:
+    """A list, by rank or epoch; a mapping from them; or the one number that older runs have."""
+    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
+    return [_amount(each) for each in values]

@@ -1,0 +1,174 @@
+"""Tables 1 to 3 of Zhang et al. (ICASSP 2019) for our runs: what the strategies cost, their accuracy, stragglers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from asr_am.report import wording
+from asr_am.report.comparisons import Speeds, Timed, fault_kinds, strategies
+from asr_am.report.results import Family, Score, corpus_of
+from asr_am.report.runs import Group, TrainingRun
+from asr_am.report.significance import compare
+from asr_am.report.tables import markdown, signed_interval, verdict
+
+
+def measured(groups: Sequence[Group], labels: Sequence[str]) -> str:
+    """Table 1 as measured: time waited, bytes, staleness and consensus distance, means over seeds."""
+    header = ["strategy", "seeds", "time waited", "sent per epoch", "modelled per epoch", "staleness", "most stale"]
+    rows = []
+    for group, label in zip(groups, labels, strict=True):
+        waited, stale, apart = (group.mean(figure) for figure in (waited_share, mean_staleness, last_distance))
+        most = max((max(run.staleness, default=0) for run in group.runs if run.staleness), default=None)
+        row = [label, wording.spans(group.seeds), "–" if waited is None else f"{100 * waited:.1f} %"]
+        row += [wording.size(group.mean(lambda run: _per_epoch(run, run.bytes_sent)))]
+        row += [wording.size(group.mean(lambda run: _per_epoch(run, run.modelled_bytes)))]
+        row += ["–" if stale is None else f"{stale:.2f}", "–" if most is None else str(most)]
+        rows.append([*row, "–" if apart is None else f"{apart:.3g}"])
+    return markdown([*header, "consensus distance"], rows)
+
+
+def waited_share(run: TrainingRun) -> float | None:
+    """Of the learners' time, the share in which they waited for each other."""
+    if run.waiting_seconds is None or not run.seconds:
+        return None
+    return run.waiting_seconds / (run.setting.learners * run.seconds)
+
+
+def mean_staleness(run: TrainingRun) -> float | None:
+    updates = sum(run.staleness.values())
+    return sum(staleness * count for staleness, count in run.staleness.items()) / updates if updates else None
+
+
+def last_distance(run: TrainingRun) -> float | None:
+    return run.consensus_distance_E[-1] if run.consensus_distance_E else None
+
+
+def _per_epoch(run: TrainingRun, total: float | None) -> float | None:
+    return None if total is None else total / run.epochs_done
+
+
+def losses(groups: Sequence[Group], labels: Sequence[str], baseline: Group | None) -> str:
+    """Held-out loss of the best and of the last epoch, mean over seeds, and the relative difference from `baseline`.
+
+    A difference is over the seeds that both have, and none where these runs have not come equally far.
+    """
+    header = ["runs", "seeds", "epochs", "held-out loss, best epoch", "difference", "last epoch", "difference"]
+    rows = []
+    for group, label in zip(groups, labels, strict=True):
+        row = [label, wording.spans(group.seeds), _epochs(group)]
+        for best in (True, False):
+            row += [f"{_loss(group, best):.4f}", _relative(group, baseline, best)]
+        rows.append(row)
+    return markdown(header, rows)
+
+
+def _loss(group: Group, best: bool) -> float:
+    value = group.mean(lambda run: run.best_loss if best else run.loss_E[-1])
+    assert value is not None  # every run has losses
+    return value
+
+
+def _relative(group: Group, baseline: Group | None, best: bool) -> str:
+    pair = None if baseline is None or group is baseline else common_seeds(group, baseline)
+    if pair is None or len({run.epochs_done for part in pair for run in part.runs}) > 1:
+        return "–"
+    return f"{100 * (_loss(pair[0], best) / _loss(pair[1], best) - 1):+.2f} %"
+
+
+def common_seeds(group: Group, baseline: Group) -> tuple[Group, Group] | None:
+    """Both with the seeds that they have in common; None without any."""
+    seeds = sorted(set(group.seeds) & set(baseline.seeds))
+    return (group.of_seeds(seeds), baseline.of_seeds(seeds)) if seeds else None
+
+
+def _epochs(group: Group) -> str:
+    done, planned = min(run.epochs_done for run in group.runs), group.setting.epochs
+    return str(done) if planned in (done, None) else f"{done} of {planned}"
+
+
+def accuracy(groups: Sequence[Group], labels: Sequence[str], baseline: Group | None, scores: Sequence[Score]) -> str:
+    """Table 2: WER by subset and LM, mean over seeds, and the difference from `baseline`; "" where nothing is scored.
+
+    Differences are over the seeds that both have; that of the whole test set has its interval, by paired bootstrap.
+    """
+    families = [(group, family) for group, label in zip(groups, labels, strict=True)
+                for family in group_by_lm(group, label, scores)]  # fmt: skip
+    if not families:
+        return ""
+    of_baseline = {family.lm: family for group, family in families if group is baseline}
+    every = [score.subsets for _, family in families for score in family.scores]
+    subsets = [name for name in every[0] if name != "all" and all(name in subsets for subsets in every)]
+    header = ["runs", "LM", "seeds", "all", "difference [95 %]", "verdict"]
+    header += [text for name in subsets for text in (name, "difference")]
+    rows = []
+    for group, family in sorted(families, key=lambda pair: pair[1].lm):
+        pair = None if group is baseline else _paired(family, of_baseline.get(family.lm))
+        seeds = wording.spans(score.seed for score in family.scores if score.seed is not None)
+        row = [family.system, family.lm, seeds, f"{family.wer('all'):.2f}", *_significance(pair)]
+        for name in subsets:
+            change = "–" if pair is None else f"{pair[0].wer(name) - pair[1].wer(name):+.2f}"
+            row += [f"{family.wer(name):.2f}", change]
+        rows.append(row)
+    return markdown(header, rows)
+
+
+def group_by_lm(group: Group, label: str, scores: Sequence[Score]) -> list[Family]:
+    """The scores of a group's runs, by LM: exp/<corpus>/score/<run>_<lm> belongs to exp/<corpus>/train/<run>."""
+    runs = {(run.corpus_dir, run.folder.name) for run in group.runs}
+    own = [score for score in scores if (corpus_of(score.folder), score.system) in runs]
+    return [Family(label, lm, [score for score in own if score.lm == lm]) for lm in sorted({s.lm for s in own})]
+
+
+def _paired(family: Family, baseline: Family | None) -> tuple[Family, Family] | None:
+    """Both with the seeds that they have in common; None without any."""
+    if baseline is None:
+        return None
+    seeds = {score.seed for score in family.scores} & {score.seed for score in baseline.scores}
+    if not seeds:
+        return None
+    own, other = (
+        Family(each.system, each.lm, [score for score in each.scores if score.seed in seeds])
+        for each in (family, baseline)
+    )
+    return own, other
+
+
+def _significance(pair: tuple[Family, Family] | None) -> list[str]:
+    if pair is None:
+        return ["–", "–"]
+    outcome = compare(*pair).outcome
+    return [signed_interval(outcome.difference), verdict(outcome)]
+
+
+def speed(speeds: Speeds, rows: Sequence[tuple[int, str]]) -> str:
+    """Table 3: time per epoch and speed-up, a row per (learners, faults), two columns per strategy; "" without any.
+
+    A single learner that is the reference has no row.
+    """
+    keys = [key for key in speeds.seconds if (key.learners, key.faults) in rows]
+    keys = [key for key in keys if key != speeds.reference or key.learners > 1]
+    names = [name for name in strategies(speeds.groups) if name in {key.strategy for key in keys}]
+    rows = [row for row in rows if row in {(key.learners, key.faults) for key in keys}]
+    header = ["learners", "faults", *(text for name in names for text in (f"{name}: time per epoch", "speed-up"))]
+    lines = []
+    for learners, faults in rows:
+        cells = []
+        for name in names:
+            key = Timed(name, learners, faults)
+            ratio = speeds.speedup(key)
+            cells += [wording.duration(speeds.seconds.get(key)), "–" if ratio is None else f"{ratio:.2f}"]
+        lines.append([str(learners), faults or "none", *cells])
+    return markdown(header, lines) if lines else ""
+
+
+def sound_rows(speeds: Speeds) -> list[tuple[int, str]]:
+    """Every number of learners, without faults."""
+    return [(learners, "") for learners in sorted({key.learners for key in speeds.seconds if not key.faults})]
+
+
+def faulty_rows(speeds: Speeds) -> list[tuple[int, str]]:
+    """Every number of learners that has runs with faults: without, then with each kind, the least slowed first."""
+    keys = {(group.setting.learners, group.setting.faults) for group in speeds.groups}
+    learners = sorted({number for number, faults in keys if faults})
+    kinds = fault_kinds(speeds.groups)
+    return [(number, faults) for number in learners for faults in kinds if (number, faults) in keys]

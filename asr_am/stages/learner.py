@@ -1,0 +1,84 @@
+"""One learner of a training run: what stage `train` does, or starts in several processes, as
+`python -m asr_am.stages.learner exp/<corpus>/train/<run>/config.yaml`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from asr_am.distributed.process.ending import end_process
+from asr_am.errors import InputError
+from asr_am.stages.app import corpus_dir, start_logging, values
+from asr_am.stages.egs import egs_dir
+from asr_am.stages.unit import KEY, git_commit
+
+if TYPE_CHECKING:
+    from asr_am.distributed.team import Team
+
+log = logging.getLogger(__name__)
+
+
+def run_arguments(cfg: DictConfig, out: Path) -> dict[str, Any]:
+    """The arguments of `asr_am.train`'s functions, out of the configuration."""
+    from hydra.utils import instantiate
+
+    from asr_am.train.options import TrainOptions
+
+    def without_name(group: DictConfig) -> dict[str, Any]:
+        return {key: value for key, value in values(group).items() if key != "name"}
+
+    provenance: dict[str, Any] = {"commit": git_commit(), "config_hash": (out / KEY).read_text()}
+    provenance |= {"launcher": cfg.launcher.name, "model": cfg.model.name}
+    provenance |= {"cluster": cfg.cluster.name, "workload": cfg.workload.name}
+    provenance["faults"] = {key: value for key, value in values(cfg.cluster.faults).items() if value}
+    options = TrainOptions.build(values(cfg.train), without_name(cfg.model), values(cfg.schedule), cfg.seed)
+    return {
+        "egs_dir": egs_dir(cfg),
+        "out": out,
+        "options": options,
+        "strategy": instantiate(without_name(cfg.strategy)),
+        "tracker": instantiate(cfg.logger),
+        "provenance": provenance,
+    }
+
+
+def learn(cfg: DictConfig, out: Path) -> None:
+    """Train as the learner that the environment says this process is."""
+    from asr_am.train.loop import train
+
+    arguments = run_arguments(cfg, out)
+    train(**arguments, team=connected(cfg))
+
+
+def connected(cfg: DictConfig) -> Team:
+    """This process' end of the team; InputError where the others cannot be reached."""
+    from asr_am.distributed.cluster import Cluster, Workload
+    from asr_am.distributed.process.connect import connect
+
+    cluster, workload = Cluster.build(values(cfg.cluster)), Workload.build(values(cfg.workload))
+    return connect(cluster.faults, workload, device=cluster.device, timeout=cfg.launcher.timeout)
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    cfg = OmegaConf.load(path)
+    assert isinstance(cfg, DictConfig)
+    rank = os.environ.get("RANK", "0")
+    start_logging(corpus_dir(cfg) / "log" / f"train-learner{rank}.log", quiet=rank != "0")
+    status = 0
+    try:
+        learn(cfg, path.parent)
+    except InputError as error:
+        log.error("learner %s: %s", rank, error)
+        status = 1
+    end_process(status)
+
+
+if __name__ == "__main__":
+    main()

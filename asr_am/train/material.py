@@ -1,0 +1,107 @@
+"""What the learners of one process share: options, examples, the held-out measure, and the files of the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from asr_am.distributed.flat_params import FlatParams
+from asr_am.distributed.optimizer import Optimizer
+from asr_am.distributed.strategy import Strategy
+from asr_am.distributed.team import Team
+from asr_am.egs.loader import Loader, Plan, feature_moments
+from asr_am.egs.store import EgsSet, load_pdf_counts
+from asr_am.errors import InputError
+from asr_am.model.blstm import Blstm
+from asr_am.train.checkpoint import Checkpoints
+from asr_am.train.display import Display
+from asr_am.train.gradient import HeldOut, Learner
+from asr_am.train.journal import Journal
+from asr_am.train.options import TrainOptions
+from asr_am.train.tracking import NoTracker, Tracker
+
+StrategyFactory = Callable[[FlatParams, Optimizer, Team], Strategy]
+
+
+class Material:
+    """One training run on the sets `train` and `dev` of `egs_dir`, in the directory `out`.
+
+    learners: among which a batch of options.batch_size chunks is divided. provenance: for summary.json and the model.
+    InputError for damaged examples, a GPU that is not there, and a batch that cannot be divided.
+    """
+
+    def __init__(
+        self, egs_dir: Path, out: Path, options: TrainOptions, strategy: StrategyFactory, *, learners: int = 1,
+        tracker: Tracker | None = None, provenance: Mapping[str, object] | None = None,
+    ) -> None:  # fmt: skip
+        if options.batch_size % learners:
+            raise InputError(
+                f"train.batch_size={options.batch_size} is the batch of all learners together; "
+                f"learners={learners} cannot divide it"
+            )
+        self.options, self.learners, self.out = options, learners, out
+        self.provenance = dict(provenance or {})
+        self._factory = strategy
+        self.device = _device(options)
+        self.egs, self._dev = EgsSet(egs_dir, "train"), EgsSet(egs_dir, "dev")
+        self.pdf_counts_P = torch.from_numpy(load_pdf_counts(egs_dir))
+        self._mean_F, self._deviation_F = feature_moments(self.egs)
+        self.loader = Loader(
+            self.egs, options.batch_size // learners, seed=options.seed, random_offset=options.random_offset,
+            masking=options.masking, mean_F=self._mean_F, workers=options.workers,
+        )  # fmt: skip
+        out.mkdir(parents=True, exist_ok=True)
+        self.journal = Journal(out, tracker or NoTracker(), Display(options.epochs), options.plain())
+        self._plan: Plan | None = None
+
+    def model(self) -> Blstm:
+        """The network as it starts, the same for every learner."""
+        torch.manual_seed(self.options.seed)
+        model = Blstm(self.options.model, self.egs.info.dim, self.egs.info.num_pdfs)
+        model.set_normalisation(torch.from_numpy(self._mean_F), torch.from_numpy(self._deviation_F))
+        return model.to(self.device)
+
+    def learner(self, team: Team) -> tuple[Learner, Strategy]:
+        """A learner of `team`, and its strategy."""
+        model = self.model()
+        params = FlatParams(model)
+        optimizer = Optimizer(params, self.options.optimizer)
+        strategy = self._factory(params, optimizer, team)
+        return Learner(model, params, optimizer, self.loader, self.options, self.device), strategy
+
+    def plan(self, epoch: int) -> Plan:
+        """The batches of an epoch; the last plan asked for is kept, as all learners ask for the same."""
+        if self._plan is None or self._plan.epoch != epoch:
+            self._plan = self.loader.plan(epoch)
+        return self._plan
+
+    @cached_property
+    def held_out(self) -> HeldOut:
+        loader = Loader(self._dev, max(64, self.options.batch_size // self.learners), shuffle=False)
+        return HeldOut(self.model(), loader, self.options, self.device)
+
+    def checkpoints(self, strategy: str) -> Checkpoints:
+        """The run's checkpoints, of these options, learners and examples only."""
+        info = self.egs.info
+        examples = f"{info.num_pdfs}-{info.dim}-{info.chunk}-{self.egs.frames}"
+        fingerprint = f"{self.options.fingerprint()}-{strategy}-{self.learners}-{examples}"
+        return Checkpoints(self.out / "checkpoints", fingerprint)
+
+
+def _device(options: TrainOptions) -> torch.device:
+    """The CPU, or this process' GPU."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise InputError("train.device=cuda: this machine has no GPU that torch can use; use train.device=cpu")
+    if options.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if local_rank >= torch.cuda.device_count():
+        raise InputError(
+            f"learner {local_rank} of this host has no GPU, there are {torch.cuda.device_count()}; "
+            "use fewer learners a host, or train.device=cpu"
+        )
+    return torch.device("cuda", local_rank)

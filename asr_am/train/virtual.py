@@ -1,0 +1,29 @@
+"""Training on a virtual cluster: all learners in this process, their arithmetic real and their time modelled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from asr_am.distributed.cluster import Cluster, Workload
+from asr_am.distributed.sim import SimCluster
+from asr_am.train.loop import Run
+from asr_am.train.material import Material, StrategyFactory
+from asr_am.train.options import TrainOptions, cores
+from asr_am.train.tracking import Tracker
+
+
+def train_virtually(
+    egs_dir: Path, out: Path, options: TrainOptions, *, learners: int, cluster: Cluster, workload: Workload,
+    strategy: StrategyFactory, tracker: Tracker | None = None, provenance: Mapping[str, object] | None = None,
+) -> None:  # fmt: skip
+    """`asr_am.train.loop.train` for `learners` learners of a virtual cluster; the same seed gives the same bits."""
+    torch.set_num_threads(options.threads or cores())
+    material = Material(
+        egs_dir, out, options, strategy, learners=learners, tracker=tracker, provenance=provenance
+    )  # fmt: skip
+    elements = sum(parameter.numel() for parameter in material.model().parameters())
+    virtual = SimCluster(cluster, workload, learners, options.seed, model_elements=elements)
+    virtual.run(lambda team: Run(material, team).train())

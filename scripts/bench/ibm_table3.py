@@ -1,0 +1,197 @@
+"""Hours per epoch of Zhang et al. (ICASSP 2019), published and on the virtual cluster: Table 3 (16 P100, one of them
+slowed; with the 16-GPU points of Fig. 5b that the text gives) and section 5.3 (32 V100).
+
+    python scripts/bench/ibm_table3.py [--jobs N] [--json FILE] [--whole] [cluster.nic_bandwidth=1e9 ...]
+
+The strategies' own code runs on conf/cluster/ibm_a.yaml and ibm_b.yaml with conf/workload/swb2000_lstm.yaml; overrides
+act on both clusters. Where all iterations are alike (in step, or nobody slow) a twentieth of the epoch is run, unless
+--whole; ADPSGD with a slow GPU does a whole epoch, as that ends with the slow GPU's last batch. Last, the bandwidth of
+all-reduce is halved: SYNC must slow down by what arithmetic says. Exits with 1 where a figure is more than 5 % off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from asr_am.distributed.cluster import Cluster, Faults, Workload
+from asr_am.distributed.sim.epoch import time_epoch
+from asr_am.distributed.sim.network import ring_share
+from asr_am.errors import InputError
+from asr_am.parallel import parallel_map
+from asr_am.stages.app import ROOT, values
+from asr_am.stages.unit import git_commit
+
+TOLERANCE = 0.05
+CHUNKS = 720e6 / 21  # of an epoch
+CHUNKS_PER_BATCH = {"ibm_a": 160, "ibm_b": 80}
+SLOW_GPU = 5
+SHARE = 1 / 20  # of an epoch, where all iterations are alike
+EPOCHS = 16
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A published time per epoch, and its ratio to that of one GPU. slowdown: of one GPU."""
+
+    cluster: str
+    strategy: str
+    slowdown: int
+    hours: float
+    speed_up: float
+
+    def __str__(self) -> str:
+        return f"{self.cluster} {self.strategy:6} {self.slowdown:3}x"
+
+
+PUBLISHED = (
+    Cell("ibm_a", "sync", 1, 1.09, 8.70),
+    Cell("ibm_a", "sync", 2, 1.67, 5.71),
+    Cell("ibm_a", "sync", 10, 6.24, 1.52),
+    Cell("ibm_a", "sync", 100, 57.73, 0.16),
+    Cell("ibm_a", "hybrid", 1, 1.03, 9.26),
+    Cell("ibm_a", "hybrid", 2, 1.63, 5.83),
+    Cell("ibm_a", "hybrid", 10, 6.46, 1.47),
+    Cell("ibm_a", "hybrid", 100, 60.80, 0.16),
+    Cell("ibm_a", "adpsgd", 1, 0.87, 10.88),
+    Cell("ibm_a", "adpsgd", 2, 0.89, 10.63),
+    Cell("ibm_a", "adpsgd", 10, 0.91, 10.42),
+    Cell("ibm_a", "adpsgd", 100, 0.92, 10.38),
+    Cell("ibm_b", "sync", 1, 0.75, 16.25),
+    Cell("ibm_b", "hybrid", 1, 0.71, 17.17),
+    Cell("ibm_b", "adpsgd", 1, 0.83, 14.69),
+)
+TRAINING_HOURS = {PUBLISHED[8]: 13.98, PUBLISHED[13]: 11.5}  # sections 5.2 and 5.3
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A cell's hardware, workload and strategy, out of conf/. overrides: Hydra's, from the command line."""
+
+    cell: Cell
+    overrides: tuple[str, ...]
+    whole: bool
+
+    def config(self) -> DictConfig:
+        """InputError for overrides that do not fit the configuration."""
+        cell = self.cell
+        form = ["strategy.form=weights"] if cell.strategy == "sync" else []  # the paper's SYNC
+        groups = [f"cluster={cell.cluster}", "workload=swb2000_lstm", f"strategy={cell.strategy}"]
+        try:
+            with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+                return compose("config", [*groups, *form, *self.overrides])
+        except HydraException as error:
+            raise InputError(f"overrides {' '.join(self.overrides)}: {error}") from error
+
+    def hardware(self) -> Cluster:
+        cluster = Cluster.build(values(self.config().cluster))
+        if self.cell.slowdown == 1:
+            return cluster
+        return replace(cluster, faults=Faults(slow={SLOW_GPU: float(self.cell.slowdown)}))
+
+    def workload(self) -> Workload:
+        return Workload.build(values(self.config().workload))
+
+    @property
+    def batches(self) -> int:
+        """Of an epoch."""
+        return round(CHUNKS / CHUNKS_PER_BATCH[self.cell.cluster])
+
+    def single_hours(self) -> float:
+        """Of an epoch on one GPU, which has nothing to communicate."""
+        hardware, workload = self.hardware(), self.workload()
+        return self.batches * workload.seconds(hardware.device, 1, 1) / 3600
+
+
+def epoch_hours(setting: Setting) -> float:
+    """Virtual hours of an epoch; says so on stderr."""
+    begin = time.monotonic()
+    torch.set_num_threads(1)
+    cell, hardware = setting.cell, setting.hardware()
+    strategy = instantiate({key: value for key, value in values(setting.config().strategy).items() if key != "name"})
+    learners = hardware.devices
+    rounds = -(-setting.batches // learners)
+    alike = cell.slowdown == 1 or strategy.func.in_step
+    share = round(rounds * SHARE) if alike and not setting.whole else rounds
+    batches = min(share * learners, setting.batches)
+    epoch = time_epoch(strategy, hardware, setting.workload(), learners=learners, batches=batches)
+    hours = epoch.seconds * rounds / share / 3600
+    print(f"{cell}: {hours:.2f} h ({time.monotonic() - begin:.0f} s)", file=sys.stderr, flush=True)
+    return hours
+
+
+def halved(setting: Setting) -> tuple[Setting, float]:
+    """The same with half the bandwidth of all-reduce, and the hours that it then takes longer, by arithmetic."""
+    hardware, workload = setting.hardware(), setting.workload()
+    assert workload.bytes is not None
+    bandwidth = hardware.all_reduce_bandwidth
+    seconds = ring_share(hardware.devices) * workload.bytes / bandwidth
+    rounds = -(-setting.batches // hardware.devices)
+    override = f"cluster.all_reduce_bandwidth={bandwidth / 2}"
+    return replace(setting, overrides=(*setting.overrides, override)), rounds * seconds / 3600
+
+
+def compare(name: str, published: float, ours: float) -> dict[str, Any]:
+    return {"name": name, "published": published, "ours": ours, "difference": ours / published - 1}
+
+
+def measure(overrides: Sequence[str], whole: bool, jobs: int) -> list[dict[str, Any]]:
+    """All comparisons, in the order of the tables."""
+    settings = [Setting(cell, tuple(overrides), whole) for cell in PUBLISHED]
+    slower, longer = halved(settings[0])
+    long_first = sorted([*settings, slower], key=lambda s: (s.cell.strategy, -s.cell.slowdown, -s.batches))
+    hours = dict(zip(long_first, parallel_map(epoch_hours, long_first, jobs, "epochs"), strict=True))
+    rows = [compare(f"{s.cell}  hours per epoch", s.cell.hours, hours[s]) for s in settings]
+    rows += [compare(f"{s.cell}  speed-up", s.cell.speed_up, s.single_hours() / hours[s]) for s in settings]
+    for s in settings:
+        if s.cell in TRAINING_HOURS:
+            rows.append(compare(f"{s.cell}  {EPOCHS} epochs", TRAINING_HOURS[s.cell], EPOCHS * hours[s]))
+    expected = hours[settings[0]] + longer
+    rows.append(compare(f"{slower.cell}  all-reduce at half (by arithmetic)", expected, hours[slower]))
+    return rows
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    width = max(len(row["name"]) for row in rows)
+    print(f"{'':{width}} published      ours  difference")
+    for row in rows:
+        print(f"{row['name']:{width}} {row['published']:9.2f} {row['ours']:9.3f} {row['difference']:+10.1%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--whole", action="store_true", help="run whole epochs only (four times the work)")
+    parser.add_argument("overrides", nargs="*", help="of the configuration")
+    arguments = parser.parse_args()
+    try:
+        rows = measure(arguments.overrides, arguments.whole, arguments.jobs)
+    except InputError as error:
+        sys.exit(f"ibm_table3.py: {error}")
+    show(rows)
+    if arguments.json:
+        record: dict[str, Any] = {"commit": git_commit(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+        record |= {"overrides": arguments.overrides, "whole": arguments.whole, "rows": rows}
+        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+    worst = max(rows, key=lambda row: abs(row["difference"]))
+    print(f"largest difference {worst['difference']:+.1%}: {worst['name']}")
+    sys.exit(int(abs(worst["difference"]) > TOLERANCE))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""A step of `sync` against torch's DistributedDataParallel: the same model, batches, update, processes, group (gloo).
+
+    python scripts/bench/sync_step.py [--learners 2] [--size small|medium] [--steps 3] [--rounds 60]
+
+A step is forward, cross-entropy, backward with the average of the gradients going on beside it, and momentum SGD, on a
+batch of random 21-frame chunks in bfloat16. In each round all variants take turns, `--steps` steps each, in the reverse
+order every other time; all must end with the same weights. DDP is measured with its default buckets (25 MB, the first
+one 1 MB) and with ours (4 MB), both with gradients that are views of the buckets, which spares it a copy. Prints ms a
+step, then the median over the rounds of the ratio to DDP, with the buckets that make that the larger one; exits with 1
+where it is above 1.05.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from asr_am.distributed.flat_params import FlatParams, OnBucket
+from asr_am.distributed.leases import Lease
+from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
+from asr_am.distributed.process.connect import connect
+from asr_am.distributed.process.launch import launch
+from asr_am.distributed.process.team import ProcessTeam
+from asr_am.distributed.strategy import Stats
+from asr_am.distributed.sync import Sync
+from asr_am.model.blstm import Blstm, BlstmOptions
+from asr_am.train.gradient import cross_entropy_sum
+
+CHUNK, INPUTS, RATE = 21, 120, 0.01
+SIZES = {"small": (2, 128, 1000, 32), "medium": (3, 256, 2000, 32)}  # layers, cells, outputs, chunks of a batch
+TARGET = 1.05
+
+Step = Callable[[Tensor, Tensor], None]  # features [B, T, F], targets [B, T]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--learners", type=int, default=2)
+    parser.add_argument("--size", choices=list(SIZES), default="small")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)  # of a learner: where to leave its figures
+    options = parser.parse_args()
+    if options.results is not None:
+        learner(options.size, options.steps, options.rounds, options.results)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "seconds.json"
+        launch([sys.executable, *sys.argv, "--results", str(results)], options.learners, in_step=True)
+        sys.exit(report(json.loads(results.read_text())) > TARGET)
+
+
+def report(seconds: dict[str, list[float]]) -> float:
+    """Print medians and quartiles; returns the ratio."""
+    for name, values in seconds.items():
+        low, median, high = (1e3 * quartile for quartile in statistics.quantiles(values, n=4))
+        print(f"{name:12} {median:7.2f} ms a step (middle half {low:.2f} to {high:.2f})")
+    ours = seconds.pop("sync")
+    ratio = max(statistics.median(a / b for a, b in zip(ours, theirs, strict=True)) for theirs in seconds.values())
+    print(f"ratio {ratio:.3f} (target: at most {TARGET})")
+    return ratio
+
+
+def learner(size: str, steps: int, rounds: int, results: Path) -> None:
+    torch.set_num_threads(1)
+    team = connect()
+    layers, cells, outputs, chunks = SIZES[size]
+    torch.manual_seed(team.rank)
+    x_BTF, targets_BT = torch.randn(chunks, CHUNK, INPUTS), torch.randint(0, outputs, (chunks, CHUNK))
+    models = []
+    for _ in range(3):
+        torch.manual_seed(0)
+        models.append(Blstm(BlstmOptions(layers, cells, 256), INPUTS, outputs))
+    variants = {"sync": sync(models[0], team), "DDP 25 MB": ddp(models[1], None), "DDP 4 MB": ddp(models[2], 4)}
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for trial in range(1 + rounds):
+        for name in sorted(variants, reverse=bool(trial % 2)):
+            step = variants[name]
+            team.gather(torch.zeros(0))
+            begin = time.perf_counter()
+            for _ in range(steps):
+                step(x_BTF, targets_BT)
+            if trial:  # the first round warms up
+                seconds[name].append((time.perf_counter() - begin) / steps)
+    check_equal(models)
+    if team.rank == 0:
+        results.write_text(json.dumps(seconds))
+    team.close()
+
+
+def sync(model: nn.Module, team: ProcessTeam) -> Step:
+    params = FlatParams(model)
+    optimizer = Optimizer(params, OptimizerOptions())
+    optimizer.lr = RATE
+    strategy = Sync(params, optimizer, team)
+
+    def step(x_BTF: Tensor, targets_BT: Tensor) -> None:
+        def gradient(on_bucket: OnBucket | None) -> Stats:
+            params.g.zero_()
+            loss = loss_of(model, x_BTF, targets_BT)
+            with params.announce(on_bucket):
+                loss.backward()
+            return Stats(Lease(0, 0.0, 0.0, targets_BT.numel()), 1.0, len(x_BTF), RATE, loss.detach(), torch.zeros(()))
+
+        strategy.step(gradient)
+
+    return step
+
+
+def ddp(model: nn.Module, bucket_megabytes: float | None) -> Step:
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=bucket_megabytes, gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(wrapped.parameters(), RATE, momentum=OptimizerOptions.momentum)
+
+    def step(x_BTF: Tensor, targets_BT: Tensor) -> None:
+        optimizer.zero_grad()
+        loss_of(wrapped, x_BTF, targets_BT).backward()
+        optimizer.step()
+
+    return step
+
+
+def loss_of(model: nn.Module, x_BTF: Tensor, targets_BT: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        logits_BTP = model(x_BTF, None)
+    return cross_entropy_sum(logits_BTP, targets_BT) / targets_BT.numel()
+
+
+def check_equal(models: Sequence[nn.Module]) -> None:
+    """RuntimeError unless all variants have come to the same weights, up to rounding."""
+    ours, *others = (torch.cat([p.detach().reshape(-1) for p in model.parameters()]) for model in models)
+    for other in others:
+        if not torch.allclose(ours, other, rtol=1e-3, atol=1e-4):
+            raise RuntimeError(f"sync and DDP have come to different weights: {(ours - other).abs().max():.2g} apart")
+
+
+if __name__ == "__main__":
+    main()

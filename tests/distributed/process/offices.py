@@ -1,0 +1,121 @@
+"""Post offices of several learners in one process, and strangers and broken lines between them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import zmq
+
+from asr_am.distributed.cluster import Faults
+from asr_am.distributed.process.faults import Fates
+from asr_am.distributed.process.mail import PostOffice
+from asr_am.distributed.process.reactor import Reactor
+from asr_am.distributed.process.roster import Roster
+from asr_am.distributed.process.sockets import open_socket
+from asr_am.distributed.process.waiting import Waiting
+from asr_am.distributed.process.wire import Header, Kind, encode
+from asr_am.distributed.team import Letter, Usage
+
+RUN = bytes(range(16))
+PATIENCE = 30.0  # seconds after which a test has failed
+
+
+class Office:
+    """A learner's mail without the learner."""
+
+    def __init__(
+        self, rank: int, size: int, incarnation: int = 0, key: str | None = None, faults: Faults | None = None
+    ):
+        self.rank, self.incarnation, self.usage = rank, incarnation, Usage()
+        self.waiting, self.roster = Waiting(self.usage), Roster(rank, size)
+        self.reactor = Reactor(self.waiting)
+        self.lost: list[int] = []
+        self.mail = PostOffice(
+            self.reactor, Header(Kind.HELLO, RUN, rank, incarnation), "127.0.0.1", self.roster, self.waiting,
+            self.usage, Fates(faults or Faults(), rank, incarnation), key,
+        )  # fmt: skip
+
+    def collect(self, tag: str, source: int | None = None, timeout: float = PATIENCE) -> Letter:
+        letter = self.mail.collect(tag, source, timeout)
+        assert letter is not None, f"no letter {tag!r} has come to {self.rank}"
+        return letter
+
+    def until(self, what: str) -> None:
+        """Wait for a usage count, such as `refused == 3`."""
+        name, _, value = what.split()
+        for _ in range(int(PATIENCE / 0.01)):
+            if getattr(self.usage, name) == int(value):
+                return
+            threading.Event().wait(0.01)
+        raise AssertionError(f"{what} never came true: {getattr(self.usage, name)}")
+
+
+@contextmanager
+def offices(size: int, key: str | None = None, faults: Faults | None = None) -> Iterator[list[Office]]:
+    """They know each other's addresses."""
+    team = [Office(rank, size, key=key, faults=faults) for rank in range(size)]
+    try:
+        for office in team:
+            office.roster.fill({other.rank: (0, other.mail.address) for other in team if other is not office})
+            office.reactor.start()
+        yield team
+    finally:
+        for office in team:
+            office.reactor.stop()
+
+
+class Stranger:
+    """Raw ZeroMQ to an office's port."""
+
+    def __init__(self, office: Office, key: str | None = None) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = open_socket(self._context, zmq.DEALER, key)
+        self._socket.connect(office.mail.address)
+
+    def send(self, *frames: bytes | Header) -> None:
+        self._socket.send_multipart([encode(f) if isinstance(f, Header) else f for f in frames])
+
+    def hears(self, milliseconds: int) -> bool:
+        return bool(self._socket.poll(milliseconds))
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class Line:
+    """A TCP line to `address` that can be cut, after some bytes have passed; the next connection is whole again."""
+
+    def __init__(self, address: str, cut_after: int) -> None:
+        host, port = address.removeprefix("tcp://").split(":")
+        self._target, self._left, self.connections = (host, int(port)), cut_after, 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            far = socket.create_connection(self._target)
+            threading.Thread(target=self._pass, args=(far, near, False), daemon=True).start()
+            threading.Thread(target=self._pass, args=(near, far, self.connections == 1), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, counted: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+                self._left -= len(data) if counted else 0
+                if counted and self._left < 0:
+                    break
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,110 @@
+"""The clusters of Zhang et al. (ICASSP 2019) as configs, on a small share of an epoch; scripts/bench/ibm_table3.py has
+all of their table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from asr_am.distributed.cluster import Cluster, Faults, Workload
+from asr_am.distributed.sim.epoch import EpochTime, time_epoch
+from asr_am.errors import InputError
+from asr_am.stages.app import ROOT, values
+
+ROUNDS = 13_393  # of an epoch, on either cluster
+SHARE = 40  # rounds
+RING = 2 * 15 / 16 * 165e6  # bytes that each of 16 learners sends
+
+
+@cache
+def config(*overrides: str) -> dict[str, Any]:
+    with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+        cfg = compose("config", list(overrides))
+    return {name: values(cfg[name]) for name in ("cluster", "workload", "strategy")}
+
+
+WORKLOAD = Workload.build(config("workload=swb2000_lstm")["workload"])
+
+
+def hardware(cluster: str, **changes: Any) -> Cluster:
+    return replace(Cluster.build(config(f"cluster={cluster}")["cluster"]), **changes)
+
+
+def epoch(strategy: str, on: Cluster, rounds: int = SHARE) -> EpochTime:
+    form = ["strategy.form=weights"] if strategy == "sync" else []
+    chosen = config(f"strategy={strategy}", *form)["strategy"]
+    factory = instantiate({key: value for key, value in chosen.items() if key != "name"})
+    return time_epoch(factory, on, WORKLOAD, learners=on.devices, batches=rounds * on.devices)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "strategy", "hours"),
+    [
+        ("ibm_a", "sync", 1.09), ("ibm_a", "hybrid", 1.03), ("ibm_a", "adpsgd", 0.87),
+        ("ibm_b", "sync", 0.75), ("ibm_b", "hybrid", 0.71), ("ibm_b", "adpsgd", 0.83),
+    ],
+)  # fmt: skip
+def test_published_hours_per_epoch(cluster: str, strategy: str, hours: float) -> None:
+    found = epoch(strategy, hardware(cluster))
+    assert found.seconds * ROUNDS / SHARE / 3600 == pytest.approx(hours, rel=0.05)
+    assert sum(found.batches.values()) == SHARE * len(found.batches)
+
+
+def test_half_the_bandwidth_slows_sync_by_what_arithmetic_says() -> None:
+    on = hardware("ibm_a")
+    slower = replace(on, all_reduce_bandwidth=on.all_reduce_bandwidth / 2)
+    longer = SHARE * RING / on.all_reduce_bandwidth
+    assert epoch("sync", slower).seconds - epoch("sync", on).seconds == pytest.approx(longer, rel=1e-6)
+
+
+def test_a_collective_beside_computing_costs_hybrid_what_it_takes_of_the_gpus() -> None:
+    on = hardware("ibm_a", all_reduce_latency=0.0)
+    free = epoch("hybrid", replace(on, overlap_speed=1.0)).seconds
+    assert free == pytest.approx(SHARE * 0.1597, rel=0.03)  # communication is hidden
+    lost = (1 - on.overlap_speed) * RING / on.all_reduce_bandwidth
+    assert epoch("hybrid", on).seconds - free == pytest.approx(SHARE * lost, rel=0.03)
+
+
+def test_a_straggler_holds_up_sync_and_hybrid_but_not_adpsgd() -> None:
+    even, slowed = hardware("ibm_a"), hardware("ibm_a", faults=Faults(slow={5: 10.0}))
+    assert epoch("sync", slowed).seconds > 5 * epoch("sync", even).seconds
+    assert epoch("hybrid", slowed).seconds > 5 * epoch("hybrid", even).seconds
+    found = epoch("adpsgd", slowed, rounds=300)
+    assert found.seconds / 300 < 1.1 * epoch("adpsgd", even).seconds / SHARE
+    assert found.batches[5] < min(count for rank, count in found.batches.items() if rank != 5) / 5
+
+
+def test_eight_gpus_saturate_their_bus_and_four_do_not() -> None:
+    for cluster, factor in (("ibm_a", 1.0), ("ibm_b", 2.0)):
+        on = hardware(cluster)
+        halved = replace(on, host_update_bandwidth=on.host_update_bandwidth / 2)
+        ratio = epoch("adpsgd", halved).seconds / epoch("adpsgd", on).seconds
+        assert ratio == pytest.approx(factor, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        (group, path.stem)
+        for group in ("cluster", "workload")
+        for path in sorted((ROOT / "conf" / group).glob("*.yaml"))
+    ],
+)
+def test_every_config_is_valid(group: str, name: str) -> None:
+    found = config(f"{group}={name}")[group]
+    assert found["name"] == name
+    built = Cluster.build(found) if group == "cluster" else Workload.build(found)
+    if isinstance(built, Cluster) and name.startswith("ibm"):
+        WORKLOAD.check(built.device)
+
+
+def test_an_epoch_without_a_model_needs_its_bytes() -> None:
+    bare = Workload("bare", frames_per_second={"p100": 1.0})
+    with pytest.raises(InputError, match=r"workload bare: .* needs bytes and seconds_per_batch"):
+        time_epoch(lambda *_: pytest.fail("too late"), hardware("ibm_a"), bare, learners=2, batches=4)

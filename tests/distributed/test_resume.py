@@ -1,0 +1,96 @@
+"""Going on from a checkpoint gives the same bits as never having stopped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+
+from asr_am.distributed.adpsgd import Adpsgd
+from asr_am.distributed.dpsgd import Dpsgd
+from asr_am.distributed.flat_params import OnBucket
+from asr_am.distributed.hybrid import Hybrid
+from asr_am.distributed.optimizer import OptimizerOptions
+from asr_am.distributed.strategy import Gradient, Stats, Strategy
+from asr_am.distributed.sync import Sync
+from asr_am.distributed.team import Team
+from tests.distributed.life import Around, Checkpoints, Life, hardware, train
+from tests.distributed.toy import Problem
+
+IN_STEP = {
+    "sync": Sync, "sync of weights": partial(Sync, form="weights"), "hybrid": Hybrid, "dpsgd": Dpsgd,
+    "dpsgd on a ring": partial(Dpsgd, mixing="ring"),
+}  # fmt: skip
+
+
+def beat(team: Team, strategy: Strategy, gradient: Gradient) -> Gradient:
+    """Have each learner take its gradients at its own moment of a two-second beat.
+
+    Then what happens after a checkpoint happens in the same order whenever the run begins again.
+    """
+
+    def timed(on_bucket: OnBucket | None) -> Stats | None:
+        begin = 2 * (math.floor(team.now() / 2) + 1) + team.rank / 16
+        team.sleep(begin - team.now())
+        return gradient(on_bucket)
+
+    return timed
+
+
+def check_resume(make: Callable[..., Strategy], options: OptimizerOptions, around: Around) -> None:
+    """Stop after each of several segments, go on with new learners, and stop again."""
+    problem = Problem(batches=43, epochs=2, rounds_per_segment=4, options=options)
+    settings = {"around": around, "cluster": hardware(jitter=0.0)}
+    whole = train(problem, make, **settings)  # type: ignore[arg-type]
+    saved = Checkpoints()
+    parts: dict[int, list[Life]] = {rank: [] for rank in whole}
+    for until in (1, 2, 4, None):
+        for rank, life in train(problem, make, checkpoints=saved, until=until, **settings).items():  # type: ignore[arg-type]
+            parts[rank].append(life)
+    for rank, life in whole.items():
+        last = parts[rank][-1]
+        found = [w for part in parts[rank] for w in part.consensus]
+        assert all(torch.equal(a, b) for a, b in zip(life.consensus, found, strict=True))
+        assert torch.equal(life.replica, last.replica)
+        assert [done for part in parts[rank] for done in part.did] == life.did
+        assert last.strategy.staleness == life.strategy.staleness and last.strategy.counts == life.strategy.counts
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+@pytest.mark.parametrize("make", IN_STEP.values(), ids=IN_STEP)
+def test_in_step_the_bits_are_the_same(make: Callable[..., Strategy], kind: str) -> None:
+    check_resume(make, OptimizerOptions(kind), lambda team, strategy, gradient: gradient)  # type: ignore[arg-type]
+
+
+def test_adpsgd_s_too_where_the_same_happens_in_the_same_order() -> None:
+    check_resume(Adpsgd, OptimizerOptions(), beat)
+
+
+# mistakes: states that lack something
+
+
+def without(strategy: type[Strategy], key: str) -> type[Strategy]:
+    """The strategy with checkpoints that hold the initial value of `key`."""
+
+    class Forgetting(strategy):  # type: ignore[misc, valid-type]
+        def load_state_dict(self, state: dict[str, object]) -> None:
+            super().load_state_dict({**state, key: self.state_dict()[key]})
+
+    return Forgetting
+
+
+@pytest.mark.parametrize(
+    ("strategy", "key"),
+    [
+        (Sync, "weights"), (Sync, "optimizer"), (Sync, "staleness"), (Hybrid, "weights"), (Hybrid, "pushed"),
+        (Hybrid, "optimizer"), (Hybrid, "steps"), (Dpsgd, "weights"), (Dpsgd, "optimizer"), (Dpsgd, "steps"),
+        (Adpsgd, "weights"), (Adpsgd, "x"), (Adpsgd, "optimizer"), (Adpsgd, "merged"), (Adpsgd, "side"),
+        (Adpsgd, "counts"),
+    ],
+)  # fmt: skip
+def test_nothing_in_a_state_can_be_left_out(strategy: type[Strategy], key: str) -> None:
+    with pytest.raises(AssertionError):
+        check_resume(without(strategy, key), OptimizerOptions(), beat)

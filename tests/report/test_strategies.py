@@ -1,0 +1,188 @@
+"""The sections about strategies: numbers of their tables, figures that are there; the command that compares runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from asr_am.report.compare import main
+from asr_am.report.results import read_scores
+from asr_am.report.runs import read_training_runs
+from asr_am.report.strategies import strategy_sections
+from asr_am.report.write import write_report
+from tests.report.files import SEGMENTS, write_distributed, write_run, write_score
+
+HOUR = 3600.0
+HALF = SEGMENTS // 2
+
+
+def write_corpus(corpus: Path) -> None:
+    """Two seeds of one learner and of two strategies with four, one strategy at another batch, one learner slowed."""
+    for seed in (1, 2):
+        write_distributed(corpus, "local", 1, 8 * HOUR, [2.0, 0.9 + seed / 10], seed=seed, clock="wall", cluster=None)
+        write_distributed(corpus, "local", 1, 8 * HOUR, [2.0, 0.9 + seed / 10], seed=seed, name="virtual")
+        write_distributed(
+            corpus, "sync", 4, 4 * HOUR, [1.5, 1.05 + seed / 100], seed=seed,
+            waiting_seconds=dict.fromkeys("0123", HOUR), bytes_sent=3e9, modelled_bytes=8e12,
+        )  # fmt: skip
+        write_distributed(
+            corpus, "adpsgd", 4, 2 * HOUR, [2.5, 1.05], seed=seed,
+            staleness={"0": 10, "1": 20, "7": 10} if seed == 1 else {"0": 30, "1": 10},
+            consensus_distance=[9.0, 0.25 * seed],
+        )  # fmt: skip
+        errors = {"local1": [1] * SEGMENTS, "sync4": [1] * HALF + [2] * HALF, "adpsgd4": [2] * SEGMENTS}
+        for name, counts in errors.items():
+            write_score(corpus, f"{name}-b64-s{seed}", "kn3", counts, seed)
+    write_distributed(corpus, "sync", 4, 40 * HOUR, [1.5, 1.05], faults={"slow": {"0": 10}}, name="slow")
+    write_distributed(corpus, "sync", 4, 4 * HOUR, [3.0, 2.132], seed=2, batch=640)
+
+
+@pytest.fixture
+def corpus_dir(tmp_path: Path) -> Path:
+    write_corpus(tmp_path / "exp" / "swb")
+    return tmp_path / "exp" / "swb"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The sections about that corpus, made once."""
+    root = tmp_path_factory.mktemp("report")
+    write_corpus(root / "swb")
+    return sections(root / "swb", root / "out")
+
+
+def sections(corpus_dir: Path, out: Path) -> str:
+    out.mkdir()
+    return "\n".join(strategy_sections(read_training_runs(corpus_dir), read_scores(corpus_dir), out, "there/"))
+
+
+def test_loss_is_relative_to_the_single_learner(text: str) -> None:
+    assert "### By strategy: swb, blstm, sgd, batch 64, 2 epochs" in text
+    assert "| local, 1 learner, wall clock | 1-2 | 2 | 1.0500 | – | 1.0500 | – |" in text
+    assert "| adpsgd, 4 learners | 1-2 | 2 | 1.0500 | +0.00 % | 1.0500 | +0.00 % |" in text
+    assert "| sync, 4 learners, no faults | 1-2 | 2 | 1.0650 | +1.43 % | 1.0650 | +1.43 % |" in text
+    # seed 1 only: 1.05 against the 1.0 of the single learner with that seed
+    assert "| sync, 4 learners, learner 0 slowed 10x | 1 | 2 | 1.0500 | +5.00 % | 1.0500 | +5.00 % |" in text
+
+
+def test_loss_by_batch_is_over_common_seeds(text: str) -> None:
+    assert "### By batch size: swb, sync, 4 learners, blstm, sgd" in text
+    assert "| batch 64 | 2 | 2 | 1.0700 | – | 1.0700 | – |" in text
+    assert "| batch 640 | 2 | 2 | 2.1320 | +99.25 % | 2.1320 | +99.25 % |" in text
+
+
+def test_word_errors_are_compared_in_pairs(text: str) -> None:
+    assert "| runs | LM | seeds | all | difference [95 %] | verdict | swb | difference | ch | difference |" in text
+    assert "| local, 1 learner, wall clock | kn3 | 1-2 | 10.00 | – | – | 10.00 | – | 10.00 | – |" in text
+    (sync,) = re.findall(r"\| sync, 4 learners, no faults \| kn3 (.*) \|\n", text)
+    seeds, wer, difference, verdict, *by_subset = sync.removeprefix("| ").split(" | ")
+    assert (seeds, wer, verdict, by_subset) == ("1-2", "15.00", "worse", ["10.00", "+0.00", "20.00", "+10.00"])
+    assert difference.startswith("+5.00 [+3.") and difference.endswith("]")
+    assert "| kn3 | 1-2 | 20.00 | +10.00 [+10.00, +10.00] | worse | 20.00 | +10.00 | 20.00 | +10.00 |" in text
+
+
+def test_speed_and_slow_downs(text: str) -> None:
+    assert "### Speed: swb, blstm, batch 64, virtual clock, cluster ibm_a, workload swb2000_lstm" in text
+    assert "Speed-up against local with 1 learner, 4 h per epoch." in text
+    assert "| learners | faults | adpsgd: time per epoch | speed-up | sync: time per epoch | speed-up |" in text
+    assert "| 4 | none | 1 h | 4.00 | 2 h | 2.00 |" in text and "| 1 | none |" not in text
+    assert "| 4 | learner 0 slowed 10x | – | – | 20 h | 0.20 |" in text
+
+
+def test_costs_as_measured(text: str) -> None:
+    assert "| sync, 4 learners, no faults | 1-2 | 25.0 % | 1.5 GB | 4 TB | 0.00 | 0 | 0 |" in text
+    assert "| adpsgd, 4 learners | 1-2 | 0.0 % | 0 B | 0 B | 1.25 | 7 | 0.375 |" in text
+    assert "| local, 1 learner | 1-2 | 0.0 %" not in text  # who is alone waits for nobody
+
+
+def test_no_difference_between_runs_that_have_not_come_equally_far(tmp_path: Path) -> None:
+    write_distributed(tmp_path, "local", 1, 8.0, [3.0, 1.0, 2.0], epochs=3)
+    write_distributed(tmp_path, "sync", 4, 8.0, [3.0, 2.0], epochs=3)
+    text = sections(tmp_path, tmp_path / "out")
+    assert "| local, 1 learner | 1 | 3 | 1.0000 | – | 2.0000 | – |" in text
+    assert "| sync, 4 learners | 1 | 2 of 3 | 2.0000 | – | 2.0000 | – |" in text
+
+
+def test_runs_of_one_epoch_are_timings(tmp_path: Path) -> None:
+    for learners in (2, 4):
+        write_distributed(tmp_path, "sync", learners, 8 / learners, [3.0])
+    text = sections(tmp_path, tmp_path / "out")
+    assert "### Speed" in text and "By strategy" not in text
+    assert "| 4 | none | 2 s | 2.00 |" in text
+
+
+def test_untimed_runs_have_no_table_of_times(tmp_path: Path) -> None:
+    write_distributed(tmp_path, "sync", 4, 0.0, [3.0])
+    text = sections(tmp_path, tmp_path / "out")
+    assert "### Speed" in text and "| learners | faults |" not in text
+    assert "| sync, 4 learners | 1 | – | 0 B | 0 B | 0.00 | 0 | 0 |" in text
+
+
+def test_every_figure_is_linked_and_there(corpus_dir: Path) -> None:
+    (corpus_dir / "lm").mkdir()
+    write_report(corpus_dir, corpus_dir / "report", "x")
+    text = (corpus_dir / "RESULTS.md").read_text()
+    linked = re.findall(r"^!\[[^\]]+\]\((report/[\w.-]+\.png)\)$", text, flags=re.MULTILINE)
+    assert linked == [
+        "report/wer.png", "report/heldout.png", "report/loss-by-strategy-b64.png", "report/loss-by-batch-sync-4.png",
+        "report/speedup-ibm_a-b64.png", "report/batches-per-learner-4-ibm_a-b64.png",
+        "report/batches-per-learner-4-ibm_a-b640.png",
+    ]  # fmt: skip
+    assert sorted(linked) == sorted(f"report/{path.name}" for path in (corpus_dir / "report").iterdir())
+    assert all((corpus_dir / name).read_bytes().startswith(b"\x89PNG") for name in linked)
+    assert text.index("## Training") < text.index("## Strategies") < text.index("## Language models")
+
+
+def test_equal_names_of_figures_are_told_apart(tmp_path: Path) -> None:
+    for optimizer in ("sgd", "adam"):
+        for strategy in ("sync", "hybrid"):
+            write_distributed(
+                tmp_path, strategy, 4, 1.0, [3.0, 2.0], optimizer=optimizer, name=f"{strategy}-{optimizer}"
+            )
+    text = sections(tmp_path, tmp_path / "out")
+    assert "there/loss-by-strategy-b64.png" in text and "there/loss-by-strategy-b64-2.png" in text
+    assert (tmp_path / "out" / "loss-by-strategy-b64-2.png").exists()
+
+
+def test_runs_across_folders(corpus_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = write_distributed(tmp_path / "new exp" / "swb", "sync", 4, 2 * HOUR, [1.5, 1.0])
+    write_score(tmp_path / "new exp" / "swb", "sync4-b64-s1", "kn3", [3] * SEGMENTS, 1)
+    runs = [corpus_dir / "train" / name for name in ("local1-b64-s1", "sync4-b64-s1", "sync4-b64-s1")]
+    out = tmp_path / "compared"
+    assert main([*map(str, runs), str(other), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out / 'COMPARE.md'}\n"
+    text = (out / "COMPARE.md").read_text()
+    assert f"python -m asr_am.report.compare {runs[0]} " in text and f"'{other}'" in text
+    assert text.count(f"| {runs[1]} | sync |") == 1 and text.count(f"| {other} | sync |") == 1
+    assert f"| sync, 4 learners, {str(other)[:-3]} | 1 | 2 | 1.0000 | +0.00 % |" in text
+    assert f"| sync, 4 learners, {str(runs[1])[:-3]} | kn3 | 1 | 15.00 | +5.00 [" in text
+    assert f"| sync, 4 learners, {str(other)[:-3]} | kn3 | 1 | 30.00 | +20.00 [" in text
+    assert (out / "heldout.png").exists() and (out / "loss-by-strategy-b64.png").exists()
+
+
+def test_runs_of_two_corpora_are_not_compared(tmp_path: Path) -> None:
+    one = write_distributed(tmp_path / "an4", "local", 1, 5.0, [2.0, 1.0])
+    two = write_distributed(tmp_path / "swb", "sync", 4, 5.0, [2.0, 1.0])
+    assert main([str(one), str(two), "--out", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "COMPARE.md").read_text()
+    assert "By strategy" not in text and "Speed-up against sync with 4 learners" in text
+
+
+@pytest.mark.parametrize("arguments", [[], ["--out", "x"], ["nowhere", "--out", "x"], ["a", "b"]])
+def test_bad_arguments_end_in_one_line(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("asr_am.report.compare: ") and said.count("\n") == 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_directory_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path, "x-s1", 1, [1.0])
+    (tmp_path / "out").write_text("a file")
+    assert main([str(run), "--out", str(tmp_path / "out")]) == 1
+    assert "is --out writable?" in capsys.readouterr().err

@@ -1,0 +1,40 @@
+"""One learner of a real team, for tests: python -m tests.train.processes STRATEGY EGS OUT KILLED.
+
+KILLED: the learner that kills itself, as `kill -9` does, in its fifth gradient; -1: nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from asr_am.distributed.process.connect import connect
+from asr_am.distributed.process.ending import end_process
+from asr_am.train.gradient import Learner
+from asr_am.train.loop import train
+from tests.train.test_virtual import OPTIONS, STRATEGIES
+
+
+def die_in_gradient(number: int) -> None:
+    """Have this process kill itself while it computes its gradient `number`, from 1."""
+    whole = Learner.backward
+    calls = iter(range(1, number + 1))
+
+    def backward(learner: Learner, *arguments: Any) -> Any:
+        if next(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole(learner, *arguments)
+
+    Learner.backward = backward  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    strategy, egs_dir, out, killed = sys.argv[1:]
+    team = connect()
+    if team.rank == int(killed) and team.incarnation == 0:
+        die_in_gradient(5)
+    train(Path(egs_dir), Path(out), OPTIONS, strategy=STRATEGIES[strategy], team=team)
+    end_process()

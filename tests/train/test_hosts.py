@@ -1,0 +1,85 @@
+"""Training on two hosts, which are network namespaces of this machine: under torchrun, and under our own supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.egs.examples import write_examples
+from tests.train.test_virtual import lease_log
+
+ADDRESSES = ("10.213.77.1", "10.213.77.2")
+
+
+def ip(*arguments: str) -> int:
+    return subprocess.run(["ip", *arguments], capture_output=True, check=False).returncode
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[str]]:
+    """Two namespaces with a link between them; skipped where this user may not make them."""
+    names = [f"asr-am-{os.getpid()}-{n}" for n in range(2)]
+    links = [f"am{os.getpid()}{end}" for end in "ab"]
+    if shutil.which("ip") is None or ip("netns", "add", names[0]):
+        pytest.skip("needs the right to make network namespaces (ip netns)")
+    try:
+        ip("netns", "add", names[1])
+        assert ip("link", "add", links[0], "type", "veth", "peer", "name", links[1]) == 0
+        for name, link, address in zip(names, links, ADDRESSES, strict=True):
+            ip("link", "set", link, "netns", name)
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", link)
+            ip("-n", name, "link", "set", link, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
+def on_both(hosts: list[str], commands: list[list[str]]) -> None:
+    """Run a command on each host at the same time; both must succeed."""
+    running = [
+        subprocess.Popen(["ip", "netns", "exec", host, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for host, command in zip(hosts, commands, strict=True)
+    ]
+    try:
+        for process in running:
+            output = process.communicate(timeout=150)[0].decode()
+            assert process.returncode == 0, output
+    finally:
+        for process in running:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def egs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_examples(tmp_path_factory.mktemp("egs") / "egs", frames_U=(60,) * 12)
+
+
+def test_sync_under_torchrun(hosts: list[str], egs_dir: Path, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
+    torchrun += [f"--master-addr={ADDRESSES[0]}", "--master-port=29413"]
+    learner = ["-m", "tests.train.processes", "sync", str(egs_dir), str(tmp_path), "-1"]
+    on_both(hosts, [[*torchrun, f"--node-rank={node}", *learner] for node in range(2)])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["learners"] == 4 and summary["bytes_sent"] > 0 and len(summary["heldout_loss"]) == 2
+
+
+def test_adpsgd_under_our_supervisor(hosts: list[str], egs_dir: Path, tmp_path: Path) -> None:
+    learner = [sys.executable, "-m", "tests.train.processes", "adpsgd", str(egs_dir), str(tmp_path), "-1"]
+    program = (
+        "import sys; from asr_am.distributed.process.launch import launch; launch(sys.argv[2:], 2, in_step=False, "
+    )
+    program += f"nodes=2, node_rank=int(sys.argv[1]), address='{ADDRESSES[0]}:29414')"
+    on_both(hosts, [[sys.executable, "-c", program, str(node), *learner] for node in range(2)])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["learners"] == 4 and summary["counts"]["exchanges"] > 0
+    owners = {owner for record in lease_log(tmp_path) for owner in record["owner"]}
+    assert owners & {0, 1} and owners & {2, 3}, "learners of both hosts took part"

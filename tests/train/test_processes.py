@@ -1,0 +1,49 @@
+"""Training of a real model by real processes, against the virtual cluster and with a learner killed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asr_am.distributed.process.launch import launch
+from asr_am.distributed.team import LearnerLost
+from tests.egs.examples import write_examples
+from tests.train.test_virtual import STRATEGIES, lease_log, virtually
+
+
+def really(egs_dir: Path, out: Path, strategy: str, killed: int = -1) -> dict[str, Any]:
+    """The summary of a run with four processes, one of which may be killed."""
+    command = [sys.executable, "-m", "tests.train.processes", strategy, str(egs_dir), str(out), str(killed)]
+    launch(command, 4, in_step=strategy != "adpsgd", restart_after=0.1)
+    return json.loads((out / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def egs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_examples(tmp_path_factory.mktemp("egs") / "egs", frames_U=(60,) * 12)
+
+
+def test_four_processes_are_four_virtual_learners_also_when_one_was_killed(egs_dir: Path, tmp_path: Path) -> None:
+    virtual = virtually(egs_dir, tmp_path / "virtual", STRATEGIES["sync"])
+    with pytest.raises(LearnerLost, match="learner 2"):
+        really(egs_dir, tmp_path / "real", "sync", killed=2)
+    assert len(lease_log(tmp_path / "real")) == 1, "the first segment was done, and its checkpoint is kept"
+    real = really(egs_dir, tmp_path / "real", "sync")
+    assert real["heldout_loss"] == pytest.approx(virtual["heldout_loss"], rel=1e-5)
+    assert real["train_loss"] == pytest.approx(virtual["train_loss"], rel=1e-5)
+    assert real["batches_per_learner"] == virtual["batches_per_learner"] and real["clock"] == "wall"
+    assert lease_log(tmp_path / "real") == lease_log(tmp_path / "virtual")
+
+
+def test_adpsgd_does_every_batch_once_though_a_learner_is_killed(egs_dir: Path, tmp_path: Path) -> None:
+    summary = really(egs_dir, tmp_path, "adpsgd", killed=1)
+    log = lease_log(tmp_path)
+    done = Counter((record["epoch"], batch) for record in log for batch in record["batch"])
+    assert set(done.values()) == {1} and sum(done.values()) == sum(summary["batches_per_learner"].values())
+    assert [owner for record in log for _, owner in record["released"]] == [1], "its lease was handed out again"
+    assert all(loss < 2.5 for loss in summary["heldout_loss"])
