@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from asr_am.distributed.cluster import Faults
@@ -12,6 +14,7 @@ from asr_am.distributed.process.sockets import split_address
 from asr_am.errors import InputError
 
 LOCALHOST = "127.0.0.1"
+NOT_HANDED_OUT = range(20000, 32000)  # Linux gives connections ports from 32768 on
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,9 @@ OF_ANOTHER_RUN = (
 
 
 def free_port(host: str) -> int:
-    """A TCP port that nobody listens on at present."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that nobody listens on at present, and that the system gives to nobody who does not ask for it."""
+    for port in random.SystemRandom().sample(NOT_HANDED_OUT, 100):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
+            probe.bind((host, port))
+            return port
+    raise InputError(f"{host}: has no free port, or is no address of this host")

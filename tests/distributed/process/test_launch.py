@@ -193,9 +193,10 @@ class Hosts:
             thread.start()
 
     def wait(self) -> dict[int, BaseException]:
+        deadline = time.monotonic() + 90
         for thread in self._threads:
-            thread.join(60)
-            assert not thread.is_alive()
+            thread.join(max(deadline - time.monotonic(), 0))
+        assert not any(thread.is_alive() for thread in self._threads), self.errors
         return self.errors
 
     def _run(self, command: list[str], node: int, learners: int, nodes: int, options: dict[str, Any]) -> None:
