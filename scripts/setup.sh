@@ -48,12 +48,27 @@ mend_torchaudio() {
     .venv/bin/python -c 'import torchaudio'
 }
 
+# Some virtual machines promise a matrix unit (AMX) and then refuse its instructions, which kills the process. There,
+# bfloat16 products go without it, from the start of every Python here.
+avoid_broken_amx() {
+    local product='import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a' status=0 packages
+    packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    rm -f "$packages/without_amx.pth"
+    { .venv/bin/python -c "$product"; } 2>/dev/null || status=$?
+    if [ "$status" = 132 ]; then           # SIGILL
+        echo "setup: this machine's AMX instructions do not work; matrix products are told to avoid them"
+        echo 'import os; os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")' > "$packages/without_amx.pth"
+        .venv/bin/python -c "$product"
+    fi
+}
+
 begin=$SECONDS
 echo "setup: making .venv (about two minutes, once)"
 [ -x .venv/bin/python ] || "$(find_python)" -m venv .venv
 install_torch
 .venv/bin/pip install -qq -e '.[minicts,dev]'
 mend_torchaudio
+avoid_broken_amx
 rm -f .venv/.set-up-*
 touch "$stamp"
 echo "setup: done in $((SECONDS - begin)) s"

@@ -34,7 +34,6 @@ class Hybrid(Strategy):
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:
         super().__init__(params, optimizer, team)
         self._pushed = params.w.clone()  # A_1 = A_0: nothing was pushed before the first step
-        self._spare = params.w.clone()
         self._under_way: Work = Done()
         self._steps = 0
 
@@ -42,15 +41,10 @@ class Hybrid(Strategy):
         stats = gradient(None)  # g_t = calGrad(A_{t-1})
         if stats is None:
             return None
-        w = self.params.w
         self._under_way.wait()
-        average = self._pushed  # A_t = pull_weights()
-        w.copy_(average)
-        self.optimizer.step()  # W'_t = apply(A_t, g_t)
-        self._pushed = self._spare.copy_(w)
+        self.params.w.copy_(self._pushed)  # A_t = pull_weights(), which the next gradient is of
+        self.optimizer.step(self._pushed)  # W'_t = apply(A_t, g_t)
         self._under_way = self.team.start_all_reduce_mean(self._pushed)  # push_weights(W'_t)
-        self._spare = average
-        w.copy_(average)  # the next gradient is of A_t
         self.staleness[min(self._steps, 1)] += 1  # the first gradient is of the weights it updates
         self._steps += 1
         return stats

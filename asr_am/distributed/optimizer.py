@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from asr_am.distributed.flat_params import FlatParams
 
@@ -51,11 +51,12 @@ class Optimizer:
     def lr(self, value: float) -> None:
         self._torch.param_groups[0]["lr"] = value
 
-    def step(self) -> None:
-        """Apply `params.g` to `params.w`."""
+    def step(self, w: Tensor | None = None) -> None:
+        """Apply `params.g` to `params.w`, or to other weights [N] in their place."""
         if self.options.clip_norm > 0:
             norm = torch.linalg.vector_norm(self.params.g)
             self.params.g.mul_((self.options.clip_norm / (norm + 1e-6)).clamp(max=1.0))
+        self._flat.data = self.params.w if w is None else w
         self._torch.step()
 
     def reset(self) -> None:

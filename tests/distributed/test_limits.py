@@ -212,11 +212,10 @@ class TwoChains(Hybrid):
         stats = gradient(None)
         if stats is not None:
             self._under_way.wait()
-            average = self._pushed
+            average = self._pushed.clone()
             self.optimizer.step()
-            self._pushed = self._spare.copy_(self.params.w)
+            self._pushed.copy_(self.params.w)
             self._under_way = self.team.start_all_reduce_mean(self._pushed)
-            self._spare = average
             self.params.w.copy_(average)
         return stats
 
