@@ -12,6 +12,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from asr_am.distributed.process.ending import end_process
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import egs_dir
@@ -79,3 +80,5 @@ main = stage("train", units)
 
 if __name__ == "__main__":
     main()
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # started by torchrun
+        end_process()
