@@ -38,6 +38,7 @@ class Adpsgd(Strategy):
 
     name = "adpsgd"
     in_step = False
+    forgiving = True
 
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team, timeout: float = 60.0) -> None:
         require_even(team.size, "adpsgd")

@@ -33,8 +33,8 @@ class Crash:
 
 @dataclass(frozen=True)
 class Faults:
-    """slow: learner -> factor on the seconds of its batches. late_share of all letters take late_seconds longer than
-    the links make them; lost_share of them never arrive.
+    """slow: learner -> factor on the seconds of its batches. late_share of all letters, or of those with the tag
+    `late_tag`, take late_seconds longer than the links make them; lost_share of all letters never arrive.
     """
 
     slow: Mapping[int, float] = field(default_factory=dict)
@@ -42,6 +42,7 @@ class Faults:
     late_share: float = 0.0
     late_seconds: float = 0.0
     lost_share: float = 0.0
+    late_tag: str | None = None
 
     def __post_init__(self) -> None:
         for learner, factor in self.slow.items():
@@ -49,6 +50,8 @@ class Faults:
             _require(f"cluster.faults.slow.{learner}", factor, least=1.0)
         _require("cluster.faults.late_share", self.late_share, least=0.0, most=1.0)
         _require("cluster.faults.late_seconds", self.late_seconds, least=0.0)
+        if self.late_tag is not None and not isinstance(self.late_tag, str):
+            raise InputError(f"cluster.faults.late_tag: must be the tag of a kind of letters, not {self.late_tag!r}")
         _require("cluster.faults.lost_share", self.lost_share, least=0.0, most=1.0)
 
     @classmethod
@@ -84,12 +87,12 @@ class Cluster:
     """Hosts with equal devices, one learner on each, placed host by host.
 
     nic_bandwidth: of a host's network card, in each direction, shared by its learners; nic_latency: of a message
-    between hosts. host_bandwidth, host_latency: of messages inside a host. all_reduce_bandwidth: through each
-    learner's link in a ring. overlap_speed: share of its computing speed that a device keeps while a collective of its
-    learner is transferred. update_bandwidth: price of a weight update, per device. averaging_bandwidth: price of
-    averaging weights, per host, shared by its learners. host_update_bandwidth: most that the updates of a host's
-    devices reach together, on the bus that they share. jitter: sigma of the lognormal factor, of mean 1, on the
-    seconds of each batch.
+    between hosts. fabric_bandwidth: most that all hosts together send to each other when all send to all.
+    host_bandwidth, host_latency: of messages inside a host. all_reduce_bandwidth: through each learner's link in a
+    ring. overlap_speed: share of its computing speed that a device keeps while a collective of its learner is
+    transferred. update_bandwidth: price of a weight update, per device. averaging_bandwidth: price of averaging
+    weights, per host, shared by its learners. host_update_bandwidth: most that the updates of a host's devices reach
+    together, on the bus that they share. jitter: sigma of the lognormal factor, of mean 1, on the seconds of a batch.
     """
 
     name: str
@@ -106,13 +109,14 @@ class Cluster:
     update_bandwidth: float
     averaging_bandwidth: float
     host_update_bandwidth: float = math.inf
+    fabric_bandwidth: float = math.inf
     jitter: float = 0.0
     faults: Faults = field(default_factory=Faults)
 
     def __post_init__(self) -> None:
         for key in ("hosts", "devices_per_host"):
             _require_whole(f"cluster.{key}", getattr(self, key), least=1)
-        for key in ("nic", "host", "all_reduce", "update", "averaging", "host_update"):
+        for key in ("nic", "host", "all_reduce", "update", "averaging", "host_update", "fabric"):
             _require(f"cluster.{key}_bandwidth", getattr(self, f"{key}_bandwidth"), above=0.0, most=math.inf)
         for key in ("nic_latency", "host_latency", "all_reduce_latency", "jitter"):
             _require(f"cluster.{key}", getattr(self, key), least=0.0)

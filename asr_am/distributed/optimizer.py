@@ -6,12 +6,17 @@ Shapes: N elements of all parameters together.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from asr_am.distributed.flat_params import FlatParams
+
+class Vectors(Protocol):
+    """Weights w and gradient g, both [N]: a model's `FlatParams`, or a block of them."""
+
+    w: Tensor
+    g: Tensor
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class OptimizerOptions:
 class Optimizer:
     """W <- W - lr x update(g) on `params`. `lr` is set before each step by whoever knows the schedule."""
 
-    def __init__(self, params: FlatParams, options: OptimizerOptions) -> None:
+    def __init__(self, params: Vectors, options: OptimizerOptions) -> None:
         self.params, self.options = params, options
         self._flat = nn.Parameter(params.w)  # shares the storage
         self._flat.grad = params.g
@@ -52,10 +57,9 @@ class Optimizer:
         self._torch.param_groups[0]["lr"] = value
 
     def step(self, w: Tensor | None = None) -> None:
-        """Apply `params.g` to `params.w`, or to other weights [N] in their place."""
+        """Clip `params.g`, and apply it to `params.w`, or to other weights [N] in their place."""
         if self.options.clip_norm > 0:
-            norm = torch.linalg.vector_norm(self.params.g)
-            self.params.g.mul_((self.options.clip_norm / (norm + 1e-6)).clamp(max=1.0))
+            clip(self.params.g, torch.linalg.vector_norm(self.params.g), self.options.clip_norm)
         self._flat.data = self.params.w if w is None else w
         self._torch.step()
 
@@ -68,3 +72,8 @@ class Optimizer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._torch.load_state_dict(state)
+
+
+def clip(g: Tensor, norm: Tensor, limit: float) -> None:
+    """Scale `g` down so that a gradient of this `norm`, which it is or is a part of, has at most `limit`."""
+    g.mul_((limit / (norm + 1e-6)).clamp(max=1.0))

@@ -48,13 +48,14 @@ mean loss over all frames of the round: a learner with fewer frames weighs less,
 class Strategy(ABC):
     """One algorithm at one learner.
 
-    in_step: all learners take their steps together (collectives are allowed; a lost learner ends the run); otherwise
-    only mail is used, and the others go on without a lost learner. staleness: updates by the staleness of their
+    in_step: all learners take their steps together (collectives are allowed); otherwise only mail is used. forgiving:
+    the others go on without a lost learner; else it ends the run. staleness: updates by the staleness of their
     gradient. counts: what else an algorithm counts of itself.
     """
 
     name: str
     in_step = True
+    forgiving = False
 
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:
         self.params, self.optimizer, self.team = params, optimizer, team

@@ -1,8 +1,8 @@
 """The learners that train together, as a strategy sees them. Nothing here says how they are connected.
 
-Three kinds of call: *collectives* (all learners of the team, in the same order), *mail* (one to one, never waiting for
-the receiver), and the *control plane* (leases, gather, average: what measuring and validating need, between the living;
-it takes no time on a virtual clock).
+Three kinds of call: *collectives* (all learners of the team or of a group of it, in the same order), *mail* (one to
+one, never waiting for the receiver), and the *control plane* (leases, gather, average: what measuring and validating
+need, between the living; it takes no time on a virtual clock).
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ class Letter:
 
 @dataclass
 class Usage:
-    """What a learner did on its team's network. bytes_sent: by the learner each went to, in real bytes; of a
-    collective, what a ring sends, to the next rank. modelled_bytes: the same, of the workload that a virtual cluster
-    times. waiting_seconds: of the training task, for others. refused, lost, superseded: letters. faults: injected or
-    modelled ones that took place, by kind.
+    """What a learner did on its team's network.
+
+    bytes_sent: by the learner each went to, in real bytes; of an all-reduce or a broadcast, what a ring sends, to its
+    next member. modelled_bytes: the same, of the workload that a virtual cluster times. waiting_seconds: of the
+    training task, for others. refused, lost, superseded: letters. faults: injected or modelled ones that took place, by
+    kind.
     """
 
     bytes_sent: Counter[int] = field(default_factory=Counter)
@@ -63,6 +65,14 @@ class Work(Protocol):
         ...
 
 
+class Gather(Protocol):
+    """An all-gather under way."""
+
+    def wait(self) -> list[Tensor]:
+        """Every member's tensor, by rank, not to be changed; LearnerLost as for `Work`."""
+        ...
+
+
 class Lock(Protocol):
     def __enter__(self) -> object: ...
     def __exit__(self, *exception: object) -> None: ...
@@ -79,15 +89,44 @@ class Task(Protocol):
     def join(self, timeout: float | None = None) -> None: ...
 
 
-class Team(Protocol):
-    """One learner's end of a team of `size`. incarnation: 0, and one more after each restart of this learner."""
+class Group(Protocol):
+    """One member's end of `size` learners that do collectives together: a whole team, or a part of it (`Team.split`).
+
+    rank: among the members. All members start the same collectives in the same order; a tensor must not be touched
+    before `wait` returns.
+    """
 
     @property
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+
+    def start_all_reduce_mean(self, x: Tensor) -> Work:
+        """Replace x [N] by its mean over all members, the same bits for all."""
+        ...
+
+    def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> Gather:
+        """Every member's x [n], int32 or float32. lengths: n by rank, where they differ.
+
+        Where nobody says lengths, x is a few numbers *about* the model, timed as they are; else it is parts of the
+        model, timed as those of the workload are.
+        """
+        ...
+
+    def broadcast(self, x: Tensor, source: int = 0) -> None:
+        """Replace x [N] by that of member `source`."""
+        ...
+
+
+class Team(Group, Protocol):
+    """One learner's end of a team of `size`. incarnation: 0, and one more after each restart of this learner. hosts: a
+    number for the host of each rank.
+    """
+
     @property
     def incarnation(self) -> int: ...
+    @property
+    def hosts(self) -> Sequence[int]: ...
     @property
     def clock(self) -> Literal["wall", "virtual"]: ...
     @property
@@ -111,10 +150,8 @@ class Team(Protocol):
         """The same closure, taking the time that the cluster's devices, stragglers and faults make it take."""
         ...
 
-    # collectives
-
-    def start_all_reduce_mean(self, x: Tensor) -> Work:
-        """Replace x [N] by its mean over all learners; x must not be touched before `wait` returns."""
+    def split(self, groups: Sequence[Sequence[int]]) -> Group | None:
+        """The one of these disjoint groups, of ascending ranks, that this learner is in; called by all learners."""
         ...
 
     # mail
@@ -164,11 +201,31 @@ class Team(Protocol):
         ...
 
 
+def group_of(rank: int, size: int, groups: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
+    """The members of the group that learner `rank` of `size` is in. ValueError for groups that `split` cannot make."""
+    members = [member for group in groups for member in group]
+    if len(set(members)) < len(members) or not set(members) <= set(range(size)):
+        raise ValueError(f"groups {groups} are not disjoint, or not of learners 0 to {size - 1}")
+    if any(list(group) != sorted(group) for group in groups):
+        raise ValueError(f"groups {groups}: ranks must ascend")
+    return next((tuple(group) for group in groups if rank in group), None)
+
+
 class Done:
     """A collective of one."""
 
     def wait(self) -> None:
         pass
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """An all-gather that is complete."""
+
+    tensors: list[Tensor]
+
+    def wait(self) -> list[Tensor]:
+        return self.tensors
 
 
 class Alone:
@@ -177,6 +234,7 @@ class Alone:
     rank = 0
     size = 1
     incarnation = 0
+    hosts = (0,)
     clock: Literal["wall", "virtual"] = "wall"
 
     def __init__(self) -> None:
@@ -199,6 +257,15 @@ class Alone:
 
     def start_all_reduce_mean(self, x: Tensor) -> Work:
         return Done()
+
+    def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> Gather:
+        return Gathered([x])
+
+    def broadcast(self, x: Tensor, source: int = 0) -> None:
+        pass
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Group | None:
+        return None if group_of(0, 1, groups) is None else self
 
     def accept(self, tag: str, *lengths: int) -> None:
         raise InputError("a team of one has nobody to write to; use launcher=virtual or launcher=process")

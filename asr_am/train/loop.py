@@ -301,7 +301,7 @@ class Run:
         self.checkpoints.save_learner(self.cursor.updates, self.team.rank, state)
         members = self.team.gather(torch.zeros(0, dtype=torch.float64))
         lost = set(range(self.team.size)) - members.keys()
-        if self.strategy.in_step and lost:
+        if not self.strategy.forgiving and lost:
             raise LearnerLost(min(lost), "died before its part of a checkpoint was saved")
         self._agree(members)
         if self._coordinates:

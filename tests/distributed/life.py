@@ -89,8 +89,7 @@ class Training:
             params.w.copy_(self.start(team.rank))
         optimizer = Optimizer(params, self.problem.options)
         strategy = self.make_strategy(params, optimizer, team)
-        if (state := self.checkpoints.load(team.rank)) is not None:
-            strategy.load_state_dict(state)
+        self._resume(strategy)
         life, joined = Life(strategy), team.incarnation == 0
         while (number := self.checkpoints.committed) < len(self.problem.segments[: self.until]):
             try:
@@ -98,6 +97,7 @@ class Training:
             except Outdated:
                 assert team.now() < 1e4, "a replacement waits for ever"
                 team.sleep(0.5)
+                self._resume(strategy)
                 continue
             if not joined:
                 strategy.join()
@@ -105,6 +105,10 @@ class Training:
             self._do_segment(life, model, number, leases)
             self._save(strategy, number + 1)
         return life
+
+    def _resume(self, strategy: Strategy) -> None:
+        if (state := self.checkpoints.load(strategy.team.rank)) is not None:
+            strategy.load_state_dict(state)
 
     def _do_segment(self, life: Life, model: nn.Module, number: int, leases: Leases) -> None:
         strategy, team, segment = life.strategy, life.strategy.team, self.problem.segments[number]
@@ -130,7 +134,7 @@ class Training:
         self.checkpoints.save(segments, team.rank, strategy.state_dict())
         members = team.gather(torch.zeros(0, dtype=torch.float64))
         lost = set(range(team.size)) - members.keys()
-        if strategy.in_step and lost:
+        if not strategy.forgiving and lost:
             raise LearnerLost(min(lost), "died")
         self.checkpoints.committed = segments
 

@@ -26,6 +26,7 @@ def test_built_from_plain_values() -> None:
         ({"hosts": "two"}, r"cluster\.hosts"),
         ({"devices_per_host": 1.5}, r"cluster\.devices_per_host"),
         ({"nic_bandwidth": 0.0}, r"cluster\.nic_bandwidth: must be a number above 0, not 0.0"),
+        ({"fabric_bandwidth": -1.0}, r"cluster\.fabric_bandwidth: must be a number above 0"),
         ({"averaging_bandwidth": "fast"}, r"cluster\.averaging_bandwidth"),
         ({"nic_latency": -1.0}, r"cluster\.nic_latency: must be a number at least 0"),
         ({"host_latency": float("nan")}, r"cluster\.host_latency"),

@@ -28,7 +28,7 @@ from asr_am.train.schedule import Schedule
 from asr_am.train.virtual import train_virtually
 from tests.distributed import reference
 from tests.distributed.life import hardware, in_time, train
-from tests.distributed.soak import STRATEGIES
+from tests.distributed.soak import FORGIVING, STRATEGIES
 from tests.distributed.test_limits import MATRICES
 from tests.distributed.toy import Problem
 from tests.egs.examples import write_examples
@@ -114,7 +114,8 @@ def run(egs_dir: Path, tmp_path: Path) -> Train:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_accumulation_changes_rounding_only(name: str, run: Train) -> None:
     whole, parts = run(name), run(name, accumulation=3)
-    assert 0 < apart(whole[0], parts[0]) < 1e-5
+    difference = apart(whole[0], parts[0])
+    assert difference < 1e-5 and (difference > 0 or name in ("gtc", "htm"))  # thresholds mostly swallow it
     assert parts[1] == pytest.approx(whole[1], abs=2e-6)
 
 
@@ -130,7 +131,7 @@ def test_dropout_is_the_same_every_time_and_after_a_checkpoint(name: str, run: T
     without, with_dropout = run(name), run(name, dropout=0.3)
     assert torch.equal(run(name, dropout=0.3)[0], with_dropout[0])
     assert apart(without[0], with_dropout[0]) > 1e-3
-    if name != "adpsgd":
+    if name not in FORGIVING:
         run(name, dropout=0.3, into="stopped", epochs=1)
         assert torch.equal(run(name, dropout=0.3, into="stopped")[0], with_dropout[0])
 
@@ -156,7 +157,7 @@ def test_a_learner_crashes(name: str, run: Train, tmp_path: Path) -> None:
     """In step the run ends, and goes on to the same bits when started again; adpsgd goes on by itself."""
     for at in (0.3, 2.2, 4.1):
         into, crash = f"crash at {at}", Crash(1, at, restart_after=1.0)
-        if name == "adpsgd":
+        if name in FORGIVING:
             run(name, into=into, crash=crash)
             summary = json.loads((tmp_path / into / "summary.json").read_text())
             assert summary["restarts"] == 1

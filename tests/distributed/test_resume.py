@@ -10,10 +10,16 @@ import pytest
 import torch
 
 from asr_am.distributed.adpsgd import Adpsgd
+from asr_am.distributed.bmuf import Bmuf
 from asr_am.distributed.dpsgd import Dpsgd
 from asr_am.distributed.flat_params import OnBucket
+from asr_am.distributed.gtc import Gtc
+from asr_am.distributed.htm import Htm
 from asr_am.distributed.hybrid import Hybrid
 from asr_am.distributed.optimizer import OptimizerOptions
+from asr_am.distributed.ps_async import PsAsync
+from asr_am.distributed.ps_sync import PsSync
+from asr_am.distributed.psp import Psp
 from asr_am.distributed.strategy import Gradient, Stats, Strategy
 from asr_am.distributed.sync import Sync
 from asr_am.distributed.team import Team
@@ -22,7 +28,9 @@ from tests.distributed.toy import Problem
 
 IN_STEP = {
     "sync": Sync, "sync of weights": partial(Sync, form="weights"), "hybrid": Hybrid, "dpsgd": Dpsgd,
-    "dpsgd on a ring": partial(Dpsgd, mixing="ring"),
+    "dpsgd on a ring": partial(Dpsgd, mixing="ring"), "gtc": partial(Gtc, threshold=20.0),
+    "gtc with momentum before": partial(Gtc, threshold=20.0, density=0.1, momentum="before"),
+    "bmuf": partial(Bmuf, block_size=3), "htm": partial(Htm, group_size=2, threshold=20.0, block_size=3),
 }  # fmt: skip
 
 
@@ -69,6 +77,12 @@ def test_adpsgd_s_too_where_the_same_happens_in_the_same_order() -> None:
     check_resume(Adpsgd, OptimizerOptions(), beat)
 
 
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+@pytest.mark.parametrize("make", [PsSync, PsAsync, partial(Psp, c=2, b=0.5)], ids=["ps_sync", "ps_async", "psp"])
+def test_servers_too(make: Callable[..., Strategy], kind: str) -> None:
+    check_resume(partial(make, servers=2), OptimizerOptions(kind), beat)  # type: ignore[arg-type]
+
+
 # mistakes: states that lack something
 
 
@@ -88,7 +102,8 @@ def without(strategy: type[Strategy], key: str) -> type[Strategy]:
         (Sync, "weights"), (Sync, "optimizer"), (Sync, "staleness"), (Hybrid, "weights"), (Hybrid, "pushed"),
         (Hybrid, "optimizer"), (Hybrid, "steps"), (Dpsgd, "weights"), (Dpsgd, "optimizer"), (Dpsgd, "steps"),
         (Adpsgd, "weights"), (Adpsgd, "x"), (Adpsgd, "optimizer"), (Adpsgd, "merged"), (Adpsgd, "side"),
-        (Adpsgd, "counts"),
+        (Adpsgd, "counts"), (PsSync, "weights"), (PsAsync, "weights"), (PsAsync, "server"),
+        (PsAsync, "versions"), (PsAsync, "staleness"), (Psp, "weights"), (Psp, "server"),
     ],
 )  # fmt: skip
 def test_nothing_in_a_state_can_be_left_out(strategy: type[Strategy], key: str) -> None:

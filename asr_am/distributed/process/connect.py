@@ -78,7 +78,7 @@ def _connect_gang(who: Environment, faults: Faults, usage: Usage, pace: Pace, ti
     except BaseException:
         reactor.stop()
         raise
-    return ProcessTeam(0, usage, roster, waiting, reactor, office, gang, pace)
+    return ProcessTeam(0, who.hosts, usage, roster, waiting, reactor, office, gang, pace)
 
 
 def _connect_supervised(who: Environment, faults: Faults, usage: Usage, pace: Pace, timeout: float) -> ProcessTeam:
@@ -114,4 +114,4 @@ def _connect_supervised(who: Environment, faults: Faults, usage: Usage, pace: Pa
         reactor.stop()
         raise
     together = Supervised(line, office, who.rank, who.incarnation)
-    return ProcessTeam(who.incarnation, usage, roster, waiting, reactor, office, together, pace)
+    return ProcessTeam(who.incarnation, who.hosts, usage, roster, waiting, reactor, office, together, pace)

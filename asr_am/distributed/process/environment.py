@@ -17,14 +17,15 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Environment:
-    """supervisor: tcp://host:port, None for a gang, which has `master`: host and port of torch's store. hosted:
-    torchrun serves that store itself. restarts: of the gang, by torchrun. run: 32 hexadecimal digits, None where the
-    gang has to agree on some. launcher: its process. key: for encryption.
+    """local_size: learners on each host. supervisor: tcp://host:port, None for a gang, which has `master`: host and
+    port of torch's store. hosted: torchrun serves that store itself. restarts: of the gang, by torchrun. run: 32
+    hexadecimal digits, None where the gang has to agree on some. launcher: its process. key: for encryption.
     """
 
     rank: int
     size: int
     local_rank: int
+    local_size: int
     incarnation: int
     run: str | None
     supervisor: str | None
@@ -33,6 +34,11 @@ class Environment:
     restarts: int
     launcher: int | None
     key: str | None
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """Of each rank: launchers fill one host after the other."""
+        return tuple(rank // self.local_size for rank in range(self.size))
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
@@ -55,6 +61,7 @@ class Environment:
             rank=rank,
             size=size,
             local_rank=_whole(variables, "LOCAL_RANK", default="0"),
+            local_size=_whole(variables, "LOCAL_WORLD_SIZE", default=str(size), least=1),
             incarnation=_whole(variables, "ASR_AM_INCARNATION", default="0"),
             run=run,
             supervisor=supervisor,

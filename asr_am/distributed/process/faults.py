@@ -32,9 +32,10 @@ class Fates:
             usage.faults["lost"] += 1
         return lost
 
-    def due(self, usage: Usage) -> float:
-        """When the next letter may go out."""
-        if self._random.random() >= self._faults.late_share:
+    def due(self, usage: Usage, tag: str) -> float:
+        """When the next letter, of this tag, may go out."""
+        may_be_late = self._faults.late_tag in (None, tag)
+        if not may_be_late or self._random.random() >= self._faults.late_share:
             return 0.0
         usage.faults["late"] += 1
         return time.monotonic() + self._faults.late_seconds

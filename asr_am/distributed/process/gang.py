@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -15,10 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from asr_am.distributed.leases import LearnerLost, Leases, Rounds, Segment
+from asr_am.distributed.process.group import GangGroup
 from asr_am.distributed.process.roster import Roster
 from asr_am.distributed.process.sockets import PATIENCE, interface_of
 from asr_am.distributed.process.waiting import Waiting
-from asr_am.distributed.team import Usage, Work
+from asr_am.distributed.team import Alone, Group, Usage, group_of
 from asr_am.errors import InputError
 
 LONG = timedelta(days=7)  # validation may be long; the dead are found by the mail
@@ -37,12 +39,25 @@ class Gang:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=roster.rank, world_size=roster.size, timeout=LONG)
         self._control = dist.new_group(backend="gloo", timeout=LONG)
-        self._groups = [group for group in (dist.group.WORLD, self._control) if group is not None]
+        assert dist.group.WORLD is not None
+        self._groups = [dist.group.WORLD, self._control]
+        self.everybody: Group = GangGroup(dist.group.WORLD, range(roster.size), roster.rank, usage, self.complete)
 
-    def start_all_reduce_mean(self, x: Tensor) -> Work:
-        size = self._roster.size
-        self._usage.bytes_sent[(self._roster.rank + 1) % size] += round(2 * (size - 1) / size * x.nbytes)
-        return Mean(self, dist.all_reduce(x, async_op=True), x, size)
+    def split(self, groups: Sequence[Sequence[int]]) -> Group | None:
+        """torch.distributed has all make all of them, in one order."""
+        rank = self._roster.rank
+        own = group_of(rank, self._roster.size, groups)
+        for ranks in groups:
+            if len(ranks) == 1:
+                continue
+            made = dist.new_group(list(ranks), timeout=LONG)
+            if rank in ranks:
+                self._groups.append(made)
+        if own is None:
+            return None
+        if len(own) == 1:
+            return Alone()
+        return GangGroup(self._groups[-1], own, own.index(rank), self._usage, self.complete)
 
     def gather(self, values: Tensor) -> dict[int, Tensor]:
         """Ragged: first the lengths, then rows of the greatest length."""
@@ -107,21 +122,3 @@ class Gang:
         rows = [torch.empty_like(row) for _ in range(self._roster.size)]
         self.complete(dist.all_gather(rows, row, group=self._control, async_op=True))
         return rows
-
-
-class Mean:
-    """A sum under way that becomes a mean."""
-
-    def __init__(self, gang: Gang, work: dist.Work, x: Tensor, size: int) -> None:
-        self._gang, self._work, self._x, self._size = gang, work, x, size
-        self._complete = False
-
-    def wait(self) -> None:
-        if self._complete:
-            return
-        if self._x.is_cuda:
-            self._work.wait()  # the stream does, not this thread
-        else:
-            self._gang.complete(self._work)
-        self._x.div_(self._size)
-        self._complete = True

@@ -105,7 +105,7 @@ class Outbox:
         if channel.tag not in self._reliable:
             if self._fates.loses(usage):
                 return
-            letter.due = self._fates.due(usage)
+            letter.due = self._fates.due(usage, channel.tag)
         channel.under_way = letter
 
 

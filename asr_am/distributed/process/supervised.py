@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from asr_am.distributed.leases import Leases, Segment
 from asr_am.distributed.process.control import ControlLine, SharedLeases, segment_to_json
 from asr_am.distributed.process.mail import PostOffice
-from asr_am.distributed.team import Work
+from asr_am.distributed.team import Group
 
 SHARE, MEAN = "share", "mean"
 RELIABLE = (SHARE, MEAN)  # tags that injected faults spare
@@ -19,8 +21,12 @@ class Supervised:
         self._line, self._office, self._rank, self._incarnation = line, office, rank, incarnation
         self._averages = 0
 
-    def start_all_reduce_mean(self, x: Tensor) -> Work:
+    @property
+    def everybody(self) -> Group:
         raise RuntimeError("this team has mail only, no collectives")
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Group | None:
+        return self.everybody
 
     def leases(self, segment: Segment, in_step: bool) -> Leases:
         """Outdated where a restarted learner is behind the others."""

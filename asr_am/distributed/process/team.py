@@ -16,15 +16,17 @@ from asr_am.distributed.process.reactor import Reactor
 from asr_am.distributed.process.roster import Roster
 from asr_am.distributed.process.waiting import Closed, TeamEvent, TeamLock, Waiting
 from asr_am.distributed.strategy import Gradient
-from asr_am.distributed.team import Charge, Letter, Usage, Work
+from asr_am.distributed.team import Charge, Gather, Group, Letter, Usage, Work
 
 CLOSING = 5.0  # seconds for communication tasks to end
 
 
 class Together(Protocol):
-    """What learners do all together: a `Gang` or `Supervised`."""
+    """What learners do all together: a `Gang` or `Supervised`. everybody: the collectives of all."""
 
-    def start_all_reduce_mean(self, x: Tensor) -> Work: ...
+    @property
+    def everybody(self) -> Group: ...
+    def split(self, groups: Sequence[Sequence[int]]) -> Group | None: ...
     def leases(self, segment: Segment, in_step: bool) -> Leases: ...
     def gather(self, values: Tensor) -> dict[int, Tensor]: ...
     def average(self, x: Tensor) -> Tensor: ...
@@ -37,10 +39,11 @@ class ProcessTeam:
     clock: Literal["wall", "virtual"] = "wall"
 
     def __init__(
-        self, incarnation: int, usage: Usage, roster: Roster, waiting: Waiting, reactor: Reactor, office: PostOffice,
-        together: Together, pace: Pace,
+        self, incarnation: int, hosts: Sequence[int], usage: Usage, roster: Roster, waiting: Waiting, reactor: Reactor,
+        office: PostOffice, together: Together, pace: Pace,
     ) -> None:  # fmt: skip
         self.rank, self.size, self.incarnation, self.usage = roster.rank, roster.size, incarnation, usage
+        self.hosts = tuple(hosts)
         self._roster, self._waiting, self._reactor, self._office = roster, waiting, reactor, office
         self._together, self._pace = together, pace
         self._tasks: list[threading.Thread] = []
@@ -65,7 +68,19 @@ class ProcessTeam:
 
     def start_all_reduce_mean(self, x: Tensor) -> Work:
         self._waiting.check()
-        return self._together.start_all_reduce_mean(x)
+        return self._together.everybody.start_all_reduce_mean(x)
+
+    def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> Gather:
+        self._waiting.check()
+        return self._together.everybody.start_all_gather(x, lengths)
+
+    def broadcast(self, x: Tensor, source: int = 0) -> None:
+        self._waiting.check()
+        self._together.everybody.broadcast(x, source)
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Group | None:
+        self._waiting.check()
+        return self._together.split(groups)
 
     def accept(self, tag: str, *lengths: int) -> None:
         self._office.accept(tag, lengths)

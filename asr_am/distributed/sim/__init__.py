@@ -2,8 +2,9 @@
 
 scheduler    the clock, tasks, and what they wait for         torch_state  what torch keeps per thread, per task
 network      when transfers end                               member       what all parts know of a learner
-collectives  all-reduces, and computing beside them           mail         letters
-control      leases and meetings                              team         one learner's end: the `Team`
+collectives  of the team and groups; computing beside them    group        one member's end of them: the `Group`
+mail         letters                                          control      leases and meetings
+team         one learner's end: the `Team`
 cluster      a run: learners start, crash, start anew         epoch        how long an epoch takes, without a model
 """
 

@@ -39,10 +39,7 @@ class SimCluster:
         self.members = [Member(rank, hardware.host_of(rank)) for rank in range(learners)]
         self.network = Network(hardware)
         self.collectives = Collectives(
-            self.scheduler,
-            learners,
-            lambda elements: self.network.all_reduce_seconds(learners, self.modelled_bytes(elements * FLOAT_BYTES)),
-            hardware.overlap_speed,
+            self.scheduler, self.members, self.network, self.modelled_bytes, hardware.overlap_speed
         )
         streams = [random_stream(seed, rank, 0, "mail") for rank in range(learners)]
         self.mail = Mail(self.scheduler, self.members, self.network, self.modelled_bytes, hardware.faults, streams)

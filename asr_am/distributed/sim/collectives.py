@@ -1,120 +1,176 @@
-"""All-reduces of a virtual team: real means, modelled durations, and what they leave of the devices' speed.
+"""Collectives of a virtual team and of its groups: real values, modelled durations, and what they leave of the devices'
+speed.
 
 Shapes: N elements of a tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from asr_am.distributed.sim.member import Member
+from asr_am.distributed.sim.network import Network, ring_share
 from asr_am.distributed.sim.scheduler import Scheduler, Signal
 from asr_am.distributed.team import LearnerLost
 
 
 @dataclass
-class AllReduce:
-    """The collective that everybody started as their `number`th. tensors: by rank, each [N], N = length."""
+class Collective:
+    """What the members of a group started as their `number`th.
+
+    lengths: of their tensors, by place in the group, as all say. end: when it is complete that begins at a given time.
+    finish: what it does with the tensors, and returns. tensors: by place.
+    """
 
     number: int
-    length: int
+    kind: str
+    lengths: tuple[int, ...]
+    end: Callable[[float], float]
+    finish: Callable[[list[Tensor]], list[Tensor]]
     tensors: dict[int, Tensor] = field(default_factory=dict)
+    result: list[Tensor] = field(default_factory=list)
     complete: bool = False
 
 
 class Collectives:
-    """One after the other, each from when its last learner starts it; lost for ever when a learner is.
+    """Of all groups; lost for ever when a learner is.
 
-    seconds: duration, of so many elements. overlap_speed: of computing while a transfer is under way.
+    modelled: bytes that stand for so many real ones. overlap_speed: of computing while one's transfer is under way.
     """
 
-    def __init__(self, scheduler: Scheduler, size: int, seconds: Callable[[int], float], overlap_speed: float) -> None:
-        self._scheduler, self._size, self._seconds, self._overlap_speed = scheduler, size, seconds, overlap_speed
-        self._started = [0] * size
-        self._pending: dict[int, AllReduce] = {}
-        self._free_at = 0.0
-        self._transfers = 0
-        self._lost: tuple[int, str] | None = None
-        self._changed = Signal(scheduler)  # complete, or lost
-        self._speed_changed = Signal(scheduler)
+    def __init__(
+        self, scheduler: Scheduler, members: Sequence[Member], network: Network,
+        modelled: Callable[[float], float], overlap_speed: float,
+    ) -> None:  # fmt: skip
+        self.scheduler, self.network, self.modelled = scheduler, network, modelled
+        self.changed = Signal(scheduler)  # complete, or lost
+        self.lost: tuple[int, str] | None = None
+        self._overlap_speed = overlap_speed
+        self._members = members
+        self._transfers = [0] * len(members)
+        self._speed_changed = [Signal(scheduler) for _ in members]
+        self._circles: dict[tuple[int, tuple[int, ...]], Circle] = {}
+        self.everybody = Circle(self, members, whole=True)
 
-    def start(self, rank: int, x: Tensor) -> SimWork:
-        """Add rank's x [N] to its next collective."""
-        self._check()
-        number = self._started[rank]
-        self._started[rank] += 1
-        reduce = self._pending.setdefault(number, AllReduce(number, len(x)))
-        if len(x) != reduce.length:
-            raise RuntimeError(f"all-reduce {number}: learner {rank} has {len(x)} elements, others {reduce.length}")
-        reduce.tensors[rank] = x
-        if len(reduce.tensors) == self._size:
-            begin = max(self._scheduler.now, self._free_at)
-            self._free_at = begin + self._seconds(reduce.length)
-            self._scheduler.call_at(begin, lambda: self._add_transfers(1))
-            self._scheduler.call_at(self._free_at, lambda: self._finish(reduce))
-        return SimWork(self, reduce)
+    def circle(self, split: int, ranks: tuple[int, ...]) -> Circle:
+        """The group of these members; the same for all of them. split: how many their team had been through before."""
+        return self._circles.setdefault((split, ranks), Circle(self, [self._members[rank] for rank in ranks]))
 
-    def compute(self, seconds: float) -> None:
+    def compute(self, rank: int, seconds: float) -> None:
         """Let the time pass that so many seconds of undisturbed computing take."""
-        scheduler, left = self._scheduler, seconds
+        scheduler, left = self.scheduler, seconds
         while left > 0:
-            begin, speed = scheduler.now, self._overlap_speed if self._transfers else 1.0
-            if not self._speed_changed.park("computing", left / speed):
+            begin, speed = scheduler.now, self._overlap_speed if self._transfers[rank] else 1.0
+            if not self._speed_changed[rank].park("computing", left / speed):
                 return
             left -= (scheduler.now - begin) * speed
 
     def lose(self, rank: int, reason: str) -> None:
         """All that is under way, and all that will be started, cannot be completed any more."""
-        if self._lost is None:
-            self._lost = (rank, reason)
-        self._pending.clear()
-        self._add_transfers(-self._transfers)
-        self._changed.wake()
+        if self.lost is None:
+            self.lost = (rank, reason)
+        for member in self._members:
+            self._add_transfers(member.rank, -self._transfers[member.rank])
+        self.changed.wake()
 
-    def wait(self, reduce: AllReduce) -> None:
-        self._changed.wait_for(
-            lambda: reduce.complete or self._lost is not None,
-            f"all-reduce {reduce.number}, started by {len(reduce.tensors)} of {self._size}",
+    def check(self) -> None:
+        if self.lost is not None:
+            raise LearnerLost(*self.lost)
+
+    def transfer(self, members: Sequence[Member], change: int) -> None:
+        """A transfer of these begins (+1) or ends (-1)."""
+        if self.lost is None:
+            for member in members:
+                self._add_transfers(member.rank, change)
+
+    def _add_transfers(self, rank: int, change: int) -> None:
+        self._transfers[rank] += change
+        self._speed_changed[rank].wake()
+
+
+class Circle:
+    """The collectives of one group, one after the other, each from when its last member starts it.
+
+    whole: the team itself, whose all-reduces are timed by a bandwidth of their own.
+    """
+
+    def __init__(self, collectives: Collectives, members: Sequence[Member], whole: bool = False) -> None:
+        self._all, self.members, self._whole = collectives, members, whole
+        self._hosts = [member.host for member in members]
+        self._started = [0] * len(members)
+        self._pending: dict[int, Collective] = {}
+        self._free_at = 0.0
+
+    def start(
+        self, place: int, kind: str, x: Tensor, lengths: Sequence[int], end: Callable[[float], float],
+        finish: Callable[[list[Tensor]], list[Tensor]],
+    ) -> Collective:  # fmt: skip
+        """Add a member's x to its next collective."""
+        self._all.check()
+        number = self._started[place]
+        self._started[place] += 1
+        fresh = Collective(number, kind, tuple(lengths), end, finish)
+        collective = self._pending.setdefault(number, fresh)
+        who = f"{kind} {number}: learner {self.members[place].rank}"
+        if kind != collective.kind:
+            raise RuntimeError(f"{who} starts it where others start {collective.kind}")
+        if len(x) != collective.lengths[place] or fresh.lengths != collective.lengths:
+            raise RuntimeError(f"{who} has {len(x)} elements, others {collective.lengths[place]}")
+        collective.tensors[place] = x
+        if len(collective.tensors) == len(self.members):
+            self._transfer(collective)
+        return collective
+
+    def wait(self, collective: Collective) -> None:
+        self._all.changed.wait_for(
+            lambda: collective.complete or self._all.lost is not None,
+            f"{collective.kind} {collective.number}, started by {len(collective.tensors)} of {len(self.members)}",
         )
-        if not reduce.complete:
-            self._check()
+        if not collective.complete:
+            self._all.check()
 
-    def _check(self) -> None:
-        if self._lost is not None:
-            raise LearnerLost(*self._lost)
+    # when a collective of so many bytes is complete that begins at `begin`
 
-    def _add_transfers(self, change: int) -> None:
-        if self._lost is not None and change > 0:
+    def all_reduce_end(self, count: float, begin: float) -> float:
+        network, size = self._all.network, len(self.members)
+        if self._whole:
+            return begin + network.all_reduce_seconds(size, count)
+        return network.ring(begin, self._hosts, ring_share(size) * count)
+
+    def broadcast_end(self, count: float, begin: float) -> float:
+        return self._all.network.ring(begin, self._hosts, count)
+
+    def all_gather_end(self, counts: Sequence[float], begin: float) -> float:
+        return self._all.network.exchange(begin, self._hosts, counts)
+
+    def _transfer(self, collective: Collective) -> None:
+        scheduler = self._all.scheduler
+        begin = max(scheduler.now, self._free_at)
+        self._free_at = collective.end(begin)
+        scheduler.call_at(begin, lambda: self._all.transfer(self.members, 1))
+        scheduler.call_at(self._free_at, lambda: self._finish(collective))
+
+    def _finish(self, collective: Collective) -> None:
+        if self._all.lost is not None:
             return
-        self._transfers += change
-        self._speed_changed.wake()
-
-    def _finish(self, reduce: AllReduce) -> None:
-        if self._lost is not None:
-            return
-        del self._pending[reduce.number]
-        self._add_transfers(-1)
-        mean = mean_in_order(reduce.tensors[rank] for rank in sorted(reduce.tensors))
+        del self._pending[collective.number]
+        self._all.transfer(self.members, -1)
         with torch.no_grad():
-            for x in reduce.tensors.values():
-                x.copy_(mean)
-        reduce.tensors.clear()
-        reduce.complete = True
-        self._changed.wake()
+            collective.result = collective.finish([collective.tensors[place] for place in range(len(self.members))])
+        collective.tensors.clear()
+        collective.complete = True
+        self._all.changed.wake()
 
 
-@dataclass
-class SimWork:
-    """A learner's end of a collective."""
-
-    _collectives: Collectives
-    _reduce: AllReduce
-
-    def wait(self) -> None:
-        self._collectives.wait(self._reduce)
+def put_mean(tensors: list[Tensor]) -> list[Tensor]:
+    mean = mean_in_order(tensors)
+    for x in tensors:
+        x.copy_(mean)
+    return []
 
 
 @torch.no_grad()

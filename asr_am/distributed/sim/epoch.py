@@ -23,6 +23,7 @@ from asr_am.distributed.team import Team
 from asr_am.errors import InputError
 
 ELEMENTS = 4
+LARGE = 1e6  # above any threshold
 
 
 @dataclass(frozen=True)
@@ -35,22 +36,26 @@ class EpochTime:
 
 def time_epoch(
     strategy: Callable[[FlatParams, Optimizer, Team], Strategy], hardware: Cluster, workload: Workload, *,
-    learners: int, batches: int, seed: int = 1,
+    learners: int, batches: int, seed: int = 1, elements: int = ELEMENTS,
+    density: float = 0.0,
 ) -> EpochTime:  # fmt: skip
     """An epoch of so many equal batches, each of which was done exactly once.
+
+    elements: of the weights; many where strategies cut them up, and write a few numbers beside them. density: share of
+    each gradient's elements that are so large that a strategy which sends the large ones sends them.
 
     InputError where the learners do not fit, or the workload does not say its bytes and seconds per batch.
     """
     if workload.bytes is None or workload.seconds_per_batch is None:
         raise InputError(f"workload {workload.name}: timing an epoch without a model needs bytes and seconds_per_batch")
     segment = Segment(0, 0, batches, batches, (1,) * batches, updates_before=0)
-    cluster = SimCluster(hardware, workload, learners, seed, model_elements=ELEMENTS)
+    cluster = SimCluster(hardware, workload, learners, seed, model_elements=elements)
 
     def live(team: SimTeam) -> None:
-        params = FlatParams(_Weights())
+        params = FlatParams(_Weights(elements))
         learner = strategy(params, Optimizer(params, OptimizerOptions(momentum=0.0)), team)
         leases = team.leases(segment, learner.in_step)
-        gradient = team.computing(_free_gradient(leases, params))
+        gradient = team.computing(_free_gradient(leases, params, density))
         while (stats := learner.step(gradient)) is not None:
             leases.complete(stats)
         learner.rest()
@@ -65,19 +70,21 @@ def time_epoch(
 
 
 class _Weights(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, elements: int) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.zeros(ELEMENTS))
+        self.w = nn.Parameter(torch.zeros(elements))
 
 
-def _free_gradient(leases: Leases, params: FlatParams) -> Gradient:
-    """A closure that leases a batch and leaves the gradient at zero."""
+def _free_gradient(leases: Leases, params: FlatParams, density: float) -> Gradient:
+    """A closure that leases a batch; the gradient is zero, but for a share of `density`."""
     nothing = torch.zeros(())
+    large = round(density * len(params))
 
     def gradient(on_bucket: OnBucket | None) -> Stats | None:
         lease = leases.lease()
         if lease is None:
             return None
+        params.g[:large] = LARGE
         params.announce_all(on_bucket)
         idle = lease.batch is None
         return Stats(lease, float(not idle), int(not idle), 0.0, nothing, nothing)

@@ -138,7 +138,8 @@ class Mail:
         usage.bytes_sent[channel.to] += count
         usage.modelled_bytes += modelled
         arrival = self._network.deliver(self._scheduler.now, sender.host, self._members[channel.to].host, modelled)
-        if self._fails(channel.source, "late", self._faults.late_share):
+        may_be_late = self._faults.late_tag in (None, channel.tag)
+        if may_be_late and self._fails(channel.source, "late", self._faults.late_share):
             arrival += self._faults.late_seconds
         if self._fails(channel.source, "lost", self._faults.lost_share):
             usage.lost += 1

@@ -1,10 +1,14 @@
 """When transfers end: links as queues that are booked ahead.
 
-A link takes one transfer after the other, in the order in which they were asked for. Collectives are timed by a
-bandwidth of their own, and leave the links of the messages free.
+A link takes one transfer after the other, in the order in which they were asked for. The whole team's all-reduces are
+timed by a bandwidth of their own, and leave the links of the messages free; all else goes through the links that it
+uses.
 """
 
 from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 from asr_am.distributed.cluster import Cluster
 
@@ -65,6 +69,46 @@ class Network:
         if learners == 1:
             return 0.0
         return ring_share(learners) * count / hardware.all_reduce_bandwidth + hardware.all_reduce_latency
+
+    def ring(self, begin: float, hosts: Sequence[int], count: float) -> float:
+        """When `count` bytes have gone over each link of a ring, or chain, of learners on these hosts.
+
+        Inside one host at the rate of its messages. Between hosts at the rate of all-reduces; rings that share a
+        network card share its rate.
+        """
+        hardware, steps = self._hardware, len(hosts) - 1
+        if steps == 0:
+            return begin
+        if len(set(hosts)) == 1:
+            return begin + count / hardware.host_bandwidth + steps * hardware.host_latency
+        begin, seconds = self._through_cards(begin, dict.fromkeys(hosts, count), dict.fromkeys(hosts, count))
+        return begin + max(seconds, count / hardware.all_reduce_bandwidth) + hardware.all_reduce_latency
+
+    def exchange(self, begin: float, hosts: Sequence[int], counts: Sequence[float]) -> float:
+        """When each of the learners on these hosts has sent its `counts` bytes to every other."""
+        hardware, total, size = self._hardware, sum(counts), len(hosts)
+        if size == 1:
+            return begin
+        learners = Counter(hosts)
+        here: defaultdict[int, float] = defaultdict(float)  # bytes of a host's learners
+        for host, count in zip(hosts, counts, strict=True):
+            here[host] += count
+        inside = max(here[host] - count for host, count in zip(hosts, counts, strict=True)) / hardware.host_bandwidth
+        if len(learners) == 1:
+            return begin + inside + hardware.host_latency
+        out = {host: here[host] * (size - learners[host]) for host in learners}
+        into = {host: (total - here[host]) * learners[host] for host in learners}
+        begin, seconds = self._through_cards(begin, out, into)
+        return begin + max(inside, seconds, sum(out.values()) / hardware.fabric_bandwidth) + hardware.nic_latency
+
+    def _through_cards(self, begin: float, out: Mapping[int, float], into: Mapping[int, float]) -> tuple[float, float]:
+        """When the cards of these hosts are free for so many bytes each way, and the seconds of the slowest."""
+        jobs = [(self._out[host], count) for host, count in out.items()]
+        jobs += [(self._in[host], count) for host, count in into.items()]
+        begin = max([begin, *(card.free_at for card, _ in jobs)])
+        for card, count in jobs:
+            card.book(begin, count / self._hardware.nic_bandwidth)
+        return begin, max(count for _, count in jobs) / self._hardware.nic_bandwidth
 
 
 def ring_share(learners: int) -> float:

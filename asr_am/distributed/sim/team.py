@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from asr_am.distributed.leases import Leases, Rounds, Segment
-from asr_am.distributed.sim.collectives import SimWork, mean_in_order
+from asr_am.distributed.sim.collectives import mean_in_order
 from asr_am.distributed.sim.control import SharedLeases
+from asr_am.distributed.sim.group import SimGather, SimGroup, SimWork
 from asr_am.distributed.sim.mail import FLOAT_BYTES
 from asr_am.distributed.sim.member import Member, living, random_stream
-from asr_am.distributed.sim.network import ring_share
 from asr_am.distributed.sim.scheduler import SimEvent, SimLock, Task
 from asr_am.distributed.strategy import Gradient, Stats
-from asr_am.distributed.team import Charge, Letter, Usage
+from asr_am.distributed.team import Charge, Letter, Usage, group_of
 
 if TYPE_CHECKING:
     from asr_am.distributed.flat_params import OnBucket
@@ -33,9 +33,12 @@ class SimTeam:
     def __init__(self, cluster: SimCluster, member: Member) -> None:
         self._cluster, self._member, self._scheduler = cluster, member, cluster.scheduler
         self.rank, self.size, self.incarnation = member.rank, len(cluster.members), member.incarnation
+        self.hosts = tuple(member.host for member in cluster.members)
         self.usage: Usage = member.usage
         self._jitter = random_stream(cluster.seed, self.rank, self.incarnation, "jitter")
         self._full = 0.0  # frames of the segment's largest batch
+        self._everybody = SimGroup(cluster.collectives.everybody, self.rank, cluster.modelled_bytes)
+        self._splits = 0
 
     def alive(self) -> Sequence[int]:
         return living(self._cluster.members)
@@ -67,11 +70,11 @@ class SimTeam:
             length = max((end for _, end in buckets), default=0)
             for begin, end in sorted(buckets, reverse=True):
                 ready = seconds * (FORWARD + (1 - FORWARD) * (1 - begin / length))
-                self._cluster.collectives.compute(ready - passed)
+                self._cluster.collectives.compute(self.rank, ready - passed)
                 passed = ready
                 assert on_bucket is not None
                 on_bucket(begin, end)
-            self._cluster.collectives.compute(seconds - passed)
+            self._cluster.collectives.compute(self.rank, seconds - passed)
             return stats
 
         return timed
@@ -88,12 +91,21 @@ class SimTeam:
         return seconds
 
     def start_all_reduce_mean(self, x: Tensor) -> SimWork:
-        work = self._cluster.collectives.start(self.rank, x)
-        if self.size > 1:
-            count = round(ring_share(self.size) * len(x) * x.element_size())
-            self.usage.bytes_sent[(self.rank + 1) % self.size] += count
-            self.usage.modelled_bytes += self._cluster.modelled_bytes(count)
-        return work
+        return self._everybody.start_all_reduce_mean(x)
+
+    def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> SimGather:
+        return self._everybody.start_all_gather(x, lengths)
+
+    def broadcast(self, x: Tensor, source: int = 0) -> None:
+        self._everybody.broadcast(x, source)
+
+    def split(self, groups: Sequence[Sequence[int]]) -> SimGroup | None:
+        ranks = group_of(self.rank, self.size, groups)
+        self._splits += 1
+        if ranks is None:
+            return None
+        circle = self._cluster.collectives.circle(self._splits, ranks)
+        return SimGroup(circle, ranks.index(self.rank), self._cluster.modelled_bytes)
 
     def accept(self, tag: str, *lengths: int) -> None:
         self._cluster.mail.accept(self.rank, tag, lengths)

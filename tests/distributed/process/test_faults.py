@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -81,13 +82,15 @@ def test_the_fate_of_a_letter_is_the_same_each_time() -> None:
 
     def fates(rank: int, incarnation: int) -> list[tuple[bool, bool]]:
         usage, fate = Usage(), Fates(faults, rank, incarnation)
-        drawn = [(fate.loses(usage), fate.due(usage) > time.monotonic()) for _ in range(500)]
+        drawn = [(fate.loses(usage), fate.due(usage, "weights") > time.monotonic()) for _ in range(500)]
         assert usage.lost == usage.faults["lost"] == sum(lost for lost, _ in drawn)
         assert usage.faults["late"] == sum(late for _, late in drawn)
         assert 60 < usage.lost < 140 and 100 < usage.faults["late"] < 200
         return drawn
 
     assert fates(1, 0) == fates(1, 0) != fates(1, 1)
+    only_pulls = Fates(replace(faults, late_share=1.0, late_tag="pull"), 1, 0)
+    assert only_pulls.due(Usage(), "weights") == 0.0 < only_pulls.due(Usage(), "pull")
 
 
 def test_only_the_first_incarnation_crashes() -> None:

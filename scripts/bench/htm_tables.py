@@ -1,0 +1,157 @@
+"""Speed-ups in frames/s of Ladkat et al. (2019), Tables 1 and 2, published and on the virtual cluster.
+
+    python scripts/bench/htm_tables.py [--jobs N] [--json FILE] [--steps N] [cluster.nic_bandwidth=1e9 ...]
+
+The strategies' own code runs on conf/cluster/aws_p3.yaml with conf/workload/htm_lstm.yaml, for whole blocks.
+GTC is given gradients of which 1 % is beyond the threshold ("reducing total update size by a couple of orders of
+magnitude", section 2.1). A speed-up is against the batches' computing time on one GPU. Exits with 1 where a figure of
+BMUF or HTM is more than 15 % off, or GTC's do not rise to 32 GPUs and fall at 64 and 128.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from asr_am.distributed.cluster import Cluster, Workload
+from asr_am.distributed.sim.epoch import time_epoch
+from asr_am.errors import InputError
+from asr_am.parallel import parallel_map
+from asr_am.stages.app import ROOT, values
+from asr_am.stages.unit import git_commit
+
+TOLERANCE = 0.15
+DENSITY = 0.01  # of GTC's messages
+ELEMENTS = 1000  # of the weights that stand for the model
+GTC_STEPS = 30
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A published speed-up. block: in steps, 0 for GTC, which has none."""
+
+    strategy: str
+    learners: int
+    block: int
+    speed_up: float
+
+    def __str__(self) -> str:
+        block = f" block {self.block:3}" if self.block else ""
+        return f"{self.strategy:4} {self.learners:3} GPUs{block}"
+
+
+TABLE_1 = (
+    Cell("gtc", 16, 0, 12.5), Cell("gtc", 32, 0, 23.5), Cell("gtc", 64, 0, 21.7), Cell("gtc", 128, 0, 10.9),
+    Cell("bmuf", 16, 50, 15.7), Cell("bmuf", 32, 50, 28.1), Cell("bmuf", 64, 50, 58.2), Cell("bmuf", 128, 50, 101.5),
+    Cell("htm", 16, 50, 13.9), Cell("htm", 32, 50, 24.2), Cell("htm", 64, 50, 49.2), Cell("htm", 128, 50, 97.8),
+)  # fmt: skip
+TABLE_2 = (
+    Cell("bmuf", 128, 25, 91.3), Cell("bmuf", 128, 100, 106.5), Cell("bmuf", 128, 200, 110.3),
+    Cell("htm", 128, 25, 77.9), Cell("htm", 128, 100, 99.6), Cell("htm", 128, 200, 105.5),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A cell's hardware, workload and strategy, out of conf/. steps: least number to run. overrides: Hydra's."""
+
+    cell: Cell
+    steps: int
+    overrides: tuple[str, ...]
+
+    def config(self) -> DictConfig:
+        """InputError for overrides that do not fit the configuration."""
+        cell = self.cell
+        options = [f"strategy.block_size={cell.block}"] if cell.block else []
+        options += [] if cell.strategy == "bmuf" else ["strategy.density=null"]
+        groups = ["cluster=aws_p3", "workload=htm_lstm", f"strategy={cell.strategy}"]
+        try:
+            with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+                return compose("config", [*groups, *options, *self.overrides])
+        except HydraException as error:
+            raise InputError(f"overrides {' '.join(self.overrides)}: {error}") from error
+
+
+def speed_up(setting: Setting) -> float:
+    """Frames/s against one GPU's; says so on stderr."""
+    begin = time.monotonic()
+    torch.set_num_threads(1)
+    cell, config = setting.cell, setting.config()
+    strategy = instantiate({key: value for key, value in values(config.strategy).items() if key != "name"})
+    hardware, workload = Cluster.build(values(config.cluster)), Workload.build(values(config.workload))
+    steps = -(-setting.steps // cell.block) * cell.block if cell.block else GTC_STEPS
+    batches = steps * cell.learners
+    epoch = time_epoch(
+        strategy, hardware, workload, learners=cell.learners, batches=batches, elements=ELEMENTS, density=DENSITY
+    )
+    found = batches * workload.seconds(hardware.device, 1, 1) / epoch.seconds
+    print(f"{cell}: {found:.1f} ({time.monotonic() - begin:.0f} s)", file=sys.stderr, flush=True)
+    return found
+
+
+def measure(cells: Sequence[Cell], steps: int, overrides: Sequence[str], jobs: int) -> dict[Cell, float]:
+    settings = [Setting(cell, steps, tuple(overrides)) for cell in cells]
+    long_first = sorted(settings, key=lambda s: -s.cell.learners * max(s.cell.block, s.steps))
+    found = dict(zip(long_first, parallel_map(speed_up, long_first, jobs, "cells"), strict=True))
+    return {setting.cell: found[setting] for setting in settings}
+
+
+def verdict(found: dict[Cell, float]) -> list[str]:
+    """What does not hold."""
+    wrong = [
+        f"{cell}: {ours / cell.speed_up - 1:+.1%}"
+        for cell, ours in found.items()
+        if cell.block and abs(ours / cell.speed_up - 1) > TOLERANCE
+    ]
+    gtc = {cell.learners: ours for cell, ours in found.items() if cell.strategy == "gtc"}
+    if not gtc[16] < gtc[32] > gtc[64] > gtc[128]:
+        wrong.append(f"gtc does not rise to 32 GPUs and fall at 64 and 128: {gtc}")
+    return wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--steps", type=int, default=50, help="of BMUF and HTM; rounded up to whole blocks")
+    parser.add_argument("overrides", nargs="*", help="of the configuration")
+    arguments = parser.parse_args()
+    try:
+        found = measure([*TABLE_1, *TABLE_2], arguments.steps, arguments.overrides, arguments.jobs)
+    except InputError as error:
+        sys.exit(f"htm_tables.py: {error}")
+    for title, cells in (("Table 1", TABLE_1), ("Table 2", TABLE_2)):
+        print(f"{title + ', speed-up in frames/s':24} published   ours  difference")
+        for cell in cells:
+            print(f"{cell!s:24} {cell.speed_up:9.1f} {found[cell]:6.1f} {found[cell] / cell.speed_up - 1:+10.1%}")
+    rows: list[dict[str, Any]] = [
+        {"strategy": c.strategy, "learners": c.learners, "block": c.block, "published": c.speed_up, "ours": ours}
+        for c, ours in found.items()
+    ]
+    if arguments.json:
+        record = {"commit": git_commit(), "date": datetime.now(UTC).isoformat(timespec="seconds"), "rows": rows}
+        arguments.json.write_text(json.dumps(record | {"overrides": arguments.overrides}, indent=1) + "\n")
+    wrong = verdict(found)
+    worst = max((cell for cell in found if cell.block), key=lambda c: abs(found[c] / c.speed_up - 1))
+    print(f"largest difference of bmuf and htm {found[worst] / worst.speed_up - 1:+.1%}: {worst}")
+    for line in wrong:
+        print(f"not met: {line}")
+    sys.exit(int(bool(wrong)))
+
+
+if __name__ == "__main__":
+    main()

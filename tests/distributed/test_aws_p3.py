@@ -1,0 +1,68 @@
+"""The cluster of Ladkat et al. (2019) as config, on a few steps; scripts/bench/htm_tables.py has their tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+
+from asr_am.distributed.bmuf import Bmuf
+from asr_am.distributed.cluster import Cluster, Workload
+from asr_am.distributed.gtc import Gtc
+from asr_am.distributed.htm import Htm
+from asr_am.distributed.sim.epoch import time_epoch
+from tests.distributed.test_ibm_clusters import config
+
+SECONDS = 0.1485  # of a batch
+MEGABYTES = 97.2e6
+
+
+@cache
+def on_time() -> Cluster:
+    """Without jitter."""
+    return replace(Cluster.build(config("cluster=aws_p3")["cluster"]), jitter=0.0)
+
+
+def seconds(make: object, learners: int, steps: int, on: Cluster | None = None, density: float = 0.01) -> float:
+    workload = Workload.build(config("workload=htm_lstm")["workload"])
+    return time_epoch(
+        make, on or on_time(), workload, learners=learners, batches=steps * learners, elements=1000, density=density,  # type: ignore[arg-type]
+    ).seconds  # fmt: skip
+
+
+def test_a_block_costs_an_all_reduce() -> None:
+    found = seconds(partial(Bmuf, block_size=5), 16, 10)
+    assert found == pytest.approx(10 * SECONDS + 2 * (2 * 15 / 16 * MEGABYTES / 0.193e9 + 1.5e-3), rel=1e-6)
+
+
+def test_htm_averages_between_leaders_and_compresses_inside_hosts() -> None:
+    found = seconds(partial(Htm, group_size=8, block_size=5), 16, 5)
+    block = MEGABYTES / 0.193e9 + 1.5e-3 + MEGABYTES / 37.5e9 + 7 * 10e-6  # two leaders, then inside each host
+    step = SECONDS + 7 * 0.972e6 / 37.5e9 + 2 * 10e-6  # the lengths of the messages go first
+    assert found == pytest.approx(5 * step + block, rel=1e-4)
+
+
+def test_gtc_s_messages_go_from_each_to_each_between_hosts() -> None:
+    for learners in (16, 32):
+        traffic = learners * (learners - 8) * 0.972e6
+        on = on_time()
+        card, fabric = traffic / (learners / 8) / on.nic_bandwidth, traffic / on.fabric_bandwidth
+        found = seconds(Gtc, learners, 3)
+        assert found == pytest.approx(3 * (SECONDS + max(card, fabric)), rel=2e-3)
+    assert seconds(Gtc, 16, 3, density=0.0) == pytest.approx(3 * SECONDS, rel=2e-3)
+
+
+def test_half_the_card_slows_gtc_on_two_hosts() -> None:
+    slower = replace(on_time(), nic_bandwidth=on_time().nic_bandwidth / 2)
+    longer = 3 * 8 * 8 * 0.972e6 / on_time().nic_bandwidth
+    assert seconds(Gtc, 16, 3, slower) - seconds(Gtc, 16, 3) == pytest.approx(longer, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", ["gtc", "bmuf", "htm"])
+def test_strategy_configs_build(name: str) -> None:
+    from hydra.utils import instantiate
+
+    chosen = config(f"strategy={name}")["strategy"]
+    factory = instantiate({key: value for key, value in chosen.items() if key != "name"})
+    assert seconds(factory, 16, 2) == pytest.approx(2 * SECONDS, rel=0.3)

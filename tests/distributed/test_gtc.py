@@ -1,0 +1,263 @@
+"""GTC against the gradients that its learners computed: what is sent and what is left, and mistakes this finds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from asr_am.distributed import gtc
+from asr_am.distributed.flat_params import FlatParams, OnBucket
+from asr_am.distributed.gtc import Gtc
+from asr_am.distributed.local import Local
+from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
+from asr_am.distributed.strategy import Gradient, Stats, Strategy
+from asr_am.distributed.sync import Sync
+from asr_am.distributed.team import Team
+from asr_am.errors import InputError
+from tests.distributed.life import Life, MakeStrategy, hardware, train, train_alone
+from tests.distributed.toy import Problem, heldout, make_model, start_weights
+
+PROBLEM = Problem()  # 105 rounds of 4 learners, 5 of them not complete
+TAU = 20.0  # of sums over frames: a ninth of all elements are sent
+MEAN_TAU = 0.5
+MEAN = partial(Gtc, threshold=MEAN_TAU, frames="mean")
+
+
+@dataclass
+class Seen:
+    """An `Around` that keeps every gradient [N] and rate, by learner."""
+
+    g: defaultdict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    normaliser: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    rate: list[float] = field(default_factory=list)
+
+    def __call__(self, team: Team, strategy: Strategy, gradient: Gradient) -> Gradient:
+        def seen(on_bucket: OnBucket | None) -> Stats | None:
+            stats = gradient(on_bucket)
+            if stats is not None:
+                self.g[team.rank].append(strategy.params.g.clone())
+                self.normaliser[team.rank].append(stats.lease.normaliser)
+                if team.rank == 0:
+                    self.rate.append(stats.lr)
+            return stats
+
+        return seen
+
+
+def replay(seen: Seen, tau: float, momentum: str = "after") -> tuple[Tensor, list[Tensor]]:
+    """Weights [N] and residuals by the definition, of gradients that are means."""
+    params = FlatParams(make_model())
+    optimizer = Optimizer(params, PROBLEM.options)
+    size = len(seen.g)
+    residuals = [torch.zeros_like(params.w) for _ in range(size)]
+    own_velocity = [torch.zeros_like(params.w) for _ in range(size)]
+    unit = gtc.exact_unit(tau / size, size)
+    for step, rate in enumerate(seen.rate):
+        total = torch.zeros_like(params.w)
+        for i, r in enumerate(residuals):
+            g = seen.g[i][step]
+            if momentum == "before":
+                g = own_velocity[i].mul_(0.9).add_(g)
+            r += g
+            sign = torch.where(r.abs() > tau, r.sign(), 0.0)
+            r -= tau * sign
+            total += unit * sign
+        if momentum == "before":
+            params.w.add_(total, alpha=-rate)
+        else:
+            params.g.copy_(total)
+            optimizer.lr = rate
+            optimizer.step()
+    return params.w, residuals
+
+
+def assert_same_bits(lives: dict[int, Life]) -> None:
+    for life in lives.values():
+        assert all(torch.equal(a, b) for a, b in zip(life.consensus, lives[0].consensus, strict=True))
+
+
+def check_replay(make: MakeStrategy, momentum: str = "after") -> None:
+    seen = Seen()
+    lives = train(PROBLEM, make, around=seen)
+    w, residuals = replay(seen, MEAN_TAU, momentum)
+    assert_same_bits(lives)
+    for rank, life in lives.items():
+        assert torch.equal(life.replica, w)
+        assert torch.equal(life.strategy.residual, residuals[rank])  # type: ignore[attr-defined]
+    counts = lives[1].strategy.counts
+    assert counts["elements"] == 105 * len(w) and 0.1 < counts["sent"] / counts["elements"] < 0.95
+
+
+class Summing(Gtc):
+    """applied: the sum over steps of the decoded sums over all learners' frames [N]."""
+
+    applied: Tensor | float = 0.0
+
+    def _exchange(self, unit: float, scale: float) -> None:
+        super()._exchange(unit, scale)
+        self.applied = self.applied + self.params.g.double() * (scale * self.team.size)
+
+
+def check_nothing_is_lost(make: MakeStrategy, epochs: int = 5) -> None:
+    """Sent + residuals = sum of all gradients."""
+    seen = Seen()
+    lives = train(replace(PROBLEM, epochs=epochs), make, around=seen)
+    assert len(seen.rate) == 21 * epochs
+    first = lives[0].strategy
+    assert isinstance(first, Summing) and isinstance(first.applied, Tensor)
+    left = sum(life.strategy.residual.double() for life in lives.values())  # type: ignore[attr-defined]
+    gradients = sum(
+        g.double() * normaliser
+        for rank in lives
+        for g, normaliser in zip(seen.g[rank], seen.normaliser[rank], strict=True)
+    )
+    assert isinstance(gradients, Tensor) and first.applied.abs().max() > 5 * TAU
+    torch.testing.assert_close(first.applied + left, gradients, rtol=1e-5, atol=1e-3 * TAU)
+
+
+def test_every_bit_is_that_of_the_definition() -> None:
+    check_replay(MEAN)
+
+
+def test_momentum_before_the_residual() -> None:
+    check_replay(partial(MEAN, momentum="before"), momentum="before")
+
+
+def test_sent_and_residual_are_the_sum_of_all_gradients() -> None:
+    check_nothing_is_lost(partial(Summing, threshold=TAU), epochs=48)  # 1,008 steps
+
+
+def test_one_learner_is_local_to_the_bit() -> None:
+    alone = replace(PROBLEM, learners=1, joined=4)
+    life = train_alone(alone, Gtc)
+    for ours, theirs in zip(life.consensus, train_alone(alone, Local).consensus, strict=True):
+        assert torch.equal(ours, theirs)
+    assert not life.strategy.counts and life.strategy.staleness == {0: 105}
+    assert torch.equal(train(alone, Gtc)[0].replica, life.replica)
+
+
+@pytest.mark.parametrize(
+    "options", [{"dense_above": 0.0}, {"dense_above": 0.1}, {"bucket": 7}, {"bucket": 54}], ids=str
+)
+def test_encodings_and_buckets_change_no_bit(options: dict[str, Any]) -> None:
+    plain, other = train(PROBLEM, partial(Gtc, threshold=TAU)), train(PROBLEM, partial(Gtc, threshold=TAU, **options))
+    assert_same_bits(other)
+    assert all(torch.equal(a, b) for a, b in zip(plain[0].consensus, other[0].consensus, strict=True))
+    counts = other[0].strategy.counts
+    assert counts["sent"] == plain[0].strategy.counts["sent"] and not plain[0].strategy.counts["dense"]
+    if options.get("dense_above") == 0.0:
+        assert counts["dense"] > 90, "all steps in which anything was sent"
+    elif "dense_above" in options:
+        assert 10 < counts["dense"] < 90
+
+
+def test_it_sends_what_it_says_and_less_than_sync() -> None:
+    sent, in_full = (train(PROBLEM, make)[2].strategy for make in (partial(Gtc, threshold=TAU), Sync))
+    lengths = 3 * 4 * 105  # one number to each other learner and step
+    assert sum(sent.team.usage.bytes_sent.values()) == 3 * 4 * sent.counts["sent"] + lengths
+    assert sum(sent.team.usage.bytes_sent.values()) < 0.5 * sum(in_full.team.usage.bytes_sent.values())
+
+
+def test_it_learns_what_sync_does() -> None:
+    sync = heldout(train(PROBLEM, Sync)[0].replica)
+    assert heldout(start_weights()) > 1.3 * sync
+    for options in ({"threshold": TAU}, {"density": 0.1}, {"threshold": 3.0, "frames": "mean", "momentum": "before"}):
+        assert heldout(train(PROBLEM, partial(Gtc, **options))[0].replica) < 1.25 * sync  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("start", [0.01, 100.0])
+def test_the_threshold_finds_the_density_that_is_wanted(start: float) -> None:
+    make = partial(Gtc, threshold=start, density=0.1)
+    lives, early = train(replace(PROBLEM, epochs=14), make), train(replace(PROBLEM, epochs=10), make)
+    assert_same_bits(lives)
+    assert len({life.strategy.state_dict()["threshold"] for life in lives.values()}) == 1
+    counts = lives[0].strategy.counts - early[0].strategy.counts
+    assert counts["sent"] / counts["elements"] == pytest.approx(0.1, rel=0.2)
+
+
+@pytest.mark.parametrize("kind", ["adam", "nesterov"])
+def test_other_rules_and_clipping(kind: str) -> None:
+    for momentum in ("after", "before"):
+        options = OptimizerOptions(kind, clip_norm=0.5)  # type: ignore[arg-type]
+        problem = replace(PROBLEM, epochs=2, options=options, lr=0.01)
+        lives = train(problem, partial(MEAN, momentum=momentum))  # type: ignore[arg-type]
+        assert_same_bits(lives)
+        assert heldout(lives[0].replica) < heldout(start_weights())
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    for options, message in (
+        ({"threshold": 0}, r"strategy\.threshold=0: must be above 0"), ({"frames": "both"}, r"strategy\.frames=both"),
+        ({"density": 1.5}, r"strategy\.density=1\.5"), ({"momentum": "none"}, r"strategy\.momentum=none"),
+        ({"dense_above": -1}, r"strategy\.dense_above=-1"), ({"bucket": 2**31 + 1}, "31 bits for the index"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            train(PROBLEM, partial(Gtc, **options))  # type: ignore[arg-type]
+    decaying = replace(PROBLEM, options=OptimizerOptions(weight_decay=0.1))
+    with pytest.raises(InputError, match="weight decay would decay the residual"):
+        train(decaying, partial(Gtc, momentum="before"))
+
+
+def test_gradients_that_are_no_numbers_are_not_hidden() -> None:
+    def spoil(team: Team, strategy: Strategy, gradient: Gradient) -> Gradient:
+        def spoilt(on_bucket: OnBucket | None) -> Stats | None:
+            stats = gradient(on_bucket)
+            if team.rank == 2:
+                strategy.params.g[5] = float("nan")
+            return stats
+
+        return spoilt
+
+    with pytest.raises(InputError, match="a gradient was no number"):
+        train(replace(PROBLEM, epochs=1), Gtc, around=spoil, cluster=hardware())
+
+
+# mistakes
+
+
+class Forgets(Summing):
+    """Drops what was not sent."""
+
+    def _compressed_step(self, scale: float) -> None:
+        super()._compressed_step(scale)
+        self.residual.zero_()
+
+
+class Clears(Summing):
+    """Takes all of an element that is sent from the residual, not only τ."""
+
+    def _exchange(self, unit: float, scale: float) -> None:
+        beyond = (self.residual + scale * self.params.g).abs() > self._tau
+        super()._exchange(unit, scale)
+        self.residual[beyond] = 0.0
+
+
+class WithoutItself(Summing):
+    """Decodes the others' messages only."""
+
+    def _receive(self, g: Tensor, work: Any, unit: float) -> None:
+        gtc.decode(torch.cat([words for rank, words in enumerate(work.wait()) if rank != self.team.rank]), g, unit)
+
+
+class MeansForSums(Summing):
+    def _compressed_step(self, scale: float) -> None:
+        super()._compressed_step(1.0)
+
+
+@pytest.mark.parametrize("mistake", [Forgets, Clears, WithoutItself])
+def test_these_are_found(mistake: type[Gtc]) -> None:
+    with pytest.raises(AssertionError):
+        check_nothing_is_lost(partial(mistake, threshold=TAU, dense_above=1.0))
+    with pytest.raises(AssertionError):
+        check_replay(partial(mistake, threshold=MEAN_TAU, frames="mean", dense_above=1.0))
+
+
+def test_a_wrong_scale_is_found() -> None:
+    with pytest.raises(AssertionError):
+        check_nothing_is_lost(partial(MeansForSums, threshold=TAU))

@@ -1,0 +1,148 @@
+"""Parameter servers when learners die, and take their servers along; and when the network loses letters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from asr_am.distributed.blocks import Blocks
+from asr_am.distributed.flat_params import FlatParams
+from asr_am.distributed.optimizer import Optimizer
+from asr_am.distributed.ps_async import PsAsync
+from asr_am.distributed.ps_sync import PsSync
+from asr_am.distributed.psp import Psp
+from asr_am.distributed.server import Server
+from asr_am.distributed.strategy import Strategy
+from asr_am.distributed.team import LearnerLost, Team
+from tests.distributed.life import Life, MakeStrategy, hardware, train
+from tests.distributed.toy import Problem
+
+PROBLEM = Problem(batches=64, epochs=2, rounds_per_segment=8, lr=0.02)
+FORGIVING: dict[str, MakeStrategy] = {
+    "psp": partial(Psp, servers=2, c=2, timeout=2.0), "ps_async": partial(PsAsync, servers=2, timeout=2.0),
+}  # fmt: skip
+
+
+def crash(learner: int, at: float, restart_after: float | None) -> dict[str, Any]:
+    return {"faults": {"crashes": [{"learner": learner, "at": at, "restart_after": restart_after}]}}
+
+
+def assert_trained(lives: dict[int, Life]) -> None:
+    first = next(iter(lives.values()))
+    assert first.totals[-1].mean_loss < 0.97 * first.totals[0].mean_loss
+    assert all(torch.equal(life.replica, first.replica) for life in lives.values()), "all have the servers' weights"
+
+
+@pytest.mark.parametrize("name", FORGIVING)
+def test_the_others_go_on_without_a_worker(name: str) -> None:
+    lives = train(PROBLEM, FORGIVING[name], cluster=hardware(**crash(1, 5.1, None)))
+    assert sorted(lives) == [0, 2, 3]
+    assert_trained(lives)
+
+
+@pytest.mark.parametrize("name", FORGIVING)
+@pytest.mark.parametrize("learner", [1, 2])
+def test_a_learner_comes_back_with_its_server(name: str, learner: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Rank 2 has block 1; a worker's copy of it is newer than any checkpoint."""
+    recovered: list[tuple[int, Tensor, int, Tensor]] = []
+
+    def watched(params: FlatParams, optimizer: Optimizer, team: Team) -> Strategy:
+        strategy = FORGIVING[name](params, optimizer, team)
+        if team.rank == 2 and team.incarnation == 1:
+            server = strategy.server  # type: ignore[attr-defined]
+            recover = server.recover
+
+            def watch() -> None:
+                before = server.t, server.w.clone()
+                recover()
+                recovered.append((*before, server.t, server.w.clone()))
+
+            server.recover = watch
+        return strategy
+
+    with caplog.at_level(logging.INFO):
+        lives = train(PROBLEM, watched, cluster=hardware(**crash(learner, 12.0, 1.5)))
+    assert sorted(lives) == [0, 1, 2, 3]
+    assert_trained(lives)
+    assert f"learner {learner} is back, with the servers' weights" in caplog.text
+    assert len(lives[learner].did) > 2, "it works again"
+    if learner == 2:
+        ((before, old, after, new),) = recovered
+        assert after > before and not torch.equal(old, new)
+        assert "copy and no momentum" in caplog.text
+
+
+@pytest.mark.parametrize("name", FORGIVING)
+def test_a_block_that_nobody_serves_any_more_ends_the_run(name: str) -> None:
+    with pytest.raises(LearnerLost, match="learner 2 died, the server of block 1; start the same command again"):
+        train(PROBLEM, FORGIVING[name], cluster=hardware(**crash(2, 5.1, None)))
+
+
+@pytest.mark.parametrize("learner", [1, 2])
+@pytest.mark.parametrize("restart_after", [None, 0.0])
+def test_ps_sync_ends_and_names_the_lost_learner(learner: int, restart_after: float | None) -> None:
+    with pytest.raises(LearnerLost, match=f"learner {learner} died") as caught:
+        train(PROBLEM, partial(PsSync, servers=2, timeout=2.0), cluster=hardware(**crash(learner, 5.1, restart_after)))
+    assert caught.value.rank == learner
+
+
+@pytest.mark.parametrize("make", [PsSync, PsAsync, Psp], ids=lambda make: make.name)
+def test_what_the_network_loses_is_sent_again(make: Callable[..., Strategy]) -> None:
+    """Every gradient is applied once, as without losses: where servers wait for all, to the same bits."""
+    short = replace(PROBLEM, batches=32, epochs=1)
+    lossy = hardware(faults={"lost_share": 0.1})
+    whole, lives = (train(short, partial(make, servers=2, timeout=3.0), cluster=on) for on in (hardware(), lossy))
+    assert sum(life.strategy.team.usage.faults["lost"] for life in lives.values()) > 10
+    assert all(torch.equal(life.replica, lives[0].replica) for life in lives.values())
+    if make is PsAsync:
+        staleness = [sum(life.strategy.staleness.total() for life in run.values()) for run in (whole, lives)]
+        assert staleness == [64, 64]
+    else:
+        assert torch.equal(lives[0].replica, whole[0].replica)
+
+
+# mistakes
+
+
+def mistaken(name: str, **methods: Any) -> MakeStrategy:
+    """The strategy with servers that do some things otherwise."""
+
+    def make(params: FlatParams, optimizer: Optimizer, team: Team) -> Strategy:
+        strategy = FORGIVING[name](params, optimizer, team)
+        server = strategy.server  # type: ignore[attr-defined]
+        for method, does in methods.items():
+            if server is not None:
+                setattr(server, method, partial(does, server))
+        return strategy
+
+    return make
+
+
+def keep(server: Server) -> None:
+    """Does not look for a copy that is newer than the checkpoint's."""
+
+
+def test_a_server_without_the_workers_copies_would_go_back() -> None:
+    after = []
+
+    def start(server: Server) -> None:
+        if server.team.incarnation == 1:
+            after.append(server.t)
+        Server.start(server)
+
+    for methods in ({}, {"recover": keep}):
+        make = mistaken("ps_async", start=start, **methods)  # type: ignore[arg-type]
+        train(PROBLEM, make, cluster=hardware(**crash(2, 12.0, 1.5)))
+    assert after[0] > after[1] + 3, "it would be as of the last checkpoint"
+
+
+def test_blocks_of_a_small_model() -> None:
+    blocks = Blocks(5, (0, 1, 2, 3))
+    assert [len(blocks.of(torch.zeros(5), block)) for block in range(4)] == [2, 2, 1, 0]
