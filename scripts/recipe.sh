@@ -1,8 +1,14 @@
 # Options and the `stage` command of every recipe; sourced by recipes/<corpus>/run.sh as
 #   source .../scripts/recipe.sh CORPUS "$@"
+# A recipe may have options of its own, set before: arrays from an option to the override that it stands for,
+# path_options (an existing file or folder), value_options (a word), flag_options (NAME=VALUE, takes nothing).
 # shellcheck shell=bash
 set -euo pipefail
+started_in=$PWD                            # paths given as options are relative to it
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+for kind in path_options value_options flag_options; do
+    declare -p "$kind" >/dev/null 2>&1 || declare -A "$kind"
+done
 
 corpus=$1
 shift
@@ -16,8 +22,8 @@ usage: recipes/$corpus/run.sh [options] [hydra.override=value ...]
   --nj N           parallel jobs (default: number of processors)
   --data-dir DIR   where the corpus lies, for corpora that are not generated or downloaded
   --help           this text
-stages: 0 data, 1 lang, 2 features, 3 align, 5 egs, 6 train, 7 decode, 9 score, 10 report
-        (4 speaker features and 8 rescore are reserved)
+stages: 0 data, 1 lang, 2 features, 3 align, 4 speaker, 5 egs, 6 train, 7 decode, 9 score, 10 report
+        (8 rescore is reserved)
 Overrides are those of conf/, e.g. model.cells=256 train.batch_size=512; lists sweep: seed=1,2,3 model.layers=2,3
 END
 }
@@ -31,6 +37,12 @@ whole_number() {                           # NAME VALUE
     [[ $2 =~ ^[0-9]+$ ]] || fail "$1 takes a whole number, not '$2'"
 }
 
+existing_path() {                          # NAME PATH: the absolute path, quoted for Hydra
+    local path
+    path=$(cd "$started_in" && realpath -e "$2" 2>/dev/null) || fail "$1: '$2' does not exist"
+    echo "'${path//\'/\\\'}'"
+}
+
 first=0 last=10 jobs=$(env -u OMP_NUM_THREADS nproc) overrides=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -42,9 +54,21 @@ while [ $# -gt 0 ]; do
                 --stop-stage) whole_number "$1" "$2"; last=$2 ;;
                 --nj) whole_number "$1" "$2"; [ "$2" -ge 1 ] || fail "--nj takes at least 1"; jobs=$2 ;;
                 --data-dir)
-                    [ -e "$2" ] || fail "--data-dir: '$2' does not exist"
-                    overrides+=("data_dir='$(realpath "$2")'") ;;
+                    overrides+=("data_dir=$(existing_path "$1" "$2")") ;;
             esac
+            shift 2 ;;
+        --*)
+            if [ -n "${flag_options[$1]-}" ]; then
+                overrides+=("${flag_options[$1]}"); shift; continue
+            fi
+            [ -n "${path_options[$1]-}${value_options[$1]-}" ] || fail "unknown option '$1'"
+            [ $# -ge 2 ] || fail "$1 needs a value"
+            if [ -n "${path_options[$1]-}" ]; then
+                overrides+=("${path_options[$1]}=$(existing_path "$1" "$2")")
+            else
+                [[ $2 =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || fail "$1 takes a word of letters, digits, . _ and -, not '$2'"
+                overrides+=("${value_options[$1]}=$2")
+            fi
             shift 2 ;;
         -*) fail "unknown option '$1'" ;;
         *=*) overrides+=("$1"); shift ;;

@@ -5,17 +5,21 @@ Shapes: N samples, C channels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import soundfile
 from lhotse import Recording, SupervisionSegment
 from lhotse.audio import AudioLoadingError, DurationMismatchError
+from lhotse.augmentation import Resample
 
 from asr_am.data.manifests import channel_of
 from asr_am.errors import InputError
 
 INT16_SCALE = np.float32(32768.0)
+RESAMPLING_MARGIN = 0.1  # seconds on either side of a piece, far beyond the reach of the resampling filter
 
 
 def is_plain_file(recording: Recording) -> bool:
@@ -28,11 +32,16 @@ def read_utterances(
 ) -> Iterator[tuple[SupervisionSegment, np.ndarray]]:
     """Yield each utterance of `recording` with its samples: float32 [N] on the scale of 16-bit integers.
 
-    A plain file is read piece by piece, so that a long recording needs no more memory than its longest utterance;
-    anything else goes through lhotse. Raises InputError for audio that is missing, undecodable or too short.
+    A plain file is read piece by piece, so that a long recording needs no more memory than its longest utterance, also
+    when it is resampled on the way; anything else goes through lhotse. Raises InputError for audio that is missing,
+    undecodable or too short.
     """
-    read = _from_file if is_plain_file(recording) else _from_lhotse
-    yield from read(recording, segments)
+    if is_plain_file(recording):
+        yield from _from_file(recording, segments)
+    elif (resampling := _only_resampling(recording)) is not None:
+        yield from _from_file_resampled(recording, resampling, segments)
+    else:
+        yield from _from_lhotse(recording, segments)
 
 
 def _from_file(
@@ -58,6 +67,41 @@ def _from_file(
                 yield segment, samples_NC[:, source.channels.index(channel_of(segment))] * INT16_SCALE
     except (soundfile.SoundFileError, OSError) as error:
         raise InputError(f"{source.source}: cannot be read as audio ({error}); replace it") from error
+
+
+def _only_resampling(recording: Recording) -> Resample | None:
+    """The one transformation of a recording that is a plain file but for its sampling rate."""
+    match recording.transforms:
+        case [Resample() as resampling] if is_plain_file(replace(recording, transforms=None)):
+            return resampling
+    return None
+
+
+def _frames(path: str) -> int:
+    try:
+        return int(soundfile.info(path).frames)
+    except (soundfile.SoundFileError, OSError) as error:
+        raise InputError(f"{path}: cannot be read as audio ({error}); replace it") from error
+
+
+def _from_file_resampled(
+    recording: Recording, resample: Resample, segments: Sequence[SupervisionSegment]
+) -> Iterator[tuple[SupervisionSegment, np.ndarray]]:
+    """Each utterance resampled with a margin around it: the samples that resampling all of the file would give.
+
+    A piece begins at a multiple of the period in which the samples of both rates coincide.
+    """
+    rate, new_rate = resample.source_sampling_rate, resample.target_sampling_rate
+    period = rate // math.gcd(rate, new_rate)
+    original = replace(recording, sampling_rate=rate, num_samples=_frames(recording.sources[0].source), transforms=[])
+    for segment in segments:
+        begin, end = _bounds(recording, segment)
+        first = max(0, int((begin / new_rate - RESAMPLING_MARGIN) * rate)) // period * period
+        last = min(math.ceil((end / new_rate + RESAMPLING_MARGIN) * rate), original.num_samples)
+        piece = replace(segment, start=first / rate, duration=(last - first) / rate)
+        ((_, samples_N),) = _from_file(original, [piece])
+        skip = begin - first // period * (new_rate * period // rate)
+        yield segment, resample(samples_N[None])[0, skip : skip + end - begin]
 
 
 def _from_lhotse(

@@ -80,6 +80,9 @@ def _below(recording: Recording, root: Path) -> Recording:
     """`recording` with the paths of its audio files relative to `root`, where they are below it."""
     sources = []
     for source in recording.sources:
+        if source.type != "file":
+            sources.append(source)
+            continue
         path = Path(source.source).absolute()
         sources.append(replace(source, source=str(path.relative_to(root) if path.is_relative_to(root) else path)))
     return replace(recording, sources=sources)

@@ -15,6 +15,7 @@ from asr_am.lang.lang import read_symbols, vocabulary, write_symbols
 from asr_am.lang.lexicon import SILENCE, UNKNOWN, Lexicon, disambiguate, mark_positions, read_lexicon
 from asr_am.lang.lexicon_fst import make_lexicon_fst
 from asr_am.lang.ngram import estimate
+from asr_am.lang.prune import prune
 from asr_am.lang.transcripts import read_transcripts
 
 log = logging.getLogger(__name__)
@@ -67,12 +68,14 @@ def _write_description(lexicon: Lexicon, path: Path) -> None:
 
 
 def prepare_lm(
-    data_dir: Path, lang_dir: Path, out: Path, *, name: str, order: int | None, arpa: str | None, text: str
-) -> None:
+    data_dir: Path, lang_dir: Path, out: Path, *, name: str, order: int | None, arpa: str | None, text: str,
+    max_ngrams: int | None = None,
+) -> None:  # fmt: skip
     """Write lm.arpa, G.fst and lm.json (what the model is, its perplexity on the dev transcripts) into `out`.
 
     Either `order`: Kneser-Ney on data_dir/lm/<text>.txt over the words of the lexicon; or `arpa`: a given model, by the
-    name of a file in data_dir/lm/ or by its path. lm.arpa holds it without the words that the lexicon lacks.
+    name of a file in data_dir/lm/ or by its path. lm.arpa holds it without the words that the lexicon lacks, pruned to
+    `max_ngrams` n-grams of order 2 and above.
     InputError: both or neither given, a broken ARPA file or text, a model for another lexicon.
     """
     if (order is None) == (arpa is None):
@@ -89,6 +92,8 @@ def prepare_lm(
     used, dropped = restrict(model, words, str(source))
     if arpa is not None and dropped:
         log.warning("%s: dropped %d words outside the lexicon: %s", source, len(dropped), " ".join(dropped[:10]))
+    if max_ngrams is not None:
+        used = prune(used, max_ngrams)
     write_arpa(used, out / "lm.arpa")
     make_grammar(out / "lm.arpa", lang_dir / "words.txt", out / "G.fst")
     _write_summary(name, used, dropped, source, data_dir, out / "lm.json")

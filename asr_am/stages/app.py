@@ -14,6 +14,7 @@ import hydra
 from omegaconf import OmegaConf
 
 from asr_am.errors import InputError
+from asr_am.stages.sizes import register
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 # Before numpy is loaded: two threads on contended cores are far slower than one. Training sets its own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+register()  # before a config is composed
 
 ROOT = Path(__file__).resolve().parents[2]
 log = logging.getLogger(__name__)

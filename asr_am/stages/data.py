@@ -22,6 +22,10 @@ def units(cfg: DictConfig) -> list[Unit]:
     out = corpus_dir(cfg) / "data"
     work = partial(prepare, values(cfg.corpus.prepare), cfg.nj, list(cfg.corpus.sets))
     inputs = [Path(cfg.data_dir)] if cfg.data_dir else []
+    inputs += [Path(path) for path in cfg.corpus.get("inputs", []) if path]  # the user's own files
+    for path in inputs:
+        if not path.exists():
+            raise InputError(f"{path}: no such file or folder, which corpus {cfg.corpus.name} is made from; correct it")
     return [Unit(out, inputs, values(cfg.corpus.prepare), work)]
 
 

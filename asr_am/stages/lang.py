@@ -41,8 +41,9 @@ def language_model(data_dir: Path, lang_dir: Path, name: str, lm: dict, out: Pat
     from asr_am.lang.prepare import prepare_lm
 
     prepare_lm(
-        data_dir, lang_dir, out, name=name, order=lm.get("order"), arpa=lm.get("arpa"), text=lm.get("text", "train")
-    )
+        data_dir, lang_dir, out, name=name, order=lm.get("order"), arpa=lm.get("arpa"), text=lm.get("text", "train"),
+        max_ngrams=lm.get("max_ngrams"),
+    )  # fmt: skip
 
 
 main = stage("lang", units)

@@ -63,3 +63,23 @@ def test_missing_audio_is_an_input_error(tmp_path: Path) -> None:
     recording = Recording("r", [AudioSource("file", [0], str(tmp_path / "none.wav"))], RATE, 2 * RATE, 2.0)
     with pytest.raises(InputError, match=r"none.wav"):
         list(read_utterances(recording, [utterance(recording, "amy", 0)]))
+
+
+@pytest.mark.parametrize("rate", [16000, 11025, 6000])
+def test_pieces_resampled_one_by_one_equal_the_whole_resampled(tmp_path: Path, rate: int) -> None:
+    recording = write_recording(tmp_path, "r", 1, "PCM_16").resample(rate)
+    whole_CN = recording.load_audio() * 32768
+    for segment, samples_N in read_utterances(recording, [utterance(recording, "amy", index) for index in (0, 2, 3)]):
+        begin = round(segment.start * rate)
+        expected_N = whole_CN[segment.channel, begin : begin + len(samples_N)]
+        assert abs(len(samples_N) - 0.9 * rate) <= 1
+        np.testing.assert_allclose(samples_N, expected_N, atol=0.05)
+
+
+def test_the_end_of_a_resampled_recording_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "odd.wav"
+    soundfile.write(path, np.random.default_rng(0).standard_normal(44103) / 10, 44100)
+    recording = Recording.from_file(path, recording_id="odd").resample(16000)
+    segment = replace(utterance(recording, "amy", 0), duration=recording.duration)
+    ((_, samples_N),) = read_utterances(recording, [segment])
+    np.testing.assert_allclose(samples_N, recording.load_audio()[0] * 32768, atol=0.05)

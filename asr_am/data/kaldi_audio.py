@@ -1,0 +1,279 @@
+"""Where a line of wav.scp leads: a recording of lhotse's, and its utterances looked at sample by sample.
+
+file                any format of libsndfile: wav, flac, mp3, ogg, sphere (not `shorten`ed); of any rate
+file.ark:1234       a Kaldi wav archive: copied to a wav file, since nothing but Kaldi reads inside archives
+command |           run each time the audio is read, if the user allows it; `flac -cd F |`, `sph2pipe ... F |` and
+                    `cat F |` are read as the files that they are, and nothing is run
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+import soundfile
+from lhotse import AudioSource, Recording, SupervisionSegment
+
+from asr_am.data.audio import is_plain_file, read_utterances
+from asr_am.data.kaldi_dir import Record, Span
+from asr_am.errors import InputError
+
+ARCHIVE = re.compile(r"(?P<path>.+):(?P<offset>\d+)")
+OVERSHOOT = 0.5  # seconds by which a segment may pass the end of its recording, as Kaldi's extract-segments
+MINIMUM = 0.001  # seconds, of an utterance
+
+
+class AudioProblem(Exception):
+    """One recording or utterance cannot be used. The message is what is counted; `where` is an example."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(what)
+        self.where = where
+
+
+@dataclass(frozen=True)
+class AudioOptions:
+    """root: where relative paths begin. copies: folder for audio taken out of archives (made where needed).
+
+    Without root they begin at the data directory, or the nearest folder above it where the file is.
+    """
+
+    root: Path | None
+    allow_pipes: bool
+    copies: Path
+
+
+@dataclass(frozen=True)
+class Side:
+    """A recording of wav.scp: channel is the side of a call that it stands for, None where nobody says."""
+
+    name: str
+    record: Record
+    channel: int | None
+    spans: tuple[tuple[str, Span], ...]
+
+
+@dataclass
+class Found:
+    """recording: None where it cannot be used. utterances: id to (start, duration, channel), seconds.
+
+    problems: (what, where) of each utterance left out, notes: of what was mended.
+    """
+
+    recording: Recording | None = None
+    utterances: dict[str, tuple[float, float, int]] = field(default_factory=dict)
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+
+
+def check_pipes(table: dict[str, Record], options: AudioOptions) -> None:
+    """Raise InputError for the first command in wav.scp that would have to be run without leave."""
+    for record in table.values():
+        if record.value.endswith("|") and not options.allow_pipes and _plain_command(record.value) is None:
+            raise InputError(
+                f"{record.where}: `{record.value}` is a command that would be run with your rights; look at the file, "
+                "then add --allow-pipes, or name the audio files themselves"
+            )
+
+
+def examine(side: Side, options: AudioOptions) -> Found:
+    """Open a recording and read each of its utterances once; `problems` has those that cannot be used."""
+    found = Found()
+    try:
+        recording, channel = open_recording(side.name, side.record, options)
+    except AudioProblem as problem:
+        found.problems = [(str(problem), problem.where)] * len(side.spans)
+        return found
+    if recording.num_channels > 1:
+        channel = channel if channel is not None else side.channel
+        if channel is None and any(span.channel is None for _, span in side.spans):
+            found.notes.append(("recording of several channels: the first is used, as Kaldi does", side.record.where))
+    found.recording = recording
+    for utterance, span in side.spans:
+        try:
+            found.utterances[utterance] = _place(recording, utterance, span, channel, found)
+        except AudioProblem as problem:
+            found.problems.append((str(problem), problem.where))
+    _check_samples(recording, found)
+    return found
+
+
+def _place(
+    recording: Recording, utterance: str, span: Span, channel: int | None, found: Found
+) -> tuple[float, float, int]:
+    """Start, duration and channel of an utterance that lies in its recording."""
+    end = recording.duration if span.end is None else span.end
+    where = f"{utterance} ({span.start:g} to {end:g} s of {recording.duration:g} s of {recording.id})"
+    if end > recording.duration + OVERSHOOT or span.start < 0 or span.start >= recording.duration:
+        raise AudioProblem("segment outside its recording: left out", where)
+    if end - span.start < MINIMUM:
+        raise AudioProblem("segment ends before it begins: left out", where)
+    if end > recording.duration:
+        found.notes.append((f"segment ends up to {OVERSHOOT:g} s after its recording: cut there", where))
+        end = recording.duration
+    number = next((number for number in (span.channel, channel, 0) if number is not None), 0)
+    number = number if recording.num_channels > 1 else 0
+    if number not in recording.channel_ids:
+        raise AudioProblem(f"no channel {number} in the recording: left out", where)
+    return span.start, end - span.start, number
+
+
+def _check_samples(recording: Recording, found: Found) -> None:
+    """Read all utterances; those that cannot be used become problems."""
+    segments = [
+        SupervisionSegment(utterance, recording.id, start, duration, channel)
+        for utterance, (start, duration, channel) in found.utterances.items()
+    ]
+    # One by one, so that the end of a damaged file costs only what lies there; but a command is run once for all.
+    for batch in [[segment] for segment in segments] if is_plain_file(recording) else [segments]:
+        unread = {segment.id: ("audio that cannot be read: left out", segment.id) for segment in batch}
+        try:
+            for segment, samples_N in read_utterances(recording, batch):
+                del unread[segment.id]
+                if problem := _samples_problem(samples_N):
+                    unread[segment.id] = (problem, segment.id)
+        except InputError as error:
+            unread = {name: (what, str(error)) for name, (what, _) in unread.items()}
+        for name, problem_and_place in unread.items():
+            del found.utterances[name]
+            found.problems.append(problem_and_place)
+
+
+def _samples_problem(samples_N: np.ndarray) -> str | None:
+    if not np.isfinite(samples_N).all():
+        return "samples that are not numbers: left out"
+    if len(samples_N) == 0 or samples_N.min() == samples_N.max():
+        return "digital silence: left out"
+    return None
+
+
+def open_recording(name: str, record: Record, options: AudioOptions) -> tuple[Recording, int | None]:
+    """The recording of a line of wav.scp, and the channel that its command asks for. Raises AudioProblem."""
+    if not record.value.endswith("|"):
+        return _open_named(name, record, record.value, options), None
+    plain = _plain_command(record.value)
+    if plain is None:
+        return _from_command(name, record, options), None
+    try:
+        return _open_named(name, record, plain[0], options), plain[1]
+    except AudioProblem:
+        if not options.allow_pipes:
+            raise
+        return _from_command(name, record, options), None  # of a sphere file that is compressed, say
+
+
+def _open_named(name: str, record: Record, value: str, options: AudioOptions) -> Recording:
+    """The recording in a file, or in an entry of an archive."""
+    found = _find(value, record, options)
+    if found is not None:
+        return _from_file(name, record, found)
+    if archive := ARCHIVE.fullmatch(value):
+        path = _find(archive["path"], record, options)
+        if path is not None:
+            return _from_archive(name, record, path, int(archive["offset"]), options)
+    raise AudioProblem("missing audio: left out", f"{record.where}: {value}")
+
+
+def _plain_command(value: str) -> tuple[str, int | None] | None:
+    """File and channel of a command that only decodes a file to a wav file; None for any other."""
+    try:
+        words = shlex.split(value.removesuffix("|"))
+    except ValueError:
+        return None
+    if len(words) < 2 or any(character in value[:-1] for character in "|;&<>$`*?"):
+        return None
+    program, options, last = Path(words[0]).name, words[1:-1], words[-1]
+    if last.startswith("-"):
+        return None
+    if program == "cat" and not options:
+        return last, None
+    if program == "flac" and {"c", "d"} <= set("".join(options).replace("-", "")) <= {"c", "d", "s"}:
+        return last, None
+    if program == "sph2pipe":
+        return _sph2pipe(options, last)
+    return None
+
+
+def _sph2pipe(options: Sequence[str], path: str) -> tuple[str, int | None] | None:
+    channel, rest = None, list(options)
+    while rest:
+        option = rest.pop(0)
+        if option == "-f" and rest and rest.pop(0) in ("wav", "rif"):
+            continue
+        if option == "-c" and rest and rest[0] in ("1", "2"):
+            channel = int(rest.pop(0)) - 1
+        elif option != "-p":
+            return None
+    return path, channel
+
+
+def _find(value: str, record: Record, options: AudioOptions) -> Path | None:
+    """The file that `value` means, None where there is none; see AudioOptions."""
+    path = Path(value).expanduser()
+    if path.is_absolute() or options.root is not None:
+        candidates = [path if path.is_absolute() else (options.root or Path()) / path]
+    else:
+        folder = Path(record.where.rsplit(":", 1)[0]).resolve().parent
+        candidates = [above / path for above in (folder, *folder.parents)]
+    return next((candidate.resolve() for candidate in candidates if candidate.is_file()), None)
+
+
+def _from_file(name: str, record: Record, path: Path) -> Recording:
+    try:
+        header = soundfile.info(path)
+    except (soundfile.SoundFileError, OSError) as error:
+        reason = "damaged, empty or of an unknown format (of sphere files only the uncompressed)"
+        raise AudioProblem("audio that cannot be read: left out", f"{record.where}: {path}: {reason}") from error
+    return _recording(name, record, AudioSource("file", list(range(header.channels)), str(path)), header)
+
+
+def _from_command(name: str, record: Record, options: AudioOptions) -> Recording:
+    command = record.value.removesuffix("|").strip()
+    if options.root is not None:
+        command = f"cd {shlex.quote(str(options.root))} && {command}"
+    done = subprocess.run(command, shell=True, capture_output=True)
+    try:
+        with soundfile.SoundFile(io.BytesIO(done.stdout)) as file:
+            frames = len(file.read(dtype="int16", always_2d=True))  # what the header of a stream says may be wrong
+            header = _Header(frames, file.samplerate, file.channels)
+    except (soundfile.SoundFileError, RuntimeError) as error:
+        said = done.stderr.decode(errors="replace").strip().splitlines() or ["no audio came out"]
+        raise AudioProblem("command that gives no audio: left out", f"{record.where}: {said[-1][:100]}") from error
+    return _recording(name, record, AudioSource("command", list(range(header.channels)), command), header)
+
+
+@dataclass(frozen=True)
+class _Header:
+    frames: int
+    samplerate: int
+    channels: int
+
+
+def _from_archive(name: str, record: Record, path: Path, offset: int, options: AudioOptions) -> Recording:
+    """Copy an entry of a wav archive, whose place is `offset` bytes into it, to a wav file."""
+    try:
+        entry = kaldiio.load_mat(f"{path}:{offset}")
+        if not isinstance(entry, tuple):
+            raise ValueError("a matrix, not audio")
+    except Exception as error:  # kaldiio and the wav readers below it raise anything
+        raise AudioProblem("audio that cannot be read: left out", f"{record.where}: {path}:{offset}") from error
+    rate, samples = entry
+    options.copies.mkdir(parents=True, exist_ok=True)
+    copy = options.copies / f"{record.where.rsplit(':', 1)[1]}.wav"
+    subtype = "PCM_16" if samples.dtype == np.int16 else "FLOAT"
+    soundfile.write(copy, samples, rate, subtype=subtype)
+    return _from_file(name, record, copy)
+
+
+def _recording(name: str, record: Record, source: AudioSource, header: soundfile._SoundFileInfo | _Header) -> Recording:
+    if header.frames == 0:
+        raise AudioProblem("audio without samples: left out", f"{record.where}: {source.source}")
+    duration = header.frames / header.samplerate
+    return Recording(name, [source], header.samplerate, header.frames, duration, channel_ids=source.channels)

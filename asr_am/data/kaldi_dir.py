@@ -1,0 +1,156 @@
+"""The text files of a Kaldi data directory: wav.scp, segments, text, utt2spk, spk2gender, reco2file_and_channel.
+
+Lenient where Kaldi's own scripts sort and fix (order, blank lines, CRLF, a line twice), strict where they cannot know
+what is meant. lhotse's `load_kaldi_data_dir` reads the same files for directories that are already clean: it stops with
+a KeyError at the first id that one file lacks, and needs every audio file to be there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from asr_am.data.stm import CHANNELS
+from asr_am.data.tally import Tally
+from asr_am.data.textfile import numbered_lines
+from asr_am.errors import InputError
+
+
+class Record(NamedTuple):
+    """What stands after the id of a line, "" for nothing, and where: `file:line`."""
+
+    value: str
+    where: str
+
+
+class Span(NamedTuple):
+    """Where an utterance is: seconds from `start` to `end` (None: the end of the recording) of a recording.
+
+    channel: the fifth field of segments, None where there is none.
+    """
+
+    recording: str
+    start: float
+    end: float | None
+    channel: int | None
+
+
+@dataclass(frozen=True)
+class KaldiDir:
+    """Tables by recording (audio, side), utterance (spans, text, speaker) or speaker (gender).
+
+    sides: file and channel (0, 1) in NIST's files of each recording that reco2file_and_channel lists.
+    """
+
+    folder: Path
+    audio: dict[str, Record]
+    spans: dict[str, Span]
+    text: dict[str, Record]
+    speaker: dict[str, str]
+    gender: dict[str, str]
+    sides: dict[str, tuple[str, int]]
+
+
+def read_kaldi_dir(folder: Path, tally: Tally) -> KaldiDir:
+    """Read the directory; lines that stand there twice go to `tally`.
+
+    InputError, with file, line and remedy: a file that is needed is missing, empty or not UTF-8, a line of the wrong
+    form, one id with two different values.
+    """
+    audio = read_table(folder / "wav.scp", tally, "every line is `recording file` or `recording command |`")
+    for recording, record in audio.items():
+        if not record.value:
+            raise InputError(f"{record.where}: no file for recording {recording}; add it or remove the line")
+    text = read_table(folder / "text", tally, "every line is `utterance word word ...`")
+    return KaldiDir(
+        folder=folder,
+        audio=audio,
+        spans=_spans(folder, audio, tally),
+        text=text,
+        speaker=_speakers(folder, tally),
+        gender=_genders(folder, tally),
+        sides=_sides(folder, tally),
+    )
+
+
+def read_table(path: Path, tally: Tally, form: str) -> dict[str, Record]:
+    """The records of a file by id. InputError: missing, empty, or an id with two values."""
+    records: dict[str, Record] = {}
+    for number, line in numbered_lines(path, f"a Kaldi data directory needs it: {form}"):
+        fields = line.split(maxsplit=1)
+        if not fields:
+            continue
+        record = Record(fields[1].rstrip() if len(fields) > 1 else "", f"{path}:{number}")
+        known = records.setdefault(fields[0], record)
+        if known.value != record.value:
+            raise InputError(f"{record.where}: {fields[0]} has another value than in {known.where}; remove one of them")
+        if known is not record:
+            tally.add("a line twice: once is enough", record.where)
+    if not records:
+        raise InputError(f"{path}: is empty; {form}")
+    return records
+
+
+def _spans(folder: Path, audio: dict[str, Record], tally: Tally) -> dict[str, Span]:
+    path = folder / "segments"
+    if not path.exists():
+        return {recording: Span(recording, 0.0, None, None) for recording in audio}
+    form = "every line is `utterance recording start end`, times in seconds"
+    spans = {}
+    for utterance, record in read_table(path, tally, form).items():
+        fields = record.value.split()
+        try:
+            recording, start, end = fields[0], float(fields[1]), float(fields[2])
+            channel = int(fields[3]) if len(fields) == 4 else None
+            if len(fields) > 4 or not math.isfinite(start) or not math.isfinite(end):
+                raise ValueError
+        except (IndexError, ValueError) as error:
+            raise InputError(f"{record.where}: {form}; correct this one") from error
+        spans[utterance] = Span(recording, start, None if end == -1 else end, channel)
+    return spans
+
+
+def _speakers(folder: Path, tally: Tally) -> dict[str, str]:
+    path = folder / "utt2spk"
+    if not path.exists() and (folder / "spk2utt").exists():
+        table = read_table(folder / "spk2utt", tally, "every line is `speaker utterance utterance ...`")
+        return {utterance: speaker for speaker, record in table.items() for utterance in record.value.split()}
+    unknown = f"if nobody knows the speakers: awk '{{print $1, $1}}' {folder / 'text'} > {path}"
+    speakers = {}
+    for utterance, record in read_table(path, tally, f"every line is `utterance speaker`; {unknown}").items():
+        if len(record.value.split()) != 1:
+            raise InputError(f"{record.where}: not `utterance speaker`; {unknown}")
+        speakers[utterance] = record.value
+    return speakers
+
+
+def _genders(folder: Path, tally: Tally) -> dict[str, str]:
+    path = folder / "spk2gender"
+    if not path.exists():
+        return {}
+    genders = {}
+    for speaker, record in read_table(path, tally, "every line is `speaker f` or `speaker m`; or remove it").items():
+        if record.value.lower() not in ("f", "m"):
+            raise InputError(f"{record.where}: the gender is f or m, not {record.value!r}; or remove the file")
+        genders[speaker] = record.value.upper()
+    return genders
+
+
+def _sides(folder: Path, tally: Tally) -> dict[str, tuple[str, int]]:
+    path = folder / "reco2file_and_channel"
+    if not path.exists():
+        return {}
+    sides = {}
+    for recording, record in read_table(path, tally, "every line is `recording file channel`; or remove it").items():
+        fields = record.value.split()
+        if len(fields) != 2 or channel_number(fields[1]) is None:
+            raise InputError(f"{record.where}: not `recording file channel` with channel A, B, 1 or 2; correct it")
+        sides[recording] = (fields[0], channel_number(fields[1]) or 0)
+    return sides
+
+
+def channel_number(name: str) -> int | None:
+    """0 for A and 1, 1 for B and 2, as NIST's files name the sides of a call."""
+    return {**{letter: number for number, letter in enumerate(CHANNELS)}, "1": 0, "2": 1}.get(name.upper())

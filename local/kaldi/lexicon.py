@@ -1,0 +1,134 @@
+"""The user's lexicon, in any form that is about: lexicon.txt or lexiconp.txt of Kaldi, CMUdict; as the recipe wants it.
+
+Phones that mean silence or noise are called SIL, SPN and NSN here whatever their case; further ones are named in
+silence_phones.txt beside the lexicon, as Kaldi has it. A word that is SIL by itself (`!SIL`) is no word, `<UNK>` and
+the like are the unknown word, and any other word that is one such phone is a noise.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from asr_am.data.tally import Tally
+from asr_am.data.textfile import numbered_lines, write_lines
+from asr_am.errors import InputError
+from asr_am.lang.lexicon import NONSPOKEN_NOISE, RESERVED_WORDS, SILENCE, SPOKEN_NOISE, UNKNOWN
+from local.kaldi.words import clean
+
+VARIANT = re.compile(r"(?P<word>.+)\((?:\d+)\)")  # WORD(2) of CMUdict
+POSITION = re.compile(r".+_[BIES]")
+UNKNOWNS = frozenset({UNKNOWN, "<unknown>", "<oov>", "[unk]", "[oov]", "<spoken_noise>"})
+FORM = "every line is `WORD PHONE PHONE ...`, or `WORD PROBABILITY PHONE ...`"
+
+
+@dataclass
+class Lexicon:
+    """entries: word to its pronunciations. noises: word to its silence phone.
+
+    silence: words that are silence; unknown: words that mean the unknown word.
+    """
+
+    entries: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)
+    noises: dict[str, str] = field(default_factory=dict)
+    silence: set[str] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)
+
+    @property
+    def vocabulary(self) -> set[str]:
+        return self.entries.keys() | self.noises.keys() | {UNKNOWN}
+
+    def write(self, data_dir: Path) -> None:
+        """Write lexicon.txt and, where there are noises, nonspeech.txt."""
+        lines = [f"{word} {' '.join(phones)}" for word in sorted(self.entries) for phones in self.entries[word]]
+        write_lines(data_dir / "lexicon.txt", lines)
+        if self.noises:
+            write_lines(data_dir / "nonspeech.txt", [f"{word} {phone}" for word, phone in sorted(self.noises.items())])
+
+
+def read_lexicon(path: Path, tally: Tally) -> Lexicon:
+    """InputError, with file and line: no phones, a silence phone among others, a reserved name, nothing but noises."""
+    lines = _split(path)
+    with_probability = _has_probabilities(path, lines)
+    silence_phones = _silence_phones(path)
+    marked = all(
+        POSITION.fullmatch(p) for _, _, phones in lines for p in phones[with_probability:] if p not in silence_phones
+    )
+    lexicon = Lexicon()
+    for where, word, fields in lines:
+        phones = tuple(_phone(name, silence_phones, marked, where) for name in fields[with_probability:])
+        if not phones:
+            raise InputError(f"{where}: {word!r} has no phones; {FORM}")
+        variant = VARIANT.fullmatch(word)
+        _add(lexicon, variant["word"] if variant else word, phones, where, silence_phones, tally)
+    if not lexicon.entries:
+        raise InputError(f"{path}: has no word made of speech phones; {FORM}")
+    if with_probability:
+        tally.add("pronunciation probabilities: not used", lines[0][0], len(lines))
+    if marked:
+        tally.add("phones with word-position markers: without", lines[0][0])
+    return lexicon
+
+
+def _split(path: Path) -> list[tuple[str, str, list[str]]]:
+    """(where, word, the other fields) of each line that is neither blank nor a comment."""
+    lines = []
+    for number, line in numbered_lines(path, FORM):
+        fields = clean(line).split()
+        if fields and not fields[0].startswith((";;;", "##")):
+            lines.append((f"{path}:{number}", fields[0], fields[1:]))
+    if not lines:
+        raise InputError(f"{path}: is empty; {FORM}")
+    return lines
+
+
+def _has_probabilities(path: Path, lines: list[tuple[str, str, list[str]]]) -> bool:
+    numbers = [
+        len(fields) > 1 and re.fullmatch(r"[01]?\.?\d*(e-?\d+)?", fields[0]) is not None for _, _, fields in lines
+    ]
+    if all(numbers):
+        return True
+    if sum(numbers) > len(numbers) / 2:
+        where, word, _ = lines[numbers.index(False)]
+        raise InputError(f"{where}: {word!r} has no probability, but most words of {path} have one; add or remove them")
+    return False
+
+
+def _silence_phones(path: Path) -> dict[str, str]:
+    """Phones of silence and noise, as the user calls them, and here."""
+    names = {name: name for name in (SILENCE, SPOKEN_NOISE, NONSPOKEN_NOISE)}
+    names |= {name.lower(): name for name in names} | {name.capitalize(): name for name in names}
+    beside = path.with_name("silence_phones.txt")
+    if beside.exists():
+        for _, line in numbered_lines(beside):
+            for phone in line.split():
+                names.setdefault(phone, phone)
+    return names
+
+
+def _phone(name: str, silence: dict[str, str], marked: bool, where: str) -> str:
+    if name == "<eps>" or name.startswith("#"):
+        raise InputError(f"{where}: the phone name {name} is reserved; rename the phone")
+    return silence.get(name, name.rsplit("_", 1)[0] if marked and POSITION.fullmatch(name) else name)
+
+
+def _add(
+    lexicon: Lexicon, word: str, phones: tuple[str, ...], where: str, silence: dict[str, str], tally: Tally
+) -> None:
+    noise = [phone for phone in phones if phone in silence.values()]
+    if noise and len(phones) > 1:
+        raise InputError(
+            f"{where}: {noise[0]} is a phone of silence or noise and cannot be part of the pronunciation of {word!r}; "
+            "correct the line, or rename the phone"
+        )
+    if word.lower() in UNKNOWNS:
+        lexicon.unknown.add(word)
+    elif word in RESERVED_WORDS or phones == (SILENCE,):
+        lexicon.silence.add(word)
+    elif noise:
+        lexicon.noises[word] = noise[0]
+    elif phones in lexicon.entries.setdefault(word, []):
+        tally.add("pronunciation a second time: once is enough", where)
+    else:
+        lexicon.entries[word].append(phones)

@@ -1,0 +1,121 @@
+"""What the language model is made of: a text, or an ARPA file, in the words of the lexicon; and how many words."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from asr_am.data.tally import Tally
+from asr_am.data.textfile import numbered_lines
+from asr_am.errors import InputError
+from asr_am.lang.arpa import Arpa, Ngram, read_arpa
+from asr_am.lang.lexicon import UNKNOWN
+from local.kaldi.words import Normaliser, most_frequent
+
+MAX_UNKNOWN = 0.5  # share of a text's words that the lexicon may lack
+MAX_NGRAMS = 10_000_000  # of an ARPA file, that Python can hold
+SYMBOLS = ("<s>", "</s>")
+
+
+def read_text(path: Path, normalise: Normaliser, tally: Tally) -> list[str]:
+    """The sentences of a text, one a line. InputError: no sentence; most words unknown; ids in front of them."""
+    sentences, firsts, total = [], [], 0
+    for number, line in numbered_lines(path, "--text takes a text, one sentence a line"):
+        words = normalise(line, f"{path}:{number}", tally)
+        if words:
+            sentences.append(" ".join(words))
+            firsts.append(words[0])
+            total += len(words)
+    if not sentences:
+        raise InputError(f"{path}: holds no sentence; --text takes a text, one sentence a line")
+    if len(sentences) >= 10 and all(first in normalise.unknown for first in firsts) and len(set(firsts)) == len(firsts):
+        raise InputError(
+            f"{path}: every line begins with another unknown word ({firsts[0]}): utterance ids? cut -d' ' -f2-"
+        )
+    if normalise.unknown.total() > MAX_UNKNOWN * total:
+        raise InputError(
+            f"{path}: {normalise.unknown.total()} of {total} words are not in the lexicon, such as "
+            f"{most_frequent(normalise.unknown, 5)}; is it a text in this language?"
+        )
+    return sentences
+
+
+def read_given_arpa(path: Path, lexicon: Collection[str], spoken: Counter[str], tally: Tally) -> Arpa:
+    """The model of an ARPA file over the words of the lexicon, in its spelling. spoken: words of the transcripts.
+
+    InputError: see `read_arpa`; too big; the words of the transcripts are not in it.
+    """
+    _check_size(path)
+    arpa = read_arpa(path)
+    spelling = _spelling({word for (word,) in arpa.logprobs[0]}, lexicon)
+    tally.add("words of the LM outside the lexicon: left out", str(path), len(arpa.logprobs[0]) - len(spelling))
+    heard = sum(count for word, count in spoken.items() if word in set(spelling.values()))
+    if heard < (1 - MAX_UNKNOWN) * spoken.total():
+        raise InputError(
+            f"{path}: has {heard} of the {spoken.total()} words of the training transcripts; "
+            "is it an LM of this language?"
+        )
+    return Arpa(
+        [{_spelt(n, spelling): p for n, p in level.items() if spelling.keys() >= set(n)} for level in arpa.logprobs],
+        {_spelt(n, spelling): b for n, b in arpa.backoffs.items() if spelling.keys() >= set(n)},
+    )
+
+
+def _check_size(path: Path) -> None:
+    total = 0
+    for _, line in numbered_lines(path):
+        if match := re.fullmatch(r"\s*ngram\s+\d+\s*=\s*(\d+)\s*", line):
+            total += int(match[1])
+        if line.strip() == "\\1-grams:":
+            break
+    if total > MAX_NGRAMS:
+        raise InputError(
+            f"{path}: {total} n-grams are more than the {MAX_NGRAMS} that can be read here, and far more than a graph "
+            "can hold; prune it first, e.g. with SRILM: ngram -lm FILE -prune 1e-7 -write-lm SMALL"
+        )
+
+
+def _spelling(words: set[str], lexicon: Collection[str]) -> dict[str, str]:
+    """Words of the model that the lexicon has, also in another case, to the lexicon's spelling; each of those once."""
+    folded: dict[str, str] = {}
+    for word in sorted(lexicon):
+        folded.setdefault(word.casefold(), word)
+    same = {word: word for word in words if word in lexicon or word in SYMBOLS or word.lower() == UNKNOWN}
+    taken = set(same)
+    for word in sorted(words - same.keys()):
+        found = folded.get(word.casefold())
+        if found is not None and found not in taken:
+            same[word] = found
+            taken.add(found)
+    return same
+
+
+def _spelt(ngram: Ngram, spelling: dict[str, str]) -> Ngram:
+    return tuple(spelling[word] for word in ngram)
+
+
+def without_words(arpa: Arpa, dropped: Collection[str]) -> Arpa:
+    """The model without the n-grams that hold one of `dropped`."""
+    gone = set(dropped)
+    return Arpa(
+        [{n: p for n, p in level.items() if gone.isdisjoint(n)} for level in arpa.logprobs],
+        {n: b for n, b in arpa.backoffs.items() if gone.isdisjoint(n)},
+    )
+
+
+def beyond(
+    vocabulary: Collection[str], transcripts: Counter[str], others: Iterable[Counter[str]], limit: int
+) -> set[str]:
+    """Words to leave out so that no more than about `limit` stay, for the graph's sake; {} where there are fewer.
+
+    The words of the training transcripts stay; then come those that the LM's text or the LM knows, the most frequent
+    first. The words of the test transcripts have no say.
+    """
+    if len(vocabulary) <= limit:
+        return set()
+    counts = sum(others, Counter())
+    ranked = sorted((word for word in vocabulary if counts[word] > 0), key=lambda word: (-counts[word], word))
+    kept = {word for word in vocabulary if word in transcripts}
+    return set(vocabulary) - kept - set(ranked[: max(0, limit - len(kept))])

@@ -1,0 +1,209 @@
+"""Stage data of `recipes/kaldi`: Kaldi data directories, a lexicon and a text or LM as the recipe's data directory.
+
+Audio stays where it is and is resampled when it is read; what lies in Kaldi archives is copied. Whatever had to be
+mended or left out is counted, and the log has one table of it; README.md and recipes/kaldi/run.sh say what is done.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from asr_am.data.kaldi_audio import AudioOptions
+from asr_am.data.manifests import write_set
+from asr_am.data.tally import Tally, summary_table
+from asr_am.data.textfile import write_lines
+from asr_am.errors import InputError
+from asr_am.lang.arpa import write_arpa
+from asr_am.lang.transcripts import TOO_MANY
+from local.kaldi.g2p import pronounce
+from local.kaldi.lexicon import Lexicon, read_lexicon
+from local.kaldi.lm import beyond, read_given_arpa, read_text, without_words
+from local.kaldi.references import write_references
+from local.kaldi.sets import CorpusSet, drop_too_short, read_set
+from local.kaldi.split import hold_out, separate_speakers
+from local.kaldi.words import Normaliser, most_frequent
+
+logger = logging.getLogger(__name__)
+
+RATES = (8000, 16000)
+GIVEN_ARPA = "given.arpa"
+
+
+@dataclass(frozen=True)
+class Options:
+    """See conf/corpus/kaldi.yaml, which has a line for each."""
+
+    train: str | None
+    test: str | None
+    lexicon: str | None
+    sampling_rate: int
+    dev: str | None = None
+    text: str | None = None
+    arpa: str | None = None
+    audio_root: str | None = None
+    allow_pipes: bool = False
+    g2p: str | None = None
+    g2p_voice: str = "en-US"
+    max_bad_audio: float = 0.05
+    max_words: int = 20000
+
+    def check(self) -> None:
+        """Raise InputError for what is missing or out of range."""
+        for name in ("train", "test", "lexicon"):
+            if not getattr(self, name):
+                raise InputError(f"corpus.prepare.{name}: not given; recipes/kaldi/run.sh takes it as --{name}")
+        if self.sampling_rate not in RATES:
+            raise InputError(f"--sampling-rate: {self.sampling_rate} is not one of {RATES}; choose one")
+        if self.text and self.arpa:
+            raise InputError("--text and --arpa: give one of them, a text to estimate an LM on or an LM")
+        if self.g2p not in (None, "espeak"):
+            raise InputError(f"--g2p: {self.g2p} is not known; the one there is is espeak")
+
+
+def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
+    """Write the data directory `out`. Raises InputError for what cannot be mended; see `Options`."""
+    chosen = Options(**options)  # type: ignore[arg-type]
+    chosen.check()
+    out.mkdir(parents=True, exist_ok=True)
+    tallies = {name: Tally() for name in ("train", "dev", "test", "lm", "lexicon")}
+    lexicon = read_lexicon(Path(str(chosen.lexicon)), tallies["lexicon"])
+    sets, unknown = read_sets(chosen, lexicon, out, tallies, jobs)
+    sentences = _sentences(chosen, lexicon, sets["train"], unknown, tallies)
+    if chosen.g2p:
+        _pronounce(chosen, lexicon, unknown, tallies)
+    _check_unknown(lexicon, sets["train"])
+    _write_language(out, chosen, lexicon, sets["train"], sentences, tallies)
+    for subset, corpus in sets.items():
+        write_set(out, subset, corpus.used_recordings, corpus.utterances)
+        if subset != "train":
+            own = subset == "test" or chosen.dev is not None
+            write_references(out / subset, corpus, own, lexicon.noises, tallies[subset])
+    _write_rules(out, [chosen.test, chosen.dev])
+    description = {"hours": sets["train"].seconds / 3600, "sampling_rate": chosen.sampling_rate}
+    write_lines(out / "corpus.json", [json.dumps(description)])
+    _report(lexicon, unknown, tallies)
+
+
+def read_sets(
+    options: Options, lexicon: Lexicon, out: Path, tallies: dict[str, Tally], jobs: int
+) -> tuple[dict[str, CorpusSet], dict[str, Counter[str]]]:
+    """The sets train, dev and test, no speaker in two of them; the words of each that the lexicon lacks."""
+    sets: dict[str, CorpusSet] = {}
+    unknown: dict[str, Counter[str]] = {}
+    root = Path(options.audio_root).resolve() if options.audio_root else None
+    for subset in ("train", "dev", "test"):
+        folder = getattr(options, subset)
+        if folder:
+            normalise = _normaliser(lexicon)
+            audio = AudioOptions(root, options.allow_pipes, out / "wav" / subset)
+            sets[subset] = read_set(
+                Path(folder), subset, normalise, audio, tallies[subset], max_bad_audio=options.max_bad_audio, jobs=jobs
+            )
+            unknown[subset] = normalise.unknown
+            _note_rates(sets[subset], options.sampling_rate, tallies[subset])
+    shortest = {word: min(map(len, variants)) for word, variants in lexicon.entries.items()}
+    for subset in sets.keys() & {"train", "dev"}:
+        drop_too_short(sets[subset], shortest, tallies[subset])
+    if options.dev is None:
+        sets["train"], sets["dev"], how = hold_out(sets["train"])
+        logger.info("dev is held out of train: %s", how)
+    sets = {subset: sets[subset] for subset in ("train", "dev", "test")}
+    for subset, names in separate_speakers(sets).items():
+        what = f"speakers of an earlier set too: called NAME-{subset} here"
+        tallies[subset].add(what, " ".join(names[:5]), len(names))
+    return sets, unknown
+
+
+def _normaliser(lexicon: Lexicon) -> Normaliser:
+    return Normaliser(lexicon.vocabulary, lexicon.silence, lexicon.unknown)
+
+
+def _note_rates(corpus: CorpusSet, rate: int, tally: Tally) -> None:
+    for recording in corpus.used_recordings:
+        own = recording.sampling_rate
+        if own < rate:
+            what = f"recordings at {own} Hz: the band above {own // 2} Hz is empty at {rate} Hz"
+            tally.add(what, recording.id)
+        elif own > rate:
+            tally.add(f"recordings at {own} Hz: resampled to {rate} Hz when read", recording.id)
+
+
+def _sentences(
+    options: Options, lexicon: Lexicon, train: CorpusSet, unknown: dict[str, Counter[str]], tallies: dict[str, Tally]
+) -> list[str]:
+    """What the LM is estimated on."""
+    if options.text is None:
+        return [utterance.text or "" for utterance in train.utterances]
+    normalise = _normaliser(lexicon)
+    sentences = read_text(Path(options.text), normalise, tallies["lm"])
+    unknown["lm"] = normalise.unknown
+    return sentences
+
+
+def _pronounce(options: Options, lexicon: Lexicon, unknown: dict[str, Counter[str]], tallies: dict[str, Tally]) -> None:
+    """Add pronunciations of unknown words, of training and LM text only: the test set's words are not ours to know."""
+    words = sorted(unknown["train"].keys() | unknown.get("lm", Counter()).keys())
+    made = pronounce(words, lexicon, options.g2p_voice) if words else {}
+    for word, phones in made.items():
+        lexicon.entries[word] = [phones]
+        for subset in ("train", "lm"):
+            if count := unknown.get(subset, Counter()).pop(word, 0):
+                tallies[subset].add("of them pronounced by espeak-ng", f"{word} {' '.join(phones)}", count)
+
+
+def _check_unknown(lexicon: Lexicon, train: CorpusSet) -> None:
+    counts = Counter(word for utterance in train.utterances for word in (utterance.text or "").split())
+    lacking = Counter({word: count for word, count in counts.items() if word not in lexicon.vocabulary})
+    if lacking.total() > TOO_MANY * counts.total():
+        raise InputError(
+            f"{train.folder / 'text'}: {lacking.total()} of {counts.total()} words are not in the lexicon "
+            f"({most_frequent(lacking)}); is it the lexicon of this corpus? Add pronunciations, or try --g2p espeak"
+        )
+
+
+def _write_language(
+    out: Path, options: Options, lexicon: Lexicon, train: CorpusSet, sentences: list[str], tallies: dict[str, Tally]
+) -> None:
+    """Write lexicon.txt, nonspeech.txt, and below lm/ the text and the given LM."""
+    transcripts = Counter(word for utterance in train.utterances for word in (utterance.text or "").split())
+    others = [Counter(word for sentence in sentences for word in sentence.split())] if options.text else []
+    arpa = None
+    if options.arpa is not None:
+        arpa = read_given_arpa(Path(options.arpa), lexicon.vocabulary, transcripts, tallies["lm"])
+        others.append(Counter({word: round(1e9 * 10**logprob) + 1 for (word,), logprob in arpa.logprobs[0].items()}))
+    dropped = beyond(lexicon.entries, transcripts, others, options.max_words)
+    if dropped:
+        what = f"words beyond the {options.max_words} that a graph can hold, or never seen: left out"
+        tallies["lexicon"].add(what, min(dropped), len(dropped))
+        lexicon.entries = {word: variants for word, variants in lexicon.entries.items() if word not in dropped}
+    lexicon.write(out)
+    (out / "lm").mkdir(exist_ok=True)
+    write_lines(out / "lm" / "train.txt", sentences)
+    if arpa is not None:
+        write_arpa(without_words(arpa, dropped), out / "lm" / GIVEN_ARPA)
+
+
+def _write_rules(out: Path, folders: list[str | None]) -> None:
+    """The GLM of the test set, or of dev; none where there is none."""
+    for path in (Path(folder) / "glm" for folder in folders if folder):
+        if path.exists():
+            (out / "en.glm").write_bytes(path.read_bytes())
+            logger.info("scoring rules: %s", path)
+            return
+
+
+def _report(lexicon: Lexicon, unknown: dict[str, Counter[str]], tallies: dict[str, Tally]) -> None:
+    """Log what was mended or left out, and the most frequent unknown words of each set."""
+    if table := summary_table(tallies):
+        logger.info("what was mended or left out:\n%s", table)
+    for subset, words in unknown.items():
+        lacking = Counter({word: count for word, count in words.items() if word not in lexicon.vocabulary})
+        if lacking:
+            logger.info(
+                "%s: %d words (%d different ones) outside the lexicon: %s",
+                subset, lacking.total(), len(lacking), most_frequent(lacking),
+            )  # fmt: skip

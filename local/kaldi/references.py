@@ -1,0 +1,103 @@
+"""The NIST reference of a set: the user's STM in the names of our recordings, or a plain one from the transcripts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from lhotse import SupervisionSegment
+
+from asr_am.data.kaldi_dir import channel_number, read_kaldi_dir
+from asr_am.data.stm import CHANNELS, channel_letter, write_reco2file_and_channel, write_stm
+from asr_am.data.tally import Tally
+from asr_am.data.textfile import numbered_lines, write_lines
+from asr_am.errors import InputError
+from local.kaldi.sets import CorpusSet
+from local.kaldi.words import is_mark
+
+IGNORED = "ignore_time_segment_in_scoring"
+MAX_DROPPED = 0.05  # share of the user's references that may have no utterance
+
+
+def write_references(out: Path, corpus: CorpusSet, given: bool, noises: Collection[str], tally: Tally) -> None:
+    """Write out/ref.stm and out/reco2file_and_channel. given: whether corpus.folder is this set's own, with its stm."""
+    stm = corpus.folder / "stm"
+    if given and stm.exists():
+        write_lines(out / "ref.stm", _translated(stm, corpus, tally))
+    else:
+        write_stm(out / "ref.stm", [_spoken(u, noises) for u in corpus.utterances], label=_label)
+    write_reco2file_and_channel(out / "reco2file_and_channel", corpus.utterances)
+
+
+def _label(utterance: SupervisionSegment) -> str:
+    return f"O,{utterance.gender}" if utterance.gender else "O"
+
+
+def _spoken(utterance: SupervisionSegment, noises: Collection[str]) -> SupervisionSegment:
+    """The utterance without noises: the recogniser's are not scored either."""
+    words = [word for word in (utterance.text or "").split() if word not in noises and not is_mark(word)]
+    return replace(utterance, text=" ".join(words))
+
+
+def _translated(stm: Path, corpus: CorpusSet, tally: Tally) -> list[str]:
+    """The lines of `stm`, each under the name and channel of our recording, sorted; comments first.
+
+    InputError: an utterance without a reference, a bad line, more than a few references without an utterance.
+    """
+    names = _names(corpus)
+    spans: dict[tuple[str, str], list[SupervisionSegment]] = {}
+    for utterance in corpus.utterances:
+        spans.setdefault((utterance.recording_id, channel_letter(utterance)), []).append(utterance)
+    comments, records, dropped = [], [], 0
+    covered: set[str] = set()
+    for number, line in numbered_lines(stm):
+        if line.startswith(";;") or not line.strip():
+            comments.append(line)
+            continue
+        where = f"{stm}:{number}"
+        file, channel, begin, end, rest = _fields(line, where)
+        side = names.get((file, channel), ("", ""))
+        found = [u for u in spans.get(side, []) if u.start < end and begin < u.end]
+        covered.update(u.id for u in found)
+        if found:
+            records.append((*side, begin, f"{side[0]} {side[1]} {rest}"))
+        elif IGNORED not in line.lower():
+            tally.add("references without a usable utterance: left out", where)
+            dropped += 1
+    lacking = [utterance.id for utterance in corpus.utterances if utterance.id not in covered]
+    if lacking:
+        raise InputError(
+            f"{stm}: no reference for utterance {lacking[0]} ({len(lacking)} in all); add it, or remove stm"
+        )
+    if dropped > MAX_DROPPED * (len(records) + dropped):
+        raise InputError(
+            f"{stm}: {dropped} of {len(records) + dropped} references have no utterance, the first "
+            f"{tally.first['references without a usable utterance: left out']}; names of recordings come from "
+            "reco2file_and_channel: correct it, or remove stm"
+        )
+    return [*comments, *(line for *_, line in sorted(records))]
+
+
+def _fields(line: str, where: str) -> tuple[str, int, float, float, str]:
+    try:
+        file, channel, speaker, begin, end = line.split(maxsplit=5)[:5]
+        number = channel_number(channel)
+        if number is None:
+            raise ValueError(f"channel {channel}")
+        return file, number, float(begin), float(end), " ".join([speaker, begin, end, *line.split(maxsplit=5)[5:]])
+    except ValueError as error:
+        raise InputError(f"{where}: not `file channel speaker begin end <labels> words`; correct it") from error
+
+
+def _names(corpus: CorpusSet) -> dict[tuple[str, int], tuple[str, str]]:
+    """NIST's file and channel of each recording, to our recording and its letter."""
+    sides = read_kaldi_dir(corpus.folder, Tally()).sides
+    names = {}
+    for utterance in corpus.utterances:
+        letter = channel_letter(utterance)
+        names[sides.get(utterance.recording_id, (utterance.recording_id, CHANNELS.index(letter)))] = (
+            utterance.recording_id,
+            letter,
+        )
+    return names

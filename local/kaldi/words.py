@@ -1,0 +1,104 @@
+"""Transcripts in the spelling of the lexicon: case, punctuation, Unicode forms, words that mean silence.
+
+    "Yes, I'm  SURE.\u00a0[cough]"  with a lexicon in upper case  ->  YES I'M SURE [cough]
+
+A word that the lexicon has is left as it is. Another is looked for in the lexicon without regard to case, then without
+punctuation around it; where that fails too it stays, without punctuation, and is trained as the unknown word. Marks in
+brackets that the lexicon lacks ([cough], <noise>, {laugh}) stay as they are: no word hides in them.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Collection
+
+from asr_am.data.tally import Tally
+from asr_am.lang.lexicon import UNKNOWN
+
+MARK = re.compile(r"\[.*\]|<.*>|\{.*\}|\*.*\*")
+APOSTROPHES = str.maketrans("\u2018\u2019\u02bc\u00b4`", "'''''")
+ALTERNATIVES = str.maketrans("", "", "(){}")  # which have a meaning in references
+
+
+def clean(text: str) -> str:
+    """Unicode in composed form, one apostrophe, no characters that cannot be seen."""
+    text = unicodedata.normalize("NFC", text).translate(APOSTROPHES)
+    return "".join(c for c in text if c.isspace() or unicodedata.category(c) not in ("Cc", "Cf"))
+
+
+def is_mark(word: str) -> bool:
+    """Whether the word is a remark of the transcriber's in brackets."""
+    return MARK.fullmatch(word) is not None
+
+
+class Normaliser:
+    """The words of a text as the lexicon spells them; `unknown` counts those that it lacks."""
+
+    def __init__(self, vocabulary: Collection[str], silence: Collection[str], unknown: Collection[str]) -> None:
+        """vocabulary: words of the lexicon. silence: words that are silence. unknown: those that mean `<unk>`."""
+        self._vocabulary = frozenset(vocabulary)
+        self._folded: dict[str, str] = {}
+        for word in sorted(vocabulary):
+            self._folded.setdefault(word.casefold(), word)
+        self._silence = frozenset(silence)
+        self._unknown = frozenset(unknown) | {UNKNOWN}
+        cased = [word for word in vocabulary if word.upper() != word.lower() and word != UNKNOWN]
+        upper = sum(word.isupper() for word in cased)
+        lower = sum(word.islower() for word in cased)
+        self._upper, self._lower = upper > 0.8 * len(cased), lower > 0.8 * len(cased)
+        self.unknown: Counter[str] = Counter()
+
+    def __call__(self, text: str, where: str, tally: Tally) -> list[str]:
+        """Words of `text`; what had to be changed goes to `tally`."""
+        words = []
+        for word in clean(text).split():
+            if word in self._silence or word in ("<s>", "</s>"):
+                tally.add("silence words in transcripts: taken out", where)
+                continue
+            spelt = UNKNOWN if word in self._unknown else self._spell(word, where, tally)
+            if not spelt:
+                tally.add("punctuation by itself: taken out", where)
+                continue
+            if spelt not in self._vocabulary:
+                tally.add("words outside the lexicon: the unknown word", f"{where}: {spelt}")
+                self.unknown[spelt] += 1
+            words.append(spelt)
+        return words
+
+    def _spell(self, word: str, where: str, tally: Tally) -> str:
+        if word in self._vocabulary:
+            return word
+        if is_mark(word):
+            return self._folded.get(word.casefold(), word)
+        bare = _without_punctuation(word, keep="'").translate(ALTERNATIVES)
+        for candidate in (word, bare, _without_punctuation(bare, keep="")):
+            found = candidate if candidate in self._vocabulary else self._folded.get(candidate.casefold())
+            if found is not None:
+                if candidate != word:
+                    tally.add("words with punctuation: without", where)
+                if found != candidate:
+                    tally.add("words in another case: as in the lexicon", where)
+                return found
+        bare = bare if bare.strip("'") else ""
+        return bare.upper() if self._upper else bare.lower() if self._lower else bare
+
+
+def _without_punctuation(word: str, keep: str) -> str:
+    begin, end = 0, len(word)
+    while begin < end and _is_punctuation(word[begin], keep):
+        begin += 1
+    while end > begin and _is_punctuation(word[end - 1], keep):
+        end -= 1
+    return word[begin:end]
+
+
+def _is_punctuation(character: str, keep: str) -> bool:
+    return character not in keep and unicodedata.category(character)[0] in "PS"
+
+
+def most_frequent(words: Counter[str], number: int = 10) -> str:
+    """ "21 UH, 3 ERM, ..." """
+    ranked = sorted(words.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count} {word}" for word, count in ranked[:number]) + (", ..." if len(ranked) > number else "")

@@ -1,0 +1,325 @@
+"""Stage data of recipes/kaldi on small directories of real files: every form of audio, everything that may be wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from scipy.signal import correlate
+
+from asr_am.data.audio import read_utterances
+from asr_am.data.manifests import read_recordings, read_supervisions
+from asr_am.data.validate import validate_data_dir
+from asr_am.errors import InputError
+from local.kaldi.prepare import prepare
+from tests.local.kaldi_corpus import LEXICON, RATE, edit, noise, write_kaldi_dir
+
+
+@dataclass
+class Corpus:
+    root: Path
+
+    @property
+    def train(self) -> Path:
+        return self.root / "train"
+
+    @property
+    def test(self) -> Path:
+        return self.root / "test"
+
+    @property
+    def out(self) -> Path:
+        return self.root / "data"
+
+    def prepare(self, **options: object) -> str:
+        """Run the preparation and the checks after it; returns the corpus' log."""
+        given = {"train": self.train, "test": self.test, "lexicon": self.root / "lexicon.txt"} | options
+        given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+        prepare(self.out, **({"sampling_rate": RATE} | given))
+        validate_data_dir(self.out)
+        return (self.root / "log").read_text()
+
+    def texts(self, subset: str) -> dict[str, str]:
+        return {u.id: u.text for u in read_supervisions(self.out, subset)}
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("kaldi")
+    write_kaldi_dir(root / "train", "a", speakers=10)
+    write_kaldi_dir(root / "test", "b")
+    (root / "lexicon.txt").write_text(LEXICON)
+    return root
+
+
+@pytest.fixture
+def corpus(pristine: Path, tmp_path: Path) -> Corpus:
+    """A copy to damage. Paths in wav.scp are relative to the directory."""
+    for name in ("train", "test"):
+        shutil.copytree(pristine / name, tmp_path / name)
+        path = tmp_path / name / "wav.scp"
+        path.write_text(path.read_text().replace(f"{pristine / name}/", ""))
+    shutil.copy(pristine / "lexicon.txt", tmp_path)
+    handler = logging.FileHandler(tmp_path / "log")
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    yield Corpus(tmp_path)
+    root.removeHandler(handler)
+    handler.close()
+
+
+def row(log: str, what: str) -> list[str]:
+    """The cells of the summary's row that begins with `what`."""
+    (line,) = [line for line in log.splitlines() if line.startswith(what)]
+    return line.removeprefix(what).split()
+
+
+@pytest.mark.parametrize("kind", ["flac", "sph", "ark", "mp3"])
+def test_every_form_of_audio_gives_the_samples_of_the_wav_file(corpus: Corpus, kind: str) -> None:
+    shutil.rmtree(corpus.test)
+    write_kaldi_dir(corpus.test, "b", kind=kind)
+    corpus.prepare()
+    recording = next(iter(read_recordings(corpus.out, "test")))
+    ((_, samples_N),) = read_utterances(recording, [next(iter(read_supervisions(corpus.out, "test")))])
+    if kind == "mp3":  # which adds a delay
+        peak = correlate(samples_N, noise(0).astype(np.float32)).max()
+        assert peak > 0.7 * np.linalg.norm(samples_N) * np.linalg.norm(noise(0).astype(np.float32))
+    else:
+        np.testing.assert_array_equal(samples_N, noise(0))
+    assert (corpus.out / "wav").exists() == (kind == "ark"), "audio is copied out of archives only"
+
+
+def test_dev_is_held_out_by_speaker_always_the_same(corpus: Corpus) -> None:
+    log = corpus.prepare()
+    held = {u.speaker for u in read_supervisions(corpus.out, "dev")}
+    assert len(held) == 2 and f"2 of 10 training speakers (20.0% of the speech): {' '.join(sorted(held))}" in log
+    assert not held & {u.speaker for u in read_supervisions(corpus.out, "train")}
+    assert (corpus.out / "lm/train.txt").read_text().count("\n") == 24  # without dev
+    for name in ("text", "utt2spk", "wav.scp"):  # the order of the files has no say
+        lines = (corpus.train / name).read_text().splitlines()[::-1]
+        (corpus.train / name).write_text("\r\n".join(lines) + "\r\n")
+    corpus.prepare()
+    assert {u.speaker for u in read_supervisions(corpus.out, "dev")} == held
+    assert json.loads((corpus.out / "corpus.json").read_text())["hours"] == pytest.approx(24 / 3600)
+
+
+@pytest.mark.parametrize("speaker", ["{0}", "amy"])
+def test_without_enough_speakers_utterances_are_held_out(corpus: Corpus, speaker: str) -> None:
+    names = [line.split()[0] for line in (corpus.train / "utt2spk").read_text().splitlines()]
+    (corpus.train / "utt2spk").write_text("".join(f"{name} {speaker.format(name)}\n" for name in names))
+    assert "training utterances, since" in corpus.prepare()
+    assert len(corpus.texts("dev")) == 3 and len(corpus.texts("train")) == 27
+    assert {u.speaker for u in read_supervisions(corpus.out, "dev")}.isdisjoint(
+        {u.speaker for u in read_supervisions(corpus.out, "train")}
+    )
+
+
+def append(name: str, line: str) -> Callable[[Corpus], object]:
+    def change(corpus: Corpus) -> None:
+        path = corpus.train / name
+        path.write_text(path.read_text() + line)
+
+    return change
+
+
+def replace(name: str, old: str, new: str) -> Callable[[Corpus], object]:
+    return lambda corpus: edit(corpus.train / name, old, new)
+
+
+def audio(change: Callable[[Path], object]) -> Callable[[Corpus], object]:
+    return lambda corpus: change(corpus.train / "a0-0.wav")
+
+
+SEGMENTS = "".join(f"a{i}-{j} a{i}-{j} 0 1\n" for i in range(10) for j in range(3))
+
+
+def segments(old: str, new: str) -> Callable[[Corpus], object]:
+    return lambda corpus: (corpus.train / "segments").write_text(SEGMENTS.replace(old, new))
+
+
+MENDED = [
+    (append("text", "a0-0 YES YES\n"), "a line twice", 30),
+    (replace("text", "a0-0 YES YES", "a0-0"), "transcript without words", 29),
+    (replace("text", "a0-0 YES YES", "a0-0 !SIL ..."), "transcript without words", 29),
+    (replace("text", "a0-0 YES YES", "a0-0 Yes, yes!"), "words with punctuation", 30),
+    (replace("text", "a0-0 YES YES", "a0-0 yes yes"), "words in another case", 30),
+    (replace("text", "a0-0 YES YES", "a0-0 \u201cYES\u201d YES \u2013"), "punctuation by itself", 30),
+    (replace("text", "a0-0 YES YES", "a0-0 MA\u00d1ANA YES"), "words outside the lexicon", 30),
+    (append("text", "zoe-1 YES\n"), "transcript without audio", 30),
+    (replace("text", "a0-0 YES YES\n", ""), "utterance without a transcript", 29),
+    (replace("utt2spk", "a0-0 a0\n", ""), "utterance without a speaker", 29),
+    (audio(Path.unlink), "missing audio", 29),
+    (audio(lambda path: path.write_bytes(b"")), "audio that cannot be read", 29),
+    (audio(lambda path: path.write_bytes(path.read_bytes()[:44])), "audio without samples", 29),
+    (audio(lambda path: soundfile.write(path, np.zeros(RATE), RATE)), "digital silence", 29),
+    (audio(lambda path: soundfile.write(path, noise(0, 0.02), RATE)), "shorter than its phones", 29),
+    (replace("wav.scp", "a0-0.wav", "sph2pipe -f wav -p -c 1 a0-0.wav |"), "", 30),
+    (replace("wav.scp", "a0-0.wav", "a0-0.wav:12"), "audio that cannot be read", 29),
+    (segments("a0-0 0 1", "a0-0 0 1.4"), "segment ends up to", 30),
+    (segments("a0-0 0 1", "a0-0 0 1.6"), "segment outside", 29),
+    (segments("a0-0 0 1", "a0-0 1 0.5"), "segment outside", 29),
+    (segments("a0-0 0 1", "a0-0 0.5 0.5"), "segment ends before", 29),
+    (segments("a0-0 a0-0", "a0-0 nowhere"), "recording that wav.scp lacks", 29),
+]
+
+
+@pytest.mark.parametrize(("damage", "what", "kept"), MENDED, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_a_kaldi_user_expects_to_be_mended_is_mended_and_counted(
+    corpus: Corpus, damage: Callable[[Corpus], object], what: str, kept: int
+) -> None:
+    damage(corpus)
+    log = corpus.prepare()
+    assert not what or any(line.startswith(what) for line in log.splitlines()), log
+    assert len(corpus.texts("train") | corpus.texts("dev")) == kept
+
+
+REFUSED = [
+    (append("text", "a0-0 NO\n"), r"text:31: a0-0 has another value than in .*text:1"),
+    (append("wav.scp", "zoe\n"), r"wav.scp:31: no file for recording zoe"),
+    (replace("wav.scp", "a0-0.wav", "cat x | sox - |"), r"wav.scp:1: .*--allow-pipes"),
+    (append("utt2spk", "zoe a b\n"), r"utt2spk:31: not `utterance speaker`"),
+    (lambda corpus: (corpus.train / "utt2spk").unlink(), "utt2spk: no such file; .*awk"),
+    (lambda corpus: (corpus.train / "text").write_bytes(b"a0-0 CAF\xe9\n"), "text:1: not UTF-8"),
+    (lambda corpus: (corpus.train / "text").write_text("\n"), "text: is empty"),
+    (segments("a0-0 0 1", "a0-0 zero 1"), r"segments:1: every line is"),
+    (lambda corpus: [p.unlink() for p in corpus.train.glob("a0-?.wav")], "3 of 30 utterances have no usable audio"),
+    (lambda corpus: (corpus.train / "text").write_text("a0-0 YES\n"), "only 1 of 30 utterances"),
+    (lambda corpus: (corpus.root / "lexicon.txt").write_text("YES Y\n"), "31 of 48 words are not in the lexicon"),
+    (lambda corpus: (corpus.root / "lexicon.txt").write_text("YES Y\nNO\n"), "lexicon.txt:2: 'NO' has no phones"),
+    (lambda corpus: (corpus.train / "spk2gender").write_text("a0 x\n"), "spk2gender:1: the gender is"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_nobody_can_mend_is_named_with_its_line(
+    corpus: Corpus, damage: Callable[[Corpus], object], message: str
+) -> None:
+    damage(corpus)
+    with pytest.raises(InputError, match=message):
+        corpus.prepare()
+
+
+def test_speakers_of_train_in_test_get_a_name_of_their_own(corpus: Corpus) -> None:
+    edit(corpus.test / "utt2spk", "b0-0 b0", "b0-0 a0")
+    log = corpus.prepare()
+    assert row(log, "speakers of an earlier set too: called NAME-test here")[0] == "1"
+    assert {u.speaker for u in read_supervisions(corpus.out, "test")} == {"a0-test", "b0", "b1", "b2", "b3"}
+
+
+def test_one_utterance_in_train_and_test_is_refused(corpus: Corpus) -> None:
+    with pytest.raises(InputError, match="in both train and test"):
+        corpus.prepare(test=corpus.train, dev=corpus.test)
+
+
+def test_pipes_are_run_when_allowed_and_plain_ones_read_without(corpus: Corpus) -> None:
+    wav = corpus.train / "a0-0.wav"
+    edit(corpus.train / "wav.scp", "a0-0.wav", f"cat {wav} |")
+    corpus.prepare()
+    edit(corpus.train / "wav.scp", f"cat {wav} |", f"head -c 1000000 {wav} |")
+    edit(corpus.train / "wav.scp", "a0-1.wav", "false |")
+    log = corpus.prepare(allow_pipes=True)
+    assert row(log, "command that gives no audio: left out")[0] == "1"
+    commands = [
+        source.source
+        for subset in ("train", "dev")
+        for r in read_recordings(corpus.out, subset)
+        for source in r.sources
+        if source.type == "command"
+    ]
+    assert commands == [f"head -c 1000000 {wav}"]
+
+
+def test_sides_of_a_call(corpus: Corpus) -> None:
+    """Two channels: the first, unless reco2file_and_channel or segments name one; an stm follows the names."""
+    both = np.stack([noise(1), noise(2)], axis=1)
+    soundfile.write(corpus.test / "call.wav", both, RATE)
+    for name in ("b0-0", "b0-1", "b0-2"):
+        edit(corpus.test / "wav.scp", f"{name}.wav", "call.wav")
+    (corpus.test / "reco2file_and_channel").write_text("b0-1 call A\nb0-2 call B\n")
+    log = corpus.prepare()
+    assert row(log, "recording of several channels: the first is used, as Kaldi does")[0] == "1"
+    recordings = {r.id: r for r in read_recordings(corpus.out, "test")}
+    for utterance in read_supervisions(corpus.out, "test"):
+        if utterance.id in ("b0-0", "b0-1", "b0-2"):
+            ((_, samples_N),) = read_utterances(recordings[utterance.id], [utterance])
+            np.testing.assert_array_equal(samples_N, noise(2 if utterance.id == "b0-2" else 1))
+    others = [line.split()[0] for line in (corpus.test / "text").read_text().splitlines()[3:]]
+    lines = [
+        "call B x 0 1 <o,f> (NO) YES",
+        "b0-0 A x 0 1 YES",
+        "call A x 0 1 NO",
+        *(f"{name} 1 x 0 1 NO" for name in others),
+    ]
+    (corpus.test / "stm").write_text(";; LABEL\n" + "\n".join(lines) + "\n")
+    corpus.prepare()
+    written = (corpus.out / "test/ref.stm").read_text().splitlines()
+    assert written[:4] == [";; LABEL", "b0-0 A x 0 1 YES", "b0-1 A x 0 1 NO", "b0-2 B x 0 1 <o,f> (NO) YES"]
+    (corpus.test / "stm").write_text("\n".join(lines[1:]) + "\n")
+    with pytest.raises(InputError, match="no reference for utterance b0-2"):
+        corpus.prepare()
+
+
+def test_paths_from_another_machine_need_the_root(corpus: Corpus) -> None:
+    (corpus.root / "audio").mkdir()
+    for path in corpus.train.glob("*.wav"):
+        path.rename(corpus.root / "audio" / path.name)
+    with pytest.raises(InputError, match=r"30 of 30 utterances have no usable audio.*--audio-root"):
+        corpus.prepare()
+    for path in corpus.test.glob("*.wav"):
+        path.rename(corpus.root / "audio" / path.name)
+    corpus.prepare(audio_root=corpus.root / "audio")
+
+
+def test_text_and_arpa(corpus: Corpus) -> None:
+    text, arpa = corpus.root / "sentences", corpus.root / "lm.arpa"
+    text.write_text("yes no\nONE, two\n\nTHREE one\n")
+    corpus.prepare(text=text)
+    assert (corpus.out / "lm/train.txt").read_text() == "YES NO\nONE TWO\nTHREE ONE\n"
+    words = ["<s>", "</s>", "<unk>", "yes", "no", "one", "two", "three"]
+    arpa.write_text(
+        f"\\data\\\nngram 1={len(words)}\n\n\\1-grams:\n" + "".join(f"-1 {w}\n" for w in words) + "\n\\end\\\n"
+    )
+    log = corpus.prepare(arpa=arpa)
+    assert row(log, "words of the LM outside the lexicon: left out")[0] == "1"
+    assert "\tYES\n" in (corpus.out / "lm/given.arpa").read_text()
+    arpa.write_text(arpa.read_text().replace("ngram 1=", "ngram 1=99999999"))
+    with pytest.raises(InputError, match="prune it first"):
+        corpus.prepare(arpa=arpa)
+    text.write_text("".join(f"utt{n} YES NO\n" for n in range(12)))
+    with pytest.raises(InputError, match="utterance ids"):
+        corpus.prepare(text=text)
+    text.write_text("quite other words\n")
+    with pytest.raises(InputError, match="3 of 3 words are not in the lexicon"):
+        corpus.prepare(text=text)
+
+
+def test_a_large_lexicon_is_limited_without_looking_at_the_test_set(corpus: Corpus) -> None:
+    edit(corpus.root / "lexicon.txt", "NO N OW\n", "NO N OW\nRARE R EH R\nNEVER N EH V ER\n")
+    text = corpus.root / "sentences"
+    text.write_text("RARE YES\n")
+    edit(corpus.test / "text", "YES", "NEVER")
+    corpus.prepare(text=text, max_words=5)
+    words = {line.split()[0] for line in (corpus.out / "lexicon.txt").read_text().splitlines()}
+    assert words == {"YES", "NO", "ONE", "TWO", "RARE"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train": None}, "--train"),
+        ({"sampling_rate": 11025}, "11025 is not one of"),
+        ({"g2p": "magic"}, "--g2p"),
+        ({"text": "a", "arpa": "b"}, "give one of them"),
+    ],
+)
+def test_options_are_checked(tmp_path: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        prepare(tmp_path / "data", **({"train": "x", "test": "x", "lexicon": "x", "sampling_rate": RATE} | options))

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from lhotse import SupervisionSegment
+
+from asr_am.errors import InputError
+from local.kaldi.sets import CorpusSet
+from local.kaldi.split import hold_out, separate_speakers
+
+
+def corpus(counts: dict[str, int]) -> CorpusSet:
+    """`counts` utterances of a second by each speaker."""
+    utterances = [
+        SupervisionSegment(f"{name}-{index}", f"{name}-{index}", 0.0, 1.0, speaker=name)
+        for name, count in counts.items()
+        for index in range(count)
+    ]
+    return CorpusSet(Path("train"), {}, utterances)
+
+
+def speakers(part: CorpusSet) -> set[str]:
+    return {utterance.speaker for utterance in part.utterances}
+
+
+@pytest.mark.parametrize("big", [10, 400])
+def test_about_8_percent_of_the_speech_whoever_speaks_most(big: int) -> None:
+    whole = corpus({f"s{n}": 10 for n in range(60)} | {"talker": big})
+    train, dev, _ = hold_out(whole)
+    assert 0.07 < dev.seconds / whole.seconds < 0.13
+    assert len(speakers(dev)) >= 2 and not speakers(dev) & speakers(train)
+    assert train.seconds + dev.seconds == whole.seconds
+
+
+def test_a_new_speaker_leaves_the_others_in_their_order() -> None:
+    """Chosen by a hash of the name: dev does not depend on where in the list somebody stands."""
+    counts = {f"s{n}": 10 for n in range(50)}
+    forward, backward = (hold_out(corpus(dict(items)))[1] for items in (counts.items(), reversed(counts.items())))
+    assert speakers(forward) == speakers(backward) != {"s0", "s1", "s2", "s3"}
+
+
+@pytest.mark.parametrize("counts", [{"amy": 50}, {"amy": 50, "bob": 50}, {f"u{n}": 1 for n in range(50)}])
+def test_utterances_where_speakers_are_too_few_or_unknown(counts: dict[str, int]) -> None:
+    train, dev, how = hold_out(corpus(counts))
+    assert "utterances, since" in how and 4 <= len(dev.utterances) <= 8
+    sets = {"train": train, "dev": dev, "test": corpus({"amy": 3})}
+    renamed = separate_speakers(sets)
+    assert not speakers(sets["train"]) & (speakers(sets["dev"]) | speakers(sets["test"]))
+    assert renamed.get("test") == (["amy"] if "amy" in counts else None)
+
+
+def test_two_utterances_cannot_be_divided() -> None:
+    with pytest.raises(InputError, match="too few to hold some out; give --dev"):
+        hold_out(corpus({"amy": 2}))

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asr_am.data.tally import Tally, summary_table
+from asr_am.errors import InputError
+from local.kaldi.lexicon import read_lexicon
+from local.kaldi.words import Normaliser
+
+UPPER = ("YES", "I'M", "SURE", "O'CLOCK", "[NOISE]", "'EM", "US", "us", "CAF\u00c9", "<unk>")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("YES SURE", "YES SURE"),
+        ("Yes, I\u2019m  sure.", "YES I'M SURE"),
+        ("us US Us", "us US US"),  # the lexicon has both
+        ("'em (yes)", "'EM YES"),
+        ("'yes'", "YES"),
+        ("cafe\u0301 yes\u200b", "CAF\u00c9 YES"),  # decomposed; a space of no width
+        ("[noise] [cough] <laugh> <unk> <UNK>", "[NOISE] [cough] <laugh> <unk> <unk>"),
+        ("maybe... (not) a/b", "MAYBE NOT A/B"),
+        ("- !! ' <s> !SIL </s>", ""),
+        ("yes\u00a0sure", "YES SURE"),
+    ],
+)
+def test_words_in_the_spelling_of_the_lexicon(text: str, words: str) -> None:
+    normalise = Normaliser(UPPER, {"!SIL"}, {"<UNK>"})
+    assert normalise(text, "here", Tally()) == words.split()
+
+
+def test_unknown_words_are_counted() -> None:
+    normalise, tally = Normaliser(UPPER, (), ()), Tally()
+    normalise("no, no yes", "text:1", tally)
+    normalise("no YES", "text:2", tally)
+    assert normalise.unknown == {"NO": 3}
+    assert tally.counts["words outside the lexicon: the unknown word"] == 3
+    assert tally.first["words outside the lexicon: the unknown word"] == "text:1: NO"
+
+
+def test_the_summary_has_a_column_for_each_set_that_has_something() -> None:
+    tallies = {name: Tally() for name in ("train", "dev", "test")}
+    tallies["test"].add("lost", "b", 20)
+    tallies["train"].add("lost", "a")
+    assert [line.split() for line in summary_table(tallies).splitlines()] == [
+        ["train", "test", "first"],
+        ["lost", "1", "20", "a"],
+    ]
+
+
+def lexicon_of(folder: Path, text: str, silence: str | None = None) -> tuple[dict[str, str], Path]:
+    """The lines that are written, by word."""
+    path = folder / "mine.txt"
+    path.write_text(text)
+    if silence is not None:
+        (folder / "silence_phones.txt").write_text(silence)
+    lexicon = read_lexicon(path, Tally())
+    lexicon.write(folder)
+    return {word: " | ".join(" ".join(p) for p in variants) for word, variants in lexicon.entries.items()}, path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A AH\nAB AH B\nAB AE B\n",
+        "A 1.0 AH\nAB 0.7 AH B\nAB 3e-1 AE B\n",
+        ";;; CMUdict\nA  AH\nAB  AH B\nAB(2)  AE B\n",
+        "A AH_S\nAB AH_B B_E\nAB AE_B B_E\n!SIL SIL\n",
+        "\r\nA\tAH\r\nAB AH B\r\nAB AE B\r\nAB AE B\r\n",
+        "<eps> sil\n!SIL SIL\n<UNK> SPN\n<SPOKEN_NOISE> spn\n<s> SIL\nA AH\nAB AH B\nAB AE B\n",
+    ],
+)
+def test_every_form_of_lexicon_comes_to_the_same(tmp_path: Path, text: str) -> None:
+    entries, _ = lexicon_of(tmp_path, text)
+    assert entries == {"A": "AH", "AB": "AH B | AE B"}
+    assert (tmp_path / "lexicon.txt").read_text() == "A AH\nAB AH B\nAB AE B\n"
+
+
+def test_noises_are_words_of_one_silence_phone(tmp_path: Path) -> None:
+    entries, _ = lexicon_of(tmp_path, "A AH\n[COUGH] spn\n[DOOR] NSN\n[LAUGH] LAU\n", silence="SIL SPN\nNSN\nLAU\n")
+    assert entries == {"A": "AH"}
+    assert (tmp_path / "nonspeech.txt").read_text() == "[COUGH] SPN\n[DOOR] NSN\n[LAUGH] LAU\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("A AH\nB\n", "mine.txt:2: 'B' has no phones"),
+        ("A 0.5 AH\nB 0.5 B\nC K\n", "mine.txt:3: 'C' has no probability"),
+        ("A AH\nB SIL B\n", "mine.txt:2: SIL is a phone of silence"),
+        ("A AH #1\n", "mine.txt:1: the phone name #1 is reserved"),
+        ("!SIL SIL\n", "no word made of speech phones"),
+        ("", "is empty"),
+    ],
+)
+def test_what_is_wrong_with_a_lexicon_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        lexicon_of(tmp_path, text)

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from asr_am.errors import InputError
+from asr_am.stages.sizes import register, row_for_hours
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+def config(exp: Path, *overrides: str) -> DictConfig:
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", overrides=["corpus=kaldi", "corpus.name=mine", f"exp={exp}", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("hours", "leaves", "cells"), [(0.2, 150, 128), (0.63, 300, 128), (5, 1200, 256), (400, 9000, 512)]
+)
+def test_sizes_follow_the_hours_of_speech(tmp_path: Path, hours: float, leaves: int, cells: int) -> None:
+    (tmp_path / "mine/data").mkdir(parents=True)
+    (tmp_path / "mine/data/corpus.json").write_text(f'{{"hours": {hours}}}')
+    cfg = config(tmp_path)
+    assert (cfg.align.tri.leaves, cfg.model.cells) == (leaves, cells)
+    assert config(tmp_path, "model.cells=7").model.cells == 7
+
+
+def test_at_the_size_of_an4_they_are_the_defaults(tmp_path: Path) -> None:
+    (tmp_path / "mine/data").mkdir(parents=True)
+    (tmp_path / "mine/data/corpus.json").write_text('{"hours": 0.63}')
+    cfg = config(tmp_path)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        an4 = compose("config", overrides=["corpus=an4"])
+    for group in ("align", "model", "train", "egs", "schedule"):
+        assert cfg[group] == an4[group], group
+
+
+def test_hours_beyond_every_row_are_refused() -> None:
+    with pytest.raises(InputError, match="no row for 3 hours"):
+        row_for_hours([{"hours": 1}], 3)
