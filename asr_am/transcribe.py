@@ -64,6 +64,7 @@ def load(folder: Path) -> Transcriber:
     from asr_am.decode.graph import read_fst
     from asr_am.decode.shards import DecodeOptions, Decoder
     from asr_am.decode.system import System
+    from asr_am.features.extract import KINDS
     from asr_am.features.reader import normalises_variance, read_options
     from asr_am.features.spectral import SpectralExtractor
     from asr_am.hmm.states import StateTable
@@ -71,6 +72,11 @@ def load(folder: Path) -> Transcriber:
 
     system = System.load(folder)
     kind = system.kind()
+    if kind not in KINDS:
+        raise InputError(
+            f"{folder}: takes {kind} features, which need more than a recording; give a decoding run of a system on "
+            f"{' or '.join(KINDS)}"
+        )
     features: dict[str, np.ndarray] = {}
     decoder = Decoder(
         scorer=system.scorer(features.__getitem__), graph=read_fst(system.graph), lang=Lang.load(system.lang_dir),

@@ -26,7 +26,7 @@ from asr_am.decode.system import System
 from asr_am.decode.tune import choose, reference_words, word_errors
 from asr_am.decode.windows import Window
 from asr_am.errors import InputError
-from asr_am.features.reader import FeatureReader
+from asr_am.features.fusion import InputReader
 from asr_am.lang.lang import Lang
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def decode_sets(
 
 def decodable(system: System, data_dir: Path, subset: str) -> Segments:
     """The utterances of a set that have features, by id."""
-    reader = FeatureReader(system.features_dir, system.kind(), subset)
+    reader = InputReader(system.features_dir, system.kind(), subset)
     segments = {segment.id: segment for segment in read_supervisions(data_dir, subset)}
     lost = [utterance for utterance in segments if utterance not in reader]
     if lost:

@@ -93,10 +93,11 @@ class GmmSource:
     subset: str
 
     def load(self) -> GmmScorer:
-        from asr_am.features.reader import FeatureReader
+        from asr_am.features.adapted import open_features
         from asr_am.hmm.gmm import DiagGmms
+        from asr_am.hmm.system import System
 
-        reader = FeatureReader(self.features_dir, "mfcc", self.subset)
+        reader = open_features(self.features_dir, System.kind(self.align_dir), self.subset)
         return GmmScorer(DiagGmms.load(self.align_dir / "gmm.npz"), reader.__getitem__)
 
 
@@ -110,10 +111,10 @@ class NeuralSource:
     window: Window
 
     def load(self) -> NeuralScorer:
-        from asr_am.features.reader import FeatureReader
+        from asr_am.features.fusion import InputReader
 
         return neural_scorer(
-            self.model, lambda kind: FeatureReader(self.features_dir, kind, self.subset).__getitem__, self.window
+            self.model, lambda kind: InputReader(self.features_dir, kind, self.subset).__getitem__, self.window
         )
 
 

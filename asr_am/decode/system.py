@@ -61,7 +61,9 @@ class System:
     def kind(self) -> str:
         """The kind of features the model takes."""
         if self.model is None:
-            return "mfcc"
+            from asr_am.hmm.system import System as Gmm
+
+            return Gmm.kind(self.align_dir)
         from asr_am.model.checkpoint import load_acoustic_model
 
         return str(load_acoustic_model(self.model)[1]["kind"])

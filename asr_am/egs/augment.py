@@ -1,6 +1,8 @@
-"""Masking of bands and of stretches of time in a chunk (SpecAugment: Park et al., Interspeech 2019, without warping).
+"""Masking of bands and of stretches of time in a chunk (SpecAugment: Park et al., Interspeech 2019, without warping),
+and noise on i-vectors.
 
-Shapes: B chunks, T frames, F = streams x bins features (static, delta, double delta of the same bins).
+Shapes: B chunks, T frames, F features, of which streams x bins are bands (static, delta, double delta of the same
+bins), S dimensions of the i-vector.
 """
 
 from __future__ import annotations
@@ -8,8 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import ndtri
 
-from asr_am.egs.keyed import uniform_NK
+from asr_am.egs.keyed import combine, uniform_NK
+
+NOISE = 1  # the draws for noise are not those for masks
 
 
 @dataclass(frozen=True)
@@ -29,15 +34,27 @@ class Masking:
         return bool((self.bands and self.band_width) or (self.spans and self.span_width))
 
 
-def mask_chunks(x_BTF: np.ndarray, key_B: np.ndarray, masking: Masking, fill_F: np.ndarray) -> None:
-    """Put `fill_F` (the mean of the features) under masks drawn from `key_B`, in place. F is a multiple of streams."""
+def mask_chunks(
+    x_BTF: np.ndarray, key_B: np.ndarray, masking: Masking, fill_F: np.ndarray, bands: slice = slice(None)
+) -> None:
+    """Put `fill_F` (the mean of the features) under masks drawn from `key_B`, in place.
+
+    bands: the columns that bands are masked in, a multiple of streams. Stretches of time are masked in all columns.
+    """
     _, frames, dim = x_BTF.shape
-    bins = dim // masking.streams
+    bins = len(fill_F[bands]) // masking.streams
     draws = uniform_NK(key_B, 2 * (masking.bands + masking.spans))
     split = 2 * masking.bands
-    band_BF = np.tile(_mask(draws[:, :split], masking.band_width, bins), masking.streams)
+    band_BF = np.zeros((len(x_BTF), dim), dtype=bool)
+    band_BF[:, bands] = np.tile(_mask(draws[:, :split], masking.band_width, bins), masking.streams)
     span_BT = _mask(draws[:, split:], masking.span_width, frames)
     np.copyto(x_BTF, fill_F, where=band_BF[:, None, :] | span_BT[:, :, None])
+
+
+def vector_noise(key_B: np.ndarray, deviation_S: np.ndarray) -> np.ndarray:
+    """float32 [B, S]: Gaussian noise of these standard deviations, drawn from `key_B`: one vector for each chunk."""
+    uniform_BS = uniform_NK(combine(key_B, NOISE), len(deviation_S)) + 2.0**-54  # inside (0, 1)
+    return (ndtri(uniform_BS) * deviation_S).astype(np.float32)
 
 
 def _mask(draws_BK: np.ndarray, width: int, size: int) -> np.ndarray:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from asr_am.egs.augment import Masking, mask_chunks
+from asr_am.egs.augment import Masking, mask_chunks, vector_noise
 from asr_am.egs.keyed import combine, seed_of, string_keys
 from asr_am.egs.store import REMEDY, EgsSet
 from asr_am.errors import InputError
@@ -95,7 +95,8 @@ class Loader:
 
     batch_size: chunks of a batch. shuffle: False keeps the stored order (validation). random_offset: cut utterances
     at another place in each epoch. masking: drawn anew for each (seed, epoch, utterance, chunk). mean_F: what is put
-    under a mask. workers: threads that assemble batches ahead of time.
+    under a mask. ivector_noise: in standard deviations of each dimension, drawn anew like masks. workers: threads that
+    assemble batches ahead of time.
     """
 
     def __init__(
@@ -108,15 +109,20 @@ class Loader:
         random_offset: bool = False,
         masking: Masking | None = None,
         mean_F: np.ndarray | None = None,
+        ivector_noise: float = 0.0,
         workers: int = 1,
     ) -> None:
-        if masking and egs.info.dim % masking.streams:
+        bands = egs.info.bands.stop - egs.info.bands.start
+        if masking and bands % masking.streams:
             raise InputError(
-                f"train.masking.streams={masking.streams}: the {egs.info.dim} features of {egs.directory} are not "
+                f"train.masking.streams={masking.streams}: the {bands} features of {egs.directory} are not "
                 "so many times the same bins"
             )
+        if ivector_noise and egs.vectors is None:
+            raise InputError(f"train.ivector_noise={ivector_noise}: {egs.directory} has no i-vectors; set it to 0")
         self.egs, self.batch_size, self.seed, self.workers = egs, batch_size, seed, max(1, workers)
         self.shuffle, self.random_offset, self.masking = shuffle, random_offset, masking or Masking()
+        self.ivector_noise = ivector_noise
         self.mean_F = np.zeros(egs.info.dim, dtype=np.float32) if mean_F is None else mean_F
         self._key_U = string_keys(egs.index.utterances)
         # Plain views of the same memory: slicing a `numpy.memmap` costs more than copying the chunk.
@@ -141,12 +147,16 @@ class Loader:
     def _assemble(self, plan: Plan, number: int) -> Arrays:
         part = plan.chunks(number)
         utterance_B, begin_B, frames_B = plan.utterance_N[part], plan.begin_N[part], plan.frames_N[part]
-        chunk, index = self.egs.info.chunk, self.egs.index
+        chunk, index, vectors, at = self.egs.info.chunk, self.egs.index, self.egs.vectors, self.egs.info.vector
         shard_B, row_B = index.shard_U[utterance_B].tolist(), (index.begin_U[utterance_B] + begin_B).tolist()
         x_BTF = np.empty((len(row_B), chunk, self.egs.info.dim), dtype=self._x[0].dtype)
         y_BT = np.empty((len(row_B), chunk), dtype=np.int64)
         for b, (shard, row) in enumerate(zip(shard_B, row_B, strict=True)):
-            x_BTF[b] = self._x[shard][row : row + chunk]
+            frames_TF = self._x[shard][row : row + chunk]
+            if vectors is None:
+                x_BTF[b] = frames_TF
+            else:
+                x_BTF[b, :, : at.start], x_BTF[b, :, at.stop :] = frames_TF[:, : at.start], frames_TF[:, at.start :]
             y_BT[b] = self._y[shard][row : row + chunk]
         if y_BT.min() < 0 or y_BT.max() >= self.egs.info.num_pdfs:
             wrong = int(np.flatnonzero((y_BT < 0).any(axis=1) | (y_BT >= self.egs.info.num_pdfs).any(axis=1))[0])
@@ -154,9 +164,14 @@ class Loader:
                 f"{self.egs.directory}: a target near utterance {index.utterances[utterance_B[wrong]]} is not one "
                 f"of the {self.egs.info.num_pdfs} pdfs; {REMEDY}"
             )
+        key_B = combine(plan.seed, plan.epoch, self._key_U[utterance_B], begin_B)
         if self.masking:
-            key_B = combine(plan.seed, plan.epoch, self._key_U[utterance_B], begin_B)
-            mask_chunks(x_BTF, key_B, self.masking, self.mean_F)
+            mask_chunks(x_BTF, key_B, self.masking, self.mean_F, self.egs.info.bands)
+        if vectors is not None:  # after the masks, which leave i-vectors alone
+            vectors_BTS = vectors.of_chunks(utterance_B, begin_B, chunk)
+            if self.ivector_noise:
+                vectors_BTS += vector_noise(key_B, self.ivector_noise * vectors.moments[1])[:, None, :]
+            x_BTF[:, :, at] = vectors_BTS
         short = np.flatnonzero(frames_B < chunk)
         if len(short):
             padding = np.arange(chunk) >= frames_B[short, None]
@@ -184,10 +199,13 @@ class Loader:
 
 
 def feature_moments(egs: EgsSet, limit: int = 1_000_000) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation [F] of the features, over evenly spaced utterances of about `limit` frames."""
+    """Mean and standard deviation [F] of the inputs, over evenly spaced utterances of about `limit` frames.
+
+    Those of the i-vector are over what is stored: every speaker or segment counts alike.
+    """
     index = egs.index
     step = max(1, egs.frames // limit)
-    total = np.zeros((2, egs.info.dim))
+    total = np.zeros((2, egs.info.frame_dim))
     frames = 0
     for shard, begin, count in zip(index.shard_U[::step], index.begin_U[::step], index.frames_U[::step], strict=True):
         x_TF = egs.features[shard][begin : begin + count].astype(np.float32)
@@ -195,4 +213,11 @@ def feature_moments(egs: EgsSet, limit: int = 1_000_000) -> tuple[np.ndarray, np
         frames += int(count)
     mean_F, square_F = total / frames
     deviation_F = np.sqrt(np.maximum(square_F - mean_F**2, 1e-10))
-    return mean_F.astype(np.float32), deviation_F.astype(np.float32)
+    moments_F = mean_F.astype(np.float32), deviation_F.astype(np.float32)
+    if egs.vectors is None:
+        return moments_F
+    mean_V, deviation_V = (
+        np.insert(frames_F, egs.info.vector.start, vector_S)  # type: ignore[call-overload]
+        for frames_F, vector_S in zip(moments_F, egs.vectors.moments, strict=True)
+    )
+    return mean_V, deviation_V

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from asr_am.egs.store import EgsInfo, Index
+from asr_am.egs.vectors import write_vectors
 from asr_am.errors import InputError
-from asr_am.features.reader import FeatureReader
+from asr_am.features.fusion import InputReader
 from asr_am.hmm.alignments import read_alignments
 from asr_am.hmm.states import StateTable
 from asr_am.parallel import parallel_map
@@ -34,12 +35,12 @@ class Source:
     subset: str
     out: Path
 
-    def open(self) -> FeatureReader:
-        return FeatureReader(self.features_dir, self.kind, self.subset)
+    def open(self) -> InputReader:
+        return InputReader(self.features_dir, self.kind, self.subset)
 
 
 @lru_cache(maxsize=1)
-def _open_once(source: Source) -> FeatureReader:
+def _open_once(source: Source) -> InputReader:
     """One reader for all the tasks of a worker: opening it reads the lists of the whole set."""
     return source.open()
 
@@ -58,7 +59,7 @@ def make_egs(
 ) -> EgsInfo:
     """Write the training examples of `sets` into `out` (see `store` for the files).
 
-    features_dir, kind: as for `FeatureReader`. align_dir: has states.npz and ali/<set>.ark of graph labels.
+    features_dir, kind: as for `InputReader`. align_dir: has states.npz and ali/<set>.ark of graph labels.
     dtype: float16 or float32, of the stored features. shard_frames: frames after which a new shard begins.
     Utterances without an alignment (the aligner gave up on them) are left out, counted, and listed in
     `<out>/<set>/unaligned.txt`. InputError where an alignment does not fit its utterance or the states.
@@ -67,15 +68,16 @@ def make_egs(
         raise InputError("egs: dtype is float16 or float32, chunk and shard_frames are positive, sets has `train`")
     states = StateTable.load(align_dir / "states.npz")
     sizes: dict[str, dict[str, int]] = {}
-    dim = 0
     for subset in sets:
         source = Source(features_dir, kind, subset, out / subset)
         source.out.mkdir(parents=True, exist_ok=True)
         reader = source.open()
-        dim = reader.dim
         index, counts_P = _write_targets(source.out, align_dir / "ali", subset, states, chunk, shard_frames)
         unaligned = _check_pairs(index.utterances, reader.utterances, source)
-        _write_features(source, index, dim, chunk, dtype, jobs)
+        if reader.vectors:
+            write_vectors(source.out, reader.vectors, index.utterances)
+        frame_dim = reader.dim - (reader.vectors.dim if reader.vectors else 0)
+        _write_features(source, index, frame_dim, chunk, dtype, jobs)
         index.save(source.out)
         frames = int(index.frames_U.sum())
         sizes[subset] = {"utterances": len(index.utterances), "frames": frames, "unaligned": unaligned}
@@ -83,7 +85,8 @@ def make_egs(
         if subset == "train":
             np.save(out / "pdf_counts.npy", counts_P)
             log.info("%d of %d pdfs occur in the training set", np.count_nonzero(counts_P), states.num_pdfs)
-    info = EgsInfo(kind=kind, dim=dim, num_pdfs=states.num_pdfs, chunk=chunk, sets=sizes)
+    period = reader.vectors.period if reader.vectors else 0
+    info = EgsInfo(kind, reader.dim, states.num_pdfs, chunk, sizes, streams=reader.streams, period=period)
     info.save(out)
     return info
 
@@ -163,7 +166,7 @@ def _write_block(source: Source, block: Index) -> None:
     rows = zip(block.utterances, *(c.tolist() for c in (block.shard_U, block.begin_U, block.frames_U)), strict=True)
     for utterance, shard, begin, frames in rows:
         shard_TF = np.load(source.out / f"features.{shard}.npy", mmap_mode="r+")
-        x_TF = reader[utterance]
+        x_TF = reader.frames(utterance)
         if len(x_TF) != frames:
             raise InputError(
                 f"{source.features_dir}: utterance {utterance} of {source.subset}: {len(x_TF)} frames of features, but "

@@ -7,28 +7,35 @@ Shapes: T frames of a shard, F feature dimension, U utterances, P pdfs.
     <set>/features.<k>.npy        float16 or float32 [T + chunk, F]; the last `chunk` rows are zeros, so that a chunk
     <set>/targets.<k>.npy         int16 or int32 [T + chunk]         may be read in one piece wherever it starts
     <set>/index.npz               utterance [U] text, shard [U], begin [U] (row in its shard), frames [U]
+    <set>/vectors.f32, .npz       i-vectors, where the inputs have them: see `vectors`
 
-Utterances are stored whole, so that every epoch may cut them into chunks at other places.
+F counts the frame streams only; an i-vector joins them when they are read, which makes `dim` inputs. Utterances are
+stored whole, so that every epoch may cut them into chunks at other places.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from asr_am.egs.vectors import REMEDY, Vectors
 from asr_am.errors import InputError
+from asr_am.features.fusion import IVECTOR, columns
 
 FORMAT = 1
-REMEDY = "run stage 5 (egs) again"
 
 
 @dataclass(frozen=True)
 class EgsInfo:
-    """What egs.json says."""
+    """What egs.json says. dim: inputs of a frame, i-vector included.
+
+    streams: the width of each part of a frame, in order (none: the features of `kind` alone). period: frames that a row
+    of i-vectors is for.
+    """
 
     kind: str
     dim: int
@@ -36,6 +43,28 @@ class EgsInfo:
     chunk: int
     sets: dict[str, dict[str, int]]
     format: int = FORMAT
+    streams: dict[str, int] = field(default_factory=dict)
+    period: int = 0
+
+    @property
+    def columns(self) -> dict[str, slice]:
+        """The columns of each stream in a frame of inputs."""
+        return columns(self.streams or {self.kind: self.dim})
+
+    @property
+    def vector(self) -> slice:
+        """The columns of the i-vector, empty (at the end) where there is none."""
+        return self.columns.get(IVECTOR, slice(self.dim, self.dim))
+
+    @property
+    def bands(self) -> slice:
+        """The columns that frequency bands can be masked in: those of log-mel features, or else of all frames."""
+        return self.columns.get("logmel", slice(0, self.dim))
+
+    @property
+    def frame_dim(self) -> int:
+        """Values of a frame on disk, F."""
+        return self.dim - (self.vector.stop - self.vector.start)
 
     def save(self, directory: Path) -> None:
         (directory / "egs.json").write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
@@ -52,6 +81,11 @@ class EgsInfo:
             raise InputError(f"{path}: format {info.format}, this program reads {FORMAT}; {REMEDY}")
         if not all(isinstance(n, int) and n > 0 for n in (info.dim, info.num_pdfs, info.chunk)):
             raise InputError(f"{path}: dim, num_pdfs and chunk must be positive numbers; {REMEDY}")
+        widths = info.streams.values() if isinstance(info.streams, dict) else [0]
+        if not all(isinstance(n, int) and n > 0 for n in widths) or sum(widths) not in (0, info.dim):
+            raise InputError(f"{path}: the widths of streams are not positive or not {info.dim} in all; {REMEDY}")
+        if IVECTOR in info.streams and not (isinstance(info.period, int) and info.period > 0):
+            raise InputError(f"{path}: period must be a positive number of frames; {REMEDY}")
         return info
 
 
@@ -94,7 +128,7 @@ class Index:
 class EgsSet:
     """One set of examples, opened for reading; nothing is read before it is asked for.
 
-    `features[k]` and `targets[k]` are memory maps of shard k.
+    `features[k]` and `targets[k]` are memory maps of shard k. vectors: the i-vectors, None without.
     """
 
     def __init__(self, directory: Path, subset: str) -> None:
@@ -108,10 +142,15 @@ class EgsSet:
         self.features = [self._map("features", k, ("float16", "float32"), 2) for k in shards]
         self.targets = [self._map("targets", k, ("int16", "int32"), 1) for k in shards]
         self._check()
+        self.vectors = self._open_vectors()
 
     @property
     def frames(self) -> int:
         return int(self.index.frames_U.sum())
+
+    def _open_vectors(self) -> Vectors | None:
+        width = self.info.dim - self.info.frame_dim
+        return Vectors(self.directory, width, self.info.period, len(self.index.utterances)) if width else None
 
     def _map(self, name: str, shard: int, dtypes: tuple[str, ...], ndim: int) -> np.ndarray[Any, Any]:
         path = self.directory / f"{name}.{shard}.npy"
@@ -119,7 +158,8 @@ class EgsSet:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         except Exception as error:  # numpy parses the header as Python and raises whatever that leads to
             raise InputError(f"{path}: not a readable shard ({error}); {REMEDY}") from error
-        if array.dtype.name not in dtypes or array.ndim != ndim or (ndim == 2 and array.shape[1] != self.info.dim):
+        width = array.shape[1] if array.ndim == 2 else self.info.frame_dim
+        if array.dtype.name not in dtypes or array.ndim != ndim or width != self.info.frame_dim:
             raise InputError(f"{path}: holds {array.dtype} {array.shape}, not what egs.json says; {REMEDY}")
         return array
 

@@ -6,21 +6,18 @@ Shapes: T frames, D static features, F = 3 D.
 from __future__ import annotations
 
 import json
-import re
-import struct
 from pathlib import Path
 
-import kaldiio
 import numpy as np
 
 from asr_am.data.textfile import read_lines
 from asr_am.errors import InputError
+from asr_am.features.archive import load_matrix, read_scp
 from asr_am.features.cmvn import normalise
 from asr_am.features.deltas import add_deltas
 from asr_am.features.spectral import SpectralOptions
 
 REMEDY = "run stage 2 (features) again"
-PLACE = re.compile(r"^(?P<key>\S+) (?P<path>.+):(?P<offset>\d+)$")
 
 
 def normalises_variance(kind: str) -> bool:
@@ -44,10 +41,10 @@ class FeatureReader:
         folder = features_dir / kind
         self.dim = 3 * read_options(folder).dim
         self.variance = normalises_variance(kind) if variance is None else variance
-        self._places = _read_scp(folder / f"{subset}.scp")
+        self._places = read_scp(folder / f"{subset}.scp", REMEDY)
         self._speakers = _read_utt2spk(folder / f"{subset}_utt2spk")
         cmvn_scp = folder / f"{subset}_cmvn.scp"
-        self._stats = {speaker: _load(place) for speaker, place in _read_scp(cmvn_scp).items()}
+        self._stats = {speaker: load_matrix(place, REMEDY) for speaker, place in read_scp(cmvn_scp, REMEDY).items()}
         self.utterances = sorted(self._places)
         if self._places.keys() != self._speakers.keys():
             raise InputError(f"{folder}: {subset}.scp and {subset}_utt2spk list different utterances; {REMEDY}")
@@ -58,6 +55,11 @@ class FeatureReader:
         """The speaker of `utterance`."""
         return self._speakers[utterance]
 
+    @property
+    def num_frames(self) -> int:
+        """Of all utterances."""
+        return int(sum(stats[0, -1] for stats in self._stats.values()))
+
     def __len__(self) -> int:
         return len(self.utterances)
 
@@ -66,13 +68,21 @@ class FeatureReader:
 
     def __getitem__(self, utterance: str) -> np.ndarray:
         """float32 [T, dim]. Raises InputError for an unknown utterance or a damaged archive."""
+        return add_deltas(self.static(utterance))
+
+    def static(self, utterance: str) -> np.ndarray:
+        """float32 [T, D]: normalised, without deltas. Errors as above."""
+        return normalise(self.raw(utterance), self._stats[self._speakers[utterance]], variance=self.variance)
+
+    def raw(self, utterance: str) -> np.ndarray:
+        """float32 [T, D]: as on disk. Errors as above."""
         stats = self._stats[self._speakers[utterance]] if utterance in self._places else None
         if stats is None:
             raise InputError(f"utterance {utterance}: has no features (it may have been too short); {REMEDY}")
-        static_TD = _load(self._places[utterance])
+        static_TD = load_matrix(self._places[utterance], REMEDY)
         if static_TD.shape[1] + 1 != stats.shape[1]:
             raise InputError(f"{self._places[utterance]}: {static_TD.shape[1]} values per frame; {REMEDY}")
-        return model_features(static_TD, stats, variance=self.variance)
+        return static_TD
 
 
 def read_options(folder: Path) -> SpectralOptions:
@@ -86,19 +96,6 @@ def read_options(folder: Path) -> SpectralOptions:
         raise InputError(f"{path}: missing or damaged ({error}); {REMEDY}") from error
 
 
-def _read_scp(path: Path) -> dict[str, str]:
-    """Places `path:offset` by key, with the archives taken from the folder of the .scp file."""
-    places = {}
-    for number, line in enumerate(read_lines(path, REMEDY), start=1):
-        match = PLACE.match(line)
-        if match is None:
-            raise InputError(f"{path}:{number}: '{line}' is not `<key> <archive>:<offset>`; {REMEDY}")
-        places[match["key"]] = f"{path.parent / Path(match['path']).name}:{match['offset']}"
-    if not places:
-        raise InputError(f"{path}: empty; {REMEDY}")
-    return places
-
-
 def _read_utt2spk(path: Path) -> dict[str, str]:
     speakers = {}
     for number, line in enumerate(read_lines(path, REMEDY), start=1):
@@ -107,13 +104,3 @@ def _read_utt2spk(path: Path) -> dict[str, str]:
             raise InputError(f"{path}:{number}: '{line}' is not `<utterance> <speaker>`; {REMEDY}")
         speakers[fields[0]] = fields[1]
     return speakers
-
-
-def _load(place: str) -> np.ndarray:
-    try:
-        matrix = kaldiio.load_mat(place)
-    except (OSError, EOFError, ValueError, AssertionError, RuntimeError, MemoryError, struct.error) as error:
-        raise InputError(f"{place}: damaged or missing archive ({type(error).__name__}: {error}); {REMEDY}") from error
-    if not isinstance(matrix, np.ndarray) or matrix.ndim != 2:
-        raise InputError(f"{place}: holds no matrix; {REMEDY}")
-    return matrix

@@ -1,4 +1,4 @@
-"""Stage `align`: from features and transcripts to monophone and triphone systems with their alignments.
+"""Stage `align`: from features and transcripts to a chain of GMM systems with their alignments.
 
 Shapes: U utterances.
 """
@@ -16,7 +16,9 @@ from asr_am.errors import InputError
 from asr_am.features.reader import FeatureReader
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.system import System
+from asr_am.hmm.train_lda_mllt import LdaOptions, train_lda_mllt
 from asr_am.hmm.train_mono import MonoOptions, train_mono
+from asr_am.hmm.train_sat import SatOptions, train_sat
 from asr_am.hmm.train_tri import TriOptions, train_tri
 from asr_am.hmm.training import Material, Workplace
 from asr_am.lang.lang import Lang
@@ -27,10 +29,12 @@ logger = logging.getLogger(__name__)
 
 def align_corpus(
     data_dir: Path, lang_dir: Path, features_dir: Path, out: Path, *, final: Path, mono: MonoOptions, tri: TriOptions,
-    sets: Sequence[str] = ("train", "dev"), jobs: int = 1,
+    lda_mllt: LdaOptions | None = None, sat: SatOptions | None = None, sets: Sequence[str] = ("train", "dev"),
+    jobs: int = 1,
 ) -> None:  # fmt: skip
-    """Write out/mono and out/tri: tree.json, states.npz, gmm.npz and ali/<set>.{ark,scp} (int32 graph labels).
+    """Write a folder for each system into `out`: tree.json, states.npz, gmm.npz, ali/<set>.{ark,scp} (int32 labels).
 
+    They are mono, tri, and where there are options for them lda_mllt and sat, which add what `System.kind` looks for.
     `sets` begins with the set to train on, "train"; all of them are aligned. `final`: the name `out` will have, for the
     paths in the .scp files. Called again on an unfinished `out`, it goes on after the last finished system.
     Raises InputError for unreadable inputs, and where no utterance can be aligned.
@@ -41,6 +45,12 @@ def align_corpus(
     materials = {subset: load_material(data_dir, features_dir, lang, subset, scratch) for subset in sets}
     place = Workplace(materials, lang, scratch, jobs)
     systems = {"mono": partial(train_mono, place, mono), "tri": partial(train_tri, place, out / "mono", tri)}
+    if lda_mllt is not None:
+        systems["lda_mllt"] = partial(train_lda_mllt, place, out / "tri", lda_mllt)
+    if sat is not None:
+        if lda_mllt is None:
+            raise InputError("align: sat has a section but lda_mllt, which it begins from, has none; add it")
+        systems["sat"] = partial(train_sat, place, out / "lda_mllt", sat)
     for name, train in systems.items():
         if System.is_complete(out / name):
             continue
@@ -69,4 +79,4 @@ def load_material(data_dir: Path, features_dir: Path, lang: Lang, subset: str, s
         frames = FrameStore.write(folder, reader.utterances, reader.__getitem__, f"reading features of {subset}")
     words_U = [lang.word_ids(" ".join(transcripts[utterance])) for utterance in frames.utterances]
     logger.info("%s: %d utterances, %d frames of dimension %d", subset, len(words_U), frames.num_frames, frames.dim)
-    return Material(frames, words_U)
+    return Material(frames, words_U, [reader.speaker(utterance) for utterance in frames.utterances])

@@ -48,15 +48,22 @@ class UpdateOptions:
     variance_floor: float = 0.01
 
 
-def accumulate(gmms: DiagGmms, frames: FrameStore, pdf_N: np.ndarray, jobs: int, description: str) -> Accumulators:
-    """The E step over all frames of the store; pdf_N int, negative for frames to leave out."""
+def accumulate(
+    gmms: DiagGmms, frames: FrameStore, pdf_N: np.ndarray, jobs: int, description: str,
+    sums_of: FrameStore | None = None,
+) -> Accumulators:  # fmt: skip
+    """The E step over all frames of the store; pdf_N int, negative for frames to leave out.
+
+    sums_of: other features of the same frames, whose sums are taken with the posteriors of `frames` (what Kaldi's
+    gmm-acc-stats-twofeats does: the result of `update` has the same Gaussians for those features).
+    """
     order_N = np.argsort(pdf_N, kind="stable")
     bounds_P1 = np.searchsorted(pdf_N[order_N], np.arange(gmms.num_pdfs + 1))
     tasks = [
         (first, bounds_P1[first : last + 1] - bounds_P1[first], order_N[bounds_P1[first] : bounds_P1[last]])
         for first, last in _even_ranges(bounds_P1, 2 * jobs)
     ]
-    parts = parallel_map(functools.partial(_accumulate_range, gmms, frames), tasks, jobs, description)
+    parts = parallel_map(functools.partial(_accumulate_range, gmms, frames, sums_of), tasks, jobs, description)
     return Accumulators(
         np.concatenate([part.occ_G for part in parts]), np.concatenate([part.sums_G2D for part in parts]),
         sum(part.loglik for part in parts), sum(part.frames for part in parts),
@@ -70,7 +77,9 @@ def _even_ranges(bounds_P1: np.ndarray, count: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts.tolist()))
 
 
-def _accumulate_range(gmms: DiagGmms, frames: FrameStore, task: tuple[int, np.ndarray, np.ndarray]) -> Accumulators:
+def _accumulate_range(
+    gmms: DiagGmms, frames: FrameStore, sums_of: FrameStore | None, task: tuple[int, np.ndarray, np.ndarray]
+) -> Accumulators:
     """Statistics of the pdfs from `first` on; rows bounds[i] to bounds[i + 1] of `order` are the i-th one's frames."""
     first, bounds, order = task
     start = gmms.offsets_P1[first]
@@ -81,13 +90,16 @@ def _accumulate_range(gmms: DiagGmms, frames: FrameStore, task: tuple[int, np.nd
         linear, constant = torch.from_numpy(gmms.linear_G2D[rows]), torch.from_numpy(gmms.constant_G[rows])
         into = slice(rows.start - start, rows.stop - start)
         for block in range(begin, end, BLOCK):
-            x_ND = torch.from_numpy(frames.x_ND[order[block : min(block + BLOCK, end)]])
-            _accumulate_block(linear, constant, x_ND, total, into)
+            chosen = order[block : min(block + BLOCK, end)]
+            other_ND = None if sums_of is None else torch.from_numpy(sums_of.x_ND[chosen])
+            _accumulate_block(linear, constant, torch.from_numpy(frames.x_ND[chosen]), other_ND, total, into)
     return total
 
 
-def _accumulate_block(linear: Tensor, constant: Tensor, x_ND: Tensor, total: Accumulators, into: slice) -> None:
-    """Add the statistics of frames of one pdf, whose Gaussians are rows `into` of `total`."""
+def _accumulate_block(
+    linear: Tensor, constant: Tensor, x_ND: Tensor, other_ND: Tensor | None, total: Accumulators, into: slice
+) -> None:
+    """Add the statistics of frames of one pdf, whose Gaussians are rows `into` of `total`; of `other_ND` if given."""
     x_N2D = torch.cat([x_ND, x_ND * x_ND], dim=1)
     posterior_KN = torch.addmm(constant[:, None], linear, x_N2D.T).numpy()  # log densities until they are normalised
     highest_N = posterior_KN.max(axis=0)
@@ -97,6 +109,8 @@ def _accumulate_block(linear: Tensor, constant: Tensor, x_ND: Tensor, total: Acc
     posterior_KN /= sum_N
     total.loglik += float((highest_N + np.log(sum_N)).sum(dtype=np.float64))
     total.occ_G[into] += posterior_KN.sum(axis=1)
+    if other_ND is not None:
+        x_N2D = torch.cat([other_ND, other_ND * other_ND], dim=1)
     total.sums_G2D[into] += (torch.from_numpy(posterior_KN) @ x_N2D).numpy()
 
 

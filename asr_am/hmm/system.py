@@ -10,6 +10,10 @@ from asr_am.hmm.gmm import DiagGmms
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.tree import DecisionTree
 
+PROJECTION = "lda.mat"  # LDA and MLLT in one matrix, where a system has them
+UNADAPTED = "unadapted.npz"  # where a system is of adapted features: the same mixtures for features without adaptation
+TRANSFORMS = "transforms"  # and the transforms of its training speakers
+
 
 @dataclass(frozen=True)
 class System:
@@ -39,6 +43,13 @@ class System:
                 f"{folder}: tree, states and mixtures have different numbers of pdfs; run stage 3 (align) again"
             )
         return system
+
+    @staticmethod
+    def kind(folder: Path) -> str:
+        """The kind of features that the mixtures in `folder` take."""
+        if (folder / UNADAPTED).is_file():
+            return "fmllr"
+        return "lda" if (folder / PROJECTION).is_file() else "mfcc"
 
     @staticmethod
     def is_complete(folder: Path) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +46,17 @@ class TriOptions(EmOptions):
 
 def train_tri(place: Workplace, previous: Path, options: TriOptions, out: Path, *, final: Path) -> None:
     """Train on set "train" with the alignments in `previous`, align all sets, write everything to `out`."""
+    system, alignment, var_D = grow("tri", place, previous, options)
+    graphs = place.compile("train", system.tree, system.states, options.align)
+    gmms, alignment = train_mixtures("tri", place, system, graphs, alignment, options, var_D)
+    finish("tri", place, replace(system, gmms=gmms), graphs, alignment, options, out, final)
+
+
+def grow(name: str, place: Workplace, previous: Path, options: TriOptions) -> tuple[System, Alignment, np.ndarray]:
+    """A system with a new tree and one Gaussian a leaf, from the alignments in `previous` of the frames in `place`.
+
+    Also those alignments, with the new tree's pdfs, and the variance of all frames [D].
+    """
     old_states = StateTable.load(previous / "states.npz")
     labels_N = load_labels(previous / "ali", "train", place.train, old_states)
     runs = runs_of(labels_N, place.train.offsets_U1, old_states)
@@ -53,17 +64,14 @@ def train_tri(place: Workplace, previous: Path, options: TriOptions, out: Path, 
     questions = phone_questions(stats, place.lang.roots, place.lang.silence_phones, word_position_questions(place.lang))
     growing = TreeOptions(options.leaves, options.min_leaf_occupancy, options.merge)
     tree = build_tree(stats, place.lang.roots, old_states.states_P, place.lang.silence_phones, questions, growing)
-    logger.info("tri: %d contexts seen, %d questions, %d pdfs", len(stats.state_M), len(questions), tree.num_pdfs)
+    logger.info("%s: %d contexts seen, %d questions, %d pdfs", name, len(stats.state_M), len(questions), tree.num_pdfs)
 
     states = state_table(tree, old_states.states_P)
     labels_N = convert_labels(labels_N, runs, tree, states)
     states = estimate_transitions(states, runs_of(labels_N, place.train.offsets_U1, states))
     background, var_D = flat_gmms(place.train, tree.num_pdfs)
-    system = System(tree, states, gaussians_of_leaves(stats, tree, background, options.variance_floor * var_D))
-    graphs = place.compile("train", tree, states, options.align)
-    alignment = Alignment(labels_N, float("nan"), 0, [])
-    gmms, alignment = train_mixtures("tri", place, system, graphs, alignment, options, var_D)
-    finish("tri", place, System(tree, states, gmms), graphs, alignment, options, out, final)
+    gmms = gaussians_of_leaves(stats, tree, background, options.variance_floor * var_D)
+    return System(tree, states, gmms), Alignment(labels_N, float("nan"), 0, []), var_D
 
 
 def word_position_questions(lang: Lang) -> list[set[int]]:

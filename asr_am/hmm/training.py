@@ -6,7 +6,7 @@ Shapes: N frames of a set, U utterances, D feature dimension, P pdfs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from asr_am.errors import InputError
 from asr_am.hmm.align import Alignment, AlignOptions, Graphs, align, compile_graphs, log_alignment
 from asr_am.hmm.alignments import check_alignments, write_alignments
 from asr_am.hmm.em import UpdateOptions, accumulate, mix_up, update
+from asr_am.hmm.flat_start import flat_gmms
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms
 from asr_am.hmm.runs import runs_of
@@ -73,10 +74,11 @@ class EmOptions:
 
 @dataclass(frozen=True)
 class Material:
-    """One set: its frames, and the word ids of its utterances in the same order."""
+    """One set: its frames, and the word ids and speakers of its utterances in the same order."""
 
     frames: FrameStore
     words_U: Sequence[Sequence[int]]
+    speakers_U: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -99,21 +101,31 @@ class Workplace:
         return compile_graphs(folder, material.frames, material.words_U, lexicon, tree, states, options, self.jobs)
 
 
+# What some systems do before the EM of some passes (number, title): transform the frames, and the Gaussians with them,
+# by what the latest alignment (graph labels [N]) shows.
+Transform = Callable[[int, str, DiagGmms, FrameStore, np.ndarray], tuple[DiagGmms, FrameStore]]
+
+
 def train_mixtures(
     name: str, place: Workplace, system: System, graphs: Graphs, alignment: Alignment, options: EmOptions,
-    global_var_D: np.ndarray,
+    global_var_D: np.ndarray, transform: Transform | None = None,
 ) -> tuple[DiagGmms, Alignment]:  # fmt: skip
     """EM from `system` and `alignment`; returns the mixtures after the last pass and the last alignment made."""
-    gmms, states = system.gmms, system.states
+    gmms, states, frames = system.gmms, system.states, place.train
     rng = np.random.default_rng(options.seed)
     boost = dict.fromkeys(silence_pdfs(place.lang, states), options.boost_silence)
     start, last_increase = gmms.num_gaussians, min(options.increase_until, options.iterations)
     for iteration in range(1, options.iterations + 1):
         title = f"{name} pass {iteration}/{options.iterations}"
         if iteration in options.realign:
-            alignment = align(graphs, place.train, gmms, states, options.align, place.jobs, f"{title}: align", boost)
+            alignment = align(graphs, frames, gmms, states, options.align, place.jobs, f"{title}: align", boost)
         pdf_N = pdfs_of(alignment.labels_N, states)
-        acc = accumulate(gmms, place.train, pdf_N, place.jobs, f"{title}: EM")
+        if transform is not None:
+            before = frames
+            gmms, frames = transform(iteration, title, gmms, frames, alignment.labels_N)
+            if frames is not before:
+                _, global_var_D = flat_gmms(frames, 1)
+        acc = accumulate(gmms, frames, pdf_N, place.jobs, f"{title}: EM")
         gmms = update(gmms, acc, options.update, global_var_D)
         if iteration <= last_increase:
             target = start + (options.gaussians - start) * iteration // last_increase
@@ -145,6 +157,17 @@ def finish(
 def pdfs_of(labels_N: np.ndarray, states: StateTable) -> np.ndarray:
     """The pdf of every frame, -1 where there is no alignment."""
     return np.where(labels_N > 0, states.pdf_L[labels_N - 1], -1)
+
+
+def without_silence(pdf_N: np.ndarray, lang: Lang, states: StateTable) -> np.ndarray:
+    """`pdf_N` with -1 in the frames of silence phones, which say nothing of a speaker."""
+    return np.where((pdf_N >= 0) & speech_pdfs(lang, states)[pdf_N], pdf_N, -1)
+
+
+def speech_pdfs(lang: Lang, states: StateTable) -> np.ndarray:
+    """bool [P]: whether a pdf is of no silence phone."""
+    silent = np.isin(states.labels_L3[:, 0], lang.silence_phones)
+    return np.isin(np.arange(states.num_pdfs), states.pdf_L[silent], invert=True)
 
 
 def silence_pdfs(lang: Lang, states: StateTable) -> list[int]:

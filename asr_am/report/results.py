@@ -14,7 +14,7 @@ from typing import Any
 from asr_am.errors import InputError
 
 UNFINISHED = (".partial", ".old", ".outdated")  # suffixes of directories that hold no result
-GMM_SYSTEMS = ("mono", "tri")  # systems without a training run, in the order of tables
+GMM_SYSTEMS = ("mono", "tri", "lda_mllt", "sat")  # systems without a training run, in the order of tables
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""Stage 3, align: GMM-HMMs from a flat start to triphones; the alignments that the network learns from."""
+"""Stage 3, align: GMM-HMMs from a flat start to speaker-adapted triphones; alignments that the network learns from."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -21,11 +22,16 @@ def units(cfg: DictConfig) -> list[Unit]:
 
 
 def align(root: Path, final: Path, options: dict, jobs: int, out: Path) -> None:
-    """Train monophones, then triphones; align train and dev with each."""
-    from asr_am.hmm.align_corpus import MonoOptions, TriOptions, align_corpus
+    """Train the systems that have a section, each from the one before; align train and dev with each."""
+    from asr_am.hmm.adaptation import FmllrOptions
+    from asr_am.hmm.align_corpus import LdaOptions, MonoOptions, SatOptions, TriOptions, align_corpus
 
-    mono, tri = MonoOptions(**options["mono"]), TriOptions(**options["tri"])
-    align_corpus(root / "data", root / "lang", root / "features", out, final=final, mono=mono, tri=tri, jobs=jobs)
+    systems: dict[str, Any] = {"mono": MonoOptions(**options["mono"]), "tri": TriOptions(**options["tri"])}
+    if "lda_mllt" in options:
+        systems["lda_mllt"] = LdaOptions(**options["lda_mllt"])
+    if "sat" in options:
+        systems["sat"] = SatOptions(**options["sat"] | {"fmllr": FmllrOptions(**options["sat"]["fmllr"])})
+    align_corpus(root / "data", root / "lang", root / "features", out, final=final, jobs=jobs, **systems)
 
 
 main = stage("align", units)

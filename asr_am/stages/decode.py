@@ -8,6 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.egs import input_dirs
 from asr_am.stages.systems import SystemPlan, graph_dir, language_models, plans
 from asr_am.stages.unit import Unit
 
@@ -37,7 +38,7 @@ def decode_unit(cfg: DictConfig, system: SystemPlan, lm: str) -> Unit:
     """Dev and test of a system with an LM."""
     root = corpus_dir(cfg)
     options = values(cfg.decode)
-    inputs = [root / "data", root / "align", root / "features" / system.features, graph_dir(cfg, system, lm)]
+    inputs = [root / "data", root / "align", *input_dirs(cfg, system.features), graph_dir(cfg, system, lm)]
     inputs += [system.model] if system.model else []
     work = partial(decode, root, system, graph_dir(cfg, system, lm), options, cfg.nj)
     return Unit(root / "decode" / f"{system.name}_{lm}", inputs, options, work)
@@ -85,13 +86,13 @@ def likelihoods(decoded: Path, final: Path, out: Path) -> None:
     """Scaled log-likelihoods of dev and test by graph label, as `latgen-faster-mapped` wants them with our HCLG.fst."""
     from asr_am.decode.scorer import write_log_likelihoods
     from asr_am.decode.system import System
-    from asr_am.features.reader import FeatureReader
+    from asr_am.features.fusion import InputReader
     from asr_am.hmm.states import StateTable
 
     system = System.load(decoded)
     states = StateTable.load(system.states)
     for subset in ("dev", "test"):
-        utterances = FeatureReader(system.features_dir, system.kind(), subset).utterances
+        utterances = InputReader(system.features_dir, system.kind(), subset).utterances
         scp = out / f"{subset}.scp"
         write_log_likelihoods(system.source(subset).load(), utterances, states, scp)
         scp.write_text(scp.read_text().replace(f" {out}/", f" {final}/"))  # the directory's name when it is finished

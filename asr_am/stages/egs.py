@@ -17,7 +17,12 @@ def units(cfg: DictConfig) -> list[Unit]:
     kind, system = cfg.features.name, cfg.align.system
     options = {"kind": kind, "system": system} | values(cfg.egs)
     work = partial(pair, root, options, cfg.nj)
-    return [Unit(egs_dir(cfg), [root / "features" / kind, root / "align"], options, work)]
+    return [Unit(egs_dir(cfg), [*input_dirs(cfg, kind), root / "align"], options, work)]
+
+
+def input_dirs(cfg: DictConfig, kind: str) -> list[Path]:
+    """Where the features are that `kind` joins by `+`."""
+    return [corpus_dir(cfg) / "features" / stream for stream in kind.split("+")]
 
 
 def egs_dir(cfg: DictConfig) -> Path:

@@ -10,6 +10,8 @@ from omegaconf import DictConfig
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir
 
+GMM_FEATURES = {"mono": "mfcc", "tri": "mfcc", "lda_mllt": "lda", "sat": "fmllr"}  # the kind that each GMM takes
+
 
 @dataclass(frozen=True)
 class SystemPlan:
@@ -29,10 +31,12 @@ def plans(cfg: DictConfig) -> list[SystemPlan]:
     for name in cfg.systems:
         if name == "nnet":
             found.append(SystemPlan(cfg.run, cfg.align.system, cfg.features.name, root / "train" / cfg.run, cfg.seed))
-        elif name in ("mono", "tri"):
-            found.append(SystemPlan(name, name, "mfcc", None, None))
+        elif name not in GMM_FEATURES:
+            raise InputError(f"systems: {name!r} is unknown; choose of {', '.join(GMM_FEATURES)}, nnet")
+        elif name not in cfg.align:
+            raise InputError(f"systems: {name} is not trained; use align=sat, or leave it out of systems")
         else:
-            raise InputError(f"systems: {name!r} is unknown; choose of mono, tri, nnet")
+            found.append(SystemPlan(name, name, GMM_FEATURES[name], None, None))
     return found
 
 

@@ -52,7 +52,7 @@ class Material:
         self._mean_F, self._deviation_F = feature_moments(self.egs)
         self.loader = Loader(
             self.egs, options.batch_size // learners, seed=options.seed, random_offset=options.random_offset,
-            masking=options.masking, mean_F=self._mean_F, workers=options.workers,
+            masking=options.masking, mean_F=self._mean_F, ivector_noise=options.ivector_noise, workers=options.workers,
         )  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)
         self.journal = Journal(out, tracker or NoTracker(), Display(options.epochs), options.plain())

@@ -22,6 +22,7 @@ _SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every
 class TrainOptions:
     """batch_size: chunks of a batch. accumulation: parts a batch is computed in, to save memory. precision: bfloat16
     autocasts the matrix products, weights stay float32. random_offset: cut utterances elsewhere in each epoch.
+    ivector_noise: standard deviation of noise on i-vectors, in those of each dimension.
     threads: of arithmetic on the CPU, 0 = one per core. workers: threads that read examples. report_every,
     checkpoint_every: batches. device: auto, cpu or cuda.
     """
@@ -33,6 +34,7 @@ class TrainOptions:
     schedule: Schedule = field(default_factory=Schedule)
     model: BlstmOptions = field(default_factory=BlstmOptions)
     masking: Masking = field(default_factory=Masking)
+    ivector_noise: float = 0.0
     random_offset: bool = False
     label_smoothing: float = 0.0
     accumulation: int = 1
@@ -59,8 +61,9 @@ class TrainOptions:
         shares = (self.label_smoothing, self.model.dropout, self.optimizer.momentum)
         if not all(0 <= share < 1 for share in shares):
             raise InputError("train.label_smoothing, model.dropout and momentum must be at least 0 and below 1")
-        if min(self.optimizer.weight_decay, self.optimizer.clip_norm, self.workers, self.threads) < 0:
-            raise InputError("train: weight_decay, clip_norm, workers and threads must not be negative")
+        not_negative = (self.optimizer.weight_decay, self.optimizer.clip_norm, self.workers, self.threads)
+        if min(*not_negative, self.ivector_noise) < 0:
+            raise InputError("train: weight_decay, clip_norm, workers, threads, ivector_noise must not be negative")
         if min(asdict(self.masking).values()) < 0 or self.masking.streams < 1:
             raise InputError("train.masking: no value may be negative, and streams must be at least 1")
         if self.optimizer.kind == "nesterov" and self.optimizer.momentum == 0:

@@ -7,6 +7,7 @@ stage 0 data
 stage 1 lang
 stage 2 features
 stage 3 align
+stage 4 speaker
 stage 5 egs
 stage 6 train seed=1,2,3
 stage 7 decode seed=1,2,3

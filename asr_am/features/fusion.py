@@ -1,0 +1,87 @@
+"""Inputs of networks made of several features side by side: kinds joined by `+`, in this order in every frame.
+
+`fmllr+ivector+logmel` is the input of Zhang et al. (ICASSP 2019, section 4.2): fMLLR (40), i-vector (100), log-mel with
+deltas and double deltas (120), 260 in all. Any subset in any order works, a kind alone too. `ivector` is no stream of
+frames: its vectors are stored once a speaker or segment and joined to the frames when these are read.
+
+Shapes: T frames, F features of the frame streams together, V all inputs, S dimensions of the i-vector.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from asr_am.errors import InputError
+from asr_am.features.adapted import Features, open_features
+from asr_am.features.ivectors import IvectorReader
+
+IVECTOR = "ivector"
+
+
+def streams_of(kind: str) -> list[str]:
+    """The kinds that `kind` joins; InputError where one is repeated, empty, or there are no frames."""
+    names = kind.split("+")
+    if len(set(names)) < len(names) or "" in names or not set(names) - {IVECTOR}:
+        raise InputError(f"features {kind!r}: must be different kinds joined by `+`, one of them other than {IVECTOR}")
+    return names
+
+
+class InputReader:
+    """Inputs of one set, by utterance id. Holds no open file, so it can be pickled and used after a fork.
+
+    streams: width of each kind, in order. dim: V. vectors: the i-vectors, None where the kind has none.
+    """
+
+    def __init__(self, features_dir: Path, kind: str, subset: str) -> None:
+        """Raises InputError where the files of a stream are missing, or the streams have different utterances."""
+        names = streams_of(kind)
+        self._frames: dict[str, Features] = {
+            name: open_features(features_dir, name, subset) for name in names if name != IVECTOR
+        }
+        (first_name, self._first), *others = self._frames.items()
+        for name, reader in others:
+            if different := set(reader.utterances) ^ set(self._first.utterances):
+                raise InputError(
+                    f"{features_dir}: utterance {min(different)} of {subset} has only one of {first_name} and {name}; "
+                    "run the stages that make them again"
+                )
+        self.utterances = self._first.utterances
+        self.vectors = IvectorReader(features_dir / IVECTOR, subset, self.speaker) if IVECTOR in names else None
+        widths = {name: reader.dim for name, reader in self._frames.items()}
+        widths |= {IVECTOR: self.vectors.dim} if self.vectors else {}
+        self.streams = {name: widths[name] for name in names}
+        self.dim = sum(self.streams.values())
+
+    def speaker(self, utterance: str) -> str:
+        """The speaker of `utterance`."""
+        return self._first.speaker(utterance)
+
+    def __contains__(self, utterance: str) -> bool:
+        return utterance in self._first
+
+    def frames(self, utterance: str) -> np.ndarray:
+        """float32 [T, F]: the streams of frames, without the i-vector. InputError where their lengths differ."""
+        found = {name: reader[utterance] for name, reader in self._frames.items()}
+        lengths = {name: len(x_TF) for name, x_TF in found.items()}
+        if len(set(lengths.values())) > 1:
+            raise InputError(f"utterance {utterance}: frames differ in number, {lengths}; run stage 2 (features) again")
+        return np.concatenate(list(found.values()), axis=1) if len(found) > 1 else found[next(iter(found))]
+
+    def __getitem__(self, utterance: str) -> np.ndarray:
+        """float32 [T, V]. InputError for an unknown utterance, a speaker without i-vector, or a damaged archive."""
+        x_TF = self.frames(utterance)
+        if self.vectors is None:
+            return x_TF
+        at = columns(self.streams)[IVECTOR].start
+        parts = (x_TF[:, :at], self.vectors.per_frame(utterance, len(x_TF)), x_TF[:, at:])
+        return np.concatenate(parts, axis=1)
+
+
+def columns(streams: Mapping[str, int]) -> dict[str, slice]:
+    """The columns of each stream, given the width of each in order."""
+    ends = itertools.accumulate(streams.values())
+    return {name: slice(end - width, end) for (name, width), end in zip(streams.items(), ends, strict=True)}

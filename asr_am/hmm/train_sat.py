@@ -1,0 +1,137 @@
+"""Speaker-adaptive training: triphones on features that fMLLR has adapted to each speaker (Kaldi's train_sat.sh).
+
+What it leaves beside a system's files: lda.mat, as it was; transforms/train_trans.*, of the training speakers; and
+unadapted.npz, mixtures of the same Gaussians for features without adaptation, with which a new speaker's first pass is
+made (Kaldi's final.alimdl).
+
+Shapes: N frames, D feature dimension, E = D + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from asr_am.features.projection import Projection
+from asr_am.features.transforms import apply, mean_transform, write_transforms
+from asr_am.hmm.adaptation import FmllrOptions, adapt_speakers, aligned_groups
+from asr_am.hmm.align import Alignment, align
+from asr_am.hmm.alignments import load_labels
+from asr_am.hmm.em import UpdateOptions, accumulate, update
+from asr_am.hmm.flat_start import flat_gmms
+from asr_am.hmm.frames import FrameStore
+from asr_am.hmm.gmm import DiagGmms
+from asr_am.hmm.system import PROJECTION, TRANSFORMS, UNADAPTED, System
+from asr_am.hmm.train_lda_mllt import projected_place
+from asr_am.hmm.train_tri import TriOptions, grow
+from asr_am.hmm.training import Workplace, finish, pdfs_of, train_mixtures, without_silence
+
+
+@dataclass(frozen=True, kw_only=True)
+class SatOptions(TriOptions):
+    """fmllr_passes: those that begin with new transforms. fmllr: how much speech a speaker needs, see FmllrOptions."""
+
+    fmllr_passes: Sequence[int] = (2, 4, 6, 12)
+    fmllr: FmllrOptions = field(default_factory=FmllrOptions)
+
+
+def train_sat(place: Workplace, previous: Path, options: SatOptions, out: Path, *, final: Path) -> None:
+    """Train on set "train" from the LDA+MLLT system `previous`, align all sets, write everything to `out`.
+
+    The frames of `place` are MFCCs with deltas.
+    """
+    projection = Projection.load(previous / PROJECTION, place.train.dim // 3)
+    speakers = SpeakerFeatures(projected_place(place, projection), options.fmllr)
+    first = System.load(previous)
+    labels_N = load_labels(previous / "ali", "train", place.train, first.states)
+    speakers.adapt("sat pass 0", "train", first, labels_N)
+    adapted = speakers.adapted_place()
+    system, alignment, var_D = grow("sat", adapted, previous, options)
+    graphs = adapted.compile("train", system.tree, system.states, options.align)
+
+    def transform(
+        iteration: int, title: str, gmms: DiagGmms, frames: FrameStore, labels_N: np.ndarray
+    ) -> tuple[DiagGmms, FrameStore]:
+        if iteration not in options.fmllr_passes:
+            return gmms, frames
+        return gmms, speakers.adapt(title, "train", replace(system, gmms=gmms), labels_N)
+
+    gmms, alignment = train_mixtures("sat", adapted, system, graphs, alignment, options, var_D, transform)
+    system = replace(system, gmms=gmms)
+    out.mkdir(parents=True, exist_ok=True)
+    projection.save(out / PROJECTION)
+    unadapted = unadapted_gmms(speakers, system, alignment, options)
+    speakers.adapt("sat", "train", system, alignment.labels_N)
+    for subset in set(place.sets) - {"train"}:
+        adapt_from_scratch(speakers, subset, system, unadapted, options)
+    (out / TRANSFORMS).mkdir(exist_ok=True)
+    write_transforms(out / TRANSFORMS, "train", speakers.transforms["train"], final=final / TRANSFORMS)
+    unadapted.save(out / UNADAPTED)
+    finish("sat", speakers.adapted_place(), system, graphs, alignment, options, out, final)
+
+
+@dataclass
+class SpeakerFeatures:
+    """The projected frames of the sets in `place`, and by set what the speakers' latest transforms make of them."""
+
+    place: Workplace
+    options: FmllrOptions
+    frames: dict[str, FrameStore] = field(default_factory=dict)
+    transforms: dict[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
+
+    def adapt(
+        self, title: str, subset: str, system: System, labels_N: np.ndarray, target: DiagGmms | None = None
+    ) -> FrameStore:
+        """New transforms of a set, from posteriors of `system` on its frames as they are; the frames they make.
+
+        target: what to adapt to, if not to the mixtures of `system`.
+        """
+        material, jobs = self.place.sets[subset], self.place.jobs
+        base, lang = material.frames, self.place.lang
+        pdf_N = without_silence(pdfs_of(labels_N, system.states), lang, system.states)
+        groups = list(aligned_groups(base, self.frames.get(subset, base), material.speakers_U, pdf_N))
+        start = mean_transform(self.transforms["train"]) if "train" in self.transforms else None
+        transforms = adapt_speakers(groups, system.gmms, self.options, jobs, title, target, start)
+        index_of = {utterance: index for index, utterance in enumerate(base.utterances)}
+
+        def adapted(utterance: str) -> np.ndarray:
+            index = index_of[utterance]
+            return apply(transforms[material.speakers_U[index]], base.x_ND[base.span(index)])
+
+        self.transforms[subset] = transforms
+        self.frames[subset] = FrameStore.write(
+            self.place.scratch / f"frames_fmllr_{subset}", base.utterances, adapted, f"adapting {subset}"
+        )
+        return self.frames[subset]
+
+    def adapted_place(self) -> Workplace:
+        """The same sets with the adapted frames of those that were adapted."""
+        sets = {n: replace(m, frames=self.frames.get(n, m.frames)) for n, m in self.place.sets.items()}
+        return replace(self.place, sets=sets)
+
+
+def unadapted_gmms(speakers: SpeakerFeatures, system: System, alignment: Alignment, options: SatOptions) -> DiagGmms:
+    """The system's mixtures for features without adaptation: posteriors from adapted frames, sums of the others."""
+    base, pdf_N = speakers.place.train, pdfs_of(alignment.labels_N, system.states)
+    acc = accumulate(
+        system.gmms, speakers.frames["train"], pdf_N, speakers.place.jobs, "sat: unadapted mixtures", sums_of=base
+    )
+    _, var_D = flat_gmms(base, 1)
+    keep_all = UpdateOptions(min_occupancy=0.0, variance_floor=options.variance_floor)
+    return update(system.gmms, acc, keep_all, var_D)
+
+
+def adapt_from_scratch(
+    speakers: SpeakerFeatures, subset: str, system: System, unadapted: DiagGmms, options: SatOptions
+) -> None:
+    """Transforms of a set whose transcripts are known: align without adaptation, adapt, align again, adapt again."""
+    plain = replace(system, gmms=unadapted)
+    graphs = speakers.place.compile(subset, system.tree, system.states, options.align)
+    for pass_, (model, target) in enumerate(((plain, system.gmms), (system, None)), start=1):
+        title = f"sat: {subset} pass {pass_}"
+        frames = speakers.adapted_place().sets[subset].frames
+        result = align(graphs, frames, model.gmms, system.states, options.align, speakers.place.jobs, f"{title}: align")
+        speakers.adapt(title, subset, model, result.labels_N, target)

@@ -1,0 +1,71 @@
+"""Stage 4, speaker: what later stages need to know of each speaker, as kinds of features in exp/<corpus>/features.
+
+features/lda has the LDA+MLLT matrix; features/fmllr that matrix and a transform for each speaker, those of the training
+set from stage align, the others from decoding their speech (see conf/speaker). Without a section align.sat: nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.decode import graph_unit
+from asr_am.stages.systems import SystemPlan, graph_dir
+from asr_am.stages.unit import Unit
+
+GMM = "sat"
+
+
+def units(cfg: DictConfig) -> list[Unit]:
+    """The matrix, the graph of the first pass, and the speakers' transforms."""
+    root = corpus_dir(cfg)
+    made = []
+    if "lda_mllt" in cfg.align:
+        made.append(Unit(root / "features/lda", [root / "align"], {}, partial(copy_matrix, root / "align/lda_mllt")))
+    if GMM in cfg.align:
+        plan, lm = SystemPlan(GMM, GMM, "fmllr", None, None), cfg.speaker.lm or next(iter(cfg.corpus.lms))
+        graph = graph_dir(cfg, plan, lm)
+        inputs = [root / "lang", root / "features/mfcc", root / "align", graph]
+        options = values(cfg.speaker) | {"sets": [name for name in cfg.corpus.sets if name != "train"]}
+        work = partial(adapt, root, graph, options, cfg.nj)
+        made += [graph_unit(cfg, plan, lm), Unit(root / "features/fmllr", inputs, options, work)]
+    return made
+
+
+def copy_matrix(system: Path, out: Path) -> None:
+    """The matrix of a system."""
+    from asr_am.hmm.system import PROJECTION
+
+    shutil.copyfile(system / PROJECTION, out / PROJECTION)
+
+
+def adapt(root: Path, graph: Path, options: dict, jobs: int, out: Path) -> None:
+    """Copy the matrix and the training speakers' transforms; two passes for the other sets."""
+    from asr_am.decode.adapt import AdaptOptions, Place, adapt_set
+    from asr_am.decode.search import SearchOptions
+    from asr_am.features.transforms import read_transforms, write_transforms
+    from asr_am.hmm.adaptation import FmllrOptions
+    from asr_am.hmm.system import TRANSFORMS
+
+    final, system, work = root / "features/fmllr", root / "align" / GMM, out / "work"
+    search = SearchOptions(**options["search"], acoustic_scale=1 / options["lm_weight"])
+    how = AdaptOptions(
+        passes=options["passes"], lm_weight=options["lm_weight"], search=search, fmllr=FmllrOptions(**options["fmllr"])
+    )
+    copy_matrix(system, out)
+    known = read_transforms(system / TRANSFORMS, "train")
+    write_transforms(out, "train", known, final=final)
+    place = Place(system, root / "features", root / "lang", graph / "HCLG.fst", work)
+    for subset in options["sets"]:
+        write_transforms(out, subset, adapt_set(place, subset, how, jobs), final=final)
+    shutil.rmtree(work)
+
+
+main = stage("speaker", units)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Two passes: the transforms of speakers nobody transcribed come near those that their transcripts would have given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asr_am.decode import adapt as module
+from asr_am.decode.adapt import AdaptOptions, Place, adapt_set
+from asr_am.decode.graph import build_hclg
+from asr_am.decode.search import SearchOptions
+from asr_am.errors import InputError
+from asr_am.features.transforms import read_transforms
+from asr_am.hmm.adaptation import FmllrOptions
+from asr_am.hmm.system import TRANSFORMS, UNADAPTED, System
+from asr_am.lang.prepare import prepare_lm
+from tests.hmm.synthetic import Spoken
+from tests.hmm.test_train_adapted import trained  # noqa: F401 (a fixture)
+
+OPTIONS = AdaptOptions(
+    passes=2, lm_weight=10.0, search=SearchOptions(beam=10.0, lattice_beam=4.0), fmllr=FmllrOptions(min_frames=200)
+)
+
+
+@pytest.fixture(scope="module")
+def place(trained: tuple[Path, dict[str, Spoken]]) -> Place:  # noqa: F811
+    root, sets = trained
+    for name in ("lm", "graph", "data/lm"):
+        (root / name).mkdir()
+    sentences = [" ".join(words) for words in sets["train"].text.values()]
+    (root / "data/lm/train.txt").write_text("".join(f"{sentence}\n" for sentence in sentences))
+    prepare_lm(root / "data", root / "lang", root / "lm", name="lm", order=2, arpa=None, text="train")
+    system = System.load(root / "align/sat")
+    build_hclg(root / "lang", root / "lm", system.states, system.tree, root / "graph")
+    return Place(root / "align/sat", root / "features", root / "lang", root / "graph/HCLG.fst", root / "work")
+
+
+def apart(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.linalg.norm(one - other))
+
+
+def test_unknown_speech_gets_nearly_the_transforms_of_known_speech(place: Place) -> None:
+    """The training speakers, as if nobody had transcribed them."""
+    known = read_transforms(place.system / TRANSFORMS, "train")
+    found = adapt_set(place, "train", OPTIONS, 1)
+    assert sorted(found) == sorted(known) == ["spk0", "spk1"]
+    for speaker, other in (("spk0", "spk1"), ("spk1", "spk0")):
+        assert apart(found[speaker], known[speaker]) < 0.5 * apart(found[speaker], known[other])
+
+
+def test_a_killed_run_goes_on_from_its_lattices(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = replace(place, work=tmp_path)
+    estimates = module.adapt_speakers
+    titles = []
+
+    def killed_at_the_second(*given: object, **named: object) -> dict[str, np.ndarray]:
+        titles.append(given[4])
+        if len(titles) == 2:
+            raise KeyboardInterrupt
+        return estimates(*given, **named)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "adapt_speakers", killed_at_the_second)
+        adapt_set(here, "dev", OPTIONS, 1)
+    made = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.lat")}
+    assert {path.parent.name for path in made} == {"dev_1", "dev_2"}
+    resumed = adapt_set(here, "dev", OPTIONS, 1)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.lat")} == made
+    expected = adapt_set(place, "dev", OPTIONS, 1)
+    for speaker in expected:
+        np.testing.assert_array_equal(resumed[speaker], expected[speaker])
+
+
+def test_a_system_without_unadapted_mixtures_is_refused(place: Place, tmp_path: Path) -> None:
+    for path in place.system.iterdir():
+        if path.name != UNADAPTED:
+            (tmp_path / path.name).symlink_to(path)
+    with pytest.raises(InputError, match=r"unadapted\.npz"):
+        adapt_set(replace(place, system=tmp_path), "dev", OPTIONS, 1)

@@ -1,0 +1,118 @@
+"""LDA+MLLT and SAT on speakers whose speech was distorted: what SAT leaves undoes it; a killed run ends the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+import pytest
+
+from asr_am.errors import InputError
+from asr_am.hmm import align_corpus as module
+from asr_am.hmm.adaptation import FmllrOptions
+from asr_am.hmm.align_corpus import LdaOptions, SatOptions, align_corpus
+from asr_am.hmm.system import PROJECTION, TRANSFORMS, UNADAPTED, System
+from tests.hmm.synthetic import Spoken, write_features
+from tests.hmm.test_align_corpus import MONO, TRI, phones_in, write_corpus
+
+SMALL = {"iterations": 4, "realign": (3,), "gaussians": 60, "increase_until": 3, "leaves": 20, "min_leaf_occupancy": 20}
+LDA = LdaOptions(**SMALL, context=1, dim=10, mllt=(2, 3))  # type: ignore[arg-type]
+SAT = SatOptions(**SMALL, fmllr_passes=(2, 3), fmllr=FmllrOptions(min_frames=200))  # type: ignore[arg-type]
+
+
+def distort(spoken: Spoken) -> None:
+    """The frames of each speaker through a matrix of its own (stage features would take off a shift)."""
+    for name, x_TD in spoken.frames.items():
+        rng = np.random.default_rng(int(name[3]))
+        spoken.frames[name] = (x_TD @ (np.eye(13) + 0.15 * rng.normal(size=(13, 13)))).astype(np.float32)
+
+
+def run(root: Path, out: Path, lda_mllt: LdaOptions | None = LDA) -> None:
+    folders = root / "data", root / "lang", root / "features"
+    align_corpus(*folders, out, final=out, mono=MONO, tri=TRI, lda_mllt=lda_mllt, sat=SAT)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Spoken]]:
+    root = tmp_path_factory.mktemp("corpus")
+    _, sets = write_corpus(root)
+    for subset, spoken in sets.items():
+        distort(spoken)
+        write_features(root / "features", spoken, subset)
+    run(root, root / "align")
+    return root, sets
+
+
+def accuracy(folder: Path, subset: str, spoken: Spoken) -> float:
+    found = phones_in(folder, subset)
+    truth = {name: spoken.states.labels_L3[labels_T - 1, :2] for name, labels_T in spoken.labels.items()}
+    return float(np.concatenate([(found[name] == truth[name]).all(axis=1) for name in truth]).mean())
+
+
+def test_every_system_finds_the_states(trained: tuple[Path, dict[str, Spoken]]) -> None:
+    root, sets = trained
+    for system, kind in (("mono", "mfcc"), ("tri", "mfcc"), ("lda_mllt", "lda"), ("sat", "fmllr")):
+        assert System.kind(root / "align" / system) == kind
+        for subset, spoken in sets.items():
+            assert accuracy(root / "align" / system, subset, spoken) > 0.75, (system, subset)
+    assert sorted(path.name for path in (root / "align").iterdir()) == ["lda_mllt", "mono", "sat", "tri"]
+
+
+def test_adaptation_brings_the_speakers_together(trained: tuple[Path, dict[str, Spoken]]) -> None:
+    """The matrix, then a speaker's transform, undo the speaker's distortion: together they are alike for both."""
+    root, _ = trained
+    folder = root / "align" / "sat"
+    matrix = kaldiio.load_mat(str(folder / PROJECTION))[:, 13:26]  # of the frame itself, without its neighbours
+    transforms = kaldiio.load_scp(str(folder / TRANSFORMS / "train_trans.scp"))
+    assert sorted(transforms) == ["spk0", "spk1"]
+    plain, adapted = [], []
+    for speaker in ("spk0", "spk1"):
+        distortion = np.eye(13) + 0.15 * np.random.default_rng(int(speaker[3])).normal(size=(13, 13))
+        plain.append(matrix @ distortion.T)
+        adapted.append(transforms[speaker][:, :-1] @ matrix @ distortion.T)
+
+    def apart(pair: list[np.ndarray]) -> float:
+        return float(np.linalg.norm(pair[0] - pair[1]) / np.linalg.norm(pair[0] + pair[1]))
+
+    assert apart(adapted) < 0.7 * apart(plain)
+
+
+def test_mixtures_for_features_without_adaptation_have_the_same_gaussians(
+    trained: tuple[Path, dict[str, Spoken]],
+) -> None:
+    from asr_am.hmm.gmm import DiagGmms
+
+    folder = trained[0] / "align" / "sat"
+    plain, adapted = DiagGmms.load(folder / UNADAPTED), DiagGmms.load(folder / "gmm.npz")
+    assert plain.offsets_P1.tolist() == adapted.offsets_P1.tolist()
+    assert not np.allclose(plain.means_GD, adapted.means_GD, atol=0.1)
+
+
+def test_a_killed_run_goes_on_and_ends_the_same(
+    trained: tuple[Path, dict[str, Spoken]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, _ = trained
+    out = root / "again"
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "train_sat", killed)
+        run(root, out)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("asr_am.hmm.train_sat.unadapted_gmms", killed)
+        run(root, out)
+    assert System.is_complete(out / "lda_mllt") and not System.is_complete(out / "sat")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "train_lda_mllt", killed)
+        run(root, out)
+    names = "gmm.npz", UNADAPTED, PROJECTION, f"{TRANSFORMS}/train_trans.ark", "ali/train.ark", "ali/dev.ark"
+    for name in names:
+        assert (out / "sat" / name).read_bytes() == (root / "align" / "sat" / name).read_bytes(), name
+
+
+def test_sat_needs_the_system_before_it(trained: tuple[Path, dict[str, Spoken]], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="lda_mllt"):
+        run(trained[0], tmp_path / "align", lda_mllt=None)
