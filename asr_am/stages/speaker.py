@@ -1,7 +1,9 @@
 """Stage 4, speaker: what later stages need to know of each speaker, as kinds of features in exp/<corpus>/features.
 
 features/lda has the LDA+MLLT matrix; features/fmllr that matrix and a transform for each speaker, those of the training
-set from stage align, the others from decoding their speech (see conf/speaker). Without a section align.sat: nothing.
+set from stage align, the others from decoding their speech (see conf/speaker); features/ivector i-vectors
+(`asr_am.stages.ivectors`). Each is made where the configuration asks for it: align.sat for the first two, i-vectors as a
+part of features.name.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from asr_am.stages import ivectors
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.decode import graph_unit
 from asr_am.stages.systems import SystemPlan, graph_dir
@@ -21,7 +24,7 @@ GMM = "sat"
 
 
 def units(cfg: DictConfig) -> list[Unit]:
-    """The matrix, the graph of the first pass, and the speakers' transforms."""
+    """The matrix, the graph of the first pass, the speakers' transforms, their i-vectors."""
     root = corpus_dir(cfg)
     made = []
     if "lda_mllt" in cfg.align:
@@ -33,6 +36,8 @@ def units(cfg: DictConfig) -> list[Unit]:
         options = values(cfg.speaker) | {"sets": [name for name in cfg.corpus.sets if name != "train"]}
         work = partial(adapt, root, graph, options, cfg.nj)
         made += [graph_unit(cfg, plan, lm), Unit(root / "features/fmllr", inputs, options, work)]
+    if "ivector" in cfg.features.name.split("+"):
+        made += ivectors.units(cfg)
     return made
 
 
