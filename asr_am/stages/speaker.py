@@ -2,8 +2,8 @@
 
 features/lda has the LDA+MLLT matrix; features/fmllr that matrix and a transform for each speaker, those of the training
 set from stage align, the others from decoding their speech (see conf/speaker); features/ivector i-vectors
-(`asr_am.stages.ivectors`). Each is made where the configuration asks for it: align.sat for the first two, i-vectors as a
-part of features.name.
+(`asr_am.stages.ivectors`). Each is made where the configuration asks for it: the first two by sections of `align`,
+i-vectors as a part of features.name.
 """
 
 from __future__ import annotations
