@@ -43,8 +43,8 @@ class Usage:
 
     bytes_sent: by the learner each went to, in real bytes; of an all-reduce or a broadcast, what a ring sends, to its
     next member. modelled_bytes: the same, of the workload that a virtual cluster times. waiting_seconds: of the
-    training task, for others. refused, lost, superseded: letters. faults: injected or modelled ones that took place, by
-    kind.
+    training task, for others. refused: letters, and strangers' connections and messages. lost, superseded: letters.
+    faults: injected or modelled ones that took place, by kind.
     """
 
     bytes_sent: Counter[int] = field(default_factory=Counter)

@@ -62,7 +62,11 @@ def connected(cfg: DictConfig) -> Team:
     from asr_am.distributed.process.connect import connect
 
     cluster, workload = Cluster.build(values(cfg.cluster)), Workload.build(values(cfg.workload))
-    return connect(cluster.faults, workload, device=cluster.device, timeout=cfg.launcher.timeout)
+    launcher = cfg.launcher
+    return connect(
+        cluster.faults, workload, device=cluster.device, timeout=launcher.timeout, key_file=launcher.get("key_file"),
+        encrypt=launcher.get("encrypt"),
+    )  # fmt: skip
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from asr_am.distributed.process.key import make_key_file, new_key
 from tests.egs.examples import write_examples
 from tests.train.test_virtual import lease_log
 
@@ -43,10 +44,12 @@ def hosts() -> Iterator[list[str]]:
             ip("netns", "del", name)
 
 
-def on_both(hosts: list[str], commands: list[list[str]]) -> None:
+def on_both(hosts: list[str], commands: list[list[str]], env: dict[str, str] | None = None) -> None:
     """Run a command on each host at the same time; both must succeed."""
     running = [
-        subprocess.Popen(["ip", "netns", "exec", host, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        subprocess.Popen(
+            ["ip", "netns", "exec", host, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env
+        )
         for host, command in zip(hosts, commands, strict=True)
     ]
     try:
@@ -67,17 +70,21 @@ def test_sync_under_torchrun(hosts: list[str], egs_dir: Path, tmp_path: Path) ->
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
     torchrun += [f"--master-addr={ADDRESSES[0]}", "--master-port=29413"]
     learner = ["-m", "tests.train.processes", "sync", str(egs_dir), str(tmp_path), "-1"]
-    on_both(hosts, [[*torchrun, f"--node-rank={node}", *learner] for node in range(2)])
+    commands = [[*torchrun, f"--node-rank={node}", *learner] for node in range(2)]
+    on_both(hosts, commands, {**os.environ, "ASR_AM_KEY": new_key()})
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["learners"] == 4 and summary["bytes_sent"] > 0 and len(summary["heldout_loss"]) == 2
 
 
-def test_adpsgd_under_our_supervisor(hosts: list[str], egs_dir: Path, tmp_path: Path) -> None:
+def test_adpsgd_under_our_supervisor_with_a_key_file(hosts: list[str], egs_dir: Path, tmp_path: Path) -> None:
+    make_key_file(tmp_path / "team.key")
     learner = [sys.executable, "-m", "tests.train.processes", "adpsgd", str(egs_dir), str(tmp_path), "-1"]
     program = (
         "import sys; from asr_am.distributed.process.launch import launch; launch(sys.argv[2:], 2, in_step=False, "
     )
-    program += f"nodes=2, node_rank=int(sys.argv[1]), address='{ADDRESSES[0]}:29414')"
+    program += (
+        f"nodes=2, node_rank=int(sys.argv[1]), address='{ADDRESSES[0]}:29414', key_file='{tmp_path / 'team.key'}')"
+    )
     on_both(hosts, [[sys.executable, "-c", program, str(node), *learner] for node in range(2)])
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["learners"] == 4 and summary["counts"]["exchanges"] > 0

@@ -71,7 +71,7 @@ class Agent:
             self._stop(message)
         raise InputError(
             f"address={plan.address}: nobody answers within {plan.timeout:g} s; is the same command with node_rank=0 "
-            "running there?"
+            "running there, with the same key_file?"
         )
 
     def _stop(self, message: Message) -> None:

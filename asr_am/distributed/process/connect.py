@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from asr_am.distributed.leases import LearnerLost
 from asr_am.distributed.process.control import ControlLine
 from asr_am.distributed.process.environment import Environment, die_with
 from asr_am.distributed.process.faults import Fates, Pace, arm_crash
+from asr_am.distributed.process.key import choose_key, is_loopback
 from asr_am.distributed.process.mail import PostOffice
 from asr_am.distributed.process.reactor import Reactor
 from asr_am.distributed.process.roster import Roster
@@ -25,12 +27,14 @@ from asr_am.errors import InputError
 
 
 def connect(
-    faults: Faults | None = None, workload: Workload | None = None, *, device: str = "cpu", timeout: float = 60.0
-) -> ProcessTeam:
+    faults: Faults | None = None, workload: Workload | None = None, *, device: str = "cpu", timeout: float = 60.0,
+    key_file: str | None = None, encrypt: bool | None = None,
+) -> ProcessTeam:  # fmt: skip
     """This process' end of its team: a gang of torch.distributed, or supervised, as the environment says.
 
-    faults: to be injected here. workload: computing time to be emulated, with the figures of `device`. InputError where
-    the others cannot be reached within `timeout` seconds, or were started with something else.
+    faults: to be injected here. workload: computing time to be emulated, with the figures of `device`.
+    key_file, encrypt: as of `launch`, for learners that it has not started. InputError where the others cannot be
+    reached within `timeout` seconds, or were started with something else.
     """
     who = Environment.read()
     faults = faults or Faults()
@@ -41,6 +45,9 @@ def connect(
     pace = Pace(faults, workload, device, who.rank, usage)
     if who.launcher is not None:
         die_with(who.launcher)
+    elif who.key is None and who.master is not None:
+        loopback = is_loopback(who.master[0])
+        who = replace(who, key=choose_key(key_file, encrypt, loopback=loopback, one_start=who.size == 1))
     build = _connect_gang if who.supervisor is None else _connect_supervised
     team = build(who, faults, usage, pace, timeout)
     arm_crash(faults, who.rank, who.incarnation, usage)

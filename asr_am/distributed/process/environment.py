@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from asr_am.distributed.process.sockets import check_key
+from asr_am.distributed.process.key import check_key
 from asr_am.errors import InputError
 
 PR_SET_PDEATHSIG = 1
@@ -69,7 +69,7 @@ class Environment:
             hosted=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             restarts=_whole(variables, "TORCHELASTIC_RESTART_COUNT", default="0"),
             launcher=_whole(variables, "ASR_AM_LAUNCHER") if "ASR_AM_LAUNCHER" in variables else None,
-            key=check_key(variables.get("ASR_AM_KEY")),
+            key=check_key(variables["ASR_AM_KEY"], "ASR_AM_KEY") if "ASR_AM_KEY" in variables else None,
         )
 
 

@@ -18,6 +18,7 @@ import zmq
 from torch import Tensor
 
 from asr_am.distributed.process.buffers import Buffers
+from asr_am.distributed.process.door import Door
 from asr_am.distributed.process.faults import Fates
 from asr_am.distributed.process.incoming import Inbox
 from asr_am.distributed.process.link import Link
@@ -59,11 +60,13 @@ class PostOffice:
         self._router = open_socket(reactor.context, zmq.ROUTER, key)
         self._router.setsockopt(zmq.RCVHWM, PIECES_WAITING)
         self._router.setsockopt(zmq.MAXMSGSIZE, LARGEST)
+        self._door = Door(self._router, f"the mail of learner {me.source}", self._inbox.refuse)
         self.address = f"tcp://{host}:{self._router.bind_to_random_port(f'tcp://{host}')}"
         self._links: dict[int, Link] = {}
         self._attempts = 0
         self.broken: dict[int, float] = {}  # since when, by learner
         reactor.attach(self._router, self._receive)
+        reactor.attach(self._door.monitor, self._door.look)
         reactor.at_stop(self._close)
 
     # for the learner's tasks
@@ -144,6 +147,7 @@ class PostOffice:
     def _close(self) -> None:
         for rank in list(self._links):
             self._close_link(rank)
+        self._door.close()
         self._router.close()
 
     # letters that go out
@@ -279,8 +283,8 @@ class PostOffice:
         try:
             return decode(data)
         except Malformed as error:
-            log.debug("refused a message: %s", error)
-            return self._refuse()
+            self._door.refuse(f"a message: {error}")
+            return None
 
     def _refuse(self) -> Header | None:
         self._inbox.refuse()

@@ -10,6 +10,7 @@ from typing import Any
 
 import zmq
 
+from asr_am.distributed.process.door import Door
 from asr_am.distributed.process.plan import LOCALHOST
 from asr_am.distributed.process.sockets import open_socket, split_address
 from asr_am.errors import InputError
@@ -36,6 +37,7 @@ class Server:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = open_socket(self._context, zmq.ROUTER, key)
         self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
+        self.door = Door(self._socket, "the supervisor")
         try:
             self._socket.bind(f"tcp://{self.host}:{port or '*'}")
         except zmq.ZMQError as error:
@@ -54,11 +56,15 @@ class Server:
             message = read_json(frames)
             if message is not None:
                 yield connection, message
+            else:
+                self.door.refuse("a message that is no JSON object")
+        self.door.look()
 
     def send(self, connection: bytes, message: Message) -> None:
         self._socket.send_multipart([connection, json.dumps(message).encode()])
 
     def close(self) -> None:
+        self.door.close()
         self._socket.close(linger=500)
         self._context.term()
 

@@ -147,7 +147,7 @@ class Supervisor:
         seat = self._session.seats.get(rank) if self._session and isinstance(rank, int) else None
         ours = message.get("run") == self._meeting.run and seat is not None and seat.incarnation == incarnation
         if not ours or not isinstance(address, str) or not isinstance(incarnation, int):
-            log.warning("somebody who is not of this run says it is learner %r", rank)
+            self._server.door.refuse(f"somebody who is not of this run, and says it is learner {rank!r:.20}")
             return
         assert self._session is not None and isinstance(rank, int)
         self._ranks.pop(self._connections.get(rank, b""), None)
@@ -175,10 +175,12 @@ class Supervisor:
         while len(self._hosts) < self._plan.nodes - 1:
             left = deadline - time.monotonic()
             if left <= 0:
+                refused = self._server.door.refused
+                hint = f"; {refused} connections were refused: have all hosts the same key_file?" if refused else ""
                 missing = sorted(set(range(1, self._plan.nodes)) - self._hosts.keys())
                 raise InputError(
                     f"host {', '.join(map(str, missing))} of {self._plan.nodes} has not come within "
-                    f"{self._plan.timeout:g} s; start the same command there with its node_rank and this address"
+                    f"{self._plan.timeout:g} s; start the same command there with its node_rank and this address{hint}"
                 )
             for connection, message in self._server.receive(min(left, 1.0)):
                 self._admit(connection, message)

@@ -131,8 +131,7 @@ def test_an_injected_crash_says_itself_whether_the_learner_comes_back(tmp_path: 
     assert list(left(tmp_path)) == ["0.0", "1.0", "2.0", "2.1"]
 
 
-def test_wrong_values_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ASR_AM_KEY", raising=False)
+def test_wrong_values_are_refused_at_once(tmp_path: Path) -> None:
     command = script(tmp_path, "")
     with pytest.raises(InputError, match="cannot be started"):
         launch([str(tmp_path / "nothing")], 1, in_step=True)
@@ -144,8 +143,6 @@ def test_wrong_values_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.Mo
         launch(command, 1, in_step=True, nodes=2)
     with pytest.raises(InputError, match="address='here': is host:port"):
         launch(command, 1, in_step=True, nodes=2, address="here")
-    with pytest.raises(InputError, match="ASR_AM_KEY"):
-        launch(command, 1, in_step=True, nodes=2, address="127.0.0.1:1", encrypt=True)
     with pytest.raises(InputError, match="there is no learner 4 among 2"):
         launch(command, 2, in_step=True, faults=Faults(crashes=[Crash(4, 1.0)]))
     with socket.create_server(("127.0.0.1", 0)) as other:
