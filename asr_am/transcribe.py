@@ -40,7 +40,7 @@ class Transcriber:
     decoder: Decoder
     extractor: SpectralExtractor
     features: dict[str, np.ndarray]  # what the scorer reads: filled for each piece
-    variance: bool
+    kind: str  # of the features, unstacked
 
     def words(self, samples_N: np.ndarray) -> list[CtmWord]:
         """The words in a recording of the model's rate, on the 16-bit scale; times in frames of the recording."""
@@ -53,7 +53,7 @@ class Transcriber:
         stats = accumulate(static_TD)
         words: list[CtmWord] = []
         for begin, end in pieces(static_TD):
-            self.features["piece"] = model_features(static_TD[begin:end], stats, variance=self.variance)
+            self.features["piece"] = model_features(static_TD[begin:end], stats, self.kind)
             decoded, _ = self.decoder.decode("piece")
             words += [word._replace(start=word.start + begin) for word in decoded.words[0]]
         return words
@@ -65,13 +65,14 @@ def load(folder: Path) -> Transcriber:
     from asr_am.decode.shards import DecodeOptions, Decoder
     from asr_am.decode.system import System
     from asr_am.features.extract import KINDS
-    from asr_am.features.reader import normalises_variance, read_options
+    from asr_am.features.reader import read_options
     from asr_am.features.spectral import SpectralExtractor
+    from asr_am.features.stacking import base_of
     from asr_am.hmm.states import StateTable
     from asr_am.lang.lang import Lang
 
     system = System.load(folder)
-    kind = system.kind()
+    kind = base_of(system.kind())
     if kind not in KINDS:
         raise InputError(
             f"{folder}: takes {kind} features, which need more than a recording; give a decoding run of a system on "
@@ -83,7 +84,7 @@ def load(folder: Path) -> Transcriber:
         states=StateTable.load(system.states), options=DecodeOptions(system.search, (system.weights,), nbest=0),
     )  # fmt: skip
     extractor = SpectralExtractor(read_options(system.features_dir / kind))
-    return Transcriber(decoder, extractor, features, normalises_variance(kind))
+    return Transcriber(decoder, extractor, features, kind)
 
 
 def pieces(static_TD: np.ndarray) -> Iterator[tuple[int, int]]:

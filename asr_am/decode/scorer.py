@@ -20,6 +20,7 @@ from torch import nn
 
 from asr_am.decode.windows import Window, log_posteriors
 from asr_am.errors import InputError
+from asr_am.features.stacking import repeat_stacks, stack_frames, stack_of
 from asr_am.hmm.states import StateTable
 
 if TYPE_CHECKING:
@@ -55,15 +56,21 @@ class GmmScorer:
 
 @dataclass(frozen=True)
 class NeuralScorer:
-    """Scores by a network: log-posteriors minus log-priors (Bourlard and Morgan's scaled log-likelihoods)."""
+    """Scores by a network: log-posteriors minus log-priors (Bourlard and Morgan's scaled log-likelihoods).
+
+    stack: frames that the network takes as one; `features` and scores are of single frames, `window` counts stacks.
+    """
 
     model: nn.Module
     features: Features
     log_priors_P: np.ndarray
     window: Window
+    stack: int = 1
 
     def log_likelihoods(self, utterance: str) -> np.ndarray:
-        posteriors_TP = log_posteriors(self.model, self.features(utterance), self.window)
+        features_TF = self.features(utterance)
+        posteriors_KP = log_posteriors(self.model, stack_frames(features_TF, self.stack), self.window)
+        posteriors_TP = repeat_stacks(posteriors_KP, self.stack, len(features_TF))
         if posteriors_TP.shape[1] != len(self.log_priors_P):
             raise InputError(
                 f"the model has {posteriors_TP.shape[1]} outputs, its alignments {len(self.log_priors_P)} pdfs; "
@@ -142,7 +149,8 @@ def neural_scorer(path: Path, features_of: Callable[[str], Features], window: Wi
     counts = info.get("pdf_counts")
     if counts is None or len(counts) != info["num_pdfs"] or int(counts.sum()) == 0:
         raise InputError(f"{path}: has no counts of its {info['num_pdfs']} pdfs, so no priors; train the model again")
-    return NeuralScorer(model.eval(), features_of(info["kind"]), log_priors(counts.numpy()), window)
+    kind = info["kind"]
+    return NeuralScorer(model.eval(), features_of(kind), log_priors(counts.numpy()), window, stack_of(kind))
 
 
 def write_log_likelihoods(scorer: Scorer, utterances: Iterable[str], states: StateTable | None, scp: Path) -> None:

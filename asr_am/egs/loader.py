@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from asr_am.egs.augment import Masking, mask_chunks, vector_noise
-from asr_am.egs.keyed import combine, seed_of, string_keys
+from asr_am.egs.keyed import combine, seed_of, string_keys, uniform_NK
 from asr_am.egs.store import REMEDY, EgsSet
 from asr_am.errors import InputError
 
@@ -94,9 +94,9 @@ class Loader:
     """Batches of one set of examples.
 
     batch_size: chunks of a batch. shuffle: False keeps the stored order (validation). random_offset: cut utterances
-    at another place in each epoch. masking: drawn anew for each (seed, epoch, utterance, chunk). mean_F: what is put
-    under a mask. ivector_noise: in standard deviations of each dimension, drawn anew like masks. workers: threads that
-    assemble batches ahead of time.
+    at another place in each epoch. subset: share of the utterances that is used. masking: drawn anew for each (seed,
+    epoch, utterance, chunk). mean_F: what is put under a mask. ivector_noise: in standard deviations of each dimension,
+    drawn anew like masks. workers: threads that assemble batches ahead of time.
     """
 
     def __init__(
@@ -107,6 +107,7 @@ class Loader:
         seed: int = 0,
         shuffle: bool = True,
         random_offset: bool = False,
+        subset: float = 1.0,
         masking: Masking | None = None,
         mean_F: np.ndarray | None = None,
         ivector_noise: float = 0.0,
@@ -125,6 +126,9 @@ class Loader:
         self.ivector_noise = ivector_noise
         self.mean_F = np.zeros(egs.info.dim, dtype=np.float32) if mean_F is None else mean_F
         self._key_U = string_keys(egs.index.utterances)
+        self._used_U = uniform_NK(self._key_U, 1)[:, 0] < subset
+        if not self._used_U.any():
+            raise InputError(f"train.subset={subset}: is none of the utterances of {egs.directory}; use a larger share")
         # Plain views of the same memory: slicing a `numpy.memmap` costs more than copying the chunk.
         self._x, self._y = ([np.asarray(shard) for shard in shards] for shards in (egs.features, egs.targets))
 
@@ -135,6 +139,7 @@ class Loader:
         if self.random_offset:
             offset_U = (combine(self.seed, epoch, self._key_U) % np.uint64(chunk)).astype(np.int64)
         columns = np.stack(cut(index.frames_U, chunk, offset_U)).astype(np.int32)
+        columns = columns[:, self._used_U[columns[0]]]
         if self.shuffle:
             columns = columns[:, np.random.default_rng(seed_of(self.seed, epoch)).permutation(columns.shape[1])]
         utterance_N, begin_N, frames_N = columns

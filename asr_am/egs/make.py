@@ -5,6 +5,7 @@ Shapes: T frames, F feature dimension, L graph labels, P pdfs, U utterances.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from asr_am.egs.keyed import string_keys
 from asr_am.egs.store import EgsInfo, Index
 from asr_am.egs.vectors import write_vectors
 from asr_am.errors import InputError
 from asr_am.features.fusion import InputReader
+from asr_am.features.stacking import middle_labels, stack_frames, stack_of
 from asr_am.hmm.alignments import read_alignments
 from asr_am.hmm.states import StateTable
 from asr_am.parallel import parallel_map
@@ -34,6 +37,15 @@ class Source:
     kind: str
     subset: str
     out: Path
+    random_phase: bool = False
+
+    @property
+    def stack(self) -> int:
+        return stack_of(self.kind)
+
+    def phase(self, utterance: str) -> int:
+        """The frame at which the first stack begins."""
+        return int(string_keys([utterance])[0] % np.uint64(self.stack)) if self.random_phase else 0
 
     def open(self) -> InputReader:
         return InputReader(self.features_dir, self.kind, self.subset)
@@ -55,12 +67,15 @@ def make_egs(
     chunk: int = 21,
     dtype: str = "float16",
     shard_frames: int = 2_000_000,
+    random_phase: bool = False,
     jobs: int = 1,
 ) -> EgsInfo:
     """Write the training examples of `sets` into `out` (see `store` for the files).
 
     features_dir, kind: as for `InputReader`. align_dir: has states.npz and ali/<set>.ark of graph labels.
-    dtype: float16 or float32, of the stored features. shard_frames: frames after which a new shard begins.
+    dtype: float16 or float32, of the stored features. shard_frames: frames after which a new shard begins. Where `kind`
+    stacks frames, a stack is a frame of the examples; random_phase: each training utterance is stacked from its first,
+    second or third frame on, by its name.
     Utterances without an alignment (the aligner gave up on them) are left out, counted, and listed in
     `<out>/<set>/unaligned.txt`. InputError where an alignment does not fit its utterance or the states.
     """
@@ -69,10 +84,10 @@ def make_egs(
     states = StateTable.load(align_dir / "states.npz")
     sizes: dict[str, dict[str, int]] = {}
     for subset in sets:
-        source = Source(features_dir, kind, subset, out / subset)
+        source = Source(features_dir, kind, subset, out / subset, random_phase and subset == "train")
         source.out.mkdir(parents=True, exist_ok=True)
         reader = source.open()
-        index, counts_P = _write_targets(source.out, align_dir / "ali", subset, states, chunk, shard_frames)
+        index, counts_P = _write_targets(source, align_dir / "ali", states, chunk, shard_frames)
         unaligned = _check_pairs(index.utterances, reader.utterances, source)
         if reader.vectors:
             write_vectors(source.out, reader.vectors, index.utterances)
@@ -86,15 +101,25 @@ def make_egs(
             np.save(out / "pdf_counts.npy", counts_P)
             log.info("%d of %d pdfs occur in the training set", np.count_nonzero(counts_P), states.num_pdfs)
     period = reader.vectors.period if reader.vectors else 0
-    info = EgsInfo(kind, reader.dim, states.num_pdfs, chunk, sizes, streams=reader.streams, period=period)
+    info = EgsInfo(
+        kind, reader.dim, states.num_pdfs, chunk, sizes, streams=reader.streams, period=period,
+        senones=senone_digest(align_dir, states),
+    )  # fmt: skip
     info.save(out)
     return info
 
 
+def senone_digest(align_dir: Path, states: StateTable) -> str:
+    """The same for alignments with the same senones, and for no others: tied states, and the tree that ties them."""
+    tree = align_dir / "tree.json"
+    return hashlib.sha256(states.labels_L3.tobytes() + (tree.read_bytes() if tree.exists() else b"")).hexdigest()[:16]
+
+
 def _write_targets(
-    out: Path, ali: Path, subset: str, states: StateTable, chunk: int, shard_frames: int
+    source: Source, ali: Path, states: StateTable, chunk: int, shard_frames: int
 ) -> tuple[Index, np.ndarray]:
     """Write targets.<k>.npy shard by shard; returns the index of all shards and the pdf counts [P]."""
+    out, subset = source.out, source.subset
     dtype = np.int16 if states.num_pdfs <= np.iinfo(np.int16).max else np.int32
     utterances: list[str] = []
     places: list[tuple[int, int, int]] = []  # shard, begin, frames
@@ -105,6 +130,7 @@ def _write_targets(
         if begin >= shard_frames:
             np.save(out / f"targets.{shard}.npy", np.concatenate([*pending, np.zeros(chunk, dtype)]))
             shard, begin, pending = shard + 1, 0, []
+        pdfs_T = middle_labels(pdfs_T, source.stack, source.phase(utterance))
         utterances.append(utterance)
         places.append((shard, begin, len(pdfs_T)))
         pending.append(pdfs_T.astype(dtype))
@@ -166,7 +192,7 @@ def _write_block(source: Source, block: Index) -> None:
     rows = zip(block.utterances, *(c.tolist() for c in (block.shard_U, block.begin_U, block.frames_U)), strict=True)
     for utterance, shard, begin, frames in rows:
         shard_TF = np.load(source.out / f"features.{shard}.npy", mmap_mode="r+")
-        x_TF = reader.frames(utterance)
+        x_TF = stack_frames(reader.frames(utterance), source.stack, source.phase(utterance))
         if len(x_TF) != frames:
             raise InputError(
                 f"{source.features_dir}: utterance {utterance} of {source.subset}: {len(x_TF)} frames of features, but "

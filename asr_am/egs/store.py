@@ -34,7 +34,7 @@ class EgsInfo:
     """What egs.json says. dim: inputs of a frame, i-vector included.
 
     streams: the width of each part of a frame, in order (none: the features of `kind` alone). period: frames that a row
-    of i-vectors is for.
+    of i-vectors is for. senones: digest of the states and the tree that the pdfs are from, empty where unknown.
     """
 
     kind: str
@@ -45,6 +45,7 @@ class EgsInfo:
     format: int = FORMAT
     streams: dict[str, int] = field(default_factory=dict)
     period: int = 0
+    senones: str = ""
 
     @property
     def columns(self) -> dict[str, slice]:

@@ -32,7 +32,7 @@ from asr_am.parallel import parallel_map
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("mfcc", "logmel")
+KINDS = ("mfcc", "logmel", "lfbe64")
 
 MIN_FRAMES = 9  # three phones of three states
 CLIPPED_LEVEL = 32112.0  # the largest value of mu-law is 32124
@@ -77,9 +77,9 @@ def extract_features(
 ) -> None:
     """Write features of `sets` of `data_dir` into `out`, which will be renamed to `final` (default: it stays `out`).
 
-    `kind` "logmel" has `num_bins` values per frame, "mfcc" `num_ceps`. Audio of another rate than `sampling_rate` is
-    an error unless `resample`. Raises InputError, with the utterance, for audio that is missing, truncated, all zero
-    or not a number; utterances under nine frames are dropped with a warning.
+    `kind` "logmel" (or "lfbe64", read without deltas) has `num_bins` values per frame, "mfcc" `num_ceps`. Audio of
+    another rate than `sampling_rate` is an error unless `resample`. Raises InputError, with the utterance, for audio
+    that is missing, truncated, all zero or not a number; utterances under nine frames are dropped with a warning.
     """
     if kind not in KINDS or (kind == "mfcc") != (num_ceps is not None):
         raise InputError(f"features: kind={kind} with num_ceps={num_ceps}; choose mfcc with num_ceps or logmel without")

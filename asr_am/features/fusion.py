@@ -4,6 +4,8 @@
 deltas and double deltas (120), 260 in all. Any subset in any order works, a kind alone too. `ivector` is no stream of
 frames: its vectors are stored once a speaker or segment and joined to the frames when these are read.
 
+A kind that ends in `_lfr` stands alone: its frames are stacked by who reads them (see `stacking`).
+
 Shapes: T frames, F features of the frame streams together, V all inputs, S dimensions of the i-vector.
 """
 
@@ -18,6 +20,7 @@ import numpy as np
 from asr_am.errors import InputError
 from asr_am.features.adapted import Features, open_features
 from asr_am.features.ivectors import IvectorReader
+from asr_am.features.stacking import base_of, stack_of
 
 IVECTOR = "ivector"
 
@@ -25,6 +28,8 @@ IVECTOR = "ivector"
 def streams_of(kind: str) -> list[str]:
     """The kinds that `kind` joins; InputError where one is repeated, empty, or there are no frames."""
     names = kind.split("+")
+    if len(names) > 1 and (stacked := [name for name in names if stack_of(name) > 1]):
+        raise InputError(f"features {kind!r}: {stacked[0]} cannot be joined with others; use it alone")
     if len(set(names)) < len(names) or "" in names or not set(names) - {IVECTOR}:
         raise InputError(f"features {kind!r}: must be different kinds joined by `+`, one of them other than {IVECTOR}")
     return names
@@ -33,14 +38,15 @@ def streams_of(kind: str) -> list[str]:
 class InputReader:
     """Inputs of one set, by utterance id. Holds no open file, so it can be pickled and used after a fork.
 
-    streams: width of each kind, in order. dim: V. vectors: the i-vectors, None where the kind has none.
+    streams: width of each kind, in order. stack: frames that models take as one. dim: V, times `stack`. vectors: the
+    i-vectors, None where the kind has none.
     """
 
     def __init__(self, features_dir: Path, kind: str, subset: str) -> None:
         """Raises InputError where the files of a stream are missing, or the streams have different utterances."""
         names = streams_of(kind)
         self._frames: dict[str, Features] = {
-            name: open_features(features_dir, name, subset) for name in names if name != IVECTOR
+            name: open_features(features_dir, base_of(name), subset) for name in names if name != IVECTOR
         }
         (first_name, self._first), *others = self._frames.items()
         for name, reader in others:
@@ -53,7 +59,8 @@ class InputReader:
         self.vectors = IvectorReader(features_dir / IVECTOR, subset, self.speaker) if IVECTOR in names else None
         widths = {name: reader.dim for name, reader in self._frames.items()}
         widths |= {IVECTOR: self.vectors.dim} if self.vectors else {}
-        self.streams = {name: widths[name] for name in names}
+        self.stack = stack_of(kind)
+        self.streams = {name: self.stack * widths[name] for name in names}
         self.dim = sum(self.streams.values())
 
     def speaker(self, utterance: str) -> str:
@@ -64,7 +71,10 @@ class InputReader:
         return utterance in self._first
 
     def frames(self, utterance: str) -> np.ndarray:
-        """float32 [T, F]: the streams of frames, without the i-vector. InputError where their lengths differ."""
+        """float32 [T, F]: the streams of frames, not stacked, without the i-vector.
+
+        InputError where their lengths differ.
+        """
         found = {name: reader[utterance] for name, reader in self._frames.items()}
         lengths = {name: len(x_TF) for name, x_TF in found.items()}
         if len(set(lengths.values())) > 1:
@@ -72,7 +82,10 @@ class InputReader:
         return np.concatenate(list(found.values()), axis=1) if len(found) > 1 else found[next(iter(found))]
 
     def __getitem__(self, utterance: str) -> np.ndarray:
-        """float32 [T, V]. InputError for an unknown utterance, a speaker without i-vector, or a damaged archive."""
+        """float32 [T, V], not stacked.
+
+        InputError for an unknown utterance, a speaker without i-vector, or a damaged archive.
+        """
         x_TF = self.frames(utterance)
         if self.vectors is None:
             return x_TF

@@ -1,6 +1,6 @@
 """Features as models want them: per-speaker CMVN and deltas over the static features on disk.
 
-Shapes: T frames, D static features, F = 3 D.
+Shapes: T frames, D static features, F = 3 D (F = D for a kind without deltas).
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ REMEDY = "run stage 2 (features) again"
 
 def normalises_variance(kind: str) -> bool:
     """GMMs take mean-normalised MFCCs (as in Kaldi), networks log-mel of zero mean and unit variance."""
-    return kind == "logmel"
+    return kind in ("logmel", "lfbe64")
 
 
-def model_features(static_TD: np.ndarray, stats: np.ndarray, *, variance: bool) -> np.ndarray:
-    """float32 [T, F]: static features normalised by their speaker's `stats`, with deltas and double deltas."""
-    return add_deltas(normalise(static_TD, stats, variance=variance))
+def has_deltas(kind: str) -> bool:
+    """lfbe64 is for low frame rates, where stacked frames take the place of deltas."""
+    return kind != "lfbe64"
+
+
+def model_features(static_TD: np.ndarray, stats: np.ndarray, kind: str) -> np.ndarray:
+    """float32 [T, F]: static features normalised by their speaker's `stats`, with what deltas the kind has."""
+    normal_TD = normalise(static_TD, stats, variance=normalises_variance(kind))
+    return add_deltas(normal_TD) if has_deltas(kind) else normal_TD
 
 
 class FeatureReader:
@@ -39,7 +45,8 @@ class FeatureReader:
     def __init__(self, features_dir: Path, kind: str, subset: str, *, variance: bool | None = None) -> None:
         """Raises InputError where the files of `subset` are missing or do not agree."""
         folder = features_dir / kind
-        self.dim = 3 * read_options(folder).dim
+        self.deltas = has_deltas(kind)
+        self.dim = (3 if self.deltas else 1) * read_options(folder).dim
         self.variance = normalises_variance(kind) if variance is None else variance
         self._places = read_scp(folder / f"{subset}.scp", REMEDY)
         self._speakers = _read_utt2spk(folder / f"{subset}_utt2spk")
@@ -68,7 +75,8 @@ class FeatureReader:
 
     def __getitem__(self, utterance: str) -> np.ndarray:
         """float32 [T, dim]. Raises InputError for an unknown utterance or a damaged archive."""
-        return add_deltas(self.static(utterance))
+        static_TD = self.static(utterance)
+        return add_deltas(static_TD) if self.deltas else static_TD
 
     def static(self, utterance: str) -> np.ndarray:
         """float32 [T, D]: normalised, without deltas. Errors as above."""

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from asr_am.errors import InputError
-from asr_am.model.blstm import Blstm, BlstmOptions
+from asr_am.model.acoustic import AcousticModel
+from asr_am.model.network import kind_of, make_model, model_options
 
 FORMAT = "asr_am acoustic model 1"
 
@@ -36,10 +37,11 @@ def read_torch(path: Path, remedy: str) -> Any:
         raise InputError(f"{path}: not readable ({reason}); {remedy}") from error
 
 
-def save_model(path: Path, model: Blstm, info: Mapping[str, Any]) -> None:
+def save_model(path: Path, model: AcousticModel, info: Mapping[str, Any]) -> None:
     """Write a model. `info` is kept beside the weights: plain values and tensors, as `load_acoustic_model` returns."""
     value = {
         "format": FORMAT,
+        "model": kind_of(model.options),
         "options": asdict(model.options),
         "inputs": model.inputs,
         "outputs": model.outputs,
@@ -60,10 +62,11 @@ def load_acoustic_model(path: Path) -> tuple[nn.Module, dict[str, Any]]:
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise InputError(f"{path}: is not an acoustic model of this program; {remedy}")
     try:
-        model = Blstm(BlstmOptions(**value["options"]), int(value["inputs"]), int(value["outputs"]))
+        options = model_options(value.get("model", "blstm"), **value["options"])
+        model = make_model(options, int(value["inputs"]), int(value["outputs"]))
         model.load_state_dict(value["weights"])
         info = {"dim": model.inputs, "num_pdfs": model.outputs, **value["info"]}
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except (InputError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise InputError(
             f"{path}: is not a complete acoustic model ({str(error).splitlines()[0]}); {remedy}"
         ) from error

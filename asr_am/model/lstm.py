@@ -28,18 +28,7 @@ class BiLSTM(nn.LSTM):
         super().__init__(inputs, cells, bidirectional=True)
 
     def reset_parameters(self) -> None:
-        """Glorot-uniform input weights, orthogonal recurrent ones, biases of zero, but one for the forget gate."""
-        for name, parameter in self.named_parameters():
-            if name.startswith("weight_ih"):
-                for gate in parameter.data.chunk(4):
-                    nn.init.xavier_uniform_(gate)
-            elif name.startswith("weight_hh"):
-                for gate in parameter.data.chunk(4):
-                    nn.init.orthogonal_(gate)
-            else:
-                nn.init.zeros_(parameter)
-                if name.startswith("bias_ih"):
-                    nn.init.ones_(parameter.data.chunk(4)[1])
+        reset_lstm(self)
 
     def forward(self, x_TBI: Tensor, lengths_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
         if x_TBI.is_cuda:
@@ -55,6 +44,21 @@ class BiLSTM(nn.LSTM):
             return super().forward(x_TBI)[0]
         packed = pack_padded_sequence(x_TBI, lengths_B.cpu(), enforce_sorted=False)
         return pad_packed_sequence(super().forward(packed)[0], total_length=len(x_TBI))[0]
+
+
+def reset_lstm(lstm: nn.LSTM) -> None:
+    """Glorot-uniform input weights, orthogonal recurrent ones, biases of zero, but one for the forget gate."""
+    for name, parameter in lstm.named_parameters():
+        if name.startswith("weight_ih"):
+            for gate in parameter.data.chunk(4):
+                nn.init.xavier_uniform_(gate)
+        elif name.startswith("weight_hh"):
+            for gate in parameter.data.chunk(4):
+                nn.init.orthogonal_(gate)
+        else:
+            nn.init.zeros_(parameter)
+            if name.startswith("bias_ih"):
+                nn.init.ones_(parameter.data.chunk(4)[1])
 
 
 def _keep(lengths_B: Tensor | None, frames: int, dtype: torch.dtype) -> Tensor | None:

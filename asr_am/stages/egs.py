@@ -7,6 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from asr_am.features.stacking import base_of
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.unit import Unit
 
@@ -16,13 +17,14 @@ def units(cfg: DictConfig) -> list[Unit]:
     root = corpus_dir(cfg)
     kind, system = cfg.features.name, cfg.align.system
     options = {"kind": kind, "system": system} | values(cfg.egs)
+    options |= {"random_phase": True} if cfg.features.get("random_phase") else {}
     work = partial(pair, root, options, cfg.nj)
     return [Unit(egs_dir(cfg), [*input_dirs(cfg, kind), root / "align"], options, work)]
 
 
 def input_dirs(cfg: DictConfig, kind: str) -> list[Path]:
     """Where the features are that `kind` joins by `+`."""
-    return [corpus_dir(cfg) / "features" / stream for stream in kind.split("+")]
+    return [corpus_dir(cfg) / "features" / base_of(stream) for stream in kind.split("+")]
 
 
 def egs_dir(cfg: DictConfig) -> Path:

@@ -20,6 +20,7 @@ from asr_am.stages.learner import learn, run_arguments
 from asr_am.stages.unit import Unit
 
 SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every")  # change how fast, not what
+APART = ("init", "subset")  # count only where they are set
 
 
 def units(cfg: DictConfig) -> list[Unit]:
@@ -29,14 +30,16 @@ def units(cfg: DictConfig) -> list[Unit]:
         raise InputError(f"learners={cfg.learners} need launcher=virtual, launcher=process or launcher=torchrun")
     groups = {name: values(cfg[name]) for name in ("train", "model", "schedule", "strategy")}
     config: dict = {**groups, "seed": cfg.seed}
-    config["train"] = {name: value for name, value in groups["train"].items() if name not in SPEED_ONLY}
+    config["train"] = {name: value for name, value in groups["train"].items() if name not in SPEED_ONLY + APART}
     if launcher != "alone":
         config |= {"launcher": launcher, "learners": cfg.learners}
         config |= {"cluster": values(cfg.cluster), "workload": values(cfg.workload)}
+    config["train"] |= {"subset": cfg.train.subset} if cfg.train.subset != 1 else {}
+    inputs = [egs_dir(cfg), *([Path(cfg.train.init)] if cfg.train.init else [])]
     out = corpus_dir(cfg) / "train" / cfg.run
     leads = int(os.environ.get("RANK", "0") if launcher == "torchrun" else cfg.launcher.get("node_rank", 0)) == 0
     work = partial(train_run, cfg, leads)
-    return [Unit(out, [egs_dir(cfg)], config, work, in_place=True, apart=("wandb",), leads=leads)]
+    return [Unit(out, inputs, config, work, in_place=True, apart=("wandb",), leads=leads)]
 
 
 def train_run(cfg: DictConfig, leads: bool, out: Path) -> None:

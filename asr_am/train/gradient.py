@@ -20,8 +20,9 @@ from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.strategy import Stats
 from asr_am.egs.keyed import seed_of
 from asr_am.egs.loader import IGNORE, Batch, Loader, Plan
-from asr_am.model.blstm import Blstm
+from asr_am.model.acoustic import AcousticModel
 from asr_am.train.options import TrainOptions
+from asr_am.train.schedule import Schedule
 
 
 def autocast(options: TrainOptions, device: torch.device) -> AbstractContextManager[None]:
@@ -46,7 +47,7 @@ def count_correct(logits_BTP: Tensor, targets_BT: Tensor) -> Tensor:
 class Learner:
     """One learner: its model and what it needs to compute gradients. `optimizer` is told the learning rate."""
 
-    model: Blstm
+    model: AcousticModel
     params: FlatParams
     optimizer: Optimizer
     loader: Loader
@@ -74,11 +75,12 @@ class Learner:
 class SegmentGradients:
     """A strategy's gradient closure for one segment: each call leases a batch, runs forward and backward on it.
 
-    read_ahead: assemble batches before they are asked for, where it is known already which ones they will be.
+    schedule: of the learning rate in this epoch. read_ahead: assemble batches before they are asked for, where it is
+    known already which ones they will be.
     """
 
-    def __init__(self, learner: Learner, plan: Plan, leases: Leases, read_ahead: bool) -> None:
-        self._learner, self._plan = learner, plan
+    def __init__(self, learner: Learner, plan: Plan, leases: Leases, schedule: Schedule, read_ahead: bool) -> None:
+        self._learner, self._plan, self._schedule = learner, plan, schedule
         self._leases: Iterator[Lease] = iter(leases.lease, None)
         self._batches: Iterator[Batch] | None = None
         if read_ahead and leases.ahead:
@@ -92,7 +94,7 @@ class SegmentGradients:
         if lease is None:
             return None
         learner, epoch = self._learner, self._plan.epoch
-        rate = learner.options.schedule.rate(epoch, lease.progress, lease.updates)
+        rate = self._schedule.rate(epoch, lease.progress, lease.updates)
         learner.optimizer.lr = rate
         if lease.batch is None:
             learner.params.g.zero_()
@@ -107,7 +109,7 @@ class SegmentGradients:
 class HeldOut:
     """Loss and frame error on examples that are never trained on, with a copy of the model."""
 
-    def __init__(self, model: Blstm, loader: Loader, options: TrainOptions, device: torch.device) -> None:
+    def __init__(self, model: AcousticModel, loader: Loader, options: TrainOptions, device: torch.device) -> None:
         self.model = deepcopy(model).eval()
         self._params = FlatParams(self.model)
         self._plan = loader.plan(0)

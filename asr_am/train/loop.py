@@ -29,6 +29,7 @@ from asr_am.train.gradient import SegmentGradients
 from asr_am.train.material import Material, StrategyFactory
 from asr_am.train.measure import Measures, load_usage, measure, usage_state
 from asr_am.train.options import TrainOptions, cores
+from asr_am.train.schedule import Schedule
 from asr_am.train.tracking import Tracker
 
 log = logging.getLogger(__name__)
@@ -92,15 +93,19 @@ class Run:
         return self._coordinator == self.team.rank
 
     def train(self) -> None:
-        """From the newest checkpoint to the last epoch."""
+        """From the newest checkpoint to the last epoch, or to where the schedule ends."""
         self._begin()
-        while self.cursor.epoch < self.options.epochs:
+        while self.cursor.epoch < self.options.epochs and (schedule := self._schedule()):
             try:
-                self._do_segment()
+                self._do_segment(schedule)
             except Outdated:
                 self.team.sleep(0.5)  # the others are about to finish a newer checkpoint
                 self._resume()
         self.journal.close()
+
+    def _schedule(self) -> Schedule | None:
+        """Of the current epoch; None where the schedule ended the training."""
+        return self.options.schedule.after([record["heldout_loss"] for record in self.cursor.history])
 
     # where a run begins
 
@@ -119,7 +124,8 @@ class Run:
                 where = f"{self.learner.device}, {torch.get_num_threads()} threads"
             else:
                 where = f"{self.strategy.name} on {self.team.size} learners"
-            log.info("%d parameters, %d training frames, %s", len(w), self.material.egs.frames, where)
+            frames = int(self.material.plan(self.cursor.epoch).frames_N.sum())
+            log.info("%d parameters, %d training frames, %s", len(w), frames, where)
             self.journal.open((self.cursor.kept[0], self.cursor.kept[1]))
 
     def _agree(self, rows: Mapping[int, object]) -> None:
@@ -152,14 +158,15 @@ class Run:
 
     # segments
 
-    def _do_segment(self) -> None:
+    def _do_segment(self, schedule: Schedule) -> None:
         """Steps up to the next checkpoint, or to the end of the epoch."""
         cursor, team, plan = self.cursor, self.team, self.material.plan(self.cursor.epoch)
         leases = team.leases(self._segment(plan), self.strategy.in_step)
         if not self._joined:
             self.strategy.join()
             self._joined = True
-        gradient = team.computing(SegmentGradients(self.learner, plan, leases, read_ahead=team.clock == "wall"))
+        gradients = SegmentGradients(self.learner, plan, leases, schedule, read_ahead=team.clock == "wall")
+        gradient = team.computing(gradients)
         if self._coordinates:
             self.journal.display.epoch(cursor.epoch, len(plan), cursor.done)
         begin = team.now()
@@ -287,7 +294,8 @@ class Run:
         material = self.material
         info = {
             "kind": material.egs.info.kind, "chunk": material.egs.info.chunk, "pdf_counts": material.pdf_counts_P,
-            "epoch": record["epoch"], "heldout_loss": record["heldout_loss"], **material.provenance,
+            "senones": material.egs.info.senones, "epoch": record["epoch"], "heldout_loss": record["heldout_loss"],
+            **material.provenance,
         }  # fmt: skip
         save_model(material.out / "best.pt", material.held_out.model, info)
 

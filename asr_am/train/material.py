@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 
@@ -16,12 +17,14 @@ from asr_am.distributed.team import Team
 from asr_am.egs.loader import Loader, Plan, feature_moments
 from asr_am.egs.store import EgsSet, load_pdf_counts
 from asr_am.errors import InputError
-from asr_am.model.blstm import Blstm
+from asr_am.model.acoustic import AcousticModel
+from asr_am.model.network import make_model
 from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.display import Display
 from asr_am.train.gradient import HeldOut, Learner
 from asr_am.train.journal import Journal
 from asr_am.train.options import TrainOptions
+from asr_am.train.start import start_from
 from asr_am.train.tracking import NoTracker, Tracker
 
 StrategyFactory = Callable[[FlatParams, Optimizer, Team], Strategy]
@@ -52,18 +55,25 @@ class Material:
         self._mean_F, self._deviation_F = feature_moments(self.egs)
         self.loader = Loader(
             self.egs, options.batch_size // learners, seed=options.seed, random_offset=options.random_offset,
-            masking=options.masking, mean_F=self._mean_F, ivector_noise=options.ivector_noise, workers=options.workers,
+            subset=options.subset, masking=options.masking, mean_F=self._mean_F, ivector_noise=options.ivector_noise,
+            workers=options.workers,
         )  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)
         self.journal = Journal(out, tracker or NoTracker(), Display(options.epochs), options.plain())
         self._plan: Plan | None = None
 
-    def model(self) -> Blstm:
+    def model(self) -> AcousticModel:
         """The network as it starts, the same for every learner."""
+        return deepcopy(self._start).to(self.device)
+
+    @cached_property
+    def _start(self) -> AcousticModel:
         torch.manual_seed(self.options.seed)
-        model = Blstm(self.options.model, self.egs.info.dim, self.egs.info.num_pdfs)
+        model = make_model(self.options.model, self.egs.info.dim, self.egs.info.num_pdfs)
         model.set_normalisation(torch.from_numpy(self._mean_F), torch.from_numpy(self._deviation_F))
-        return model.to(self.device)
+        if self.options.init:
+            start_from(Path(self.options.init), model, self.egs.info)
+        return model
 
     def learner(self, team: Team) -> tuple[Learner, Strategy]:
         """A learner of `team`, and its strategy."""

@@ -13,6 +13,8 @@ from asr_am.distributed.optimizer import OptimizerOptions
 from asr_am.egs.augment import Masking
 from asr_am.errors import InputError
 from asr_am.model.blstm import BlstmOptions
+from asr_am.model.network import Options, model_options
+from asr_am.train.newbob import Newbob
 from asr_am.train.schedule import Schedule
 
 _SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every", "epochs")
@@ -20,9 +22,10 @@ _SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """batch_size: chunks of a batch. accumulation: parts a batch is computed in, to save memory. precision: bfloat16
-    autocasts the matrix products, weights stay float32. random_offset: cut utterances elsewhere in each epoch.
-    ivector_noise: standard deviation of noise on i-vectors, in those of each dimension.
+    """init: a best.pt to begin with; None: random weights. subset: share of the training utterances that is used,
+    whatever the seed. batch_size: chunks of a batch. accumulation: parts a batch is computed in, to save memory.
+    precision: bfloat16 autocasts the matrix products, weights stay float32. random_offset: cut utterances elsewhere in
+    each epoch. ivector_noise: standard deviation of noise on i-vectors, in those of each dimension.
     threads: of arithmetic on the CPU, 0 = one per core. workers: threads that read examples. report_every,
     checkpoint_every: batches. device: auto, cpu or cuda.
     """
@@ -31,11 +34,13 @@ class TrainOptions:
     batch_size: int = 256
     seed: int = 1
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
-    schedule: Schedule = field(default_factory=Schedule)
-    model: BlstmOptions = field(default_factory=BlstmOptions)
+    schedule: Schedule | Newbob = field(default_factory=Schedule)
+    model: Options = field(default_factory=BlstmOptions)
     masking: Masking = field(default_factory=Masking)
     ivector_noise: float = 0.0
     random_offset: bool = False
+    init: str | None = None
+    subset: float = 1.0
     label_smoothing: float = 0.0
     accumulation: int = 1
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -55,12 +60,14 @@ class TrainOptions:
             raise InputError(f"train.precision={self.precision}: is float32 or bfloat16")
         if self.device not in ("auto", "cpu", "cuda"):
             raise InputError(f"train.device={self.device}: is auto, cpu or cuda")
-        for name in ("layers", "cells", "projection"):
-            if getattr(self.model, name) < 1:
-                raise InputError(f"model.{name}={getattr(self.model, name)}: must be at least 1")
+        for name, least in (("layers", 1), ("cells", 1), ("projection", 1), ("lookahead", 0)):
+            if getattr(self.model, name, least) < least:
+                raise InputError(f"model.{name}={getattr(self.model, name)}: must be at least {least}")
         shares = (self.label_smoothing, self.model.dropout, self.optimizer.momentum)
         if not all(0 <= share < 1 for share in shares):
             raise InputError("train.label_smoothing, model.dropout and momentum must be at least 0 and below 1")
+        if not 0 < self.subset <= 1:
+            raise InputError(f"train.subset={self.subset}: must be above 0 and at most 1")
         not_negative = (self.optimizer.weight_decay, self.optimizer.clip_norm, self.workers, self.threads)
         if min(*not_negative, self.ivector_noise) < 0:
             raise InputError("train: weight_decay, clip_norm, workers, threads, ivector_noise must not be negative")
@@ -81,8 +88,8 @@ class TrainOptions:
             return cls(
                 optimizer=OptimizerOptions(**plain.pop("optimizer", {})),
                 masking=Masking(**plain.pop("masking", {})),
-                model=BlstmOptions(**model),
-                schedule=Schedule(**schedule),
+                model=model_options(**model),
+                schedule=_schedule(**schedule),
                 seed=seed,
                 **plain,
             )
@@ -96,7 +103,15 @@ class TrainOptions:
     def fingerprint(self) -> str:
         """A digest of all that changes the result, so that a run is not resumed with other options."""
         values = {name: value for name, value in asdict(self).items() if name not in _SPEED_ONLY}
+        if self.init is None and self.subset == 1.0:  # as before there were these options, to resume older runs
+            del values["init"], values["subset"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _schedule(kind: Literal["anneal", "newbob"] = "anneal", **options: Any) -> Schedule | Newbob:
+    if kind not in ("anneal", "newbob"):
+        raise InputError(f"schedule.kind={kind}: is anneal or newbob")
+    return Newbob(**options) if kind == "newbob" else Schedule(**options)
 
 
 def cores() -> int:

@@ -7,6 +7,7 @@ epoch 11; for a batch that is r times larger, first a linear warm-up from the ba
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from asr_am.errors import InputError
@@ -34,6 +35,10 @@ class Schedule:
                 raise InputError(f"schedule.{name}={getattr(self, name)}: must be above 0")
         if self.warmup_epochs < 0 or self.warmup_batches < 0:
             raise InputError("schedule.warmup_epochs and schedule.warmup_batches must not be negative")
+
+    def after(self, losses: Sequence[float]) -> Schedule:
+        """The schedule of the epoch that follows those with these held-out losses: this one, which ignores them."""
+        return self
 
     def rate(self, epoch: int, share: float, updates: float) -> float:
         """The rate of a batch. epoch: from 0. share: of its batches handed out before. updates: of all learners

@@ -81,9 +81,10 @@ def test_label_smoothing_leaves_padding_out() -> None:
 
 
 def test_each_batch_once_at_the_rate_of_its_share(egs_dir: Path) -> None:
-    learner = make_learner(egs_dir, batch_size=3, schedule=Schedule(base=1.0, batch_ratio=2, warmup_epochs=1))
+    schedule = Schedule(base=1.0, batch_ratio=2, warmup_epochs=1)
+    learner = make_learner(egs_dir, batch_size=3)
     plan = learner.loader.plan(0)
-    gradient = SegmentGradients(learner, plan, leases := rounds(plan), read_ahead=True)
+    gradient = SegmentGradients(learner, plan, leases := rounds(plan), schedule, read_ahead=True)
     examples = []
     while (stats := gradient(None)) is not None:
         leases.complete(stats)
@@ -97,12 +98,13 @@ def test_learners_together_compute_the_gradient_of_one(egs_dir: Path) -> None:
     """The plain mean over three learners, one of them without data, is the gradient of the whole round's mean loss."""
     alone = make_learner(egs_dir, batch_size=9)
     plan = alone.loader.plan(0)
-    whole = SegmentGradients(alone, plan, rounds(plan), read_ahead=False)
+    whole = SegmentGradients(alone, plan, rounds(plan), Schedule(), read_ahead=False)
     parts = []
     for rank in range(3):
         learner = make_learner(egs_dir, batch_size=3)
         plan = learner.loader.plan(0)
-        parts.append((learner, SegmentGradients(learner, plan, rounds(plan, rank, size=3), read_ahead=rank == 1)))
+        turns = rounds(plan, rank, size=3)
+        parts.append((learner, SegmentGradients(learner, plan, turns, Schedule(), read_ahead=rank == 1)))
     buckets: list[tuple[int, int]] = []
     while whole(None) is not None:
         stats = [gradient(lambda *bucket: buckets.append(bucket)) for _, gradient in parts]
@@ -120,7 +122,7 @@ def test_dropout_depends_on_the_batch_and_not_on_what_came_before(egs_dir: Path)
     plan = learner.loader.plan(2)
 
     def gradient_of(batch: int, first: int) -> torch.Tensor:
-        gradient = SegmentGradients(learner, plan, rounds(plan, begin=first), read_ahead=False)
+        gradient = SegmentGradients(learner, plan, rounds(plan, begin=first), Schedule(), read_ahead=False)
         for _ in range(batch - first + 1):
             gradient(None)
         return learner.params.g.clone()

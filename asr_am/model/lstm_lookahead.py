@@ -1,0 +1,62 @@
+"""The acoustic model of Ladkat et al. (Interspeech 2019, section 3.2): LSTMs that look a few frames ahead, a softmax.
+
+Shapes: B chunks or utterances, T frames, F features, P pdfs, A frames of look-ahead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from asr_am.model.acoustic import AcousticModel
+from asr_am.model.lstm import reset_lstm
+
+
+@dataclass(frozen=True)
+class LstmOptions:
+    """Sizes of the model. lookahead: frames that it has seen of what follows a frame when it classifies this frame.
+    Dropout is applied after every LSTM layer.
+    """
+
+    layers: int = 2
+    cells: int = 256
+    lookahead: int = 3
+    dropout: float = 0.0
+
+
+class Lstm(AcousticModel):
+    """layers x (LSTM from left to right, dropout), a linear output.
+
+    The logits of frame t are the outputs after frame t + A. Beyond the end of a sequence its last frame is repeated:
+    that is what a short chunk's last A frames are trained with, and the reason why windows that overlap decode better.
+    """
+
+    def __init__(self, options: LstmOptions, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.options = options
+        widths = [inputs] + [options.cells] * (options.layers - 1)
+        self.layers = nn.ModuleList(nn.LSTM(width, options.cells) for width in widths)
+        self.dropout = nn.Dropout(options.dropout)
+        self.output = nn.Linear(options.cells, outputs)
+        for layer in self.layers:
+            assert isinstance(layer, nn.LSTM)
+            reset_lstm(layer)
+        nn.init.xavier_uniform_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, x_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        """Logits [B, T, P]."""
+        h_TBF = self.normalise(self._extend(x_BTF, lengths_B)).transpose(0, 1)
+        for layer in self.layers:
+            h_TBF = self.dropout(layer(h_TBF)[0])
+        return self.output(h_TBF[self.options.lookahead :]).transpose(0, 1)
+
+    def _extend(self, x_BTF: Tensor, lengths_B: Tensor | None) -> Tensor:
+        """[B, T + A, F]: every sequence's last frame takes the place of those past its end."""
+        batch, frames, _ = x_BTF.shape
+        frame_T = torch.arange(frames + self.options.lookahead, device=x_BTF.device)
+        last_B = torch.full((batch,), frames) if lengths_B is None else lengths_B
+        frame_BT = torch.minimum(frame_T, last_B.to(x_BTF.device)[:, None] - 1)
+        return x_BTF.gather(1, frame_BT[..., None].expand(-1, -1, x_BTF.shape[2]))
