@@ -14,3 +14,5 @@ the alignments of the system before it, and hands `train_mixtures` a function th
 before some passes. Statistics of transforms are matrix products (`outer`) of frames with what the Gaussians expect of
 each (`expected`); `adaptation` takes them speaker by speaker, from alignments here and from lattices in `decode.adapt`.
 """
+
+REDO = "run stage 3 (align) again"  # where a file of this package is damaged

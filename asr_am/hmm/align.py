@@ -22,12 +22,13 @@ import kaldifst
 import numpy as np
 import torch
 
+from asr_am.data.npz import read_npz, write_npz
 from asr_am.errors import InputError
+from asr_am.hmm import REDO
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.gmm import DiagGmms
 from asr_am.hmm.graph import read_lexicon_fst, training_graph
-from asr_am.hmm.npz import read_npz, write_npz
 from asr_am.hmm.states import StateTable, Tree
 from asr_am.parallel import parallel_map
 
@@ -106,7 +107,7 @@ def _compile_shard(
 
 def labels_of_shard(folder: Path, shard: int) -> list[np.ndarray]:
     """For each utterance the graph labels [C] behind the input labels 1 to C of its graph."""
-    labels, counts = read_npz(folder / f"{shard}.npz", "labels", "counts")
+    labels, counts = read_npz(folder / f"{shard}.npz", "labels", "counts", remedy=REDO)
     return np.split(labels, np.cumsum(counts)[:-1])
 
 

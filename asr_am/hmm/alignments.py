@@ -12,13 +12,12 @@ from pathlib import Path
 import kaldiio
 import numpy as np
 
+from asr_am.data.npz import DAMAGE
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
+from asr_am.hmm import REDO
 from asr_am.hmm.frames import FrameStore
-from asr_am.hmm.npz import DAMAGE
 from asr_am.hmm.states import StateTable
-
-REDO = "run stage 3 (align) again"
 
 
 def write_alignments(folder: Path, subset: str, frames: FrameStore, labels_N: np.ndarray, *, final: Path) -> None:

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from asr_am.data.npz import read_npz, write_npz
 from asr_am.errors import InputError
-from asr_am.hmm.npz import read_npz, write_npz
+from asr_am.hmm import REDO
 from asr_am.parallel import track
 
 
@@ -27,13 +28,13 @@ class FrameStore:
     def __init__(self, folder: Path) -> None:
         """Open what `write` left in `folder`; InputError where it is missing or damaged."""
         self.folder = folder
-        utterances, self.offsets_U1, dim = read_npz(folder / "index.npz", "utterances", "offsets", "dim")
+        utterances, self.offsets_U1, dim = read_npz(folder / "index.npz", "utterances", "offsets", "dim", remedy=REDO)
         self.utterances: list[str] = utterances.tolist()
         self.dim = int(dim)
         try:
             self._x_ND: np.ndarray | None = self._map()
         except (OSError, ValueError) as error:
-            raise InputError(f"{folder / 'frames.f32'}: not readable ({error}); run stage 3 (align) again") from error
+            raise InputError(f"{folder / 'frames.f32'}: not readable ({error}); {REDO}") from error
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_x_ND": None}  # a pickled memory map would be a copy of all frames

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asr_am.data.npz import read_npz, write_npz
 from asr_am.errors import InputError
-from asr_am.hmm.npz import read_npz, write_npz
+from asr_am.hmm import REDO
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,11 @@ class DiagGmms:
     @classmethod
     def load(cls, path: Path) -> DiagGmms:
         """Read what `save` wrote; InputError where the file is missing, damaged or inconsistent."""
-        arrays = read_npz(path, "weights", "means", "vars", "offsets")
+        arrays = read_npz(path, "weights", "means", "vars", "offsets", remedy=REDO)
         try:
             _validate(*arrays)
         except ValueError as error:
-            raise InputError(f"{path}: holds {error}; run stage 3 (align) again") from error
+            raise InputError(f"{path}: holds {error}; {REDO}") from error
         return cls(*arrays)
 
 

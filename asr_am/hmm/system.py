@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asr_am.errors import InputError
+from asr_am.hmm import REDO
 from asr_am.hmm.gmm import DiagGmms
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.tree import DecisionTree
@@ -39,9 +40,7 @@ class System:
             DiagGmms.load(folder / "gmm.npz"),
         )
         if not system.tree.num_pdfs == system.states.num_pdfs == system.gmms.num_pdfs:
-            raise InputError(
-                f"{folder}: tree, states and mixtures have different numbers of pdfs; run stage 3 (align) again"
-            )
+            raise InputError(f"{folder}: tree, states and mixtures have different numbers of pdfs; {REDO}")
         return system
 
     @staticmethod

@@ -44,8 +44,7 @@ def main() -> None:
     how = system.search if options.beam is None else replace(system.search, beam=options.beam)
     source = ArchiveSource(options.scores) if options.scores else system.source(options.subset)
     scorer = source.load()
-    reader = FeatureReader(system.features_dir, system.kind(), options.subset)
-    utterances = reader.utterances[: options.utterances]
+    utterances = FeatureReader(system.features_dir, "mfcc", options.subset).utterances[: options.utterances]
     states, graph, lang = StateTable.load(system.states), read_fst(system.graph), Lang.load(system.lang_dir)
     if options.write:
         write_log_likelihoods(scorer, utterances, states, options.write)

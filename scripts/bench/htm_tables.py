@@ -10,29 +10,22 @@ BMUF or HTM is more than 15 % off, or GTC's do not rise to 32 GPUs and fall at 6
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
+import published
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+from published import Row
 
 from asr_am.distributed.cluster import Cluster, Workload
 from asr_am.distributed.sim.epoch import time_epoch
 from asr_am.errors import InputError
 from asr_am.parallel import parallel_map
-from asr_am.stages.app import ROOT, values
-from asr_am.stages.unit import git_commit
+from asr_am.stages.app import values
 
 TOLERANCE = 0.15
 DENSITY = 0.01  # of GTC's messages
@@ -79,11 +72,7 @@ class Setting:
         options = [f"strategy.block_size={cell.block}"] if cell.block else []
         options += [] if cell.strategy == "bmuf" else ["strategy.density=null"]
         groups = ["cluster=aws_p3", "workload=htm_lstm", f"strategy={cell.strategy}"]
-        try:
-            with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
-                return compose("config", [*groups, *options, *self.overrides])
-        except HydraException as error:
-            raise InputError(f"overrides {' '.join(self.overrides)}: {error}") from error
+        return published.config([*groups, *options], self.overrides)
 
 
 def speed_up(setting: Setting) -> float:
@@ -110,47 +99,27 @@ def measure(cells: Sequence[Cell], steps: int, overrides: Sequence[str], jobs: i
     return {setting.cell: found[setting] for setting in settings}
 
 
-def verdict(found: dict[Cell, float]) -> list[str]:
+def shape_of_gtc(found: dict[Cell, float]) -> list[str]:
     """What does not hold."""
-    wrong = [
-        f"{cell}: {ours / cell.speed_up - 1:+.1%}"
-        for cell, ours in found.items()
-        if cell.block and abs(ours / cell.speed_up - 1) > TOLERANCE
-    ]
     gtc = {cell.learners: ours for cell, ours in found.items() if cell.strategy == "gtc"}
-    if not gtc[16] < gtc[32] > gtc[64] > gtc[128]:
-        wrong.append(f"gtc does not rise to 32 GPUs and fall at 64 and 128: {gtc}")
-    return wrong
+    holds = gtc[16] < gtc[32] > gtc[64] > gtc[128]
+    return [] if holds else [f"gtc does not rise to 32 GPUs and fall at 64 and 128: {gtc}"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser = published.parser(__doc__)
     parser.add_argument("--steps", type=int, default=50, help="of BMUF and HTM; rounded up to whole blocks")
-    parser.add_argument("overrides", nargs="*", help="of the configuration")
     arguments = parser.parse_args()
     try:
         found = measure([*TABLE_1, *TABLE_2], arguments.steps, arguments.overrides, arguments.jobs)
     except InputError as error:
         sys.exit(f"htm_tables.py: {error}")
-    for title, cells in (("Table 1", TABLE_1), ("Table 2", TABLE_2)):
-        print(f"{title + ', speed-up in frames/s':24} published   ours  difference")
-        for cell in cells:
-            print(f"{cell!s:24} {cell.speed_up:9.1f} {found[cell]:6.1f} {found[cell] / cell.speed_up - 1:+10.1%}")
-    rows: list[dict[str, Any]] = [
-        {"strategy": c.strategy, "learners": c.learners, "block": c.block, "published": c.speed_up, "ours": ours}
-        for c, ours in found.items()
-    ]
-    if arguments.json:
-        record = {"commit": git_commit(), "date": datetime.now(UTC).isoformat(timespec="seconds"), "rows": rows}
-        arguments.json.write_text(json.dumps(record | {"overrides": arguments.overrides}, indent=1) + "\n")
-    wrong = verdict(found)
-    worst = max((cell for cell in found if cell.block), key=lambda c: abs(found[c] / c.speed_up - 1))
-    print(f"largest difference of bmuf and htm {found[worst] / worst.speed_up - 1:+.1%}: {worst}")
-    for line in wrong:
-        print(f"not met: {line}")
-    sys.exit(int(bool(wrong)))
+    rows = {cell: Row(str(cell), cell.speed_up, ours) for cell, ours in found.items()}
+    published.show("Table 1, speed-up in frames/s", [rows[cell] for cell in TABLE_1], 1)
+    published.show("Table 2, speed-up in frames/s", [rows[cell] for cell in TABLE_2], 1)
+    published.keep(arguments, list(rows.values()))
+    bounded = [row for cell, row in rows.items() if cell.strategy != "gtc"]
+    published.judge(bounded, TOLERANCE, shape_of_gtc(found))
 
 
 if __name__ == "__main__":

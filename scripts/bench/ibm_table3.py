@@ -11,30 +11,23 @@ all-reduce is halved: SYNC must slow down by what arithmetic says. Exits with 1 
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
+import published
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+from published import Row
 
 from asr_am.distributed.cluster import Cluster, Faults, Workload
 from asr_am.distributed.sim.epoch import time_epoch
 from asr_am.distributed.sim.network import ring_share
 from asr_am.errors import InputError
 from asr_am.parallel import parallel_map
-from asr_am.stages.app import ROOT, values
-from asr_am.stages.unit import git_commit
+from asr_am.stages.app import values
 
 TOLERANCE = 0.05
 CHUNKS = 720e6 / 21  # of an epoch
@@ -91,11 +84,7 @@ class Setting:
         cell = self.cell
         form = ["strategy.form=weights"] if cell.strategy == "sync" else []  # the paper's SYNC
         groups = [f"cluster={cell.cluster}", "workload=swb2000_lstm", f"strategy={cell.strategy}"]
-        try:
-            with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
-                return compose("config", [*groups, *form, *self.overrides])
-        except HydraException as error:
-            raise InputError(f"overrides {' '.join(self.overrides)}: {error}") from error
+        return published.config([*groups, *form], self.overrides)
 
     def hardware(self) -> Cluster:
         cluster = Cluster.build(values(self.config().cluster))
@@ -145,52 +134,33 @@ def halved(setting: Setting) -> tuple[Setting, float]:
     return replace(setting, overrides=(*setting.overrides, override)), rounds * seconds / 3600
 
 
-def compare(name: str, published: float, ours: float) -> dict[str, Any]:
-    return {"name": name, "published": published, "ours": ours, "difference": ours / published - 1}
-
-
-def measure(overrides: Sequence[str], whole: bool, jobs: int) -> list[dict[str, Any]]:
+def measure(overrides: Sequence[str], whole: bool, jobs: int) -> list[Row]:
     """All comparisons, in the order of the tables."""
     settings = [Setting(cell, tuple(overrides), whole) for cell in PUBLISHED]
     slower, longer = halved(settings[0])
     long_first = sorted([*settings, slower], key=lambda s: (s.cell.strategy, -s.cell.slowdown, -s.batches))
     hours = dict(zip(long_first, parallel_map(epoch_hours, long_first, jobs, "epochs"), strict=True))
-    rows = [compare(f"{s.cell}  hours per epoch", s.cell.hours, hours[s]) for s in settings]
-    rows += [compare(f"{s.cell}  speed-up", s.cell.speed_up, s.single_hours() / hours[s]) for s in settings]
+    rows = [Row(f"{s.cell}  hours per epoch", s.cell.hours, hours[s]) for s in settings]
+    rows += [Row(f"{s.cell}  speed-up", s.cell.speed_up, s.single_hours() / hours[s]) for s in settings]
     for s in settings:
         if s.cell in TRAINING_HOURS:
-            rows.append(compare(f"{s.cell}  {EPOCHS} epochs", TRAINING_HOURS[s.cell], EPOCHS * hours[s]))
+            rows.append(Row(f"{s.cell}  {EPOCHS} epochs", TRAINING_HOURS[s.cell], EPOCHS * hours[s]))
     expected = hours[settings[0]] + longer
-    rows.append(compare(f"{slower.cell}  all-reduce at half (by arithmetic)", expected, hours[slower]))
+    rows.append(Row(f"{slower.cell}  all-reduce at half (by arithmetic)", expected, hours[slower]))
     return rows
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
-    width = max(len(row["name"]) for row in rows)
-    print(f"{'':{width}} published      ours  difference")
-    for row in rows:
-        print(f"{row['name']:{width}} {row['published']:9.2f} {row['ours']:9.3f} {row['difference']:+10.1%}")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser = published.parser(__doc__)
     parser.add_argument("--whole", action="store_true", help="run whole epochs only (four times the work)")
-    parser.add_argument("overrides", nargs="*", help="of the configuration")
     arguments = parser.parse_args()
     try:
         rows = measure(arguments.overrides, arguments.whole, arguments.jobs)
     except InputError as error:
         sys.exit(f"ibm_table3.py: {error}")
-    show(rows)
-    if arguments.json:
-        record: dict[str, Any] = {"commit": git_commit(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
-        record |= {"overrides": arguments.overrides, "whole": arguments.whole, "rows": rows}
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
-    worst = max(rows, key=lambda row: abs(row["difference"]))
-    print(f"largest difference {worst['difference']:+.1%}: {worst['name']}")
-    sys.exit(int(abs(worst["difference"]) > TOLERANCE))
+    published.show("", rows, 3)
+    published.keep(arguments, rows)
+    published.judge(rows, TOLERANCE)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
-"""The models and statistics of i-vectors as .npz files: written whole or not at all, read without pickles."""
+"""The models and statistics of i-vectors as .npz files."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from asr_am.data.npz import read_npz, write_npz
 from asr_am.errors import InputError
 from asr_am.features.ivector.extractor import Extractor
 from asr_am.features.ivector.statistics import Statistics, Totals
@@ -65,19 +64,13 @@ def load_totals(path: Path) -> Totals:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Tensor]) -> None:
-    """Under a temporary name that is then renamed."""
-    temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")
-    np.savez(temporary, allow_pickle=False, **{name: array.cpu().numpy() for name, array in arrays.items()})
-    os.replace(temporary, path)
+    """Whole, or not at all."""
+    write_npz(path, {name: array.cpu().numpy() for name, array in arrays.items()})
 
 
 def read_arrays(path: Path, *names: str) -> list[Tensor]:
     """The arrays `names`; InputError where the file is missing or damaged, or a number in it is not finite."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            tensors = [torch.from_numpy(file[name]) for name in names]
-    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds
-        raise InputError(f"{path}: not readable ({type(error).__name__}: {error}); {REMEDY}") from error
+    tensors = [torch.from_numpy(array) for array in read_npz(path, *names, remedy=REMEDY)]
     if not all(torch.isfinite(tensor).all() for tensor in tensors):
         raise InputError(f"{path}: holds numbers that are not finite; {REMEDY}")
     return tensors

@@ -1,11 +1,10 @@
-"""Post offices of several learners in one process, and strangers and broken lines between them."""
+"""Post offices of several learners in one process, and strangers between them."""
 
 from __future__ import annotations
 
-import socket
-import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import zmq
 
@@ -49,7 +48,7 @@ class Office:
         for _ in range(int(PATIENCE / 0.01)):
             if getattr(self.usage, name) == int(value):
                 return
-            threading.Event().wait(0.01)
+            time.sleep(0.01)
         raise AssertionError(f"{what} never came true: {getattr(self.usage, name)}")
 
 
@@ -83,39 +82,3 @@ class Stranger:
 
     def close(self) -> None:
         self._context.destroy(linger=0)
-
-
-class Line:
-    """A TCP line to `address` that can be cut, after some bytes have passed; the next connection is whole again."""
-
-    def __init__(self, address: str, cut_after: int) -> None:
-        host, port = address.removeprefix("tcp://").split(":")
-        self._target, self._left, self.connections = (host, int(port)), cut_after, 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def close(self) -> None:
-        self._listener.close()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            far = socket.create_connection(self._target)
-            threading.Thread(target=self._pass, args=(far, near, False), daemon=True).start()
-            threading.Thread(target=self._pass, args=(near, far, self.connections == 1), daemon=True).start()
-
-    def _pass(self, source: socket.socket, target: socket.socket, counted: bool) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                target.sendall(data)
-                self._left -= len(data) if counted else 0
-                if counted and self._left < 0:
-                    break
-        for end in (source, target):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)

@@ -27,6 +27,20 @@ def knock(address: str, *parts: bytes) -> None:
             pass
 
 
+def cut_once(after: int) -> Callable[[bytes], bytes]:
+    """A change that breaks the connection once, when more than so many bytes have come."""
+    left = after
+
+    def change(data: bytes) -> bytes:
+        nonlocal left
+        before, left = left, left - len(data)
+        if before >= 0 > left:
+            raise ConnectionResetError
+        return data
+
+    return change
+
+
 class Tap:
     """At `address`; passes to `target` what comes. tape: what clients sent on the first connection, part by part."""
 

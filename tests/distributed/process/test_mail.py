@@ -13,7 +13,8 @@ from asr_am.distributed.cluster import Faults
 from asr_am.distributed.process.buffers import LEAST, Buffers
 from asr_am.distributed.process.mail import LARGEST
 from asr_am.distributed.process.wire import PIECE, Header, Kind, decode, encode
-from tests.distributed.process.offices import RUN, Line, Office, Stranger, offices
+from tests.distributed.process.offices import RUN, Office, Stranger, offices
+from tests.distributed.process.tap import Tap, cut_once
 
 LARGE = 2 * PIECE + 17  # three pieces
 
@@ -196,7 +197,7 @@ def test_a_message_larger_than_any_piece_is_not_even_read() -> None:
 def test_a_broken_connection_loses_and_doubles_nothing() -> None:
     with offices(2) as (a, b):
         b.mail.accept("w", (4 * PIECE,))
-        line = Line(b.mail.address, cut_after=6 * PIECE)  # in the second piece
+        line = Tap(b.mail.address, cut_once(after=6 * PIECE))  # in the second piece
         a.reactor.call(lambda: a.mail.born(1, 1, line.address))
         b.mail._me = replace(b.mail._me, incarnation=1)
         while a.roster[1].incarnation == 0:

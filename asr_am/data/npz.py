@@ -27,12 +27,10 @@ def write_npz(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
     os.replace(temporary, path)
 
 
-def read_npz(path: Path, *names: str) -> list[np.ndarray]:
-    """The arrays `names`; InputError where the file is missing, damaged or lacks one."""
+def read_npz(path: Path, *names: str, remedy: str) -> list[np.ndarray]:
+    """The arrays `names`; InputError, with the `remedy`, where the file is missing, damaged or lacks one."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return [file[name] for name in names]
     except DAMAGE as error:
-        raise InputError(
-            f"{path}: not readable ({type(error).__name__}: {error}); run stage 3 (align) again"
-        ) from error
+        raise InputError(f"{path}: not readable ({type(error).__name__}: {error}); {remedy}") from error

@@ -1,0 +1,76 @@
+"""What the programs here that reproduce a paper's figures share: the configuration, the table, the verdict."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+
+from asr_am.errors import InputError
+from asr_am.stages.app import ROOT
+from asr_am.stages.unit import git_commit
+
+
+@dataclass(frozen=True)
+class Row:
+    """A published figure and ours."""
+
+    name: str
+    published: float
+    ours: float
+
+    @property
+    def difference(self) -> float:
+        return self.ours / self.published - 1
+
+
+def config(options: Sequence[str], overrides: Sequence[str]) -> DictConfig:
+    """conf/ with a program's own options and the user's overrides; InputError where these do not fit."""
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+            return compose("config", [*options, *overrides])
+    except HydraException as error:
+        raise InputError(f"overrides {' '.join(overrides)}: {error}") from error
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """With the options that all of these programs have."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    made.add_argument("--json", type=Path, help="write the figures here")
+    made.add_argument("overrides", nargs="*", help="of the configuration")
+    return made
+
+
+def show(title: str, rows: Sequence[Row], digits: int) -> None:
+    width = max(len(title), *(len(row.name) for row in rows))
+    print(f"{title:{width}} published      ours  difference")
+    for row in rows:
+        print(f"{row.name:{width}} {row.published:9.{digits}f} {row.ours:9.{digits}f} {row.difference:+10.1%}")
+
+
+def keep(arguments: argparse.Namespace, rows: Sequence[Row]) -> None:
+    """Write --json, if it was given."""
+    if arguments.json is not None:
+        options = {name: value for name, value in vars(arguments).items() if name not in ("json", "jobs")}
+        record = {"commit": git_commit(), "date": datetime.now(UTC).isoformat(timespec="seconds"), **options}
+        record["rows"] = [{**vars(row), "difference": row.difference} for row in rows]
+        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def judge(rows: Sequence[Row], tolerance: float, others: Sequence[str] = ()) -> None:
+    """End the program, with 1 where a difference is too large. others: what else does not hold."""
+    worst = max(rows, key=lambda row: abs(row.difference))
+    print(f"largest difference {worst.difference:+.1%}: {worst.name}")
+    for other in others:
+        print(f"not met: {other}")
+    sys.exit(int(abs(worst.difference) > tolerance or bool(others)))
