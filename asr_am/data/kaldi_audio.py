@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import kaldiio
 import numpy as np
 import soundfile
 from lhotse import AudioSource, Recording, SupervisionSegment
 
+from asr_am.data.archive import read_entry
 from asr_am.data.audio import is_plain_file, read_utterances
 from asr_am.data.kaldi_dir import Record, Span
 from asr_am.errors import InputError
@@ -259,7 +259,7 @@ class _Header:
 def _from_archive(name: str, record: Record, path: Path, offset: int, options: AudioOptions) -> Recording:
     """Copy an entry of a wav archive, whose place is `offset` bytes into it, to a wav file."""
     try:
-        entry = kaldiio.load_mat(f"{path}:{offset}")
+        entry = read_entry(f"{path}:{offset}")
         if not isinstance(entry, tuple):
             raise ValueError("a matrix, not audio")
     except Exception as error:  # kaldiio and the wav readers below it raise anything

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from asr_am.data.archive import read_entry
 from asr_am.decode.windows import Window, log_posteriors
 from asr_am.errors import InputError
 from asr_am.features.stacking import repeat_stacks, stack_frames, stack_of
@@ -88,7 +89,7 @@ class ArchiveScorer:
     def log_likelihoods(self, utterance: str) -> np.ndarray:
         if utterance not in self.places:
             raise InputError(f"utterance {utterance}: not in the archive of log-likelihoods; write it again")
-        return kaldiio.load_mat(self.places[utterance])
+        return read_entry(self.places[utterance])
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.server import Server
 from asr_am.distributed.team import LearnerLost, Team
 
-PATIENCE = 5  # times a server may be found dead until it is given up
+FOUND_DEAD = 5  # times, until a server is given up
 
 
 class Worker:
@@ -149,7 +149,7 @@ class Worker:
                 self._push(block)
             elif server in alive:
                 self.ask([block])
-            elif not self._forgiving or gone[block] == PATIENCE:
+            elif not self._forgiving or gone[block] == FOUND_DEAD:
                 raise LearnerLost(server, f"died, the server of block {block}")
 
     # rest, and joining

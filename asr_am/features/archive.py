@@ -10,6 +10,7 @@ from pathlib import Path
 import kaldiio
 import numpy as np
 
+from asr_am.data.archive import read_entry
 from asr_am.data.textfile import read_lines, write_lines
 from asr_am.errors import InputError
 
@@ -44,7 +45,7 @@ def read_scp(path: Path, remedy: str) -> dict[str, str]:
 def load_matrix(place: str, remedy: str) -> np.ndarray:
     """The matrix at `path:offset`; InputError where it is damaged or missing."""
     try:
-        matrix = kaldiio.load_mat(place)
+        matrix = read_entry(place)
     except DAMAGE as error:
         raise InputError(f"{place}: damaged or missing archive ({type(error).__name__}: {error}); {remedy}") from error
     if not isinstance(matrix, np.ndarray) or matrix.ndim != 2:

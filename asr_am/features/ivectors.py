@@ -18,7 +18,7 @@ import numpy as np
 from asr_am.errors import InputError
 from asr_am.features.archive import load_matrix, read_scp
 
-REMEDY = "run stage 4 (ivectors) again"
+REMEDY = "run stage 4 (speaker) again"
 INFO = "ivectors.json"
 
 

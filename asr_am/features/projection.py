@@ -11,6 +11,7 @@ from pathlib import Path
 import kaldiio
 import numpy as np
 
+from asr_am.data.archive import read_entry
 from asr_am.errors import InputError
 from asr_am.features.archive import DAMAGE, REMEDY_ALIGN
 
@@ -55,7 +56,7 @@ class Projection:
     def load(cls, path: Path, num_static: int) -> Projection:
         """Read what `save` wrote; InputError where it is missing, damaged or not for `num_static` features."""
         try:
-            matrix = kaldiio.load_mat(str(path))
+            matrix = read_entry(f"{path}:0")
         except DAMAGE as error:
             raise InputError(f"{path}: not readable ({type(error).__name__}: {error}); {REMEDY_ALIGN}") from error
         if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or not np.isfinite(matrix).all():

@@ -12,6 +12,7 @@ from pathlib import Path
 import kaldiio
 import numpy as np
 
+from asr_am.data.archive import read_archive
 from asr_am.data.npz import DAMAGE
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
@@ -43,7 +44,7 @@ def read_alignments(folder: Path, subset: str) -> Iterator[tuple[str, np.ndarray
     if not ark.is_file():
         raise InputError(f"{ark}: no such alignments; run stage 3 (align)")
     try:
-        for utterance, labels_T in kaldiio.load_ark(str(ark)):
+        for utterance, labels_T in read_archive(ark):
             if not isinstance(labels_T, np.ndarray) or labels_T.dtype != np.int32 or labels_T.ndim != 1:
                 raise InputError(f"{ark}: {utterance} is not a vector of integers; {REDO}")
             yield utterance, labels_T

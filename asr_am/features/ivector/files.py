@@ -13,8 +13,7 @@ from asr_am.errors import InputError
 from asr_am.features.ivector.extractor import Extractor
 from asr_am.features.ivector.statistics import Statistics, Totals
 from asr_am.features.ivector.ubm import DiagUbm
-
-REMEDY = "run stage 4 (ivectors) again"
+from asr_am.features.ivectors import REMEDY
 
 
 def save_ubm(path: Path, ubm: DiagUbm) -> None:

@@ -1,0 +1,53 @@
+"""Kaldi archives are data: nothing that stands in one, or in its name, is run."""
+
+import pickle
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+import pytest
+
+from asr_am.data.archive import read_archive, read_entry
+from asr_am.errors import InputError
+from asr_am.features.archive import load_matrix
+
+
+class Mischief:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.made,)
+
+
+def test_entries_and_archives_are_read_back(tmp_path):
+    matrices = {"a": np.eye(3, dtype=np.float32), "b": np.ones((2, 5), dtype=np.float32)}
+    kaldiio.save_ark(str(tmp_path / "x.ark"), matrices, scp=str(tmp_path / "x.scp"))
+    for key, matrix in read_archive(tmp_path / "x.ark"):
+        assert np.array_equal(matrix, matrices.pop(key))
+    assert not matrices
+    places = dict(line.split() for line in (tmp_path / "x.scp").read_text().splitlines())
+    assert np.array_equal(read_entry(places["a"]), np.eye(3))
+
+
+def test_a_pickle_is_refused_and_not_run(tmp_path):
+    ark, made = tmp_path / "x.ark", tmp_path / "made"
+    ark.write_bytes(b"a PKL" + pickle.dumps(Mischief(made)))
+    with pytest.raises(ValueError, match="pickle"):
+        list(read_archive(ark))
+    with pytest.raises(InputError, match="pickle"):
+        load_matrix(f"{ark}:2", "make it again")
+    assert not made.exists()
+    kaldiio.load_mat(f"{ark}:2")
+    assert made.exists(), "the archive would have run something"
+
+
+def test_a_name_that_is_a_command_is_not_run(tmp_path):
+    made = tmp_path / "made"
+    with pytest.raises(InputError):
+        load_matrix(f"touch {made} |", "make it again")
+    with pytest.raises(InputError):
+        load_matrix(f"touch {made} |:0", "make it again")
+    assert not made.exists()
