@@ -38,7 +38,7 @@ class Optimizer:
         self._flat.grad = params.g
         if options.kind == "adam":
             self._torch: torch.optim.Optimizer = torch.optim.AdamW(
-                [self._flat], lr=0.0, betas=(options.momentum, 0.98), weight_decay=options.weight_decay
+                [self._flat], lr=0.0, betas=(float(options.momentum), 0.98), weight_decay=options.weight_decay
             )
         elif options.kind in ("sgd", "nesterov"):
             self._torch = torch.optim.SGD(

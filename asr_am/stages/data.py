@@ -20,23 +20,29 @@ def units(cfg: DictConfig) -> list[Unit]:
     if cfg.data_dir and "data_dir" not in cfg.corpus.prepare:
         raise InputError(f"--data-dir {cfg.data_dir}: corpus {cfg.corpus.name} is made by the recipe; leave it out")
     out = corpus_dir(cfg) / "data"
-    work = partial(prepare, values(cfg.corpus.prepare), cfg.nj, list(cfg.corpus.sets))
+    speeds = list(cfg.speed_perturb)
+    work = partial(prepare, values(cfg.corpus.prepare), speeds, cfg.nj, list(cfg.corpus.sets))
+    options = values(cfg.corpus.prepare) | ({"speed_perturb": speeds} if speeds else {})
     inputs = [Path(cfg.data_dir)] if cfg.data_dir else []
     inputs += [Path(path) for path in cfg.corpus.get("inputs", []) if path]  # the user's own files
     for path in inputs:
         if not path.exists():
             raise InputError(f"{path}: no such file or folder, which corpus {cfg.corpus.name} is made from; correct it")
-    return [Unit(out, inputs, values(cfg.corpus.prepare), work)]
+    return [Unit(out, inputs, options, work)]
 
 
-def prepare(target: dict, jobs: int, sets: list[str], out: Path) -> None:
-    """Run the corpus' own preparation, then check all that can be wrong with data."""
+def prepare(target: dict, speeds: list[float], jobs: int, sets: list[str], out: Path) -> None:
+    """Run the corpus' own preparation, add copies at other speeds, then check all that can be wrong with data."""
     from hydra.utils import get_method
 
+    from asr_am.data.speed import check_speeds, perturb_speed
     from asr_am.data.validate import validate_data_dir
 
+    check_speeds(speeds)
     options = {name: value for name, value in target.items() if name != "_target_"}
     get_method(target["_target_"])(out=out, jobs=jobs, **options)  # instantiate() would hide an InputError
+    if speeds:
+        perturb_speed(out, "train", speeds)
     validate_data_dir(out, sets, jobs=jobs)
 
 

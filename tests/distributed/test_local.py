@@ -58,6 +58,15 @@ def torch_optimizer(kind: str, parameters: list[nn.Parameter]) -> torch.optim.Op
     return torch.optim.SGD(parameters, momentum=0.9, nesterov=kind == "nesterov", weight_decay=0.01)
 
 
+def test_a_whole_number_is_a_momentum() -> None:
+    """As a command line gives it: train.optimizer.momentum=0."""
+    model, local = make_local(OptimizerOptions("adam", 0))
+    local.step(Gradients(model, local.params, local.optimizer))
+    reference, exact = make_local(OptimizerOptions("adam", 0.0))
+    exact.step(Gradients(reference, exact.params, exact.optimizer))
+    assert torch.equal(local.consensus(), exact.consensus())
+
+
 @pytest.mark.parametrize("kind", ["sgd", "nesterov", "adam"])
 @pytest.mark.parametrize("clip_norm", [0.0, 0.05])
 def test_local_is_torch_bit_for_bit(kind: str, clip_norm: float) -> None:

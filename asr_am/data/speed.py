@@ -1,0 +1,51 @@
+"""Speed perturbation (Ko et al., Interspeech 2015): the training speech once more, slower and faster.
+
+Tempo and pitch change together. Only manifests are written; lhotse resamples the audio when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lhotse import Recording, SupervisionSegment
+
+from asr_am.data.manifests import read_recordings, read_supervisions, write_set
+from asr_am.errors import InputError
+
+SLOWEST, FASTEST = 0.5, 2.0
+
+
+def check_speeds(factors: Sequence[float]) -> None:
+    """InputError for a factor that is out of range, 1, or there twice."""
+    for factor in factors:
+        if not SLOWEST <= factor <= FASTEST or factor == 1 or list(factors).count(factor) > 1:
+            raise InputError(
+                f"speed_perturb={list(factors)}: the factors, beside the speech as it is, are different numbers from "
+                f"{SLOWEST} to {FASTEST} other than 1, for instance [0.9,1.1]"
+            )
+
+
+def perturb_speed(data_dir: Path, subset: str, factors: Sequence[float]) -> None:
+    """Add to a set a copy of all its utterances for each factor (1.1: faster by a tenth).
+
+    As in Kaldi, names of copies begin with `sp<factor>-`, those of speakers too: somebody with another pitch is
+    somebody else.
+    """
+    check_speeds(factors)
+    recordings, segments = list(read_recordings(data_dir, subset)), list(read_supervisions(data_dir, subset))
+    rates = {recording.id: recording.sampling_rate for recording in recordings}
+    copies = [_faster_recording(recording, factor) for factor in factors for recording in recordings]
+    said = [_faster_segment(segment, factor, rates) for factor in factors for segment in segments]
+    write_set(data_dir, subset, recordings + copies, segments + said)
+
+
+def _faster_recording(recording: Recording, factor: float) -> Recording:
+    return replace(recording.perturb_speed(factor, affix_id=False), id=f"sp{factor}-{recording.id}")
+
+
+def _faster_segment(segment: SupervisionSegment, factor: float, rates: dict[str, int]) -> SupervisionSegment:
+    faster = segment.perturb_speed(factor, rates[segment.recording_id], affix_id=False)
+    names = {name: f"sp{factor}-{getattr(segment, name)}" for name in ("id", "recording_id", "speaker")}
+    return replace(faster, **names)
