@@ -52,12 +52,16 @@ class Blocks:
         return whole
 
 
-def place_servers(hosts: Sequence[int], servers: int | None) -> tuple[int, ...]:
+def place_servers(hosts: Sequence[int], servers: int | None, apart: bool = False) -> tuple[int, ...]:
     """The ranks that servers stand beside: `servers` of them spread over all ranks; None: the first of each host.
 
-    hosts: of each rank. InputError where there are not that many ranks.
+    hosts: of each rank. apart: the last ranks are servers' own. InputError where there are not that many ranks.
     """
     size = len(hosts)
+    if apart:
+        if not isinstance(servers, int) or not 1 <= servers < size:
+            raise InputError(f"strategy.servers={servers}: of {size} ranks, 1 to {size - 1} can be servers apart")
+        return tuple(range(size - servers, size))
     if servers is None:
         return tuple(rank for rank in range(size) if hosts[rank] not in hosts[:rank])
     if not isinstance(servers, int) or not 1 <= servers <= size:

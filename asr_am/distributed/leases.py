@@ -22,7 +22,7 @@ from asr_am.errors import InputError
 class Segment:
     """Batches begin..end of epoch `epoch` (from 0), of `total` in it. frames: of each batch begin..end.
 
-    updates_before: of the whole team, in earlier epochs: rounds of a batch per learner.
+    updates_before: of the whole team, in earlier epochs: rounds of a batch per learner. learners: that do batches.
     """
 
     epoch: int
@@ -31,6 +31,7 @@ class Segment:
     total: int
     frames: tuple[int, ...]
     updates_before: int
+    learners: int
 
     def __len__(self) -> int:
         return self.end - self.begin
@@ -229,7 +230,6 @@ class LeaseTable:
     """The table of a segment that all learners lease from: {batch: owner and incarnation} and what is done."""
 
     segment: Segment
-    learners: int
     _free: list[int] = field(init=False)
     _held: dict[int, tuple[int, int]] = field(init=False, default_factory=dict)
     _done: dict[int, Completion] = field(init=False, default_factory=dict)
@@ -251,7 +251,7 @@ class LeaseTable:
         out_before = segment.begin + len(self._held) + len(self._done)
         batch = heapq.heappop(self._free)
         self._held[batch] = (owner, incarnation)
-        updates = segment.updates_before + out_before / self.learners
+        updates = segment.updates_before + out_before / segment.learners
         return Lease(batch, out_before / segment.total, updates, segment.frames[batch - segment.begin])
 
     def complete(self, completion: Completion, totals: Totals) -> None:

@@ -33,12 +33,12 @@ class PsAsync(Served):
 
     def __init__(
         self, params: FlatParams, optimizer: Optimizer, team: Team, servers: int | None = None, timeout: float = 60.0,
-        staleness_aware: bool = True, bound: int | None = None,
+        apart: bool = False, staleness_aware: bool = True, bound: int | None = None,
     ) -> None:  # fmt: skip
         if bound is not None and bound < 0:
             raise InputError(f"strategy.bound={bound}: must be at least 0, or null for none")
         self._staleness_aware, self._bound = staleness_aware, bound
-        super().__init__(params, optimizer, team, servers, timeout)
+        super().__init__(params, optimizer, team, servers, timeout, apart)
 
     def step(self, gradient: Gradient) -> Stats | None:
         self._start()
@@ -90,8 +90,10 @@ class AsyncServer(Server):
             super().receive_again(push)
 
     def asked(self, worker: int) -> None:
-        """A worker that joins begins where the slowest is."""
-        if worker not in self._unanswered:
+        """A worker that joins begins where the slowest is. A server's rank asks too, at rest."""
+        if worker not in self._steps:
+            self.send(worker)
+        elif worker not in self._unanswered:
             self._steps[worker] = max(self._steps[worker], self._slowest(but=worker))
             self.send(worker)
 

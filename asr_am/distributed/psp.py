@@ -92,15 +92,15 @@ class Psp(Served):
 
     def __init__(
         self, params: FlatParams, optimizer: Optimizer, team: Team, servers: int | None = None, timeout: float = 60.0,
-        c: int | None = None, b: float = 1.0, tau1: float = 0.0, tau2: float = 0.0,
+        apart: bool = False, c: int | None = None, b: float = 1.0, tau1: float = 0.0, tau2: float = 0.0,
         late_blocks: Literal["drop", "cache"] = "drop", sparing: bool = False,
     ) -> None:  # fmt: skip
         self._rule = PspOptions(c, b, tau1, tau2, late_blocks, sparing)
-        self._rule.check(team.size)
-        super().__init__(params, optimizer, team, servers, timeout)
+        super().__init__(params, optimizer, team, servers, timeout, apart)
+        self._rule.check(len(self.workers))
         self._t = 0
         self._need = self._rule.need(len(self.blocks))
-        self._pushing = turns(sparing, c or team.size, team.size)
+        self._pushing = turns(sparing, c or len(self.workers), len(self.workers))
         self._rested = True  # the weights at hand are complete
 
     def step(self, gradient: Gradient) -> Stats | None:

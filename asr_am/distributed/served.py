@@ -1,8 +1,8 @@
 """What the strategies with parameter servers share: who serves, rest, checkpoints, and taking the place of the dead.
 
-W is cut into blocks by bytes; each is held by a server, a task beside the learner of some rank, with the optimizer and
-its momentum. Learners are workers: they push gradients, and pull weights. At rest all workers have the servers'
-weights, which are the consensus.
+W is cut into blocks by bytes; each is held by a server, a task with the optimizer and its momentum, beside the learner
+of some rank or on a rank of its own. Learners are workers: they push gradients, and pull weights. At rest all have the
+servers' weights, which are the consensus.
 
 A learner that dies takes its server along, if it has one. Its replacement takes the newest copy of the block that a
 worker has, with its version; lost are the momentum of the block, and updates that no worker had pulled.
@@ -30,23 +30,25 @@ log = logging.getLogger(__name__)
 
 
 class Served(Strategy):
-    """servers: how many, beside as many learners; None: one on each host. timeout: seconds without an answer after
-    which a worker asks again.
+    """servers: how many, beside as many learners; None: one on each host. apart: not beside learners, but on the last
+    ranks of the team, which do nothing else. timeout: seconds without an answer after which a worker asks again.
     """
 
     in_step = False
     forgiving = True
 
     def __init__(
-        self, params: FlatParams, optimizer: Optimizer, team: Team, servers: int | None = None, timeout: float = 60.0
-    ) -> None:
+        self, params: FlatParams, optimizer: Optimizer, team: Team, servers: int | None = None, timeout: float = 60.0,
+        apart: bool = False,
+    ) -> None:  # fmt: skip
         if timeout <= 0:
             raise InputError(f"strategy.timeout={timeout}: must be above 0")
         super().__init__(params, optimizer, team)
-        self.blocks = Blocks(len(params), place_servers(team.hosts, servers))
+        self.blocks = Blocks(len(params), place_servers(team.hosts, servers, apart))
+        self.workers = range(team.size - len(self.blocks) if apart else team.size)
         self.worker = Worker(team, self.blocks, params, timeout, self.forgiving)
         self.server: Server | None = None
-        self._reach = Reach(team, self.blocks, range(team.size), self.counts, self.staleness, self.worker.arrive)
+        self._reach = Reach(team, self.blocks, self.workers, self.counts, self.staleness, self.worker.arrive)
         if team.rank in self.blocks.ranks:
             self.server = self._make_server(self._reach, self.blocks.ranks.index(team.rank))
             self.worker.server = self.server
@@ -55,7 +57,7 @@ class Served(Strategy):
 
     @abstractmethod
     def _make_server(self, reach: Reach, index: int) -> Server:
-        """The server beside this learner."""
+        """The server of this rank."""
 
     def _start(self) -> None:
         """Begin to answer letters, not before the first step: a checkpoint may have been loaded before that."""
@@ -78,8 +80,9 @@ class Served(Strategy):
 
     def rest(self) -> None:
         self._start()
-        self.worker.leave(self._rests)
-        self.worker.settle()
+        if self.team.rank in self.workers:
+            self.worker.leave(self._rests)
+            self.worker.settle()
         self.team.gather(torch.zeros(0, dtype=torch.float64))  # all that was pushed is applied, or dropped
         self._rests += 1
         if self.server is not None:

@@ -45,7 +45,17 @@ def run_arguments(cfg: DictConfig, out: Path) -> dict[str, Any]:
         "strategy": instantiate(without_name(cfg.strategy)),
         "tracker": instantiate(cfg.logger),
         "provenance": provenance,
+        "servers": ranks_apart(cfg),
     }
+
+
+def ranks_apart(cfg: DictConfig) -> int:
+    """Ranks, after those of the learners, that only serve parameters."""
+    if not cfg.strategy.get("apart", False):
+        return 0
+    if not isinstance(cfg.strategy.servers, int) or cfg.strategy.servers < 1:
+        raise InputError("strategy.apart=true: say how many servers there are, for instance strategy.servers=2")
+    return int(cfg.strategy.servers)
 
 
 def learn(cfg: DictConfig, out: Path) -> None:

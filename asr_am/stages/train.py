@@ -16,7 +16,7 @@ from asr_am.distributed.process.ending import end_process
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import egs_dir
-from asr_am.stages.learner import learn, run_arguments
+from asr_am.stages.learner import learn, ranks_apart, run_arguments
 from asr_am.stages.unit import Unit
 
 SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every")  # change how fast, not what
@@ -68,13 +68,13 @@ def _processes(cfg: DictConfig, out: Path) -> None:
     from asr_am.distributed.cluster import Faults
     from asr_am.distributed.process.launch import launch
 
-    launcher = cfg.launcher
-    if cfg.learners % launcher.nodes:
-        raise InputError(f"learners={cfg.learners} cannot be divided among launcher.nodes={launcher.nodes} hosts")
+    launcher, size = cfg.launcher, cfg.learners + ranks_apart(cfg)
+    if size % launcher.nodes:
+        raise InputError(f"{size} learners and servers cannot be divided among launcher.nodes={launcher.nodes} hosts")
     command = [sys.executable, "-m", "asr_am.stages.learner", str(out / "config.yaml")]
     options = {key: value for key, value in values(launcher).items() if key not in ("name", "suffix")}
     launch(
-        command, cfg.learners // launcher.nodes, in_step=run_arguments(cfg, out)["strategy"].func.in_step,
+        command, size // launcher.nodes, in_step=run_arguments(cfg, out)["strategy"].func.in_step,
         faults=Faults.build(values(cfg.cluster.faults)), **options,
     )  # fmt: skip
 

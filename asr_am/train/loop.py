@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asr_am.distributed.flat_params import OnBucket
 from asr_am.distributed.leases import LearnerLost, Leases, Outdated, Record, Segment, Totals
 from asr_am.distributed.local import Local
 from asr_am.distributed.strategy import Stats
@@ -38,16 +39,21 @@ log = logging.getLogger(__name__)
 def train(
     egs_dir: Path, out: Path, options: TrainOptions, *, strategy: StrategyFactory = Local,
     tracker: Tracker | None = None, provenance: Mapping[str, object] | None = None, team: Team | None = None,
+    servers: int = 0,
 ) -> None:  # fmt: skip
     """Train on the sets `train` and `dev` of `egs_dir` as one learner of `team`; go on from `out`/checkpoints if any.
+
+    servers: the last ranks of the team, which only serve the others' parameters, on the CPU.
 
     Writes into `out`: best.pt (`load_acoustic_model` reads it), metrics.jsonl, leases.jsonl, summary.json, checkpoints.
     InputError for damaged examples or checkpoints, and where the loss stops being a number.
     """
     team = team or Alone()
     torch.set_num_threads(options.threads or (cores() if team.size == 1 else 1))
+    learners = team.size - servers
     material = Material(
-        egs_dir, out, options, strategy, learners=team.size, tracker=tracker, provenance=provenance
+        egs_dir, out, options if team.rank < learners else replace(options, device="cpu"), strategy, learners=learners,
+        tracker=tracker, provenance=provenance,
     )  # fmt: skip
     try:
         Run(material, team).train()
@@ -77,11 +83,11 @@ class Cursor:
 
 
 class Run:
-    """One learner's part in a training run."""
+    """One learner's part in a training run, or that of a rank which only serves parameters."""
 
     def __init__(self, material: Material, team: Team) -> None:
         self.material, self.options, self.team = material, material.options, team
-        self.journal = material.journal
+        self.journal, self.learners = material.journal, material.learners
         self.learner, self.strategy = material.learner(team)
         self.checkpoints = material.checkpoints(self.strategy.name)
         self.cursor = Cursor()
@@ -123,7 +129,8 @@ class Run:
             if self.team.size == 1:
                 where = f"{self.learner.device}, {torch.get_num_threads()} threads"
             else:
-                where = f"{self.strategy.name} on {self.team.size} learners"
+                where = f"{self.strategy.name} on {self.learners} learners"
+                where += f" and {servers} servers" if (servers := self.team.size - self.learners) else ""
             frames = int(self.material.plan(self.cursor.epoch).frames_N.sum())
             log.info("%d parameters, %d training frames, %s", len(w), frames, where)
             self.journal.open((self.cursor.kept[0], self.cursor.kept[1]))
@@ -166,7 +173,7 @@ class Run:
             self.strategy.join()
             self._joined = True
         gradients = SegmentGradients(self.learner, plan, leases, schedule, read_ahead=team.clock == "wall")
-        gradient = team.computing(gradients)
+        gradient = team.computing(gradients) if team.rank < self.learners else no_gradient
         if self._coordinates:
             self.journal.display.epoch(cursor.epoch, len(plan), cursor.done)
         begin = team.now()
@@ -183,11 +190,13 @@ class Run:
     def _segment(self, plan: Plan) -> Segment:
         """The next batches of the epoch; a checkpoint follows after `checkpoint_every` updates of the team."""
         cursor = self.cursor
-        end = min(cursor.done + self.options.checkpoint_every * self.team.size, len(plan))
+        end = min(cursor.done + self.options.checkpoint_every * self.learners, len(plan))
         first, last = cursor.done * plan.batch_size, end * plan.batch_size
         frames_N = plan.frames_N[first:last]
         frames = np.add.reduceat(frames_N, np.arange(0, len(frames_N), plan.batch_size))
-        return Segment(cursor.epoch, cursor.done, end, len(plan), tuple(frames.tolist()), cursor.updates_before)
+        return Segment(
+            cursor.epoch, cursor.done, end, len(plan), tuple(frames.tolist()), cursor.updates_before, self.learners
+        )  # fmt: skip
 
     def _report(self, stats: Stats, leases: Leases) -> None:
         """Now and then, the means over all learners since the last report. In step, all must take part."""
@@ -222,7 +231,7 @@ class Run:
         mean = sum(k * n for k, n in staleness.items()) / max(sum(staleness.values()), 1)
         distances = [record["consensus_distance"] for record in self.cursor.history[-1:]]
         apart = f"  consensus distance {distances[0]:.3g}" if distances else ""
-        return f"{speed / self.team.size:,.0f} frames/s a learner  staleness {mean:.1f}{apart}"
+        return f"{speed / self.learners:,.0f} frames/s a learner  staleness {mean:.1f}{apart}"
 
     def _require_finite(self, loss: float) -> None:
         if not math.isfinite(loss):
@@ -242,7 +251,7 @@ class Run:
         for completion in record.completions:
             cursor.batches_per_learner[completion.owner] = cursor.batches_per_learner.get(completion.owner, 0) + 1
         cursor.done = segment.end
-        cursor.updates = cursor.updates_before + -(-segment.end // self.team.size)
+        cursor.updates = cursor.updates_before + -(-segment.end // self.learners)
         cursor.totals = list(astuple(totals))
         cursor.seconds += seconds
         self._agree(self.team.gather(torch.zeros(0, dtype=torch.float64)))
@@ -322,7 +331,7 @@ class Run:
         best = min(cursor.history, key=lambda record: record["heldout_loss"])
         return {
             "strategy": self.strategy.name,
-            "learners": self.team.size,
+            "learners": self.learners,
             "batch": options.batch_size,
             "epochs": options.epochs,
             "epochs_done": cursor.epoch,
@@ -344,3 +353,8 @@ class Run:
             "seed": options.seed,
             **self.material.provenance,
         }
+
+
+def no_gradient(on_bucket: OnBucket | None) -> Stats | None:
+    """Of who computes none."""
+    return None

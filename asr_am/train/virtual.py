@@ -18,12 +18,16 @@ from asr_am.train.tracking import Tracker
 def train_virtually(
     egs_dir: Path, out: Path, options: TrainOptions, *, learners: int, cluster: Cluster, workload: Workload,
     strategy: StrategyFactory, tracker: Tracker | None = None, provenance: Mapping[str, object] | None = None,
+    servers: int = 0,
 ) -> None:  # fmt: skip
-    """`asr_am.train.loop.train` for `learners` learners of a virtual cluster; the same seed gives the same bits."""
+    """`asr_am.train.loop.train` for all of a virtual cluster: so many learners, then so many ranks that only serve.
+
+    The same seed gives the same bits.
+    """
     torch.set_num_threads(options.threads or cores())
     material = Material(
         egs_dir, out, options, strategy, learners=learners, tracker=tracker, provenance=provenance
     )  # fmt: skip
     elements = sum(parameter.numel() for parameter in material.model().parameters())
-    virtual = SimCluster(cluster, workload, learners, options.seed, model_elements=elements)
+    virtual = SimCluster(cluster, workload, learners + servers, options.seed, model_elements=elements)
     virtual.run(lambda team: Run(material, team).train())

@@ -23,6 +23,7 @@ from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.sim import SimCluster
 from asr_am.distributed.strategy import Gradient, Stats, Strategy
 from asr_am.distributed.team import Alone, LearnerLost, Team
+from asr_am.train.loop import no_gradient
 from tests.distributed.toy import Problem, ToyGradients, make_model
 
 MakeStrategy = Callable[[FlatParams, Optimizer, Team], Strategy]
@@ -118,6 +119,8 @@ class Training:
 
         closure = ToyGradients(model, strategy.params, strategy.optimizer, self.problem, leases, segment, count)
         gradient = self.around(team, strategy, team.computing(closure))
+        if team.rank >= self.problem.learners:
+            gradient = no_gradient
         while (stats := strategy.step(gradient)) is not None:
             leases.complete(stats)
         strategy.rest()
@@ -160,12 +163,18 @@ def hardware(**changes: Any) -> Cluster:
 
 
 def train(
-    problem: Problem, make_strategy: MakeStrategy, *, seed: int = 1, cluster: Cluster | None = None, **training: Any
+    problem: Problem,
+    make_strategy: MakeStrategy,
+    *,
+    seed: int = 1,
+    cluster: Cluster | None = None,
+    servers: int = 0,
+    **training: Any,
 ) -> dict[int, Life]:
-    """All learners' lives on a virtual cluster, by rank."""
+    """The lives of all ranks of a virtual cluster: the learners, then those that only serve."""
     shared = Training(problem, make_strategy, **training)
     workload = Workload("toy", seconds_per_batch={"toy": 1.0})
-    return SimCluster(cluster or hardware(), workload, problem.learners, seed).run(shared.live)
+    return SimCluster(cluster or hardware(), workload, problem.learners + servers, seed).run(shared.live)
 
 
 def train_alone(problem: Problem, make_strategy: MakeStrategy) -> Life:

@@ -24,8 +24,8 @@ from asr_am.distributed.team import Alone
 ONE = Totals(loss=2.0, correct=1.0, frames=3.0, batches=1)
 
 
-def segment(begin: int = 0, end: int = 7, total: int = 7, updates_before: int = 0) -> Segment:
-    return Segment(1, begin, end, total, tuple(10 + n for n in range(begin, end)), updates_before)
+def segment(begin: int = 0, end: int = 7, total: int = 7, updates_before: int = 0, learners: int = 1) -> Segment:
+    return Segment(1, begin, end, total, tuple(10 + n for n in range(begin, end)), updates_before, learners)
 
 
 @dataclass
@@ -81,8 +81,8 @@ def test_rounds_share_a_segment_out_and_idle_where_data_runs_out() -> None:
 def test_rounds_of_several_learners_are_those_of_one_with_their_batches_together() -> None:
     frames = tuple(range(1, 12))
     together = tuple(sum(frames[k : k + 4]) for k in range(0, 11, 4))
-    alone = Rounds(Segment(0, 0, 3, 3, together, 5), 0, 1, Alone().gather)
-    team = [Rounds(Segment(0, 0, 11, 11, frames, 5), rank, 4, Alone().gather) for rank in range(4)]
+    alone = Rounds(Segment(0, 0, 3, 3, together, 5, 1), 0, 1, Alone().gather)
+    team = [Rounds(Segment(0, 0, 11, 11, frames, 5, 4), rank, 4, Alone().gather) for rank in range(4)]
     while (whole := alone.lease()) is not None:
         for part in (rounds.lease() for rounds in team):
             assert part and (part.progress, part.updates) == (whole.progress, whole.updates)
@@ -124,7 +124,7 @@ def test_a_segment_begins_with_a_round() -> None:
 
 
 def test_a_table_hands_batches_out_in_order_once() -> None:
-    table = LeaseTable(segment(begin=2, end=6, total=8, updates_before=10), learners=4)
+    table = LeaseTable(segment(begin=2, end=6, total=8, updates_before=10, learners=4))
     taken = [table.lease(owner) for owner in (0, 1, 0, 1)]
     assert [(lease.batch, lease.progress, lease.updates, lease.normaliser) for lease in taken if lease] == [
         (n, n / 8, 10 + n / 4, 10 + n) for n in range(2, 6)
@@ -139,7 +139,7 @@ def test_a_table_hands_batches_out_in_order_once() -> None:
 
 
 def test_only_the_holder_completes_and_only_once() -> None:
-    table = LeaseTable(segment(), learners=2)
+    table = LeaseTable(segment(learners=2))
     table.lease(owner=0, incarnation=1)
     for owner, incarnation, batch in ((1, 1, 0), (0, 0, 0), (0, 1, 1)):
         with pytest.raises(ValueError, match="not held by it"):
@@ -151,7 +151,7 @@ def test_only_the_holder_completes_and_only_once() -> None:
 
 
 def test_the_leases_of_the_dead_come_first_when_handed_out_again() -> None:
-    table = LeaseTable(segment(), learners=2)
+    table = LeaseTable(segment(learners=2))
     for owner in (0, 1, 0):
         table.lease(owner)
     table.complete(Completion(0, 0, 0, 1), ONE)
@@ -165,7 +165,7 @@ def test_the_leases_of_the_dead_come_first_when_handed_out_again() -> None:
 def test_every_batch_is_completed_once_whoever_dies() -> None:
     for seed in range(50):
         rng = random.Random(seed)
-        table, incarnation = LeaseTable(segment(end=40, total=40), learners=5), [0] * 5
+        table, incarnation = LeaseTable(segment(end=40, total=40, learners=5)), [0] * 5
         held: list[list[int]] = [[] for _ in range(5)]
         completed: list[int] = []
         releases = 0

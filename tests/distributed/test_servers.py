@@ -74,6 +74,29 @@ def test_ps_sync_is_sync(servers: int | None) -> None:
     assert sum(sum(life.strategy.staleness.values()) for life in lives.values()) == 5 * 83
 
 
+@pytest.mark.parametrize(
+    "make",
+    [PsSync, PsAsync, partial(Psp, c=3, b=0.5), partial(Psp, c=3, sparing=True)],
+    ids=["sync", "async", "psp", "sparing"],
+)
+@pytest.mark.parametrize("servers", [1, 3])
+def test_servers_apart(make: MakeStrategy, servers: int) -> None:
+    """On ranks of their own they do no batches, and all ranks rest with the same weights."""
+    short = replace(PROBLEM, epochs=2, lr=0.01)
+    lives = train(short, partial(make, servers=servers, apart=True), servers=servers, cluster=hardware(hosts=3))
+    assert sorted(lives) == list(range(4 + servers))
+    assert [bool(life.did) for life in lives.values()] == [True] * 4 + [False] * servers
+    assert all(life.strategy.server is None for life in list(lives.values())[:4])
+    assert all(torch.equal(life.replica, lives[0].replica) for life in lives.values())
+    assert lives[0].totals[-1].mean_loss < 0.7 * lives[0].totals[0].mean_loss
+
+
+def test_ps_sync_apart_is_ps_sync_to_the_bit() -> None:
+    ours = train(PROBLEM, partial(PsSync, servers=3, apart=True), servers=3, cluster=hardware(hosts=3))
+    theirs = train(PROBLEM, partial(PsSync, servers=3))
+    assert_same(theirs, ours)
+
+
 def test_ps_sync_limits_the_norm_of_the_whole_gradient() -> None:
     clipped = replace(PROBLEM, epochs=2, options=OptimizerOptions(clip_norm=0.8))
     check_sync(partial(PsSync, servers=3), clipped)
@@ -276,6 +299,8 @@ def test_psp_with_a_part_of_gradients_and_blocks(options: dict[str, Any]) -> Non
     [
         (PsSync, {"servers": 5}, r"strategy\.servers=5: must be 1 to 4"),
         (PsSync, {"servers": 0}, r"strategy\.servers=0: must be 1 to 4"),
+        (PsSync, {"servers": 4, "apart": True}, r"strategy\.servers=4: of 4 ranks, 1 to 3 can be servers apart"),
+        (Psp, {"servers": 1, "apart": True, "c": 4}, r"strategy\.c=4: must be 1 to 3"),
         (PsAsync, {"timeout": 0}, r"strategy\.timeout=0: must be above 0"),
         (PsAsync, {"bound": -1}, r"strategy\.bound=-1: must be at least 0"),
         (Psp, {"c": 5}, r"strategy\.c=5: must be 1 to 4"),

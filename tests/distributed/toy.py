@@ -84,7 +84,7 @@ class Problem:
             before = epoch * -(-len(batches) // self.learners)
             for begin in range(0, len(batches), step):
                 frames = tuple(batch.frames for batch in batches[begin : begin + step])
-                found.append(Segment(epoch, begin, begin + len(frames), len(batches), frames, before))
+                found.append(Segment(epoch, begin, begin + len(frames), len(batches), frames, before, self.learners))
         return found
 
     def rate(self, lease: Lease) -> float:

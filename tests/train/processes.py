@@ -18,17 +18,21 @@ from asr_am.train.loop import train
 from tests.train.test_virtual import OPTIONS, STRATEGIES
 
 
-def die_in_gradient(number: int) -> None:
-    """Have this process kill itself while it computes its gradient `number`, from 1."""
-    whole = Learner.backward
+def die_in(kind: type, method: str, number: int) -> None:
+    """Have this process kill itself, as `kill -9` does, in call `number`, from 1, of a method."""
+    whole = getattr(kind, method)
     calls = iter(range(1, number + 1))
 
-    def backward(learner: Learner, *arguments: Any) -> Any:
+    def fatal(self: Any, *arguments: Any) -> Any:
         if next(calls) == number:
             os.kill(os.getpid(), signal.SIGKILL)
-        return whole(learner, *arguments)
+        return whole(self, *arguments)
 
-    Learner.backward = backward  # type: ignore[method-assign]
+    setattr(kind, method, fatal)
+
+
+def die_in_gradient(number: int) -> None:
+    die_in(Learner, "backward", number)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One learner of a real team with parameter servers: python -m tests.train.served_processes STRATEGY EGS OUT KILLED.
 
-KILLED: the learner that kills itself, as `kill -9` does, in its fifth gradient; -1: nobody. Servers are beside learners
-0 and 2.
+KILLED: the rank that kills itself, a worker in its fifth gradient, a server in its fifth update; -1: nobody.
+Ranks 0 to 3 are workers, 4 and 5 servers.
 """
 
 from __future__ import annotations
@@ -15,24 +15,28 @@ from asr_am.distributed.process.ending import end_process
 from asr_am.distributed.ps_async import PsAsync
 from asr_am.distributed.ps_sync import PsSync
 from asr_am.distributed.psp import Psp
+from asr_am.distributed.server import Server
 from asr_am.errors import InputError
+from asr_am.train.gradient import Learner
 from asr_am.train.loop import train
 from asr_am.train.material import StrategyFactory
-from tests.train.processes import die_in_gradient
+from tests.train.processes import die_in
 from tests.train.test_virtual import OPTIONS
 
+WORKERS, SERVERS = 4, 2
 SERVED: dict[str, StrategyFactory] = {
-    "ps_sync": partial(PsSync, servers=2, timeout=20.0), "ps_async": partial(PsAsync, servers=2, timeout=20.0),
-    "psp": partial(Psp, servers=2, timeout=20.0, c=3, b=0.5),
+    "ps_sync": partial(PsSync, servers=SERVERS, apart=True, timeout=20.0),
+    "ps_async": partial(PsAsync, servers=SERVERS, apart=True, timeout=20.0),
+    "psp": partial(Psp, servers=SERVERS, apart=True, timeout=20.0, c=3, b=0.5),
 }  # fmt: skip
 
 if __name__ == "__main__":
     strategy, egs_dir, out, killed = sys.argv[1:]
     team = connect()
     if team.rank == int(killed) and team.incarnation == 0:
-        die_in_gradient(5)
+        die_in(*((Learner, "backward") if team.rank < WORKERS else (Server, "update")), 5)
     try:
-        train(Path(egs_dir), Path(out), OPTIONS, strategy=SERVED[strategy], team=team)
+        train(Path(egs_dir), Path(out), OPTIONS, strategy=SERVED[strategy], team=team, servers=SERVERS)
     except InputError as error:
         print(f"learner {team.rank}: {error}", file=sys.stderr)
         end_process(1)

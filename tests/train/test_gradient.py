@@ -34,7 +34,7 @@ def make_learner(egs_dir: Path, **options: object) -> Learner:
 
 def rounds(plan: Plan, rank: int = 0, size: int = 1, begin: int = 0) -> Rounds:
     frames = [int(plan.frames_N[plan.chunks(n)].sum()) for n in range(begin, len(plan))]
-    segment = Segment(plan.epoch, begin, len(plan), len(plan), tuple(frames), updates_before=0)
+    segment = Segment(plan.epoch, begin, len(plan), len(plan), tuple(frames), updates_before=0, learners=1)
     return Rounds(segment, rank, size, Alone().gather)
 
 

@@ -17,7 +17,7 @@ from asr_am.distributed.process.buffers import Buffers
 from asr_am.distributed.process.roster import Roster
 from asr_am.distributed.process.waiting import Waiting
 from asr_am.distributed.process.wire import FIRST_CLOCK, PIECE, Header
-from asr_am.distributed.team import Letter, Usage
+from asr_am.distributed.team import Letter, Usage, fits
 
 
 class Credit(NamedTuple):
@@ -133,7 +133,7 @@ class Inbox:
             self.refuse()
             self.owed[header.source].append(_credit(header))
             return
-        elif self._accepted.get(header.tag) != header.lengths or header.clock < clock:
+        elif not fits(header.lengths, self._accepted.get(header.tag)) or header.clock < clock:
             self._refuse_letter(old, header)
             return
         stream = Stream(header, Phase.FILLING, clock, self._buffers.take(sum(header.lengths)))

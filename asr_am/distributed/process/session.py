@@ -129,7 +129,7 @@ class Session:
                 "left behind; read the last checkpoint again"
             ))  # fmt: skip
             return
-        table = self._tables.setdefault(place, LeaseTable(segment, self._size))
+        table = self._tables.setdefault(place, LeaseTable(segment))
         if table.segment != segment:
             raise RuntimeError(f"learner {rank} disagrees about the segment at epoch, batch {place}: {segment}")
         if not seat.joined:

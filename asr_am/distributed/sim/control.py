@@ -68,7 +68,7 @@ class Control:
         """The one table of a segment."""
         place = (segment.epoch, segment.begin)
         if place not in self._tables:
-            self._tables[place] = LeaseTable(segment, len(self._members))
+            self._tables[place] = LeaseTable(segment)
         if self._tables[place].segment != segment:
             raise RuntimeError(f"learners disagree about the segment at {place}")
         return self._tables[place]

@@ -48,7 +48,7 @@ def time_epoch(
     """
     if workload.bytes is None or workload.seconds_per_batch is None:
         raise InputError(f"workload {workload.name}: timing an epoch without a model needs bytes and seconds_per_batch")
-    segment = Segment(0, 0, batches, batches, (1,) * batches, updates_before=0)
+    segment = Segment(0, 0, batches, batches, (1,) * batches, updates_before=0, learners=learners)
     cluster = SimCluster(hardware, workload, learners, seed, model_elements=elements)
 
     def live(team: SimTeam) -> None:

@@ -14,7 +14,7 @@ from asr_am.distributed.cluster import Faults
 from asr_am.distributed.sim.member import Member
 from asr_am.distributed.sim.network import Network
 from asr_am.distributed.sim.scheduler import Scheduler, Signal
-from asr_am.distributed.team import Letter
+from asr_am.distributed.team import Letter, fits
 
 FLOAT_BYTES = 4
 
@@ -159,7 +159,7 @@ class Mail:
         if not receiver.alive or receiver.incarnation != channel.incarnations[1]:
             return
         lengths = tuple(len(tensor) for tensor in letter.tensors)
-        if sender.incarnation != channel.incarnations[0] or inbox.accepted.get(letter.tag) != lengths:
+        if sender.incarnation != channel.incarnations[0] or not fits(lengths, inbox.accepted.get(letter.tag)):
             receiver.usage.refused += 1
             self._free(channel)
             return

@@ -35,7 +35,7 @@ def stats(lease: Lease) -> Stats:
 
 
 def segment(epoch: int, batches: int) -> Segment:
-    return Segment(epoch, 0, batches, batches, (2,) * batches, epoch * batches)
+    return Segment(epoch, 0, batches, batches, (2,) * batches, epoch * batches, 1)
 
 
 def in_step() -> None:

@@ -57,7 +57,7 @@ class Table:
 
 
 def segment(epoch: int = 0, batches: int = 4) -> Segment:
-    return Segment(epoch, 0, batches, batches, (10,) * batches, 0)
+    return Segment(epoch, 0, batches, batches, (10,) * batches, 0, 2)
 
 
 def test_all_are_told_of_all_once_all_have_come() -> None:

@@ -38,7 +38,7 @@ def run(main: Callable[[SimTeam], T], learners: int = 4, **changes: Any) -> dict
 
 
 def segment(batches: int, begin: int = 0, epoch: int = 0) -> Segment:
-    return Segment(epoch, begin, begin + batches, 100, (10,) * batches, 0)
+    return Segment(epoch, begin, begin + batches, 100, (10,) * batches, 0, 4)
 
 
 def stats(lease: Lease | None = None, frames: float = 10.0) -> Stats:
