@@ -22,6 +22,8 @@ from asr_am.distributed.server import LOOK, Reach, Server
 from asr_am.distributed.strategy import Gradient, Stats, Strategy
 from asr_am.distributed.team import LearnerLost
 
+INSIST = 5.0  # seconds until a server asks the others again for their parts of the norm
+
 
 class PsSync(Served):
     name = "ps_sync"
@@ -49,8 +51,17 @@ class SyncServer(Server):
     def __init__(self, reach: Reach, index: int, w: Tensor, options: OptimizerOptions) -> None:
         super().__init__(reach, index, w, options)
         self._pushes: dict[int, Push] = {}
+        self._squares: dict[tuple[int, int], Tensor] = {}  # of g_i, by step and rank
+        self._heard = self.team.event()
         if options.clip_norm > 0:
             self.team.accept("norm", 2)
+            self.team.accept("norm wanted")
+
+    def start(self) -> None:
+        super().start()
+        if self.options.clip_norm > 0:
+            self.team.spawn(self._hear, "server: norm")
+            self.team.spawn(self._repeat, "server: norm wanted")
 
     def receive(self, push: Push) -> None:
         if push.t != self.t:
@@ -84,14 +95,38 @@ class SyncServer(Server):
 
     def _norm(self) -> Tensor:
         """Of the whole mean gradient: the squares of all blocks, added in their order by every server."""
-        own = self.g.double().square().sum().reshape(1)
-        others = [rank for rank in self.reach.blocks.ranks if rank != self.team.rank]
-        for rank in others:
-            self.team.post(rank, "norm", self.t, own.view(torch.float32))
-        squares = {self.team.rank: own}
-        for rank in others:
-            letter = self.team.collect("norm", source=rank)
-            if letter is None:
-                raise LearnerLost(rank, "died, and strategy=ps_sync needs its part of the norm")
-            squares[rank] = letter.tensors[0].clone().view(torch.float64)
-        return torch.cat([squares[rank] for rank in sorted(squares)]).sum().sqrt().float()
+        t, ranks = self.t, self.reach.blocks.ranks
+        self._squares[t, self.team.rank] = self.g.double().square().sum().reshape(1)
+        for rank in ranks:
+            self._tell(rank, t)
+        while missing := [rank for rank in ranks if (t, rank) not in self._squares]:
+            self._heard.clear()
+            if all((t, rank) in self._squares for rank in missing) or self._heard.wait(INSIST):
+                continue
+            for rank in missing:
+                if rank not in self.team.alive():
+                    raise LearnerLost(rank, "died, and strategy=ps_sync needs its part of the norm")
+                self.team.post(rank, "norm wanted", t)
+        for old in [key for key in self._squares if key[0] < t - 1]:  # others may be a step behind, and ask
+            del self._squares[old]
+        return torch.cat([self._squares[t, rank] for rank in ranks]).sum().sqrt().float()
+
+    def _tell(self, rank: int, t: int) -> None:
+        """This server's part of the norm in step t."""
+        if rank != self.team.rank:
+            self.team.post(rank, "norm", t, self._squares[t, self.team.rank].view(torch.float32))
+
+    def _hear(self) -> None:
+        """The others' parts of the norm."""
+        while True:
+            letter = self.team.collect("norm")
+            if letter is not None:
+                self._squares[letter.clock, letter.source] = letter.tensors[0].clone().view(torch.float64)
+                self._heard.set()
+
+    def _repeat(self) -> None:
+        """Tell again whom a letter has not reached; who asks for a step to come is told then."""
+        while True:
+            letter = self.team.collect("norm wanted")
+            if letter is not None and (letter.clock, self.team.rank) in self._squares:
+                self._tell(letter.source, letter.clock)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asr_am.distributed.blocks import Blocks
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.optimizer import Optimizer
+from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.ps_async import PsAsync
 from asr_am.distributed.ps_sync import PsSync
 from asr_am.distributed.psp import Psp
@@ -106,6 +106,17 @@ def test_what_the_network_loses_is_sent_again(make: Callable[..., Strategy]) -> 
         assert staleness == [64, 64]
     else:
         assert torch.equal(lives[0].replica, whole[0].replica)
+
+
+def test_parts_of_the_norm_that_the_network_loses_are_told_again() -> None:
+    clipped = replace(PROBLEM, batches=32, epochs=1, options=OptimizerOptions(momentum=0.9, clip_norm=0.8))
+    lossy = hardware(faults={"lost_share": 0.1})
+    make = partial(PsSync, servers=3, timeout=3.0)
+    whole, lives = (train(clipped, make, cluster=on) for on in (hardware(), lossy))
+    assert all(torch.equal(life.replica, whole[0].replica) for life in lives.values())
+    assert lives[0].strategy.team.now() > whole[0].strategy.team.now() + 5.0, (
+        "something was waited for, and asked again"
+    )
 
 
 # mistakes
