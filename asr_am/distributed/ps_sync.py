@@ -12,6 +12,8 @@ A worker without data in the last round is not waited for. A learner that dies e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -48,18 +50,24 @@ class PsSync(Served):
 
 
 class SyncServer(Server):
+    """It holds no lock while it waits for the others' parts of the norm: they may wait for what a worker of this rank
+    has to push again.
+    """
+
     def __init__(self, reach: Reach, index: int, w: Tensor, options: OptimizerOptions) -> None:
         super().__init__(reach, index, w, options)
         self._pushes: dict[int, Push] = {}
+        self._rate: float | None = None  # of the step whose g_i is there
         self._squares: dict[tuple[int, int], Tensor] = {}  # of g_i, by step and rank
-        self._heard = self.team.event()
-        if options.clip_norm > 0:
+        self._asked = 0.0  # when the others were told of a norm, or asked
+        self._clips = options.clip_norm > 0
+        if self._clips:
             self.team.accept("norm", 2)
             self.team.accept("norm wanted")
 
     def start(self) -> None:
         super().start()
-        if self.options.clip_norm > 0:
+        if self._clips:
             self.team.spawn(self._hear, "server: norm")
             self.team.spawn(self._repeat, "server: norm wanted")
 
@@ -69,64 +77,76 @@ class SyncServer(Server):
         self._pushes[push.worker] = push
 
     def advance(self) -> None:
-        if not self._pushes:
-            return
+        if self._pushes and self._all_came():
+            pushes = list(self._pushes.values())
+            self._pushes = {}
+            self.team.charge("averaging", len(pushes) * len(self.g))
+            mean_gradient(self.g, pushes)  # g_i
+            self._rate = rate_of(pushes)
+            if self._clips:
+                self._squares[self.t, self.team.rank] = self.g.double().square().sum().reshape(1)
+                self._tell(self._others(), self.t)
+        if self._rate is not None and (not self._clips or self._clipped()):
+            self.update(self._rate)  # w_i^{t+1}
+            self._rate = None
+            self.broadcast()
+
+    def _all_came(self) -> bool:
         missing = [j for j in self.reach.workers if j not in self._pushes and self.away.get(j, self.t + 1) > self.t]
+        self._require_alive(missing, "waits for the gradients of all")
+        return not missing
+
+    def _require_alive(self, ranks: Sequence[int], why: str) -> None:
         alive = self.team.alive()
-        for j in missing:
-            if j not in alive:
-                raise LearnerLost(j, "died, and strategy=ps_sync waits for the gradients of all")
-        if missing:
-            return
-        pushes = list(self._pushes.values())
-        self._pushes = {}
-        self.team.charge("averaging", len(pushes) * len(self.g))
-        mean_gradient(self.g, pushes)  # g_i
-        if self.options.clip_norm > 0:
-            clip(self.g, self._norm(), self.options.clip_norm)
-        self.update(rate_of(pushes))  # w_i^{t+1}
-        self.broadcast()
+        for rank in ranks:
+            if rank not in alive:
+                raise LearnerLost(rank, f"died, and strategy=ps_sync {why}")
 
     def patience(self) -> float | None:
-        return LOOK if self._pushes else None
+        return LOOK if self._pushes or self._rate is not None else None
 
     def forget(self) -> None:
         self._pushes.clear()
 
-    def _norm(self) -> Tensor:
-        """Of the whole mean gradient: the squares of all blocks, added in their order by every server."""
-        t, ranks = self.t, self.reach.blocks.ranks
-        self._squares[t, self.team.rank] = self.g.double().square().sum().reshape(1)
-        for rank in ranks:
-            self._tell(rank, t)
-        while missing := [rank for rank in ranks if (t, rank) not in self._squares]:
-            self._heard.clear()
-            if all((t, rank) in self._squares for rank in missing) or self._heard.wait(INSIST):
-                continue
-            for rank in missing:
-                if rank not in self.team.alive():
-                    raise LearnerLost(rank, "died, and strategy=ps_sync needs its part of the norm")
-                self.team.post(rank, "norm wanted", t)
-        for old in [key for key in self._squares if key[0] < t - 1]:  # others may be a step behind, and ask
-            del self._squares[old]
-        return torch.cat([self._squares[t, rank] for rank in ranks]).sum().sqrt().float()
+    # the norm of the whole mean gradient: the squares of all blocks, added in their order by every server
 
-    def _tell(self, rank: int, t: int) -> None:
-        """This server's part of the norm in step t."""
-        if rank != self.team.rank:
+    def _others(self) -> list[int]:
+        return [rank for rank in self.reach.blocks.ranks if rank != self.team.rank]
+
+    def _clipped(self) -> bool:
+        """Limit g_i, once the others' parts of the norm are known."""
+        missing = [rank for rank in self._others() if (self.t, rank) not in self._squares]
+        if missing:
+            self._require_alive(missing, "needs its part of the norm")
+            if self.team.now() >= self._asked + INSIST:
+                self._asked = self.team.now()
+                for rank in missing:
+                    self.team.post(rank, "norm wanted", self.t)
+            return False
+        norm = torch.cat([self._squares[self.t, rank] for rank in self.reach.blocks.ranks]).sum().sqrt()
+        clip(self.g, norm.float(), self.options.clip_norm)
+        for old in [key for key in self._squares if key[0] < self.t]:  # the last step's stay: others may still ask
+            del self._squares[old]
+        return True
+
+    def _tell(self, ranks: Sequence[int], t: int) -> None:
+        self._asked = self.team.now()
+        for rank in ranks:
             self.team.post(rank, "norm", t, self._squares[t, self.team.rank].view(torch.float32))
 
     def _hear(self) -> None:
-        """The others' parts of the norm."""
         while True:
             letter = self.team.collect("norm")
             if letter is not None:
-                self._squares[letter.clock, letter.source] = letter.tensors[0].clone().view(torch.float64)
-                self._heard.set()
+                with self.lock:
+                    self._squares[letter.clock, letter.source] = letter.tensors[0].clone().view(torch.float64)
+                    self.advance()
 
     def _repeat(self) -> None:
         """Tell again whom a letter has not reached; who asks for a step to come is told then."""
         while True:
             letter = self.team.collect("norm wanted")
-            if letter is not None and (letter.clock, self.team.rank) in self._squares:
-                self._tell(letter.source, letter.clock)
+            if letter is not None:
+                with self.lock:
+                    if (letter.clock, self.team.rank) in self._squares:
+                        self._tell([letter.source], letter.clock)
