@@ -22,8 +22,8 @@ usage: recipes/$corpus/run.sh [options] [hydra.override=value ...]
   --nj N           parallel jobs (default: number of processors)
   --data-dir DIR   where the corpus lies, for corpora that are not generated or downloaded
   --help           this text
-stages: 0 data, 1 lang, 2 features, 3 align, 4 speaker, 5 egs, 6 train, 7 decode, 9 score, 10 report
-        (8 rescore is reserved)
+stages: 0 data, 1 lang, 2 features, 3 align, 4 speaker, 5 egs, 6 train, 7 decode,
+        8 rescore (with rescore=true), 9 score, 10 report
 Overrides are those of conf/, e.g. model.cells=256 train.batch_size=512; lists sweep: seed=1,2,3 model.layers=2,3
 END
 }

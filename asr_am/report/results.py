@@ -75,11 +75,14 @@ class Family:
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """lm/<name>/lm.json. ngrams: how many of each order. dev_oov: of the dev_words, outside the model's vocabulary."""
+    """lm/<name>/lm.json. ngrams: how many of each order; parameters: of a recurrent model, which has no n-grams.
+    dev_oov: of the dev_words, outside the model's vocabulary.
+    """
 
     name: str
     source: str
     ngrams: Sequence[int]
+    parameters: int
     dev_perplexity: float
     dev_words: int
     dev_oov: int
@@ -191,7 +194,8 @@ def _read_language_model(path: Path) -> LanguageModel:
         return LanguageModel(
             name=str(content["name"]),
             source=str(content["source"]),
-            ngrams=[int(count) for count in content["ngrams"]],
+            ngrams=[int(count) for count in content.get("ngrams", [])],
+            parameters=int(content.get("parameters", 0)),
             dev_perplexity=float(content["dev_perplexity"]),
             dev_words=int(content["dev_words"]),
             dev_oov=int(content["dev_oov"]),

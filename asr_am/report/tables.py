@@ -99,9 +99,9 @@ def language_models(models: Sequence[LanguageModel]) -> str:
     """One line per LM: what it was made from and its perplexity on the dev transcripts."""
     rows = []
     for model in models:
-        ngrams = " + ".join(f"{count:,}" for count in model.ngrams)
+        size = " + ".join(f"{count:,}" for count in model.ngrams) or f"{model.parameters:,} parameters"
         outside = f"{model.dev_oov:,} of {model.dev_words:,}"
-        rows.append([model.name, model.source, ngrams, f"{model.dev_perplexity:.1f}", outside])
+        rows.append([model.name, model.source, size, f"{model.dev_perplexity:.1f}", outside])
     return markdown(["LM", "made from", "n-grams", "dev perplexity", "dev words outside"], rows)
 
 

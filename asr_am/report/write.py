@@ -10,6 +10,7 @@ from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.report import tables
 from asr_am.report.plots import plot_heldout, plot_wer
+from asr_am.report.rescored import rescored_sections
 from asr_am.report.results import Family, group_by_seed, read_language_models, read_scores
 from asr_am.report.runs import TrainingRun, read_training_runs
 from asr_am.report.significance import Versus, against_baseline
@@ -46,6 +47,7 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
             tables.by_run(scores),
             *_training_section(runs),
             *strategy_sections(runs, scores, out, "report/"),
+            *rescored_sections(corpus_dir, families),
             "## Language models",
             tables.language_models(models),
         ]

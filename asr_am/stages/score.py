@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig
 
 from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.rescore import mixture_name
 from asr_am.stages.systems import SystemPlan, language_models, plans
 from asr_am.stages.unit import Unit, git_commit
 
@@ -26,19 +27,22 @@ log = logging.getLogger(__name__)
 
 
 def units(cfg: DictConfig) -> list[Unit]:
-    """One unit per system and LM."""
+    """One unit per system and LM, and where rescoring is on, per system and mixture."""
     root = corpus_dir(cfg)
     made = []
+    options = values(cfg.score) | {"grid": [list(cfg.decode.lm_weights), list(cfg.decode.insertion_penalties)]}
     for system in plans(cfg):
-        for lm in language_models(cfg):
-            run = f"{system.name}_{lm}"
-            options = values(cfg.score) | {"grid": [list(cfg.decode.lm_weights), list(cfg.decode.insertion_penalties)]}
-            work = partial(score_run, root, run, system, lm, options, cfg.nj)
-            made.append(Unit(root / "score" / run, [root / "data", root / "decode" / run], options, work))
+        for name in language_models(cfg):
+            lms = {"decode": name} | ({"rescore": mixture_name(cfg, name)} if cfg.rescore else {})
+            for part, lm in lms.items():
+                run = f"{system.name}_{lm}"
+                words = root / part / run
+                work = partial(score_run, root, words, system, lm, options, cfg.nj)
+                made.append(Unit(root / "score" / run, [root / "data", words], options, work))
     return made
 
 
-def score_run(root: Path, run: str, plan: SystemPlan, lm: str, options: dict, jobs: int, out: Path) -> None:
+def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict, jobs: int, out: Path) -> None:
     """Choose on dev, score test, write table, errors, wer.json and segments.json."""
     from asr_am.decode.decode import ctm_name
     from asr_am.decode.paths import Weights
@@ -47,16 +51,17 @@ def score_run(root: Path, run: str, plan: SystemPlan, lm: str, options: dict, jo
     from asr_am.score.output import write_alignments, write_table
     from asr_am.score.score import Reference, Score
 
+    run = words.name
     glm = root / "data/en.glm"
     rules = glm if glm.exists() else None
     lm_weights, penalties = options["grid"]
     grid = [Weights(lm_weight, penalty) for lm_weight in lm_weights for penalty in penalties]
     dev = Reference(root / "data/dev/ref.stm", rules, {})
-    ctms = [root / "decode" / run / "ctm" / ctm_name("dev", weights) for weights in grid]
+    ctms = [words / "ctm" / ctm_name("dev", weights) for weights in grid]
     totals = parallel_map(partial(count_errors, dev), ctms, jobs, f"scoring {run} on dev")
     best = choose(grid, [errors for errors, _ in totals])
     test = Reference(root / "data/test/ref.stm", rules, options["subsets"])
-    score = test.score(root / "decode" / run / "ctm" / ctm_name("test", grid[best]))
+    score = test.score(words / "ctm" / ctm_name("test", grid[best]))
     score = Score(score.segments, {name: score.subsets[name] for name in options["subsets"]})  # not the STM's labels
     dev_errors, dev_words = totals[best]
     head = {

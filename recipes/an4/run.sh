@@ -11,5 +11,6 @@ stage 4 speaker
 stage 5 egs
 stage 6 train seed=1,2,3
 stage 7 decode seed=1,2,3
+stage 8 rescore seed=1,2,3
 stage 9 score seed=1,2,3
 stage 10 report

@@ -11,5 +11,6 @@ stage 4 speaker
 stage 5 egs
 stage 6 train
 stage 7 decode
+stage 8 rescore
 stage 9 score
 stage 10 report

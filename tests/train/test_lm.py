@@ -108,8 +108,7 @@ def test_a_killed_run_ends_with_the_same_bits(trained: LmRun, tmp_path: Path, st
     assert again.cursor.perplexities == whole.cursor.perplexities
     for a, b in zip(again.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(a, b)
-    for name in ("metrics.jsonl",):
-        assert (tmp_path / "cut" / name).read_text() == (tmp_path / "whole" / name).read_text()
+    assert (tmp_path / "cut/metrics.jsonl").read_text() == (tmp_path / "whole/metrics.jsonl").read_text()
 
 
 def test_a_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -126,7 +125,7 @@ def test_a_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda o: replace(o, optimizer="adagrad", rate=0.3, model=replace(o.model, samples=4, sparse=True)),
+        lambda o: replace(o, optimizer="adagrad", rate=0.05, model=replace(o.model, samples=4, sparse=True)),
         lambda o: replace(o, model=replace(o.model, samples=8, tied=True)),
     ],
     ids=["sampled, sparse, adagrad", "sampled, tied, adam"],
@@ -135,7 +134,7 @@ def test_sampled_softmax_trains_too(tmp_path: Path, change: Callable[[LmOptions]
     run = run_in(tmp_path / "lm", change(OPTIONS))
     before = run.dev.perplexity(run.model, run.units)
     run.train()
-    assert min(run.cursor.perplexities) < 0.6 * before
+    assert min(run.cursor.perplexities) < 0.7 * before
 
 
 def test_pieces_train_too(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""Word probabilities of n-gram models, linear mixtures of two models, and perplexity from word probabilities.
+
+A text is a list of sentences; its log-probabilities are natural, one float64 array a sentence: each word's, then that
+of the sentence's end. Perplexity counts as `asr_am.lang.arpa.perplexity` does: sentence ends are counted, words outside
+the vocabulary are not, but stand in the history as `<unk>`.
+
+Shapes: N words and sentence ends of a text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from scipy.special import expit
+
+from asr_am.lang.arpa import Arpa
+
+Sentences = Sequence[Sequence[str]]
+LEAST = Arpa.ZERO * math.log(10.0)  # log-probability of what a model rules out
+ITERATIONS = 100
+
+
+def ngram_logprobs(arpa: Arpa, sentences: Sentences) -> list[np.ndarray]:
+    """Of every word under an n-gram model; a word that it lacks has `LEAST`."""
+    found = []
+    for sentence in sentences:
+        history, logprobs = ["<s>"], []
+        for word in [*sentence, "</s>"]:
+            logprobs.append(arpa.logprob(history, word))
+            history = [*history[-arpa.order :], word]
+        found.append(np.maximum(np.array(logprobs) * math.log(10.0), LEAST))
+    return found
+
+
+def counted(sentences: Sentences, vocabulary: Collection[str]) -> np.ndarray:
+    """bool [words and ends of all sentences]: which of them perplexity counts."""
+    known = set(vocabulary) - {"<unk>"}
+    flags = [[*(word in known for word in sentence), True] for sentence in sentences]
+    return np.array([flag for sentence in flags for flag in sentence], dtype=bool)
+
+
+def perplexity(logprobs: Sequence[np.ndarray], counted_N: np.ndarray) -> float:
+    """NaN for a text without sentences."""
+    if not counted_N.any():
+        return math.nan
+    return float(np.exp(-np.concatenate(logprobs)[counted_N].mean()))
+
+
+def mixed(first: Sequence[np.ndarray], second: Sequence[np.ndarray], weight: float) -> list[np.ndarray]:
+    """log(weight x first + (1 - weight) x second), word by word; weight from 0 to 1."""
+    if weight in (0.0, 1.0):
+        return list(first if weight else second)
+    log_first, log_second = math.log(weight), math.log1p(-weight)
+    return [np.logaddexp(log_first + a, log_second + b) for a, b in zip(first, second, strict=True)]
+
+
+def best_weight(first: Sequence[np.ndarray], second: Sequence[np.ndarray], counted_N: np.ndarray) -> float:
+    """The weight of `first` with which the mixture has the lowest perplexity on this text, by EM."""
+    a_N, b_N = (np.concatenate(logprobs)[counted_N] for logprobs in (first, second))
+    weight = 0.5
+    for _ in range(ITERATIONS):
+        odds_N = math.log(weight) + a_N - math.log1p(-weight) - b_N
+        weight = min(max(float(expit(odds_N).mean()), 1e-6), 1 - 1e-6)
+    return weight

@@ -1,0 +1,66 @@
+"""Log-probabilities of the words of sentences under a recurrent language model, by its full softmax.
+
+Shapes: B sentences, T units, N units of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asr_am.lang.units import BOUNDARY, Units
+from asr_am.model.lstm_lm import LstmLm
+
+POSITIONS = 4096  # of a batch, padding included, unless one sentence has more
+LOGITS = 1 << 25  # at once: 128 MB
+
+
+def word_logprobs(model: LstmLm, units: Units, sentences: Sequence[Sequence[str]]) -> list[np.ndarray]:
+    """For each sentence float64 [words + 1]: natural log P(word | words before), last that of the sentence's end.
+
+    A word of several units has the sum of theirs. A word without a spelling has the probability of `<unk>`.
+    """
+    spelled = [[*(units.of(word) for word in sentence), (BOUNDARY,)] for sentence in sentences]
+    lengths = [sum(map(len, words)) for words in spelled]
+    result: list[np.ndarray] = [np.zeros(0)] * len(sentences)
+    with torch.inference_mode():
+        for batch in _batches(lengths):
+            rows = [[unit for word in spelled[i] for unit in word] for i in batch]
+            for i, unit_N in zip(batch, _unit_logprobs(model, rows), strict=True):
+                starts = [0, *accumulate(len(word) for word in spelled[i])][:-1]
+                result[i] = np.add.reduceat(unit_N, starts)
+    return result
+
+
+def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Sentences of about equal length together, as their indices."""
+    batch: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if batch and (len(batch) + 1) * lengths[i] > POSITIONS:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def _unit_logprobs(model: LstmLm, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """float64 log-probabilities of the units of each row, whose last is the BOUNDARY."""
+    device = model.embedding.weight.device
+    longest = max(map(len, rows))
+    target_BT = torch.tensor([[*row, *[BOUNDARY] * (longest - len(row))] for row in rows], device=device)
+    input_BT = torch.roll(target_BT, 1, dims=1)
+    input_BT[:, 0] = BOUNDARY
+    h_NP, target_N = model.hidden(input_BT).flatten(0, 1), target_BT.flatten()
+    step = max(1, LOGITS // model.size)
+    parts: list[Tensor] = []
+    for first in range(0, len(target_N), step):
+        logits = model.logits(h_NP[first : first + step])
+        true = logits.gather(1, target_N[first : first + step, None])[:, 0]
+        parts.append(true - torch.logsumexp(logits, dim=1))
+    logprob_BT = torch.cat(parts).view(target_BT.shape).double().cpu().numpy()
+    return [logprob_BT[b, : len(row)] for b, row in enumerate(rows)]

@@ -1,0 +1,90 @@
+"""Recurrent language model: embeddings, LSTM with a recurrent projection, softmax over all units or sampled ones.
+
+Jozefowicz et al., "Exploring the limits of language modeling" (2016), as trained by Parallax (section 6): one layer of
+2,048 cells projected to 512. The projection is that of Sak et al. (2014), torch's `proj_size`.
+
+Shapes: B sentences, T units, N positions that count, P projection, V units.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from asr_am.errors import InputError
+from asr_am.model.sampled_softmax import LogUniform, sampled_loss
+
+IGNORED = -1  # target of a position that does not count
+warnings.filterwarnings("ignore", message="LSTM with projections is not supported with oneDNN")
+
+
+@dataclass(frozen=True)
+class LstmLmOptions:
+    """samples: of the sampled softmax; 0: the full one. tied: input and output embeddings are one. sparse: gradients of
+    embeddings hold the rows that a batch looked up, for vocabularies so large that the others must not be touched.
+    """
+
+    embedding: int = 128
+    layers: int = 1
+    cells: int = 256
+    projection: int = 128
+    dropout: float = 0.0
+    samples: int = 0
+    tied: bool = False
+    sparse: bool = False
+
+    def __post_init__(self) -> None:
+        """InputError where a value is out of range, or two contradict each other."""
+        if min(self.embedding, self.layers, self.cells, self.projection) < 1:
+            raise InputError("lm.model: embedding, layers, cells and projection must be at least 1")
+        if self.projection >= self.cells:
+            raise InputError(f"lm.model.projection={self.projection}: must be below cells={self.cells}")
+        if not 0 <= self.dropout < 1 or self.samples < 0:
+            raise InputError("lm.model: dropout must be at least 0 and below 1, samples not negative")
+        if self.tied and self.embedding != self.projection:
+            raise InputError("lm.model.tied: embedding and projection must be equal")
+        if self.sparse and not self.samples:
+            raise InputError("lm.model.sparse: the full softmax touches all rows; give a number of samples")
+
+
+class LstmLm(nn.Module):
+    """Predicts each unit of a sentence, its end included, from those before."""
+
+    def __init__(self, options: LstmLmOptions, size: int) -> None:
+        """size: number of units. Random weights, of torch's generator."""
+        super().__init__()
+        if options.samples > size:
+            raise InputError(f"lm.model.samples={options.samples}: there are {size} units; 0 is the full softmax")
+        self.options, self.size = options, size
+        self.embedding = nn.Embedding(size, options.embedding, sparse=options.sparse)
+        self.lstm = nn.LSTM(
+            options.embedding, options.cells, options.layers, proj_size=options.projection, batch_first=True,
+            dropout=options.dropout if options.layers > 1 else 0.0,
+        )  # fmt: skip
+        self.dropout = nn.Dropout(options.dropout)
+        self.output = self.embedding if options.tied else nn.Embedding(size, options.projection, sparse=options.sparse)
+        self.bias = nn.Embedding(size, 1, sparse=options.sparse)
+        nn.init.normal_(self.embedding.weight, std=0.1)
+        nn.init.normal_(self.output.weight, std=0.1)
+        nn.init.zeros_(self.bias.weight)
+
+    def forward(self, input_BT: Tensor, target_BT: Tensor) -> Tensor:
+        """Mean loss in nats over the positions that count: the sampled one in training, where there are samples."""
+        h_BTP = self.dropout(self.hidden(input_BT))
+        counts_BT = target_BT != IGNORED
+        h_NP, target_N = h_BTP[counts_BT], target_BT[counts_BT]
+        if self.training and self.options.samples:
+            sampled_S, draws = LogUniform(self.size).sample(self.options.samples)
+            return sampled_loss(h_NP, target_N, self.output, self.bias, sampled_S, draws)
+        return functional.cross_entropy(self.logits(h_NP), target_N)
+
+    def hidden(self, input_BT: Tensor) -> Tensor:
+        """[B, T, P], from the start of each sentence."""
+        return self.lstm(self.dropout(self.embedding(input_BT)))[0]
+
+    def logits(self, h_NP: Tensor) -> Tensor:
+        """[N, V], not normalised."""
+        return functional.linear(h_NP, self.output.weight, self.bias.weight[:, 0])

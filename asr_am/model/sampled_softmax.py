@@ -1,0 +1,77 @@
+"""Sampled softmax: the loss of a large vocabulary from its true word and a few that are drawn.
+
+As in the language model of Jozefowicz et al., "Exploring the limits of language modeling" (2016, section 3.1), which
+Parallax trains, with TensorFlow's log-uniform candidate sampler:
+
+    draw      word k (by falling frequency, from 0) with P(k) = log((k+2)/(k+1)) / log(V+1), until S are distinct
+    expect    Q(k) = 1 - (1 - P(k))^n, n the number of draws that took: how often k is among the S
+    logits    o(k) - log Q(k), of the true word and of the samples; a sample that is the true word does not count
+    loss      cross entropy of the true word among these
+
+Given the candidates, exp(o(k)) / Q(k) is in proportion to the probability that k of all of them is the true one, so the
+loss is least where softmax(o) is the truth, as that of the full softmax is; with Q left out, frequent words, which are
+often among the samples, would come out too improbable. With S near V it is the full softmax.
+
+Shapes: N positions, S samples, P projection, V words.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from asr_am.errors import InputError
+
+
+class LogUniform:
+    """Draws distinct words with frequencies near to Zipf's law; uses torch's default generator of the CPU."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def log_expected(self, word: Tensor, draws: int) -> Tensor:
+        """log Q of words [...]: the probability to be among the samples, given how many draws they took."""
+        k = word.double()
+        probability = torch.log1p(1.0 / (k + 1.0)) / math.log(self.size + 1.0)
+        return torch.log(-torch.expm1(draws * torch.log1p(-probability))).float()
+
+    def sample(self, count: int) -> tuple[Tensor, int]:
+        """(int64 [count], all distinct; number of draws until there were so many)."""
+        if not 0 < count <= self.size:
+            raise InputError(f"lm.model.samples={count}: must be from 1 to {self.size}, the number of units")
+        drawn = torch.zeros(0, dtype=torch.int64)
+        while True:
+            drawn = torch.cat([drawn, self._draw(2 * count)])
+            distinct, place = torch.unique(drawn, return_inverse=True)
+            if len(distinct) >= count:
+                first = torch.full_like(distinct, len(drawn))
+                first.scatter_reduce_(0, place, torch.arange(len(drawn)), "amin")
+                order = torch.argsort(first)[:count]
+                return distinct[order], int(first[order[-1]]) + 1
+
+    def _draw(self, count: int) -> Tensor:
+        """Words by the inverse of their distribution function, log(k+1) / log(V+1)."""
+        uniform = torch.rand(count, dtype=torch.float64)
+        word = torch.exp(uniform * math.log(self.size + 1.0)).long() - 1
+        return word.clamp_(max=self.size - 1)
+
+
+def sampled_loss(
+    h_NP: Tensor, target_N: Tensor, weight: nn.Embedding, bias: nn.Embedding, sampled_S: Tensor, draws: int
+) -> Tensor:
+    """Mean loss over positions, in nats. weight [V, P] and bias [V, 1] are looked up, so their gradients can be sparse.
+
+    sampled_S, draws: from `LogUniform.sample`, for all positions the same.
+    """
+    sampler = LogUniform(weight.num_embeddings)
+    count = len(target_N)
+    rows = torch.cat([target_N, sampled_S.to(target_N.device)])
+    weight_RP, bias_R = weight(rows), bias(rows)[:, 0] - sampler.log_expected(rows, draws)
+    true_N = (h_NP * weight_RP[:count]).sum(dim=1) + bias_R[:count]
+    others_NS = torch.addmm(bias_R[count:], h_NP, weight_RP[count:].t())
+    others_NS = others_NS.masked_fill(target_N[:, None] == rows[None, count:], -math.inf)
+    logits = torch.cat([true_N[:, None], others_NS], dim=1)
+    return functional.cross_entropy(logits, torch.zeros_like(target_N))

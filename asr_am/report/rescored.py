@@ -1,0 +1,76 @@
+"""What the recurrent LM brought: perplexities of the mixtures, and each rescored system against its n-gram alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from asr_am.errors import InputError
+from asr_am.report import tables
+from asr_am.report.results import Family, explain, read_json
+from asr_am.report.significance import Versus, compare
+
+MODELS = ("ngram", "lstm", "mixture")
+SETS = ("dev", "test")
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Of one n-gram LM with the recurrent one, which has `weight`. perplexities: set -> those of `MODELS`."""
+
+    name: str
+    weight: float
+    perplexities: Mapping[str, Sequence[float]]
+
+
+def rescored_sections(corpus_dir: Path, families: Sequence[Family]) -> list[str]:
+    """The section on rescoring; nothing where no scored system was rescored. InputError for a broken rescore.json."""
+    rescored = [family for family in families if _record(corpus_dir, family).parent.is_dir()]
+    mixtures = {family.lm: _read_mixture(_record(corpus_dir, family), family.lm) for family in rescored}
+    if not mixtures:
+        return []
+    return [
+        "## Rescored by the recurrent LM",
+        "n-best lists under the linear mixture of n-gram and recurrent LM, its weight chosen on dev. Perplexity per "
+        "word and sentence end, words outside the lexicon left out.",
+        tables.markdown(
+            ["LM", "weight", *(f"{subset}: {model}" for subset in SETS for model in ("n-gram", "recurrent", "both"))],
+            [_perplexity_row(mixture) for mixture in mixtures.values()],
+        ),
+        "Against the n-gram alone, paired bootstrap over segments; WER in percent absolute.",
+        tables.markdown(
+            ["system", "LM", "against", "difference [95 %]", "verdict"], map(_row, against_ngram(families, rescored))
+        ),
+    ]
+
+
+def against_ngram(families: Sequence[Family], rescored: Sequence[Family]) -> list[Versus]:
+    """Each rescored system against itself with the n-gram LM of its mixture, where that is scored."""
+    plain = {(family.system, family.lm): family for family in families}
+    pairs = [(family, plain.get((family.system, family.lm.rpartition("+")[0]))) for family in rescored]
+    return [compare(family, baseline) for family, baseline in pairs if baseline is not None]
+
+
+def _record(corpus_dir: Path, family: Family) -> Path:
+    """The same for all seeds."""
+    return corpus_dir / "rescore" / family.scores[0].run / "rescore.json"
+
+
+def _read_mixture(path: Path, name: str) -> Mixture:
+    content = read_json(path)
+    try:
+        found = {subset: [float(content[subset]["perplexity"][model]) for model in MODELS] for subset in SETS}
+        return Mixture(name, float(content["weight"]), found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: {explain(error)}; run stage 8 (rescore) again") from error
+
+
+def _perplexity_row(mixture: Mixture) -> list[str]:
+    values = [f"{value:.1f}" for subset in SETS for value in mixture.perplexities[subset]]
+    return [mixture.name, f"{mixture.weight:.2f}", *values]
+
+
+def _row(pair: Versus) -> list[str]:
+    change = tables.signed_interval(pair.outcome.difference)
+    return [pair.system.system, pair.system.lm, pair.baseline.lm, change, tables.verdict(pair.outcome)]

@@ -1,0 +1,72 @@
+"""Stage rescore: what it makes from the configuration, and that score finds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from asr_am.errors import InputError
+from asr_am.lang.units import Units
+from asr_am.model.lstm_lm import LstmLm
+from asr_am.stages import rescore, score
+from asr_am.stages.app import values
+from asr_am.train.lm_options import LmOptions
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+def config(tmp_path: Path, *overrides: str) -> DictConfig:
+    text = tmp_path / "minicts/data/lm/train.txt"
+    text.parent.mkdir(parents=True, exist_ok=True)
+    text.write_text("A B\n")
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", overrides=[f"exp={tmp_path}", *overrides])
+
+
+def made(cfg: DictConfig) -> list[str]:
+    root = Path(cfg.exp) / "minicts"
+    return [str(unit.out.relative_to(root)) for unit in rescore.units(cfg)]
+
+
+def test_nothing_unless_asked_for(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "systems=[tri]")
+    assert made(cfg) == []
+    assert [unit.out.name for unit in score.units(cfg)] == ["tri_kn3"]
+
+
+def test_the_lm_then_every_run(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "systems=[tri,nnet]", "rescore=true", "run=net")
+    assert made(cfg) == ["lm/lstm", "rescore/tri_kn3+lstm", "rescore/net_kn3+lstm"]
+    names = [unit.out.name for unit in score.units(cfg)]
+    assert names == ["tri_kn3", "tri_kn3+lstm", "net_kn3", "net_kn3+lstm"]
+    sources = {unit.out.name: unit.inputs[-1].parent.name for unit in score.units(cfg)}
+    assert sources["net_kn3"] == "decode" and sources["net_kn3+lstm"] == "rescore"
+
+
+def test_the_number_of_candidates_does_not_make_the_lm_anew(tmp_path: Path) -> None:
+    one, other = (rescore.units(config(tmp_path, "rescore=true", f"lm.nbest={n}")) for n in (10, 20))
+    assert one[0].config == other[0].config and one[1].config != other[1].config
+
+
+def test_a_text_by_name_or_by_path(tmp_path: Path) -> None:
+    own = tmp_path / "own.txt"
+    own.write_text("B A\n")
+    assert own in rescore.units(config(tmp_path, "rescore=true", f"lm.text={own}"))[0].inputs
+    with pytest.raises(InputError, match=r"lm.text=nowhere: no such text, neither .*lm/nowhere.txt nor nowhere"):
+        rescore.units(config(tmp_path, "rescore=true", "lm.text=nowhere"))
+
+
+def test_a_name_that_is_taken(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"lm\.name=kn3: is the name of an n-gram LM"):
+        rescore.units(config(tmp_path, "rescore=true", "lm.name=kn3"))
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "lm").glob("*.yaml")))
+def test_every_lm_can_be_made_from_its_file(tmp_path: Path, name: str) -> None:
+    cfg = config(tmp_path, f"lm={name}", "lm.model.cells=24", "lm.model.projection=8", "lm.model.embedding=8")
+    plain = values(cfg.lm)
+    options = LmOptions.build({**plain["model"], "samples": min(1, plain["model"]["samples"])}, plain["train"])
+    assert LstmLm(options.model, len(Units(["</s>", "<unk>", "A"], {}))).options.cells == 24
