@@ -157,7 +157,10 @@ class Team(Group, Protocol):
     # mail
 
     def accept(self, tag: str, *lengths: int) -> None:
-        """Letters `tag` have float32 tensors of these lengths, on any device; all others are refused and counted."""
+        """Letters `tag` have float32 tensors of these lengths, on any device; all others are refused and counted.
+
+        A length of -n stands for any up to n.
+        """
         ...
 
     def post(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
@@ -199,6 +202,13 @@ class Team(Group, Protocol):
     def close(self) -> None:
         """End communication tasks, give back connections."""
         ...
+
+
+def fits(lengths: Sequence[int], accepted: Sequence[int] | None) -> bool:
+    """Whether a letter with tensors of these lengths is one that was accepted; None: no such tag was."""
+    if accepted is None or len(lengths) != len(accepted):
+        return False
+    return all(n == limit or n <= -limit for n, limit in zip(lengths, accepted, strict=True))
 
 
 def group_of(rank: int, size: int, groups: Sequence[Sequence[int]]) -> tuple[int, ...] | None:

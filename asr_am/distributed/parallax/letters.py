@@ -1,0 +1,99 @@
+"""What workers and servers write to each other about rows. All letters carry the step t as their clock.
+
+Worker to server:   pull     head [table, K], numbers [K]           which rows it needs; no numbers: all of them
+                    push     head [rate, K of each table],          its gradient, or its machine's
+                             numbers, values of all tables
+Worker to worker:   local    the same, with rows as the model numbers them: to the chief of its machine
+Server to worker:   rows     values                                 what was pulled
+                    norm     a double                               of the whole gradient, from the first server
+Server to server:   square   a double                               its part of that, to the first
+                    limit    a double                               the norm, from the first
+Server and chief:   sums     as push                                the merged gradient, where the chief clips it
+                    clipped  as push
+
+Numbers are those at the server. Where all of a server's rows are meant, they are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from asr_am.distributed.parallax.desk import Desk
+from asr_am.distributed.parallax.rows import (
+    Rows,
+    Wire,
+    pack,
+    pack_head,
+    pack_numbers,
+    rows_of,
+    unpack,
+    unpack_head,
+    unpack_numbers,
+)
+from asr_am.distributed.team import Team
+
+DOUBLE = 2  # float32 numbers
+TAGS = ("pull", "push", "local", "rows", "norm", "square", "limit", "sums", "clipped")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A parameter that lives on servers: V rows of D elements."""
+
+    name: str
+    rows: int
+    width: int
+
+
+def make_desk(team: Team, tables: Sequence[Table], servers: int) -> Desk:
+    """Accept all letters there are, from servers and workers."""
+    here = [rows_of(0, servers, table.rows) for table in tables]
+    numbers, values = sum(here), sum(rows * table.width for rows, table in zip(here, tables, strict=True))
+    everything = sum(table.rows for table in tables), sum(table.rows * table.width for table in tables)
+    head = DOUBLE * (1 + len(tables))
+    if team.size > 1:
+        team.accept("pull", 2 * DOUBLE, -numbers)
+        team.accept("rows", -values)
+        team.accept("local", head, -everything[0], -everything[1])
+        for tag in ("push", "sums", "clipped"):
+            team.accept(tag, head, -numbers, -values)
+        for tag in ("norm", "square", "limit"):
+            team.accept(tag, DOUBLE)
+    return Desk(team, TAGS)
+
+
+def write_rows(parts: Sequence[Rows], rate: float, limits: Sequence[int], wire: Wire) -> tuple[Tensor, Tensor, Tensor]:
+    """A push: rows of each table. limits: V of each, where those are."""
+    numbers = [part.numbers for part, limit in zip(parts, limits, strict=True) if len(part) < limit]
+    numbers_N = torch.cat(numbers) if numbers else torch.zeros(0, dtype=torch.int64)
+    values = torch.cat([part.values.reshape(-1) for part in parts])
+    return pack_head(rate, *map(len, parts)), pack_numbers(numbers_N), pack(values, wire)
+
+
+def read_rows(
+    letter: Sequence[Tensor], tables: Sequence[Table], limits: Sequence[int], wire: Wire
+) -> tuple[list[Rows], float]:
+    """The rows, and the learning rate."""
+    rate, *counts = unpack_head(letter[0])
+    lengths = [int(count) for count in counts]
+    given = [0 if n == limit else n for n, limit in zip(lengths, limits, strict=True)]
+    numbers = unpack_numbers(letter[1]).split(given)
+    elements = [n * table.width for n, table in zip(lengths, tables, strict=True)]
+    values = unpack(letter[2], (1, sum(elements)), wire).view(-1).split(elements)
+    rows = []
+    for k, table in enumerate(tables):
+        own = numbers[k] if given[k] == lengths[k] else torch.arange(limits[k])
+        rows.append(Rows(own, values[k].view(lengths[k], table.width)))
+    return rows, rate
+
+
+def write_double(value: Tensor) -> Tensor:
+    return value.detach().to("cpu", torch.float64).reshape(1).view(torch.float32)
+
+
+def read_double(letter: Sequence[Tensor]) -> Tensor:
+    return letter[0].clone().view(torch.float64)[0]
