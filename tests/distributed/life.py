@@ -119,7 +119,7 @@ class Training:
         closure = ToyGradients(model, strategy.params, strategy.optimizer, self.problem, leases, segment, count)
         gradient = self.around(team, strategy, team.computing(closure))
         if team.rank >= self.problem.learners:
-            gradient = lambda on_bucket: None  # noqa: E731
+            gradient = no_gradient
         while (stats := strategy.step(gradient)) is not None:
             leases.complete(stats)
         strategy.rest()
@@ -149,6 +149,11 @@ class Training:
             counted = self.counted[segment.epoch, done.batch]
             assert counted.count((done.owner, done.incarnation, done.examples)) == 1, (done, counted)
             assert len(counted) <= 1 + released.count(done.batch), (done, counted)
+
+
+def no_gradient(on_bucket: OnBucket | None) -> Stats | None:
+    """Of a rank that only serves."""
+    return None
 
 
 def hardware(**changes: Any) -> Cluster:
