@@ -1,7 +1,8 @@
 """Which groups of runs may be compared with each other, and with what.
 
-Accuracy is compared between runs that differ in how they are distributed only (`ACCURACY` is equal), speed between runs
-timed alike (`SPEED` is equal): the same clock, cluster and workload, and the same total batch.
+Accuracy is compared between runs on the same data for as long (`ACCURACY` is equal); optimizers may differ, as what is
+best for one strategy is not for another. Speed is compared between runs timed alike (`SPEED` is equal): the same clock,
+cluster and workload, and the same total batch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from asr_am.report.results import mean
 from asr_am.report.runs import Group
 
-ACCURACY = ("corpus", "model", "optimizer", "epochs", "batch")
+ACCURACY = ("corpus", "model", "epochs", "batch")
 SPEED = ("corpus", "model", "batch", "clock", "cluster", "workload")
 BUT_BATCH = (
     "corpus", "model", "optimizer", "epochs", "strategy", "learners", "clock", "cluster", "workload", "faults",
@@ -38,7 +39,7 @@ def partition(groups: Sequence[Group], fields: Sequence[str]) -> list[list[Group
 
 
 def by_strategy(groups: Sequence[Group]) -> list[list[Group]]:
-    """Sets of groups that differ in how they are distributed only, at least one of them over several learners."""
+    """Sets of groups that accuracy is compared between, at least one of them over several learners."""
     parts = [sorted(part, key=_distribution) for part in partition(groups, ACCURACY)]
     return [part for part in parts if len(part) > 1 and any(group.setting.learners > 1 for group in part)]
 
@@ -63,9 +64,12 @@ def by_batch(groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def single_learner(groups: Sequence[Group]) -> Group | None:
-    """What the others of a set are measured against: one learner without faults, by preference of strategy `local`."""
+    """What the others of a set are measured against: one learner without faults, by preference of strategy `local`.
+
+    Of several the best, by held-out loss.
+    """
     single = [group for group in groups if group.setting.learners == 1 and not group.setting.faults]
-    return min(single, key=_distribution, default=None)
+    return min(single, key=lambda group: (group.setting.strategy != "local", min(group.mean_loss_E())), default=None)
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ def _setting(folder: Path, summary: Mapping[str, Any]) -> Setting:
     return Setting(
         corpus=corpus_of(folder).name,
         model=_optional(summary, "model", _text),
-        optimizer=_optional(summary, "optimizer", _text),
+        optimizer=_optimizer(summary),
         batch=_count(summary["batch"]),
         epochs=_optional(summary, "epochs", _count),
         strategy=_text(summary["strategy"]),
@@ -190,6 +190,12 @@ def _setting(folder: Path, summary: Mapping[str, Any]) -> Setting:
         faults=describe_faults(faults),
         slow=tuple(sorted((learner, factor) for learner, factor in faults.slow.items() if factor != 1)),
     )
+
+
+def _optimizer(summary: Mapping[str, Any]) -> str | None:
+    """With its momentum, where the run says so."""
+    kind, momentum = _optional(summary, "optimizer", _text), _optional(summary, "momentum", _amount)
+    return kind if kind is None or momentum is None else f"{kind}, momentum {momentum:g}"
 
 
 def _optional(summary: Mapping[str, Any], key: str, read: Callable[[Any], Value]) -> Value | None:

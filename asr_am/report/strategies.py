@@ -136,6 +136,7 @@ def _speed(part: Speeds, order: Sequence[str], gallery: Gallery) -> list[str]:
 
 
 def _heading(groups: Sequence[Group], fields: Sequence[str]) -> str:
-    """The values of some fields that all groups have in common, as far as a run names them."""
+    """The values of those fields that all groups have in common, as far as a run names them."""
     setting = groups[0].setting
-    return ", ".join(wording.phrase(setting, field) for field in fields if getattr(setting, field) is not None)
+    common = [field for field in fields if len({getattr(group.setting, field) for group in groups}) == 1]
+    return ", ".join(wording.phrase(setting, field) for field in common if getattr(setting, field) is not None)

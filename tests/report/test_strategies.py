@@ -136,14 +136,24 @@ def test_every_figure_is_linked_and_there(corpus_dir: Path) -> None:
 
 
 def test_equal_names_of_figures_are_told_apart(tmp_path: Path) -> None:
-    for optimizer in ("sgd", "adam"):
+    for losses in ([3.0, 2.0], [3.0, 2.0, 1.5]):
         for strategy in ("sync", "hybrid"):
-            write_distributed(
-                tmp_path, strategy, 4, 1.0, [3.0, 2.0], optimizer=optimizer, name=f"{strategy}-{optimizer}"
-            )
+            write_distributed(tmp_path, strategy, 4, 1.0, losses, name=f"{strategy}-{len(losses)}")
     text = sections(tmp_path, tmp_path / "out")
     assert "there/loss-by-strategy-b64.png" in text and "there/loss-by-strategy-b64-2.png" in text
     assert (tmp_path / "out" / "loss-by-strategy-b64-2.png").exists()
+
+
+def test_each_strategy_may_have_its_own_optimizer(tmp_path: Path) -> None:
+    """They are compared, told apart, and measured against the better one of a single learner."""
+    for momentum, loss in ((0.5, 1.0), (0.9, 1.25)):
+        write_distributed(
+            tmp_path, "local", 1, 1.0, [3.0, loss], optimizer="sgd", momentum=momentum, name=f"local-{momentum}"
+        )
+    write_distributed(tmp_path, "adpsgd", 4, 1.0, [3.0, 1.1], optimizer="sgd", momentum=0.9)
+    text = sections(tmp_path, tmp_path / "out")
+    assert text.count("### By strategy") == 1 and "differences from local, 1 learner, sgd, momentum 0.5 (" in text
+    assert re.search(r"\| adpsgd, 4 learners[^|]* \| 1 \| 2 \| 1\.1000 \| \+10\.00 %", text)
 
 
 def test_runs_across_folders(corpus_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
