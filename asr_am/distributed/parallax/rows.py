@@ -15,7 +15,9 @@ from torch import Tensor
 
 Wire = Literal["float32", "bfloat16"]
 
-SCATTERED = 4  # times as long as adding them one after the other takes it to add rows by number (measured: 2 to 9)
+# Adding rows by number takes so many times as long as adding them one after the other. Chosen: averaging_bandwidth of
+# conf/cluster/parallax_tb.yaml is calibrated with it. Measured on one core of a CPU: 7 to 13, `merge` with all it does.
+SCATTERED = 4
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,9 @@ class SplitModel:
     ) -> None:
         self._model, self._team, self._config = model, team, config
         self._shapes = {name: p.shape for name, p in model.named_parameters()}
+        first: dict[int, str] = {}  # name of a parameter that, in a tied model, has several
+        every = model.named_parameters(remove_duplicate=False)
+        self._first_names = {name: first.setdefault(id(p), name) for name, p in every}
         served = [choice for choice in plan.sparse if choice.path == "servers"]
         whole = {choice.name: dict(model.named_parameters())[choice.name].detach() for choice in plan.sparse}
         self._replicas = {
@@ -155,7 +158,8 @@ class SplitModel:
             found[name] = values.view(p.shape)
         for name, replica in self._replicas.items():
             tables[name] = (replica.average if average and replica.average is not None else replica.w).cpu().clone()
-        return found | {name: values.view(self._shapes[name]) for name, values in tables.items()}
+        found |= {name: values.view(self._shapes[name]) for name, values in tables.items()}
+        return found | {name: found[first] for name, first in self._first_names.items()}
 
     def _assemble(self, k: int, average: bool) -> Tensor:
         """A table [V, D] from all servers."""
