@@ -21,6 +21,7 @@ update is done everywhere. All limit the norm of the whole gradient, and update 
 All learners share a few cores, which compute far less for each byte than GPUs would, and would hide the network. So
 there is little to compute for each byte: short batches with many samples (most of the traffic is their rows, whose
 arithmetic grows with the words of a batch), few cells, a small projection, SGD. Network, messages and merging are real.
+All ways are in memory at once: 13 GB.
 
 Bytes of a learner and step, as Table 3 counts each kind. Of an all-reduce, what a learner sends: of the way all-reduce
 the kernel's count on the link and inside of hosts (headers with it), of dense parameters beside sparse ones by formula.
@@ -102,6 +103,8 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=256)
     parser.add_argument("--projection", type=int, default=128)
     parser.add_argument("--embedding", type=int, default=16)
+    spare = [name for name in WAYS if name not in ("all-gather", RING, "servers", LAST)]
+    parser.add_argument("--without", nargs="+", choices=spare, default=[], help="ways to leave out, as memory is short")
     parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)  # where learner 0 leaves its figures
     options = parser.parse_args()
     if options.results is not None:
@@ -152,15 +155,17 @@ def learner(options: argparse.Namespace) -> None:
     text = iter(zipf_batches(options))
     runners: dict[str, Runner] = {}
     ways = {}
-    for name in WAYS:
+    for name in (name for name in WAYS if name not in options.without):
         runners[name] = runners["all-gather"] if name == RING else build(name, team, options)
         runners[name].run(next(text))
         ways[name] = Way(formula=table3(runners[name]))
     for trial in range(1 + options.rounds):
-        for name in sorted(WAYS, key=list(WAYS).index, reverse=bool(trial % 2)):
+        for name in sorted(ways, key=list(ways).index, reverse=bool(trial % 2)):
             turn = take_turn(name, runners[name], team, [next(text) for _ in range(options.steps)])
             if trial:  # the first round warms up
                 note(ways[name], turn, name)
+    for runner in runners.values():
+        runner.__exit__(None, None, None)
     if team.rank == 0:
         print(runners[LAST].plan, end="\n\n", flush=True)
         options.results.write_text(json.dumps({name: vars(way) for name, way in ways.items()}))

@@ -11,7 +11,8 @@ examples, before anything is timed; a step takes that one again, in `--seconds` 
 in conf/workload/htm_lstm.yaml), its buckets becoming ready all along: there is no forward pass before them, which
 favours `sync`. All else is real: messages, encoding, updates, averages. Options are those of conf/strategy, but for a
 first τ that suits this gradient, and blocks of `--steps` steps (25, the paper's smallest, is hardest for them). Takes 2
-GB of memory for each learner.
+GB of memory for each learner, and wants cores that are idle otherwise: encoding and updates slow down with them, the
+emulated computing and the network do not.
 
 In each round all take turns of `--steps` steps, in the reverse order every other time, after a round to warm up. MB are
 the kernel's count at the veth (headers with them), both directions together; beside it the team's own, which is what

@@ -116,8 +116,8 @@ class Runner(AbstractContextManager["Runner"]):
 
     def __exit__(self, *exception: object) -> None:
         """No learner leaves while others may still need its server."""
-        if exception[0] is None:
-            self.rest()
+        if exception[0] is None and self._split is not None:
+            self._split.end()
 
     @property
     def _built(self) -> SplitModel:

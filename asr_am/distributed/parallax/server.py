@@ -18,6 +18,7 @@ from asr_am.distributed.parallax.desk import Desk
 from asr_am.distributed.parallax.letters import Table, read_double, read_rows, write_double, write_rows
 from asr_am.distributed.parallax.rows import Rows, accumulate, pack, rows_of, unpack_head, unpack_numbers
 from asr_am.distributed.parallax.rule import RowOptimizer, Rule
+from asr_am.distributed.team import LearnerLost
 
 
 class Server:
@@ -38,6 +39,7 @@ class Server:
         self._optimizers = [RowOptimizer(rule, w) for w in self.w]
         self.average = [w.clone() for w in self.w] if config.moving_average else []
         self.t = 0
+        self.ended = False  # no push follows, and learners may leave
         self._lock = self._team.lock()  # of t, and who waits
         self._waiting: list[tuple[int, int, Sequence[Tensor]]] = []
         self._updated = self._team.event()
@@ -69,7 +71,12 @@ class Server:
 
     def _take_pushes(self) -> None:
         while True:
-            letters = [self._desk.receive("push", source) for source in self._sources]
+            try:
+                letters = [self._desk.receive("push", source) for source in self._sources]
+            except LearnerLost:
+                if self.ended:
+                    return
+                raise
             pushes = [read_rows(letter, self._tables, self.limits, self._config.wire) for letter in letters]
             rate = pushes[0][1]
             sums = [self._merge([rows[k] for rows, _ in pushes], k) for k in range(len(self._tables))]

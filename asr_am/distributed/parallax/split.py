@@ -143,6 +143,13 @@ class SplitModel:
             self._server.wait(self._worker.t)
         self._team.gather(torch.zeros(0, dtype=torch.float64))
 
+    def end(self) -> None:
+        """Rest, and then let learners leave: nobody does before all servers know that it may."""
+        self.rest()
+        if self._server is not None:
+            self._server.ended = True
+        self._team.gather(torch.zeros(0, dtype=torch.float64))
+
     def weights(self, average: bool) -> dict[str, Tensor]:
         if average and not self._config.moving_average:
             raise InputError("parallax.moving_average=0: there are no moving averages of the weights")

@@ -12,6 +12,7 @@ import numpy as np
 
 LEAST = 1 << 16  # numbers; below, the allocator does the same
 KEPT = 4  # buffers of a size that nobody holds
+SIZES = 4  # from one power of two to the next; if every length had its own, letters of ever new ones would fill memory
 
 
 class Buffers:
@@ -24,13 +25,14 @@ class Buffers:
         """A float32 array [count], not cleared. It is free again when it and all views of it are gone."""
         if count < LEAST:
             return np.empty(count, np.float32)
-        free = self._free[count]
+        step = (1 << count.bit_length() - 1) // SIZES
+        size = -(-count // step) * step
+        free = self._free[size]
         try:
             memory = free.pop()
         except IndexError:
-            memory = np.empty(count, np.float32)
-        lent = np.frombuffer(
-            memory.data, np.float32
-        )  # through a memoryview: views of it then refer to it, not to memory
+            memory = np.empty(size, np.float32)
+        # through a memoryview: views of it then refer to it, not to memory
+        lent = np.frombuffer(memory.data, np.float32, count)
         weakref.finalize(lent, free.append, memory).atexit = False
         return lent

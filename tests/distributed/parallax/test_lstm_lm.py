@@ -42,6 +42,7 @@ class Case:
         return LmOptions(model=model, optimizer="adagrad", rate=0.1, accumulator=1e-4, clip_norm=0.0, seed=3)
 
 
+CONFIG = Config(path="servers")
 CASES = [
     Case(12, False, ("embedding.weight", "output.weight", "bias.weight")),
     Case(12, True, ("embedding.weight", "bias.weight")),
@@ -85,7 +86,7 @@ def on_a_team(case: Case, text: Text) -> tuple[Weights, tuple[str, ...]]:
         model = LstmLm(case.options.model, len(UNITS)).train()
         optimizer = make_optimizer(case.options, model)
         batches = [(*text.batch(row_B), step) for step in range(STEPS) for row_B in rows(step)]
-        with parallax.get_runner(model, summed_loss, optimizer, team, Config(path="servers")) as runner:
+        with parallax.get_runner(model, summed_loss, optimizer, team, CONFIG) as runner:
             for batch in parallax.shard(batches, team):
                 runner.run(batch)
             assert runner.plan is not None
@@ -106,3 +107,19 @@ def test_its_program_for_one_device_needs_no_change(case: Case, tmp_path: Path) 
     begin = LstmLm(case.options.model, len(UNITS)).state_dict()
     moved = {name: float((wanted[name] - begin[name]).abs().max()) for name in wanted}
     assert all(distance > 5e-3 for distance in moved.values()), moved
+
+
+def test_learners_may_leave_one_after_the_other() -> None:
+    """A server that waits for the next push must not take those for dead who are done."""
+    text, case = make_text(), CASES[0]
+
+    def live(team: Team) -> float:
+        torch.manual_seed(case.options.seed)
+        model = LstmLm(case.options.model, len(UNITS)).train()
+        with parallax.get_runner(model, summed_loss, make_optimizer(case.options, model), team, CONFIG) as runner:
+            loss = runner.run((*text.batch(rows(0)[team.rank]), 0))
+        team.sleep(10.0 * team.rank)
+        return loss
+
+    cluster = SimCluster(hardware(devices_per_host=2), Workload("lm", seconds_per_batch={"toy": 1.0}), LEARNERS, seed=1)
+    assert len(set(cluster.run(live).values())) == 1

@@ -317,5 +317,16 @@ def test_memory_is_lent_again_only_when_nobody_holds_it() -> None:
     assert address in seen
 
 
+def test_letters_of_many_lengths_share_memory() -> None:
+    buffers = Buffers()
+    addresses = set()
+    for count in range(LEAST, 2 * LEAST, 997):
+        lent = buffers.take(count)
+        assert len(lent) == count
+        addresses.add(lent.ctypes.data)
+        del lent
+    assert len(addresses) <= 5
+
+
 def test_the_format_says_what_it_is() -> None:
     assert decode(encode(letter_header())).tag == "w" and encode(letter_header())[:5] == b"asrm\x01"
