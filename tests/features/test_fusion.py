@@ -86,7 +86,7 @@ def test_what_is_missing_is_named(features: Path, tmp_path: Path) -> None:
     scp = copy / "ivector" / "train_ivectors.scp"
     write_lines(scp, [line for line in scp.read_text().splitlines() if not line.startswith("trainspk1-")])
     reader = InputReader(copy, FUSION, "train")
-    with pytest.raises(InputError, match=r"no i-vector for speaker trainspk1 .*run stage 4 \(ivectors\)"):
+    with pytest.raises(InputError, match=r"no i-vector for speaker trainspk1 .*run stage 4 \(speaker\)"):
         reader["trainspk1-train1-0"]
     scp = copy / "fmllr" / "dev_trans.scp"
     write_lines(scp, [line for line in scp.read_text().splitlines() if not line.startswith("devspk0")])
