@@ -17,14 +17,15 @@ from asr_am.errors import InputError
 SLOWEST, FASTEST = 0.5, 2.0
 
 
-def check_speeds(factors: Sequence[float]) -> None:
-    """InputError for a factor that is out of range, 1, or there twice."""
-    for factor in factors:
-        if not SLOWEST <= factor <= FASTEST or factor == 1 or list(factors).count(factor) > 1:
-            raise InputError(
-                f"speed_perturb={list(factors)}: the factors, beside the speech as it is, are different numbers from "
-                f"{SLOWEST} to {FASTEST} other than 1, for instance [0.9,1.1]"
-            )
+def check_speeds(factors: object) -> None:
+    """InputError for what is no list of numbers, and for a number that is out of range, 1, or there twice."""
+    listed = list(factors) if isinstance(factors, Sequence) and not isinstance(factors, str) else [None]
+    sound = all(isinstance(f, int | float) and SLOWEST <= f <= FASTEST and f != 1 for f in listed)
+    if not sound or len(set(listed)) < len(listed):
+        raise InputError(
+            f"speed_perturb={factors}: must be a list of different numbers from {SLOWEST} to {FASTEST} other than 1, "
+            "the speeds beside the speech as it is; for instance [0.9,1.1]"
+        )
 
 
 def perturb_speed(data_dir: Path, subset: str, factors: Sequence[float]) -> None:

@@ -85,6 +85,7 @@ class SyncServer(Server):
             self._rate = rate_of(pushes)
             if self._clips:
                 self._squares[self.t, self.team.rank] = self.g.double().square().sum().reshape(1)
+                self._asked = self.team.now()
                 self._tell(self._others(), self.t)
         if self._rate is not None and (not self._clips or self._clipped()):
             self.update(self._rate)  # w_i^{t+1}
@@ -130,7 +131,6 @@ class SyncServer(Server):
         return True
 
     def _tell(self, ranks: Sequence[int], t: int) -> None:
-        self._asked = self.team.now()
         for rank in ranks:
             self.team.post(rank, "norm", t, self._squares[t, self.team.rank].view(torch.float32))
 

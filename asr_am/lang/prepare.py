@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
-from asr_am.data.textfile import numbered_lines, split_words
 from asr_am.errors import InputError
 from asr_am.lang.arpa import Arpa, perplexity, read_arpa, write_arpa
 from asr_am.lang.grammar import make_grammar, restrict
@@ -16,6 +14,7 @@ from asr_am.lang.lexicon import SILENCE, UNKNOWN, Lexicon, disambiguate, mark_po
 from asr_am.lang.lexicon_fst import make_lexicon_fst
 from asr_am.lang.ngram import estimate
 from asr_am.lang.prune import prune
+from asr_am.lang.sentences import read_sentences
 from asr_am.lang.transcripts import read_transcripts
 
 log = logging.getLogger(__name__)
@@ -88,7 +87,7 @@ def prepare_lm(
         assert order is not None
         source = data_dir / "lm" / f"{text}.txt"
         remedy = f"set corpus.lms.{name}.text to the name of a text beside it, or run stage 0 (data) again"
-        model = estimate(_read_sentences(source, remedy), vocabulary(words), order)
+        model = estimate(read_sentences(source, remedy), vocabulary(words), order)
     used, dropped = restrict(model, words, str(source))
     if arpa is not None and dropped:
         log.warning("%s: dropped %d words outside the lexicon: %s", source, len(dropped), " ".join(dropped[:10]))
@@ -105,15 +104,6 @@ def _find_arpa(data_dir: Path, name: str, arpa: str) -> Path:
         if candidate.is_file():
             return candidate
     raise InputError(f"{arpa}: no such ARPA file, neither in {data_dir / 'lm'} nor here; set corpus.lms.{name}.arpa")
-
-
-def _read_sentences(path: Path, remedy: str) -> Iterator[list[str]]:
-    for number, line in numbered_lines(path, remedy):
-        sentence = split_words(line)
-        if "<s>" in sentence or "</s>" in sentence:
-            raise InputError(f"{path}:{number}: holds <s> or </s>, which are added here; take them out")
-        if sentence:
-            yield sentence
 
 
 def _write_summary(name: str, arpa: Arpa, dropped: list[str], source: Path, data_dir: Path, path: Path) -> None:

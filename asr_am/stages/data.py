@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
@@ -20,9 +20,9 @@ def units(cfg: DictConfig) -> list[Unit]:
     if cfg.data_dir and "data_dir" not in cfg.corpus.prepare:
         raise InputError(f"--data-dir {cfg.data_dir}: corpus {cfg.corpus.name} is made by the recipe; leave it out")
     out = corpus_dir(cfg) / "data"
-    speeds = list(cfg.speed_perturb)
+    speeds = list(cfg.speed_perturb) if OmegaConf.is_list(cfg.speed_perturb) else cfg.speed_perturb
     work = partial(prepare, values(cfg.corpus.prepare), speeds, cfg.nj, list(cfg.corpus.sets))
-    options = values(cfg.corpus.prepare) | ({"speed_perturb": speeds} if speeds else {})
+    options = values(cfg.corpus.prepare) | ({"speed_perturb": speeds} if speeds != [] else {})
     inputs = [Path(cfg.data_dir)] if cfg.data_dir else []
     inputs += [Path(path) for path in cfg.corpus.get("inputs", []) if path]  # the user's own files
     for path in inputs:

@@ -26,8 +26,9 @@ APART = ("init", "subset")  # count only where they are set
 def units(cfg: DictConfig) -> list[Unit]:
     """One training run."""
     launcher = cfg.launcher.name
-    if launcher == "alone" and cfg.learners != 1:
-        raise InputError(f"learners={cfg.learners} need launcher=virtual, launcher=process or launcher=torchrun")
+    if launcher == "alone" and cfg.learners + ranks_apart(cfg) != 1:
+        more = " and servers of their own" if ranks_apart(cfg) else ""
+        raise InputError(f"learners={cfg.learners}{more} need launcher=virtual, launcher=process or launcher=torchrun")
     groups = {name: values(cfg[name]) for name in ("train", "model", "schedule", "strategy")}
     config: dict = {**groups, "seed": cfg.seed}
     config["train"] = {name: value for name, value in groups["train"].items() if name not in SPEED_ONLY + APART}

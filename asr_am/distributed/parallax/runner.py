@@ -95,11 +95,12 @@ class Runner(AbstractContextManager["Runner"]):
 
     def state_dict(self) -> dict[str, Any]:
         """This learner's part of a checkpoint: tensors and plain values; called by all learners."""
+        split = self._built
         self.rest()
-        assert self.plan is not None, "no step was done"
+        assert self.plan is not None  # it was built from one
         return {
             "steps": self.steps, "learners": self.team.size, "counts": dict(self.counts),
-            "plan": self.plan.state_dict(), "split": self._built.state_dict(),
+            "plan": self.plan.state_dict(), "split": split.state_dict(),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
