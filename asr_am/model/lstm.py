@@ -1,10 +1,10 @@
 """A bidirectional LSTM layer that is faster on a CPU than `nn.LSTM` on packed sequences.
 
-cuDNN computes it on a GPU, and oneDNN in float32 on a CPU, which packs nothing: each sequence is turned round within
-its own length, so that padding comes last in both directions. Otherwise (bfloat16) the layer runs as a handful of batched
-matrix products over both directions, with the backward pass by hand: the input projection of all steps is one product,
-and so are the gradients of all weights. scripts/bench/train.py compares them. The weights have the names and shapes of
-`nn.LSTM` in each case.
+On a GPU cuDNN computes it. On a CPU oneDNN does, in float32 and without packing: each sequence is turned round within
+its own length, so that padding comes last in both directions. Otherwise (bfloat16) the layer runs as a handful of
+batched matrix products over both directions, with the backward pass by hand: the input projection of all steps is one
+product, and so are the gradients of all weights. scripts/bench/train.py compares them. The weights have the names and
+shapes of `nn.LSTM` in each case.
 
 Shapes: T frames, B sequences, I inputs, H cells of one direction, G = 4 H gates in the order input, forget, cell,
 output; D = 2 directions. Tensors with D run in the order of computation: direction 1 goes from the last frame to the
