@@ -1,8 +1,10 @@
-"""Put results of finished runs where readers look: recipes/<corpus>/RESULTS.md and README.md.
+"""Put results of finished runs where readers look: recipes/<corpus>/RESULTS.md, STRATEGIES.md, and README.md.
 
     python scripts/publish.py [CORPUS ...]
 
-exp/<corpus>/RESULTS.md is copied; the tables between the marks in the README are cut out of it. Plots stay in exp/.
+exp/<corpus>/RESULTS.md is copied, and exp/<corpus>/strategies/COMPARE.md where there is one, which is what
+`python -m asr_am.report.compare exp/<corpus>/train/RUN ... --out exp/<corpus>/strategies` leaves; the tables between
+the marks in the README are cut out of both. Plots stay in exp/.
 """
 
 from __future__ import annotations
@@ -16,19 +18,26 @@ BEGIN, END = "<!-- results: written by scripts/publish.py -->", "<!-- end of res
 
 
 def publish(corpus: str) -> None:
-    """Copy a corpus' results, without the plots, into its recipe."""
-    source = ROOT / "exp" / corpus / "RESULTS.md"
-    if not source.exists():
-        sys.exit(f"{source} does not exist; run recipes/{corpus}/run.sh first")
-    text = "\n".join(line for line in source.read_text().splitlines() if not line.startswith("!["))
-    (ROOT / "recipes" / corpus / "RESULTS.md").write_text(re.sub(r"\n{3,}", "\n\n", text) + "\n")
+    """Copy what is known of a corpus, without the plots, into its recipe."""
+    sources = {"RESULTS.md": ROOT / "exp" / corpus / "RESULTS.md"}
+    sources["STRATEGIES.md"] = ROOT / "exp" / corpus / "strategies/COMPARE.md"
+    found = {name: source for name, source in sources.items() if source.exists()}
+    if not found:
+        sys.exit(f"{sources['RESULTS.md']} does not exist; run recipes/{corpus}/run.sh first")
+    for name, source in found.items():
+        text = "\n".join(line for line in source.read_text().splitlines() if not line.startswith("!["))
+        (ROOT / "recipes" / corpus / name).write_text(re.sub(r"\n{3,}", "\n\n", text) + "\n")
 
 
-def tables(results: Path) -> str:
-    """The tables of word error rates, under the corpus' name."""
-    text = results.read_text()
-    section = text.split("## Word error rate on the test set")[1].split("\n## ")[0]
-    return f"### {results.parent.name}\n{section.replace('### ', '#### ').rstrip()}\n"
+def tables(recipe: Path) -> str:
+    """The tables of word error rates and of strategies, under the corpus' name."""
+    shown = [f"### {recipe.name}"]
+    if (results := recipe / "RESULTS.md").exists():
+        section = results.read_text().split("## Word error rate on the test set")[1].split("\n## ")[0]
+        shown.append(section.replace("### ", "#### ").strip())
+    if (strategies := recipe / "STRATEGIES.md").exists():
+        shown += [f"#### {part.strip()}" for part in strategies.read_text().split("\n### ") if part.startswith("By ")]
+    return "\n\n".join(shown) + "\n"
 
 
 def main() -> None:
@@ -37,7 +46,7 @@ def main() -> None:
     readme = ROOT / "README.md"
     before, rest = readme.read_text().split(BEGIN)
     _, after = rest.split(END)
-    found = sorted(ROOT.glob("recipes/*/RESULTS.md"))
+    found = sorted({path.parent for path in ROOT.glob("recipes/*/*.md")})
     readme.write_text(f"{before}{BEGIN}\n\n" + "\n".join(map(tables, found)) + f"\n{END}{after}")
 
 
