@@ -20,7 +20,7 @@ usage: recipes/$corpus/run.sh [options] [hydra.override=value ...]
   --stage N        first stage to run (default 0)
   --stop-stage N   last stage to run (default 10)
   --nj N           parallel jobs (default: number of processors)
-  --data-dir DIR   where the corpus lies, for corpora that are not generated or downloaded
+  --data-dir DIR   AN4 only: its archive, a folder with it, or the unpacked tree (default: downloaded)
   --help           this text
 stages: 0 data, 1 lang, 2 features, 3 align, 4 speaker, 5 egs, 6 train, 7 decode,
         8 rescore (with rescore=true), 9 score, 10 report

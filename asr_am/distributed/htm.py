@@ -25,8 +25,8 @@ from asr_am.errors import InputError
 
 
 class Htm(Bmuf):
-    """group_size: P. threshold to dense_above: as of `Gtc`, whose `momentum` is called gtc_momentum here. block_size to
-    block_momentum: as of `Bmuf`, whose `momentum` is called momentum_at_block.
+    """group_size: P. threshold to bucket: as of `Gtc`. block_size to eta: as of `Bmuf`, whose `momentum` is called
+    momentum_at_block. residual: what is left in the learners' residuals at a block, keep or reset.
     """
 
     name = "htm"

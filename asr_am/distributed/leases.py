@@ -54,8 +54,8 @@ class Lease:
     """A batch to do. batch: its number in the epoch, None for an idle turn in the last round (a gradient of zero).
 
     progress: share of the epoch handed out before it. updates: of the whole team in the run before it (the schedule
-    follows both). normaliser: frames to divide the sum of the batch's losses by: the plain mean over learners of such
-    gradients is the gradient of the mean loss over all frames of the round.
+    follows both). normaliser: frames to divide the sum of the batch's losses by: from a table, its own; in step, such
+    that the plain mean over learners is the gradient of the mean loss over all frames of the round.
     """
 
     batch: int | None

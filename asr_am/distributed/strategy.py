@@ -38,10 +38,11 @@ class Stats:
 
 
 Gradient = Callable[[OnBucket | None], Stats | None]
-"""Leases a batch, runs forward and backward, fills `params.g`; None: no data left in the segment.
+"""Leases a batch, sets `optimizer.lr`, runs forward and backward, fills `params.g`; None: no data left in the segment.
 
 In step, all learners get None at the same step, and the plain mean over learners of `params.g` is the gradient of the
 mean loss over all frames of the round: a learner with fewer frames weighs less, one without data has zeros.
+Otherwise it is the gradient of the mean loss of its own batch.
 """
 
 

@@ -18,7 +18,7 @@ from asr_am.stages.unit import Unit
 def units(cfg: DictConfig) -> list[Unit]:
     """One unit: exp/<corpus>/data."""
     if cfg.data_dir and "data_dir" not in cfg.corpus.prepare:
-        raise InputError(f"--data-dir {cfg.data_dir}: corpus {cfg.corpus.name} is made by the recipe; leave it out")
+        raise InputError(f"--data-dir {cfg.data_dir}: corpus {cfg.corpus.name} takes no --data-dir; leave it out")
     out = corpus_dir(cfg) / "data"
     speeds = list(cfg.speed_perturb) if OmegaConf.is_list(cfg.speed_perturb) else cfg.speed_perturb
     work = partial(prepare, values(cfg.corpus.prepare), speeds, cfg.nj, list(cfg.corpus.sets))

@@ -63,6 +63,8 @@ def learn(cfg: DictConfig, out: Path) -> None:
     from asr_am.train.loop import train
 
     arguments = run_arguments(cfg, out)
+    if cfg.launcher.name == "torchrun" and not arguments["strategy"].func.in_step:
+        raise InputError(f"strategy={cfg.strategy.name} does not move in step, as torchrun's do; use launcher=process")
     train(**arguments, team=connected(cfg))
 
 

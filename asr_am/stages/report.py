@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from asr_am.stages.app import corpus_dir, stage
+from asr_am.stages.app import ROOT, corpus_dir, stage
 from asr_am.stages.unit import DONE, Unit
 
 
@@ -15,7 +15,8 @@ def units(cfg: DictConfig) -> list[Unit]:
     """One unit, made again when any finished run is new or changed."""
     root = corpus_dir(cfg)
     finished = sorted(path.parent for part in ("score", "train") for path in root.glob(f"{part}/*/{DONE}"))
-    command = f"recipes/{cfg.corpus.name}/run.sh"
+    recipe = f"recipes/{cfg.corpus.name}/run.sh"
+    command = recipe if (ROOT / recipe).exists() else f"recipes/kaldi/run.sh --name {cfg.corpus.name} ..."
     return [Unit(root / "report", finished, {"command": command}, partial(write, root, command))]
 
 

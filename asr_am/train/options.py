@@ -26,8 +26,8 @@ class TrainOptions:
     whatever the seed. batch_size: chunks of a batch. accumulation: parts a batch is computed in, to save memory.
     precision: bfloat16 autocasts the matrix products, weights stay float32. random_offset: cut utterances elsewhere in
     each epoch. ivector_noise: standard deviation of noise on i-vectors, in those of each dimension.
-    threads: of arithmetic on the CPU, 0 = one per core. workers: threads that read examples. report_every,
-    checkpoint_every: batches. device: auto, cpu or cuda.
+    threads: of arithmetic on the CPU, 0 = one per core, and 1 in each of several processes. workers: threads that read
+    examples. report_every, checkpoint_every: batches. device: auto, cpu or cuda.
     """
 
     epochs: int = 16

@@ -12,7 +12,9 @@ from omegaconf import DictConfig
 from asr_am.distributed.cluster import Cluster, Workload
 from asr_am.errors import InputError
 from asr_am.stages.app import values
+from asr_am.stages.learner import learn
 from asr_am.stages.train import units
+from asr_am.stages.unit import KEY
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -76,3 +78,9 @@ def test_the_other_hosts_take_part_and_mark_nothing(monkeypatch: pytest.MonkeyPa
 def test_several_learners_need_a_launcher() -> None:
     with pytest.raises(InputError, match="need launcher=virtual"):
         units(config("learners=4", "strategy=sync"))
+
+
+def test_torchrun_is_for_strategies_that_move_in_step(tmp_path: Path) -> None:
+    (tmp_path / KEY).write_text("0")
+    with pytest.raises(InputError, match="strategy=ps_sync does not move in step"):
+        learn(config("strategy=ps_sync", "learners=2", "launcher=torchrun", "logger=none"), tmp_path)
