@@ -108,6 +108,11 @@ class Served(Strategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
+        if len(state["versions"]) != len(self.worker.versions):
+            raise InputError(
+                f"the checkpoint has {len(state['versions'])} servers, this run {len(self.worker.versions)}; set "
+                f"strategy.servers={len(state['versions'])}"
+            )
         self._reach.counts, self._reach.staleness = self.counts, self.staleness
         self.worker.versions[:] = state["versions"]
         self._rests = state["rests"]

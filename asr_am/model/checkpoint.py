@@ -19,13 +19,17 @@ FORMAT = "asr_am acoustic model 1"
 
 
 def write_torch(value: Any, path: Path) -> None:
-    """`torch.save` under a temporary name, flushed to the disk, then renamed."""
+    """`torch.save` under a temporary name, flushed to the disk, then renamed. InputError where the disk is full."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        torch.save(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as file:
+            torch.save(value, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(f"{path}: cannot be written ({error.strerror}); make room, and start again") from error
 
 
 def read_torch(path: Path, remedy: str) -> Any:

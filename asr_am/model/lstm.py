@@ -46,7 +46,7 @@ class BiLSTM(nn.LSTM):
         turned_TB = _turned(lengths_B, *x_TBI.shape[:2])
         zeros_1BH = x_TBI.new_zeros(1, x_TBI.shape[1], self.hidden_size)
         y_TBH, z_TBH = (
-            torch.lstm(h_TBI, (zeros_1BH, zeros_1BH), weights, True, 1, 0.0, self.training, False, False)[0]
+            torch.lstm(h_TBI, (zeros_1BH, zeros_1BH), tuple(weights), True, 1, 0.0, self.training, False, False)[0]
             for h_TBI, weights in zip((x_TBI, _reorder(x_TBI, turned_TB)), self.all_weights, strict=True)
         )
         return torch.cat([y_TBH, _reorder(z_TBH, turned_TB)], dim=2)

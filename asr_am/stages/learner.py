@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from asr_am.distributed.team import Team
 
 log = logging.getLogger(__name__)
+FAILED = 70  # exit status that says no more than that: where the others can go on without a learner, they do
 
 
 def run_arguments(cfg: DictConfig, out: Path) -> dict[str, Any]:
@@ -30,10 +31,8 @@ def run_arguments(cfg: DictConfig, out: Path) -> dict[str, Any]:
 
     from asr_am.train.options import TrainOptions
 
-    def without_name(group: DictConfig) -> dict[str, Any]:
-        return {key: value for key, value in values(group).items() if key != "name"}
-
-    provenance: dict[str, Any] = {"commit": git_commit(), "config_hash": (out / KEY).read_text()}
+    key = out / KEY  # written by the host that leads, perhaps later
+    provenance: dict[str, Any] = {"commit": git_commit(), "config_hash": key.read_text() if key.exists() else ""}
     provenance |= {"launcher": cfg.launcher.name, "model": cfg.model.name}
     provenance |= {"cluster": cfg.cluster.name, "workload": cfg.workload.name}
     provenance["faults"] = {key: value for key, value in values(cfg.cluster.faults).items() if value}
@@ -42,11 +41,22 @@ def run_arguments(cfg: DictConfig, out: Path) -> dict[str, Any]:
         "egs_dir": egs_dir(cfg),
         "out": out,
         "options": options,
-        "strategy": instantiate(without_name(cfg.strategy)),
+        "strategy": strategy_of(cfg),
         "tracker": instantiate(cfg.logger),
         "provenance": provenance,
         "servers": ranks_apart(cfg),
     }
+
+
+def strategy_of(cfg: DictConfig) -> Any:
+    """A `functools.partial` of the strategy's class with its options; it wants parameters, optimizer and team."""
+    from hydra.utils import instantiate
+
+    return instantiate(without_name(cfg.strategy))
+
+
+def without_name(group: DictConfig) -> dict[str, Any]:
+    return {key: value for key, value in values(group).items() if key != "name"}
 
 
 def ranks_apart(cfg: DictConfig) -> int:
@@ -93,6 +103,9 @@ def main() -> None:
     except InputError as error:
         log.error("learner %s: %s", rank, error)
         status = 1
+    except Exception:
+        log.exception("learner %s failed", rank)
+        status = FAILED
     end_process(status)
 
 

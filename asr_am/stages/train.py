@@ -16,7 +16,7 @@ from asr_am.distributed.process.ending import end_process
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import egs_dir
-from asr_am.stages.learner import learn, ranks_apart, run_arguments
+from asr_am.stages.learner import learn, ranks_apart, run_arguments, strategy_of
 from asr_am.stages.unit import Unit
 
 SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every")  # change how fast, not what
@@ -34,7 +34,10 @@ def units(cfg: DictConfig) -> list[Unit]:
     config["train"] = {name: value for name, value in groups["train"].items() if name not in SPEED_ONLY + APART}
     if launcher != "alone":
         config |= {"launcher": launcher, "learners": cfg.learners}
-        config |= {"cluster": values(cfg.cluster), "workload": values(cfg.workload)}
+        if launcher == "virtual" or cfg.workload.emulate:
+            config |= {"cluster": values(cfg.cluster), "workload": values(cfg.workload)}
+        else:
+            config |= {"faults": values(cfg.cluster.faults)}
     config["train"] |= {"subset": cfg.train.subset} if cfg.train.subset != 1 else {}
     inputs = [egs_dir(cfg), *([Path(cfg.train.init)] if cfg.train.init else [])]
     out = corpus_dir(cfg) / "train" / cfg.run
@@ -75,7 +78,7 @@ def _processes(cfg: DictConfig, out: Path) -> None:
     command = [sys.executable, "-m", "asr_am.stages.learner", str(out / "config.yaml")]
     options = {key: value for key, value in values(launcher).items() if key not in ("name", "suffix")}
     launch(
-        command, size // launcher.nodes, in_step=run_arguments(cfg, out)["strategy"].func.in_step,
+        command, size // launcher.nodes, in_step=strategy_of(cfg).func.in_step,
         faults=Faults.build(values(cfg.cluster.faults)), **options,
     )  # fmt: skip
 

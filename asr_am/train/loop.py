@@ -34,6 +34,7 @@ from asr_am.train.schedule import Schedule
 from asr_am.train.tracking import Tracker
 
 log = logging.getLogger(__name__)
+SAME = 1e-6  # relative difference of sums that are only added in another order, or by another kind of CPU
 
 
 def train(
@@ -119,17 +120,24 @@ class Run:
         if self.team.incarnation > 0:
             self._resume()
             return
-        w = self.learner.params.w.double()
-        rows = self.team.gather(torch.stack([w.sum(), w.square().sum()]).cpu())
-        if not all(torch.equal(row, rows[self.team.rank]) for row in rows.values()):
+        w = self.learner.params.w.cpu().double()
+        on_gpu = float(self.learner.device.type == "cuda")
+        own = [float(w.abs().sum()), float(w.square().sum()), on_gpu]
+        rows = self.team.gather(torch.tensor(own, dtype=torch.float64))
+        if not all(torch.allclose(row[:2], rows[self.team.rank][:2], rtol=SAME) for row in rows.values()):
             raise InputError("the learners begin with different weights; have they the same software and examples?")
+        if len({bool(row[2]) for rank, row in rows.items() if rank < self.learners}) > 1:
+            raise InputError("some learners have a GPU and some have none; mend these, or set train.device=cpu")
         self._agree(rows)
         self._resume()
+        places = self.team.gather(torch.tensor([self.cursor.epoch, self.cursor.done], dtype=torch.float64))
+        if not all(torch.equal(place, places[self.team.rank]) for place in places.values()):
+            raise InputError("the learners see different checkpoints; start again once all hosts see the same files")
         if self._coordinates:
             if self.team.size == 1:
                 where = f"{self.learner.device}, {torch.get_num_threads()} threads"
             else:
-                where = f"{self.strategy.name} on {self.learners} learners"
+                where = f"{self.strategy.name} on {self.learners} learners, {self.learner.device.type}"
                 where += f" and {servers} servers" if (servers := self.team.size - self.learners) else ""
             frames = int(self.material.plan(self.cursor.epoch).frames_N.sum())
             log.info("%d parameters, %d training frames, %s", len(w), frames, where)
@@ -146,7 +154,7 @@ class Run:
             return
         try:
             self.cursor = Cursor(**state["cursor"])
-            own = self.checkpoints.load_learner(self.team.rank)
+            own = self.checkpoints.load_learner(self.team.rank) if self.team.rank in state["members"] else None
             part = own or self.checkpoints.load_learner(state["members"][0])
             assert part is not None
             self.strategy.load_state_dict(part["strategy"])

@@ -17,11 +17,12 @@ from asr_am.distributed.cluster import Cluster, Workload
 from asr_am.distributed.dpsgd import Dpsgd
 from asr_am.distributed.hybrid import Hybrid
 from asr_am.distributed.local import Local
+from asr_am.distributed.ps_sync import PsSync
 from asr_am.distributed.sync import Sync
 from asr_am.distributed.team import LearnerLost
 from asr_am.errors import InputError
 from asr_am.model.blstm import BlstmOptions
-from asr_am.train.loop import train
+from asr_am.train.loop import Run, train
 from asr_am.train.material import StrategyFactory
 from asr_am.train.options import TrainOptions
 from asr_am.train.schedule import Schedule
@@ -153,3 +154,20 @@ def test_local_is_for_one_and_a_ring_is_even(egs_dir: Path, tmp_path: Path) -> N
     for strategy in (Adpsgd, Dpsgd):
         with pytest.raises(InputError, match="an even number; use 4 or 2"):
             odd(cluster=cluster(), workload=WORKLOAD, strategy=strategy)
+
+
+def test_as_many_servers_go_on_as_there_were(egs_dir: Path, tmp_path: Path) -> None:
+    virtually(egs_dir, tmp_path, partial(PsSync, servers=1), with_epochs(1))
+    with pytest.raises(InputError, match=r"has 1 servers, this run 2; set strategy\.servers=1"):
+        virtually(egs_dir, tmp_path, partial(PsSync, servers=2))
+
+
+def test_learners_that_see_different_checkpoints_do_not_begin(
+    egs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resume(run: Run) -> None:
+        run.cursor.epoch = int(run.team.rank == 2)
+
+    monkeypatch.setattr(Run, "_resume", resume)
+    with pytest.raises(InputError, match="the learners see different checkpoints"):
+        virtually(egs_dir, tmp_path, Sync)

@@ -118,7 +118,10 @@ def fill(numbers: np.ndarray, tensors: Sequence[Tensor]) -> Iterator[int]:
     begin = 0
     yield begin
     for tensor in tensors:
-        for part in tensor.detach().reshape(-1).split(STRIDE):
+        numbers_N = tensor.detach().reshape(-1)
+        if numbers_N.is_cuda:
+            numbers_N = numbers_N.cpu()  # waits for the GPU once, not for each stride
+        for part in numbers_N.split(STRIDE):
             torch.from_numpy(numbers[begin : begin + len(part)]).copy_(part)
             begin += len(part)
             yield begin

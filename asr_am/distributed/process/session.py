@@ -43,6 +43,7 @@ class Session:
         self.seats = {rank: Seat() for rank in range(size)}
         self.started = False
         self._tables: dict[Place, LeaseTable] = {}
+        self._records: dict[Place, Message] = {}  # as all learners are told them
         self._meetings = Meetings(self._expected, self._answer_rows)
         self._newest = START
 
@@ -146,6 +147,7 @@ class Session:
         """Drop what no learner can ask for any more."""
         oldest = min(seat.place for seat in self.seats.values() if seat.joined)
         self._tables = {place: table for place, table in self._tables.items() if place >= oldest}
+        self._records = {place: record for place, record in self._records.items() if place >= oldest}
         self._meetings.forget(oldest)
 
     def _table(self, rank: int) -> LeaseTable:
@@ -172,10 +174,12 @@ class Session:
             self._serve_leases()
 
     def _record(self, rank: int, number: int) -> None:
-        record = self._table(rank).record()
-        self._answer(rank, number, {
-            "completions": [astuple(completion) for completion in record.completions], "released": record.released,
-        })  # fmt: skip
+        place = self.seats[rank].place
+        if place not in self._records:
+            record = self._table(rank).record()
+            rows = [(c.batch, c.owner, c.incarnation, c.examples, c.applied) for c in record.completions]
+            self._records[place] = {"completions": rows, "released": record.released}
+        self._answer(rank, number, self._records[place])
 
     # answers
 

@@ -75,6 +75,7 @@ class Supervisor:
     def _turn(self) -> None:
         for connection, message in self._server.receive(TURN):
             self._handle(connection, message)
+            self._beat(time.monotonic())  # there may be many of them
         for child in self._children.ended():
             self._on_end(child, self._name)
         now = time.monotonic()
@@ -215,6 +216,9 @@ class Supervisor:
             if now - host.heard > PATIENCE:
                 del self._hosts[node]
                 self._lose_host(node, f"cannot be reached any more: nothing is heard from host {host.name}")
+        self._beat(now)
+
+    def _beat(self, now: float) -> None:
         if now - self._beaten > PATIENCE / 5:
             self._beaten = now
             self._tell_hosts({"do": "live"})

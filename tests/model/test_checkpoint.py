@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from asr_am.errors import InputError
+from asr_am.model.checkpoint import read_torch, write_torch
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "learner-0.pt"
+    write_torch({"x": torch.ones(3)}, path)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match=r"learner-0\.pt: cannot be written \(No space left"):
+        write_torch({"x": torch.zeros(3)}, path)
+    assert read_torch(path, "")["x"].tolist() == [1.0] * 3 and os.listdir(tmp_path) == ["learner-0.pt"]
