@@ -16,6 +16,8 @@ import numpy as np
 
 from asr_am.decode.lattice import Lattice
 
+CELLS = 4_000_000  # arcs x weightings that are looked at together, at 28 bytes
+
 
 class Weights(NamedTuple):
     """One weighting: LM weight (> 0) and the cost of each word (negative: a bonus)."""
@@ -34,6 +36,12 @@ def costs(lattice: Lattice, weights: Sequence[Weights]) -> np.ndarray:
 
 def best_paths(lattice: Lattice, weights: Sequence[Weights]) -> list[np.ndarray]:
     """For every weighting the arcs of the cheapest path, from start to end. Exact."""
+    step = max(1, CELLS // max(1, len(lattice.source_A)))
+    parts = [weights[begin : begin + step] for begin in range(0, len(weights), step)]
+    return [path for part in parts for path in _best_paths(lattice, part)]
+
+
+def _best_paths(lattice: Lattice, weights: Sequence[Weights]) -> list[np.ndarray]:
     cost_AK = costs(lattice, weights)
     forward_SK = _forward(lattice, cost_AK, np.minimum)
     # The arcs that attain the minimum, bit for bit: the same sum of the same numbers. Any of them will do.

@@ -48,7 +48,8 @@ def search(
     """Decode one utterance. Never raises for want of a path: see `SearchResult.complete` and `.data`."""
     if len(log_likelihoods_TP) == 0:
         return SearchResult(b"", False)
-    scores_TL = np.ascontiguousarray(log_likelihoods_TP[:, states.pdf_L] * np.float32(options.acoustic_scale))
+    scores_TL = np.ascontiguousarray(log_likelihoods_TP[:, states.pdf_L], dtype=np.float32)
+    scores_TL *= np.float32(options.acoustic_scale)  # in place: the largest array of the search
     config = kaldi_decoder.LatticeSimpleDecoderConfig(beam=options.beam, lattice_beam=options.lattice_beam)
     decoder = kaldi_decoder.LatticeSimpleDecoder(graph, config)
     decoder.decode(kaldi_decoder.DecodableCtc(scores_TL))  # False without a final state, though there is a lattice

@@ -27,13 +27,15 @@ from asr_am.hmm.tree import DecisionTree
 from asr_am.hmm.tree_build import TreeOptions, build_tree
 from asr_am.hmm.tree_stats import TreeStats, accumulate_tree_stats
 from asr_am.lang.lang import Lang
+from asr_am.lang.lexicon import base_phone, strip_position
 
 logger = logging.getLogger(__name__)
+PER_STATE = 2.0  # or a lexicon of many phones would leave none for contexts
 
 
 @dataclass(frozen=True, kw_only=True)
 class TriOptions(EmOptions):
-    """leaves, min_leaf_occupancy, merge: see TreeOptions."""
+    """leaves, min_leaf_occupancy, merge: see TreeOptions. There may be PER_STATE leaves for each state of a phone."""
 
     iterations: int = 35
     realign: Sequence[int] = (10, 20, 30)
@@ -61,8 +63,9 @@ def grow(name: str, place: Workplace, previous: Path, options: TriOptions) -> tu
     labels_N = load_labels(previous / "ali", "train", place.train, old_states)
     runs = runs_of(labels_N, place.train.offsets_U1, old_states)
     stats = accumulate_tree_stats(place.train, runs)
-    questions = phone_questions(stats, place.lang.roots, place.lang.silence_phones, word_position_questions(place.lang))
-    growing = TreeOptions(options.leaves, options.min_leaf_occupancy, options.merge)
+    extra = word_position_questions(place.lang) + digit_questions(place.lang)
+    questions = phone_questions(stats, place.lang.roots, place.lang.silence_phones, extra)
+    growing = TreeOptions(options.leaves, options.min_leaf_occupancy, options.merge, PER_STATE)
     tree = build_tree(stats, place.lang.roots, old_states.states_P, place.lang.silence_phones, questions, growing)
     logger.info("%s: %d contexts seen, %d questions, %d pdfs", name, len(stats.state_M), len(questions), tree.num_pdfs)
 
@@ -81,6 +84,17 @@ def word_position_questions(lang: Lang) -> list[set[int]]:
     begin = {phone for phone in lang.nonsilence_phones if lang.is_word_begin(phone)}
     end = {phone for phone in lang.nonsilence_phones if lang.is_word_end(phone)}
     return [begin, end, begin & end, set(lang.nonsilence_phones) - begin - end]
+
+
+def digit_questions(lang: Lang) -> list[set[int]]:
+    """Does the phone's name end with this digit? Of phones that share a root: stress, or tone."""
+    questions: dict[str, set[int]] = {}
+    for phones in lang.roots:
+        names = {phone: strip_position(lang.phone_names[phone]) for phone in phones}
+        if len(set(names.values())) > 1:
+            for phone, name in names.items():
+                questions.setdefault(name[len(base_phone(name)) :], set()).add(phone)
+    return [questions[digits] for digits in sorted(questions)]
 
 
 def convert_labels(labels_N: np.ndarray, runs: Runs, tree: DecisionTree, states: StateTable) -> np.ndarray:

@@ -28,6 +28,7 @@ from asr_am.hmm.tree import DecisionTree
 from asr_am.lang.lang import Lang
 
 logger = logging.getLogger(__name__)
+MOST_FAILED = 0.5  # share of the training utterances without alignment beyond which there is no point in going on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +148,22 @@ def finish(
             graphs = place.compile(subset, tree, states, options.align)
         result = align(graphs, material.frames, gmms, states, options.align, place.jobs, f"{name}: align {subset}")
         log_alignment(name, subset, result, len(material.frames.utterances))
+        if subset == "train":
+            require_aligned(name, result.failed, len(material.frames.utterances))
         write_alignments(out / "ali", subset, material.frames, result.labels_N, final=final / "ali")
         write_lines(out / "ali" / f"{subset}_failed.txt", result.failed)
         lengths = dict(zip(material.frames.utterances, np.diff(material.frames.offsets_U1).tolist(), strict=True))
         check_alignments(out / "ali", subset, lengths, states)
     System(tree, states, gmms).save(out)
+
+
+def require_aligned(name: str, failed: Sequence[str], count: int) -> None:
+    """InputError where most of the training utterances have no alignment."""
+    if len(failed) > MOST_FAILED * count:
+        raise InputError(
+            f"{name}: {len(failed)} of {count} training utterances cannot be aligned, the first {failed[0]}; do "
+            "text and audio belong together, and is the lexicon of this language?"
+        )
 
 
 def pdfs_of(labels_N: np.ndarray, states: StateTable) -> np.ndarray:

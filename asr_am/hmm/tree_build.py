@@ -21,11 +21,15 @@ from asr_am.hmm.tree_stats import TreeStats, log_likelihood
 
 @dataclass(frozen=True)
 class TreeOptions:
-    """leaves: at most so many before merging; min_occupancy: frames a leaf needs; merge: whether leaves are merged."""
+    """leaves: at most so many before merging; min_occupancy: frames a leaf needs; merge: whether leaves are merged.
+
+    per_state: as many leaves are allowed for each state of a root that was seen, on average, whatever `leaves` says.
+    """
 
     leaves: int = 300
     min_occupancy: float = 30.0
     merge: bool = True
+    per_state: float = 1.0
 
 
 @dataclass(eq=False)
@@ -82,7 +86,9 @@ def _grow(
     for node in open_nodes:
         consider(node)
     count, smallest_gain = len(tops), 0.0
-    while queue and count < options.leaves:
+    seen = sum(len(top.rows) > 0 for top in tops)
+    limit = max(options.leaves, count - seen + round(options.per_state * seen))
+    while queue and count < limit:
         negative_gain, _, node, position, question = heapq.heappop(queue)
         answer = asked_QP[question, stats.windows_M3[node.rows, position]]
         node.position, node.question = position, questions[question]

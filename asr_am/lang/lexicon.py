@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,8 +75,26 @@ def read_lexicon(lexicon_path: Path, nonspeech_path: Path | None = None) -> Lexi
         entries=tuple(sorted(entries, key=lambda entry: (entry.word, entry.phones))),
         silence_phones=silence_phones,
         nonsilence_phones=ordered,
-        roots=tuple((phone,) for phone in (*silence_phones, *ordered)),
+        roots=(*((phone,) for phone in silence_phones), *_roots(ordered)),
     )
+
+
+def base_phone(phone: str) -> str:
+    """The name without the digits at its end, which tell of stress or tone; a name of digits only is one."""
+    return phone.rstrip("0123456789") or phone
+
+
+def strip_position(phone: str) -> str:
+    """The name without its position marker, if it has one."""
+    return phone[:-2] if phone.endswith(POSITIONS) else phone
+
+
+def _roots(phones: Iterable[str]) -> list[tuple[str, ...]]:
+    """Phones that differ in stress or tone only share a root, as in Kaldi; the tree may ask for the digit."""
+    groups: dict[str, list[str]] = {}
+    for phone in phones:
+        groups.setdefault(base_phone(phone), []).append(phone)
+    return [tuple(group) for group in groups.values()]
 
 
 def _read_entries(path: Path) -> dict[Pronunciation, str]:
@@ -115,8 +134,7 @@ def mark_positions(lexicon: Lexicon) -> Lexicon:
 
     InputError where a marked name equals another phone's (a lexicon that has markers already).
     """
-    variants = tuple(tuple(phone + position for position in POSITIONS) for phone in lexicon.nonsilence_phones)
-    marked = tuple(name for group in variants for name in group)
+    marked = tuple(phone + position for phone in lexicon.nonsilence_phones for position in POSITIONS)
     taken = set(lexicon.nonsilence_phones) | set(lexicon.silence_phones)
     for name in marked:
         if name in taken:
@@ -129,7 +147,10 @@ def mark_positions(lexicon: Lexicon) -> Lexicon:
         entries=tuple(Pronunciation(e.word, _positioned(e.phones, silence)) for e in lexicon.entries),
         silence_phones=lexicon.silence_phones,
         nonsilence_phones=marked,
-        roots=(*((phone,) for phone in lexicon.silence_phones), *variants),
+        roots=tuple(
+            root if root[0] in silence else tuple(phone + position for phone in root for position in POSITIONS)
+            for root in lexicon.roots
+        ),
         position_dependent=True,
     )
 

@@ -47,7 +47,8 @@ def prepare_lang(data_dir: Path, out: Path, *, position_dependent: bool, silence
         )
         fst.write(str(out / name))
     _write_description(lexicon, out / "lang.json")
-    log.info("lexicon: %d pronunciations of %d words, %d phones", len(plain), len(lexicon.words), len(lexicon.roots))
+    counts = len(plain), len(lexicon.words), len(lexicon.roots)
+    log.info("lexicon: %d pronunciations of %d words, %d phones (stress and tone aside)", *counts)
 
 
 def _symbols(*names: str) -> dict[str, int]:

@@ -10,6 +10,7 @@ import kaldifst
 import numpy as np
 import pytest
 
+from asr_am.decode import paths
 from asr_am.decode.lattice import Lattice, read_lattices
 from asr_am.decode.nbest import nbest
 from asr_am.decode.paths import Weights, arc_posteriors, beam_excess, best_paths, costs
@@ -84,6 +85,14 @@ def test_every_weighting_gives_what_searching_again_gives(small: Small, text: st
     cost_AK = costs(lattice, GRID)
     for weights, cost_A, path in zip(GRID, cost_AK.T, best_paths(lattice, GRID), strict=True):
         assert cost_A[path].sum() == pytest.approx(searched_again(small, scores_TP, weights), abs=2e-2), weights
+
+
+def test_weightings_in_parts_give_the_same_paths(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    lattice = lattice_of(small, noisy(small, "AB A B2", 2))
+    whole = best_paths(lattice, GRID)
+    monkeypatch.setattr(paths, "CELLS", 2 * len(lattice.source_A))
+    for path, other in zip(best_paths(lattice, GRID), whole, strict=True):
+        assert np.array_equal(path, other)
 
 
 def test_paths_are_paths(small: Small) -> None:

@@ -16,6 +16,7 @@ from asr_am.hmm.align_corpus import MonoOptions, TriOptions, align_corpus
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.system import System
+from asr_am.hmm.training import require_aligned
 from asr_am.lang.lang import Lang
 from tests.hmm.synthetic import Spoken, make_lang, speak, write_features
 
@@ -140,3 +141,12 @@ def test_damaged_states_and_frames_are_input_errors(trained: tuple[Path, dict[st
         FrameStore(tmp_path / "frames")
     with pytest.raises(InputError, match="not finite"):
         FrameStore.write(tmp_path / "frames", ["a"], lambda _: np.full((9, 2), np.nan, np.float32), "frames")
+
+
+def test_where_most_of_the_speech_is_not_that_of_the_transcripts_training_ends() -> None:
+    names = [f"utterance-{number}" for number in range(60)]
+    require_aligned("tri", names[:50], 100)
+    with pytest.raises(
+        InputError, match=r"tri: 60 of 100 training utterances cannot be aligned, the first utterance-0,.* lexi"
+    ):
+        require_aligned("tri", names, 100)

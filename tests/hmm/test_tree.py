@@ -62,6 +62,17 @@ def test_the_tree_asks_what_matters_and_nothing_else() -> None:
     assert tree.leaves(4, 2) == [tree.pdf((1, 4, 1), 2)] and len(tree.leaves(2, 0)) == 2
 
 
+def test_many_phones_leave_room_for_contexts() -> None:
+    """With fewer leaves than states no context could be asked for; what was never seen takes nothing away."""
+    stats = stats_of(vowel_on_the_left)
+    pdfs = []
+    for roots, per_state in ((ROOTS, 1.0), (ROOTS, 2.0), ([*ROOTS, [6]], 2.0)):
+        states = {**STATES, 6: 3}
+        tree = build_tree(stats, roots, states, [SIL], QUESTIONS, TreeOptions(5, 30.0, False, per_state))
+        pdfs.append(tree.num_pdfs)
+    assert pdfs[0] == 12 < pdfs[1] <= 24 and pdfs[2] == pdfs[1] + 3
+
+
 def test_silence_is_never_split() -> None:
     stats = stats_of(lambda window, state: [7.0 * window[0], 3.0 * window[2]])
     tree = build_tree(stats, ROOTS, STATES, [SIL], QUESTIONS, TreeOptions(100, 30.0, merge=False))

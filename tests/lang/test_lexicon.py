@@ -33,6 +33,14 @@ def test_position_markers(tmp_path: Path) -> None:
     )
 
 
+def test_phones_that_differ_in_stress_share_a_root(tmp_path: Path) -> None:
+    text = "A AH0\nA AH1\nAN AE1 N\nBE B IY\nTWO 2 9\n"
+    lexicon = read_lexicon(write(tmp_path / "lexicon.txt", text))
+    assert lexicon.roots[3:] == (("2",), ("9",), ("AE1",), ("AH0", "AH1"), ("B",), ("IY",), ("N",))
+    marked = mark_positions(lexicon)
+    assert set(marked.roots[6]) == {f"AH{stress}_{position}" for stress in "01" for position in "BEIS"}
+
+
 def test_disambiguation_as_in_kaldi() -> None:
     entries = tuple(
         Pronunciation(word, tuple(phones.split()))
