@@ -12,7 +12,7 @@ from asr_am.data.textfile import numbered_lines
 from asr_am.errors import InputError
 from asr_am.lang.arpa import Arpa, Ngram, read_arpa
 from asr_am.lang.lexicon import UNKNOWN
-from local.kaldi.words import Normaliser, most_frequent
+from local.kaldi.words import Normaliser, Spelling, clean, most_frequent
 
 MAX_UNKNOWN = 0.5  # share of a text's words that the lexicon may lack
 MAX_NGRAMS = 10_000_000  # of an ARPA file, that Python can hold
@@ -78,14 +78,12 @@ def _check_size(path: Path) -> None:
 
 
 def _spelling(words: set[str], lexicon: Collection[str]) -> dict[str, str]:
-    """Words of the model that the lexicon has, also in another case, to the lexicon's spelling; each of those once."""
-    folded: dict[str, str] = {}
-    for word in sorted(lexicon):
-        folded.setdefault(word.casefold(), word)
+    """Words of the model that the lexicon has, in whatever spelling, to the lexicon's spelling; each of those once."""
+    spelling = Spelling(lexicon)
     same = {word: word for word in words if word in lexicon or word in SYMBOLS or word.lower() == UNKNOWN}
     taken = set(same)
     for word in sorted(words - same.keys()):
-        found = folded.get(word.casefold())
+        found = spelling.find(clean(word))
         if found is not None and found not in taken:
             same[word] = found
             taken.add(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -14,19 +15,19 @@ from asr_am.data.tally import Tally
 from asr_am.data.textfile import numbered_lines, write_lines
 from asr_am.errors import InputError
 from local.kaldi.sets import CorpusSet
-from local.kaldi.words import is_mark
+from local.kaldi.lexicon import Lexicon
+from local.kaldi.words import Spelling, clean, without_noises
 
 IGNORED = "ignore_time_segment_in_scoring"
 MAX_DROPPED = 0.05  # share of the user's references that may have no utterance
 
 
-def write_references(out: Path, corpus: CorpusSet, given: bool, noises: Collection[str], tally: Tally) -> None:
-    """Write out/ref.stm and out/reco2file_and_channel. given: whether corpus.folder is this set's own, with its stm."""
-    stm = corpus.folder / "stm"
-    if given and stm.exists():
-        write_lines(out / "ref.stm", _translated(stm, corpus, tally))
+def write_references(out: Path, corpus: CorpusSet, stm: Path | None, lexicon: Lexicon, tally: Tally) -> None:
+    """Write out/ref.stm and out/reco2file_and_channel. stm: the user's own reference of this set."""
+    if stm is not None:
+        write_lines(out / "ref.stm", _translated(stm, corpus, Spelling(lexicon.vocabulary), tally))
     else:
-        write_stm(out / "ref.stm", [_spoken(u, noises) for u in corpus.utterances], label=_label)
+        write_stm(out / "ref.stm", [_spoken(u, lexicon.noises) for u in corpus.utterances], label=_label)
     write_reco2file_and_channel(out / "reco2file_and_channel", corpus.utterances)
 
 
@@ -36,12 +37,13 @@ def _label(utterance: SupervisionSegment) -> str:
 
 def _spoken(utterance: SupervisionSegment, noises: Collection[str]) -> SupervisionSegment:
     """The utterance without noises: the recogniser's are not scored either."""
-    words = [word for word in (utterance.text or "").split() if word not in noises and not is_mark(word)]
-    return replace(utterance, text=" ".join(words))
+    return replace(utterance, text=without_noises(utterance.text or "", noises))
 
 
-def _translated(stm: Path, corpus: CorpusSet, tally: Tally) -> list[str]:
+def _translated(stm: Path, corpus: CorpusSet, spelling: Spelling, tally: Tally) -> list[str]:
     """The lines of `stm`, each under the name and channel of our recording, sorted; comments first.
+
+    Words that the lexicon has are spelt as there, since NIST's programs compare bytes and fold the case of A-Z only.
 
     InputError: an utterance without a reference, a bad line, more than a few references without an utterance.
     """
@@ -56,12 +58,15 @@ def _translated(stm: Path, corpus: CorpusSet, tally: Tally) -> list[str]:
             comments.append(line)
             continue
         where = f"{stm}:{number}"
-        file, channel, begin, end, rest = _fields(line, where)
+        file, channel, begin, end, speaker_and_times, text = _fields(line, where)
         side = names.get((file, channel), ("", ""))
         found = [u for u in spans.get(side, []) if u.start < end and begin < u.end]
         covered.update(u.id for u in found)
         if found:
-            records.append((*side, begin, f"{side[0]} {side[1]} {rest}"))
+            spelt = _spelt(text, spelling)
+            if spelt != text:
+                tally.add("references in another spelling: as in the lexicon", where)
+            records.append((*side, begin, f"{side[0]} {side[1]} {speaker_and_times} {spelt}".rstrip()))
         elif IGNORED not in line.lower():
             tally.add("references without a usable utterance: left out", where)
             dropped += 1
@@ -79,13 +84,20 @@ def _translated(stm: Path, corpus: CorpusSet, tally: Tally) -> list[str]:
     return [*comments, *(line for *_, line in sorted(records))]
 
 
-def _fields(line: str, where: str) -> tuple[str, int, float, float, str]:
+def _spelt(text: str, spelling: Spelling) -> str:
+    """Labels and words of a reference; what stands between blanks and parentheses is looked up, so notation stays."""
+    words = " ".join(clean(text).split())
+    return re.sub(r"[^ ()]+", lambda match: spelling.find(match[0]) or match[0], words)
+
+
+def _fields(line: str, where: str) -> tuple[str, int, float, float, str, str]:
+    """File, channel, begin, end; speaker and times as they stand there; labels and words."""
     try:
-        file, channel, speaker, begin, end = line.split(maxsplit=5)[:5]
+        file, channel, speaker, begin, end, *text = line.split(maxsplit=5)
         number = channel_number(channel)
         if number is None:
             raise ValueError(f"channel {channel}")
-        return file, number, float(begin), float(end), " ".join([speaker, begin, end, *line.split(maxsplit=5)[5:]])
+        return file, number, float(begin), float(end), f"{speaker} {begin} {end}", "".join(text).rstrip()
     except ValueError as error:
         raise InputError(f"{where}: not `file channel speaker begin end <labels> words`; correct it") from error
 

@@ -33,15 +33,31 @@ def is_mark(word: str) -> bool:
     return MARK.fullmatch(word) is not None
 
 
+def without_noises(text: str, noises: Collection[str]) -> str:
+    """The words of a transcript without noises of the lexicon and marks."""
+    return " ".join(word for word in text.split() if word not in noises and not is_mark(word))
+
+
+class Spelling:
+    """How the lexicon spells a word."""
+
+    def __init__(self, vocabulary: Collection[str]) -> None:
+        self.vocabulary = frozenset(vocabulary)
+        self._folded: dict[str, str] = {}
+        for word in sorted(vocabulary):
+            self._folded.setdefault(word.casefold(), word)
+
+    def find(self, word: str) -> str | None:
+        """The word itself where the lexicon has it, else the same in another case, else None. word: see `clean`."""
+        return word if word in self.vocabulary else self._folded.get(word.casefold())
+
+
 class Normaliser:
     """The words of a text as the lexicon spells them; `unknown` counts those that it lacks."""
 
     def __init__(self, vocabulary: Collection[str], silence: Collection[str], unknown: Collection[str]) -> None:
         """vocabulary: words of the lexicon. silence: words that are silence. unknown: those that mean `<unk>`."""
-        self._vocabulary = frozenset(vocabulary)
-        self._folded: dict[str, str] = {}
-        for word in sorted(vocabulary):
-            self._folded.setdefault(word.casefold(), word)
+        self._spelling = Spelling(vocabulary)
         self._silence = frozenset(silence)
         self._unknown = frozenset(unknown) | {UNKNOWN}
         cased = [word for word in vocabulary if word.upper() != word.lower() and word != UNKNOWN]
@@ -61,20 +77,20 @@ class Normaliser:
             if not spelt:
                 tally.add("punctuation by itself: taken out", where)
                 continue
-            if spelt not in self._vocabulary:
+            if spelt not in self._spelling.vocabulary:
                 tally.add("words outside the lexicon: the unknown word", f"{where}: {spelt}")
                 self.unknown[spelt] += 1
             words.append(spelt)
         return words
 
     def _spell(self, word: str, where: str, tally: Tally) -> str:
-        if word in self._vocabulary:
+        if word in self._spelling.vocabulary:
             return word
         if is_mark(word):
-            return self._folded.get(word.casefold(), word)
+            return self._spelling.find(word) or word
         bare = _without_punctuation(word, keep="'").translate(ALTERNATIVES)
         for candidate in (word, bare, _without_punctuation(bare, keep="")):
-            found = candidate if candidate in self._vocabulary else self._folded.get(candidate.casefold())
+            found = self._spelling.find(candidate)
             if found is not None:
                 if candidate != word:
                     tally.add("words with punctuation: without", where)
