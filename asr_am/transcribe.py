@@ -107,14 +107,17 @@ def read_audio(path: Path, sampling_rate: int, *, separate: bool) -> list[np.nda
     """The channels of a file, or their mean, at the model's rate on the 16-bit scale; InputError if unusable."""
     import soundfile
 
+    from asr_am.data.length import decoded
+
     if not path.is_file():
         raise InputError(f"{path}: no such file; give a recording that exists")
     try:
-        samples_NC, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    except (soundfile.SoundFileError, OSError, ValueError) as error:
+        rate, blocks = soundfile.info(path).samplerate, list(decoded(path))
+    except (soundfile.SoundFileError, OSError, TypeError) as error:
         raise InputError(f"{path}: cannot be read as audio ({error}); convert it to WAV or FLAC") from error
-    if len(samples_NC) == 0:
+    if not blocks:
         raise InputError(f"{path}: holds no samples; record it again")
+    samples_NC = np.concatenate(blocks)
     if not np.isfinite(samples_NC).all():
         raise InputError(f"{path}: holds samples that are not numbers; convert it again")
     if samples_NC.min() == samples_NC.max():

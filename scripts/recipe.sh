@@ -67,7 +67,12 @@ while [ $# -gt 0 ]; do
                 overrides+=("${path_options[$1]}=$(existing_path "$1" "$2")")
             else
                 [[ $2 =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || fail "$1 takes a word of letters, digits, . _ and -, not '$2'"
-                overrides+=("${value_options[$1]}=$2")
+                if [ "$1" = --name ]; then
+                    [ ! -e "recipes/$2/run.sh" ] || fail "--name $2 is that of recipes/$2; choose another name"
+                    overrides+=("${value_options[$1]}='$2'")     # text to Hydra also where it is 2024, 1e3 or null
+                else
+                    overrides+=("${value_options[$1]}=$2")
+                fi
             fi
             shift 2 ;;
         -*) fail "unknown option '$1'" ;;

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from asr_am.hmm.states import StateTable
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = "recipes/minicts/run.sh"
+OWN_DATA = "recipes/kaldi/run.sh"
 TINY = [
     "corpus.hours=0.08", "corpus.speakers=8", "corpus.test_words=120", "train.threads=1",
     "align.mono.iterations=12", "align.tri.iterations=12", "align.tri.leaves=150", "align.tri.gaussians=600",
@@ -28,8 +30,8 @@ TINY = [
 ]  # fmt: skip
 
 
-def recipe(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([RUN, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600)
+def recipe(*arguments: str, run: str = RUN) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([run, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
 def word_errors(exp: Path) -> dict[str, tuple[int, int]]:
@@ -141,3 +143,23 @@ def test_help_names_the_stages() -> None:
 def test_a_stage_without_its_inputs_says_which_to_run(tmp_path: Path) -> None:
     done = recipe("--stage", "3", f"exp={tmp_path}")
     assert done.returncode == 1 and "does not exist; run the stage that makes it first" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["2024", "1e3", "null"])
+def test_a_name_is_text_to_every_stage(tmp_path: Path, name: str) -> None:
+    done = recipe("--name", name, "--stage", "3", f"exp={tmp_path}", run=OWN_DATA)
+    assert done.returncode == 1 and f"ERROR stage align: {tmp_path}/{name}/data does not exist" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(("override", "message"), [("corpus.name=2024", "2024, not text"), ("seed=2", "is needed")])
+def test_no_name_or_a_number_is_one_clear_line(tmp_path: Path, override: str, message: str) -> None:
+    command = [sys.executable, "-m", "asr_am.stages.align", "corpus=kaldi", override, f"exp={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["an4", "minicts", "kaldi"])
+def test_own_data_cannot_take_the_name_of_a_recipe(name: str) -> None:
+    done = recipe("--name", name, run=OWN_DATA)
+    assert done.returncode == 1 and "choose another name" in done.stderr and done.stderr.count("\n") == 1

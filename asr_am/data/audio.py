@@ -65,7 +65,7 @@ def _from_file(
                         f"utterance {segment.id}: the file is truncated; get it anew and run stage 0 (data) again"
                     )
                 yield segment, samples_NC[:, source.channels.index(channel_of(segment))] * INT16_SCALE
-    except (soundfile.SoundFileError, OSError) as error:
+    except (soundfile.SoundFileError, OSError, TypeError) as error:
         raise InputError(f"{source.source}: cannot be read as audio ({error}); replace it") from error
 
 
@@ -80,7 +80,7 @@ def _only_resampling(recording: Recording) -> Resample | None:
 def _frames(path: str) -> int:
     try:
         return int(soundfile.info(path).frames)
-    except (soundfile.SoundFileError, OSError) as error:
+    except (soundfile.SoundFileError, OSError, TypeError) as error:
         raise InputError(f"{path}: cannot be read as audio ({error}); replace it") from error
 
 

@@ -1,6 +1,7 @@
 """Where a line of wav.scp leads: a recording of lhotse's, and its utterances looked at sample by sample.
 
-file                any format of libsndfile: wav, flac, mp3, ogg, sphere (not `shorten`ed); of any rate
+file                any format of libsndfile: wav, flac, mp3, ogg, sphere (not `shorten`ed); of any rate; copied to a
+                    wav file where its header does not say how long it is (asr_am/data/length.py)
 file.ark:1234       a Kaldi wav archive: copied to a wav file, since nothing but Kaldi reads inside archives
 command |           run each time the audio is read, if the user allows it; `flac -cd F |`, `sph2pipe ... F |` and
                     `cat F |` are read as the files that they are, and nothing is run
@@ -23,11 +24,13 @@ from lhotse import AudioSource, Recording, SupervisionSegment
 from asr_am.data.archive import read_entry
 from asr_am.data.audio import is_plain_file, read_utterances
 from asr_am.data.kaldi_dir import Record, Span
+from asr_am.data.length import decoded, is_endless, says_length
 from asr_am.errors import InputError
 
 ARCHIVE = re.compile(r"(?P<path>.+):(?P<offset>\d+)")
 OVERSHOOT = 0.5  # seconds by which a segment may pass the end of its recording, as Kaldi's extract-segments
 MINIMUM = 0.001  # seconds, of an utterance
+SIXTEEN_BITS = ("PCM_S8", "PCM_16", "MPEG_LAYER_III")  # samples that lose nothing, or next to it, as 16-bit integers
 
 
 class AudioProblem(Exception):
@@ -40,7 +43,7 @@ class AudioProblem(Exception):
 
 @dataclass(frozen=True)
 class AudioOptions:
-    """root: where relative paths begin. copies: folder for audio taken out of archives (made where needed).
+    """root: where relative paths begin. copies: folder for audio that cannot be read in place (made where needed).
 
     Without root they begin at the data directory, or the nearest folder above it where the file is.
     """
@@ -173,7 +176,7 @@ def _open_named(name: str, record: Record, value: str, options: AudioOptions) ->
     """The recording in a file, or in an entry of an archive."""
     found = _find(value, record, options)
     if found is not None:
-        return _from_file(name, record, found)
+        return _from_file(name, record, found, options)
     if archive := ARCHIVE.fullmatch(value):
         path = _find(archive["path"], record, options)
         if path is not None:
@@ -225,13 +228,37 @@ def _find(value: str, record: Record, options: AudioOptions) -> Path | None:
     return next((candidate.resolve() for candidate in candidates if candidate.is_file()), None)
 
 
-def _from_file(name: str, record: Record, path: Path) -> Recording:
+def _from_file(name: str, record: Record, path: Path, options: AudioOptions) -> Recording:
     try:
-        header = soundfile.info(path)
-    except (soundfile.SoundFileError, OSError) as error:
-        reason = "damaged, empty or of an unknown format (of sphere files only the uncompressed)"
+        known = says_length(path)
+    except (soundfile.SoundFileError, OSError, TypeError) as error:
+        reason = "damaged, empty, without a header or of an unknown format (of sphere files only the uncompressed)"
         raise AudioProblem("audio that cannot be read: left out", f"{record.where}: {path}: {reason}") from error
+    if not known:  # a copy, not a corrected length: the manifest's is checked against the header again
+        path = _decode(path, record, options)
+    header = soundfile.info(path)
     return _recording(name, record, AudioSource("file", list(range(header.channels)), str(path)), header)
+
+
+def _decode(path: Path, record: Record, options: AudioOptions) -> Path:
+    """Copy all of a file to a wav file, block by block."""
+    header = soundfile.info(path)
+    copy = _new_copy(record, options)
+    subtype = "PCM_16" if header.subtype in SIXTEEN_BITS else "FLOAT"
+    try:
+        with soundfile.SoundFile(copy, "w", header.samplerate, header.channels, subtype) as file:
+            for block_NC in decoded(path):
+                file.write(block_NC)
+    except InputError as error:
+        copy.unlink()
+        raise AudioProblem("audio that cannot be read: left out", f"{record.where}: {error}") from error
+    return copy
+
+
+def _new_copy(record: Record, options: AudioOptions) -> Path:
+    """The wav file for the audio of a line of wav.scp, named by the line's number."""
+    options.copies.mkdir(parents=True, exist_ok=True)
+    return options.copies / f"{record.where.rsplit(':', 1)[1]}.wav"
 
 
 def _from_command(name: str, record: Record, options: AudioOptions) -> Recording:
@@ -241,6 +268,9 @@ def _from_command(name: str, record: Record, options: AudioOptions) -> Recording
     done = subprocess.run(command, shell=True, capture_output=True)
     try:
         with soundfile.SoundFile(io.BytesIO(done.stdout)) as file:
+            if is_endless(file):
+                remedy = "a FLAC stream does not say how long it is; let the command write a wav file"
+                raise AudioProblem("command that gives no audio: left out", f"{record.where}: {remedy}")
             frames = len(file.read(dtype="int16", always_2d=True))  # what the header of a stream says may be wrong
             header = _Header(frames, file.samplerate, file.channels)
     except (soundfile.SoundFileError, RuntimeError) as error:
@@ -265,11 +295,10 @@ def _from_archive(name: str, record: Record, path: Path, offset: int, options: A
     except Exception as error:  # kaldiio and the wav readers below it raise anything
         raise AudioProblem("audio that cannot be read: left out", f"{record.where}: {path}:{offset}") from error
     rate, samples = entry
-    options.copies.mkdir(parents=True, exist_ok=True)
-    copy = options.copies / f"{record.where.rsplit(':', 1)[1]}.wav"
+    copy = _new_copy(record, options)
     subtype = "PCM_16" if samples.dtype == np.int16 else "FLOAT"
     soundfile.write(copy, samples, rate, subtype=subtype)
-    return _from_file(name, record, copy)
+    return _from_file(name, record, copy, options)
 
 
 def _recording(name: str, record: Record, source: AudioSource, header: soundfile._SoundFileInfo | _Header) -> Recording:

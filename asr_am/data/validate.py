@@ -109,7 +109,7 @@ def check_header(recording: Recording) -> None:
         return
     try:
         header = soundfile.info(paths[0])
-    except (soundfile.SoundFileError, OSError) as error:
+    except (soundfile.SoundFileError, OSError, TypeError) as error:
         raise InputError(f"{paths[0]}: empty or not audio ({error}); replace it") from error
     if header.samplerate != recording.sampling_rate:
         raise InputError(

@@ -36,7 +36,11 @@ def stage(name: str, units: Callable[[DictConfig], list[Unit]]) -> Callable[[], 
     """
 
     def run(cfg: DictConfig) -> None:
-        log_file = corpus_dir(cfg) / "log" / f"{name}.log"
+        try:
+            log_file = corpus_dir(cfg) / "log" / f"{name}.log"
+        except InputError as error:  # before there is a log
+            print(f"ERROR stage {name}: {error}", file=sys.stderr)
+            sys.exit(1)
         start_logging(log_file)
         begin = time.monotonic()
         try:
@@ -54,8 +58,13 @@ def stage(name: str, units: Callable[[DictConfig], list[Unit]]) -> Callable[[], 
 
 
 def corpus_dir(cfg: DictConfig) -> Path:
-    """`exp/<corpus>`, where everything made from a corpus goes."""
-    return Path(cfg.exp) / cfg.corpus.name
+    """`exp/<corpus>`, where everything made from a corpus goes. InputError for no name or one that is not text."""
+    if OmegaConf.is_missing(cfg.corpus, "name"):
+        raise InputError("corpus.name is needed: what to call this data")
+    name = cfg.corpus.name
+    if not isinstance(name, str):
+        raise InputError(f"corpus.name is {name}, not text; quote it for Hydra and the shell: \"corpus.name='NAME'\"")
+    return Path(cfg.exp) / name
 
 
 def values(node: DictConfig) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 # My own data: any Kaldi data directories, a lexicon, and a text or an ARPA file for the language model.
 #   recipes/kaldi/run.sh --name NAME --train DIR --test DIR [--dev DIR] --lexicon FILE [--text FILE | --arpa FILE]
 # Give the same options again with --stage N. Results go to exp/NAME.
-#   --name NAME           what to call it
+#   --name NAME           what to call it; not as a recipe is called
 #   --train, --test DIR   wav.scp (wav, flac, mp3, ogg, sphere, Kaldi archives), text, utt2spk; segments,
 #                         reco2file_and_channel, spk2gender, stm, glm where there
 #   --dev DIR             without it about 8 % of the training speech is held out, at least two speakers

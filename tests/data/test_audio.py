@@ -9,6 +9,7 @@ import soundfile
 from lhotse import AudioSource, Recording
 
 from asr_am.data.audio import read_utterances
+from asr_am.data.validate import check_header
 from asr_am.errors import InputError
 from tests.data.corpus import RATE, utterance, write_recording
 
@@ -83,3 +84,13 @@ def test_the_end_of_a_resampled_recording_is_read(tmp_path: Path) -> None:
     segment = replace(utterance(recording, "amy", 0), duration=recording.duration)
     ((_, samples_N),) = read_utterances(recording, [segment])
     np.testing.assert_allclose(samples_N, recording.load_audio()[0] * 32768, atol=0.05)
+
+
+@pytest.mark.parametrize("rate", [RATE, 16000])
+def test_audio_without_a_header_is_an_input_error(tmp_path: Path, rate: int) -> None:
+    (tmp_path / "talk.raw").write_bytes(bytes(4 * RATE))
+    recording = Recording("r", [AudioSource("file", [0], str(tmp_path / "talk.raw"))], RATE, 2 * RATE, 2.0)
+    with pytest.raises(InputError, match=r"talk.raw"):
+        list(read_utterances(recording.resample(rate) if rate != RATE else recording, [utterance(recording, "amy", 0)]))
+    with pytest.raises(InputError, match=r"talk.raw"):
+        check_header(recording)

@@ -1,0 +1,93 @@
+"""Audio files whose header does not say how long they are, decoded from the first sample to the last.
+
+flac    written to a pipe has no number of samples in it: libsndfile takes that for the largest number there is
+mp3     without a Xing or Info frame: libsndfile divides the file's size, tags included, by that of its first frame. At
+        a variable bit rate, or with a picture in a tag, that is far off, and where it is too small reading stops there
+
+Shapes: N samples, C channels.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import soundfile
+
+from asr_am.errors import InputError
+
+MAX_SECONDS = 7 * 24 * 3600  # a longer recording is a header that does not know
+BLOCK = 1 << 16  # samples decoded at once
+ID3, ID3_HEADER, ID3_FOOTER_FLAG = b"ID3", 10, 0x10
+
+
+class Header(Protocol):
+    """What a header claims."""
+
+    @property
+    def frames(self) -> int: ...
+    @property
+    def samplerate(self) -> int: ...
+
+
+class _Forward(soundfile.SoundFile):
+    """Read from first to last: soundfile seeks after each read, which libsndfile cannot at an end it did not know."""
+
+    def seekable(self) -> bool:
+        return False
+
+
+def is_endless(header: Header) -> bool:
+    """Whether the header claims more than a recording can be, as where it does not know."""
+    return header.frames > MAX_SECONDS * header.samplerate
+
+
+def says_length(path: Path) -> bool:
+    """Whether the header has the number of samples. Raises OSError, SoundFileError for what is not audio.
+
+    TypeError for a name ending in .raw, which soundfile takes for audio without a header.
+    """
+    header = soundfile.info(path)
+    if header.format != "MP3":
+        return not is_endless(header)
+    with _open_forward(path, header.format) as file:
+        return not is_endless(file)
+
+
+def decoded(path: Path) -> Iterator[np.ndarray]:
+    """Blocks of float32 [N, C] to the end of the file, whatever its header says; InputError where one is damaged."""
+    try:
+        with _open_forward(path, soundfile.info(path).format) as file:
+            while len(block_NC := file.read(out=np.empty((BLOCK, file.channels), np.float32))) > 0:
+                yield block_NC
+    except (soundfile.SoundFileError, OSError) as error:
+        raise InputError(f"{path}: cannot be decoded ({error}); replace it") from error
+
+
+@contextmanager
+def _open_forward(path: Path, audio_format: str) -> Iterator[soundfile.SoundFile]:
+    if audio_format != "MP3":
+        with _Forward(path) as file:
+            yield file
+        return
+    # From a pipe, whose size it cannot see, libsndfile does not estimate; but it cannot skip long tags there.
+    command = ["tail", "-c", f"+{_tags_end(path) + 1}", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as feed:
+        assert feed.stdout is not None
+        with _Forward(feed.stdout.fileno(), closefd=False) as file:
+            yield file
+
+
+def _tags_end(path: Path) -> int:
+    """Bytes of the ID3v2 tags that a file begins with."""
+    end = 0
+    with path.open("rb") as file:
+        while (tag := file.read(ID3_HEADER)).startswith(ID3) and len(tag) == ID3_HEADER:
+            size = sum((byte & 0x7F) << shift for byte, shift in zip(tag[6:], (21, 14, 7, 0), strict=True))
+            end += ID3_HEADER + size + (ID3_HEADER if tag[5] & ID3_FOOTER_FLAG else 0)
+            file.seek(end)
+    return end

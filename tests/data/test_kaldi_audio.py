@@ -1,0 +1,135 @@
+"""Recordings of wav.scp whose headers do not say how long they are, or are not there at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from asr_am.data.audio import read_utterances
+from asr_am.data.kaldi_audio import AudioOptions, Found, Side, examine
+from asr_am.data.kaldi_dir import Record, Span
+from asr_am.data.validate import check_header
+from tests.data.corpus import utterance
+
+RATE = 16000
+SECONDS = 5
+WHOLE = Span("r", 0.0, None, None)
+
+
+def speech(loud: str = "-+---") -> np.ndarray:
+    """int16 [N] of SECONDS, over three blocks of decoding: noise, loud in the seconds with a plus."""
+    level_N = np.repeat([10_000 if second == "+" else 10 for second in loud], RATE)
+    return np.clip(level_N * np.random.default_rng(0).standard_normal(SECONDS * RATE), -32768, 32767).astype(np.int16)
+
+
+def look(tmp_path: Path, value: object, *spans: Span, pipes: bool = False) -> Found:
+    """The recording of line 7 of wav.scp, which is `value`."""
+    side = Side(
+        "r", Record(str(value), f"{tmp_path}/wav.scp:7"), None, tuple((f"u{i}", x) for i, x in enumerate(spans))
+    )
+    return examine(side, AudioOptions(None, pipes, tmp_path / "copies"))
+
+
+def samples(found: Found) -> np.ndarray:
+    """[N] of the whole recording, after the check that stage 0 ends with."""
+    assert found.recording is not None
+    check_header(found.recording)
+    segment = utterance(found.recording, "amy", 0)
+    segment.duration = found.recording.duration
+    ((_, samples_N),) = read_utterances(found.recording, [segment])
+    return samples_N
+
+
+def write_flac_stream(path: Path, subtype: str = "PCM_16") -> Path:
+    """FLAC as it is when written to a pipe: the 36 bits of the number of samples in STREAMINFO are 0."""
+    soundfile.write(path, speech(), RATE, subtype=subtype)
+    content = bytearray(path.read_bytes())
+    content[21] &= 0xF0
+    content[22:26] = bytes(4)
+    path.write_bytes(content)
+    assert soundfile.info(path).frames == 2**63 - 1
+    return path
+
+
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24"])
+def test_a_flac_stream_of_unknown_length_is_copied_whole(tmp_path: Path, subtype: str) -> None:
+    path = write_flac_stream(tmp_path / "stream.flac", subtype)
+    found = look(tmp_path, path, WHOLE)
+    assert found.utterances == {"u0": (0.0, SECONDS, 0)} and not found.problems
+    np.testing.assert_array_equal(samples(found), speech())
+    assert [copy.name for copy in (tmp_path / "copies").iterdir()] == ["7.wav"]
+    late = look(tmp_path, path, Span("r", 1.0, 2.0, None), Span("r", 9.0, 10.0, None))
+    assert list(late.utterances) == ["u0"] and late.problems[0][0] == "segment outside its recording: left out"
+
+
+def test_a_command_that_gives_a_flac_stream_is_left_out(tmp_path: Path) -> None:
+    path = write_flac_stream(tmp_path / "stream.flac")
+    ((what, where),) = look(tmp_path, f"cat < {path} |", WHOLE, pipes=True).problems
+    assert what == "command that gives no audio: left out" and "let the command write a wav file" in where
+
+
+def bare_mp3(path: Path, loud: str, tag_bytes: int | None = None) -> Path:
+    """Mp3 of variable bit rate without the Xing frame that it begins with; with an ID3 tag before it if asked for."""
+    soundfile.write(path, speech(loud), RATE, format="MP3", bitrate_mode="VARIABLE", compression_level=0.3)
+    content = path.read_bytes()
+    first_frame = content.index(content[:2], 2)
+    assert b"Xing" in content[:first_frame]
+    tag = b""
+    if tag_bytes is not None:
+        tag = b"ID3\x03\0\0" + bytes(tag_bytes >> shift & 0x7F for shift in (21, 14, 7, 0)) + bytes(tag_bytes)
+    path.write_bytes(tag + content[first_frame:])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("loud", "tag_bytes"), [("--+++", None), ("+----", None), ("+++++", 300_000)], ids=["long", "short", "picture"]
+)
+def test_an_mp3_file_is_as_long_as_what_it_decodes_to(tmp_path: Path, loud: str, tag_bytes: int | None) -> None:
+    path = bare_mp3(tmp_path / "talk.mp3", loud, tag_bytes)
+    claimed = soundfile.info(path).frames
+    found = look(tmp_path, path, WHOLE)
+    samples_N = samples(found)
+    assert found.utterances and abs(claimed - len(samples_N)) > RATE, "the header is right: nothing is tested"
+    # The encoder's delay and filling up, at most three frames of 576 samples, which the Xing frame told to cut off.
+    assert SECONDS * RATE < len(samples_N) <= SECONDS * RATE + 3 * 576
+    delay = np.correlate(samples_N, speech(loud).astype(np.float32), "valid").argmax()
+    rest_N = samples_N[delay : delay + SECONDS * RATE] - speech(loud)
+    assert np.linalg.norm(rest_N) < 0.5 * np.linalg.norm(speech(loud).astype(np.float32))
+
+
+def test_an_mp3_file_that_says_its_length_is_read_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "talk.mp3"
+    soundfile.write(path, speech(), RATE, format="MP3", bitrate_mode="VARIABLE")
+    assert len(samples(look(tmp_path, path, WHOLE))) == SECONDS * RATE
+    path.write_bytes(path.read_bytes()[:2000])
+    assert look(tmp_path, path, WHOLE).problems, "a cut file, which its header tells, is not taken for a short one"
+    assert not (tmp_path / "copies").exists()
+
+
+@pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFFFFF])
+def test_a_wav_file_from_a_pipe_is_read_in_place(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "talk.wav"
+    soundfile.write(path, speech(), RATE)
+    content = bytearray(path.read_bytes())
+    begin = content.index(b"data") + 4
+    content[begin : begin + 4] = size.to_bytes(4, "little")
+    path.write_bytes(content)
+    np.testing.assert_array_equal(samples(look(tmp_path, path, WHOLE)), speech())
+    assert not (tmp_path / "copies").exists()
+
+
+def test_audio_without_a_header_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "talk.raw"
+    path.write_bytes(speech().tobytes())
+    ((what, where),) = look(tmp_path, path, WHOLE).problems
+    assert what == "audio that cannot be read: left out" and "without a header" in where
+
+
+@pytest.mark.parametrize("name", ["stream.flac", "talk.mp3"])
+def test_what_is_not_audio_is_left_out(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"ID3 no audio" * 100)
+    assert look(tmp_path, path, WHOLE).problems[0][0] == "audio that cannot be read: left out"
