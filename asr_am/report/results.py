@@ -88,6 +88,14 @@ class LanguageModel:
     dev_oov: int
 
 
+@dataclass(frozen=True)
+class Coverage:
+    """What stage data made of the test set. utterances: those that are scored; left_out: reason -> how many."""
+
+    utterances: int
+    left_out: Mapping[str, int]
+
+
 def without_seed(name: str, seed: int | None) -> str:
     """A run's name without the `-s<seed>` at its end."""
     return re.sub(rf"[-_.]?(?:seed|s){seed}$", "", name) if seed is not None else name
@@ -123,6 +131,20 @@ def group_by_seed(scores: Sequence[Score]) -> list[Family]:
 def read_language_models(corpus_dir: Path) -> list[LanguageModel]:
     """Every lm/<name>/lm.json, sorted by name."""
     return [_read_language_model(folder / "lm.json") for folder in folders(corpus_dir / "lm")]
+
+
+def read_coverage(corpus_dir: Path) -> Coverage | None:
+    """From data/corpus.json; None where the corpus leaves nothing out, and so says nothing. InputError: broken."""
+    path = corpus_dir / "data" / "corpus.json"
+    if not path.exists():
+        return None
+    content = read_json(path)
+    try:
+        left_out = content.get("left_out", {}).get("test", {})
+        reasons = {str(reason): int(count) for reason, count in left_out.items()}
+        return Coverage(int(content["utterances"]["test"]), reasons) if reasons else None
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: {explain(error)}; run stage 0 (data) again") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

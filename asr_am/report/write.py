@@ -11,7 +11,7 @@ from asr_am.errors import InputError
 from asr_am.report import tables
 from asr_am.report.plots import plot_heldout, plot_wer
 from asr_am.report.rescored import rescored_sections
-from asr_am.report.results import Family, group_by_seed, read_language_models, read_scores
+from asr_am.report.results import Coverage, Family, group_by_seed, read_coverage, read_language_models, read_scores
 from asr_am.report.runs import TrainingRun, read_training_runs
 from asr_am.report.significance import Versus, against_baseline
 from asr_am.report.strategies import strategy_sections
@@ -40,7 +40,7 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
         [
             f"# Results: {corpus_dir.name}",
             f"Made again by\n\n    {command}",
-            *_wer_sections(families, comparisons),
+            *_wer_sections(families, comparisons, read_coverage(corpus_dir)),
             "## Every run",
             "WER in percent with its 95 % bootstrap interval. LM weight and insertion penalty are those with the "
             "lowest WER on dev.",
@@ -57,10 +57,12 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
     log.info("report: %d scored runs, %d training runs; %s", len(scores), len(runs), path)
 
 
-def _wer_sections(families: Sequence[Family], comparisons: Sequence[Versus]) -> list[str]:
+def _wer_sections(families: Sequence[Family], comparisons: Sequence[Versus], coverage: Coverage | None) -> list[str]:
     several = max(len(family.scores) for family in families) > 1
     sections = ["## Word error rate on the test set", "![WER by system](report/wer.png)"]
     sections.append("WER in percent" + ("; of several seeds the mean, then each." if several else "."))
+    if coverage:
+        sections.append(_coverage(coverage))
     for subset, counts in families[0].scores[0].subsets.items():
         sections += [f"### {subset} ({counts.words:,} words)", tables.by_system(families, subset)]
     if comparisons:
@@ -70,6 +72,14 @@ def _wer_sections(families: Sequence[Family], comparisons: Sequence[Versus]) -> 
             tables.significance(comparisons),
         ]
     return sections
+
+
+def _coverage(coverage: Coverage) -> str:
+    """How much of the user's test set the error rates are of."""
+    lost = sum(coverage.left_out.values())
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in coverage.left_out.items())
+    total = coverage.utterances + lost
+    return f"{coverage.utterances:,} of {total:,} utterances; {lost:,} left out ({reasons})."
 
 
 def _training_section(runs: Sequence[TrainingRun]) -> list[str]:

@@ -50,7 +50,8 @@ def read_given_arpa(path: Path, lexicon: Collection[str], spoken: Counter[str], 
     _check_size(path)
     arpa = read_arpa(path)
     spelling = _spelling({word for (word,) in arpa.logprobs[0]}, lexicon)
-    tally.add("words of the LM outside the lexicon: left out", str(path), len(arpa.logprobs[0]) - len(spelling))
+    if outside := len(arpa.logprobs[0]) - len(spelling):
+        tally.add("words of the LM outside the lexicon: left out", str(path), outside)
     heard = sum(count for word, count in spoken.items() if word in set(spelling.values()))
     if heard < (1 - MAX_UNKNOWN) * spoken.total():
         raise InputError(

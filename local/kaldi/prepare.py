@@ -15,17 +15,18 @@ from pathlib import Path
 from asr_am.data.kaldi_audio import AudioOptions
 from asr_am.data.manifests import write_set
 from asr_am.data.tally import Tally, summary_table
-from asr_am.data.textfile import write_lines
+from asr_am.data.textfile import numbered_lines, write_lines
 from asr_am.errors import InputError
 from asr_am.lang.arpa import write_arpa
 from asr_am.lang.transcripts import TOO_MANY
 from local.kaldi.g2p import pronounce
 from local.kaldi.lexicon import Lexicon, read_lexicon
 from local.kaldi.lm import beyond, read_given_arpa, read_text, without_words
+from local.kaldi.overlap import told_apart
 from local.kaldi.references import write_references
-from local.kaldi.sets import CorpusSet, drop_too_short, read_set
+from local.kaldi.sets import CorpusSet, drop_too_short, left_out, read_set
 from local.kaldi.split import hold_out, separate_speakers
-from local.kaldi.words import Normaliser, most_frequent
+from local.kaldi.words import Normaliser, clean, most_frequent, without_noises
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,8 @@ def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
     tallies = {name: Tally() for name in ("train", "dev", "test", "lm", "lexicon")}
     lexicon = read_lexicon(Path(str(chosen.lexicon)), tallies["lexicon"])
     sets, unknown = read_sets(chosen, lexicon, out, tallies, jobs)
-    sentences = _sentences(chosen, lexicon, sets["train"], unknown, tallies)
+    lost = {subset: left_out(tallies[subset]) for subset in sets}
+    sentences = _sentences(chosen, lexicon, sets, unknown, tallies)
     if chosen.g2p:
         _pronounce(chosen, lexicon, unknown, tallies)
     _check_unknown(lexicon, sets["train"])
@@ -80,10 +82,14 @@ def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
     for subset, corpus in sets.items():
         write_set(out, subset, corpus.used_recordings, corpus.utterances)
         if subset != "train":
-            own = subset == "test" or chosen.dev is not None
-            write_references(out / subset, corpus, own, lexicon.noises, tallies[subset])
+            write_references(out / subset, corpus, _own_stm(chosen, subset), lexicon, tallies[subset])
     _write_rules(out, [chosen.test, chosen.dev])
-    description = {"hours": sets["train"].seconds / 3600, "sampling_rate": chosen.sampling_rate}
+    description = {
+        "hours": sets["train"].seconds / 3600,
+        "sampling_rate": chosen.sampling_rate,
+        "utterances": {subset: len(corpus.utterances) for subset, corpus in sets.items()},
+        "left_out": {subset: counts for subset, counts in lost.items() if counts},
+    }
     write_lines(out / "corpus.json", [json.dumps(description)])
     _report(lexicon, unknown, tallies)
 
@@ -115,7 +121,17 @@ def read_sets(
     for subset, names in separate_speakers(sets).items():
         what = f"speakers of an earlier set too: called NAME-{subset} here"
         tallies[subset].add(what, " ".join(names[:5]), len(names))
+    for subset in ("dev", "test"):
+        if _own_stm(options, subset) is None:
+            sets[subset] = told_apart(sets[subset], tallies[subset])
     return sets, unknown
+
+
+def _own_stm(options: Options, subset: str) -> Path | None:
+    """The stm in the user's directory of a set; a dev set that was held out has no directory of its own."""
+    folder = getattr(options, subset)
+    path = Path(folder) / "stm" if folder else None
+    return path if path and path.exists() else None
 
 
 def _normaliser(lexicon: Lexicon) -> Normaliser:
@@ -133,15 +149,43 @@ def _note_rates(corpus: CorpusSet, rate: int, tally: Tally) -> None:
 
 
 def _sentences(
-    options: Options, lexicon: Lexicon, train: CorpusSet, unknown: dict[str, Counter[str]], tallies: dict[str, Tally]
+    options: Options,
+    lexicon: Lexicon,
+    sets: dict[str, CorpusSet],
+    unknown: dict[str, Counter[str]],
+    tallies: dict[str, Tally],
 ) -> list[str]:
-    """What the LM is estimated on."""
+    """What the LM is estimated on. A held-out dev set is to have no part in it, as LM weights are tuned there."""
+    if options.arpa is not None and options.dev is None:
+        logger.warning(
+            "%s: if it was estimated on the training transcripts it knows the dev sentences, which are held out of "
+            "train, and the LM weight comes out too large; better give --dev",
+            options.arpa,
+        )
     if options.text is None:
-        return [utterance.text or "" for utterance in train.utterances]
+        return [utterance.text or "" for utterance in sets["train"].utterances]
     normalise = _normaliser(lexicon)
     sentences = read_text(Path(options.text), normalise, tallies["lm"])
     unknown["lm"] = normalise.unknown
+    if options.dev is None:
+        sentences = _without_held_out(sentences, sets["dev"], lexicon, tallies["lm"])
+        if not sentences:
+            raise InputError(f"{options.text}: holds nothing but sentences held out as dev; give more text, or --dev")
     return sentences
+
+
+def _without_held_out(sentences: list[str], dev: CorpusSet, lexicon: Lexicon, tally: Tally) -> list[str]:
+    """The text without one copy of each dev sentence that it has; noises make no difference."""
+    held = Counter(without_noises(utterance.text or "", lexicon.noises) for utterance in dev.utterances)
+    kept = []
+    for sentence in sentences:
+        key = without_noises(sentence, lexicon.noises)
+        if held[key]:
+            held[key] -= 1
+            tally.add("sentences of the LM text that are held out as dev: taken out", sentence)
+        else:
+            kept.append(sentence)
+    return kept
 
 
 def _pronounce(options: Options, lexicon: Lexicon, unknown: dict[str, Counter[str]], tallies: dict[str, Tally]) -> None:
@@ -191,7 +235,7 @@ def _write_rules(out: Path, folders: list[str | None]) -> None:
     """The GLM of the test set, or of dev; none where there is none."""
     for path in (Path(folder) / "glm" for folder in folders if folder):
         if path.exists():
-            (out / "en.glm").write_bytes(path.read_bytes())
+            write_lines(out / "en.glm", [clean(line) for _, line in numbered_lines(path)])
             logger.info("scoring rules: %s", path)
             return
 

@@ -14,8 +14,8 @@ from asr_am.data.stm import CHANNELS, channel_letter, write_reco2file_and_channe
 from asr_am.data.tally import Tally
 from asr_am.data.textfile import numbered_lines, write_lines
 from asr_am.errors import InputError
-from local.kaldi.sets import CorpusSet
 from local.kaldi.lexicon import Lexicon
+from local.kaldi.sets import CorpusSet
 from local.kaldi.words import Spelling, clean, without_noises
 
 IGNORED = "ignore_time_segment_in_scoring"
@@ -85,9 +85,9 @@ def _translated(stm: Path, corpus: CorpusSet, spelling: Spelling, tally: Tally) 
 
 
 def _spelt(text: str, spelling: Spelling) -> str:
-    """Labels and words of a reference; what stands between blanks and parentheses is looked up, so notation stays."""
+    """Labels and words of a reference; what stands between blanks and `( { / } @ )` is looked up."""
     words = " ".join(clean(text).split())
-    return re.sub(r"[^ ()]+", lambda match: spelling.find(match[0]) or match[0], words)
+    return re.sub(r"[^ (){}/@]+", lambda match: spelling.find(match[0]) or match[0], words)
 
 
 def _fields(line: str, where: str) -> tuple[str, int, float, float, str, str]:

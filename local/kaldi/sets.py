@@ -17,6 +17,7 @@ from asr_am.parallel import parallel_map
 from local.kaldi.words import Normaliser
 
 MIN_SHARE = 0.5  # of the listed utterances that must be left
+LEFT_OUT = ": left out"  # how the reasons end for which an utterance cannot be used
 FRAME_SHIFT, STATES = 0.01, 3  # seconds, states of a phone: a word of n phones lasts at least 3 n frames
 
 
@@ -134,6 +135,11 @@ def _supervision(
         id=utterance, recording_id=recording, start=start, duration=duration, channel=channel, text=text,
         speaker=speaker, gender=source.gender.get(speaker),
     )  # fmt: skip
+
+
+def left_out(tally: Tally) -> dict[str, int]:
+    """How many utterances of a set were left out for which reason, from its tally before its references are read."""
+    return {what.removesuffix(LEFT_OUT): count for what, count in tally.counts.items() if what.endswith(LEFT_OUT)}
 
 
 def drop_too_short(corpus: CorpusSet, shortest: dict[str, int], tally: Tally) -> None:

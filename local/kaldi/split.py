@@ -16,7 +16,8 @@ from local.kaldi.sets import CorpusSet
 
 SHARE = 0.08  # of the speech of training
 MIN_SPEAKERS = 2
-MAX_SHARE = 0.25  # beyond which utterances are held out instead of speakers
+MAX_SHARE = 0.25  # of the speech of training, that may be held out
+BIGGEST = MAX_SHARE / MIN_SPEAKERS  # share of a speaker that may be held out
 
 
 def hold_out(train: CorpusSet) -> tuple[CorpusSet, CorpusSet, str]:
@@ -25,15 +26,18 @@ def hold_out(train: CorpusSet) -> tuple[CorpusSet, CorpusSet, str]:
     for utterance in train.utterances:
         by_speaker[utterance.speaker].append(utterance)
     one_each = len(by_speaker) > 0.9 * len(train.utterances)
-    chosen = set() if one_each else _choose({name: _seconds(group) for name, group in by_speaker.items()}, MIN_SPEAKERS)
-    share = sum(_seconds(by_speaker[speaker]) for speaker in chosen) / max(train.seconds, 1e-9)
-    if chosen and share <= MAX_SHARE and len(chosen) < len(by_speaker):
+    shares = {speaker: _seconds(group) / max(train.seconds, 1e-9) for speaker, group in by_speaker.items()}
+    small = {speaker: share for speaker, share in shares.items() if share <= BIGGEST}
+    if not one_each and len(small) >= MIN_SPEAKERS:
+        chosen = _choose(small, MIN_SPEAKERS)
         held = {utterance.id for speaker in chosen for utterance in by_speaker[speaker]}
+        share = sum(shares[speaker] for speaker in chosen)
         names = " ".join(sorted(chosen))
         how = f"{len(chosen)} of {len(by_speaker)} training speakers ({share:.1%} of the speech): {names}"
     else:
-        held = _choose({utterance.id: utterance.duration for utterance in train.utterances}, 2)
-        why = "every utterance has a speaker of its own" if one_each else f"there are only {len(by_speaker)} speakers"
+        held = _choose({utterance.id: utterance.duration / train.seconds for utterance in train.utterances}, 2)
+        few = f"only {len(small)} of {len(by_speaker)} speakers have {BIGGEST:.1%} of the speech or less"
+        why = "every utterance has a speaker of its own" if one_each else few
         how = f"{len(held)} of {len(train.utterances)} training utterances, since {why}; dev is of known speakers"
     if len(held) >= len(train.utterances):
         raise InputError(
@@ -48,17 +52,16 @@ def _seconds(utterances: list[SupervisionSegment]) -> float:
     return sum(utterance.duration for utterance in utterances)
 
 
-def _choose(seconds: dict[str, float], at_least: int) -> set[str]:
-    """Names with together about SHARE of the seconds, in the order of their hashes; big ones are passed over."""
-    target = SHARE * sum(seconds.values())
+def _choose(shares: dict[str, float], at_least: int) -> set[str]:
+    """Names with together about SHARE, in the order of their hashes; what would be much more is passed over."""
     chosen: set[str] = set()
     total = 0.0
-    for name in sorted(seconds, key=lambda name: hashlib.sha256(name.encode()).digest()):
-        if len(chosen) >= at_least and total >= target:
+    for name in sorted(shares, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        if len(chosen) >= at_least and total >= SHARE:
             break
-        if len(chosen) < at_least or total + seconds[name] <= 1.5 * target:
+        if len(chosen) < at_least or total + shares[name] <= 1.5 * SHARE:
             chosen.add(name)
-            total += seconds[name]
+            total += shares[name]
     return chosen
 
 

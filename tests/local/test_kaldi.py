@@ -17,9 +17,11 @@ from scipy.signal import correlate
 from asr_am.data.audio import read_utterances
 from asr_am.data.manifests import read_recordings, read_supervisions
 from asr_am.data.validate import validate_data_dir
+from asr_am.decode.ctm import CtmWord, write_ctm
 from asr_am.errors import InputError
+from asr_am.score.score import score_files
 from local.kaldi.prepare import prepare
-from tests.local.kaldi_corpus import LEXICON, RATE, edit, noise, write_kaldi_dir
+from tests.local.kaldi_corpus import LEXICON, RATE, WORDS, edit, noise, write_kaldi_dir
 
 
 @dataclass
@@ -267,6 +269,53 @@ def test_sides_of_a_call(corpus: Corpus) -> None:
         corpus.prepare()
 
 
+def overlapping_turns(folder: Path, turns: int = 20) -> np.ndarray:
+    """A test set of one recording with turns of 4 s, each from a second before the end of the last; its samples."""
+    samples_N = noise(7, 3 * turns + 1)
+    soundfile.write(folder / "call.wav", samples_N, RATE)
+    (folder / "wav.scp").write_text("call call.wav\n")
+    (folder / "segments").write_text("".join(f"t{n:02} call {3 * n} {3 * n + 4}\n" for n in range(turns)))
+    words = [" ".join(WORDS[(n // 4**place) % 4] for place in range(4)) for n in range(turns)]
+    (folder / "text").write_text("".join(f"t{n:02} {text}\n" for n, text in enumerate(words)))
+    (folder / "utt2spk").write_text("".join(f"t{n:02} {'xy'[n % 2]}\n" for n in range(turns)))
+    return samples_N
+
+
+def test_utterances_that_overlap_on_a_channel_are_scored_each_against_its_own_words(corpus: Corpus) -> None:
+    samples_N = overlapping_turns(corpus.test)
+    log = corpus.prepare()
+    assert row(log, "utterances that overlap an earlier one on their channel: scored apart")[0] == "10"
+    recordings = {r.id: r for r in read_recordings(corpus.out, "test")}
+    assert set(recordings) == {"call", "call-overlap1"}  # names that keep the prefix, for corpus.subsets
+    utterances = {u.id: u for u in read_supervisions(corpus.out, "test")}
+    for n, utterance in enumerate(utterances.values()):
+        ((_, read_N),) = read_utterances(recordings[utterance.recording_id], [utterance])
+        np.testing.assert_array_equal(read_N, samples_N[3 * n * RATE : (3 * n + 4) * RATE])
+    perfect = {
+        name: [CtmWord(10 + 90 * place, 80, word, 1.0) for place, word in enumerate((utterance.text or "").split())]
+        for name, utterance in utterances.items()
+    }
+    write_ctm(corpus.root / "perfect.ctm", utterances, perfect)
+    total = score_files(corpus.out / "test/ref.stm", corpus.root / "perfect.ctm").total
+    assert (total.sentences, total.words, total.errors) == (20, 80, 0)
+
+
+def test_overlaps_are_left_to_an_stm_of_the_users_own(corpus: Corpus) -> None:
+    overlapping_turns(corpus.test)
+    (corpus.test / "stm").write_text("".join(f"call A x {3 * n} {3 * n + 3} NO\n" for n in range(20)))
+    assert "scored apart" not in corpus.prepare()
+    assert {u.recording_id for u in read_supervisions(corpus.out, "test")} == {"call"}
+
+
+def test_lost_utterances_are_told_in_corpus_json(corpus: Corpus) -> None:
+    edit(corpus.test / "text", "b0-0 YES YES", "b0-0 !SIL")
+    (corpus.test / "b1-1.wav").unlink()
+    corpus.prepare(max_bad_audio=0.1)
+    told = json.loads((corpus.out / "corpus.json").read_text())
+    assert told["utterances"] == {"train": 24, "dev": 6, "test": 10}
+    assert told["left_out"] == {"test": {"transcript without words": 1, "missing audio": 1}}
+
+
 def test_paths_from_another_machine_need_the_root(corpus: Corpus) -> None:
     (corpus.root / "audio").mkdir()
     for path in corpus.train.glob("*.wav"):
@@ -280,9 +329,9 @@ def test_paths_from_another_machine_need_the_root(corpus: Corpus) -> None:
 
 def test_text_and_arpa(corpus: Corpus) -> None:
     text, arpa = corpus.root / "sentences", corpus.root / "lm.arpa"
-    text.write_text("yes no\nONE, two\n\nTHREE one\n")
+    text.write_text("yes yes no\nONE, two one\n\nTHREE one\n")
     corpus.prepare(text=text)
-    assert (corpus.out / "lm/train.txt").read_text() == "YES NO\nONE TWO\nTHREE ONE\n"
+    assert (corpus.out / "lm/train.txt").read_text() == "YES YES NO\nONE TWO ONE\nTHREE ONE\n"
     words = ["<s>", "</s>", "<unk>", "yes", "no", "one", "two", "three"]
     arpa.write_text(
         f"\\data\\\nngram 1={len(words)}\n\n\\1-grams:\n" + "".join(f"-1 {w}\n" for w in words) + "\n\\end\\\n"
@@ -299,6 +348,55 @@ def test_text_and_arpa(corpus: Corpus) -> None:
     text.write_text("quite other words\n")
     with pytest.raises(InputError, match="3 of 3 words are not in the lexicon"):
         corpus.prepare(text=text)
+
+
+def test_the_lm_does_not_learn_sentences_held_out_as_dev(corpus: Corpus) -> None:
+    """Of each one copy, as what the text has more often was said by others, too."""
+    names = [line.split()[0] for line in (corpus.train / "text").read_text().splitlines()]
+    spoken = [" ".join(WORDS[(n // 4**place) % 4] for place in range(3)) for n in range(len(names))]  # all different
+    (corpus.train / "text").write_text("".join(f"{name} {said}\n" for name, said in zip(names, spoken, strict=True)))
+    text = corpus.root / "sentences"
+    text.write_text("\n".join([*spoken, "TWO TWO", spoken[0], *spoken]).lower() + "\n")
+    log = corpus.prepare(text=text)
+    held = sorted(corpus.texts("dev").values())
+    assert len(held) == 6 and row(log, "sentences of the LM text that are held out as dev: taken out")[0] == "6"
+    assert sorted([*(corpus.out / "lm/train.txt").read_text().splitlines(), *held]) == sorted(
+        [*spoken, "TWO TWO", spoken[0], *spoken]
+    )
+    text.write_text("\n".join(held) + "\n")
+    with pytest.raises(InputError, match="sentences: holds nothing but sentences held out as dev"):
+        corpus.prepare(text=text)
+    shutil.copytree(corpus.train, corpus.root / "dev")
+    for name in ("text", "utt2spk", "wav.scp"):
+        path = corpus.root / "dev" / name
+        path.write_text("".join(f"dev-{line}\n" for line in path.read_text().splitlines()))
+    corpus.prepare(text=text, dev=corpus.root / "dev")  # whose sentences are the user's affair
+    assert len((corpus.out / "lm/train.txt").read_text().splitlines()) == 6
+
+
+def test_words_are_spelt_alike_everywhere(corpus: Corpus) -> None:
+    """Lexicon, ARPA, STM and GLM, whatever apostrophe, case and Unicode form each has."""
+    (corpus.root / "lexicon.txt").write_text(LEXICON + "DON’T D OW N T\nCAFÉ K AE F EY\n")
+    words = ["<s>", "</s>", "<unk>", "yes", "no", "one", "two", "don’t", "café"]
+    arpa = corpus.root / "lm.arpa"
+    arpa.write_text(
+        f"\\data\\\nngram 1={len(words)}\n\n\\1-grams:\n" + "".join(f"-1 {w}\n" for w in words) + "\n\\end\\\n"
+    )
+    names = [line.split()[0] for line in (corpus.test / "text").read_text().splitlines()]
+    first, *others = [f"{name} A x 0 1" for name in names]
+    said = "<o,f> (don´t) { café / don’t  @ } zoë​ (%hesitation)"
+    (corpus.test / "stm").write_text(f"{first} {said}\n" + "".join(f"{line} NO\n" for line in others))
+    (corpus.test / "glm").write_text(";; rules\nDON’T => DO NOT / [ ] __ [ ]\n")
+    log = corpus.prepare(arpa=arpa)
+    assert "words of the LM outside the lexicon" not in log and "better give --dev" in log
+    unigrams = {line.split("\t")[1] for line in (corpus.out / "lm/given.arpa").read_text().splitlines() if "\t" in line}
+    assert unigrams == {"<s>", "</s>", "<unk>", "YES", "NO", "ONE", "TWO", "DON'T", "CAFÉ"}
+    written = (corpus.out / "test/ref.stm").read_text().splitlines()
+    assert written[:2] == [
+        f"{first} <o,f> (DON'T) {{ CAFÉ / DON'T @ }} zoë (%hesitation)", f"{others[0]} NO",
+    ]  # fmt: skip
+    assert row(log, "references in another spelling: as in the lexicon")[0] == "1"
+    assert (corpus.out / "en.glm").read_text() == ";; rules\nDON'T => DO NOT / [ ] __ [ ]\n"
 
 
 def test_a_large_lexicon_is_limited_without_looking_at_the_test_set(corpus: Corpus) -> None:

@@ -50,6 +50,19 @@ def test_utterances_where_speakers_are_too_few_or_unknown(counts: dict[str, int]
     assert renamed.get("test") == (["amy"] if "amy" in counts else None)
 
 
+@pytest.mark.parametrize("talkers", [{"a": 200, "b": 300}, {"c": 200, "d": 180}, {"e": 130, "f": 130, "g": 130}])
+def test_speakers_too_big_to_hold_out_are_passed_over(talkers: dict[str, int]) -> None:
+    """Wherever their names stand in the order of hashes; a few small ones make the dev set."""
+    train, dev, how = hold_out(corpus(talkers | {f"s{n}": 50 for n in range(8)}))
+    assert "training speakers (" in how and talkers.keys() <= speakers(train)
+    assert not speakers(dev) & speakers(train) and dev.seconds / (dev.seconds + train.seconds) <= 0.25
+
+
+def test_the_log_says_why_no_speaker_is_held_out() -> None:
+    _, dev, how = hold_out(corpus({"amy": 50, "bob": 50, "cy": 50, "dee": 5}))
+    assert "since only 1 of 4 speakers have 12.5% of the speech or less" in how and len(dev.utterances) == 13
+
+
 def test_two_utterances_cannot_be_divided() -> None:
     with pytest.raises(InputError, match="too few to hold some out; give --dev"):
         hold_out(corpus({"amy": 2}))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from asr_am.errors import InputError
-from asr_am.report.results import group_by_seed, read_scores, without_seed
+from asr_am.report.results import group_by_seed, read_coverage, read_scores, without_seed
 from asr_am.report.runs import read_training_runs
 from asr_am.report.significance import against_baseline
 from asr_am.report.write import write_report
@@ -89,6 +89,24 @@ def test_without_training_or_subsets(tmp_path: Path) -> None:
     write_report(tmp_path, tmp_path / "report", "x")
     assert "Training" not in (tmp_path / "RESULTS.md").read_text()
     assert not (tmp_path / "report" / "heldout.png").exists()
+
+
+def test_utterances_that_stage_data_left_out_are_told(tmp_path: Path) -> None:
+    write_score(tmp_path, "mono", "ug", [1] * SEGMENTS)
+    told = tmp_path / "data/corpus.json"
+    told.parent.mkdir()
+    lost = {"transcript without words": 12, "missing audio": 1}
+    told.write_text(json.dumps({"utterances": {"test": 1412}, "left_out": {"test": lost, "train": {"x": 5}}}))
+    write_report(tmp_path, tmp_path / "report", "x")
+    text = (tmp_path / "RESULTS.md").read_text()
+    line = "1,412 of 1,425 utterances; 13 left out (12 transcript without words, 1 missing audio)."
+    assert text.index("## Word error rate") < text.index(line) < text.index("### all")
+    for nothing_lost in ({"hours": 1.5}, {"utterances": {"test": 9}, "left_out": {"train": {"x": 5}}}):
+        told.write_text(json.dumps(nothing_lost))
+        assert read_coverage(tmp_path) is None
+    told.write_text(json.dumps({"left_out": {"test": {"x": "many"}}}))
+    with pytest.raises(InputError, match=r"corpus.json: .*run stage 0"):
+        read_coverage(tmp_path)
 
 
 def edit(change: Callable[[dict], object]) -> Callable[[Path], None]:
