@@ -64,6 +64,8 @@ def strategy_sections(runs: Sequence[TrainingRun], scores: Sequence[Score], fold
 def _accuracy(groups: Sequence[Group], scores: Sequence[Score], order: Sequence[str], gallery: Gallery) -> list[str]:
     """Figure 5a and table 2; nothing for runs of an epoch without a single learner's beside them."""
     setting, baseline = groups[0].setting, single_learner(groups)
+    alike = len({group.setting.optimizer for group in groups}) == 1
+    fields = ("strategy", "learners") if alike else ("strategy", "learners", "optimizer")
     sections = [
         f"### By strategy: {_heading(groups, ('corpus', 'model', 'optimizer', 'batch', 'epochs'))}",
         f"All: {wording.shared(groups)}.",
@@ -74,11 +76,11 @@ def _accuracy(groups: Sequence[Group], scores: Sequence[Score], order: Sequence[
     if len(drawn) > 1:
         kinds = [order.index(group.setting.strategy) for group in drawn]
         styles = [Style.of(kind, kinds[:nth].count(kind)) for nth, kind in enumerate(kinds)]
-        labels = wording.labels(drawn, ("strategy", "learners"))
+        labels = wording.labels(drawn, fields)
         figure = draw_loss(drawn, labels, styles, f"{setting.corpus}: held-out loss by strategy")
         name = f"loss-by-strategy-b{setting.batch}"
         sections.append(gallery.add(figure, name, "Held-out loss by strategy"))
-    labels = wording.labels(groups, ("strategy", "learners"))
+    labels = wording.labels(groups, fields)
     against = "no run of a single learner to compare with"
     if baseline is not None:
         against = f"differences from {labels[groups.index(baseline)]} ({baseline.name}), over the seeds that both have"
