@@ -41,7 +41,8 @@ class Bmuf(Strategy):
 
     inside: does the steps of a block, for the learners of `group`, who share a model; by default each learner does. The
     N of (5) is the number of models. Blocks go on over checkpoints and epochs, with all learners in each: in the last
-    round of an epoch, those without data take an idle step. counts: `blocks`.
+    round of an epoch, those without data take an idle step, and the steps of the others are the longer, as the mean of
+    all gradients is what is kept: `train.optimizer.clip_norm` limits them. counts: `blocks`.
     """
 
     name = "bmuf"
