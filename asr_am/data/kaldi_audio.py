@@ -13,7 +13,7 @@ import io
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -243,22 +243,33 @@ def _from_file(name: str, record: Record, path: Path, options: AudioOptions) -> 
 def _decode(path: Path, record: Record, options: AudioOptions) -> Path:
     """Copy all of a file to a wav file, block by block."""
     header = soundfile.info(path)
-    copy = _new_copy(record, options)
     subtype = "PCM_16" if header.subtype in SIXTEEN_BITS else "FLOAT"
-    try:
-        with soundfile.SoundFile(copy, "w", header.samplerate, header.channels, subtype) as file:
-            for block_NC in decoded(path):
-                file.write(block_NC)
-    except InputError as error:
-        copy.unlink()
-        raise AudioProblem("audio that cannot be read: left out", f"{record.where}: {error}") from error
-    return copy
+
+    def blocks() -> Iterator[np.ndarray]:
+        try:
+            yield from decoded(path)
+        except InputError as error:
+            raise AudioProblem("audio that cannot be read: left out", f"{record.where}: {error}") from error
+
+    return _write_copy(record, options, header.samplerate, header.channels, subtype, blocks())
 
 
-def _new_copy(record: Record, options: AudioOptions) -> Path:
-    """The wav file for the audio of a line of wav.scp, named by the line's number."""
+def _write_copy(
+    record: Record, options: AudioOptions, rate: int, channels: int, subtype: str, blocks: Iterable[np.ndarray]
+) -> Path:
+    """Write the audio of a line of wav.scp to a wav file named by the line's number; InputError where it cannot be."""
     options.copies.mkdir(parents=True, exist_ok=True)
-    return options.copies / f"{record.where.rsplit(':', 1)[1]}.wav"
+    copy = options.copies / f"{record.where.rsplit(':', 1)[1]}.wav"
+    try:
+        with soundfile.SoundFile(copy, "w", rate, channels, subtype) as file:
+            for block in blocks:
+                file.write(block)
+    except AudioProblem:
+        copy.unlink()
+        raise
+    except (soundfile.SoundFileError, OSError) as error:
+        raise InputError(f"{copy}: cannot be written ({error}); make room and run stage 0 (data) again") from error
+    return copy
 
 
 def _from_command(name: str, record: Record, options: AudioOptions) -> Recording:
@@ -295,9 +306,9 @@ def _from_archive(name: str, record: Record, path: Path, offset: int, options: A
     except Exception as error:  # kaldiio and the wav readers below it raise anything
         raise AudioProblem("audio that cannot be read: left out", f"{record.where}: {path}:{offset}") from error
     rate, samples = entry
-    copy = _new_copy(record, options)
+    channels = 1 if samples.ndim == 1 else samples.shape[1]
     subtype = "PCM_16" if samples.dtype == np.int16 else "FLOAT"
-    soundfile.write(copy, samples, rate, subtype=subtype)
+    copy = _write_copy(record, options, rate, channels, subtype, [samples])
     return _from_file(name, record, copy, options)
 
 
