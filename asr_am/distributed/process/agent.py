@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 import time
+from collections.abc import Iterator
 from functools import partial
 
 import zmq
@@ -80,15 +81,14 @@ class Agent:
         if message.get("error"):
             raise InputError(message["error"])
 
-    def _receive(self, seconds: float) -> list[Message]:
-        messages = []
+    def _receive(self, seconds: float) -> Iterator[Message]:
+        """What comes within that time, and all that is there then. What the caller does not take stays for the next."""
         wait = int(1000 * seconds)
         while self._socket.poll(wait):
             wait = 0
             message = read_json(self._socket.recv_multipart())
             if message is not None:
-                messages.append(message)
-        return messages
+                yield message
 
     def _send(self, message: Message) -> None:
         self._socket.send(json.dumps(message).encode())

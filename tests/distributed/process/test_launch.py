@@ -19,8 +19,9 @@ import zmq
 from asr_am.distributed.cluster import Crash, Faults
 from asr_am.distributed.leases import LearnerLost
 from asr_am.distributed.process import supervisor
+from asr_am.distributed.process.agent import Agent
 from asr_am.distributed.process.launch import launch
-from asr_am.distributed.process.plan import free_port
+from asr_am.distributed.process.plan import Plan, free_port
 from asr_am.errors import InputError
 
 ROOT = Path(__file__).parents[3]
@@ -220,6 +221,28 @@ def test_two_hosts_out_of_step(tmp_path: Path) -> None:
     hosts = Hosts(tmp_path, text, [1, 1], in_step=False, restart_after=0.05)
     assert hosts.wait() == {}
     assert list(left(tmp_path)) == ["0.0", "1.0", "1.1"]
+
+
+def test_orders_that_come_all_at_once_are_all_carried_out(tmp_path: Path) -> None:
+    """As from a supervisor whose last host has just come, to an agent that was not looking."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as host0:
+        port = host0.bind_to_random_port("tcp://127.0.0.1")
+        agent = Agent(Plan(script(tmp_path, ""), 1, False, 2, 1, f"127.0.0.1:{port}"))
+        meeting = {"do": "run", "run": "this", "supervisor": f"tcp://127.0.0.1:{port}", "master": None}
+        for message in (meeting, {"do": "start", "rank": 1, "incarnation": 0}):
+            host0.send(json.dumps(message).encode())
+        time.sleep(0.3)
+        thread = threading.Thread(target=agent.run, daemon=True)
+        thread.start()
+        reports = []
+        while not reports or reports[-1]["op"] != "ended":
+            assert host0.poll(30_000), reports
+            reports.append(json.loads(host0.recv()))
+            host0.send(b'{"do": "live"}')
+        host0.send(b'{"do": "stop"}')
+        thread.join(30)
+    assert not thread.is_alive()
+    assert list(left(tmp_path)) == ["1.0"]
 
 
 def test_hosts_that_do_not_come_or_do_not_fit(tmp_path: Path) -> None:
