@@ -24,8 +24,9 @@ OWN_DATA = "recipes/kaldi/run.sh"
 TINY = [
     "corpus.hours=0.08", "corpus.speakers=8", "corpus.test_words=120", "train.threads=1",
     "align.mono.iterations=12", "align.tri.iterations=12", "align.tri.leaves=150", "align.tri.gaussians=600",
+    "align.lda_mllt.iterations=12", "align.sat.iterations=12", "ivectors.gaussians=16", "ivectors.dim=8",
     "model.layers=1", "model.cells=32", "train.epochs=3", "train.checkpoint_every=10", "logger=none",
-    "systems=[mono,tri,nnet]", "decode.search.beam=6", "decode.search.lattice_beam=3", "decode.lm_weights=[8,12]",
+    "systems=[mono,sat,nnet]", "decode.search.beam=6", "decode.search.lattice_beam=3", "decode.lm_weights=[8,12]",
     "log_likelihoods=true",
 ]  # fmt: skip
 
@@ -53,19 +54,20 @@ def exp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_stage_leaves_its_output(exp: Path) -> None:
-    for name in ("data", "lang", "lm/kn3", "features/mfcc", "features/logmel", "align/tri", "egs/logmel-tri", "report"):
+    features = [f"features/{name}" for name in ("mfcc", "logmel", "lda", "fmllr", "ivector")]
+    for name in ("data", "lang", "lm/kn3", *features, "align/sat", "egs/fmllr+ivector+logmel-sat", "report"):
         assert any((exp / "minicts" / name).iterdir()), name
-    assert "| tri |" in (exp / "minicts/RESULTS.md").read_text()
+    assert "| sat |" in (exp / "minicts/RESULTS.md").read_text()
     assert not list(exp.rglob("*.partial")) and not list(exp.rglob("*.tmp"))
     errors = word_errors(exp)
-    assert len(errors) == 3 and {name.split("_")[0].split("-")[0] for name in errors} == {"mono", "tri", "blstm"}
+    assert len(errors) == 3 and {name.split("_")[0].split("-")[0] for name in errors} == {"mono", "sat", "blstm"}
     for name, (wrong, words) in errors.items():
         assert words > 100 and 0 < wrong < words, f"{name} recognised nothing: {wrong} errors in {words} words"
 
 
 def test_scores_are_written_for_kaldi(exp: Path) -> None:
-    for system in ("mono_kn3", "tri_kn3", "blstm-local-b64-s1_kn3"):
-        states = StateTable.load(exp / "minicts/align" / ("mono" if system == "mono_kn3" else "tri") / "states.npz")
+    for system in ("mono_kn3", "sat_kn3", "blstm-local-b64-s1_kn3"):
+        states = StateTable.load(exp / "minicts/align" / ("mono" if system == "mono_kn3" else "sat") / "states.npz")
         scores = kaldiio.load_scp(str(exp / "minicts/likelihoods" / system / "test.scp"))
         assert len(scores) > 5
         assert all(scores_TL.shape[1] == len(states.labels_L3) for scores_TL in scores.values())
@@ -83,6 +85,8 @@ def test_run_again_finds_everything_up_to_date_without_importing_torch(
 
 STOPS: list[tuple[str, Callable[[Path], bool]]] = [
     ("align", lambda root: (root / "align.partial/mono/gmm.npz").exists()),
+    ("features/fmllr", lambda root: any(root.glob("features/fmllr.partial/dev*"))),
+    ("features/ivector", lambda root: (root / "features/ivector.partial").exists()),
     ("egs", lambda root: any(root.glob("egs/*.partial/*"))),
     ("train", lambda root: any(root.glob("train/*/checkpoints/*"))),
     ("decode", lambda root: any(root.glob("decode/*.partial/shards/*/*"))),
@@ -106,7 +110,18 @@ def kill_when(reached: Callable[[Path], bool], folder: Path) -> None:
 def test_killed_in_the_middle_of_stages_it_ends_with_the_same_errors(exp: Path, tmp_path: Path) -> None:
     folder = tmp_path / "exp"
     shutil.copytree(exp, folder)
-    for made in ("align", "egs", "train", "graph", "decode", "score", "report"):
+    for made in (
+        "align",
+        "features/lda",
+        "features/fmllr",
+        "features/ivector",
+        "egs",
+        "train",
+        "graph",
+        "decode",
+        "score",
+        "report",
+    ):
         shutil.rmtree(folder / "minicts" / made)
     for name, reached in STOPS:
         kill_when(reached, folder)

@@ -7,11 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from asr_am.errors import InputError
+from asr_am.hmm.align import align
 from asr_am.hmm.em import UpdateOptions, accumulate, update
 from asr_am.hmm.flat_start import equal_alignment, flat_gmms
+from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.system import System
 from asr_am.hmm.topology import phone_states, state_table
-from asr_am.hmm.training import EmOptions, Workplace, finish, pdfs_of, train_mixtures
+from asr_am.hmm.training import EmOptions, Material, Workplace, finish, pdfs_of, train_mixtures
 from asr_am.hmm.tree import monophone_tree
 
 logger = logging.getLogger(__name__)
@@ -21,7 +26,11 @@ REALIGN = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 18, 21, 24)
 
 @dataclass(frozen=True, kw_only=True)
 class MonoOptions(EmOptions):
-    """phone_states, silence_states: emitting states. flat_min_occupancy: min_occupancy of the first update."""
+    """phone_states, silence_states: emitting states. flat_min_occupancy: min_occupancy of the first update.
+
+    frames: train on the shortest utterances of that many frames together (0: on all), as Kaldi's recipes do; a flat start
+    finds its way best in short ones, and the next system trains on all.
+    """
 
     iterations: int = 25
     realign: Sequence[int] = REALIGN
@@ -30,25 +39,50 @@ class MonoOptions(EmOptions):
     phone_states: int = 3
     silence_states: int = 3
     flat_min_occupancy: float = 3.0
+    frames: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_positive("phone_states", "silence_states")
+        if self.frames < 0:
+            raise InputError(f"align: mono.frames is {self.frames}; it must be 0 (train on all) or more")
 
 
 def train_mono(place: Workplace, options: MonoOptions, out: Path, *, final: Path) -> None:
     """Train on set "train", align all sets, write the system and its alignments to `out` (final name: `final`)."""
-    lang = place.lang
+    lang, part = place.lang, shortest(place, options.frames)
     states_P = phone_states(lang.nonsilence_phones, lang.silence_phones, options.phone_states, options.silence_states)
     tree = monophone_tree(lang.roots, states_P)
     states = state_table(tree, states_P)
-    graphs = place.compile("train", tree, states, options.align)
-    gmms, var_D = flat_gmms(place.train, tree.num_pdfs)
-    alignment = equal_alignment(graphs, place.train, options.seed, place.jobs)
+    graphs = part.compile("train", tree, states, options.align)
+    gmms, var_D = flat_gmms(part.train, tree.num_pdfs)
+    alignment = equal_alignment(graphs, part.train, options.seed, part.jobs)
     if alignment.failed:
         logger.warning("mono: %d utterances are too short for their transcripts", len(alignment.failed))
     first = UpdateOptions(options.flat_min_occupancy, options.variance_floor)
-    acc = accumulate(gmms, place.train, pdfs_of(alignment.labels_N, states), place.jobs, "mono flat start")
+    acc = accumulate(gmms, part.train, pdfs_of(alignment.labels_N, states), part.jobs, "mono flat start")
     system = System(tree, states, update(gmms, acc, first, var_D))
-    gmms, alignment = train_mixtures("mono", place, system, graphs, alignment, options, var_D)
+    gmms, alignment = train_mixtures("mono", part, system, graphs, alignment, options, var_D)
+    if part is not place:
+        graphs = place.compile("train", tree, states, options.align)
+        alignment = align(graphs, place.train, gmms, states, options.align, place.jobs, "mono: align all")
     finish("mono", place, replace(system, gmms=gmms), graphs, alignment, options, out, final)
+
+
+def shortest(place: Workplace, num_frames: int) -> Workplace:
+    """`place` with the shortest utterances of "train" alone, in their order, that have at least that many frames; as it
+    is where it has no more, or for 0.
+    """
+    material = place.sets["train"]
+    length_U = np.diff(place.train.offsets_U1)
+    if not 0 < num_frames < length_U.sum():
+        return place
+    order = np.argsort(length_U, kind="stable")
+    kept = np.sort(order[: 1 + np.searchsorted(np.cumsum(length_U[order]), num_frames)])
+    index_of = {place.train.utterances[index]: index for index in kept}
+    frames = FrameStore.write(
+        place.scratch / "frames_shortest", list(index_of),
+        lambda utterance: place.train.x_ND[place.train.span(index_of[utterance])], "shortest utterances",
+    )  # fmt: skip
+    logger.info("mono: trained on the shortest %d utterances, %d frames", len(kept), frames.num_frames)
+    return replace(place, sets=place.sets | {"train": Material(frames, [material.words_U[index] for index in kept])})

@@ -9,8 +9,6 @@ from asr_am.errors import InputError
 from asr_am.report.results import GMM_SYSTEMS, Family
 from asr_am.score.significance import Comparison, paired_bootstrap
 
-BASELINE = "tri"  # the GMM whose alignments the hybrids are trained on
-
 
 @dataclass(frozen=True)
 class Versus:
@@ -21,9 +19,9 @@ class Versus:
     outcome: Comparison
 
 
-def against_baseline(families: Sequence[Family]) -> list[Versus]:
-    """Each system that is no GMM against the triphone GMM with the same LM, where there is one."""
-    baselines = {family.lm: family for family in families if family.system == BASELINE}
+def against_gmm(families: Sequence[Family]) -> list[Versus]:
+    """Each system that is no GMM against the last GMM of `families` with the same LM, where there is one."""
+    baselines = {family.lm: family for family in families if family.system in GMM_SYSTEMS}
     hybrids = [family for family in families if family.system not in GMM_SYSTEMS and family.lm in baselines]
     return [compare(hybrid, baselines[hybrid.lm]) for hybrid in hybrids]
 

@@ -13,7 +13,7 @@ from asr_am.report.plots import plot_heldout, plot_wer
 from asr_am.report.rescored import rescored_sections
 from asr_am.report.results import Coverage, Family, group_by_seed, read_coverage, read_language_models, read_scores
 from asr_am.report.runs import TrainingRun, read_training_runs
-from asr_am.report.significance import Versus, against_baseline
+from asr_am.report.significance import Versus, against_gmm
 from asr_am.report.strategies import strategy_sections
 from asr_am.score.significance import SAMPLES
 
@@ -31,7 +31,7 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
         raise InputError(f"{corpus_dir / 'score'}: holds no results; run stage 9 (score) first")
     runs, models = read_training_runs(corpus_dir), read_language_models(corpus_dir)
     families = group_by_seed(scores)
-    comparisons = against_baseline(families)
+    comparisons = against_gmm(families)
     out.mkdir(parents=True, exist_ok=True)
     plot_wer(families, corpus_dir.name, out / "wer.png")
     if runs:
@@ -67,7 +67,7 @@ def _wer_sections(families: Sequence[Family], comparisons: Sequence[Versus], cov
         sections += [f"### {subset} ({counts.words:,} words)", tables.by_system(families, subset)]
     if comparisons:
         sections += [
-            "### Against the triphone GMM",
+            "### Against the GMM",
             f"Paired bootstrap over segments ({SAMPLES:,} samples), seeds taken together; WER in percent absolute.",
             tables.significance(comparisons),
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import kaldiio
@@ -16,9 +17,10 @@ from asr_am.hmm.align_corpus import MonoOptions, TriOptions, align_corpus
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.system import System
+from asr_am.hmm.train_mono import shortest
 from asr_am.hmm.training import require_aligned
 from asr_am.lang.lang import Lang
-from tests.hmm.synthetic import Spoken, make_lang, speak, write_features
+from tests.hmm.synthetic import Spoken, make_lang, speak, workplace, write_features
 
 MONO = MonoOptions(iterations=10, realign=range(1, 11), gaussians=60, increase_until=5)
 TRI = TriOptions(iterations=4, realign=(3,), gaussians=80, increase_until=3, leaves=40, min_leaf_occupancy=20)
@@ -70,6 +72,36 @@ def test_from_a_flat_start_to_the_truth(trained: tuple[Path, dict[str, Spoken]])
             right_N2 = np.concatenate([found[name] == truth[name] for name in truth])
             assert right_N2[:, 0].mean() > 0.9, "phones"
             assert right_N2.all(axis=1).mean() > 0.8, "states"
+
+
+def test_monophones_of_the_shortest_utterances(trained: tuple[Path, dict[str, Spoken]]) -> None:
+    root, sets = trained
+    lengths = sorted(map(len, sets["train"].labels.values()))
+    run(root, root / "short", replace(MONO, frames=sum(lengths[:19]) + 1))
+    states = sets["train"].states
+    for subset, spoken in sets.items():
+        found = phones_in(root / "short/mono", subset)
+        right_N = np.concatenate([found[n] == states.labels_L3[t - 1, :2] for n, t in spoken.labels.items()])
+        assert right_N[:, 0].mean() > 0.9, subset
+    gmms = [System.load(root / name / "mono").gmms.means_GD for name in ("align", "short")]
+    assert not np.array_equal(*gmms)
+
+
+def test_the_shortest_utterances(tmp_path: Path) -> None:
+    place, _ = workplace(tmp_path)
+    length_U = np.diff(place.train.offsets_U1)
+    names = np.array(place.train.utterances)
+    for count in (1, 7, len(names) - 1):
+        frames = int(np.sort(length_U)[:count].sum())
+        part = shortest(place, frames)
+        assert part.train.num_frames == frames and part.sets["dev"] is place.sets["dev"]
+        assert set(part.train.utterances) == set(names[np.argsort(length_U, kind="stable")[:count]])
+        index = place.train.utterances.index(part.train.utterances[0])
+        assert np.array_equal(part.train.x_ND[part.train.span(0)], place.train.x_ND[place.train.span(index)])
+        assert part.sets["train"].words_U[0] == place.sets["train"].words_U[index]
+    assert shortest(place, 0) is place and shortest(place, int(length_U.sum())) is place
+    with pytest.raises(InputError, match=r"mono\.frames is -1"):
+        replace(MONO, frames=-1)
 
 
 def test_a_killed_run_goes_on_and_ends_the_same(

@@ -11,7 +11,7 @@ import pytest
 from asr_am.errors import InputError
 from asr_am.report.results import group_by_seed, read_coverage, read_scores, without_seed
 from asr_am.report.runs import read_training_runs
-from asr_am.report.significance import against_baseline
+from asr_am.report.significance import against_gmm
 from asr_am.report.write import write_report
 from tests.report.files import SEGMENTS, write_run, write_score
 
@@ -58,13 +58,19 @@ def test_report(corpus_dir: Path) -> None:
     assert (corpus_dir / "RESULTS.md").read_text() == text
 
 
-def test_hybrids_are_compared_with_the_triphone_of_the_same_lm(corpus_dir: Path) -> None:
-    pairs = against_baseline(group_by_seed(read_scores(corpus_dir)))
+def test_hybrids_are_compared_with_the_furthest_gmm_of_the_same_lm(corpus_dir: Path) -> None:
+    pairs = against_gmm(group_by_seed(read_scores(corpus_dir)))
     assert [(pair.system.system, pair.baseline.system, pair.system.lm) for pair in pairs] == [
         ("blstm", "tri", "kn2"), ("blstm", "tri", "kn3"),
     ]  # fmt: skip
     assert [round(pair.outcome.difference.value, 2) for pair in pairs] == [-11.67, -6.67]
     assert all(pair.outcome.significant and pair.outcome.probability_b_better == 1.0 for pair in pairs)
+
+
+def test_the_furthest_gmm_is_the_last_that_was_trained(tmp_path: Path) -> None:
+    for system in ("net", "sat", "mono", "tri"):
+        write_score(tmp_path, system, "kn2", [1, 3] * (SEGMENTS // 2))
+    assert [pair.baseline.system for pair in against_gmm(group_by_seed(read_scores(tmp_path)))] == ["sat"]
 
 
 def test_a_difference_within_the_interval_is_not_significant(tmp_path: Path) -> None:
