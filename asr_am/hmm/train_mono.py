@@ -28,8 +28,8 @@ REALIGN = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 18, 21, 24)
 class MonoOptions(EmOptions):
     """phone_states, silence_states: emitting states. flat_min_occupancy: min_occupancy of the first update.
 
-    frames: train on the shortest utterances of that many frames together (0: on all), as Kaldi's recipes do; a flat start
-    finds its way best in short ones, and the next system trains on all.
+    frames: train on the shortest utterances of that many frames together (0: on all), as Kaldi's recipes do; a flat
+    start finds its way best in short ones, and the next system trains on all.
     """
 
     iterations: int = 25
