@@ -34,9 +34,12 @@ SURE = 0.01  # posterior below which a pdf is not taken to have been in a frame
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptOptions:
-    """passes: of decoding and estimating. lm_weight: of search and posteriors. search, fmllr: see there."""
+    """passes: of decoding and estimating. first_beam: of the first, whose words need not be the best ones, in place of
+    the beam of `search`. lm_weight: of search and posteriors. search, fmllr: see there.
+    """
 
     passes: int
+    first_beam: float
     lm_weight: float
     search: SearchOptions
     fmllr: FmllrOptions
@@ -126,7 +129,8 @@ def adapt_set(place: Place, subset: str, options: AdaptOptions, jobs: int) -> di
     speakers = {utterance: reader.speaker(utterance) for utterance in utterances}
     for number in range(1, options.passes + 1):
         folder, title = place.work / f"{subset}_{number}", f"{subset} pass {number}"
-        how = DecodeOptions(options.search, (Weights(options.lm_weight),), nbest=0)
+        search = options.search if number > 1 else replace(options.search, beam=options.first_beam)
+        how = DecodeOptions(search, (Weights(options.lm_weight),), nbest=0)
         job = Job(source, place.graph, place.lang_dir, place.system / "states.npz", how)
         decode_shards(job, utterances, folder, jobs, f"{title}: decoding")
         groups = _groups(speakers, folder, states, speech_pdfs(lang, states), source, options.lm_weight)

@@ -21,8 +21,9 @@ from tests.hmm.synthetic import Spoken
 from tests.hmm.test_train_adapted import trained  # noqa: F401 (a fixture)
 
 OPTIONS = AdaptOptions(
-    passes=2, lm_weight=10.0, search=SearchOptions(beam=10.0, lattice_beam=4.0), fmllr=FmllrOptions(min_frames=200)
-)
+    passes=2, first_beam=8.0, lm_weight=10.0, search=SearchOptions(beam=10.0, lattice_beam=4.0),
+    fmllr=FmllrOptions(min_frames=200),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
