@@ -95,8 +95,8 @@ class Loader:
 
     batch_size: chunks of a batch. shuffle: False keeps the stored order (validation). random_offset: cut utterances
     at another place in each epoch. subset: share of the utterances that is used. masking: drawn anew for each (seed,
-    epoch, utterance, chunk). mean_F: what is put under a mask. ivector_noise: in standard deviations of each dimension,
-    drawn anew like masks. workers: threads that assemble batches ahead of time.
+    epoch, utterance, chunk). mean_F: what is put under a mask. ivector_noise: on examples with i-vectors, in standard
+    deviations of each dimension, drawn anew like masks. workers: threads that assemble batches ahead of time.
     """
 
     def __init__(
@@ -119,8 +119,6 @@ class Loader:
                 f"train.masking.streams={masking.streams}: the {bands} features of {egs.directory} are not "
                 "so many times the same bins"
             )
-        if ivector_noise and egs.vectors is None:
-            raise InputError(f"train.ivector_noise={ivector_noise}: {egs.directory} has no i-vectors; set it to 0")
         self.egs, self.batch_size, self.seed, self.workers = egs, batch_size, seed, max(1, workers)
         self.shuffle, self.random_offset, self.masking = shuffle, random_offset, masking or Masking()
         self.ivector_noise = ivector_noise
