@@ -1,8 +1,8 @@
 """The words of a recording: `python -m asr_am.transcribe --model exp/<corpus>/decode/<run> FILE.wav ...`
 
 Any format, sampling rate and number of channels that soundfile reads. The channels are mixed, or with --channels each
-is transcribed on its own (a telephone call recorded side by side). A long recording is cut where it is quietest; its
-CMVN statistics are those of the whole of it, as a speaker's are in training.
+is transcribed on its own (a telephone call recorded side by side). A long recording is cut where it is quietest. What
+models need to know of a speaker (CMVN statistics, fMLLR, i-vector) is estimated from the whole of it.
 
 Shapes: N samples, C channels, T frames, D static features.
 """
@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,13 @@ import numpy as np
 from asr_am.errors import InputError
 
 if TYPE_CHECKING:
+    import kaldifst
+
     from asr_am.decode.ctm import CtmWord
-    from asr_am.decode.shards import Decoder
+    from asr_am.decode.system import System
     from asr_am.features.spectral import SpectralExtractor
+    from asr_am.hmm.states import StateTable
+    from asr_am.lang.lang import Lang
 
 INT16_SCALE = np.float32(32768.0)
 CANCELLED = 1e-3  # a mix of channels with a lower share of their peak holds only rounding errors
@@ -35,56 +40,57 @@ SMOOTHING = 31  # frames of the level that decides where it is quiet
 
 @dataclass(frozen=True)
 class Transcriber:
-    """A system in memory."""
+    """A system in memory. kind: of the features that its model takes. extractors: by the kinds that are computed."""
 
-    decoder: Decoder
-    extractor: SpectralExtractor
-    features: dict[str, np.ndarray]  # what the scorer reads: filled for each piece
-    kind: str  # of the features, unstacked
+    system: System
+    kind: str
+    extractors: dict[str, SpectralExtractor]
+    graph: kaldifst.StdVectorFst
+    lang: Lang
+    states: StateTable
+
+    @property
+    def sampling_rate(self) -> int:
+        return next(iter(self.extractors.values())).options.sampling_rate
 
     def words(self, samples_N: np.ndarray) -> list[CtmWord]:
         """The words in a recording of the model's rate, on the 16-bit scale; times in frames of the recording."""
-        from asr_am.features.cmvn import accumulate
-        from asr_am.features.reader import model_features
+        from asr_am.decode.recording import SET, write_recording
+        from asr_am.decode.shards import DecodeOptions, Decoder
 
-        static_TD = self.extractor(samples_N)
+        static = {kind: extractor(samples_N) for kind, extractor in self.extractors.items()}
+        static_TD = next(iter(static.values()))
         if len(static_TD) < MIN_FRAMES:
             return []
-        stats = accumulate(static_TD)
+        cuts = list(pieces(static_TD))
         words: list[CtmWord] = []
-        for begin, end in pieces(static_TD):
-            self.features["piece"] = model_features(static_TD[begin:end], stats, self.kind)
-            decoded, _ = self.decoder.decode("piece")
-            words += [word._replace(start=word.start + begin) for word in decoded.words[0]]
+        with tempfile.TemporaryDirectory() as folder:
+            names = write_recording(self.kind, static, cuts, self.system.features_dir, Path(folder))
+            scorer = replace(self.system, features_dir=Path(folder)).source(SET).load()
+            options = DecodeOptions(self.system.search, (self.system.weights,), nbest=0)
+            decoder = Decoder(scorer, self.graph, self.lang, self.states, options)
+            for name, (begin, _) in zip(names, cuts, strict=True):
+                decoded, _ = decoder.decode(name)
+                words += [word._replace(start=word.start + begin) for word in decoded.words[0]]
         return words
 
 
 def load(folder: Path) -> Transcriber:
     """The system of a decoding run; InputError where one of its files is missing or damaged."""
     from asr_am.decode.graph import read_fst
-    from asr_am.decode.shards import DecodeOptions, Decoder
+    from asr_am.decode.recording import computed_kinds
     from asr_am.decode.system import System
-    from asr_am.features.extract import KINDS
     from asr_am.features.reader import read_options
     from asr_am.features.spectral import SpectralExtractor
-    from asr_am.features.stacking import base_of
     from asr_am.hmm.states import StateTable
     from asr_am.lang.lang import Lang
 
     system = System.load(folder)
-    kind = base_of(system.kind())
-    if kind not in KINDS:
-        raise InputError(
-            f"{folder}: takes {kind} features, which need more than a recording; give a decoding run of a system on "
-            f"{' or '.join(KINDS)}"
-        )
-    features: dict[str, np.ndarray] = {}
-    decoder = Decoder(
-        scorer=system.scorer(features.__getitem__), graph=read_fst(system.graph), lang=Lang.load(system.lang_dir),
-        states=StateTable.load(system.states), options=DecodeOptions(system.search, (system.weights,), nbest=0),
-    )  # fmt: skip
-    extractor = SpectralExtractor(read_options(system.features_dir / kind))
-    return Transcriber(decoder, extractor, features, kind)
+    kind = system.kind()
+    extractors = {base: SpectralExtractor(read_options(system.features_dir / base)) for base in computed_kinds(kind)}
+    return Transcriber(
+        system, kind, extractors, read_fst(system.graph), Lang.load(system.lang_dir), StateTable.load(system.states)
+    )
 
 
 def pieces(static_TD: np.ndarray) -> Iterator[tuple[int, int]]:
@@ -142,8 +148,8 @@ def transcripts(transcriber: Transcriber, path: Path, *, separate: bool, times: 
     """The lines to print for a file: one a channel, or with `times` one a word, as in a CTM file."""
     from asr_am.decode.ctm import FRAME_SHIFT
 
-    rate = transcriber.extractor.options.sampling_rate
-    for number, samples_N in enumerate(read_audio(path, rate, separate=separate), start=1):
+    channels = read_audio(path, transcriber.sampling_rate, separate=separate)
+    for number, samples_N in enumerate(channels, start=1):
         words = transcriber.words(samples_N)
         if times:
             name = "_".join(path.stem.split())

@@ -1,10 +1,10 @@
-"""Put results of finished runs where readers look: recipes/<corpus>/RESULTS.md, STRATEGIES.md, and README.md.
+"""Put results of finished runs where readers look: recipes/<corpus>/{RESULTS,FUSION,STRATEGIES}.md and README.md.
 
     python scripts/publish.py [CORPUS ...]
 
-exp/<corpus>/RESULTS.md is copied, and exp/<corpus>/strategies/COMPARE.md where there is one, which is what
-`python -m asr_am.report.compare exp/<corpus>/train/RUN ... --out exp/<corpus>/strategies` leaves; the tables between
-the marks in the README are cut out of both. Plots stay in exp/.
+Copied are, as far as they are there: exp/<corpus>/RESULTS.md; that of a run with exp=exp/fusion (conf/experiment); and
+exp/<corpus>/strategies/COMPARE.md, which `python -m asr_am.report.compare exp/<corpus>/train/RUN ... --out
+exp/<corpus>/strategies` leaves. The tables between the marks in the README are cut out of them. Plots stay in exp/.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ BEGIN, END = "<!-- results: written by scripts/publish.py -->", "<!-- end of res
 
 def publish(corpus: str) -> None:
     """Copy what is known of a corpus, without the plots, into its recipe."""
-    sources = {"RESULTS.md": ROOT / "exp" / corpus / "RESULTS.md"}
-    sources["STRATEGIES.md"] = ROOT / "exp" / corpus / "strategies/COMPARE.md"
+    exp = ROOT / "exp"
+    sources = {"RESULTS.md": exp / corpus / "RESULTS.md", "FUSION.md": exp / "fusion" / corpus / "RESULTS.md"}
+    sources["STRATEGIES.md"] = exp / corpus / "strategies/COMPARE.md"
     found = {name: source for name, source in sources.items() if source.exists()}
     if not found:
         sys.exit(f"{sources['RESULTS.md']} does not exist; run recipes/{corpus}/run.sh first")
@@ -32,9 +33,10 @@ def publish(corpus: str) -> None:
 def tables(recipe: Path) -> str:
     """The tables of word error rates and of strategies, under the corpus' name."""
     shown = [f"### {recipe.name}"]
-    if (results := recipe / "RESULTS.md").exists():
-        section = results.read_text().split("## Word error rate on the test set")[1].split("\n## ")[0]
-        shown.append(section.replace("### ", "#### ").strip())
+    for name, title in {"RESULTS.md": [], "FUSION.md": ["#### With fMLLR and i-vectors"]}.items():
+        if (results := recipe / name).exists():
+            section = results.read_text().split("## Word error rate on the test set")[1].split("\n## ")[0]
+            shown += [*title, section.replace("### ", "#### ").strip()]
     if (strategies := recipe / "STRATEGIES.md").exists():
         shown += [f"#### {part.strip()}" for part in strategies.read_text().split("\n### ") if part.startswith("By ")]
     return "\n\n".join(shown) + "\n"

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +72,19 @@ def test_scores_are_written_for_kaldi(exp: Path) -> None:
         scores = kaldiio.load_scp(str(exp / "minicts/likelihoods" / system / "test.scp"))
         assert len(scores) > 5
         assert all(scores_TL.shape[1] == len(states.labels_L3) for scores_TL in scores.values())
+
+
+def test_a_recording_is_transcribed_by_a_network_that_wants_to_know_its_speaker(exp: Path) -> None:
+    stm = exp / "minicts/data/test/ref.stm"
+    lines = [line.split() for line in stm.read_text().splitlines() if line.startswith("sw_")]
+    said = Counter(word for line in lines if line[0] == lines[0][0] for word in line[6:])
+    wav = exp / "minicts/data/wav" / f"{lines[0][0]}.wav"
+    run = exp / "minicts/decode/blstm-local-b64-s1_kn3"
+    command = [sys.executable, "-m", "asr_am.transcribe", "--channels", "--model", str(run), str(wav)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    found = [Counter(line.split(": ")[1].split()) for line in done.stdout.splitlines()]
+    assert len(found) == 2 and ((found[0] + found[1]) & said).total() > 0.25 * said.total()
 
 
 def test_run_again_finds_everything_up_to_date_without_importing_torch(

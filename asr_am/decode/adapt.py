@@ -8,17 +8,21 @@ Shapes: T frames, D feature dimension, E = D + 1.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from asr_am.data.textfile import write_lines
 from asr_am.decode.lattice import Lattice, read_lattices
 from asr_am.decode.paths import Weights, arc_posteriors
 from asr_am.decode.scorer import GmmScorer
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import SHARD, DecodeOptions, Job, decode_shards
+from asr_am.errors import InputError
 from asr_am.features.adapted import AdaptedReader, load_projection
 from asr_am.features.transforms import mean_transform, read_transforms, write_transforms
 from asr_am.hmm.adaptation import Block, FmllrOptions, adapt_speakers, in_groups
@@ -29,6 +33,7 @@ from asr_am.hmm.system import PROJECTION, TRANSFORMS, UNADAPTED
 from asr_am.hmm.training import speech_pdfs
 from asr_am.lang.lang import Lang
 
+RECORD = "adaptation.json"
 SURE = 0.01  # posterior below which a pdf is not taken to have been in a frame
 
 
@@ -116,6 +121,25 @@ class DecodedGroup:
         frame, pdf = np.divmod(keys, self.states.num_pdfs)
         kept = (weight >= SURE) & self.speech_P[pdf]
         return Occupation(frame[kept], pdf[kept], weight[kept].astype(np.float32))
+
+
+def save_adaptation(folder: Path, place: Place, options: AdaptOptions) -> None:
+    """Note in `folder`, features/fmllr, how its speakers were adapted, for those that come later."""
+    paths = {name: os.path.relpath(getattr(place, name), folder) for name in ("system", "lang_dir", "graph")}
+    write_lines(folder / RECORD, [json.dumps(paths | {"options": asdict(options)}, indent=1)])
+
+
+def load_adaptation(folder: Path) -> tuple[Place, AdaptOptions]:
+    """What `save_adaptation` noted; `work` and `features_dir` are the folder and the one above. InputError: damaged."""
+    path = folder / RECORD
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        options = value.pop("options")
+        parts = {"search": SearchOptions(**options["search"]), "fmllr": FmllrOptions(**options["fmllr"])}
+        paths = {name: Path(os.path.normpath(folder / value[name])) for name in ("system", "lang_dir", "graph")}
+        return Place(features_dir=folder.parent, work=folder, **paths), AdaptOptions(**options | parts)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: missing or damaged ({error}); run stage 4 (speaker) again") from error
 
 
 def adapt_set(place: Place, subset: str, options: AdaptOptions, jobs: int) -> dict[str, np.ndarray]:

@@ -120,10 +120,16 @@ class NeuralSource:
 
     def load(self) -> NeuralScorer:
         from asr_am.features.fusion import InputReader
+        from asr_am.model.checkpoint import load_acoustic_model
 
-        return neural_scorer(
-            self.model, lambda kind: InputReader(self.features_dir, kind, self.subset).__getitem__, self.window
-        )
+        model, info = load_acoustic_model(self.model)
+        counts, kind = info.get("pdf_counts"), info["kind"]
+        if counts is None or len(counts) != info["num_pdfs"] or int(counts.sum()) == 0:
+            raise InputError(
+                f"{self.model}: has no counts of its {info['num_pdfs']} pdfs, so no priors; train the model again"
+            )
+        features = InputReader(self.features_dir, kind, self.subset).__getitem__
+        return NeuralScorer(model.eval(), features, log_priors(counts.numpy()), self.window, stack_of(kind))
 
 
 @dataclass(frozen=True)
@@ -140,18 +146,6 @@ class ArchiveSource:
             return ArchiveScorer({utterance: place for utterance, place in lines})
         except ValueError as error:
             raise InputError(f"{self.scp}: a line is not `<utterance> <archive>:<offset>`; write it again") from error
-
-
-def neural_scorer(path: Path, features_of: Callable[[str], Features], window: Window) -> NeuralScorer:
-    """The scorer of a checkpoint; `features_of` gives the features of the kind that its model takes."""
-    from asr_am.model.checkpoint import load_acoustic_model
-
-    model, info = load_acoustic_model(path)
-    counts = info.get("pdf_counts")
-    if counts is None or len(counts) != info["num_pdfs"] or int(counts.sum()) == 0:
-        raise InputError(f"{path}: has no counts of its {info['num_pdfs']} pdfs, so no priors; train the model again")
-    kind = info["kind"]
-    return NeuralScorer(model.eval(), features_of(kind), log_priors(counts.numpy()), window, stack_of(kind))
 
 
 def write_log_likelihoods(scorer: Scorer, utterances: Iterable[str], states: StateTable | None, scp: Path) -> None:

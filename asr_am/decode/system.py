@@ -9,7 +9,7 @@ from pathlib import Path
 
 from asr_am.data.textfile import write_lines
 from asr_am.decode.paths import Weights
-from asr_am.decode.scorer import Features, GmmScorer, GmmSource, NeuralSource, Scorer, ScoreSource, neural_scorer
+from asr_am.decode.scorer import GmmSource, NeuralSource, ScoreSource
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.windows import Window
 from asr_am.errors import InputError
@@ -49,14 +49,6 @@ class System:
         if self.model is None:
             return GmmSource(self.align_dir, self.features_dir, subset)
         return NeuralSource(self.model, self.features_dir, subset, self.window)
-
-    def scorer(self, features: Features) -> Scorer:
-        """A scorer of other features than those on disk."""
-        if self.model is None:
-            from asr_am.hmm.gmm import DiagGmms
-
-            return GmmScorer(DiagGmms.load(self.align_dir / "gmm.npz"), features)
-        return neural_scorer(self.model, lambda kind: features, self.window)
 
     def kind(self) -> str:
         """The kind of features the model takes."""

@@ -35,7 +35,7 @@ def units(cfg: DictConfig) -> list[Unit]:
         inputs = [root / "lang", root / "features/mfcc", root / "align", graph]
         options = values(cfg.speaker) | {"sets": [name for name in cfg.corpus.sets if name != "train"]}
         work = partial(adapt, root, graph, options, cfg.nj)
-        made += [graph_unit(cfg, plan, lm), Unit(root / "features/fmllr", inputs, options, work)]
+        made += [graph_unit(cfg, plan, lm), Unit(root / "features/fmllr", inputs, options, work, version=2)]
     if "ivector" in cfg.features.name.split("+"):
         made += ivectors.units(cfg)
     return made
@@ -50,7 +50,7 @@ def copy_matrix(system: Path, out: Path) -> None:
 
 def adapt(root: Path, graph: Path, options: dict, jobs: int, out: Path) -> None:
     """Copy the matrix and the training speakers' transforms; two passes for the other sets."""
-    from asr_am.decode.adapt import AdaptOptions, Place, adapt_set
+    from asr_am.decode.adapt import AdaptOptions, Place, adapt_set, save_adaptation
     from asr_am.decode.search import SearchOptions
     from asr_am.features.transforms import read_transforms, write_transforms
     from asr_am.hmm.adaptation import FmllrOptions
@@ -68,6 +68,7 @@ def adapt(root: Path, graph: Path, options: dict, jobs: int, out: Path) -> None:
     place = Place(system, root / "features", root / "lang", graph / "HCLG.fst", work)
     for subset in options["sets"]:
         write_transforms(out, subset, adapt_set(place, subset, how, jobs), final=final)
+    save_adaptation(out, place, how)
     shutil.rmtree(work)
 
 

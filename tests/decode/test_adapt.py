@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asr_am.decode import adapt as module
-from asr_am.decode.adapt import AdaptOptions, Place, adapt_set
+from asr_am.decode.adapt import RECORD, AdaptOptions, Place, adapt_set, load_adaptation, save_adaptation
 from asr_am.decode.graph import build_hclg
 from asr_am.decode.search import SearchOptions
 from asr_am.errors import InputError
@@ -81,3 +81,16 @@ def test_a_system_without_unadapted_mixtures_is_refused(place: Place, tmp_path: 
             (tmp_path / path.name).symlink_to(path)
     with pytest.raises(InputError, match=r"unadapted\.npz"):
         adapt_set(replace(place, system=tmp_path), "dev", OPTIONS, 1)
+
+
+def test_how_it_was_done_is_noted_for_later_speakers(place: Place, tmp_path: Path) -> None:
+    folder = tmp_path / "features/fmllr"
+    folder.mkdir(parents=True)
+    save_adaptation(folder, place, OPTIONS)
+    found, options = load_adaptation(folder)
+    assert options == OPTIONS and found == replace(place, features_dir=tmp_path / "features", work=folder)
+    whole = (folder / RECORD).read_text()
+    for damaged in ("", whole[:-20], whole.replace("passes", "passers"), whole.replace("system", "sistem"), "[]"):
+        (folder / RECORD).write_text(damaged)
+        with pytest.raises(InputError, match=rf"{RECORD}: missing or damaged .*; run stage 4 \(speaker\) again"):
+            load_adaptation(folder)

@@ -112,6 +112,17 @@ def write_group(
     write_archive(out, path.name, matrices, final=final)
 
 
+def speaker_ivectors(models: Path, features_dir: Path, subset: str, out: Path) -> None:
+    """Write an i-vector for each speaker of a set that the `models` (a folder of `make_ivectors`) were not made for."""
+    options, estimate = load_options(models), load_estimator(models)
+    speech = Speech(features_dir, subset, options.normalise)
+    speakers = speech.by_speaker()
+    found_BS = estimate.offline(map(speech.frames, utterances) for utterances in speakers.values())
+    rows = {speaker: row_S[None].float().numpy() for speaker, row_S in zip(speakers, found_BS, strict=True)}
+    write_archive(out, f"{subset}_ivectors", rows, final=out)
+    IvectorInfo(options.dim, options.period, {subset: "speaker"}).save(out)
+
+
 def load_estimator(folder: Path, device: str = "cpu") -> Estimator:
     """What `make_ivectors` left in `folder`; InputError where a file is missing or damaged."""
     options = load_options(folder)
