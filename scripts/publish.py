@@ -33,7 +33,10 @@ def publish(corpus: str) -> None:
 def tables(recipe: Path) -> str:
     """The tables of word error rates and of strategies, under the corpus' name."""
     shown = [f"### {recipe.name}"]
-    for name, title in {"RESULTS.md": [], "FUSION.md": ["#### With fMLLR and i-vectors"]}.items():
+    for name, title in {
+        "RESULTS.md": [],
+        "FUSION.md": ["#### With i-vectors and speech at three speeds, `+experiment=fusion`"],
+    }.items():
         if (results := recipe / name).exists():
             section = results.read_text().split("## Word error rate on the test set")[1].split("\n## ")[0]
             shown += [*title, section.replace("### ", "#### ").strip()]

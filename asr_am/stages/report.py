@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from asr_am.stages.app import ROOT, corpus_dir, stage
 from asr_am.stages.unit import DONE, Unit
+
+LEFT_OUT = ("corpus", "nj", "data_dir", "logger", "run")  # overrides that the figures do not depend on
 
 
 def units(cfg: DictConfig) -> list[Unit]:
     """One unit, made again when any finished run is new or changed."""
     root = corpus_dir(cfg)
     finished = sorted(path.parent for part in ("score", "train") for path in root.glob(f"{part}/*/{DONE}"))
-    recipe = f"recipes/{cfg.corpus.name}/run.sh"
-    command = recipe if (ROOT / recipe).exists() else f"recipes/kaldi/run.sh --name {cfg.corpus.name} ..."
+    command = how(cfg.corpus.name)
     return [Unit(root / "report", finished, {"command": command}, partial(write, root, command))]
+
+
+def how(corpus: str) -> str:
+    """The command that makes these results, as far as this stage was told of it."""
+    recipe = f"recipes/{corpus}/run.sh"
+    if not (ROOT / recipe).exists():
+        return f"recipes/kaldi/run.sh --name {corpus} ..."
+    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    return shlex.join([recipe, *(override for override in given if override.split("=")[0] not in LEFT_OUT)])
 
 
 def write(root: Path, command: str, out: Path) -> None:
