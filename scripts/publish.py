@@ -33,16 +33,19 @@ def publish(corpus: str) -> None:
 def tables(recipe: Path) -> str:
     """The tables of word error rates and of strategies, under the corpus' name."""
     shown = [f"### {recipe.name}"]
-    for name, title in {
-        "RESULTS.md": [],
-        "FUSION.md": ["#### With i-vectors and speech at three speeds, `+experiment=fusion`"],
-    }.items():
-        if (results := recipe / name).exists():
-            section = results.read_text().split("## Word error rate on the test set")[1].split("\n## ")[0]
-            shown += [*title, section.replace("### ", "#### ").strip()]
+    if (results := recipe / "RESULTS.md").exists():
+        shown.append(error_rates(results))
+    if (results := recipe / "FUSION.md").exists():
+        shown += ["#### With i-vectors and speech at three speeds, `+experiment=fusion`", error_rates(results)]
     if (strategies := recipe / "STRATEGIES.md").exists():
         shown += [f"#### {part.strip()}" for part in strategies.read_text().split("\n### ") if part.startswith("By ")]
     return "\n\n".join(shown) + "\n"
+
+
+def error_rates(results: Path) -> str:
+    """The section on the test set."""
+    section = results.read_text().split("## Word error rate on the test set")[1].split("\n## ")[0]
+    return section.replace("### ", "#### ").strip()
 
 
 def main() -> None:

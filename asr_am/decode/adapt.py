@@ -49,6 +49,10 @@ class AdaptOptions:
     search: SearchOptions
     fmllr: FmllrOptions
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.first_beam, int | float) or not self.first_beam > 0:
+            raise InputError(f"speaker: first_beam is {self.first_beam!r}; it must be a number above 0")
+
 
 @dataclass(frozen=True)
 class Place:

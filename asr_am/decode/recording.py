@@ -3,7 +3,7 @@
 Its speaker is somebody new: CMVN statistics are those of the whole recording, fMLLR comes from decoding it as in stage
 speaker, and there is one i-vector.
 
-Shapes: N samples, T frames, D static features.
+Shapes: T frames, D static features.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from asr_am.data.textfile import write_lines
 from asr_am.decode.adapt import adapt_set, load_adaptation
-from asr_am.features.adapted import BASE, MATRIX
+from asr_am.features.adapted import BASE, MATRIX, load_projection
 from asr_am.features.archive import write_archive
 from asr_am.features.cmvn import accumulate
 from asr_am.features.fusion import IVECTOR, streams_of
@@ -56,7 +56,7 @@ def write_recording(
         folder = out / name
         if name in MATRICES:
             folder.mkdir()
-            shutil.copy(features_dir / name / MATRIX, folder)
+            load_projection(features_dir, features_dir / name / MATRIX).save(folder / MATRIX)
         if name == "fmllr":
             place, options = load_adaptation(features_dir / name)
             place = replace(place, features_dir=out, work=out / "work")

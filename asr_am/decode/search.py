@@ -14,6 +14,7 @@ import kaldi_decoder
 import kaldifst
 import numpy as np
 
+from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays, fst_bytes
 from asr_am.hmm.states import StateTable
 
@@ -25,6 +26,11 @@ class SearchOptions:
     beam: float = 13.0
     lattice_beam: float = 6.0
     acoustic_scale: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not isinstance(value, int | float) or not value > 0:
+                raise InputError(f"search: {name} is {value!r}; it must be a number above 0")
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,8 @@ class MonoOptions(EmOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_positive("phone_states", "silence_states")
-        if self.frames < 0:
-            raise InputError(f"align: mono.frames is {self.frames}; it must be 0 (train on all) or more")
+        if not isinstance(self.frames, int) or self.frames < 0:
+            raise InputError(f"align: mono.frames is {self.frames!r}; it must be a whole number, 0 to train on all")
 
 
 def train_mono(place: Workplace, options: MonoOptions, out: Path, *, final: Path) -> None:

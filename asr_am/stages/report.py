@@ -19,11 +19,11 @@ def units(cfg: DictConfig) -> list[Unit]:
     """One unit, made again when any finished run is new or changed."""
     root = corpus_dir(cfg)
     finished = sorted(path.parent for part in ("score", "train") for path in root.glob(f"{part}/*/{DONE}"))
-    command = how(cfg.corpus.name)
+    command = command_line(cfg.corpus.name)
     return [Unit(root / "report", finished, {"command": command}, partial(write, root, command))]
 
 
-def how(corpus: str) -> str:
+def command_line(corpus: str) -> str:
     """The command that makes these results, as far as this stage was told of it."""
     recipe = f"recipes/{corpus}/run.sh"
     if not (ROOT / recipe).exists():

@@ -94,3 +94,11 @@ def test_how_it_was_done_is_noted_for_later_speakers(place: Place, tmp_path: Pat
         (folder / RECORD).write_text(damaged)
         with pytest.raises(InputError, match=rf"{RECORD}: missing or damaged .*; run stage 4 \(speaker\) again"):
             load_adaptation(folder)
+
+
+@pytest.mark.parametrize("unusable", [0, -1.0, None, "wide"])
+def test_beams_must_be_above_zero(unusable: object) -> None:
+    with pytest.raises(InputError, match=f"speaker: first_beam is {unusable!r}"):
+        replace(OPTIONS, first_beam=unusable)
+    with pytest.raises(InputError, match=f"search: beam is {unusable!r}"):
+        replace(OPTIONS.search, beam=unusable)

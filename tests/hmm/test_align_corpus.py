@@ -100,8 +100,9 @@ def test_the_shortest_utterances(tmp_path: Path) -> None:
         assert np.array_equal(part.train.x_ND[part.train.span(0)], place.train.x_ND[place.train.span(index)])
         assert part.sets["train"].words_U[0] == place.sets["train"].words_U[index]
     assert shortest(place, 0) is place and shortest(place, int(length_U.sum())) is place
-    with pytest.raises(InputError, match=r"mono\.frames is -1"):
-        replace(MONO, frames=-1)
+    for unusable in (-1, None, "many"):
+        with pytest.raises(InputError, match=rf"mono\.frames is {unusable!r}"):
+            replace(MONO, frames=unusable)
 
 
 def test_a_killed_run_goes_on_and_ends_the_same(
