@@ -43,13 +43,15 @@ class Usage:
 
     bytes_sent: by the learner each went to, in real bytes; of an all-reduce or a broadcast, what a ring sends, to its
     next member. modelled_bytes: the same, of the workload that a virtual cluster times. waiting_seconds: of the
-    training task, for others. refused: letters, and strangers' connections and messages. lost, superseded: letters.
-    faults: injected or modelled ones that took place, by kind.
+    training task, for others. pull_seconds: blocks of weights by the seconds (two digits) between the push that asked
+    another rank for one and its coming. refused: letters, and strangers' connections and messages. lost, superseded:
+    letters. faults: injected or modelled ones that took place, by kind.
     """
 
     bytes_sent: Counter[int] = field(default_factory=Counter)
     modelled_bytes: float = 0.0
     waiting_seconds: float = 0.0
+    pull_seconds: Counter[str] = field(default_factory=Counter)
     letters: int = 0
     refused: int = 0
     lost: int = 0

@@ -39,6 +39,7 @@ class Worker:
         self._g = torch.zeros(len(blocks) * blocks.size)
         self._note = torch.zeros(NOTE)
         self._pushed: list[int] | None = None  # t of each block, since the last rest
+        self._asked: list[dict[int, float]] = [{} for _ in blocks.ranks]  # others' blocks: when, by t, unless answered
         self._left: int | None = None  # the rest that this worker is away before
         self._heard: set[int] = set()  # blocks whose servers know
         self._leaving = team.event()
@@ -65,6 +66,8 @@ class Worker:
         self._note, self._pushed = write_note(frames, rate, batch), list(t)
         for block in self._around():
             if block not in silent:
+                if self._blocks.ranks[block] != self._team.rank:
+                    self._asked[block][t[block]] = self._team.now()
                 self._push(block)
 
     def _around(self) -> list[int]:
@@ -174,6 +177,8 @@ class Worker:
     def complete(self, versions: Sequence[int]) -> None:
         """Pull all blocks in these versions, at rest, where nothing that was pushed waits for an answer."""
         self._pushed = self._left = None
+        for asked in self._asked:
+            asked.clear()
         self.ask([block for block in range(len(self._blocks)) if self.newest(block) < versions[block]])
         self.wait(versions, len(self._blocks))
         self.take()
@@ -194,7 +199,17 @@ class Worker:
         while True:
             letter = self._team.collect("weights")
             if letter is not None:
-                self.arrive(self._blocks.ranks.index(letter.source), letter.clock, letter.tensors[0])
+                block = self._blocks.ranks.index(letter.source)
+                self._count_delay(block, letter.clock)
+                self.arrive(block, letter.clock, letter.tensors[0])
+
+    def _count_delay(self, block: int, t: int) -> None:
+        """Version t of a block answers the newest older push; the ones before that are not answered any more."""
+        asked = self._asked[block]
+        if pushed := sorted(step for step in list(asked) if step < t):
+            self._team.usage.pull_seconds[f"{self._team.now() - asked[pushed[-1]]:.2g}"] += 1
+        for step in pushed:
+            del asked[step]
 
     def _lend(self) -> None:
         while True:

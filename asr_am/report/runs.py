@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +24,8 @@ Value = TypeVar("Value")
 class Setting:
     """What was asked of a run, its seed apart; None where an older run does not say.
 
-    batch: chunks, of all learners together. faults: in words, "" without any. slow: (learner, factor) among them.
+    batch: chunks, of all learners together. strategy: its name, and in `group_runs` those options that other runs with
+    it have otherwise; options: all of them. faults: in words, "" without any. slow: (learner, factor) among them.
     """
 
     corpus: str
@@ -37,6 +39,7 @@ class Setting:
     clock: str | None
     cluster: str | None
     workload: str | None
+    options: tuple[tuple[str, str], ...]
     faults: str
     slow: tuple[tuple[int, float], ...]
 
@@ -46,7 +49,8 @@ class TrainingRun:
     """train/<run>/summary.json, whose figures are of the whole run and all learners; None or empty: it does not say.
 
     seconds: of training, on the clock of the setting. staleness: updates by staleness. bytes_sent: real ones;
-    modelled_bytes: of a virtual workload. waiting_seconds: over all learners.
+    modelled_bytes: of a virtual workload. waiting_seconds: over all learners. seconds_E: of each epoch. pull_seconds:
+    blocks of weights by how long they took to come.
     """
 
     name: str
@@ -56,12 +60,14 @@ class TrainingRun:
     loss_E: Sequence[float]  # held-out, nats per frame
     frame_error_E: Sequence[float]  # held-out, percent
     seconds: float | None
+    seconds_E: Sequence[float]
     frames_per_second: float | None
     batches_per_learner: Mapping[int, int]
     staleness: Mapping[int, int]
     bytes_sent: float | None
     modelled_bytes: float | None
     waiting_seconds: float | None
+    pull_seconds: Mapping[float, int]
     consensus_distance_E: Sequence[float]
     config_hash: str | None
     commit: str | None
@@ -105,12 +111,21 @@ class Group:
     def seeds(self) -> list[int]:
         return sorted(run.seed for run in self.runs if run.seed is not None)
 
+    @property
+    def pull_seconds(self) -> Counter[float]:
+        """Of all runs together."""
+        return sum((Counter(run.pull_seconds) for run in self.runs), Counter())
+
     def of_seeds(self, seeds: Sequence[int]) -> Group:
         return Group(self.name, self.setting, [run for run in self.runs if run.seed in seeds])
 
     def mean_loss_E(self) -> list[float]:
         """Held-out loss, mean over seeds, of the epochs that all of them have done."""
-        return [mean(losses) for losses in zip(*(run.loss_E for run in self.runs), strict=False)]
+        return self.mean_E(lambda run: run.loss_E)
+
+    def mean_E(self, figures: Callable[[TrainingRun], Sequence[float]]) -> list[float]:
+        """Of a figure of each epoch, over the runs, for the epochs that all of them have done."""
+        return [mean(values) for values in zip(*map(figures, self.runs), strict=False)]
 
     def mean(self, figure: Callable[[TrainingRun], float | None]) -> float | None:
         """Of a figure, over the runs that have it; None where none has."""
@@ -121,9 +136,23 @@ class Group:
 def group_runs(runs: Sequence[TrainingRun]) -> list[Group]:
     """The groups, in order of their names; in each the runs in order of their seeds."""
     groups: dict[tuple[Setting, str, Path], list[TrainingRun]] = {}
-    for run in sorted(runs, key=lambda run: (run.family, run.seed or 0)):
+    for run in sorted(_with_options(runs), key=lambda run: (run.family, run.seed or 0)):
         groups.setdefault((run.setting, run.family, run.folder.parent), []).append(run)
     return [Group(family, setting, members) for (setting, family, _), members in groups.items()]
+
+
+def _with_options(runs: Sequence[TrainingRun]) -> list[TrainingRun]:
+    """The runs, their strategies named with the options in which several runs with the same one differ."""
+    values: dict[tuple[str, str], set[str]] = {}
+    for run in runs:
+        for option, value in run.setting.options:
+            values.setdefault((run.setting.strategy, option), set()).add(value)
+    named = []
+    for run in runs:
+        name = run.setting.strategy
+        said = [f"{option}={value}" for option, value in run.setting.options if len(values[name, option]) > 1]
+        named.append(replace(run, setting=replace(run.setting, strategy=" ".join([name, *said]))))
+    return named
 
 
 def read_training_runs(corpus_dir: Path) -> list[TrainingRun]:
@@ -160,12 +189,14 @@ def _run(folder: Path, summary: Mapping[str, Any]) -> TrainingRun:
         loss_E=[float(value) for value in summary["heldout_loss"]],
         frame_error_E=[100 * float(value) for value in summary["heldout_frame_error"]],
         seconds=_optional(summary, "seconds", _amount),
+        seconds_E=_optional(summary, "seconds_per_epoch", _amounts) or [],
         frames_per_second=_optional(summary, "frames_per_second", _amount),
         batches_per_learner=_optional(summary, "batches_per_learner", _counts) or {},
         staleness=_optional(summary, "staleness", _counts) or {},
         bytes_sent=_optional(summary, "bytes_sent", _amount),
         modelled_bytes=_optional(summary, "modelled_bytes", _amount),
         waiting_seconds=_optional(summary, "waiting_seconds", lambda value: sum(_amounts(value))),
+        pull_seconds=_optional(summary, "pull_seconds", _delays) or {},
         consensus_distance_E=_optional(summary, "consensus_distance", _amounts) or [],
         config_hash=_optional(summary, "config_hash", str),
         commit=_optional(summary, "commit", str),
@@ -187,6 +218,7 @@ def _setting(folder: Path, summary: Mapping[str, Any]) -> Setting:
         clock=_optional(summary, "clock", _text),
         cluster=_optional(summary, "cluster", _text),
         workload=_optional(summary, "workload", _text),
+        options=_optional(summary, "strategy_options", _options) or (),
         faults=describe_faults(faults),
         slow=tuple(sorted((learner, factor) for learner, factor in faults.slow.items() if factor != 1)),
     )
@@ -228,6 +260,14 @@ def _amount(value: Any) -> float:
 
 def _counts(value: Mapping[str, Any]) -> dict[int, int]:
     return {_count(key): _count(count) for key, count in value.items()}
+
+
+def _delays(value: Mapping[str, Any]) -> dict[float, int]:
+    return {_amount(key): _count(count) for key, count in value.items()}
+
+
+def _options(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple((option, _text(setting)) for option, setting in value.items())
 
 
 def _amounts(value: Any) -> list[float]:

@@ -21,6 +21,7 @@ from asr_am.report.comparisons import (
     strategies,
     widest,
 )
+from asr_am.report.psp_plots import draw_error, draw_pulls, draw_staleness
 from asr_am.report.results import Score
 from asr_am.report.runs import Group, TrainingRun, group_runs
 from asr_am.report.strategy_plots import describe_reference, draw_batches, draw_loss, draw_speedup
@@ -74,12 +75,16 @@ def _accuracy(groups: Sequence[Group], scores: Sequence[Score], order: Sequence[
     if len(drawn) < 2 and baseline is None:
         return []
     if len(drawn) > 1:
-        kinds = [order.index(group.setting.strategy) for group in drawn]
-        styles = [Style.of(kind, kinds[:nth].count(kind)) for nth, kind in enumerate(kinds)]
-        labels = wording.labels(drawn, fields)
+        styles, labels = _styles(drawn, order), wording.labels(drawn, fields)
         figure = draw_loss(drawn, labels, styles, f"{setting.corpus}: held-out loss by strategy")
         name = f"loss-by-strategy-b{setting.batch}"
         sections.append(gallery.add(figure, name, "Held-out loss by strategy"))
+        if len({group.setting.clock for group in drawn}) == 1 and all(run.seconds_E for g in drawn for run in g.runs):
+            figure = draw_error(drawn, labels, styles, f"{setting.corpus}: held-out frame error by strategy")
+            sections.append(gallery.add(figure, f"error-by-strategy-b{setting.batch}", "Frame error by epoch and time"))
+    title = "staleness and loss by number of learners"
+    if by_learners := draw_staleness(groups, order, f"{setting.corpus}: {title}"):
+        sections.append(gallery.add(by_learners, f"staleness-b{setting.batch}", title.capitalize()))
     labels = wording.labels(groups, fields)
     against = "no run of a single learner to compare with"
     if baseline is not None:
@@ -92,6 +97,12 @@ def _accuracy(groups: Sequence[Group], scores: Sequence[Score], order: Sequence[
         note = "WER in percent, mean over seeds; differences absolute, that of the whole test set by paired bootstrap."
         sections += [note, rates]
     return sections
+
+
+def _styles(groups: Sequence[Group], order: Sequence[str]) -> list[Style]:
+    """A colour for each strategy, a line style for the nth group with it."""
+    kinds = [order.index(group.setting.strategy) for group in groups]
+    return [Style.of(kind, kinds[:nth].count(kind)) for nth, kind in enumerate(kinds)]
 
 
 def _batches(groups: Sequence[Group], gallery: Gallery) -> list[str]:
@@ -129,6 +140,10 @@ def _speed(part: Speeds, order: Sequence[str], gallery: Gallery) -> list[str]:
         "of the distance of their weights from the mean, after the last epoch.",
         tables.measured(several, wording.labels(several, ("strategy", "learners"))),
     ]
+    if served := [group for group in several if group.pull_seconds]:
+        labels = wording.labels(served, ("strategy", "learners"))
+        figure = draw_pulls(served, labels, _styles(served, order), f"{setting.corpus}: how long pulls take")
+        sections.append(gallery.add(figure, f"pulls-{place}", "Delays of pulls"))
     for members in partition(several, ("learners",)):
         if any(run.batches_per_learner for group in members for run in group.runs):
             figure = draw_batches(members, f"{setting.corpus}: batches per learner")

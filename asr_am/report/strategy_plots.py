@@ -42,7 +42,7 @@ def draw_loss(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[S
     note = "mean over seeds; thin: each seed" if any(len(group.runs) > 1 for group in groups) else None
     legend = axes.legend(fontsize=8.5, frameon=False, title=note, title_fontsize=8.5, loc="upper right")
     legend.set_alignment("left")
-    _title(figure, title, wording.shared(groups))
+    add_title(figure, title, wording.shared(groups))
     return figure
 
 
@@ -77,7 +77,7 @@ def draw_speedup(speeds: Speeds, order: Sequence[str], title: str) -> Figure | N
     axes.set_ylabel("speed-up (times as fast)")
     tidy(axes, "both")
     axes.legend(fontsize=9, frameon=False, loc="upper left")
-    _title(figure, title, wording.shared(speeds.groups), f"speed-up 1: {describe_reference(speeds)}")
+    add_title(figure, title, wording.shared(speeds.groups), f"speed-up 1: {describe_reference(speeds)}")
     return figure
 
 
@@ -111,7 +111,7 @@ def draw_batches(groups: Sequence[Group], title: str) -> Figure:
     several = any(len(group.runs) > 1 for group in groups)
     note = "batches per epoch, mean over seeds (dots: each seed)" if several else "batches per epoch"
     slow = "; hatched: slowed learners" if any(group.setting.slow for group in groups) else ""
-    _title(figure, title, wording.shared(groups, without=("strategy",)), f"{note}{slow}")
+    add_title(figure, title, wording.shared(groups, without=("strategy",)), f"{note}{slow}")
     return figure
 
 
@@ -132,7 +132,7 @@ def _draw_bars(axes: Axes, groups: Sequence[Group]) -> None:
             axes.scatter([learner] * len(each), each, s=7, facecolor="white", edgecolor="black", lw=0.6, zorder=3)
 
 
-def _title(figure: Figure, title: str, *notes: str) -> None:
+def add_title(figure: Figure, title: str, *notes: str) -> None:
     """What is shown, and below it what all of it has in common."""
     width = int(13 * figure.get_figwidth())  # characters of a line
     lines = [title, *(line for note in notes for line in textwrap.wrap(note, width))]

@@ -33,6 +33,8 @@ def run_arguments(cfg: DictConfig, out: Path) -> dict[str, Any]:
 
     key = out / KEY  # written by the host that leads, perhaps later
     provenance: dict[str, Any] = {"commit": git_commit(), "config_hash": key.read_text() if key.exists() else ""}
+    given = without_name(cfg.strategy).items()
+    provenance["strategy_options"] = {name: value for name, value in given if not name.startswith("_")}
     provenance |= {"launcher": cfg.launcher.name, "model": cfg.model.name}
     provenance |= {"cluster": cfg.cluster.name, "workload": cfg.workload.name}
     provenance["faults"] = {key: value for key, value in values(cfg.cluster.faults).items() if value}

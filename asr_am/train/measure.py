@@ -27,6 +27,7 @@ class Measures:
     bytes_per_link: dict[str, int]
     modelled_bytes: float
     waiting_seconds: dict[int, float]
+    pull_seconds: dict[str, int]
     letters: int
     refused: int
     lost: int
@@ -52,6 +53,7 @@ def measure(team: Team, strategy: Strategy, consensus: Tensor) -> Measures:
     by_rank = _gather(team, own)
     rows = list(by_rank.values())
     usages = [row["usage"] for row in rows]
+    pulls = _sum(usage["pull_seconds"] for usage in usages)
     links = {
         f"{rank}-{to}": int(sent) for rank, row in by_rank.items() for to, sent in row["usage"]["bytes_sent"].items()
     }
@@ -62,6 +64,7 @@ def measure(team: Team, strategy: Strategy, consensus: Tensor) -> Measures:
         bytes_per_link=links,
         modelled_bytes=sum(usage["modelled_bytes"] for usage in usages),
         waiting_seconds={rank: round(row["usage"]["waiting_seconds"], 3) for rank, row in by_rank.items()},
+        pull_seconds=dict(sorted(pulls.items(), key=lambda pull: float(pull[0]))),
         letters=sum(usage["letters"] for usage in usages),
         refused=sum(usage["refused"] for usage in usages),
         lost=sum(usage["lost"] for usage in usages),

@@ -5,6 +5,7 @@ All learners have unequal data, about 100 steps, and momentum 0.9.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -111,6 +112,18 @@ def test_psp_that_waits_for_all_is_ps_sync_to_the_bit() -> None:
 def test_ps_async_with_one_worker_is_local_to_the_bit() -> None:
     one = replace(PROBLEM, learners=1, batches=21)
     assert_same(train(one, PsAsync), {0: train_alone(one, Local)})
+
+
+def test_the_time_of_every_pull_from_another_rank_is_counted() -> None:
+    """Of partial pulling, too, where an answer may come after the next push, or be replaced by a newer one."""
+    late = {"late_share": 0.05, "late_seconds": 4.0, "late_tag": "weights"}
+    for make in (partial(Psp, c=3, b=0.5, servers=4), partial(PsAsync, servers=4)):
+        lives = train(replace(PROBLEM, epochs=1), make, cluster=hardware(faults=late))
+        usages = [life.strategy.team.usage for life in lives.values()]
+        pulls = sum((usage.pull_seconds for usage in usages), Counter())
+        pushes = 3 * sum(len(life.did) for life in lives.values())  # blocks of others, with each batch
+        assert 0.95 * pushes < pulls.total() + sum(usage.superseded for usage in usages) <= pushes
+        assert 0 < sum(count for seconds, count in pulls.items() if float(seconds) >= 4.0) < 0.1 * pushes
 
 
 # asynchronous: each gradient was taken at the version it says, and applied when it came

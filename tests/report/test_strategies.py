@@ -156,6 +156,30 @@ def test_each_strategy_may_have_its_own_optimizer(tmp_path: Path) -> None:
     assert re.search(r"\| adpsgd, 4 learners[^|]* \| 1 \| 2 \| 1\.1000 \| \+10\.00 %", text)
 
 
+def test_options_that_differ_tell_runs_with_one_strategy_apart(tmp_path: Path) -> None:
+    """As in table 1 of PSP-SGD: each setting has its own accuracy, time, and delays."""
+    for c, b, seconds in ((4, 1.0, 8.0), (3, 0.75, 4.0)):
+        write_distributed(
+            tmp_path, "psp", 4, seconds, [3.0, 2.0 / c], name=f"psp-{c}",
+            strategy_options={"servers": 4, "c": c, "b": b}, pull_seconds={"0.12": 7, "4.1": 1},
+        )  # fmt: skip
+    write_distributed(tmp_path, "sync", 4, 16.0, [3.0, 1.0], strategy_options={"form": "gradients"})
+    text = sections(tmp_path, tmp_path / "out")
+    assert "| psp c=3 b=0.75, 4 learners | 1 | 2 | 0.6667 |" in text
+    assert "| psp c=4 b=1.0, 4 learners | 1 | 2 | 0.5000 |" in text and "servers" not in text
+    assert "| learners | faults | psp c=3 b=0.75: time per epoch | speed-up | psp c=4 b=1.0: time per epoch |" in text
+    assert "| sync, 4 learners | 1 | 2 | 1.0000 |" in text
+    for figure in ("error-by-strategy-b64", "pulls-ibm_a-b64"):
+        assert f"(there/{figure}.png)" in text and (tmp_path / "out" / f"{figure}.png").stat().st_size > 10_000
+
+
+def test_staleness_by_number_of_learners_is_drawn_where_there_are_several(tmp_path: Path) -> None:
+    for learners in (2, 8):
+        write_distributed(tmp_path, "ps_async", learners, 8.0, [3.0, 1.0], staleness={str(learners - 1): 20})
+    write_distributed(tmp_path, "adpsgd", 8, 8.0, [3.0, 1.0])
+    assert "(there/staleness-b64.png)" in sections(tmp_path, tmp_path / "out")
+
+
 def test_runs_across_folders(corpus_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = write_distributed(tmp_path / "new exp" / "swb", "sync", 4, 2 * HOUR, [1.5, 1.0])
     write_score(tmp_path / "new exp" / "swb", "sync4-b64-s1", "kn3", [3] * SEGMENTS, 1)

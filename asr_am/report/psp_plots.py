@@ -1,0 +1,99 @@
+"""The figures of PSP-SGD (2018) for our runs: delays of pulls (2), frame error by epoch and by time (3 and 4); and what
+its section 5 says of asynchronous SGD, staleness and loss by the number of learners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from asr_am.report import wording
+from asr_am.report.canvas import Style, new_figure, tidy, whole_numbers
+from asr_am.report.runs import Group
+from asr_am.report.strategy_plots import add_title
+from asr_am.report.strategy_tables import mean_staleness
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BINS = 40  # of delays, equally wide on a logarithmic axis
+
+
+def draw_error(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[Style], title: str) -> Figure:
+    """Held-out frame error by epoch, and by time on the clock of the runs; means over seeds."""
+    figure = new_figure(9.0, 4.2)
+    by_epoch, by_time = figure.subplots(1, 2, sharey=True)
+    longest = max(sum(group.mean_E(lambda run: run.seconds_E)) for group in groups)
+    unit, name = (3600.0, "hours") if longest > 7200 else (60.0, "minutes") if longest > 120 else (1.0, "seconds")
+    for group, label, style in zip(groups, labels, styles, strict=True):
+        error_E = group.mean_E(lambda run: run.frame_error_E)
+        time_E = [seconds / unit for seconds in accumulate(group.mean_E(lambda run: run.seconds_E))]
+        for axes, x_E in ((by_epoch, range(1, len(error_E) + 1)), (by_time, time_E)):
+            axes.plot(
+                x_E, error_E, style.line, color=style.colour, marker=style.marker, markersize=3.5, lw=1.6, label=label
+            )
+    by_epoch.set_xlabel("epoch")
+    whole_numbers(by_epoch.xaxis)
+    by_epoch.set_ylabel("held-out frame error (%)")
+    by_time.set_xlabel(f"{name} of training")
+    by_time.legend(fontsize=8.5, frameon=False)
+    for axes in (by_epoch, by_time):
+        tidy(axes, "both")
+    add_title(figure, title, wording.shared(groups))
+    return figure
+
+
+def draw_pulls(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[Style], title: str) -> Figure:
+    """Probability density of the seconds between a push and the coming of the block that answers it."""
+    figure = new_figure(6.8, 4.2)
+    axes = figure.subplots()
+    seconds = [second for group in groups for second in group.pull_seconds if second > 0]
+    edges = np.geomspace(0.9 * min(seconds), 1.1 * max(seconds), BINS + 1)
+    for group, label, style in zip(groups, labels, styles, strict=True):
+        pulls = group.pull_seconds
+        counts, _ = np.histogram(list(pulls), edges, weights=list(pulls.values()))
+        density = counts / np.diff(edges) / counts.sum()
+        density[density == 0] = np.nan
+        axes.stairs(density, edges, color=style.colour, ls=style.line, lw=1.6, label=label)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("seconds from push to pull, answers of other ranks")
+    axes.set_ylabel("probability density (1/s)")
+    tidy(axes, "both")
+    axes.legend(fontsize=8.5, frameon=False)
+    add_title(figure, title, wording.shared(groups))
+    return figure
+
+
+def draw_staleness(groups: Sequence[Group], order: Sequence[str], title: str) -> Figure | None:
+    """Mean staleness and held-out loss by number of learners; None without a strategy at several numbers."""
+    figure = new_figure(9.0, 4.0)
+    stale, loss = figure.subplots(1, 2)
+    drawn = set()
+    for nth, strategy in enumerate(order):
+        points = {g.setting.learners: g for g in groups if g.setting.strategy == strategy and not g.setting.faults}
+        if len(points) < 2:
+            continue
+        style, learners = Style.of(nth), sorted(points)
+        for axes, figures in (
+            (stale, [points[number].mean(mean_staleness) for number in learners]),
+            (loss, [min(points[number].mean_loss_E()) for number in learners]),
+        ):
+            axes.plot(
+                learners, np.array(figures, dtype=float), style.line, color=style.colour, marker=style.marker, lw=1.6,
+                label=strategy,
+            )  # fmt: skip
+        drawn |= set(learners)
+    if not drawn:
+        return None
+    for axes, what in ((stale, "mean staleness (updates)"), (loss, "held-out loss, best epoch (nats per frame)")):
+        axes.set_xticks(sorted(drawn), [str(number) for number in sorted(drawn)])
+        axes.set_xlabel("learners")
+        axes.set_ylabel(what)
+        tidy(axes, "both")
+    stale.legend(fontsize=8.5, frameon=False)
+    add_title(figure, title, wording.shared(groups, without=("strategy", "learners")))
+    return figure
