@@ -1,10 +1,11 @@
-"""Put results of finished runs where readers look: recipes/<corpus>/{RESULTS,FUSION,STRATEGIES}.md and README.md.
+"""Put results of finished runs where readers look: recipes/<corpus>/*.md and README.md.
 
     python scripts/publish.py [CORPUS ...]
 
-Copied are, as far as they are there: exp/<corpus>/RESULTS.md; that of a run with exp=exp/fusion (conf/experiment); and
-exp/<corpus>/strategies/COMPARE.md, which `python -m asr_am.report.compare exp/<corpus>/train/RUN ... --out
-exp/<corpus>/strategies` leaves. The tables between the marks in the README are cut out of them. Plots stay in exp/.
+Copied are, as far as they are there: exp/<corpus>/RESULTS.md; those of runs with exp=exp/fusion (conf/experiment) and
+exp=exp/ablation (conf/features/fusion260.yaml); and what `python -m asr_am.report.compare exp/<corpus>/train/RUN ...
+--out exp/<corpus>/NAME` leaves for the NAMEs strategies and psp. The tables between the marks in the README are cut out
+of them. Plots stay in exp/.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ BEGIN, END = "<!-- results: written by scripts/publish.py -->", "<!-- end of res
 def publish(corpus: str) -> None:
     """Copy what is known of a corpus, without the plots, into its recipe."""
     exp = ROOT / "exp"
-    sources = {"RESULTS.md": exp / corpus / "RESULTS.md", "FUSION.md": exp / "fusion" / corpus / "RESULTS.md"}
-    sources["STRATEGIES.md"] = exp / corpus / "strategies/COMPARE.md"
+    sources = {
+        "RESULTS.md": exp / corpus / "RESULTS.md",
+        "FUSION.md": exp / "fusion" / corpus / "RESULTS.md",
+        "ABLATION.md": exp / "ablation" / corpus / "RESULTS.md",
+        "STRATEGIES.md": exp / corpus / "strategies/COMPARE.md",
+        "PSP.md": exp / corpus / "psp/COMPARE.md",
+    }
     found = {name: source for name, source in sources.items() if source.exists()}
     if not found:
         sys.exit(f"{sources['RESULTS.md']} does not exist; run recipes/{corpus}/run.sh first")

@@ -25,8 +25,8 @@ OWN_DATA = "recipes/kaldi/run.sh"
 TINY = [
     "corpus.hours=0.08", "corpus.speakers=8", "corpus.test_words=120", "train.threads=1",
     "align.mono.iterations=12", "align.tri.iterations=12", "align.tri.leaves=150", "align.tri.gaussians=600",
-    "align.lda_mllt.iterations=12", "align.sat.iterations=12", "ivectors.gaussians=16", "ivectors.dim=8",
-    "model.layers=1", "model.cells=32", "train.epochs=3", "train.checkpoint_every=10", "logger=none",
+    "ivectors.gaussians=16", "ivectors.dim=8", "model.layers=1", "model.cells=32", "train.epochs=3",
+    "train.checkpoint_every=10", "logger=none",
     "systems=[mono,sat,nnet]", "decode.search.beam=6", "decode.search.lattice_beam=3", "decode.lm_weights=[8,12]",
     "log_likelihoods=true",
 ]  # fmt: skip

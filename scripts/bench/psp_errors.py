@@ -29,9 +29,7 @@ def by_setting(runs: list[TrainingRun]) -> dict[tuple[str, str], list[TrainingRu
     seeds = set.intersection(*({run.seed for run in members} for members in found.values()))
     if not seeds:
         missing = [f"c={c} b={b}" for (c, b), members in found.items() if not members]
-        raise InputError(
-            f"no seed with a run of every setting ({', '.join(missing) or 'all differ'}); train them first"
-        )
+        raise InputError(f"no seed has a run of every setting (none at all: {', '.join(missing)}); train them first")
     return {setting: [run for run in members if run.seed in seeds] for setting, members in found.items()}
 
 
