@@ -45,12 +45,12 @@ def by_strategy(groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def widest(groups: Sequence[Group]) -> list[Group]:
-    """Those without faults, each strategy at its largest number of learners."""
-    sound = [group for group in groups if not group.setting.faults]
+    """Those without faults, or all where all have some, each strategy at its largest number of learners."""
+    shown = [group for group in groups if not group.setting.faults] or groups
     most: dict[str, int] = {}
-    for group in sound:
+    for group in shown:
         most[group.setting.strategy] = max(group.setting.learners, most.get(group.setting.strategy, 0))
-    return [group for group in sound if group.setting.learners == most[group.setting.strategy]]
+    return [group for group in shown if group.setting.learners == most[group.setting.strategy]]
 
 
 def by_batch(groups: Sequence[Group]) -> list[list[Group]]:

@@ -19,7 +19,7 @@ from asr_am.report.strategy_tables import mean_staleness
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BINS = 40  # of delays, equally wide on a logarithmic axis
+BINS = 60  # of delays
 
 
 def draw_error(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[Style], title: str) -> Figure:
@@ -50,15 +50,13 @@ def draw_pulls(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[
     """Probability density of the seconds between a push and the coming of the block that answers it."""
     figure = new_figure(6.8, 4.2)
     axes = figure.subplots()
-    seconds = [second for group in groups for second in group.pull_seconds if second > 0]
-    edges = np.geomspace(0.9 * min(seconds), 1.1 * max(seconds), BINS + 1)
+    edges = np.linspace(0.0, 1.02 * max(max(group.pull_seconds) for group in groups), BINS + 1)
     for group, label, style in zip(groups, labels, styles, strict=True):
         pulls = group.pull_seconds
         counts, _ = np.histogram(list(pulls), edges, weights=list(pulls.values()))
         density = counts / np.diff(edges) / counts.sum()
         density[density == 0] = np.nan
         axes.stairs(density, edges, color=style.colour, ls=style.line, lw=1.6, label=label)
-    axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("seconds from push to pull, answers of other ranks")
     axes.set_ylabel("probability density (1/s)")

@@ -34,9 +34,11 @@ def by_setting(runs: list[TrainingRun]) -> dict[tuple[str, str], list[TrainingRu
 
 
 def setting_of(run: TrainingRun) -> tuple[str, str] | None:
-    options = dict(run.setting.options)
-    is_psp = run.setting.strategy == "psp" and run.setting.learners == 32
-    return (options.get("c", ""), options.get("b", "")) if is_psp else None
+    """c and b; None of a run that is not to be compared: another strategy, without delays, unfinished."""
+    setting, options = run.setting, dict(run.setting.options)
+    if (setting.strategy, setting.learners) != ("psp", 32) or not setting.faults or run.epochs_done != setting.epochs:
+        return None
+    return options.get("c", ""), options.get("b", "")
 
 
 def error(runs: list[TrainingRun]) -> float:

@@ -61,6 +61,8 @@ def test_accuracy_is_compared_at_one_batch_and_number_of_epochs(corpus_dir: Path
     baseline = single_learner(twice)
     assert baseline is twice[0]
     assert [group.setting.learners for group in widest(once)] == [4]  # those with faults are left out
+    faulty = [group for group in once if group.setting.faults]
+    assert len(faulty) == 2 and widest(faulty) == faulty  # unless there are no others
 
 
 def test_one_learner_alone_is_no_comparison_of_strategies(tmp_path: Path) -> None:
