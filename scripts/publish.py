@@ -44,7 +44,10 @@ def tables(recipe: Path) -> str:
     if (results := recipe / "FUSION.md").exists():
         shown += ["#### With i-vectors and speech at three speeds, `+experiment=fusion`", error_rates(results)]
     if (results := recipe / "ABLATION.md").exists():
-        shown += ["#### What the parts of the input bring", error_rates(results).split("#### Against")[0].strip()]
+        shown += [
+            "#### What parts of the input bring, as runs are named; blstm-local-b64 has fMLLR and log-mel",
+            error_rates(results).split("#### Against")[0].strip(),
+        ]
     if (strategies := recipe / "STRATEGIES.md").exists():
         shown += [f"#### {part.strip()}" for part in strategies.read_text().split("\n### ") if part.startswith("By ")]
     return "\n\n".join(shown) + "\n"
