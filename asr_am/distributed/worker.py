@@ -35,11 +35,11 @@ class Worker:
         self.versions = [0] * len(blocks)
         self._arrived: dict[int, tuple[int, Tensor]] = {}
         self._answered = team.event()
-        self._lock = team.lock()  # of versions, what has arrived, and writing to params.w
+        self._lock = team.lock()  # of versions, what was asked for and has arrived, and writing to params.w
         self._g = torch.zeros(len(blocks) * blocks.size)
         self._note = torch.zeros(NOTE)
         self._pushed: list[int] | None = None  # t of each block, since the last rest
-        self._asked: list[dict[int, float]] = [{} for _ in blocks.ranks]  # others' blocks: when, by t, unless answered
+        self._asked: list[dict[int, float]] = [{} for _ in blocks.ranks]  # others' blocks: when pushed, by t
         self._left: int | None = None  # the rest that this worker is away before
         self._heard: set[int] = set()  # blocks whose servers know
         self._leaving = team.event()
@@ -67,7 +67,8 @@ class Worker:
         for block in self._around():
             if block not in silent:
                 if self._blocks.ranks[block] != self._team.rank:
-                    self._asked[block][t[block]] = self._team.now()
+                    with self._lock:
+                        self._asked[block][t[block]] = self._team.now()
                 self._push(block)
 
     def _around(self) -> list[int]:
@@ -177,8 +178,9 @@ class Worker:
     def complete(self, versions: Sequence[int]) -> None:
         """Pull all blocks in these versions, at rest, where nothing that was pushed waits for an answer."""
         self._pushed = self._left = None
-        for asked in self._asked:
-            asked.clear()
+        with self._lock:
+            for asked in self._asked:
+                asked.clear()
         self.ask([block for block in range(len(self._blocks)) if self.newest(block) < versions[block]])
         self.wait(versions, len(self._blocks))
         self.take()
@@ -205,11 +207,10 @@ class Worker:
 
     def _count_delay(self, block: int, t: int) -> None:
         """Version t of a block answers the newest older push; the ones before that are not answered any more."""
-        asked = self._asked[block]
-        if pushed := sorted(step for step in list(asked) if step < t):
-            self._team.usage.pull_seconds[f"{self._team.now() - asked[pushed[-1]]:.2g}"] += 1
-        for step in pushed:
-            del asked[step]
+        with self._lock:
+            pushed = {step: self._asked[block].pop(step) for step in list(self._asked[block]) if step < t}
+        if pushed:
+            self._team.usage.pull_seconds[f"{self._team.now() - pushed[max(pushed)]:.2g}"] += 1
 
     def _lend(self) -> None:
         while True:

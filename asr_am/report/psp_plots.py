@@ -1,5 +1,5 @@
-"""The figures of PSP-SGD (2018) for our runs: delays of pulls (2), frame error by epoch and by time (3 and 4); and what
-its section 5 says of asynchronous SGD, staleness and loss by the number of learners.
+"""The figures of PSP-SGD (2018) for our runs: delays of pulls (2), frame error by epoch and by time (3 and 4); and for
+asynchronous SGD, staleness and loss by the number of learners.
 """
 
 from __future__ import annotations
