@@ -33,7 +33,7 @@ def publish(corpus: str) -> None:
         sys.exit(f"{sources['RESULTS.md']} does not exist; run recipes/{corpus}/run.sh first")
     for name, source in found.items():
         text = "\n".join(line for line in source.read_text().splitlines() if not line.startswith("!["))
-        (ROOT / "recipes" / corpus / name).write_text(re.sub(r"\n{3,}", "\n\n", text) + "\n")
+        (ROOT / "recipes" / corpus / name).write_text(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
 
 
 def tables(recipe: Path) -> str:

@@ -40,7 +40,7 @@ SURE = 0.01  # posterior below which a pdf is not taken to have been in a frame
 @dataclass(frozen=True, kw_only=True)
 class AdaptOptions:
     """passes: of decoding and estimating. first_beam: of the first, whose words need not be the best ones, in place of
-    the beam of `search`. lm_weight: of search and posteriors. search, fmllr: see there.
+    the beam of `search`. lm_weight: of search, in place of its acoustic scale, and posteriors. fmllr: see there.
     """
 
     passes: int
@@ -50,8 +50,17 @@ class AdaptOptions:
     fmllr: FmllrOptions
 
     def __post_init__(self) -> None:
-        if not isinstance(self.first_beam, int | float) or not self.first_beam > 0:
-            raise InputError(f"speaker: first_beam is {self.first_beam!r}; it must be a number above 0")
+        for name in ("first_beam", "lm_weight"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value > 0:
+                raise InputError(f"speaker: {name} is {value!r}; it must be a number above 0")
+        if not isinstance(self.passes, int) or self.passes < 1:
+            raise InputError(f"speaker: passes is {self.passes!r}; it must be a whole number, at least 1")
+
+    def search_of(self, number: int) -> SearchOptions:
+        """Of a pass, the first being 1."""
+        beam = self.first_beam if number == 1 else self.search.beam
+        return replace(self.search, beam=beam, acoustic_scale=1 / self.lm_weight)
 
 
 @dataclass(frozen=True)
@@ -157,8 +166,7 @@ def adapt_set(place: Place, subset: str, options: AdaptOptions, jobs: int) -> di
     speakers = {utterance: reader.speaker(utterance) for utterance in utterances}
     for number in range(1, options.passes + 1):
         folder, title = place.work / f"{subset}_{number}", f"{subset} pass {number}"
-        search = options.search if number > 1 else replace(options.search, beam=options.first_beam)
-        how = DecodeOptions(search, (Weights(options.lm_weight),), nbest=0)
+        how = DecodeOptions(options.search_of(number), (Weights(options.lm_weight),), nbest=0)
         job = Job(source, place.graph, place.lang_dir, place.system / "states.npz", how)
         decode_shards(job, utterances, folder, jobs, f"{title}: decoding")
         groups = _groups(speakers, folder, states, speech_pdfs(lang, states), source, options.lm_weight)

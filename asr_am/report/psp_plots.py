@@ -68,27 +68,23 @@ def draw_pulls(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[
 
 def draw_staleness(groups: Sequence[Group], order: Sequence[str], title: str) -> Figure | None:
     """Mean staleness and held-out loss by number of learners; None without a strategy at several numbers."""
+    sound = [group for group in groups if not group.setting.faults]
+    lines = {strategy: {g.setting.learners: g for g in sound if g.setting.strategy == strategy} for strategy in order}
+    lines = {strategy: points for strategy, points in lines.items() if len(points) > 1}
+    if not lines:
+        return None
     figure = new_figure(9.0, 4.0)
     stale, loss = figure.subplots(1, 2)
-    drawn = set()
-    for nth, strategy in enumerate(order):
-        points = {g.setting.learners: g for g in groups if g.setting.strategy == strategy and not g.setting.faults}
-        if len(points) < 2:
-            continue
-        style, learners = Style.of(nth), sorted(points)
-        for axes, figures in (
-            (stale, [points[number].mean(mean_staleness) for number in learners]),
-            (loss, [min(points[number].mean_loss_E()) for number in learners]),
-        ):
-            axes.plot(
-                learners, np.array(figures, dtype=float), style.line, color=style.colour, marker=style.marker, lw=1.6,
-                label=strategy,
-            )  # fmt: skip
-        drawn |= set(learners)
-    if not drawn:
-        return None
-    for axes, what in ((stale, "mean staleness (updates)"), (loss, "held-out loss, best epoch (nats per frame)")):
-        axes.set_xticks(sorted(drawn), [str(number) for number in sorted(drawn)])
+    ticks = sorted(set().union(*lines.values()))
+    for axes, what, value in (
+        (stale, "mean staleness (updates)", lambda group: group.mean(mean_staleness)),
+        (loss, "held-out loss, best epoch (nats per frame)", lambda group: min(group.mean_loss_E())),
+    ):
+        for strategy, points in lines.items():
+            learners, style = sorted(points), Style.of(order.index(strategy))
+            values = np.array([value(points[number]) for number in learners], dtype=float)  # not a number: unknown
+            axes.plot(learners, values, style.line, color=style.colour, marker=style.marker, lw=1.6, label=strategy)
+        axes.set_xticks(ticks, [str(number) for number in ticks])
         axes.set_xlabel("learners")
         axes.set_ylabel(what)
         tidy(axes, "both")

@@ -25,12 +25,14 @@ class Setting:
     """What was asked of a run, its seed apart; None where an older run does not say.
 
     batch: chunks, of all learners together. strategy: its name, and in `group_runs` those options that other runs with
-    it have otherwise; options: all of them. faults: in words, "" without any. slow: (learner, factor) among them.
+    it have otherwise; options: all of them. rate: learning rate before warm-up and annealing change it. faults: in
+    words, "" without any. slow: (learner, factor) among them.
     """
 
     corpus: str
     model: str | None
     optimizer: str | None
+    rate: float | None
     batch: int
     epochs: int | None
     strategy: str
@@ -210,6 +212,7 @@ def _setting(folder: Path, summary: Mapping[str, Any]) -> Setting:
         corpus=corpus_of(folder).name,
         model=_optional(summary, "model", _text),
         optimizer=_optimizer(summary),
+        rate=_optional(summary, "schedule", lambda schedule: _amount(schedule["base"])),
         batch=_count(summary["batch"]),
         epochs=_optional(summary, "epochs", _count),
         strategy=_text(summary["strategy"]),

@@ -65,8 +65,8 @@ def strategy_sections(runs: Sequence[TrainingRun], scores: Sequence[Score], fold
 def _accuracy(groups: Sequence[Group], scores: Sequence[Score], order: Sequence[str], gallery: Gallery) -> list[str]:
     """Figure 5a and table 2; nothing for runs of an epoch without a single learner's beside them."""
     setting, baseline = groups[0].setting, single_learner(groups)
-    alike = len({group.setting.optimizer for group in groups}) == 1
-    fields = ("strategy", "learners") if alike else ("strategy", "learners", "optimizer")
+    differ = [field for field in ("optimizer", "rate") if len({getattr(group.setting, field) for group in groups}) > 1]
+    fields = ("strategy", "learners", *differ)
     sections = [
         f"### By strategy: {_heading(groups, ('corpus', 'model', 'optimizer', 'batch', 'epochs'))}",
         f"All: {wording.shared(groups)}.",
@@ -140,7 +140,7 @@ def _speed(part: Speeds, order: Sequence[str], gallery: Gallery) -> list[str]:
         "of the distance of their weights from the mean, after the last epoch.",
         tables.measured(several, wording.labels(several, ("strategy", "learners"))),
     ]
-    if served := [group for group in several if group.pull_seconds]:
+    if served := [group for group in several if any(group.pull_seconds)]:  # some took any time
         labels = wording.labels(served, ("strategy", "learners"))
         figure = draw_pulls(served, labels, _styles(served, order), f"{setting.corpus}: how long pulls take")
         sections.append(gallery.add(figure, f"pulls-{place}", "Delays of pulls"))

@@ -25,6 +25,8 @@ def phrase(setting: Setting, field: str) -> str:
         return f"{value} {field if value != 1 else field[:-1]}"
     if field == "clock":
         return f"{value} clock"
+    if field == "rate":
+        return f"rate {value:g}"
     return value if field in ("corpus", "strategy", "model", "optimizer") else f"{field} {value}"
 
 

@@ -57,10 +57,9 @@ def adapt(root: Path, graph: Path, options: dict, jobs: int, out: Path) -> None:
     from asr_am.hmm.system import TRANSFORMS
 
     final, system, work = root / "features/fmllr", root / "align" / GMM, out / "work"
-    search = SearchOptions(**options["search"], acoustic_scale=1 / options["lm_weight"])
     how = AdaptOptions(
-        passes=options["passes"], first_beam=options["first_beam"], lm_weight=options["lm_weight"], search=search,
-        fmllr=FmllrOptions(**options["fmllr"]),
+        passes=options["passes"], first_beam=options["first_beam"], lm_weight=options["lm_weight"],
+        search=SearchOptions(**options["search"]), fmllr=FmllrOptions(**options["fmllr"]),
     )  # fmt: skip
     copy_matrix(system, out)
     known = read_transforms(system / TRANSFORMS, "train")

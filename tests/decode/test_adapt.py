@@ -97,8 +97,9 @@ def test_how_it_was_done_is_noted_for_later_speakers(place: Place, tmp_path: Pat
 
 
 @pytest.mark.parametrize("unusable", [0, -1.0, None, "wide"])
-def test_beams_must_be_above_zero(unusable: object) -> None:
-    with pytest.raises(InputError, match=f"speaker: first_beam is {unusable!r}"):
-        replace(OPTIONS, first_beam=unusable)
+def test_beams_weights_and_passes_must_be_above_zero(unusable: object) -> None:
+    for name in ("first_beam", "lm_weight", "passes"):
+        with pytest.raises(InputError, match=f"speaker: {name} is {unusable!r}"):
+            replace(OPTIONS, **{name: unusable})
     with pytest.raises(InputError, match=f"search: beam is {unusable!r}"):
         replace(OPTIONS.search, beam=unusable)

@@ -173,6 +173,14 @@ def test_options_that_differ_tell_runs_with_one_strategy_apart(tmp_path: Path) -
         assert f"(there/{figure}.png)" in text and (tmp_path / "out" / f"{figure}.png").stat().st_size > 10_000
 
 
+def test_the_learning_rate_is_said_where_it_differs(tmp_path: Path) -> None:
+    for learners, base in ((1, 0.5), (4, 0.02)):
+        name = "local" if learners == 1 else "ps_async"
+        write_distributed(tmp_path, name, learners, 8.0, [3.0, 1.0], schedule={"base": base})
+    text = sections(tmp_path, tmp_path / "out")
+    assert "| local, 1 learner, rate 0.5 | 1 |" in text and "| ps_async, 4 learners, rate 0.02 | 1 |" in text
+
+
 def test_staleness_by_number_of_learners_is_drawn_where_there_are_several(tmp_path: Path) -> None:
     for learners in (2, 8):
         write_distributed(tmp_path, "ps_async", learners, 8.0, [3.0, 1.0], staleness={str(learners - 1): 20})
