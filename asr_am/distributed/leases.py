@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -64,8 +64,7 @@ class Lease:
     normaliser: float
 
 
-@dataclass(frozen=True)
-class Completion:
+class Completion(NamedTuple):
     """examples: counted by whoever computed the gradient. applied: False where the algorithm dropped it."""
 
     batch: int
@@ -209,7 +208,7 @@ class Rounds:
             for rank, row in rows.items()
             for batch, examples, applied in row.reshape(-1, 3).tolist()
         ]
-        return Record(self.segment, tuple(sorted(completions, key=lambda completion: completion.batch)))
+        return Record(self.segment, tuple(sorted(completions)))
 
     def _gather_all(self, values: Tensor) -> dict[int, Tensor]:
         """What a learner that died had done cannot be known."""

@@ -177,8 +177,7 @@ class Session:
         place = self.seats[rank].place
         if place not in self._records:
             record = self._table(rank).record()
-            rows = [(c.batch, c.owner, c.incarnation, c.examples, c.applied) for c in record.completions]
-            self._records[place] = {"completions": rows, "released": record.released}
+            self._records[place] = {"completions": record.completions, "released": record.released}
         self._answer(rank, number, self._records[place])
 
     # answers

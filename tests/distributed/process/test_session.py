@@ -179,7 +179,7 @@ def test_a_lease_is_waited_for_while_one_may_come_back() -> None:
     assert table.value(1, table.ask(1, "lease")) is None
     assert table.value(1, table.ask(1, "totals")) == (1.0, 2.0, 10.0, 1)
     record = table.value(1, table.ask(1, "record"))
-    assert record == {"completions": [(0, 1, 0, 2, True)], "released": ((0, 0),)}
+    assert record == {"completions": ((0, 1, 0, 2, True),), "released": ((0, 0),)}
     with pytest.raises(ValueError, match="not held"):
         table.ask(1, "complete", batch=0, examples=2, applied=True, totals=[1.0, 2.0, 10.0, 1])
 
