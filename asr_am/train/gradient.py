@@ -31,7 +31,7 @@ def autocast(options: TrainOptions, device: torch.device) -> AbstractContextMana
 
 
 def seed_dropout(seed: int, device: torch.device) -> None:
-    """As torch.manual_seed, which also notes the call stack for each kind of accelerator that is absent: 1 ms a batch."""
+    """Without the call stacks that torch.manual_seed notes for each absent kind of accelerator: 0.1 ms a batch."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)

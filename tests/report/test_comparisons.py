@@ -93,6 +93,14 @@ def test_batches_are_compared_over_common_seeds(tmp_path: Path) -> None:
     assert title.startswith("an4: held-out loss\n") and "sync, 4 learners" in title and "cluster ibm_a" in title
 
 
+def test_a_run_that_diverged_leaves_the_figure(tmp_path: Path) -> None:
+    for strategy, losses in (("adpsgd", [3.0, 1.0]), ("sync", [3.2, 1.1]), ("ps_async", [230.0, 700.0])):
+        write_distributed(tmp_path, strategy, 4, 1.0, losses, batch=64)
+    groups = groups_of(tmp_path)
+    axes = draw_loss(groups, ["a", "b", "c"], [Style.of(n) for n in range(3)], "an4").axes[0]
+    assert axes.get_ylim()[1] == 2 * 3.2 and len(lines(axes)) == 3
+
+
 def test_batches_without_common_seeds_are_not_compared(tmp_path: Path) -> None:
     write_distributed(tmp_path, "sync", 4, 1.0, [3.0], seed=1, batch=64)
     write_distributed(tmp_path, "sync", 4, 1.0, [3.0], seed=2, batch=640)
