@@ -173,6 +173,7 @@ class PostOffice:
                 self._reactor.want_to_send(link.socket, True)
 
     def _link(self, rank: int) -> Link:
+        """Make a connection, and send all letters under way to this learner from their beginning."""
         address = self._roster[rank].address
         self._inbox.owe_again(rank)
         owed = self._inbox.owed[rank]
@@ -182,6 +183,10 @@ class PostOffice:
         self._reactor.attach(link.socket, lambda: self._on_link(rank, link))
         self._reactor.attach(link.monitor, lambda: self._on_event(rank, link))
         link.send_credits()
+        with self._waiting.change():
+            channels = self._outbox.again(rank)
+        for channel in channels:
+            self._push(channel)
         return link
 
     def _close_link(self, rank: int) -> None:
@@ -217,13 +222,8 @@ class PostOffice:
             return
 
     def _reconnect(self, rank: int) -> None:
-        if not self._roster[rank].alive or rank in self._links:
-            return
-        with self._waiting.change():
-            channels = self._outbox.again(rank)
-        self._link(rank)
-        for channel in channels:
-            self._push(channel)
+        if self._roster[rank].alive and rank not in self._links:
+            self._link(rank)
 
     def _give_up(self, rank: int, since: float) -> None:
         if self._on_loss is not None and self._roster[rank].alive and self.broken.get(rank) == since:

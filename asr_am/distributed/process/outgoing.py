@@ -87,7 +87,7 @@ class Outbox:
         return [c for c in self._channels.values() if c.to == to and c.under_way]
 
     def again(self, to: int) -> list[Channel]:
-        """A connection broke: the channels whose letter has to be sent from its beginning."""
+        """There is a new connection: the channels whose letter has to be sent from its beginning."""
         channels = self.busy(to)
         for channel in channels:
             channel.sent = 0

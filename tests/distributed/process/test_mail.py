@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -194,21 +196,39 @@ def test_a_message_larger_than_any_piece_is_not_even_read() -> None:
         stranger.close()
 
 
-def test_a_broken_connection_loses_and_doubles_nothing() -> None:
-    with offices(2) as (a, b):
+@contextmanager
+def cut_line(a: Office, b: Office) -> Iterator[Tap]:
+    """What `a` sends to `b` goes over a line that is cut once, in the second piece of a letter."""
+    line = Tap(b.mail.address, cut_once(after=6 * PIECE))
+    a.reactor.call(lambda: a.mail.born(1, 1, line.address))
+    b.mail._me = replace(b.mail._me, incarnation=1)
+    while a.roster[1].incarnation == 0:
+        time.sleep(0.001)
+    yield line
+    line.close()
+
+
+def test_a_letter_under_way_is_sent_again_by_whatever_makes_the_next_connection() -> None:
+    with offices(2) as (a, b), cut_line(a, b) as line:
         b.mail.accept("w", (4 * PIECE,))
-        line = Tap(b.mail.address, cut_once(after=6 * PIECE))  # in the second piece
-        a.reactor.call(lambda: a.mail.born(1, 1, line.address))
-        b.mail._me = replace(b.mail._me, incarnation=1)
-        while a.roster[1].incarnation == 0:
-            time.sleep(0.001)
+        b.mail.accept("v", (1,))
+        a.mail.post(1, "w", 0, (torch.zeros(4 * PIECE),))
+        while 1 not in a.mail.broken:
+            time.sleep(0.0001)
+        a.mail.post(1, "v", 1, (torch.ones(1),))  # before the connection would be made again
+        assert b.collect("v").clock == 1 and b.collect("w").clock == 0
+        assert line.connections == 2
+
+
+def test_a_broken_connection_loses_and_doubles_nothing() -> None:
+    with offices(2) as (a, b), cut_line(a, b) as line:
+        b.mail.accept("w", (4 * PIECE,))
         for clock in range(3):
             a.mail.post(1, "w", clock, (torch.full((4 * PIECE,), float(clock)),))
             letter = b.collect("w")
             assert letter.clock == clock and (letter.tensors[0] == clock).all()
         assert line.connections == 2 and b.usage.refused == 0 and a.usage.letters == 3
         assert b.mail.collect("w", None, 0.05) is None
-        line.close()
 
 
 def test_the_next_incarnation_is_heard_and_the_last_one_is_not_any_more() -> None:
