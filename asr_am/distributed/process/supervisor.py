@@ -185,6 +185,8 @@ class Supervisor:
                 )
             for connection, message in self._server.receive(min(left, 1.0)):
                 self._admit(connection, message)
+        for host in self._hosts.values():
+            host.heard = time.monotonic()  # they said nothing while they waited for the last of them
         self._tell_hosts({"do": "run", "run": self._meeting.run, "supervisor": self._meeting.supervisor,
                           "master": self._meeting.master})  # fmt: skip
 

@@ -18,7 +18,7 @@ import zmq
 
 from asr_am.distributed.cluster import Crash, Faults
 from asr_am.distributed.leases import LearnerLost
-from asr_am.distributed.process import supervisor
+from asr_am.distributed.process import agent, supervisor
 from asr_am.distributed.process.agent import Agent
 from asr_am.distributed.process.launch import launch
 from asr_am.distributed.process.plan import Plan, free_port
@@ -178,17 +178,21 @@ time.sleep(600)
 
 
 class Hosts:
-    """The same call of `launch` on several hosts, here in threads. errors: by node rank."""
+    """The same call of `launch` on several hosts, here in threads, of which the last is `late` by seconds. errors: by
+    node rank.
+    """
 
-    def __init__(self, folder: Path, text: str, learners: list[int], **options: Any) -> None:
+    def __init__(self, folder: Path, text: str, learners: list[int], late: float = 0.0, **options: Any) -> None:
         self.errors: dict[int, BaseException] = {}
         self.address = f"127.0.0.1:{free_port('127.0.0.1')}"
         self._threads = [
             threading.Thread(target=self._run, args=(script(folder, text), node, count, len(learners), options))
             for node, count in enumerate(learners)
         ]
-        for thread in self._threads:
+        for thread in self._threads[:-1]:
             thread.start()
+        time.sleep(late)
+        self._threads[-1].start()
 
     def wait(self) -> dict[int, BaseException]:
         deadline = time.monotonic() + 90
@@ -227,12 +231,12 @@ def test_orders_that_come_all_at_once_are_all_carried_out(tmp_path: Path) -> Non
     """As from a supervisor whose last host has just come, to an agent that was not looking."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as host0:
         port = host0.bind_to_random_port("tcp://127.0.0.1")
-        agent = Agent(Plan(script(tmp_path, ""), 1, False, 2, 1, f"127.0.0.1:{port}"))
+        late = Agent(Plan(script(tmp_path, ""), 1, False, 2, 1, f"127.0.0.1:{port}"))
         meeting = {"do": "run", "run": "this", "supervisor": f"tcp://127.0.0.1:{port}", "master": None}
         for message in (meeting, {"do": "start", "rank": 1, "incarnation": 0}):
             host0.send(json.dumps(message).encode())
         time.sleep(0.3)
-        thread = threading.Thread(target=agent.run, daemon=True)
+        thread = threading.Thread(target=late.run, daemon=True)
         thread.start()
         reports = []
         while not reports or reports[-1]["op"] != "ended":
@@ -254,6 +258,14 @@ def test_hosts_that_do_not_come_or_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"address={address}: nobody answers within 0\.3 s"):
         launch(script(tmp_path, ""), 1, in_step=True, nodes=2, node_rank=1, address=address, timeout=0.3)
     assert not left(tmp_path)
+
+
+def test_hosts_may_come_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "PATIENCE", 0.5)
+    monkeypatch.setattr(agent, "PATIENCE", 0.5)
+    hosts = Hosts(tmp_path, "time.sleep(1)", [1, 1, 1], late=1.0, in_step=True)
+    assert hosts.wait() == {}
+    assert len(left(tmp_path)) == 3
 
 
 class SilentHost:
