@@ -10,8 +10,10 @@ Strom (Interspeech 2015); Ladkat et al. (2019), section 2.1. At learner i of N,
 W weights, g_i gradient of learner i, r_i its residual, τ threshold, α learning rate, u the optimizer's rule. Staleness
 0, but for what waits in the residuals; what was sent and what is left add up to the gradients.
 
-Here Σ s_i becomes a mean over frames, so that α means the same as in `sync`. All learners apply the same bits: sums of
-±τ are made exact, in whatever order and encoding. With one learner there is nothing to compress: plain SGD.
+Here g_i, r_i and s_i are means over frames, so that α means the same as in `sync`, and what rounds with fewer frames
+leave in r_i weighs no more in others; a τ for sums is divided by the frames of the round instead. All learners apply
+the same bits: sums of ±τ are made exact, in whatever order and encoding. With one learner there is nothing to compress:
+plain SGD.
 """
 
 from __future__ import annotations
@@ -75,26 +77,27 @@ class Gtc(Strategy):
         self.staleness[0] += 1
         return stats
 
-    def _compressed_step(self, scale: float) -> None:
-        """scale: of the residual to a mean over frames."""
+    def _compressed_step(self, frames: float) -> None:
+        """frames: by which τ is divided."""
         w, g, rate = self.params.w, self.params.g, self.optimizer.lr
         if self._rule_first:
-            self.optimizer.lr = -scale
-            self.optimizer.step(self.residual)  # r_i <- r_i + scale u(g_i)
+            self.optimizer.lr = -1.0
+            self.optimizer.step(self.residual)  # r_i <- r_i + u(g_i)
             self.optimizer.lr = rate
             g.zero_()
-        self._exchange(exact_unit(self._tau / (scale * self._group.size), self._group.size), scale)
+        self._exchange(exact_unit(self._tau / (frames * self._group.size), self._group.size))
         if self._rule_first:
             w.add_(g, alpha=-rate)
         else:
             self.optimizer.step()
 
-    def _exchange(self, unit: float, scale: float) -> None:
-        """g <- Σ_j s_j, in units of `unit` for each τ. Encoding goes on while the lengths of messages are exchanged."""
+    def _exchange(self, unit: float) -> None:
+        """g <- the mean of s_j, each `unit`. Encoding goes on while the lengths of messages are exchanged."""
         messages: list[tuple[Tensor, Gather]] = []
+        threshold = unit * self._group.size  # exactly, so that what is sent and what is left add up
         for part in self._buckets:
             g = None if self._rule_first else self.params.g[part]
-            words = encode(self.residual[part], self._tau, g, scale)
+            words = encode(self.residual[part], threshold, g)
             length = torch.tensor([len(words)], dtype=torch.int32, device=words.device)
             messages.append((words, self._group.start_all_gather(length)))
         total, under_way = 0, []

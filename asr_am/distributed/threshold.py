@@ -21,21 +21,19 @@ INDEX, SIGN = 0x7FFFFFFF, -0x80000000  # of a word
 CHUNK = 1 << 16  # elements whose temporaries stay in a core's cache
 
 
-def encode(residual: Tensor, threshold: float, gradient: Tensor | None = None, scale: float = 1.0) -> Tensor:
+def encode(residual: Tensor, threshold: float, gradient: Tensor | None = None) -> Tensor:
     """The words [n], int32, of what is beyond the threshold in float32 `residual` [N], from which it is taken.
 
-    gradient: [N], first residual <- residual + scale x gradient, gradient <- 0, in the same pass through memory.
+    gradient: [N], first residual <- residual + gradient, gradient <- 0, in the same pass through memory.
     """
     if residual.is_cuda:
-        return _encode_whole(residual, threshold, gradient, scale)
+        return _encode_whole(residual, threshold, gradient)
     words, beyond, scratch = [np.empty(0, np.int32)], np.empty(CHUNK, np.bool_), np.empty(CHUNK, np.float32)
     for begin in range(0, len(residual), CHUNK):
         part = residual.numpy()[begin : begin + CHUNK]
         room = scratch[: len(part)]
         if gradient is not None:
             room = gradient.numpy()[begin : begin + CHUNK]  # once it is added, it is scratch memory in the cache
-            if scale != 1.0:
-                np.multiply(room, np.float32(scale), out=room)
             np.add(part, room, out=part)
         words.append(_encode_in_cache(part, np.float32(threshold), begin, room, beyond[: len(part)]))
     return torch.from_numpy(np.concatenate(words))
@@ -54,10 +52,10 @@ def exact_unit(value: float, most: int) -> float:
     return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
 
 
-def _encode_whole(residual: Tensor, threshold: float, gradient: Tensor | None, scale: float) -> Tensor:
+def _encode_whole(residual: Tensor, threshold: float, gradient: Tensor | None) -> Tensor:
     """As operations on whole tensors, for a GPU."""
     if gradient is not None:
-        residual.add_(gradient, alpha=scale)
+        residual.add_(gradient)
         gradient.zero_()
     index = (residual.abs() > threshold).nonzero().squeeze(1)
     beyond = residual[index]

@@ -50,23 +50,23 @@ class Seen:
         return seen
 
 
-def replay(seen: Seen, tau: float, momentum: str = "after") -> tuple[Tensor, list[Tensor]]:
-    """Weights [N] and residuals by the definition, of gradients that are means."""
+def replay(seen: Seen, tau: float, momentum: str, sums: bool) -> tuple[Tensor, list[Tensor]]:
+    """Weights [N] and residuals by the definition. sums: τ is for sums over a learner's frames."""
     params = FlatParams(make_model())
     optimizer = Optimizer(params, PROBLEM.options)
     size = len(seen.g)
     residuals = [torch.zeros_like(params.w) for _ in range(size)]
     own_velocity = [torch.zeros_like(params.w) for _ in range(size)]
-    unit = gtc.exact_unit(tau / size, size)
     for step, rate in enumerate(seen.rate):
-        total = torch.zeros_like(params.w)
+        unit = gtc.exact_unit(tau / (seen.normaliser[0][step] if sums else 1.0) / size, size)
+        threshold, total = unit * size, torch.zeros_like(params.w)
         for i, r in enumerate(residuals):
             g = seen.g[i][step]
             if momentum == "before":
                 g = own_velocity[i].mul_(0.9).add_(g)
             r += g
-            sign = torch.where(r.abs() > tau, r.sign(), 0.0)
-            r -= tau * sign
+            sign = torch.where(r.abs() > threshold, r.sign(), 0.0)
+            r -= threshold * sign
             total += unit * sign
         if momentum == "before":
             params.w.add_(total, alpha=-rate)
@@ -82,10 +82,10 @@ def assert_same_bits(lives: dict[int, Life]) -> None:
         assert all(torch.equal(a, b) for a, b in zip(life.consensus, lives[0].consensus, strict=True))
 
 
-def check_replay(make: MakeStrategy, momentum: str = "after") -> None:
+def check_replay(make: MakeStrategy, tau: float, momentum: str = "after", sums: bool = False) -> None:
     seen = Seen()
     lives = train(PROBLEM, make, around=seen)
-    w, residuals = replay(seen, MEAN_TAU, momentum)
+    w, residuals = replay(seen, tau, momentum, sums)
     assert_same_bits(lives)
     for rank, life in lives.items():
         assert torch.equal(life.replica, w)
@@ -95,13 +95,13 @@ def check_replay(make: MakeStrategy, momentum: str = "after") -> None:
 
 
 class Summing(Gtc):
-    """applied: the sum over steps of the decoded sums over all learners' frames [N]."""
+    """applied: the sum over steps of what was decoded [N], over all learners."""
 
     applied: Tensor | float = 0.0
 
-    def _exchange(self, unit: float, scale: float) -> None:
-        super()._exchange(unit, scale)
-        self.applied = self.applied + self.params.g.double() * (scale * self.team.size)
+    def _exchange(self, unit: float) -> None:
+        super()._exchange(unit)
+        self.applied = self.applied + self.params.g.double() * self.team.size
 
 
 def check_nothing_is_lost(make: MakeStrategy, epochs: int = 5) -> None:
@@ -112,21 +112,32 @@ def check_nothing_is_lost(make: MakeStrategy, epochs: int = 5) -> None:
     first = lives[0].strategy
     assert isinstance(first, Summing) and isinstance(first.applied, Tensor)
     left = sum(life.strategy.residual.double() for life in lives.values())  # type: ignore[attr-defined]
-    gradients = sum(
-        g.double() * normaliser
-        for rank in lives
-        for g, normaliser in zip(seen.g[rank], seen.normaliser[rank], strict=True)
-    )
-    assert isinstance(gradients, Tensor) and first.applied.abs().max() > 5 * TAU
-    torch.testing.assert_close(first.applied + left, gradients, rtol=1e-5, atol=1e-3 * TAU)
+    gradients = sum(g.double() for rank in lives for g in seen.g[rank])
+    assert isinstance(gradients, Tensor) and first.applied.abs().max() > 5 * MEAN_TAU
+    torch.testing.assert_close(first.applied + left, gradients, rtol=1e-5, atol=1e-4)
 
 
 def test_every_bit_is_that_of_the_definition() -> None:
-    check_replay(MEAN)
+    check_replay(MEAN, MEAN_TAU)
+    check_replay(partial(Gtc, threshold=TAU), TAU, sums=True)
 
 
 def test_momentum_before_the_residual() -> None:
-    check_replay(partial(MEAN, momentum="before"), momentum="before")
+    check_replay(partial(MEAN, momentum="before"), MEAN_TAU, momentum="before")
+
+
+def test_a_round_with_few_batches_weighs_no_more_than_others() -> None:
+    """The last one of an epoch has one batch for 16 learners, whose residuals are of many."""
+    problem = Problem(learners=16, batches=160, epochs=6, rounds_per_segment=11, lr=0.05)
+    losses = [
+        heldout(
+            train(replace(problem, batches=batches), partial(Gtc, density=0.05), cluster=hardware(devices_per_host=8))[
+                0
+            ].replica
+        )
+        for batches in (160, 161)
+    ]
+    assert losses[1] < 1.3 * losses[0], losses
 
 
 def test_sent_and_residual_are_the_sum_of_all_gradients() -> None:
@@ -178,7 +189,7 @@ def test_the_threshold_finds_the_density_that_is_wanted(start: float) -> None:
     assert_same_bits(lives)
     assert len({life.strategy.state_dict()["threshold"] for life in lives.values()}) == 1
     counts = lives[0].strategy.counts - early[0].strategy.counts
-    assert counts["sent"] / counts["elements"] == pytest.approx(0.1, rel=0.2)
+    assert counts["sent"] / counts["elements"] == pytest.approx(0.1, rel=0.3)
 
 
 @pytest.mark.parametrize("kind", ["adam", "nesterov"])
@@ -224,17 +235,17 @@ def test_gradients_that_are_no_numbers_are_not_hidden() -> None:
 class Forgets(Summing):
     """Drops what was not sent."""
 
-    def _compressed_step(self, scale: float) -> None:
-        super()._compressed_step(scale)
+    def _compressed_step(self, frames: float) -> None:
+        super()._compressed_step(frames)
         self.residual.zero_()
 
 
 class Clears(Summing):
     """Takes all of an element that is sent from the residual, not only τ."""
 
-    def _exchange(self, unit: float, scale: float) -> None:
-        beyond = (self.residual + scale * self.params.g).abs() > self._tau
-        super()._exchange(unit, scale)
+    def _exchange(self, unit: float) -> None:
+        beyond = (self.residual + self.params.g).abs() > unit * self.team.size
+        super()._exchange(unit)
         self.residual[beyond] = 0.0
 
 
@@ -245,9 +256,11 @@ class WithoutItself(Summing):
         gtc.decode(torch.cat([words for rank, words in enumerate(work.wait()) if rank != self.team.rank]), g, unit)
 
 
-class MeansForSums(Summing):
-    def _compressed_step(self, scale: float) -> None:
-        super()._compressed_step(1.0)
+class OneThreshold(Gtc):
+    """Whatever the frames of a round."""
+
+    def _compressed_step(self, frames: float) -> None:
+        super()._compressed_step(30.0)
 
 
 @pytest.mark.parametrize("mistake", [Forgets, Clears, WithoutItself])
@@ -255,9 +268,9 @@ def test_these_are_found(mistake: type[Gtc]) -> None:
     with pytest.raises(AssertionError):
         check_nothing_is_lost(partial(mistake, threshold=TAU, dense_above=1.0))
     with pytest.raises(AssertionError):
-        check_replay(partial(mistake, threshold=MEAN_TAU, frames="mean", dense_above=1.0))
+        check_replay(partial(mistake, threshold=MEAN_TAU, frames="mean", dense_above=1.0), MEAN_TAU)
 
 
 def test_a_wrong_scale_is_found() -> None:
     with pytest.raises(AssertionError):
-        check_nothing_is_lost(partial(MeansForSums, threshold=TAU))
+        check_replay(partial(OneThreshold, threshold=TAU), TAU, sums=True)

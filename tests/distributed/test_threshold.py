@@ -34,7 +34,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     """Both ways of encoding; chunks of which the last is not full."""
     if request.param == "whole tensors":
         whole = threshold._encode_whole
-        monkeypatch.setattr(threshold, "encode", lambda r, tau, g=None, scale=1.0: whole(r, tau, g, scale))
+        monkeypatch.setattr(threshold, "encode", lambda r, tau, g=None: whole(r, tau, g))
     monkeypatch.setattr(threshold, "CHUNK", 64)
 
 
@@ -44,9 +44,9 @@ def test_words_and_what_is_left_are_those_of_a_loop(length: int) -> None:
     residual = torch.zeros(length)
     slow = torch.zeros(length)
     for gradient in rows(20, length):
-        slow += 0.5 * gradient
+        slow += gradient
         g = gradient.clone()
-        words = threshold.encode(residual, TAU, g, 0.5)
+        words = threshold.encode(residual, TAU, g)
         assert words.dtype == torch.int32 and [word & 0xFFFFFFFF for word in words.tolist()] == slow_encode(slow, TAU)
         assert torch.equal(residual, slow) and not g.any()
 
