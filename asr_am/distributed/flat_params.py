@@ -33,7 +33,12 @@ class FlatParams:
         begins = [0, *self.ends[:-1]]
         for parameter, begin, end in zip(self._parameters, begins, self.ends, strict=True):
             parameter.data = self.w[begin:end].view_as(parameter)
-            parameter.grad = self.g[begin:end].view_as(parameter)
+        self.attach()
+
+    def attach(self) -> None:
+        """Make the parameters' gradients views of `g`, again where they were set to something else."""
+        for parameter, end in zip(self._parameters, self.ends, strict=True):
+            parameter.grad = self.g[end - parameter.numel() : end].view_as(parameter)
 
     def __len__(self) -> int:
         return len(self.w)

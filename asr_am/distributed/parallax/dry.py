@@ -21,7 +21,8 @@ from asr_am.distributed.parallax.lookup import INDEX_SELECT
 Loss = Callable[[nn.Module, Any], tuple[Tensor, float]]
 """Of a model and a batch: the loss summed over the batch, and how many examples (words, frames) it is summed over."""
 
-HARMLESS = {"__get__", "size", "dim", "numel", "__len__", "is_floating_point", "is_complex", "data_ptr"}
+HARMLESS = {"size", "dim", "numel", "__len__", "is_floating_point", "is_complex", "data_ptr"}
+VIEWS = {"T", "mT", "H", "mH", "data", "real", "imag"}  # attributes through which values are read
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,20 @@ class Readers(TorchFunctionMode):
         table = looked_up(function, args, kwargs)
         if table is not None:
             self.looked_up.add(id(table))
-        elif getattr(function, "__name__", "") not in HARMLESS:
+        elif reads_values(function):
             self.read.update(id(x) for x in tree_leaves((args, kwargs)) if isinstance(x, nn.Parameter))
         return function(*args, **kwargs)
+
+
+def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that are not frozen."""
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def reads_values(function: Any) -> bool:
+    """Not: shapes, types and the like."""
+    name = getattr(function, "__name__", "")
+    return function.__self__.__name__ in VIEWS if name == "__get__" else name not in HARMLESS
 
 
 def looked_up(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -67,7 +79,7 @@ def looked_up(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 
 def dry_step(model: nn.Module, loss: Loss, batch: Any) -> list[Seen]:
-    """What one batch shows of each parameter, in the order of `model.parameters()`; leaves the model as it was."""
+    """What one batch shows of each parameter that is not frozen, in their order; leaves the model as it was."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     readers = Readers()
     with torch.random.fork_rng():
@@ -75,7 +87,7 @@ def dry_step(model: nn.Module, loss: Loss, batch: Any) -> list[Seen]:
             loss_sum, _ = loss(model, batch)
         loss_sum.backward()
     seen = []
-    for parameter in model.parameters():
+    for _, parameter in trainable(model):
         lookups = id(parameter) in readers.looked_up and id(parameter) not in readers.read
         seen.append(Seen(touched(parameter), lookups))
         parameter.grad = None

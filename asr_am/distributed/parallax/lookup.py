@@ -79,7 +79,8 @@ class SparseWeight:
         """Of the rows that were looked up since the last call, duplicates added up; forgets them and all rows held."""
         used = [(numbers, values.grad) for numbers, values in self._used]
         self.forget()
-        parts = [(numbers, grad.reshape(len(numbers), -1)) for numbers, grad in used if grad is not None]
+        width = self.shape[1:].numel()
+        parts = [(numbers, grad.reshape(len(numbers), width)) for numbers, grad in used if grad is not None]
         if len(parts) == 1:
             return Rows(*parts[0])
         if not parts:

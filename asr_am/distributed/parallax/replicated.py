@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asr_am.distributed.optimizer import clip
 from asr_am.distributed.parallax.letters import Table
 from asr_am.distributed.parallax.plan import Path
 from asr_am.distributed.parallax.rows import Rows, accumulate
@@ -42,6 +43,12 @@ class Replica:
             self.merged = own
         else:
             self.merged = self._gather(own) if self._path == "all-gather" else self._reduce(own)
+
+    def clip(self, norm: Tensor, limit: float) -> None:
+        """See `optimizer.clip`; what was gathered may be what others have, too."""
+        values = self.merged.values.clone()
+        clip(values, norm, limit)
+        self.merged = Rows(self.merged.numbers, values)
 
     def update(self, rate: float) -> None:
         self.optimizer.step(self.merged, rate)

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from asr_am.distributed.process.ending import ended_by_sigterm
 from asr_am.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -80,11 +81,11 @@ def launch(machines: Sequence[Machine], program: Sequence[str], port: int = PORT
 
     InputError where it ends with an error on one; the others are ended, too.
     """
-    running = {
-        machine.host: subprocess.Popen([*shell, machine.host, command_of(machines, node, program, port)])
-        for node, machine in enumerate(machines)
-    }
+    running: dict[str, subprocess.Popen[bytes]] = {}
     try:
+        for node, machine in enumerate(machines):
+            command = [*shell, machine.host, command_of(machines, node, program, port)]
+            running[machine.host] = subprocess.Popen(command)
         while running:
             for host, process in list(running.items()):
                 status = process.poll()
@@ -93,6 +94,8 @@ def launch(machines: Sequence[Machine], program: Sequence[str], port: int = PORT
                 if status == 0:
                     del running[host]
             time.sleep(LOOK)
+    except OSError as error:
+        raise InputError(f"--shell {shlex.join(shell)}: cannot be run ({error})") from None
     finally:
         for process in running.values():
             process.terminate()
@@ -110,7 +113,8 @@ def main() -> None:
     if not arguments.program:
         parser.error("say which program to run")
     try:
-        launch(read_resources(arguments.resources), arguments.program, arguments.port, shlex.split(arguments.shell))
+        with ended_by_sigterm():
+            launch(read_resources(arguments.resources), arguments.program, arguments.port, shlex.split(arguments.shell))
     except InputError as error:
         sys.exit(f"parallax: {error}")
 

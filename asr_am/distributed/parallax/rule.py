@@ -1,45 +1,66 @@
 """A torch optimizer's rule, applied to some rows of a parameter only.
 
-What torch.optim.SparseAdam and torch.optim.Adagrad do with sparse gradients, for any rule that works element by
-element, momentum included: rows that no gradient has touched keep their weights and their state (no decay either).
-The step count is the parameter's.
+What torch.optim.SparseAdam and torch.optim.Adagrad do with sparse gradients, for rules that work element by element,
+momentum included: rows that no gradient has touched keep their weights and their state (no decay either). The step
+count is the parameter's.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from asr_am.distributed.parallax.dry import trainable
 from asr_am.distributed.parallax.rows import Rows
 from asr_am.errors import InputError
 
 RULES: tuple[Any, ...] = (
     torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop,
-    torch.optim.SparseAdam,
 )  # fmt: skip
 
 
 class Rule:
     """The class and options of the optimizer of a single-device program.
 
-    InputError where it is none of RULES, or has several groups of parameters.
+    InputError where it is none of RULES, has several groups of parameters, not just those of the model that are not
+    frozen, or has done steps.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         kind, known = type(optimizer), ", ".join(rule.__name__ for rule in RULES)
         if kind not in RULES:
             raise InputError(f"optimizer {kind.__name__}: parallax knows the rules of {known}")
         if len(optimizer.param_groups) != 1:
             raise InputError(f"optimizer {kind.__name__}: has several groups of parameters; parallax needs one")
         group = optimizer.param_groups[0]
+        left = {id(p) for p in group["params"]}
+        for name, parameter in trainable(model):
+            if id(parameter) not in left:
+                raise InputError(f"{name}: the optimizer does not have it; freeze it with requires_grad_(False)")
+            left.remove(id(parameter))
+        if left:
+            raise InputError(f"optimizer {kind.__name__}: has parameters that are frozen, or not the model's")
+        if any(state.get("step", True) for state in optimizer.state.values() if state):
+            raise InputError(f"optimizer {kind.__name__}: has done steps, and what it keeps of them would be lost")
         options = {key: value for key, value in group.items() if key in optimizer.defaults}
         if options.get("dampening") or options.get("foreach") or options.get("fused"):
             raise InputError(f"optimizer {kind.__name__}: dampening, foreach and fused are not for single rows")
-        self._kind = cast(Any, torch.optim.Adam if kind is torch.optim.SparseAdam else kind)
-        accepted: dict[str, Any] = self._kind([nn.Parameter(torch.zeros(1))]).defaults
-        self._options = {key: value for key, value in options.items() if key in accepted}
+        self._kind: Any = kind
+        self._options = options
+
+    def rate(self, optimizer: torch.optim.Optimizer) -> float:
+        """Its learning rate now; InputError where a schedule has changed another option."""
+        group = optimizer.param_groups[0]
+        for key, value in self._options.items():
+            if key != "lr" and group[key] != value:
+                raise InputError(f"the optimizer's {key} went from {value} to {group[key]}; only lr may change")
+        return float(group["lr"])
+
+    def described(self) -> str:
+        """Without the learning rate, which may change."""
+        return f"{self._kind.__name__} {({key: value for key, value in self._options.items() if key != 'lr'})}"
 
     def make(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
         """An optimizer of one parameter; its learning rate is set before each step."""

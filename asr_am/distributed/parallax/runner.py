@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from asr_am.distributed.flat_params import OnBucket
 from asr_am.distributed.leases import Lease
 from asr_am.distributed.parallax.config import Config
-from asr_am.distributed.parallax.dry import Loss, Seen, dry_step
+from asr_am.distributed.parallax.dry import Loss, Seen, dry_step, trainable
 from asr_am.distributed.parallax.plan import Plan, make_plan
 from asr_am.distributed.parallax.rule import Rule
-from asr_am.distributed.parallax.split import SplitModel
+from asr_am.distributed.parallax.split import SplitModel, first_names
 from asr_am.distributed.strategy import Stats
 from asr_am.distributed.team import Alone, Team, Work
 from asr_am.errors import InputError
@@ -43,7 +43,8 @@ def get_runner(
     resources: the team, as `connect` or a virtual cluster makes it; None: this process alone.
 
     The model, its loss and its batches stay as they are; `Runner.run` takes the place of zero_grad, backward, clipping
-    and step. InputError where the optimizer's rule is not known.
+    and step. Frozen parameters stay as they are on every learner. InputError where the optimizer's rule is not known,
+    it does not have all other parameters and only these, or has done steps.
     """
     return Runner(model, loss, optimizer, resources or Alone(), config or Config())
 
@@ -56,17 +57,17 @@ class Runner(AbstractContextManager["Runner"]):
     ) -> None:
         alone = team.size == 1  # nobody to serve
         self.model, self.team = model, team
-        self.config = replace(config, hybrid=True, path=None) if alone else config
+        self.config = replace(config, hybrid=True, path=None, servers=None) if alone else config
         self.plan: Plan | None = None
         self.counts: Counter[str] = Counter()
         self.steps = 0
-        self._loss, self._optimizer, self._rule = loss, optimizer, Rule(optimizer)
+        self._loss, self._optimizer, self._rule = loss, optimizer, Rule(optimizer, model)
         self._split: SplitModel | None = None
 
     def run(self, batch: Any | None) -> float:
         """One step on the batches of all learners; the mean loss over all their examples. None: no batch here."""
         split = self._split or self._prepare(batch)
-        rate = float(self._optimizer.param_groups[0]["lr"])
+        rate = self._rule.rate(self._optimizer)
         under_way: list[Work] = []
         means: list[float] = []
 
@@ -99,19 +100,20 @@ class Runner(AbstractContextManager["Runner"]):
         self.rest()
         assert self.plan is not None  # it was built from one
         return {
-            "steps": self.steps, "learners": self.team.size, "counts": dict(self.counts),
+            "steps": self.steps, "made_with": self._made_with(), "counts": dict(self.counts),
             "plan": self.plan.state_dict(), "split": split.state_dict(),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on, with the same bits, from this learner's part; before the first step, called by all learners.
+        """Go on, with the same bits, from this learner's part; before the first step, called by all learners. What the
+        program keeps is its own to restore: schedules, its place in the data, frozen parameters, random streams.
 
-        InputError where it is another number of learners that goes on.
+        InputError where other learners, options or an other optimizer go on.
         """
-        if state["learners"] != self.team.size:
-            raise InputError(f"the checkpoint is of {state['learners']} learners, not {self.team.size}; use as many")
-        split = self._build(Plan.of_state(state["plan"]))
-        split.load_state_dict(state["split"])
+        for what, now in self._made_with().items():
+            if (then := state["made_with"][what]) != now:
+                raise InputError(f"the checkpoint was made with {what} {then}, not {now}; go on with the same")
+        self._build(Plan.of_state(state["plan"]), state["split"])
         self.steps = state["steps"]
         self.counts.update(state["counts"])
 
@@ -119,6 +121,10 @@ class Runner(AbstractContextManager["Runner"]):
         """No learner leaves while others may still need its server."""
         if exception[0] is None and self._split is not None:
             self._split.end()
+
+    def _made_with(self) -> dict[str, Any]:
+        options = {f"parallax.{name}": value for name, value in vars(self.config).items()}
+        return {"learners on machines": list(self.team.hosts), "the optimizer": self._rule.described(), **options}
 
     @property
     def _built(self) -> SplitModel:
@@ -134,13 +140,15 @@ class Runner(AbstractContextManager["Runner"]):
         means: filled with the mean loss.
         """
         params, zero = split.params, torch.zeros(())
+        params.attach()  # which a zero_grad that was left in the program undoes
         params.g.zero_()
         loss_sum, examples = (None, 0.0) if batch is None else self._loss(self.model, batch)
         both = torch.tensor([0.0 if loss_sum is None else float(loss_sum.detach()), examples])
         both = both.to(params.g.device)
         self.team.start_all_reduce_mean(both).wait()
         total, normaliser = both.tolist()
-        means.append(total / max(normaliser, 1e-30))
+        normaliser = max(normaliser, 1e-30)  # no examples at all: a gradient of zero
+        means.append(total / normaliser)
         if loss_sum is None:
             params.announce_all(on_bucket)
         else:
@@ -153,22 +161,27 @@ class Runner(AbstractContextManager["Runner"]):
     def _prepare(self, batch: Any | None) -> SplitModel:
         """The dry step, and what follows from it."""
         self._check_equal()
-        names = [name for name, _ in self.model.named_parameters()]
+        parameters = trainable(self.model)
+        names = [name for name, _ in parameters]
         seen = [Seen(0.0, False)] * len(names) if batch is None else dry_step(self.model, self._loss, batch)
         own = [float(batch is not None), *(x for one in seen for x in (one.alpha, float(one.lookups)))]
         rows = self.team.gather(torch.tensor(own, dtype=torch.float64)).values()
         all_seen = torch.stack([row[1:].view(-1, 2) for row in rows if row[0]])
         alphas, looked_up = all_seen[:, :, 0].mean(dim=0), all_seen[:, :, 1].min(dim=0).values
+        first = first_names(self.model)
+        if unknown := sorted(set(self.config.dense) - first.keys()):
+            raise InputError(f"Config.dense: the model has no parameter {unknown[0]}; it has {', '.join(first)}")
+        dense = {first[name] for name in self.config.dense}
         sparse = [
-            name not in self.config.dense and bool(looked_up[k]) and float(alphas[k]) < 1.0
-            for k, name in enumerate(names)
+            name not in dense and bool(looked_up[k]) and float(alphas[k]) < 1.0 for k, name in enumerate(names)
         ]  # fmt: skip
-        shapes = [(name, *_rows_and_width(p)) for name, p in self.model.named_parameters()]
+        shapes = [(name, *_rows_and_width(p)) for name, p in parameters]
         return self._build(
             make_plan(shapes, alphas.tolist(), sparse, self.team.size, self.config.path, self.config.hybrid)
         )
 
-    def _build(self, plan: Plan) -> SplitModel:
+    def _build(self, plan: Plan, state: dict[str, Any] | None = None) -> SplitModel:
+        """state: of a checkpoint, which servers have before anybody can ask them."""
         self.plan = plan
         if len(plan.sparse) == len(plan.choices):
             raise InputError("all parameters are sparse: name a small one in Config.dense, for all-reduce")
@@ -178,6 +191,8 @@ class Runner(AbstractContextManager["Runner"]):
                 log.info("no sparse parameters: this is synchronous SGD by all-reduce (strategy=sync)")
         split = SplitModel(self.model, plan, self.team, self._rule, self.config, self.counts)
         self._optimizer.param_groups[0]["params"].clear()  # or they would be kept here, too
+        if state is not None:
+            split.load_state_dict(state)
         self._split = split
         self.team.gather(torch.zeros(0, dtype=torch.float64))  # all servers listen
         split.start()

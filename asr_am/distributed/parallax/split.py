@@ -17,6 +17,7 @@ from asr_am.distributed.blocks import place_servers
 from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.optimizer import clip
 from asr_am.distributed.parallax.config import Config
+from asr_am.distributed.parallax.dry import trainable
 from asr_am.distributed.parallax.letters import Table, make_desk
 from asr_am.distributed.parallax.lookup import SparseWeight
 from asr_am.distributed.parallax.plan import Choice, Plan
@@ -39,9 +40,7 @@ class SplitModel:
     ) -> None:
         self._model, self._team, self._config = model, team, config
         self._shapes = {name: p.shape for name, p in model.named_parameters()}
-        first: dict[int, str] = {}  # name of a parameter that, in a tied model, has several
-        every = model.named_parameters(remove_duplicate=False)
-        self._first_names = {name: first.setdefault(id(p), name) for name, p in every}
+        self._first_names = first_names(model)
         served = [choice for choice in plan.sparse if choice.path == "servers"]
         whole = {choice.name: dict(model.named_parameters())[choice.name].detach() for choice in plan.sparse}
         self._replicas = {
@@ -126,8 +125,11 @@ class SplitModel:
         g += [replica.merged.values for replica in self._replicas.values()]
         square = sum((x.double().square().sum() for x in g), torch.zeros((), dtype=torch.float64))
         norm = square.sqrt() if self._worker is None else self._worker.norm(square)
-        for x in g:
-            clip(x, norm.to(x.device, torch.float32), self._config.clip_norm)
+        limit = norm.to(self.params.g.device, torch.float32), self._config.clip_norm
+        if self._config.hybrid:
+            clip(self.params.g, *limit)
+        for replica in self._replicas.values():
+            replica.clip(*limit)
 
     def _fetch(self, table: int, numbers: Tensor) -> Tensor:
         assert self._worker is not None
@@ -154,13 +156,15 @@ class SplitModel:
         if average and not self._config.moving_average:
             raise InputError("parallax.moving_average=0: there are no moving averages of the weights")
         self.rest()
-        found = {name: buffer.cpu().clone() for name, buffer in self._model.named_buffers()}
+        own = self._model.state_dict().keys()  # without what the model does not save
+        found = {name: buffer.cpu().clone() for name, buffer in self._model.named_buffers() if name in own}
         tables = {table.name: self._assemble(k, average) for k, table in enumerate(self._tables)}
         if DENSE in tables:
             flat = tables.pop(DENSE).view(-1)
         else:
             flat = (self._average if average and self._average is not None else self.params.w).cpu().clone()
-        dense = [(name, p) for name, p in self._model.named_parameters()]
+        found |= {name: p.detach().cpu().clone() for name, p in self._model.named_parameters()}  # the frozen ones
+        dense = trainable(self._model)
         for (name, p), values in zip(dense, flat.split([p.numel() for _, p in dense]), strict=True):
             found[name] = values.view(p.shape)
         for name, replica in self._replicas.items():
@@ -202,6 +206,12 @@ class SplitModel:
             self._server.load_state_dict(state["server"])
         if self._worker is not None:
             self._worker.t = state["t"]
+
+
+def first_names(model: nn.Module) -> dict[str, str]:
+    """Of each parameter by each of its names, which are several in a tied model, the first."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
 
 
 def _table(choice: Choice) -> Table:

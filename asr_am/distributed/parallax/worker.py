@@ -22,6 +22,9 @@ from asr_am.distributed.parallax.server import Server
 class Worker:
     """ranks: of the servers. server: that of this rank. t: the step.
 
+    A letter that is not collected yet is replaced by the second after it, so no push leaves before the last one has
+    made its update: which rows tell that were pulled in the step, and, where none were, an empty pull.
+
     counts: bytes of values "pulled" and "pushed", those of the server beside it included, as table 3 counts them; and
     what that leaves out: row "numbers", and values sent to the "chief" of the machine.
     """
@@ -32,6 +35,7 @@ class Worker:
     ) -> None:  # fmt: skip
         self._desk, self._team, self._tables, self._config = desk, desk.team, tables, config
         self._ranks, self._server, self.counts, self.t = ranks, server, counts, 0
+        self._asked: set[int] = set()  # servers, since the last push
         self._limits = [[rows_of(s, len(ranks), table.rows) for table in tables] for s in range(len(ranks))]
         hosts, rank = self._team.hosts, self._team.rank
         self._mates = [other for other in range(self._team.size) if hosts[other] == hosts[rank]]
@@ -45,6 +49,7 @@ class Worker:
         asked = {s: place for s in self._around() if len(wanted[place := places(wanted, s, servers, count)])}
         for server, place in asked.items():
             self._ask(server, table, wanted[place] // servers)
+        self._asked |= asked.keys()
         for server, place in asked.items():
             (values,) = self._desk.receive("rows", self._ranks[server])
             found[place] = unpack(values, found[place].shape, self._config.wire)
@@ -54,6 +59,7 @@ class Worker:
 
     def push(self, parts: Sequence[Rows], rate: float) -> None:
         """This learner's gradient: rows of each table. With local aggregation, the machine's goes to the servers."""
+        self._await_updates()
         parts = [Rows(part.numbers.cpu(), part.values.cpu()) for part in parts]
         if self._config.local_aggregation and len(self._mates) > 1:
             chief, everything = self._mates[0], [table.rows for table in self._tables]
@@ -71,6 +77,15 @@ class Worker:
             self.counts["numbers"] += letter[1].nbytes
             self.counts["pushed"] += letter[2].nbytes
             self._desk.send(self._ranks[server], "push", self.t, *letter)
+
+    def _await_updates(self) -> None:
+        """Until all servers are at the present step."""
+        others = [server for server in self._around() if server not in self._asked]
+        for server in others:
+            self._ask(server, 0, torch.zeros(0, dtype=torch.int64))
+        for server in others:
+            self._desk.receive("rows", self._ranks[server])
+        self._asked.clear()
 
     def norm(self, square: Tensor) -> Tensor:
         """Of the whole gradient. square: of its replicated part, which all learners have alike, and is counted once."""

@@ -107,7 +107,7 @@ def _connect_supervised(who: Environment, faults: Faults, usage: Usage, pace: Pa
         elif message["news"] == "born":
             office.born(message["rank"], message["incarnation"], message["address"])
         elif message["news"] == "died":
-            office.died(message["rank"], message["incarnation"], message["reason"])
+            office.died(message["rank"], message["incarnation"])
 
     line = ControlLine(reactor, who.supervisor, waiting, who.key, on_news)
     reactor.start()

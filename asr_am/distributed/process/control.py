@@ -9,7 +9,6 @@ from itertools import count
 from typing import Any
 
 import zmq
-from torch import Tensor
 
 from asr_am.distributed.leases import (
     Completion,
@@ -125,8 +124,3 @@ class SharedLeases:
 
 def segment_to_json(segment: Segment) -> dict[str, Any]:
     return {**vars(segment), "frames": list(segment.frames)}
-
-
-def values_to_json(values: Tensor) -> list[float]:
-    """Doubles as JSON holds them, to the last bit."""
-    return [float(value) for value in values.detach().reshape(-1).tolist()]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Mapping, Sequence
 
 from asr_am.distributed.cluster import Faults
 from asr_am.distributed.process.agent import Agent
+from asr_am.distributed.process.ending import ended_by_sigterm
 from asr_am.distributed.process.key import choose_key, is_loopback
 from asr_am.distributed.process.plan import Plan
 from asr_am.distributed.process.sockets import split_address
@@ -40,25 +36,9 @@ def launch(
         command, learners, in_step, nodes, node_rank, address, restart_after, max_restarts, timeout,
         key, faults or Faults(), env or {},
     )  # fmt: skip
-    with _ended_by_sigterm():
+    with ended_by_sigterm():
         if node_rank == 0:
             Supervisor(plan).run()
         else:
             Agent(plan).run()
 
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that the learners are ended too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -132,9 +132,9 @@ class PostOffice:
             with self._waiting.change():
                 self._roster.born(rank, incarnation, address)
 
-    def died(self, rank: int, incarnation: int, reason: str) -> None:
+    def died(self, rank: int, incarnation: int) -> None:
         with self._waiting.change():
-            news = self._roster.died(rank, incarnation, reason)
+            news = self._roster.died(rank, incarnation)
         if news:
             self._drop(rank)
 
@@ -230,7 +230,7 @@ class PostOffice:
             self._lose(rank, "died, or cannot be reached any more")
 
     def _lose(self, rank: int, reason: str) -> None:
-        self.died(rank, self._roster[rank].incarnation, reason)
+        self.died(rank, self._roster[rank].incarnation)
         assert self._on_loss is not None
         self._on_loss(rank, reason)
 

@@ -92,12 +92,13 @@ class Rendezvous:
     def _open(self, master: tuple[str, int], serves: bool) -> Store:
         def connect() -> Store:
             return TCPStore(
-                master[0], master[1], None, serves, timedelta(seconds=self._timeout), wait_for_workers=False
+                master[0], master[1], None, serves, timedelta(seconds=self._timeout), wait_for_workers=False,
+                master_listen_fd=_listen(master) if serves else None,
             )  # fmt: skip
 
         try:
             return self.within(connect, "connecting to torch's store")
-        except DistError as error:
+        except (DistError, OSError) as error:
             if serves:
                 raise InputError(
                     f"{self._name}: cannot be listened on ({_first_line(error)}); is it this host, and the port free?"
@@ -127,6 +128,14 @@ class Rendezvous:
 
     def _left(self) -> float:
         return self._deadline - time.monotonic()
+
+
+def _listen(master: tuple[str, int]) -> int | None:
+    """The descriptor of a socket that only this host reaches, where no other is to come; torch's store would listen on
+    all of the host's addresses. A name may lead others elsewhere than this host.
+    """
+    host = master[0]
+    return socket.create_server(master).detach() if host == "localhost" or host.startswith("127.") else None
 
 
 def _first_line(error: BaseException) -> str:

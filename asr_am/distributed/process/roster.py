@@ -19,13 +19,10 @@ class Entry:
 
 
 class Roster:
-    """All learners but for `rank` itself, which lives. lost: who died, left: who closed its team in good order, both in
-    the order in which that became known.
-    """
+    """All learners but for `rank` itself, which lives. left: who closed its team in good order, in that order."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self.lost: dict[int, str] = {}
         self.left: list[int] = []
         self._entries = {other: Entry(-1, "", False) for other in range(size) if other != rank}
 
@@ -51,13 +48,12 @@ class Roster:
     def is_new(self, rank: int, incarnation: int) -> bool:
         return rank in self._entries and incarnation > self._entries[rank].incarnation
 
-    def died(self, rank: int, incarnation: int, reason: str) -> bool:
+    def died(self, rank: int, incarnation: int) -> bool:
         """False where this is not news. An incarnation that was never heard of can die, too."""
         entry = self._entries.get(rank)
         if entry is None or incarnation < entry.incarnation or (incarnation == entry.incarnation and not entry.alive):
             return False
         self._entries[rank] = Entry(incarnation, "", False)
-        self.lost.setdefault(rank, reason)
         return True
 
     def leaves(self, rank: int) -> None:

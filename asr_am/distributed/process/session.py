@@ -12,7 +12,7 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from asr_am.distributed.leases import Completion, LeaseTable, Segment, Totals
-from asr_am.distributed.process.meetings import START, Meetings, Place, Rows
+from asr_am.distributed.process.meetings import START, Meetings, Place
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Session:
         self.started = False
         self._tables: dict[Place, LeaseTable] = {}
         self._records: dict[Place, Message] = {}  # as all learners are told them
-        self._meetings = Meetings(self._expected, self._answer_rows)
+        self._meetings = Meetings(self._expected, self._answer)
         self._newest = START
 
     # who lives
@@ -184,9 +184,6 @@ class Session:
 
     def _answer(self, rank: int, number: int, value: object) -> None:
         self._send(rank, {"id": number, "value": value})
-
-    def _answer_rows(self, rank: int, number: int, rows: Rows) -> None:
-        self._answer(rank, number, rows)
 
     def _object(self, rank: int, request: Message, kind: str, error: str) -> None:
         self._send(rank, {"id": request["id"], "kind": kind, "error": error})

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -62,3 +65,25 @@ def test_an_error_on_one_machine_ends_the_others(monkeypatch: pytest.MonkeyPatch
     lines = (sys.executable, "-c", "import sys, time; sys.exit(7) if sys.argv[1] == 'b' else time.sleep(600)")
     with pytest.raises(InputError, match=r"b: .* ended with status 7"):
         launch((Machine("a", (0,)), Machine("b", (0,))), ["train.py"], shell=lines)
+
+
+def test_a_shell_that_is_missing_is_named() -> None:
+    with pytest.raises(InputError, match=r"--shell no-such-shell -q: cannot be run \(.*No such file"):
+        launch((Machine("a", (0,)),), ["train.py"], shell=("no-such-shell", "-q"))
+
+
+def test_what_was_started_ends_when_the_launcher_is_told_to(tmp_path: Path) -> None:
+    (tmp_path / "hosts.txt").write_text("a: 0\nb: 0\n")
+    shell = tmp_path / "shell"
+    shell.write_text(f'#!/bin/sh\necho $$ > "{tmp_path}/$1.pid"\nexec sleep 600\n')
+    shell.chmod(0o755)
+    command = [sys.executable, "-m", "asr_am.distributed.parallax.resources", "--shell", str(shell)]
+    launcher = subprocess.Popen([*command, str(tmp_path / "hosts.txt"), "train.py"], cwd=ROOT)
+    while not all((path := tmp_path / f"{host}.pid").exists() and path.read_text() for host in "ab"):
+        assert launcher.poll() is None
+        time.sleep(0.01)
+    launcher.terminate()
+    assert launcher.wait(30) == 128 + signal.SIGTERM
+    for host in "ab":
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / f"{host}.pid").read_text()), 0)

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr_am.distributed import parallax
-from asr_am.distributed.cluster import Workload
 from asr_am.distributed.flat_params import FlatParams, OnBucket
 from asr_am.distributed.leases import LearnerLost, Lease
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
@@ -22,8 +21,9 @@ from asr_am.distributed.parallax import Config
 from asr_am.distributed.parallax.dry import dry_step
 from asr_am.distributed.parallax.lookup import SparseWeight
 from asr_am.distributed.parallax.plan import Plan, cheapest, transfer
+from asr_am.distributed.parallax.server import Server
 from asr_am.distributed.parallax.strategy import Parallax
-from asr_am.distributed.sim import SimCluster, SimTeam
+from asr_am.distributed.sim import SimTeam
 from asr_am.distributed.strategy import Stats
 from asr_am.distributed.sync import Sync
 from asr_am.errors import InputError
@@ -33,18 +33,13 @@ from tests.distributed.parallax.words import (
     Weights,
     Words,
     assert_close,
-    hardware,
     make_batches,
     make_model,
+    on_cluster,
     reference,
     summed_loss,
     train_virtually,
 )  # fmt: skip
-
-
-def on_cluster(main: Any, learners: int = 4) -> dict[int, Any]:
-    return SimCluster(hardware(), Workload("words", seconds_per_batch={"toy": 1.0}), learners, seed=1).run(main)
-
 
 # the plan
 
@@ -291,10 +286,38 @@ def test_a_run_goes_on_with_the_same_bits(options: dict[str, Any]) -> None:
     for rank in range(4):
         for ours, theirs in zip(resumed[rank], whole[rank], strict=True):
             assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    with pytest.raises(InputError, match="the checkpoint is of 4 learners, not 2; use as many"):
+    with pytest.raises(InputError, match=r"was made with learners on machines \[0, 0, 0, 0\], not \[0, 0\]"):
         on_cluster(lambda team: part_of_a_run(team, config, batches, states), learners=2)
 
 
 def test_plans_are_plain_values() -> None:
     state = {"learners": 2, "choices": [["e", 5, 2, 0.5, True, "servers"]]}
     assert Plan.of_state(state).state_dict() == state
+
+
+def test_a_learner_that_has_loaded_asks_no_server_that_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading takes no virtual time by itself; a server's rows and their state may be gigabytes."""
+    config, batches = Config(path="servers", moving_average=0.9), make_batches(32)
+    wanted, states = on_cluster(lambda team: part_of_a_run(team, config, batches, {})), {}
+    on_cluster(lambda team: part_of_a_run(team, config, batches[:16], states))
+    load = Server.load_state_dict
+
+    def slowly(self: Server, state: dict[str, Any]) -> None:
+        self.t = state["t"]
+        self._team.sleep(5.0)
+        load(self, state)
+
+    monkeypatch.setattr(Server, "load_state_dict", slowly)
+    for rank, found in on_cluster(lambda team: part_of_a_run(team, config, batches[16:], states)).items():
+        for ours, theirs in zip(found, wanted[rank], strict=True):
+            assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("options", [{"moving_average": 0.5}, {"hybrid": False}, {"servers": 1}], ids=str)
+def test_a_checkpoint_of_other_options_is_refused(options: dict[str, Any]) -> None:
+    states: dict[int, bytes] = {}
+    batches = make_batches(8)
+    on_cluster(lambda team: part_of_a_run(team, Config(path="servers", moving_average=0.9), batches, states))
+    config = Config(**{"path": "servers", "moving_average": 0.9, **options})
+    with pytest.raises(InputError, match=rf"made with parallax\.{next(iter(options))}"):
+        on_cluster(lambda team: part_of_a_run(team, config, batches, states))

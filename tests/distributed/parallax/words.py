@@ -231,6 +231,10 @@ def rounds_of(batches: Sequence[Batch], learners: int = 4) -> list[Sequence[Batc
     return [batches[k : k + learners] for k in range(0, len(batches), learners)]
 
 
+def on_cluster(main: Any, learners: int = 4) -> dict[int, Any]:
+    return SimCluster(hardware(), Workload("words", seconds_per_batch={"toy": 1.0}), learners, seed=1).run(main)
+
+
 def assert_close(ours: Weights, theirs: Weights, tolerance: float = 2e-5) -> None:
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
