@@ -40,7 +40,8 @@ def get_runner(
     """model, loss, optimizer: of a program for one device; the optimizer's rule is applied where parameters live, and
     its learning rate read in each step, so that schedules go on to work. All learners begin with the same weights.
 
-    resources: the team, as `connect` or a virtual cluster makes it; None: this process alone.
+    resources: the team, as `connect` or a virtual cluster makes it; None: this process alone. A team has one runner in
+    its life where parameters are on servers, as those go on to listen.
 
     The model, its loss and its batches stay as they are; `Runner.run` takes the place of zero_grad, backward, clipping
     and step. Frozen parameters stay as they are on every learner. InputError where the optimizer's rule is not known,
