@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
+import signal
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,12 +25,14 @@ from lhotse import AudioSource, Recording, SupervisionSegment
 from asr_am.data.archive import read_entry
 from asr_am.data.audio import is_plain_file, read_utterances
 from asr_am.data.kaldi_dir import Record, Span
-from asr_am.data.length import decoded, is_endless, says_length
+from asr_am.data.length import decoded, is_cut, is_endless, says_length
 from asr_am.errors import InputError
 
 ARCHIVE = re.compile(r"(?P<path>.+):(?P<offset>\d+)")
 OVERSHOOT = 0.5  # seconds by which a segment may pass the end of its recording, as Kaldi's extract-segments
+STOPPED_READING = (-signal.SIGPIPE, 128 + signal.SIGPIPE)  # of `sox F -t wav - | head -c N`, by itself and in a shell
 MINIMUM = 0.001  # seconds, of an utterance
+MISSING = "missing audio: left out"
 SIXTEEN_BITS = ("PCM_S8", "PCM_16", "MPEG_LAYER_III")  # samples that lose nothing, or next to it, as 16-bit integers
 
 
@@ -99,8 +102,13 @@ def examine(side: Side, options: AudioOptions) -> Found:
         if channel is None and any(span.channel is None for _, span in side.spans):
             found.notes.append(("recording of several channels: the first is used, as Kaldi does", side.record.where))
     found.recording = recording
+    cut = is_plain_file(recording) and is_cut(Path(recording.sources[0].source))
+    if cut:
+        found.notes.append(("file that ends before its header says: only segments before its end", side.record.where))
     for utterance, span in side.spans:
         try:
+            if cut and span.end is None:
+                raise AudioProblem("utterance without its end, as its file is cut: left out", side.record.where)
             found.utterances[utterance] = _place(recording, utterance, span, channel, found)
         except AudioProblem as problem:
             found.problems.append((str(problem), problem.where))
@@ -181,7 +189,7 @@ def _open_named(name: str, record: Record, value: str, options: AudioOptions) ->
         path = _find(archive["path"], record, options)
         if path is not None:
             return _from_archive(name, record, path, int(archive["offset"]), options)
-    raise AudioProblem("missing audio: left out", f"{record.where}: {value}")
+    raise AudioProblem(MISSING, f"{record.where}: {value}")
 
 
 def _plain_command(value: str) -> tuple[str, int | None] | None:
@@ -276,7 +284,8 @@ def _from_command(name: str, record: Record, options: AudioOptions) -> Recording
     command = record.value.removesuffix("|").strip()
     if options.root is not None:
         command = f"cd {shlex.quote(str(options.root))} && {command}"
-    done = subprocess.run(command, shell=True, capture_output=True)
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True)
+    said = done.stderr.decode(errors="replace").strip().splitlines()
     try:
         with soundfile.SoundFile(io.BytesIO(done.stdout)) as file:
             if is_endless(file):
@@ -285,8 +294,11 @@ def _from_command(name: str, record: Record, options: AudioOptions) -> Recording
             frames = len(file.read(dtype="int16", always_2d=True))  # what the header of a stream says may be wrong
             header = _Header(frames, file.samplerate, file.channels)
     except (soundfile.SoundFileError, RuntimeError) as error:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or ["no audio came out"]
-        raise AudioProblem("command that gives no audio: left out", f"{record.where}: {said[-1][:100]}") from error
+        reason = said[-1][:100] if said else "no audio came out"
+        raise AudioProblem("command that gives no audio: left out", f"{record.where}: {reason}") from error
+    if done.returncode not in (0, *STOPPED_READING):
+        reason = f"exit status {done.returncode}{': ' + said[-1][:100] if said else ''}"
+        raise AudioProblem("command that fails: left out", f"{record.where}: {reason}")
     return _recording(name, record, AudioSource("command", list(range(header.channels)), command), header)
 
 

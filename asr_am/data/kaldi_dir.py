@@ -28,13 +28,14 @@ class Record(NamedTuple):
 class Span(NamedTuple):
     """Where an utterance is: seconds from `start` to `end` (None: the end of the recording) of a recording.
 
-    channel: the fifth field of segments, None where there is none.
+    channel: the fifth field of segments, None where there is none. where: `file:line` of segments, if there is one.
     """
 
     recording: str
     start: float
     end: float | None
     channel: int | None
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ def read_kaldi_dir(folder: Path, tally: Tally) -> KaldiDir:
     for recording, record in audio.items():
         if not record.value:
             raise InputError(f"{record.where}: no file for recording {recording}; add it or remove the line")
-    text = read_table(folder / "text", tally, "every line is `utterance word word ...`")
+    untranscribed = "a trained model recognises speech without transcripts: python -m asr_am.transcribe"
+    text = read_table(folder / "text", tally, f"every line is `utterance word word ...`; {untranscribed}")
     return KaldiDir(
         folder=folder,
         audio=audio,
@@ -84,7 +86,7 @@ def read_table(path: Path, tally: Tally, form: str) -> dict[str, Record]:
             continue
         record = Record(fields[1].rstrip() if len(fields) > 1 else "", f"{path}:{number}")
         known = records.setdefault(fields[0], record)
-        if known.value != record.value:
+        if known.value.split() != record.value.split():
             raise InputError(f"{record.where}: {fields[0]} has another value than in {known.where}; remove one of them")
         if known is not record:
             tally.add("a line twice: once is enough", record.where)
@@ -108,7 +110,7 @@ def _spans(folder: Path, audio: dict[str, Record], tally: Tally) -> dict[str, Sp
                 raise ValueError
         except (IndexError, ValueError) as error:
             raise InputError(f"{record.where}: {form}; correct this one") from error
-        spans[utterance] = Span(recording, start, None if end == -1 else end, channel)
+        spans[utterance] = Span(recording, start, None if end == -1 else end, channel, record.where)
     return spans
 
 

@@ -1,19 +1,24 @@
-"""Audio files whose header does not say how long they are, decoded from the first sample to the last.
+"""Audio files whose header does not say how long they are, decoded from the first sample to the last; or that are cut.
 
 flac    written to a pipe has no number of samples in it: libsndfile takes that for the largest number there is
 mp3     without a Xing or Info frame: libsndfile divides the file's size, tags included, by that of its first frame. At
         a variable bit rate, or with a picture in a tag, that is far off, and where it is too small reading stops there
+wav     and sphere files that end too early libsndfile takes for shorter ones
 
 Shapes: N samples, C channels.
 """
 
 from __future__ import annotations
 
+import math
+import re
+import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import SEEK_CUR
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 import soundfile
@@ -22,6 +27,8 @@ from asr_am.errors import InputError
 
 MAX_SECONDS = 7 * 24 * 3600  # a longer recording is a header that does not know
 BLOCK = 1 << 16  # samples decoded at once
+STREAMED = 0x7FFF0000  # bytes of samples from which a wav header does not know; 0x7FFFFFFF and others mean a pipe
+SLOP = 512  # bytes by which headers are off that count themselves or padding
 ID3, ID3_HEADER, ID3_FOOTER_FLAG = b"ID3", 10, 0x10
 
 
@@ -56,6 +63,39 @@ def says_length(path: Path) -> bool:
         return not is_endless(header)
     with _open_forward(path, header.format) as file:
         return not is_endless(file)
+
+
+def is_cut(path: Path) -> bool:
+    """Whether a wav or sphere file ends before the samples that its header promises; False for other formats."""
+    with path.open("rb") as file:
+        magic = file.read(12)
+        if magic.startswith(b"RIFF") and magic.endswith(b"WAVE"):
+            end = _riff_end(file)
+        elif magic.startswith(b"NIST_1A\n"):
+            end = _sphere_end(magic + file.read(1 << 14))
+        else:
+            return False
+    return end is not None and end > path.stat().st_size + SLOP
+
+
+def _riff_end(file: BinaryIO) -> int | None:
+    """The byte after the last sample; None where there is no telling."""
+    while len(head := file.read(8)) == 8:
+        name, size = struct.unpack("<4sI", head)
+        if name == b"data":
+            return file.tell() + size if size < STREAMED else None
+        file.seek(size + size % 2, SEEK_CUR)  # chunks begin at even bytes
+    return None
+
+
+def _sphere_end(header: bytes) -> int | None:
+    """As `_riff_end`."""
+    fields = dict(re.findall(rb"^(\w+) -i (\d+)\s*$", header.partition(b"end_head")[0], re.MULTILINE))
+    sizes = [fields.get(name) for name in (b"sample_count", b"sample_n_bytes")]
+    begin = header.split(b"\n", 2)[1].strip()
+    if None in sizes or not begin.isdigit():
+        return None
+    return int(begin) + math.prod(map(int, [*sizes, fields.get(b"channel_count", 1)]))
 
 
 def decoded(path: Path) -> Iterator[np.ndarray]:

@@ -12,6 +12,7 @@ from asr_am.errors import InputError
 
 # Words end at these characters only: str.split() would also split at a no-break space, which a word may contain.
 BLANKS = " \t\r\n\f\v"
+GZIP = b"\x1f\x8b"  # how such files begin, whatever their names
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -29,8 +30,9 @@ def numbered_lines(path: Path, remedy: str = "is the file whole?") -> Iterator[t
     """
     number = 0
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
-            for number, raw in enumerate(file, start=1):
+        with open(path, "rb") as file:
+            gzipped = path.suffix == ".gz" or file.peek(len(GZIP)).startswith(GZIP)
+            for number, raw in enumerate(gzip.GzipFile(fileobj=file) if gzipped else file, start=1):
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file; {remedy}") from error

@@ -162,7 +162,8 @@ def require_aligned(name: str, failed: Sequence[str], count: int) -> None:
     if len(failed) > MOST_FAILED * count:
         raise InputError(
             f"{name}: {len(failed)} of {count} training utterances cannot be aligned, the first {failed[0]}; do "
-            "text and audio belong together, and is the lexicon of this language?"
+            "text and audio belong together, and is the lexicon of this language? Utterances of minutes may need wider "
+            f"beams (align.{name}.beam, align.{name}.retry_beam), or segments"
         )
 
 

@@ -90,7 +90,7 @@ def write_arpa(arpa: Arpa, path: Path) -> None:
 
 
 def read_arpa(path: Path) -> Arpa:
-    """Read and check an ARPA file, plain or .gz; whatever stands before `\\data\\` is a comment.
+    """Read and check an ARPA file, plain or gzipped; whatever stands before `\\data\\` is a comment.
 
     InputError, with file and line: not an ARPA file, cut short, counts that do not match, numbers that are no log
     probabilities, an n-gram twice, no `<s>` or `</s>`.

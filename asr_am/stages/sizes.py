@@ -1,7 +1,8 @@
-"""Sizes that follow from the amount of speech: OmegaConf resolvers for conf/corpus files.
+"""What follows from the user's data: OmegaConf resolvers for conf/corpus files.
 
 ${hours_of:DATA_DIR}         hours of training speech that stage data wrote to DATA_DIR/corpus.json
 ${row_for_hours:ROWS,HOURS}  the first of ROWS whose `hours` is not exceeded
+${beside:FILE,NAME}          the file NAME in the folder of FILE, null where there is none
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ def row_for_hours(rows: Sequence[Mapping[str, float]], hours: float) -> Mapping[
     raise InputError(f"corpus.sizes: no row for {hours:g} hours of speech; add one with more hours")
 
 
+def beside(file: str | None, name: str) -> str | None:
+    """None without `file`, too."""
+    path = Path(file).with_name(name) if file else None
+    return str(path) if path and path.exists() else None
+
+
 def register() -> None:
-    """Make both known to OmegaConf; does nothing the second time."""
+    """Make them known to OmegaConf; does nothing the second time."""
     OmegaConf.register_new_resolver("hours_of", hours_of, replace=True)
     OmegaConf.register_new_resolver("row_for_hours", row_for_hours, replace=True)
+    OmegaConf.register_new_resolver("beside", beside, replace=True)

@@ -15,12 +15,13 @@ from asr_am.data.tally import Tally
 from asr_am.data.textfile import numbered_lines, write_lines
 from asr_am.errors import InputError
 from asr_am.lang.lexicon import NONSPOKEN_NOISE, RESERVED_WORDS, SILENCE, SPOKEN_NOISE, UNKNOWN
-from local.kaldi.words import clean
+from local.kaldi.words import clean, is_mark
 
 VARIANT = re.compile(r"(?P<word>.+)\((?:\d+)\)")  # WORD(2) of CMUdict
 POSITION = re.compile(r".+_[BIES]")
 UNKNOWNS = frozenset({UNKNOWN, "<unknown>", "<oov>", "[unk]", "[oov]", "<spoken_noise>"})
-FORM = "every line is `WORD PHONE PHONE ...`, or `WORD PROBABILITY PHONE ...`"
+NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)(e[+-]?\d+)?", re.IGNORECASE)
+FORM = "every line is `WORD PHONE PHONE ...`, or every line `WORD PROBABILITY PHONE ...`"
 
 
 @dataclass
@@ -38,6 +39,17 @@ class Lexicon:
     @property
     def vocabulary(self) -> set[str]:
         return self.entries.keys() | self.noises.keys() | {UNKNOWN}
+
+    def scored(self, text: str) -> str:
+        """The words of a transcript that count in a word error rate: not noises, nor marks that are no spoken word.
+
+        `<unk>` counts, as in Kaldi: it stands for a word that was said, and no hypothesis has it.
+        """
+        return " ".join(
+            word
+            for word in text.split()
+            if word in self.entries or word == UNKNOWN or not (word in self.noises or is_mark(word))
+        )
 
     def write(self, data_dir: Path) -> None:
         """Write lexicon.txt and, where there are noises, nonspeech.txt."""
@@ -84,15 +96,25 @@ def _split(path: Path) -> list[tuple[str, str, list[str]]]:
 
 
 def _has_probabilities(path: Path, lines: list[tuple[str, str, list[str]]]) -> bool:
-    numbers = [
-        len(fields) > 1 and re.fullmatch(r"[01]?\.?\d*(e-?\d+)?", fields[0]) is not None for _, _, fields in lines
-    ]
-    if all(numbers):
+    """Whether every line has one; a line without, where most have one, is refused. Phones may be whole numbers."""
+    if all(len(fields) > 1 and _is_probability(fields[0]) for _, _, fields in lines):
         return True
-    if sum(numbers) > len(numbers) / 2:
-        where, word, _ = lines[numbers.index(False)]
-        raise InputError(f"{where}: {word!r} has no probability, but most words of {path} have one; add or remove them")
+    fractions = [len(fields) > 1 and _is_fraction(fields[0]) and _is_probability(fields[0]) for _, _, fields in lines]
+    if sum(fractions) > len(fractions) / 2:
+        where, word, _ = lines[fractions.index(False)]
+        raise InputError(
+            f"{where}: {word!r} has no probability above 0 and up to 1, but most words of {path} have one; "
+            "add or remove them"
+        )
     return False
+
+
+def _is_probability(text: str) -> bool:
+    return NUMBER.fullmatch(text) is not None and "," not in text and 0 < float(text) <= 1
+
+
+def _is_fraction(text: str) -> bool:
+    return NUMBER.fullmatch(text) is not None and not text.isdigit()
 
 
 def _silence_phones(path: Path) -> dict[str, str]:
@@ -110,6 +132,11 @@ def _silence_phones(path: Path) -> dict[str, str]:
 def _phone(name: str, silence: dict[str, str], marked: bool, where: str) -> str:
     if name == "<eps>" or name.startswith("#"):
         raise InputError(f"{where}: the phone name {name} is reserved; rename the phone")
+    if _is_fraction(name):
+        raise InputError(
+            f"{where}: {name} is a number where a phone should be; {FORM}, with one number above 0 and up to 1; "
+            "instead of lexiconp_silprob.txt give lexiconp.txt or lexicon.txt"
+        )
     return silence.get(name, name.rsplit("_", 1)[0] if marked and POSITION.fullmatch(name) else name)
 
 

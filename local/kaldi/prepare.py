@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asr_am.data.kaldi_audio import AudioOptions
+from asr_am.data.kaldi_dir import KaldiDir, read_kaldi_dir
 from asr_am.data.manifests import write_set
 from asr_am.data.tally import Tally, summary_table
 from asr_am.data.textfile import numbered_lines, write_lines
@@ -24,9 +25,10 @@ from local.kaldi.lexicon import Lexicon, read_lexicon
 from local.kaldi.lm import beyond, read_given_arpa, read_text, without_words
 from local.kaldi.overlap import told_apart
 from local.kaldi.references import write_references
-from local.kaldi.sets import CorpusSet, drop_too_short, left_out, read_set
+from local.kaldi.scorable import RULES, check_names, check_rules, check_scoring
+from local.kaldi.sets import CorpusSet, check_apart, drop_too_short, left_out, read_set
 from local.kaldi.split import hold_out, separate_speakers
-from local.kaldi.words import Normaliser, clean, most_frequent, without_noises
+from local.kaldi.words import Normaliser, clean, most_frequent
 
 logger = logging.getLogger(__name__)
 
@@ -78,12 +80,17 @@ def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
     if chosen.g2p:
         _pronounce(chosen, lexicon, unknown, tallies)
     _check_unknown(lexicon, sets["train"])
-    _write_language(out, chosen, lexicon, sets["train"], sentences, tallies)
     for subset, corpus in sets.items():
         write_set(out, subset, corpus.used_recordings, corpus.utterances)
         if subset != "train":
             write_references(out / subset, corpus, _own_stm(chosen, subset), lexicon, tallies[subset])
-    _write_rules(out, [chosen.test, chosen.dev])
+    _write_language(out, chosen, lexicon, sets["train"], sentences, tallies)  # which shortens the lexicon
+    if (rules := _rules(chosen)) is not None:
+        write_lines(out / RULES, [clean(line) for _, line in numbered_lines(rules)])
+        logger.info("scoring rules: %s", rules)
+    for subset in ("dev", "test"):
+        own = _own_stm(chosen, subset) or sets[subset].folder / "text"
+        check_scoring(out, subset, own, lexicon.entries)
     description = {
         "hours": sets["train"].seconds / 3600,
         "sampling_rate": chosen.sampling_rate,
@@ -101,16 +108,14 @@ def read_sets(
     sets: dict[str, CorpusSet] = {}
     unknown: dict[str, Counter[str]] = {}
     root = Path(options.audio_root).resolve() if options.audio_root else None
-    for subset in ("train", "dev", "test"):
-        folder = getattr(options, subset)
-        if folder:
-            normalise = _normaliser(lexicon)
-            audio = AudioOptions(root, options.allow_pipes, out / "wav" / subset)
-            sets[subset] = read_set(
-                Path(folder), subset, normalise, audio, tallies[subset], max_bad_audio=options.max_bad_audio, jobs=jobs
-            )
-            unknown[subset] = normalise.unknown
-            _note_rates(sets[subset], options.sampling_rate, tallies[subset])
+    for subset, source in _sources(options, tallies).items():
+        normalise = _normaliser(lexicon)
+        audio = AudioOptions(root, options.allow_pipes, out / "wav" / subset)
+        sets[subset] = read_set(
+            source, subset, normalise, audio, tallies[subset], max_bad_audio=options.max_bad_audio, jobs=jobs
+        )
+        unknown[subset] = normalise.unknown
+        _note_rates(sets[subset], options.sampling_rate, tallies[subset])
     shortest = {word: min(map(len, variants)) for word, variants in lexicon.entries.items()}
     for subset in sets.keys() & {"train", "dev"}:
         drop_too_short(sets[subset], shortest, tallies[subset])
@@ -125,6 +130,19 @@ def read_sets(
         if _own_stm(options, subset) is None:
             sets[subset] = told_apart(sets[subset], tallies[subset])
     return sets, unknown
+
+
+def _sources(options: Options, tallies: dict[str, Tally]) -> dict[str, KaldiDir]:
+    """The user's directories, with all checks that need no audio."""
+    folders = {subset: getattr(options, subset) for subset in ("train", "dev", "test")}
+    sources = {subset: read_kaldi_dir(Path(folder), tallies[subset]) for subset, folder in folders.items() if folder}
+    check_apart(sources)
+    for subset, source in sources.items():
+        if subset != "train" or options.dev is None:  # of train some is held out as dev, and scored
+            check_names(source)
+    if (rules := _rules(options)) is not None:
+        check_rules(rules)
+    return sources
 
 
 def _own_stm(options: Options, subset: str) -> Path | None:
@@ -176,10 +194,10 @@ def _sentences(
 
 def _without_held_out(sentences: list[str], dev: CorpusSet, lexicon: Lexicon, tally: Tally) -> list[str]:
     """The text without one copy of each dev sentence that it has; noises make no difference."""
-    held = Counter(without_noises(utterance.text or "", lexicon.noises) for utterance in dev.utterances)
+    held = Counter(lexicon.scored(utterance.text or "") for utterance in dev.utterances)
     kept = []
     for sentence in sentences:
-        key = without_noises(sentence, lexicon.noises)
+        key = lexicon.scored(sentence)
         if held[key]:
             held[key] -= 1
             tally.add("sentences of the LM text that are held out as dev: taken out", sentence)
@@ -231,13 +249,10 @@ def _write_language(
         write_arpa(without_words(arpa, dropped), out / "lm" / GIVEN_ARPA)
 
 
-def _write_rules(out: Path, folders: list[str | None]) -> None:
-    """The GLM of the test set, or of dev; none where there is none."""
-    for path in (Path(folder) / "glm" for folder in folders if folder):
-        if path.exists():
-            write_lines(out / "en.glm", [clean(line) for _, line in numbered_lines(path)])
-            logger.info("scoring rules: %s", path)
-            return
+def _rules(options: Options) -> Path | None:
+    """The GLM of the test set, or of dev."""
+    paths = [Path(folder) / "glm" for folder in (options.test, options.dev) if folder]
+    return next((path for path in paths if path.exists()), None)
 
 
 def _report(lexicon: Lexicon, unknown: dict[str, Counter[str]], tallies: dict[str, Tally]) -> None:

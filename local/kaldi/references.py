@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from asr_am.data.textfile import numbered_lines, write_lines
 from asr_am.errors import InputError
 from local.kaldi.lexicon import Lexicon
 from local.kaldi.sets import CorpusSet
-from local.kaldi.words import Spelling, clean, without_noises
+from local.kaldi.words import Spelling, clean
 
 IGNORED = "ignore_time_segment_in_scoring"
 MAX_DROPPED = 0.05  # share of the user's references that may have no utterance
@@ -27,7 +26,7 @@ def write_references(out: Path, corpus: CorpusSet, stm: Path | None, lexicon: Le
     if stm is not None:
         write_lines(out / "ref.stm", _translated(stm, corpus, Spelling(lexicon.vocabulary), tally))
     else:
-        write_stm(out / "ref.stm", [_spoken(u, lexicon.noises) for u in corpus.utterances], label=_label)
+        write_stm(out / "ref.stm", [_spoken(u, lexicon, corpus.folder) for u in corpus.utterances], label=_label)
     write_reco2file_and_channel(out / "reco2file_and_channel", corpus.utterances)
 
 
@@ -35,9 +34,15 @@ def _label(utterance: SupervisionSegment) -> str:
     return f"O,{utterance.gender}" if utterance.gender else "O"
 
 
-def _spoken(utterance: SupervisionSegment, noises: Collection[str]) -> SupervisionSegment:
+def _spoken(utterance: SupervisionSegment, lexicon: Lexicon, folder: Path) -> SupervisionSegment:
     """The utterance without noises: the recogniser's are not scored either."""
-    return replace(utterance, text=without_noises(utterance.text or "", noises))
+    text = lexicon.scored(utterance.text or "")
+    if markup := [word for word in text.split() if "{" in word or "}" in word or word == "@"]:
+        raise InputError(
+            f"{folder / 'text'}: utterance {utterance.id}: {markup[0]} is no word in NIST's references, "
+            "where { } and @ mean alternatives; rename it here and in the lexicon, or give an stm"
+        )
+    return replace(utterance, text=text)
 
 
 def _translated(stm: Path, corpus: CorpusSet, spelling: Spelling, tally: Tally) -> list[str]:

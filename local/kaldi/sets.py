@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 from lhotse import Recording, SupervisionSegment
 
-from asr_am.data.kaldi_audio import AudioOptions, Found, Side, check_pipes, examine
-from asr_am.data.kaldi_dir import KaldiDir, Span, read_kaldi_dir
+from asr_am.data.kaldi_audio import MISSING, AudioOptions, Found, Side, check_pipes, examine
+from asr_am.data.kaldi_dir import KaldiDir, Span
 from asr_am.data.tally import Tally
 from asr_am.errors import InputError
 from asr_am.parallel import parallel_map
@@ -39,7 +41,7 @@ class CorpusSet:
 
 
 def read_set(
-    folder: Path,
+    source: KaldiDir,
     subset: str,
     normalise: Normaliser,
     audio: AudioOptions,
@@ -48,8 +50,7 @@ def read_set(
     max_bad_audio: float,
     jobs: int,
 ) -> CorpusSet:
-    """Read `folder`. InputError: see `read_kaldi_dir`; too many utterances without audio, or of any kind, lost."""
-    source = read_kaldi_dir(folder, tally)
+    """Read the audio of `source`. InputError: too many utterances without audio, or of any kind, lost."""
     check_pipes(source.audio, audio)
     words = _transcribed(source, normalise, tally)
     sides = _sides(source, words, tally)
@@ -62,7 +63,7 @@ def read_set(
         if found.recording
         for utterance, place in found.utterances.items()
     ]
-    return CorpusSet(folder, recordings, sorted(utterances, key=lambda utterance: utterance.id))
+    return CorpusSet(source.folder, recordings, sorted(utterances, key=lambda utterance: utterance.id))
 
 
 def _transcribed(source: KaldiDir, normalise: Normaliser, tally: Tally) -> dict[str, str]:
@@ -109,8 +110,8 @@ def _check_losses(
         (what, where) = problems[0]
         raise InputError(
             f"{source.folder}: {len(problems)} of {len(words)} utterances have no usable audio, more than "
-            f"{max_bad_audio:.0%} (corpus.prepare.max_bad_audio); the first: {what.split(':')[0]}: {where}; "
-            "if paths are relative, give --audio-root"
+            f"{max_bad_audio:.0%} (corpus.prepare.max_bad_audio); the first: {what.split(':')[0]}: {where}"
+            + ("; if paths are relative, give --audio-root" if what == MISSING else "")
         )
     listed = len(source.spans.keys() | source.text.keys())
     if left == 0 or left < MIN_SHARE * listed:
@@ -135,6 +136,17 @@ def _supervision(
         id=utterance, recording_id=recording, start=start, duration=duration, channel=channel, text=text,
         speaker=speaker, gender=source.gender.get(speaker),
     )  # fmt: skip
+
+
+def check_apart(sources: Mapping[str, KaldiDir]) -> None:
+    """Raise InputError where two sets have utterances of the same name."""
+    for (_, first), (subset, second) in combinations(sources.items(), 2):
+        shared = sorted(first.text.keys() & first.spans.keys() & second.text.keys() & second.spans.keys())
+        if shared:
+            raise InputError(
+                f"{second.text[shared[0]].where}: utterance {shared[0]} is in {first.folder} too ({len(shared)} are); "
+                f"take them out of one, or rename: utils/copy_data_dir.sh --utt-prefix {subset}- {second.folder} NEW"
+            )
 
 
 def left_out(tally: Tally) -> dict[str, int]:

@@ -66,19 +66,23 @@ def _choose(shares: dict[str, float], at_least: int) -> set[str]:
 
 
 def separate_speakers(sets: dict[str, CorpusSet]) -> dict[str, list[str]]:
-    """Rename speakers of dev and test that an earlier set has too, `amy` to `amy-dev`; returns them by set.
+    """Rename speakers of dev and test that an earlier set has too, `amy` to `amy-dev`; returns their names by set.
 
     What is estimated per speaker (CMVN, fMLLR, i-vectors) is then estimated on the speech of one set.
     """
-    taken: set[str] = set()
+    names = {subset: {utterance.speaker for utterance in corpus.utterances} for subset, corpus in sets.items()}
+    taken = set().union(*names.values())
+    earlier: set[str] = set()
     shared: dict[str, list[str]] = {}
     for subset in ("train", "dev", "test"):
-        names = {utterance.speaker for utterance in sets[subset].utterances}
-        shared[subset] = sorted(names & taken)
-        known = set(shared[subset])
+        shared[subset] = sorted(names[subset] & earlier)
+        earlier |= names[subset]
+        new = {name: name for name in names[subset]}
+        for name in shared[subset]:
+            new[name] += f"-{subset}"
+            while new[name] in taken:
+                new[name] += "+"
         sets[subset].utterances = [
-            replace(utterance, speaker=f"{utterance.speaker}-{subset}") if utterance.speaker in known else utterance
-            for utterance in sets[subset].utterances
+            replace(utterance, speaker=new[utterance.speaker]) for utterance in sets[subset].utterances
         ]
-        taken |= {utterance.speaker for utterance in sets[subset].utterances}
     return {subset: names for subset, names in shared.items() if names}

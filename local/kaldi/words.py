@@ -33,11 +33,6 @@ def is_mark(word: str) -> bool:
     return MARK.fullmatch(word) is not None
 
 
-def without_noises(text: str, noises: Collection[str]) -> str:
-    """The words of a transcript without noises of the lexicon and marks."""
-    return " ".join(word for word in text.split() if word not in noises and not is_mark(word))
-
-
 class Spelling:
     """How the lexicon spells a word."""
 

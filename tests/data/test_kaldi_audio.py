@@ -71,6 +71,29 @@ def test_a_command_that_gives_a_flac_stream_is_left_out(tmp_path: Path) -> None:
     assert what == "command that gives no audio: left out" and "let the command write a wav file" in where
 
 
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [
+        ("head -c 90000 {0}; false |", False),
+        ("{{ head -c 90000 {0}; false; }} | cat |", False),
+        ("sh -c 'cat {0}; echo oh dear >&2; exit 3' |", False),
+        ("cat {0} {0} {0} | head -c 90000 |", True),
+        ("head -c 90000 {0} |", True),
+    ],
+)
+def test_a_command_that_fails_is_left_out(tmp_path: Path, command: str, kept: bool) -> None:
+    """But not one whose reader has had enough."""
+    path = tmp_path / "talk.wav"
+    soundfile.write(path, speech(), RATE)
+    found = look(tmp_path, command.format(path), WHOLE, pipes=True)
+    if kept:
+        assert list(found.utterances) == ["u0"] and not found.problems
+    else:
+        ((what, where),) = found.problems
+        assert what == "command that fails: left out" and "wav.scp:7: exit status" in where
+        assert ("exit status 3: oh dear" in where) == ("exit 3" in command)
+
+
 def bare_mp3(path: Path, loud: str, tag_bytes: int | None = None) -> Path:
     """Mp3 of variable bit rate without the Xing frame that it begins with; with an ID3 tag before it if asked for."""
     soundfile.write(path, speech(loud), RATE, format="MP3", bitrate_mode="VARIABLE", compression_level=0.3)
@@ -109,7 +132,7 @@ def test_an_mp3_file_that_says_its_length_is_read_in_place(tmp_path: Path) -> No
     assert not (tmp_path / "copies").exists()
 
 
-@pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFFFFF])
+@pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000])
 def test_a_wav_file_from_a_pipe_is_read_in_place(tmp_path: Path, size: int) -> None:
     path = tmp_path / "talk.wav"
     soundfile.write(path, speech(), RATE)
@@ -117,8 +140,27 @@ def test_a_wav_file_from_a_pipe_is_read_in_place(tmp_path: Path, size: int) -> N
     begin = content.index(b"data") + 4
     content[begin : begin + 4] = size.to_bytes(4, "little")
     path.write_bytes(content)
-    np.testing.assert_array_equal(samples(look(tmp_path, path, WHOLE)), speech())
+    found = look(tmp_path, path, WHOLE)
+    assert list(found.utterances) == ["u0"]
+    np.testing.assert_array_equal(samples(found), speech())
     assert not (tmp_path / "copies").exists()
+
+
+@pytest.mark.parametrize("kind", ["WAV", "NIST"])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_a_file_that_ends_before_its_header_says_is_used_up_to_there(tmp_path: Path, kind: str, channels: int) -> None:
+    path = tmp_path / "talk"
+    soundfile.write(path, np.stack([speech()] * channels, axis=1), RATE, format=kind)
+    content = path.read_bytes()
+    path.write_bytes(content[:-100])
+    assert list(look(tmp_path, path, WHOLE).utterances) == ["u0"]
+    path.write_bytes(content[: len(content) // 2])
+    found = look(tmp_path, path, WHOLE, Span("r", 1.0, 2.0, None), Span("r", 3.0, 4.0, None))
+    assert list(found.utterances) == ["u1"]
+    assert [what for what, _ in found.problems] == [
+        "utterance without its end, as its file is cut: left out", "segment outside its recording: left out",
+    ]  # fmt: skip
+    assert any("ends before its header says" in what for what, _ in found.notes)
 
 
 def test_audio_without_a_header_is_left_out(tmp_path: Path) -> None:

@@ -78,6 +78,15 @@ def corpus(pristine: Path, tmp_path: Path) -> Corpus:
     handler.close()
 
 
+def other_names(corpus: Corpus, folder: Path) -> Path:
+    """A dev set: the audio of another under names of its own."""
+    shutil.copytree(folder, corpus.root / "dev")
+    for name in ("text", "utt2spk", "wav.scp"):
+        path = corpus.root / "dev" / name
+        path.write_text("".join(f"dev-{line}\n" for line in path.read_text().splitlines()))
+    return corpus.root / "dev"
+
+
 def row(log: str, what: str) -> list[str]:
     """The cells of the summary's row that begins with `what`."""
     (line,) = [line for line in log.splitlines() if line.startswith(what)]
@@ -149,6 +158,7 @@ def segments(old: str, new: str) -> Callable[[Corpus], object]:
 
 MENDED = [
     (append("text", "a0-0 YES YES\n"), "a line twice", 30),
+    (append("text", "a0-0\tYES  YES \n"), "a line twice", 30),
     (replace("text", "a0-0 YES YES", "a0-0"), "transcript without words", 29),
     (replace("text", "a0-0 YES YES", "a0-0 !SIL ..."), "transcript without words", 29),
     (replace("text", "a0-0 YES YES", "a0-0 Yes, yes!"), "words with punctuation", 30),
@@ -183,6 +193,100 @@ def test_what_a_kaldi_user_expects_to_be_mended_is_mended_and_counted(
     assert len(corpus.texts("train") | corpus.texts("dev")) == kept
 
 
+def audio_of_many(content: bytes) -> Callable[[Corpus], object]:
+    return lambda corpus: [path.write_bytes(content) for path in corpus.train.glob("a0-?.wav")]
+
+
+def in_test(name: str, old: str, new: str) -> Callable[[Corpus], object]:
+    """In every line of a file of the test set."""
+
+    def change(corpus: Corpus) -> None:
+        path = corpus.test / name
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+    return change
+
+
+def all_of(*changes: Callable[[Corpus], object]) -> Callable[[Corpus], object]:
+    return lambda corpus: [change(corpus) for change in changes]
+
+
+def recording(old: str, new: str) -> Callable[[Corpus], object]:
+    """Rename a recording of the test set, and its utterance."""
+    return all_of(*(in_test(name, f"{old} ", f"{new} ") for name in ("wav.scp", "text", "utt2spk")))
+
+
+def rules(text: str) -> Callable[[Corpus], object]:
+    return lambda corpus: (corpus.test / "glm").write_text(text)
+
+
+def lexicon(line: str) -> Callable[[Corpus], object]:
+    return lambda corpus: (corpus.root / "lexicon.txt").write_text(LEXICON + line)
+
+
+BRACE = lexicon("{LEFT-BRACE L EH F T\n")
+NOT_SCORABLE = [
+    (recording("b0-0", "b{0}"), r"test/wav.scp:1: recording b\{0\}: names in NIST's"),
+    (recording("b0-0", "<b0>"), r"test/wav.scp:1: recording <b0>: names in NIST's"),
+    (recording("b0-0", ";b0"), r"test/wav.scp:1: recording ;b0: names in NIST's"),
+    (in_test("utt2spk", " b0", " <b0>"), r"test/utt2spk: speaker <b0>: names in NIST's"),
+    (recording("b0-1", "B0-0"), "test/wav.scp:1: recordings B0-0 and b0-0 differ in case only"),
+    (all_of(BRACE, in_test("text", "b0-0 YES", "b0-0 {LEFT-BRACE")), r"test/text: utterance b0-0: \{LEFT-BRACE is no"),
+    (all_of(lexicon("(LEFT L EH\n"), rules(";;\nA => B\n")), r"the word \(LEFT of the lexicon under glm: parenth"),
+    (rules(";; rules\n[YES\n"), r"test/glm:2: no '=>' in rule"),
+    (
+        lambda corpus: (corpus.test / "stm").write_text(
+            "".join(f"b{i}-{j} A x 0 1 {{ YES\n" for i in range(4) for j in range(3))
+        ),
+        r"ref.stm:1: .* has no closing brace.*; correct it in .*test/stm",
+    ),
+    (
+        lambda corpus: (corpus.test / "segments").write_text("b0-0 b0-0 0 1 0\nb0-1 b0-1 0 1 2\n"),
+        "test/segments:2: utterance b0-1 is on channel 2, but",
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), NOT_SCORABLE, ids=[message for _, message in NOT_SCORABLE])
+def test_what_the_scorer_would_refuse_is_refused_before_training(
+    corpus: Corpus, damage: Callable[[Corpus], object], message: str
+) -> None:
+    damage(corpus)
+    with pytest.raises(InputError, match=message):
+        corpus.prepare()
+
+
+def test_names_and_channels_of_what_is_not_scored_need_not_fit(corpus: Corpus) -> None:
+    (corpus.train / "segments").write_text(SEGMENTS.replace("a0-0 a0-0 0 1", "a0-0 a0-0 0 1 7"))
+    with pytest.raises(InputError, match="train/segments:1: utterance a0-0 is on channel 7"):  # it may be held out
+        corpus.prepare()
+    path = corpus.test / "wav.scp"
+    path.write_text(path.read_text() + "B0-0 b0-0.wav\n{x} b0-0.wav\n")  # without a transcript
+    corpus.prepare(dev=other_names(corpus, corpus.test))
+    assert "a0-0" in corpus.texts("train")
+
+
+def test_a_word_with_a_brace_may_be_trained_on(corpus: Corpus) -> None:
+    BRACE(corpus)
+    edit(corpus.train / "text", "a0-0 YES", "a0-0 {LEFT-BRACE")
+    corpus.prepare(dev=other_names(corpus, corpus.test))
+    assert corpus.texts("train")["a0-0"] == "{LEFT-BRACE YES"
+
+
+def test_only_what_was_said_is_scored(corpus: Corpus) -> None:
+    """The unknown word counts, as do words in brackets with phones of speech; noises and marks do not."""
+    (corpus.root / "lexicon.txt").write_text(LEXICON + "<UH> AH\n[LAUGHTER] laugh\n[COUGH] SPN\n<ER> SPN\n<ER> ER\n")
+    edit(corpus.test / "text", "b0-0 YES YES", "b0-0 <UNK> YES <uh> [LAUGHTER] [COUGH] <ER> [noise] <hm> Zoe")
+    corpus.prepare()
+    first = (corpus.out / "test/ref.stm").read_text().splitlines()[0]
+    assert first.split(maxsplit=6)[6] == "<unk> YES <UH> [LAUGHTER] <ER> ZOE"
+    said = {"b0-0": [CtmWord(30 * n, 20, w, 1.0) for n, w in enumerate(["YES", "<UH>"])]}
+    write_ctm(corpus.root / "some.ctm", {u.id: u for u in read_supervisions(corpus.out, "test")}, said)
+    total = score_files(corpus.out / "test/ref.stm", corpus.root / "some.ctm").segments[0].counts
+    assert (total.correct, total.deletions, total.substitutions) == (2, 4, 0)
+
+
 REFUSED = [
     (append("text", "a0-0 NO\n"), r"text:31: a0-0 has another value than in .*text:1"),
     (append("wav.scp", "zoe\n"), r"wav.scp:31: no file for recording zoe"),
@@ -191,8 +295,10 @@ REFUSED = [
     (lambda corpus: (corpus.train / "utt2spk").unlink(), "utt2spk: no such file; .*awk"),
     (lambda corpus: (corpus.train / "text").write_bytes(b"a0-0 CAF\xe9\n"), "text:1: not UTF-8"),
     (lambda corpus: (corpus.train / "text").write_text("\n"), "text: is empty"),
+    (lambda corpus: (corpus.test / "text").unlink(), "text: no such file; .*asr_am.transcribe"),
     (segments("a0-0 0 1", "a0-0 zero 1"), r"segments:1: every line is"),
     (lambda corpus: [p.unlink() for p in corpus.train.glob("a0-?.wav")], "3 of 30 utterances have no usable audio"),
+    (audio_of_many(b"RIFF"), "3 of 30 utterances have no usable audio(?!.*--audio-root)"),
     (lambda corpus: (corpus.train / "text").write_text("a0-0 YES\n"), "only 1 of 30 utterances"),
     (lambda corpus: (corpus.root / "lexicon.txt").write_text("YES Y\n"), "31 of 48 words are not in the lexicon"),
     (lambda corpus: (corpus.root / "lexicon.txt").write_text("YES Y\nNO\n"), "lexicon.txt:2: 'NO' has no phones"),
@@ -217,8 +323,9 @@ def test_speakers_of_train_in_test_get_a_name_of_their_own(corpus: Corpus) -> No
 
 
 def test_one_utterance_in_train_and_test_is_refused(corpus: Corpus) -> None:
-    with pytest.raises(InputError, match="in both train and test"):
-        corpus.prepare(test=corpus.train, dev=corpus.test)
+    (corpus.train / "a0-0.wav").unlink()  # which nobody gets to read
+    with pytest.raises(InputError, match=r"train/text:1: utterance a0-0 is in .*train too \(30 are\).*copy_data_dir"):
+        corpus.prepare(test=corpus.train, dev=corpus.test, max_bad_audio=0)
 
 
 def test_pipes_are_run_when_allowed_and_plain_ones_read_without(corpus: Corpus) -> None:
@@ -366,11 +473,7 @@ def test_the_lm_does_not_learn_sentences_held_out_as_dev(corpus: Corpus) -> None
     text.write_text("\n".join(held) + "\n")
     with pytest.raises(InputError, match="sentences: holds nothing but sentences held out as dev"):
         corpus.prepare(text=text)
-    shutil.copytree(corpus.train, corpus.root / "dev")
-    for name in ("text", "utt2spk", "wav.scp"):
-        path = corpus.root / "dev" / name
-        path.write_text("".join(f"dev-{line}\n" for line in path.read_text().splitlines()))
-    corpus.prepare(text=text, dev=corpus.root / "dev")  # whose sentences are the user's affair
+    corpus.prepare(text=text, dev=other_names(corpus, corpus.train))  # whose sentences are the user's affair
     assert len((corpus.out / "lm/train.txt").read_text().splitlines()) == 6
 
 

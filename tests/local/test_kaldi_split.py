@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,14 @@ def test_utterances_where_speakers_are_too_few_or_unknown(counts: dict[str, int]
     renamed = separate_speakers(sets)
     assert not speakers(sets["train"]) & (speakers(sets["dev"]) | speakers(sets["test"]))
     assert renamed.get("test") == (["amy"] if "amy" in counts else None)
+
+
+def test_new_names_are_nobodys() -> None:
+    train, dev, test = corpus({"amy": 1}), corpus({"bob": 1, "amy-test": 1}), corpus({"amy": 2, "amy-test": 3})
+    sets = {"train": train, "dev": dev, "test": test}
+    assert separate_speakers(sets) == {"test": ["amy", "amy-test"]}
+    counts = Counter(utterance.speaker for part in sets.values() for utterance in part.utterances)
+    assert counts == {"amy": 1, "bob": 1, "amy-test": 1, "amy-test+": 2, "amy-test-test": 3}
 
 
 @pytest.mark.parametrize("talkers", [{"a": 200, "b": 300}, {"c": 200, "d": 180}, {"e": 130, "f": 130, "g": 130}])

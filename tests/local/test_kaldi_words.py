@@ -67,6 +67,7 @@ def lexicon_of(folder: Path, text: str, silence: str | None = None) -> tuple[dic
     [
         "A AH\nAB AH B\nAB AE B\n",
         "A 1.0 AH\nAB 0.7 AH B\nAB 3e-1 AE B\n",
+        "A 1 AH\nAB 1.0E-1 AH B\nAB 1 AE B\n",
         ";;; CMUdict\nA  AH\nAB  AH B\nAB(2)  AE B\n",
         "A AH_S\nAB AH_B B_E\nAB AE_B B_E\n!SIL SIL\n",
         "\r\nA\tAH\r\nAB AH B\r\nAB AE B\r\nAB AE B\r\n",
@@ -77,6 +78,12 @@ def test_every_form_of_lexicon_comes_to_the_same(tmp_path: Path, text: str) -> N
     entries, _ = lexicon_of(tmp_path, text)
     assert entries == {"A": "AH", "AB": "AH B | AE B"}
     assert (tmp_path / "lexicon.txt").read_text() == "A AH\nAB AH B\nAB AE B\n"
+
+
+@pytest.mark.parametrize("text", ["A 6 8\nB 1\n", "A 1 8\nB 8\n", "A 1 8\nB 1\n", "A 100 8\nB 100 1\n"])
+def test_phones_may_be_whole_numbers(tmp_path: Path, text: str) -> None:
+    lexicon_of(tmp_path, text)
+    assert (tmp_path / "lexicon.txt").read_text() == text
 
 
 def test_noises_are_words_of_one_silence_phone(tmp_path: Path) -> None:
@@ -90,6 +97,13 @@ def test_noises_are_words_of_one_silence_phone(tmp_path: Path) -> None:
     [
         ("A AH\nB\n", "mine.txt:2: 'B' has no phones"),
         ("A 0.5 AH\nB 0.5 B\nC K\n", "mine.txt:3: 'C' has no probability"),
+        ("A 0.5 AH\nB 0.5 B\nC 1.5 K\n", "mine.txt:3: 'C' has no probability"),
+        ("A AH\nB 0.5 B\nC K\n", "mine.txt:2: 0.5 is a number"),
+        ("A -0.33 AH\nB -0.1 B\n", "mine.txt:1: -0.33 is a number"),
+        ("A 0,5 AH\nB 0,5 B\n", "mine.txt:1: 0,5 is a number"),
+        ("A 0.0 AH\nB 0.0 B\n", "mine.txt:1: 0.0 is a number"),
+        ("A 0.99 0.6 1.03 0.98 AX\nB 1 0.5 1.0 1.0 B\n", "mine.txt:1: 0.6 is a number .* give lexiconp.txt"),
+        ("A 1.0\nB 1.0 B\n", "mine.txt:1: 1.0 is a number"),
         ("A AH\nB SIL B\n", "mine.txt:2: SIL is a phone of silence"),
         ("A AH #1\n", "mine.txt:1: the phone name #1 is reserved"),
         ("!SIL SIL\n", "no word made of speech phones"),

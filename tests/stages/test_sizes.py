@@ -42,3 +42,12 @@ def test_at_the_size_of_an4_they_are_the_defaults(tmp_path: Path) -> None:
 def test_hours_beyond_every_row_are_refused() -> None:
     with pytest.raises(InputError, match="no row for 3 hours"):
         row_for_hours([{"hours": 1}], 3)
+
+
+def test_silence_phones_beside_the_lexicon_are_an_input_where_there_are_any(tmp_path: Path) -> None:
+    lexicon, phones = tmp_path / "lexicon.txt", tmp_path / "silence_phones.txt"
+    given = f"corpus.prepare.lexicon={lexicon}"
+    assert str(phones) not in config(tmp_path, given).corpus.inputs
+    phones.write_text("SIL\n")
+    assert str(phones) in config(tmp_path, given).corpus.inputs
+    assert set(config(tmp_path).corpus.inputs) == {None}

@@ -1,0 +1,68 @@
+"""What would stop or mislead stage score, found by stage 0: names, references and rules that NIST's programs misread.
+
+Names, channels and rules are looked at before audio is read, references in the end, as the scorer itself reads them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from asr_am.data.kaldi_dir import KaldiDir
+from asr_am.data.stm import CHANNELS
+from asr_am.errors import InputError
+from asr_am.score.csrfilt import Filter
+from asr_am.score.files import Line
+from asr_am.score.score import Reference
+
+UNFIT = re.compile(r"[{}<]|^;|^\*\*")  # a brace or label in NIST's files, or the begin of a comment
+FIT = "names in NIST's files hold no { } or < and begin with no ; or **"
+RULES = "en.glm"
+
+
+def check_names(source: KaldiDir) -> None:
+    """Raise InputError where names or channels of a set that is to be scored do not fit into NIST's files."""
+    scored = {utterance: span for utterance, span in source.spans.items() if utterance in source.text}
+    folded: dict[bytes, str] = {}
+    for recording in sorted({span.recording for span in scored.values()} & source.audio.keys()):
+        where = source.audio[recording].where
+        if UNFIT.search(recording):
+            raise InputError(f"{where}: recording {recording}: {FIT}; rename it")
+        other = folded.setdefault(recording.encode().lower(), recording)  # NIST's programs fold A-Z only
+        if other != recording:
+            raise InputError(
+                f"{where}: recordings {other} and {recording} differ in case only, and NIST's programs take them for "
+                "one; rename one of them"
+            )
+    for speaker in sorted({source.speaker[utterance] for utterance in scored.keys() & source.speaker.keys()}):
+        if UNFIT.search(speaker):
+            raise InputError(f"{source.folder / 'utt2spk'}: speaker {speaker}: {FIT}; rename it")
+    for utterance, span in scored.items():
+        if span.channel is not None and not 0 <= span.channel < len(CHANNELS):
+            raise InputError(
+                f"{span.where}: utterance {utterance} is on channel {span.channel}, but NIST's references know 0 and 1 "
+                "only; give the channel a file or a command of its own in wav.scp, or take the line out"
+            )
+
+
+def check_rules(glm: Path) -> None:
+    """Raise InputError where scoring rules cannot be used."""
+    Filter.for_reference(glm)
+    Filter.for_hypothesis(glm)
+
+
+def check_scoring(out: Path, subset: str, source: Path, words: Iterable[str]) -> None:
+    """Raise InputError where the scorer refuses the references of a set, or a word that may be recognised.
+
+    source: the user's file that the references are made from. words: those of the lexicon.
+    """
+    rules = out / RULES if (out / RULES).exists() else None
+    try:
+        Reference(out / subset / "ref.stm", rules, {})
+    except InputError as error:
+        raise InputError(f"{error}; correct it in {source}, which this is made from") from error
+    if rules:
+        hypothesis = Filter.for_hypothesis(rules)
+        for word in words:
+            hypothesis.ctm_line(Line(f"the word {word} of the lexicon under glm", f"file A 0 1 {word} 1.00".encode()))
