@@ -122,7 +122,6 @@ class Bmuf(Strategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._inside.load_state_dict(state)
-        self.staleness, self.counts = self._inside.staleness, self._inside.counts
         self._steps = state["steps"]
         self._W_g.copy_(state["W_g"])
         self._delta.copy_(state["delta"])

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asr_am.distributed.cluster import Faults
 from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.ring import Mixing, mixing_row, require_even
@@ -37,6 +38,13 @@ class Dpsgd(Strategy):
         self._mixing: Mixing = mixing
         self._steps = 0
         team.accept("weights", len(params))
+
+    def check(self, faults: Faults) -> None:
+        if faults.lost_share > 0:
+            raise InputError(
+                f"cluster.faults.lost_share={faults.lost_share}: dpsgd sends no letter again, and would wait for ever; "
+                "use strategy=adpsgd, or set it to 0"
+            )
 
     def step(self, gradient: Gradient) -> Stats | None:
         stats = gradient(None)  # g_i = calGrad(W_i)

@@ -192,13 +192,13 @@ class Rounds:
         if outcome.lease.batch is None:
             return
         self._done.append((outcome.lease.batch, outcome.examples, outcome.applied))
-        self._loss = self._loss + outcome.loss_sum
-        self._correct = self._correct + outcome.correct
+        self._loss = self._loss + outcome.loss_sum.double()
+        self._correct = self._correct + outcome.correct.double()
         self._frames += outcome.weight
 
     def totals(self) -> Totals:
-        own = torch.tensor([float(self._loss), float(self._correct), self._frames, len(self._done)])
-        loss, correct, frames, batches = sum_rows(self._gather_all(own.double()))
+        own = [float(self._loss), float(self._correct), self._frames, len(self._done)]
+        loss, correct, frames, batches = sum_rows(self._gather_all(torch.tensor(own, dtype=torch.float64)))
         return Totals(loss, correct, frames, int(batches))
 
     def record(self) -> Record:

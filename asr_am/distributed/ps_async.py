@@ -8,8 +8,9 @@ Dean et al. (NIPS 2012), Downpour SGD; with a bound, stale synchronous parallel 
 w_i block i of the weights, g_i of the gradient, α learning rate, u the optimizer's rule, with its momentum at the
 server; the norm of a worker's own gradient is limited. Staleness s = t − t_i, updates of the block since it was pulled:
 about the number of workers - 1. `staleness_aware` takes α / max(s, 1) (Zhang et al., IJCAI 2016): about as far per
-batch as `sync` goes; without it k workers go k times as far. `bound`: a worker that has done so many steps more in this
-segment than the slowest waits for it. With one worker it is `local`.
+batch as `sync` goes; without it k workers go k times as far. `bound`, SSP's s: a worker begins a step when it has done
+at most so many more in this segment than the slowest, and waits until then; with 0, all do each step together. With one
+worker it is `local`.
 """
 
 from __future__ import annotations

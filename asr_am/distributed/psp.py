@@ -8,25 +8,31 @@ Algorithm 1 of "Faster distributed synchronous SGD with weak synchronization" (2
                since, or all servers have responded;  push the gradient's blocks ⟨g_i, t⟩
 
 w_i block i of the weights, t step, d gradients received, g_i / d their mean (by frames), α learning rate for all k (its
-η is α/k), u the optimizer's rule. With c = k and b = 1 it is `ps_sync`. What the printed algorithm leaves open:
+η is α/k), u the optimizer's rule. With c = k and b = 1 it is `ps_sync`, but for `clip_norm`: here it
+limits the norm of a worker's own gradient, there that of the mean. What the printed algorithm leaves open:
 
 - One gradient of a worker counts in a step: one for a later step is kept until then.
 - The first pull is complete, and so is every one at rest.
 - A worker that is behind takes up the step that b of its blocks are of, a server the oldest step that gradients still
   come for: after a restart, or letters that were lost, all that they send would be dropped for ever.
-- Workers that have no data left have responded, and count in d as those of `sync` do. A dead worker has responded, too.
+- Workers that have no data left have responded, and count in d as those of `sync` do, from the first step that they did
+  not push. A dead worker has responded, too.
+- A block is of the step that its weights are of, whatever step its worker is at: a server that was restarted takes the
+  newest copy.
 - A late block is dropped though the worker has an older one (`late_blocks`: drop), or taken (`cache`).
 - "Servers and workers can choose not to send" (`sparing`): in each step every block is pushed by c workers only, and
-  sent to as many as b asks for, in turn.
+  sent to as many as b asks for, in turn. Fewer messages, but the choice is made beforehand: servers then wait for those
+  c, not for the first c, and a slow one among them delays all.
 
-The norm of a worker's own gradient is limited, not that of the mean. Staleness, as counted: of the oldest block that a
-gradient was taken at. Gradients that a worker knows to be late everywhere are `applied=False`. counts:
-`late_gradients`, blocks of gradients that servers dropped; `late_blocks`, blocks of weights that workers did.
+Staleness, as counted: of the oldest block that a gradient was taken at. Gradients that a worker knows to be late
+everywhere are `applied=False`. counts: `late_gradients`, blocks of gradients that servers dropped; `late_blocks`,
+blocks of weights that workers did.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -132,30 +138,24 @@ class Psp(Served):
     def _make_server(self, reach: Reach, index: int) -> Server:
         return PspServer(reach, index, self.params.w, self.optimizer.options, self._rule)
 
-    def _agree(self) -> list[int]:
-        """At rest, all take up the largest t."""
-        versions = super()._agree()
-        self._t = max(versions)
+    def _complete(self, versions: Sequence[int]) -> None:
+        """At rest, all take up the largest t, but for the blocks of dead servers: nobody could pull those."""
+        self._t, self._rested = max(versions), True
         if self.server is not None:
             with self.server.lock:
                 self.server.t = self._t
-        return versions
-
-    def rest(self) -> None:
-        super().rest()
-        self._take_up(self._t)
+        super()._complete(versions)
+        for block, version in enumerate(versions):
+            if version >= 0:
+                self.worker.versions[block] = self._t
 
     def join(self) -> None:
         super().join()
-        self._take_up(max(self.worker.versions))
+        self._t, self._rested = max(self.worker.versions), True
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._take_up(max(self.worker.versions))
-
-    def _take_up(self, t: int) -> None:
-        self._t, self._rested = t, True
-        self.worker.versions[:] = [t] * len(self.blocks)
+        self._t, self._rested = max(self.worker.versions), True
 
 
 class PspServer(Server):
@@ -216,7 +216,8 @@ class PspServer(Server):
         pushes = list(self._gradients.pop(self.t).values())
         self._enough = None
         k = len(self.reach.workers)
-        d = len(pushes) + sum(j not in {push.worker for push in pushes} for j in self.away)
+        pushed = {push.worker for push in pushes}
+        d = len(pushes) + sum(j not in pushed and first <= self.t for j, first in self.away.items())
         self.team.charge("averaging", len(pushes) * len(self.g))
         mean_gradient(self.g, pushes)  # g_i / d
         self.update(rate_of(pushes) * (d / k))

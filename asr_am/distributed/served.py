@@ -87,13 +87,17 @@ class Served(Strategy):
         self._rests += 1
         if self.server is not None:
             self.server.rest(self._rests)
-        self.worker.complete(self._agree())
+        self._complete(self._agree())
 
     def _agree(self) -> list[int]:
         """The servers' versions at rest, by block; of one that is dead at present, what is here is enough."""
         own = -1 if self.server is None else self.server.t
         rows = self.team.gather(torch.tensor([float(own)], dtype=torch.float64))
         return [int(rows[rank]) if rank in rows else -1 for rank in self.blocks.ranks]
+
+    def _complete(self, versions: Sequence[int]) -> None:
+        """Pull all blocks in these versions, at rest."""
+        self.worker.complete(versions)
 
     def join(self) -> None:
         if self.server is not None:
@@ -113,7 +117,6 @@ class Served(Strategy):
                 f"the checkpoint has {len(state['versions'])} servers, this run {len(self.worker.versions)}; set "
                 f"strategy.servers={len(state['versions'])}"
             )
-        self._reach.counts, self._reach.staleness = self.counts, self.staleness
         self.worker.versions[:] = state["versions"]
         self._rests = state["rests"]
         if self.server is not None:

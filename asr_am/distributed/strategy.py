@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from asr_am.distributed.cluster import Faults
 from asr_am.distributed.flat_params import FlatParams, OnBucket
 from asr_am.distributed.leases import Lease
 from asr_am.distributed.optimizer import Optimizer
@@ -63,6 +64,9 @@ class Strategy(ABC):
         self.staleness: Counter[int] = Counter()
         self.counts: Counter[str] = Counter()
 
+    def check(self, faults: Faults) -> None:  # noqa: B027
+        """InputError where the algorithm cannot do with what goes wrong on its cluster."""
+
     @abstractmethod
     def step(self, gradient: Gradient) -> Stats | None:
         """Do one update; None when the segment has no data left."""
@@ -94,5 +98,6 @@ class Strategy(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.params.w.copy_(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.staleness = Counter(state["staleness"])
-        self.counts = Counter(state["counts"])
+        for counter, counted in ((self.staleness, state["staleness"]), (self.counts, state["counts"])):
+            counter.clear()  # and not another: whoever counts has this one
+            counter.update(counted)

@@ -72,12 +72,13 @@ def ranks_apart(cfg: DictConfig) -> int:
 
 def learn(cfg: DictConfig, out: Path) -> None:
     """Train as the learner that the environment says this process is."""
+    from asr_am.distributed.cluster import Faults
     from asr_am.train.loop import train
 
     arguments = run_arguments(cfg, out)
     if cfg.launcher.name == "torchrun" and not arguments["strategy"].func.in_step:
         raise InputError(f"strategy={cfg.strategy.name} does not move in step, as torchrun's do; use launcher=process")
-    train(**arguments, team=connected(cfg))
+    train(**arguments, team=connected(cfg), faults=Faults.build(values(cfg.cluster.faults)))
 
 
 def connected(cfg: DictConfig) -> Team:

@@ -7,6 +7,7 @@ with the lowest rank, as all agreed when they last were at rest.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asr_am.distributed.cluster import Faults
 from asr_am.distributed.flat_params import OnBucket
 from asr_am.distributed.leases import LearnerLost, Leases, Outdated, Record, Segment, Totals
 from asr_am.distributed.local import Local
@@ -40,14 +42,15 @@ SAME = 1e-6  # relative difference of sums that are only added in another order,
 def train(
     egs_dir: Path, out: Path, options: TrainOptions, *, strategy: StrategyFactory = Local,
     tracker: Tracker | None = None, provenance: Mapping[str, object] | None = None, team: Team | None = None,
-    servers: int = 0,
+    servers: int = 0, faults: Faults | None = None,
 ) -> None:  # fmt: skip
     """Train on the sets `train` and `dev` of `egs_dir` as one learner of `team`; go on from `out`/checkpoints if any.
 
-    servers: the last ranks of the team, which only serve the others' parameters, on the CPU.
+    servers: the last ranks of the team, which only serve the others' parameters, on the CPU. faults: that the team has.
 
     Writes into `out`: best.pt (`load_acoustic_model` reads it), metrics.jsonl, leases.jsonl, summary.json, checkpoints.
-    InputError for damaged examples or checkpoints, and where the loss stops being a number.
+    InputError for damaged examples or checkpoints, where the loss stops being a number, and where the strategy cannot
+    do with the faults.
     """
     team = team or Alone()
     torch.set_num_threads(options.threads or (cores() if team.size == 1 else 1))
@@ -57,8 +60,11 @@ def train(
         tracker=tracker, provenance=provenance,
     )  # fmt: skip
     try:
-        Run(material, team).train()
+        run = Run(material, team)
+        run.strategy.check(faults or Faults())
+        run.train()
     finally:
+        material.journal.close()
         team.close()
 
 
@@ -81,6 +87,25 @@ class Cursor:
     history: list[dict[str, float]] = field(default_factory=list)
     seconds_per_epoch: list[float] = field(default_factory=list)
     batches_per_learner: dict[int, int] = field(default_factory=dict)
+
+
+def after_epoch(cursor: Cursor, loss: float, error: float, measures: Measures) -> Cursor:
+    """Where a run stands after an epoch, of held-out loss and frame error, whose last segment is done."""
+    totals = Totals(*cursor.totals)  # type: ignore[arg-type]
+    record = {
+        "epoch": cursor.epoch + 1,
+        "heldout_loss": round(loss, 6),
+        "heldout_frame_error": round(error, 6),
+        "train_loss": round(totals.mean_loss, 6),
+        "train_frame_accuracy": round(totals.accuracy, 6),
+        "consensus_distance": measures.consensus_distance,
+    }
+    seconds = round(cursor.seconds - sum(cursor.seconds_per_epoch), 3)
+    return replace(
+        cursor, epoch=cursor.epoch + 1, done=0, updates_before=cursor.updates, frames=cursor.frames + totals.frames,
+        best_loss=min(loss, cursor.best_loss), totals=list(astuple(Totals())), history=[*cursor.history, record],
+        seconds_per_epoch=[*cursor.seconds_per_epoch, seconds],
+    )  # fmt: skip
 
 
 class Run:
@@ -108,7 +133,6 @@ class Run:
             except Outdated:
                 self.team.sleep(0.5)  # the others are about to finish a newer checkpoint
                 self._resume()
-        self.journal.close()
 
     def _schedule(self) -> Schedule | None:
         """Of the current epoch; None where the schedule ended the training."""
@@ -128,7 +152,7 @@ class Run:
             raise InputError("the learners begin with different weights; have they the same software and examples?")
         if len({bool(row[2]) for rank, row in rows.items() if rank < self.learners}) > 1:
             raise InputError("some learners have a GPU and some have none; mend these, or set train.device=cpu")
-        self._agree(rows)
+        self._coordinator = min(rows)  # who opens the journal once it is known where the run goes on
         self._resume()
         places = self.team.gather(torch.tensor([self.cursor.epoch, self.cursor.done], dtype=torch.float64))
         if not all(torch.equal(place, places[self.team.rank]) for place in places.values()):
@@ -146,6 +170,8 @@ class Run:
     def _agree(self, rows: Mapping[int, object]) -> None:
         """The coordinator, until the team is at rest again, is the first of those that took part in a gather."""
         self._coordinator = min(rows)
+        if self._coordinates:
+            self.journal.open(None)
 
     def _resume(self) -> None:
         """Take up the newest checkpoint, if there is one. Who was dead when it was made takes another's part of it."""
@@ -192,7 +218,7 @@ class Run:
         self.strategy.rest()
         self._finish_segment(plan, leases.record(), leases.totals(), team.now() - begin)
         if cursor.done == len(plan):
-            self._finish_epoch(plan)
+            self._finish_epoch()
         self._checkpoint()
 
     def _segment(self, plan: Plan) -> Segment:
@@ -261,51 +287,46 @@ class Run:
         cursor.done = segment.end
         cursor.updates = cursor.updates_before + -(-segment.end // self.learners)
         cursor.totals = list(astuple(totals))
-        cursor.seconds += seconds
-        self._agree(self.team.gather(torch.zeros(0, dtype=torch.float64)))
+        rows = self.team.gather(torch.tensor([seconds], dtype=torch.float64))
+        cursor.seconds += max(float(row) for row in rows.values())  # who was restarted has not seen all of it
+        self._agree(rows)
         if self._coordinates:
-            self.journal.open(None)
             self.journal.leases(record)
 
-    def _finish_epoch(self, plan: Plan) -> None:
-        """Validate, keep the best model, write the summary."""
-        cursor, totals = self.cursor, Totals(*self.cursor.totals)  # type: ignore[arg-type]
+    def _finish_epoch(self) -> None:
+        """The coordinator validates and writes the epoch's files, then tells all; if it dies over it, another does."""
         consensus = self.strategy.consensus()
         measures = measure(self.team, self.strategy, consensus)
-        loss, error = self._validate(consensus)
-        record = {
-            "epoch": cursor.epoch + 1,
-            "heldout_loss": round(loss, 6),
-            "heldout_frame_error": round(error, 6),
-            "train_loss": round(totals.mean_loss, 6),
-            "train_frame_accuracy": round(totals.accuracy, 6),
-            "consensus_distance": measures.consensus_distance,
-        }
-        cursor.history.append(record)
-        cursor.seconds_per_epoch.append(round(cursor.seconds - sum(cursor.seconds_per_epoch), 3))
-        cursor.frames += totals.frames
-        cursor.epoch, cursor.done, cursor.updates_before = cursor.epoch + 1, 0, cursor.updates
-        cursor.totals = list(astuple(Totals()))
-        best, cursor.best_loss = loss < cursor.best_loss, min(loss, cursor.best_loss)
-        if self._coordinates:
-            if best:
-                self._save_best(record)
-            self.journal.metrics({**record, "batch": cursor.updates}, cursor.updates)
-            message = f"epoch {cursor.epoch}: held-out loss {loss:.4f}, frame error {error:.2%}"
-            log.info("%s, training loss %.4f", message, totals.mean_loss)
-            self.journal.display.status(message)
-            self.journal.summary(self._summary(measures))
-
-    def _validate(self, consensus: Tensor) -> tuple[float, float]:
-        """Held-out loss and frame error, computed by the coordinator and told to all."""
         while True:
-            scores = self.material.held_out(consensus) if self._coordinates else (0.0, 0.0)
+            scores = self._validate(consensus, measures) if self._coordinates else (0.0, 0.0)
             rows = self.team.gather(torch.tensor(scores, dtype=torch.float64))
             if self._coordinator in rows:
-                loss, error = rows[self._coordinator].tolist()
-                self._require_finite(loss)
-                return loss, error
-            self._agree(rows)  # it died over it
+                break
+            self._agree(rows)
+        loss, error = rows[self._coordinator].tolist()
+        self._require_finite(loss)
+        self.cursor = after_epoch(self.cursor, loss, error, measures)
+
+    def _validate(self, consensus: Tensor, measures: Measures) -> tuple[float, float]:
+        """Held-out loss and frame error, and the files that tell of them."""
+        loss, error = self.material.held_out(consensus)
+        if math.isfinite(loss):
+            self._write_epoch(after_epoch(self.cursor, loss, error, measures), measures)
+        return loss, error
+
+    def _write_epoch(self, cursor: Cursor, measures: Measures) -> None:
+        """Best model, metrics and summary as of `cursor`, after the epoch; who coordinated before may have begun it."""
+        record = cursor.history[-1]
+        if cursor.best_loss < self.cursor.best_loss:
+            self._save_best(record)
+        line = {**record, "batch": cursor.updates}
+        if json.dumps(line) not in (self.material.out / "metrics.jsonl").read_text().splitlines():
+            self.journal.metrics(line, cursor.updates)
+        loss, error = record["heldout_loss"], record["heldout_frame_error"]
+        message = f"epoch {cursor.epoch}: held-out loss {loss:.4f}, frame error {error:.2%}"
+        log.info("%s, training loss %.4f", message, record["train_loss"])
+        self.journal.display.status(message)
+        self.journal.summary(self._summary(cursor, measures))
 
     def _save_best(self, record: dict[str, float]) -> None:
         material = self.material
@@ -330,12 +351,11 @@ class Run:
             raise LearnerLost(min(lost), "died before its part of a checkpoint was saved")
         self._agree(members)
         if self._coordinates:
-            self.journal.open(None)
             self.cursor.kept = list(self.journal.sizes())
             self.checkpoints.commit(self.cursor.updates, {"cursor": asdict(self.cursor), "members": sorted(members)})
 
-    def _summary(self, measures: Measures) -> dict[str, Any]:
-        cursor, options = self.cursor, self.options
+    def _summary(self, cursor: Cursor, measures: Measures) -> dict[str, Any]:
+        options = self.options
         best = min(cursor.history, key=lambda record: record["heldout_loss"])
         return {
             "strategy": self.strategy.name,

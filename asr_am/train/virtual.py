@@ -9,6 +9,7 @@ import torch
 
 from asr_am.distributed.cluster import Cluster, Workload
 from asr_am.distributed.sim import SimCluster
+from asr_am.distributed.team import Team
 from asr_am.train.loop import Run
 from asr_am.train.material import Material, StrategyFactory
 from asr_am.train.options import TrainOptions, cores
@@ -22,7 +23,7 @@ def train_virtually(
 ) -> None:  # fmt: skip
     """`asr_am.train.loop.train` for all of a virtual cluster: so many learners, then so many ranks that only serve.
 
-    The same seed gives the same bits.
+    The same seed gives the same bits. InputError where the strategy cannot do with the cluster's faults.
     """
     torch.set_num_threads(options.threads or cores())
     material = Material(
@@ -30,4 +31,13 @@ def train_virtually(
     )  # fmt: skip
     elements = sum(parameter.numel() for parameter in material.model().parameters())
     virtual = SimCluster(cluster, workload, learners + servers, options.seed, model_elements=elements)
-    virtual.run(lambda team: Run(material, team).train())
+
+    def live(team: Team) -> None:
+        run = Run(material, team)
+        run.strategy.check(cluster.faults)
+        run.train()
+
+    try:
+        virtual.run(live)
+    finally:
+        material.journal.close()

@@ -107,6 +107,14 @@ def test_rounds_know_what_all_learners_did() -> None:
     assert desk.rounds[1].totals() == Totals(10.0, 5.0, 15.0, 5)
 
 
+def test_totals_in_step_are_added_in_double_precision() -> None:
+    rounds = Rounds(segment(), 0, 1, Alone().gather)
+    lease = rounds.lease()
+    assert lease is not None
+    rounds.complete(Done(lease, weight=2.0**24 + 1, correct=torch.tensor(2**24 + 1)))
+    assert rounds.totals() == Totals(2.0, 2.0**24 + 1, 2.0**24 + 1, 1)
+
+
 def test_in_step_nobody_can_be_missing() -> None:
     rounds = Rounds(segment(), 0, 3, lambda values: {0: values, 2: values})
     for ask in (rounds.totals, rounds.record):

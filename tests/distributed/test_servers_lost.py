@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,8 @@ from asr_am.distributed.server import Server
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import LearnerLost, Team
 from tests.distributed.life import Life, MakeStrategy, hardware, train
-from tests.distributed.toy import Problem
+from tests.distributed.sim.virtual import run
+from tests.distributed.toy import Problem, make_model
 
 PROBLEM = Problem(batches=64, epochs=2, rounds_per_segment=8, lr=0.02)
 FORGIVING: dict[str, MakeStrategy] = {
@@ -47,14 +48,21 @@ def test_the_others_go_on_without_a_worker(name: str) -> None:
     assert_trained(lives)
 
 
-@pytest.mark.parametrize("name", FORGIVING)
-@pytest.mark.parametrize("learner", [1, 2])
-def test_a_learner_comes_back_with_its_server(name: str, learner: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Rank 2 has block 1; a worker's copy of it is newer than any checkpoint."""
-    recovered: list[tuple[int, Tensor, int, Tensor]] = []
+@dataclass(frozen=True)
+class Recovery:
+    """Of server 1: version and weights [n] of its block as of the checkpoint, and with a worker's copy."""
+
+    old_t: int
+    old_w: Tensor
+    t: int
+    w: Tensor
+
+
+def watching(make: MakeStrategy, recoveries: list[Recovery]) -> MakeStrategy:
+    """The strategy, with what becomes of the block of rank 2 when that is restarted."""
 
     def watched(params: FlatParams, optimizer: Optimizer, team: Team) -> Strategy:
-        strategy = FORGIVING[name](params, optimizer, team)
+        strategy = make(params, optimizer, team)
         if team.rank == 2 and team.incarnation == 1:
             server = strategy.server  # type: ignore[attr-defined]
             recover = server.recover
@@ -62,21 +70,50 @@ def test_a_learner_comes_back_with_its_server(name: str, learner: int, caplog: p
             def watch() -> None:
                 before = server.t, server.w.clone()
                 recover()
-                recovered.append((*before, server.t, server.w.clone()))
+                recoveries.append(Recovery(*before, server.t, server.w.clone()))
 
             server.recover = watch
         return strategy
 
+    return watched
+
+
+@pytest.mark.parametrize("name", FORGIVING)
+@pytest.mark.parametrize("learner", [1, 2])
+def test_a_learner_comes_back_with_its_server(name: str, learner: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Rank 2 has block 1; a worker's copy of it is newer than any checkpoint."""
+    recoveries: list[Recovery] = []
     with caplog.at_level(logging.INFO):
-        lives = train(PROBLEM, watched, cluster=hardware(**crash(learner, 12.0, 1.5)))
+        lives = train(PROBLEM, watching(FORGIVING[name], recoveries), cluster=hardware(**crash(learner, 12.0, 1.5)))
     assert sorted(lives) == [0, 1, 2, 3]
     assert_trained(lives)
     assert f"learner {learner} is back, with the servers' weights" in caplog.text
     assert len(lives[learner].did) > 2, "it works again"
     if learner == 2:
-        ((before, old, after, new),) = recovered
-        assert after > before and not torch.equal(old, new)
+        (recovery,) = recoveries
+        assert recovery.t > recovery.old_t and not torch.equal(recovery.w, recovery.old_w)
         assert "copy and no momentum" in caplog.text
+
+
+@pytest.mark.parametrize("name", FORGIVING)
+def test_a_restarted_server_does_not_take_a_copy_that_was_never_pulled(name: str) -> None:
+    """Worker 1 is back before server 1, from the checkpoint, while the others have a newer copy of the block."""
+    recoveries: list[Recovery] = []
+    both = [{"learner": 1, "at": 12.0, "restart_after": 0.5}, {"learner": 2, "at": 12.0, "restart_after": 1.5}]
+    train(PROBLEM, watching(FORGIVING[name], recoveries), cluster=hardware(faults={"crashes": both}))
+    (recovery,) = recoveries
+    assert recovery.t > recovery.old_t and not torch.equal(recovery.w, recovery.old_w)
+
+
+def test_at_rest_a_block_whose_server_is_dead_stays_of_its_version() -> None:
+    def live(team: Team) -> None:
+        params = FlatParams(make_model())
+        strategy = Psp(params, Optimizer(params, OptimizerOptions()), team, servers=3)
+        strategy.worker.versions[:] = [5, 3, 4]
+        strategy._complete([5, -1, 4])
+        assert strategy.worker.versions == [5, 3, 5], "a block that nobody could pull is no newer than it was"
+
+    run(live)
 
 
 @pytest.mark.parametrize("name", FORGIVING)

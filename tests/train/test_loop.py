@@ -45,6 +45,15 @@ class Killer(NoTracker):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Ended(NoTracker):
+    """Counts how often it was told that the run is over."""
+
+    ends = 0
+
+    def finish(self) -> None:
+        self.ends += 1
+
+
 def run_and_die(egs_dir: Path, out: Path, reports: int) -> int:
     """Train in a process of its own that kills itself after so many reports; its exit status."""
     code = "import sys; from pathlib import Path; from tests.train.test_loop import *; " \
@@ -168,8 +177,10 @@ def test_a_loss_that_is_no_number_names_the_last_good_checkpoint(egs_dir: Path, 
     state = torch.load(newest / "learner-0.pt", weights_only=True)
     state["strategy"]["weights"].fill_(torch.inf)
     torch.save(state, newest / "learner-0.pt")
+    tracker = Ended()
     with pytest.raises(InputError, match=rf"loss is nan in epoch 2.*{newest.name}"):
-        train(egs_dir, tmp_path, TrainOptions(**{**good.__dict__, "epochs": 2}))
+        train(egs_dir, tmp_path, TrainOptions(**{**good.__dict__, "epochs": 2}), tracker=tracker)
+    assert tracker.ends == 1, "also of a run that fails"
 
 
 def test_wandb_offline_writes_and_its_failure_is_a_warning(

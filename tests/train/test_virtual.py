@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from asr_am.distributed.adpsgd import Adpsgd
-from asr_am.distributed.cluster import Cluster, Workload
+from asr_am.distributed.cluster import Cluster, Faults, Workload
 from asr_am.distributed.dpsgd import Dpsgd
 from asr_am.distributed.hybrid import Hybrid
 from asr_am.distributed.local import Local
@@ -22,12 +23,14 @@ from asr_am.distributed.sync import Sync
 from asr_am.distributed.team import LearnerLost
 from asr_am.errors import InputError
 from asr_am.model.blstm import BlstmOptions
+from asr_am.model.checkpoint import load_acoustic_model
 from asr_am.train.loop import Run, train
 from asr_am.train.material import StrategyFactory
 from asr_am.train.options import TrainOptions
 from asr_am.train.schedule import Schedule
 from asr_am.train.virtual import train_virtually
 from tests.egs.examples import write_examples
+from tests.train.test_loop import Ended
 
 OPTIONS = TrainOptions(
     epochs=2, batch_size=8, model=BlstmOptions(1, 8, 6), schedule=Schedule(base=0.1), random_offset=True, threads=1,
@@ -135,6 +138,45 @@ def test_adpsgd_goes_on_without_a_learner_that_then_rejoins(egs_dir: Path, tmp_p
     assert all(loss < 2.5 for loss in summary["heldout_loss"])
 
 
+@pytest.mark.parametrize("restart_after", [None, 0.5])
+@pytest.mark.parametrize("method", ["_save_best", "_summary"])
+def test_another_writes_the_files_that_the_coordinator_dies_over(
+    egs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, restart_after: float | None
+) -> None:
+    whole = getattr(Run, method)
+
+    def stuck(run: Run, *arguments: Any) -> Any:
+        if run.team.rank == 0 and run.team.incarnation == 0:
+            run.team.sleep(1000.0)
+        return whole(run, *arguments)
+
+    monkeypatch.setattr(Run, method, stuck)
+    crash = {"learner": 0, "at": 500.0, "restart_after": restart_after}
+    summary = virtually(egs_dir, tmp_path, Adpsgd, crashes=[crash])
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [record["epoch"] for record in records if "heldout_loss" in record] == [1, 2]
+    assert summary["epochs_done"] == len(summary["heldout_loss"]) == 2
+    assert load_acoustic_model(tmp_path / "best.pt")[1]["epoch"] == summary["best_epoch"]
+
+
+def test_the_seconds_of_a_segment_are_of_who_saw_all_of_it(egs_dir: Path, tmp_path: Path) -> None:
+    long = replace(OPTIONS, epochs=1, checkpoint_every=1000)
+    whole = virtually(egs_dir, tmp_path / "whole", Adpsgd, long)
+    crash = {"learner": 0, "at": 0.5 * whole["seconds"], "restart_after": 0.5}
+    summary = virtually(egs_dir, tmp_path / "crash", Adpsgd, long, crashes=[crash])
+    assert summary["seconds"] >= 0.95 * whole["seconds"]
+
+
+def test_a_run_that_fails_ends_its_tracking(egs_dir: Path, tmp_path: Path) -> None:
+    tracker = Ended()
+    wild = replace(OPTIONS, schedule=Schedule(base=1e30))
+    with pytest.raises(InputError, match="the loss is"):
+        train_virtually(
+            egs_dir, tmp_path, wild, learners=4, cluster=cluster(), workload=WORKLOAD, strategy=Sync, tracker=tracker
+        )  # fmt: skip
+    assert tracker.ends == 1
+
+
 def test_more_epochs_go_on_where_adpsgd_stopped(egs_dir: Path, tmp_path: Path) -> None:
     short = virtually(egs_dir, tmp_path, Adpsgd, with_epochs(1))
     long = virtually(egs_dir, tmp_path, Adpsgd)
@@ -154,6 +196,20 @@ def test_local_is_for_one_and_a_ring_is_even(egs_dir: Path, tmp_path: Path) -> N
     for strategy in (Adpsgd, Dpsgd):
         with pytest.raises(InputError, match="an even number; use 4 or 2"):
             odd(cluster=cluster(), workload=WORKLOAD, strategy=strategy)
+
+
+def test_a_network_that_loses_letters_is_not_for_dpsgd(egs_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"faults\.lost_share=0\.1: dpsgd sends no letter again"):
+        virtually(egs_dir, tmp_path / "virtual", Dpsgd, lost_share=0.1)
+
+
+def test_a_real_team_asks_its_strategy_about_faults_too(egs_dir: Path, tmp_path: Path) -> None:
+    class Fragile(Local):
+        def check(self, faults: Faults) -> None:
+            raise InputError(f"no strategy for {faults.lost_share}")
+
+    with pytest.raises(InputError, match=r"no strategy for 0\.1"):
+        train(egs_dir, tmp_path, OPTIONS, strategy=Fragile, faults=Faults(lost_share=0.1))
 
 
 def test_as_many_servers_go_on_as_there_were(egs_dir: Path, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class Rule:
 
     def described(self) -> str:
         """Without the learning rate, which may change."""
-        return f"{self._kind.__name__} {({key: value for key, value in self._options.items() if key != 'lr'})}"
+        return f"{self._kind.__name__} { ({key: value for key, value in self._options.items() if key != 'lr'}) }"
 
     def make(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
         """An optimizer of one parameter; its learning rate is set before each step."""

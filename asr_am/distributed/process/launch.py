@@ -41,4 +41,3 @@ def launch(
             Supervisor(plan).run()
         else:
             Agent(plan).run()
-

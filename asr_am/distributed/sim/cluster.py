@@ -38,9 +38,7 @@ class SimCluster:
         self.scheduler = Scheduler()
         self.members = [Member(rank, hardware.host_of(rank)) for rank in range(learners)]
         self.network = Network(hardware)
-        self.collectives = Collectives(
-            self.scheduler, self.members, self.network, self.modelled_bytes, hardware.overlap_speed
-        )
+        self.collectives = Collectives(self.scheduler, self.members, self.network, hardware.overlap_speed)
         streams = [random_stream(seed, rank, 0, "mail") for rank in range(learners)]
         self.mail = Mail(self.scheduler, self.members, self.network, self.modelled_bytes, hardware.faults, streams)
         self.control = Control(self.scheduler, self.members)

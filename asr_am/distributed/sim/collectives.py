@@ -39,14 +39,11 @@ class Collective:
 class Collectives:
     """Of all groups; lost for ever when a learner is.
 
-    modelled: bytes that stand for so many real ones. overlap_speed: of computing while one's transfer is under way.
+    overlap_speed: of computing while one's transfer is under way.
     """
 
-    def __init__(
-        self, scheduler: Scheduler, members: Sequence[Member], network: Network,
-        modelled: Callable[[float], float], overlap_speed: float,
-    ) -> None:  # fmt: skip
-        self.scheduler, self.network, self.modelled = scheduler, network, modelled
+    def __init__(self, scheduler: Scheduler, members: Sequence[Member], network: Network, overlap_speed: float) -> None:
+        self.scheduler, self.network = scheduler, network
         self.changed = Signal(scheduler)  # complete, or lost
         self.lost: tuple[int, str] | None = None
         self._overlap_speed = overlap_speed
