@@ -4,8 +4,8 @@
 
 Copied are, as far as they are there: exp/<corpus>/RESULTS.md; those of runs with exp=exp/fusion (conf/experiment) and
 exp=exp/ablation (conf/features/fusion260.yaml); and what `python -m asr_am.report.compare exp/<corpus>/train/RUN ...
---out exp/<corpus>/NAME` leaves for the NAMEs strategies and psp. The tables between the marks in the README are cut out
-of them. Plots stay in exp/.
+--out exp/<corpus>/NAME` leaves for the NAMEs strategies, psp and htm. The tables between the marks in the README are
+cut out of them. Plots stay in exp/.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ def publish(corpus: str) -> None:
         "ABLATION.md": exp / "ablation" / corpus / "RESULTS.md",
         "STRATEGIES.md": exp / corpus / "strategies/COMPARE.md",
         "PSP.md": exp / corpus / "psp/COMPARE.md",
+        "HTM.md": exp / corpus / "htm/COMPARE.md",
     }
     found = {name: source for name, source in sources.items() if source.exists()}
     if not found:
