@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +22,7 @@ from asr_am.distributed.optimizer import OptimizerOptions
 from asr_am.distributed.sync import Sync
 from asr_am.distributed.team import LearnerLost
 from asr_am.model.blstm import BlstmOptions
+from asr_am.train import gradient
 from asr_am.train.options import TrainOptions
 from asr_am.train.schedule import Schedule
 from asr_am.train.virtual import train_virtually
@@ -122,8 +122,10 @@ def test_accumulation_changes_rounding_only(name: str, run: Train) -> None:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_bfloat16_is_close(name: str, run: Train) -> None:
     exact, rounded = run(name), run(name, precision="bfloat16")
-    assert 1e-6 < apart(exact[0], rounded[0]) < 0.1 and rounded[0].dtype == torch.float32
-    assert math.isfinite(rounded[1]) and rounded[1] == pytest.approx(exact[1], rel=0.02)
+    difference = apart(exact[0], rounded[0])
+    assert difference < 0.1 and (difference > 1e-6 or name == "gtc")  # whose threshold may swallow it
+    assert rounded[0].dtype == torch.float32
+    assert rounded[1] != exact[1] and rounded[1] == pytest.approx(exact[1], rel=0.02)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -138,13 +140,13 @@ def test_dropout_is_the_same_every_time_and_after_a_checkpoint(name: str, run: T
 
 def test_a_batch_has_its_own_dropout_whoever_does_it(run: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[Counter[int]] = []
-    manual_seed = torch.manual_seed
+    seed_dropout = gradient.seed_dropout
 
-    def record(seed: int) -> torch.Generator:
+    def record(seed: int, device: torch.device) -> None:
         seeds[-1][seed] += 1
-        return manual_seed(seed)
+        seed_dropout(seed, device)
 
-    monkeypatch.setattr(torch, "manual_seed", record)
+    monkeypatch.setattr(gradient, "seed_dropout", record)
     for name in ("sync", "dpsgd", "adpsgd"):
         seeds.append(Counter())
         run(name, dropout=0.3)
