@@ -40,9 +40,10 @@ def draw_loss(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[S
     axes.set_ylabel("held-out loss (nats per frame)")
     whole_numbers(axes.xaxis)
     tidy(axes, "both")
-    usual = 2 * median(max(run.loss_E) for group in groups for run in group.runs)
-    if axes.get_ylim()[1] > usual:  # a run that diverged leaves the figure, and the others can be told apart
-        axes.set_ylim(top=usual)
+    losses = [run.loss_E for group in groups for run in group.runs]
+    top = 2 * median(map(max, losses))
+    if max(map(max, losses)) > top:  # a run that diverged leaves the figure, and the others can be told apart
+        axes.set_ylim(0, top)
     note = "mean over seeds; thin: each seed" if any(len(group.runs) > 1 for group in groups) else None
     legend = axes.legend(fontsize=8.5, frameon=False, title=note, title_fontsize=8.5, loc="upper right")
     legend.set_alignment("left")

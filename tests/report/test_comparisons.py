@@ -98,7 +98,7 @@ def test_a_run_that_diverged_leaves_the_figure(tmp_path: Path) -> None:
         write_distributed(tmp_path, strategy, 4, 1.0, losses, batch=64)
     groups = groups_of(tmp_path)
     axes = draw_loss(groups, ["a", "b", "c"], [Style.of(n) for n in range(3)], "an4").axes[0]
-    assert axes.get_ylim()[1] == 2 * 3.2 and len(lines(axes)) == 3
+    assert axes.get_ylim() == (0, 2 * 3.2) and len(lines(axes)) == 3
 
 
 def test_batches_without_common_seeds_are_not_compared(tmp_path: Path) -> None:
