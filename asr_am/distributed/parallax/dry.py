@@ -61,7 +61,7 @@ def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 def reads_values(function: Any) -> bool:
     """Not: shapes, types and the like."""
     name = getattr(function, "__name__", "")
-    return function.__self__.__name__ in VIEWS if name == "__get__" else name not in HARMLESS
+    return getattr(function.__self__, "__name__", "") in VIEWS if name == "__get__" else name not in HARMLESS
 
 
 def looked_up(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:

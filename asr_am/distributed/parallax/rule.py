@@ -7,6 +7,7 @@ count is the parameter's.
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -24,8 +25,8 @@ RULES: tuple[Any, ...] = (
 class Rule:
     """The class and options of the optimizer of a single-device program.
 
-    InputError where it is none of RULES, has several groups of parameters, not just those of the model that are not
-    frozen, or has done steps.
+    InputError where it is none of RULES, has several groups of parameters, lacks one that is not frozen, has some that
+    are not the model's, or has done steps.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
@@ -35,16 +36,16 @@ class Rule:
         if len(optimizer.param_groups) != 1:
             raise InputError(f"optimizer {kind.__name__}: has several groups of parameters; parallax needs one")
         group = optimizer.param_groups[0]
-        left = {id(p) for p in group["params"]}
+        given = {id(p) for p in group["params"]}
         for name, parameter in trainable(model):
-            if id(parameter) not in left:
+            if id(parameter) not in given:
                 raise InputError(f"{name}: the optimizer does not have it; freeze it with requires_grad_(False)")
-            left.remove(id(parameter))
-        if left:
-            raise InputError(f"optimizer {kind.__name__}: has parameters that are frozen, or not the model's")
+        if given - {id(p) for p in model.parameters()}:
+            raise InputError(f"optimizer {kind.__name__}: has parameters that are not the model's")
         if any(state.get("step", True) for state in optimizer.state.values() if state):
             raise InputError(f"optimizer {kind.__name__}: has done steps, and what it keeps of them would be lost")
-        options = {key: value for key, value in group.items() if key in optimizer.defaults}
+        accepted = signature(kind).parameters.keys() - {"params"}  # groups of AdamW have options that it does not take
+        options = {key: value for key, value in group.items() if key in accepted}
         if options.get("dampening") or options.get("foreach") or options.get("fused"):
             raise InputError(f"optimizer {kind.__name__}: dampening, foreach and fused are not for single rows")
         self._kind: Any = kind
@@ -60,7 +61,8 @@ class Rule:
 
     def described(self) -> str:
         """Without the learning rate, which may change."""
-        return f"{self._kind.__name__} { ({key: value for key, value in self._options.items() if key != 'lr'}) }"
+        others = {key: value for key, value in self._options.items() if key != "lr"}
+        return f"{self._kind.__name__} {others}"
 
     def make(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
         """An optimizer of one parameter; its learning rate is set before each step."""

@@ -45,7 +45,7 @@ def get_runner(
 
     The model, its loss and its batches stay as they are; `Runner.run` takes the place of zero_grad, backward, clipping
     and step. Frozen parameters stay as they are on every learner. InputError where the optimizer's rule is not known,
-    it does not have all other parameters and only these, or has done steps.
+    it lacks one of the others or has some that are not the model's, or has done steps.
     """
     return Runner(model, loss, optimizer, resources or Alone(), config or Config())
 
@@ -109,10 +109,11 @@ class Runner(AbstractContextManager["Runner"]):
         """Go on, with the same bits, from this learner's part; before the first step, called by all learners. What the
         program keeps is its own to restore: schedules, its place in the data, frozen parameters, random streams.
 
-        InputError where other learners, options or an other optimizer go on.
+        InputError where other learners, other options or another optimizer go on.
         """
+        made_with = state.get("made_with", {})
         for what, now in self._made_with().items():
-            if (then := state["made_with"][what]) != now:
+            if (then := made_with.get(what)) != now:
                 raise InputError(f"the checkpoint was made with {what} {then}, not {now}; go on with the same")
         self._build(Plan.of_state(state["plan"]), state["split"])
         self.steps = state["steps"]

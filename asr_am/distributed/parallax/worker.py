@@ -23,7 +23,7 @@ class Worker:
     """ranks: of the servers. server: that of this rank. t: the step.
 
     A letter that is not collected yet is replaced by the second after it, so no push leaves before the last one has
-    made its update: which rows tell that were pulled in the step, and, where none were, an empty pull.
+    made its update. Rows that are pulled in a step tell that; where there are none, an empty pull does.
 
     counts: bytes of values "pulled" and "pushed", those of the server beside it included, as table 3 counts them; and
     what that leaves out: row "numbers", and values sent to the "chief" of the machine.

@@ -14,6 +14,7 @@ from asr_am.distributed.cluster import Workload
 from asr_am.distributed.parallax import Config
 from asr_am.distributed.parallax.dry import Loss
 from asr_am.distributed.parallax.plan import Path
+from asr_am.distributed.parallax.rule import RULES
 from asr_am.distributed.sim import SimCluster, SimTeam
 from asr_am.errors import InputError
 from tests.distributed.parallax.words import (
@@ -55,7 +56,7 @@ def test_frozen_parameters_stay_as_they_are(path: Path) -> None:
     def main(team: SimTeam) -> Weights:
         model = make_model()
         freeze(model)
-        optimizer = MAKE["sgd"](p for p in model.parameters() if p.requires_grad)
+        optimizer = MAKE["sgd"](model.parameters())  # which leaves the frozen ones alone, too
         with parallax.get_runner(model, summed_loss, optimizer, team, Config(path=path)) as runner:
             for batch in make_batches(12):
                 runner.run(batch if team.rank == 1 else None)
@@ -94,7 +95,7 @@ def test_optimizers_that_would_be_followed_in_part_only_are_refused() -> None:
 
     model = make_model()
     refused(torch.optim.SGD(model.hidden.parameters(), lr=0.1), r"outputs: the optimizer does not have it; freeze it")
-    refused(torch.optim.SGD([*model.parameters(), torch.zeros(1)], lr=0.1), "frozen, or not the model's")
+    refused(torch.optim.SGD([*model.parameters(), torch.zeros(1)], lr=0.1), "parameters that are not the model's")
     refused(torch.optim.SparseAdam(model.parameters()), "optimizer SparseAdam: parallax knows the rules of SGD")
     optimizer = MAKE["momentum"](model.parameters())
     summed_loss(model, make_batches(1)[0])[0].backward()
@@ -108,6 +109,14 @@ def test_optimizers_that_would_be_followed_in_part_only_are_refused() -> None:
     optimizer.param_groups[0].update(lr=0.01, momentum=0.8)
     with pytest.raises(InputError, match=r"the optimizer's momentum went from 0\.9 to 0\.8; only lr may change"):
         runner.run(make_batches(1)[0])
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_every_rule_is_made_from_the_options_of_an_optimizer(kind: type[torch.optim.Optimizer]) -> None:
+    model = make_model()
+    with parallax.get_runner(model, summed_loss, kind(model.parameters(), lr=0.01)) as runner:  # type: ignore[call-arg]
+        for batch in make_batches(2):
+            runner.run(batch)
 
 
 def test_names_of_dense_parameters_are_the_models() -> None:
