@@ -112,22 +112,24 @@ class SparseWeight:
         if len(needed) and not 0 <= int(needed[0]) <= int(needed[-1]) < len(self):
             worst = int(needed[0] if needed[0] < 0 else needed[-1])
             raise InputError(f"{self.name}: row {worst} was looked up; there are {len(self)}, from 0")
-        self._pull(needed)
-        at = torch.searchsorted(self._held.numbers, needed)
-        values = self._held.values[at].view(-1, *self.shape[1:])
+        values = self._pull(needed).view(-1, *self.shape[1:])
         if torch.is_grad_enabled():
             values.requires_grad_()
             self._used.append((needed, values))
         return place, values
 
-    def _pull(self, needed: Tensor) -> None:
-        held = self._held
-        missing = needed[~torch.isin(needed, held.numbers, assume_unique=True)] if len(held) else needed
-        if not len(missing):
-            return
+    def _pull(self, needed: Tensor) -> Tensor:
+        """Rows [K, D] of these numbers [K]; fetches what is not held yet."""
         with torch.no_grad():
-            numbers, order = torch.cat([held.numbers, missing]).sort()
-            self._held = Rows(numbers, torch.cat([held.values, self._fetch(missing)])[order])
+            held = self._held
+            if not len(held):
+                held = self._held = Rows(needed, self._fetch(needed))
+                return held.values
+            missing = needed[~torch.isin(needed, held.numbers, assume_unique=True)]
+            if len(missing):
+                numbers, order = torch.cat([held.numbers, missing]).sort()
+                held = self._held = Rows(numbers, torch.cat([held.values, self._fetch(missing)])[order])
+            return held.values[torch.searchsorted(held.numbers, needed)]
 
     def _nothing(self) -> Rows:
         numbers = torch.zeros(0, dtype=torch.int64, device=self.device)

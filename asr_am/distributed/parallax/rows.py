@@ -33,7 +33,7 @@ class Rows:
     @property
     def square(self) -> Tensor:
         """Sum of the squares, float64."""
-        return self.values.double().square().sum()
+        return torch.linalg.vector_norm(self.values, dtype=torch.float64).square()
 
     def part(self, server: int, servers: int, count: int) -> Rows:
         """Those that live on a server, by their numbers there. count: V."""
@@ -109,7 +109,7 @@ def pack(values: Tensor, wire: Wire) -> Tensor:
 def unpack(sent: Tensor, shape: Sequence[int], wire: Wire) -> Tensor:
     if wire == "float32":
         return sent.view(*shape)
-    return sent.clone().view(torch.bfloat16)[: math.prod(shape)].float().view(*shape)
+    return sent.view(torch.bfloat16)[: math.prod(shape)].float().view(*shape)
 
 
 def pack_numbers(numbers: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def pack_numbers(numbers: Tensor) -> Tensor:
 
 
 def unpack_numbers(sent: Tensor) -> Tensor:
-    return sent.clone().view(torch.int32).long()
+    return sent.view(torch.int32).long()
 
 
 def pack_head(*numbers: float) -> Tensor:

@@ -123,7 +123,8 @@ class SplitModel:
     def _clip(self) -> None:
         g = [self.params.g] if self._config.hybrid else []
         g += [replica.merged.values for replica in self._replicas.values()]
-        square = sum((x.double().square().sum() for x in g), torch.zeros((), dtype=torch.float64))
+        norms = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in g]
+        square = sum((norm.square() for norm in norms), torch.zeros((), dtype=torch.float64))
         norm = square.sqrt() if self._worker is None else self._worker.norm(square)
         limit = norm.to(self.params.g.device, torch.float32), self._config.clip_norm
         if self._config.hybrid:
