@@ -67,11 +67,12 @@ def sampled_loss(
     sampled_S, draws: from `LogUniform.sample`, for all positions the same.
     """
     sampler = LogUniform(weight.num_embeddings)
-    count = len(target_N)
     rows = torch.cat([target_N, sampled_S.to(target_N.device)])
-    weight_RP, bias_R = weight(rows), bias(rows)[:, 0] - sampler.log_expected(rows, draws)
-    true_N = (h_NP * weight_RP[:count]).sum(dim=1) + bias_R[:count]
-    others_NS = torch.addmm(bias_R[count:], h_NP, weight_RP[count:].t())
-    others_NS = others_NS.masked_fill(target_N[:, None] == rows[None, count:], -math.inf)
+    sizes = [len(target_N), len(sampled_S)]
+    true_NP, others_SP = weight(rows).split(sizes)  # split, as each slice's gradient would be a whole [N + S, P]
+    true_bias_N, other_bias_S = (bias(rows)[:, 0] - sampler.log_expected(rows, draws)).split(sizes)
+    true_N = (h_NP * true_NP).sum(dim=1) + true_bias_N
+    others_NS = torch.addmm(other_bias_S, h_NP, others_SP.t())
+    others_NS = others_NS.masked_fill(target_N[:, None] == rows[None, sizes[0] :], -math.inf)
     logits = torch.cat([true_N[:, None], others_NS], dim=1)
     return functional.cross_entropy(logits, torch.zeros_like(target_N))

@@ -1,8 +1,8 @@
 """What workers and servers write to each other about rows. All letters carry the step t as their clock.
 
 Worker to server:   pull     head [table, K], numbers [K]           which rows it needs; no numbers: all of them
-                    push     head [rate, K of each table],          its gradient, or its machine's
-                             numbers, values of all tables
+                    push     head [rate, K of each table], numbers, its gradient, or its machine's
+                             values of each table
 Worker to worker:   local    the same, with rows as the model numbers them: to the chief of its machine
 Server to worker:   rows     values                                 what was pulled
                     norm     a double                               of the whole gradient, from the first server
@@ -52,26 +52,25 @@ class Table:
 def make_desk(team: Team, tables: Sequence[Table], servers: int) -> Desk:
     """Accept all letters there are, from servers and workers."""
     here = [rows_of(0, servers, table.rows) for table in tables]
-    numbers, values = sum(here), sum(rows * table.width for rows, table in zip(here, tables, strict=True))
-    everything = sum(table.rows for table in tables), sum(table.rows * table.width for table in tables)
+    everything = [table.rows for table in tables]
     head = DOUBLE * (1 + len(tables))
     if team.size > 1:
-        team.accept("pull", 2 * DOUBLE, -numbers)
-        team.accept("rows", -values)
-        team.accept("local", head, -everything[0], -everything[1])
-        for tag in ("push", "sums", "clipped"):
-            team.accept(tag, head, -numbers, -values)
+        team.accept("pull", 2 * DOUBLE, -sum(here))
+        team.accept("rows", -max(rows * table.width for rows, table in zip(here, tables, strict=True)))
+        for tag, limits in (("local", everything), ("push", here), ("sums", here), ("clipped", here)):
+            values = [-rows * table.width for rows, table in zip(limits, tables, strict=True)]
+            team.accept(tag, head, -sum(limits), *values)
         for tag in ("norm", "square", "limit"):
             team.accept(tag, DOUBLE)
     return Desk(team, TAGS)
 
 
-def write_rows(parts: Sequence[Rows], rate: float, limits: Sequence[int], wire: Wire) -> tuple[Tensor, Tensor, Tensor]:
+def write_rows(parts: Sequence[Rows], rate: float, limits: Sequence[int], wire: Wire) -> tuple[Tensor, ...]:
     """A push: rows of each table. limits: V of each, where those are."""
     numbers = [part.numbers for part, limit in zip(parts, limits, strict=True) if len(part) < limit]
     numbers_N = torch.cat(numbers) if numbers else torch.zeros(0, dtype=torch.int64)
-    values = torch.cat([part.values.reshape(-1) for part in parts])
-    return pack_head(rate, *map(len, parts)), pack_numbers(numbers_N), pack(values, wire)
+    values = [pack(part.values, wire) for part in parts]
+    return pack_head(rate, *map(len, parts)), pack_numbers(numbers_N), *values
 
 
 def read_rows(
@@ -82,12 +81,10 @@ def read_rows(
     lengths = [int(count) for count in counts]
     given = [0 if n == limit else n for n, limit in zip(lengths, limits, strict=True)]
     numbers = unpack_numbers(letter[1]).split(given)
-    elements = [n * table.width for n, table in zip(lengths, tables, strict=True)]
-    values = unpack(letter[2], (1, sum(elements)), wire).view(-1).split(elements)
     rows = []
-    for k, table in enumerate(tables):
-        own = numbers[k] if given[k] == lengths[k] else torch.arange(limits[k])
-        rows.append(Rows(own, values[k].view(lengths[k], table.width)))
+    for k, (n, sent) in enumerate(zip(lengths, letter[2:], strict=True)):
+        own = numbers[k] if given[k] == n else torch.arange(limits[k])
+        rows.append(Rows(own, unpack(sent, (n, tables[k].width), wire)))
     return rows, rate
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from asr_am.distributed.parallax.rows import Rows, distinct
+from asr_am.distributed.parallax.rows import Rows, distinct, take
 from asr_am.errors import InputError
 
 Fetch = Callable[[Tensor], Tensor]
@@ -97,11 +97,10 @@ class SparseWeight:
         if max_norm is not None or scale_grad_by_freq:
             self._refuse(self.name, "an embedding with max_norm or scale_grad_by_freq")
         place, values = self._rows(numbers)
-        padding = None
-        if padding_idx is not None:
-            at = place[numbers == padding_idx % len(self)]
-            padding = int(at[0]) if len(at) else None
-        return F.embedding(place, values, padding)
+        if padding_idx is not None and len(at := place[numbers == padding_idx % len(self)]):
+            return F.embedding(place, values, int(at[0]))
+        found = values.index_select(0, place.view(-1))  # as embedding, with a gradient that takes less time
+        return found.view(*place.shape, *values.shape[1:])
 
     def _all(self) -> Tensor:
         return self._rows(torch.arange(len(self), device=self.device))[1]
@@ -128,8 +127,8 @@ class SparseWeight:
             missing = needed[~torch.isin(needed, held.numbers, assume_unique=True)]
             if len(missing):
                 numbers, order = torch.cat([held.numbers, missing]).sort()
-                held = self._held = Rows(numbers, torch.cat([held.values, self._fetch(missing)])[order])
-            return held.values[torch.searchsorted(held.numbers, needed)]
+                held = self._held = Rows(numbers, take(torch.cat([held.values, self._fetch(missing)]), order))
+            return take(held.values, torch.searchsorted(held.numbers, needed))
 
     def _nothing(self) -> Rows:
         numbers = torch.zeros(0, dtype=torch.int64, device=self.device)

@@ -15,7 +15,7 @@ from torch import Tensor
 from asr_am.distributed.optimizer import clip
 from asr_am.distributed.parallax.letters import Table
 from asr_am.distributed.parallax.plan import Path
-from asr_am.distributed.parallax.rows import Rows, accumulate
+from asr_am.distributed.parallax.rows import Rows, accumulate, take
 from asr_am.distributed.parallax.rule import RowOptimizer, Rule
 from asr_am.distributed.team import Team
 
@@ -35,7 +35,7 @@ class Replica:
         self.merged = Rows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, table.width))
 
     def fetch(self, numbers: Tensor) -> Tensor:
-        return self.w[numbers]
+        return take(self.w, numbers)
 
     def exchange(self, own: Rows) -> None:
         """Of all learners' rows, the sum."""

@@ -38,7 +38,7 @@ class Rows:
     def part(self, server: int, servers: int, count: int) -> Rows:
         """Those that live on a server, by their numbers there. count: V."""
         here = places(self.numbers, server, servers, count)
-        return Rows(self.numbers[here] // servers, self.values[here])
+        return Rows(self.numbers[here] // servers, take(self.values, here))
 
 
 def places(numbers: Tensor, server: int, servers: int, count: int) -> Tensor | slice:
@@ -49,6 +49,19 @@ def places(numbers: Tensor, server: int, servers: int, count: int) -> Tensor | s
     if len(numbers) == count:
         return slice(server, None, servers)
     return (numbers % servers == server).nonzero()[:, 0]
+
+
+def take(values: Tensor, where: Tensor | slice) -> Tensor:
+    """Those rows of `values` [V, D]; by number several times as fast as values[where]."""
+    return values[where] if isinstance(where, slice) else values.index_select(0, where)
+
+
+def put(rows: Tensor, values: Tensor, where: Tensor | slice) -> None:
+    """Make `rows` [K, D] those rows of `values` [V, D], each of them once."""
+    if isinstance(where, slice):
+        values[where] = rows
+    else:
+        values.index_copy_(0, where, rows)
 
 
 def rows_of(server: int, servers: int, count: int) -> int:
@@ -66,7 +79,11 @@ def merge(parts: Sequence[Rows], count: int) -> Rows:
         for part in parts[1:]:
             values += part.values
         return Rows(parts[0].numbers, values)
-    return distinct(torch.cat([part.numbers for part in parts]), torch.cat([part.values for part in parts]))
+    numbers, place = torch.unique(torch.cat([part.numbers for part in parts]), return_inverse=True)
+    values = parts[0].values.new_zeros(len(numbers), parts[0].values.shape[1])
+    for part, where in zip(parts, place.split([len(part) for part in parts]), strict=True):
+        values.index_add_(0, where, part.values)
+    return Rows(numbers, values)
 
 
 def distinct(numbers: Tensor, values: Tensor) -> Rows:
@@ -103,7 +120,9 @@ def pack(values: Tensor, wire: Wire) -> Tensor:
     if wire == "float32":
         return flat
     half = flat.to(torch.bfloat16)
-    return torch.cat([half, half.new_zeros(len(half) % 2)]).view(torch.float32)
+    if len(half) % 2:
+        half = torch.cat([half, half.new_zeros(1)])
+    return half.view(torch.float32)
 
 
 def unpack(sent: Tensor, shape: Sequence[int], wire: Wire) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from asr_am.distributed.parallax.dry import trainable
-from asr_am.distributed.parallax.rows import Rows
+from asr_am.distributed.parallax.rows import Rows, put, take
 from asr_am.errors import InputError
 
 RULES: tuple[Any, ...] = (
@@ -90,17 +90,17 @@ class RowOptimizer:
         if not len(rows):
             return
         index = slice(None) if len(rows) == len(self._w) else rows.numbers
-        part = nn.Parameter(self._w[index])
+        part = nn.Parameter(take(self._w, index))
         part.grad = rows.values
-        own: dict[str, Tensor] = {key: values[index] for key, values in self.state.items()}
+        own: dict[str, Tensor] = {key: take(values, index) for key, values in self.state.items()}
         self._torch.param_groups[0].update(params=[part], lr=rate)
         self._torch.state.clear()
         self._torch.state[part] = {**own, "step": torch.tensor(float(self._steps - 1))}
         self._torch.step()
         if isinstance(index, Tensor):
-            self._w[index] = part.detach()
+            put(part.detach(), self._w, index)
             for key, values in self.state.items():
-                values[index] = own[key]
+                put(own[key], values, index)
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self._steps, **self.state}

@@ -16,7 +16,7 @@ from asr_am.distributed.optimizer import clip
 from asr_am.distributed.parallax.config import Config
 from asr_am.distributed.parallax.desk import Desk
 from asr_am.distributed.parallax.letters import Table, read_double, read_rows, write_double, write_rows
-from asr_am.distributed.parallax.rows import Rows, accumulate, pack, rows_of, unpack_head, unpack_numbers
+from asr_am.distributed.parallax.rows import Rows, accumulate, pack, rows_of, take, unpack_head, unpack_numbers
 from asr_am.distributed.parallax.rule import RowOptimizer, Rule
 from asr_am.distributed.team import LearnerLost
 
@@ -105,7 +105,7 @@ class Server:
     def _answer(self, worker: int, letter: Sequence[Tensor]) -> None:
         table, count = map(int, unpack_head(letter[0]))
         numbers = unpack_numbers(letter[1])
-        rows = self.w[table] if count == self.limits[table] else self.w[table][numbers]
+        rows = self.w[table] if count == self.limits[table] else take(self.w[table], numbers)
         self._desk.send(worker, "rows", self.t, pack(rows, self._config.wire))
 
     # operations after aggregation

@@ -97,8 +97,9 @@ class SplitModel:
     def push(self, rate: float) -> None:
         """The gradients of sparse parameters; the mean over learners is theirs, too."""
         share = 1 / self._team.size
-        found = {name: lookup.gradient() for name, lookup in self._lookups.items()}
-        scaled = {name: Rows(rows.numbers, rows.values * share) for name, rows in found.items()}
+        scaled = {name: lookup.gradient() for name, lookup in self._lookups.items()}
+        for rows in scaled.values():
+            rows.values.mul_(share)
         if not self._config.hybrid:
             scaled[DENSE] = Rows(self._numbers(), self.params.g.view(-1, 1) * share)
         if self._worker is not None:

@@ -15,7 +15,17 @@ from asr_am.distributed.optimizer import clip
 from asr_am.distributed.parallax.config import Config
 from asr_am.distributed.parallax.desk import Desk
 from asr_am.distributed.parallax.letters import Table, read_double, read_rows, write_double, write_rows
-from asr_am.distributed.parallax.rows import Rows, accumulate, pack_head, pack_numbers, places, rows_of, unpack
+from asr_am.distributed.parallax.rows import (
+    Rows,
+    accumulate,
+    pack_head,
+    pack_numbers,
+    places,
+    put,
+    rows_of,
+    take,
+    unpack,
+)
 from asr_am.distributed.parallax.server import Server
 
 
@@ -42,19 +52,23 @@ class Worker:
 
     def fetch(self, table: int, numbers: Tensor) -> Tensor:
         """Rows [K, D] of a table, in the present step: numbers [K], distinct and ascending."""
-        whole = torch.arange(self._tables[table].rows)
-        wanted = numbers.cpu() if self._config.gather_on_servers else whole
-        found = torch.empty(len(wanted), self._tables[table].width)
-        servers, count = len(self._ranks), self._tables[table].rows
-        asked = {s: place for s in self._around() if len(wanted[place := places(wanted, s, servers, count)])}
-        for server, place in asked.items():
-            self._ask(server, table, wanted[place] // servers)
+        count, width, servers = self._tables[table].rows, self._tables[table].width, len(self._ranks)
+        here = numbers.cpu()
+        wanted = here if self._config.gather_on_servers else torch.arange(count)
+        asked = {}
+        for server in self._around():
+            place = places(wanted, server, servers, count)
+            own = take(wanted, place)
+            if len(own):
+                self._ask(server, table, own // servers)
+                asked[server] = place, (len(own), width)
         self._asked |= asked.keys()
-        for server, place in asked.items():
+        found = torch.empty(len(wanted), width)
+        for server, (place, shape) in asked.items():
             (values,) = self._desk.receive("rows", self._ranks[server])
-            found[place] = unpack(values, found[place].shape, self._config.wire)
+            put(unpack(values, shape, self._config.wire), found, place)
             self.counts["pulled"] += values.nbytes
-        rows = found if wanted is not whole else found[numbers.cpu()]
+        rows = found if self._config.gather_on_servers else take(found, here)
         return rows.to(numbers.device)
 
     def push(self, parts: Sequence[Rows], rate: float) -> None:
@@ -65,7 +79,7 @@ class Worker:
             chief, everything = self._mates[0], [table.rows for table in self._tables]
             if self._team.rank != chief:
                 letter = write_rows(parts, rate, everything, "float32")
-                self.counts["chief"] += letter[2].nbytes
+                self.counts["chief"] += sum(values.nbytes for values in letter[2:])
                 self._team.post(chief, "local", self.t, *letter)
                 return
             letters = [self._desk.receive("local", mate) for mate in self._mates[1:]]
@@ -75,7 +89,7 @@ class Worker:
             own = [p.part(server, len(self._ranks), t.rows) for p, t in zip(parts, self._tables, strict=True)]
             letter = write_rows(own, rate, self._limits[server], self._config.wire)
             self.counts["numbers"] += letter[1].nbytes
-            self.counts["pushed"] += letter[2].nbytes
+            self.counts["pushed"] += sum(values.nbytes for values in letter[2:])
             self._desk.send(self._ranks[server], "push", self.t, *letter)
 
     def _await_updates(self) -> None:

@@ -5,7 +5,7 @@ Batches are unequal and have words twice, gradients are clipped, two learners ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -108,10 +108,10 @@ def test_bytes_are_those_of_table_3() -> None:
 # mistakes
 
 
-def overwrite(numbers: Tensor, values: Tensor) -> Rows:
-    unique, place = torch.unique(numbers, return_inverse=True)
-    merged = values.new_zeros(len(unique), values.shape[1])
-    merged[place] = values
+def overwrite(parts: Sequence[Rows], count: int) -> Rows:
+    unique, place = torch.unique(torch.cat([part.numbers for part in parts]), return_inverse=True)
+    merged = torch.zeros(len(unique), parts[0].values.shape[1])
+    merged[place] = torch.cat([part.values for part in parts])
     return Rows(unique, merged)
 
 
@@ -146,7 +146,7 @@ def early(self: Server, worker: int, t: int, letter: Any) -> None:
 
 step, update, norm, pull = RowOptimizer.step, Server._update, Worker.norm, Server.pull
 MISTAKES: list[tuple[Any, str, Callable[..., Any]]] = [
-    (rows_module, "distinct", overwrite), (RowOptimizer, "step", decay_all), (Server, "_update", update_twice),
+    (rows_module, "merge", overwrite), (RowOptimizer, "step", decay_all), (Server, "_update", update_twice),
     (Worker, "_merge", forget_mates), (Worker, "norm", count_replicas), (Worker, "norm", norm_of_own),
     (Server, "pull", early),
 ]  # fmt: skip

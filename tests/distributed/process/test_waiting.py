@@ -51,6 +51,25 @@ def test_a_failure_is_raised_in_the_training_task_only() -> None:
     assert in_a_task(waiting, event.wait) == [True]
 
 
+def test_only_who_is_ready_is_woken() -> None:
+    waiting, asked = Waiting(Usage()), []
+    letters: list[int] = []
+
+    def ready() -> bool:
+        asked.append(threading.get_ident())
+        return len(letters) == 50
+
+    thread = threading.Thread(target=lambda: waiting.wait_for(ready))
+    thread.start()
+    while not asked:
+        time.sleep(0.001)
+    for letter in range(50):
+        with waiting.change():
+            letters.append(letter)
+    thread.join(30)
+    assert not thread.is_alive() and asked.count(thread.ident) == 1 and len(asked) == 51
+
+
 def test_events_wait_with_and_without_a_timeout() -> None:
     waiting = Waiting(Usage())
     event = TeamEvent(waiting)
