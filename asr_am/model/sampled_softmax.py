@@ -45,12 +45,11 @@ class LogUniform:
         drawn = torch.zeros(0, dtype=torch.int64)
         while True:
             drawn = torch.cat([drawn, self._draw(2 * count)])
-            distinct, place = torch.unique(drawn, return_inverse=True)
-            if len(distinct) >= count:
-                first = torch.full_like(distinct, len(drawn))
-                first.scatter_reduce_(0, place, torch.arange(len(drawn)), "amin")
-                order = torch.argsort(first)[:count]
-                return distinct[order], int(first[order[-1]]) + 1
+            draw = torch.arange(len(drawn))
+            first = torch.full((self.size,), len(drawn)).scatter_reduce_(0, drawn, draw, "amin")  # of each word
+            new = (first[drawn] == draw).nonzero()[:count, 0]
+            if len(new) == count:
+                return drawn[new], int(new[-1]) + 1
 
     def _draw(self, count: int) -> Tensor:
         """Words by the inverse of their distribution function, log(k+1) / log(V+1)."""
