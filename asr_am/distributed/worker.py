@@ -94,15 +94,26 @@ class Worker:
             self.wait([t + 1 for t in self._pushed], len(self._blocks))
 
     def wait(self, wanted: Sequence[int], need: int) -> None:
-        """Until `need` blocks are here in the version `wanted` of each, or newer. LearnerLost: a server is gone."""
-        gone: Counter[int] = Counter()
+        """Until `need` blocks are here in the version `wanted` of each, or newer. LearnerLost: a server is gone.
+
+        At rest nobody makes the updates again that a server took along, so its replacement's block is what counts.
+        """
+        wanted, gone = list(wanted), Counter[int]()
         while True:
             self._answered.clear()
             missing = [block for block in range(len(self._blocks)) if self.newest(block) < wanted[block]]
             if len(self._blocks) - len(missing) >= need:
                 return
             if not self._answered.wait(self._timeout) or self._reborn:
-                self._reborn.clear()
+                with self._lock:
+                    reborn, self._reborn = self._reborn, set()
+                if self._pushed is None:
+                    alive = self._team.alive()
+                    back = [block for block in reborn if self._blocks.ranks[block] in alive]
+                    for block in back:
+                        self._forget(block)
+                        wanted[block] = 0
+                    missing = sorted({*missing, *back})
                 self._ask_again(missing, gone)
 
     def linger(self, t: int, seconds: float) -> None:
@@ -143,6 +154,11 @@ class Worker:
                 with self.server.lock:
                     self.server.asked(self._team.rank)
 
+    def _forget(self, block: int) -> None:
+        with self._lock:
+            self._arrived.pop(block, None)
+            self.versions[block] = -1
+
     def _ask_again(self, missing: Sequence[int], gone: Counter[int]) -> None:
         """gone: how often the server of a block was found dead."""
         alive = self._team.alive()
@@ -181,8 +197,11 @@ class Worker:
         with self._lock:
             for asked in self._asked:
                 asked.clear()
-        self.ask([block for block in range(len(self._blocks)) if self.newest(block) < versions[block]])
-        self.wait(versions, len(self._blocks))
+        wanted = list(versions)
+        if self.server is not None:  # which may have come back since they agreed
+            wanted[self.server.index] = min(wanted[self.server.index], self.server.t)
+        self.ask([block for block in range(len(self._blocks)) if self.newest(block) < wanted[block]])
+        self.wait(wanted, len(self._blocks))
         self.take()
 
     def refresh(self) -> None:
@@ -190,7 +209,7 @@ class Worker:
         alive = self._team.alive()
         living = [block for block, server in enumerate(self._blocks.ranks) if server in alive]
         for block in living:
-            self.versions[block] = -1
+            self._forget(block)
         self.ask(living)
         self.wait([0 if block in living else -1 for block in range(len(self._blocks))], len(self._blocks))
         self.take()
@@ -225,7 +244,8 @@ class Worker:
             self._team.post(letter.source, "copy", max(t, 0), copy)
             self._heard.discard(block)
             self._leaving.set()
-            self._reborn.add(block)
+            with self._lock:
+                self._reborn.add(block)
             self._answered.set()
 
     def _hear(self) -> None:

@@ -117,6 +117,31 @@ def test_at_rest_a_block_whose_server_is_dead_stays_of_its_version() -> None:
 
 
 @pytest.mark.parametrize("name", FORGIVING)
+def test_a_server_that_dies_at_rest_may_come_back_older(name: str) -> None:
+    """With its last update, which all have agreed to pull, and nobody has."""
+
+    def dying(params: FlatParams, optimizer: Optimizer, team: Team) -> Strategy:
+        strategy: Any = FORGIVING[name](params, optimizer, team)
+        agree = strategy._agree
+
+        def late() -> list[int]:
+            first = strategy._rests == 1 and team.incarnation == 0
+            if first and team.rank == 2:
+                strategy.server.t += 1
+            versions: list[int] = agree()
+            if first:
+                team.sleep(100.0)
+            return versions
+
+        strategy._agree = late
+        return strategy
+
+    lives = train(PROBLEM, dying, cluster=hardware(**crash(2, 100.0, 1.0)))
+    assert sorted(lives) == [0, 1, 2, 3]
+    assert_trained(lives)
+
+
+@pytest.mark.parametrize("name", FORGIVING)
 def test_a_block_that_nobody_serves_any_more_ends_the_run(name: str) -> None:
     with pytest.raises(LearnerLost, match="learner 2 died, the server of block 1; start the same command again"):
         train(PROBLEM, FORGIVING[name], cluster=hardware(**crash(2, 5.1, None)))
