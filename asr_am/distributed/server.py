@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 LOOK = 1.0  # seconds between two looks at who of the awaited has died
 COPY = 10.0  # seconds to wait for the next copy of a block that was lost
+AGAIN = 2.5  # seconds after which those that have not answered are asked again
 
 
 @dataclass
@@ -171,13 +172,20 @@ class Server(ABC):
             self._take_up(t, self.reach.blocks.padded(w, self.index))
 
     def recover(self) -> None:
-        """After a restart, before `start`: take the newest copy of the block that a worker has."""
-        others = [rank for rank in self.team.alive() if rank != self.team.rank and rank in self.reach.workers]
-        for worker in others:
-            self.team.post(worker, "lost", 0)
+        """After a restart, before `start`: take the newest copy of the block that a worker has.
+
+        Whom a letter does not reach is asked again: workers that are away tell only a server that asks that they are.
+        """
+        silent = {rank for rank in self.team.alive() if rank != self.team.rank and rank in self.reach.workers}
         copies: list[Letter] = []
-        while len(copies) < len(others) and (letter := self.team.collect("copy", timeout=COPY)) is not None:
-            copies.append(letter)
+        end = self.team.now() + COPY
+        while silent and self.team.now() < end:
+            for worker in sorted(silent):
+                self.team.post(worker, "lost", 0)
+            while silent and (letter := self.team.collect("copy", timeout=AGAIN)) is not None:
+                silent.discard(letter.source)
+                copies.append(letter)
+                end = self.team.now() + COPY
         newest = max(copies, key=lambda letter: letter.clock, default=None)
         if newest is None:
             log.warning("server %d is back; no worker answered, so it has the block of the last checkpoint", self.index)

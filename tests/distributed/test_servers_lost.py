@@ -117,6 +117,28 @@ def test_at_rest_a_block_whose_server_is_dead_stays_of_its_version() -> None:
 
 
 @pytest.mark.parametrize("name", FORGIVING)
+def test_a_restarted_server_asks_again_whom_its_question_does_not_reach(name: str) -> None:
+    recoveries: list[Recovery] = []
+
+    def deaf(params: FlatParams, optimizer: Optimizer, team: Any) -> Strategy:
+        strategy = watching(FORGIVING[name], recoveries)(params, optimizer, team)
+        post, lost = team.post, set()
+
+        def lose(to: int, tag: str, *rest: Any) -> None:
+            if tag != "lost" or to in lost:
+                post(to, tag, *rest)
+            lost.add(to)
+
+        if team.incarnation == 1:
+            team.post = lose
+        return strategy
+
+    assert_trained(train(PROBLEM, deaf, cluster=hardware(**crash(2, 12.0, 1.5))))
+    (recovery,) = recoveries
+    assert recovery.t > recovery.old_t and not torch.equal(recovery.w, recovery.old_w)
+
+
+@pytest.mark.parametrize("name", FORGIVING)
 def test_a_server_that_dies_at_rest_may_come_back_older(name: str) -> None:
     """With its last update, which all have agreed to pull, and nobody has."""
 
