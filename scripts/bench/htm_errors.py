@@ -1,7 +1,7 @@
 """Accuracy of Ladkat et al. (2019), Tables 1 to 3: published, relative reductions of word error rate, and ours, of the
 held-out frame error of training runs by conf/experiment/htm.yaml. In percent of one learner's; negative is worse.
 
-    python scripts/bench/htm_errors.py exp/minicts/train/htm-*
+    python scripts/bench/htm_errors.py exp/minicts/train/{htm-local,htm64-*,htm128-*}
 
 Of each method and size the best epoch of the best of these runs counts: the paper's learning rates, too, are tuned.
 Exits with 1 unless on 128 learners HTM loses least and GTC most, and HTM less than BMUF at every size of blocks.
