@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from asr_am.distributed.parallax.rows import Rows, distinct, take
+from asr_am.distributed.parallax.rows import Rows, merge, take
 from asr_am.errors import InputError
 
 Fetch = Callable[[Tensor], Tensor]
@@ -80,12 +80,8 @@ class SparseWeight:
         used = [(numbers, values.grad) for numbers, values in self._used]
         self.forget()
         width = self.shape[1:].numel()
-        parts = [(numbers, grad.reshape(len(numbers), width)) for numbers, grad in used if grad is not None]
-        if len(parts) == 1:
-            return Rows(*parts[0])
-        if not parts:
-            return self._nothing()
-        return distinct(torch.cat([numbers for numbers, _ in parts]), torch.cat([grad for _, grad in parts]))
+        parts = [Rows(numbers, grad.reshape(len(numbers), width)) for numbers, grad in used if grad is not None]
+        return merge(parts, len(self)) if parts else self._nothing()
 
     def forget(self) -> None:
         self._held, self._used = self._nothing(), []
