@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
 
 MOST = 1 << 31  # elements that 31 bits can count
 INDEX, SIGN = 0x7FFFFFFF, -0x80000000  # of a word
-CHUNK = 1 << 16  # elements whose temporaries stay in a core's cache
+BLOCK = 32  # elements that are in a core's first cache while they are added, compared and searched
 
 
 def encode(residual: Tensor, threshold: float, gradient: Tensor | None = None) -> Tensor:
@@ -28,21 +29,18 @@ def encode(residual: Tensor, threshold: float, gradient: Tensor | None = None) -
     """
     if residual.is_cuda:
         return _encode_whole(residual, threshold, gradient)
-    words, beyond, scratch = [np.empty(0, np.int32)], np.empty(CHUNK, np.bool_), np.empty(CHUNK, np.float32)
-    for begin in range(0, len(residual), CHUNK):
-        part = residual.numpy()[begin : begin + CHUNK]
-        room = scratch[: len(part)]
-        if gradient is not None:
-            room = gradient.numpy()[begin : begin + CHUNK]  # once it is added, it is scratch memory in the cache
-            np.add(part, room, out=part)
-        words.append(_encode_in_cache(part, np.float32(threshold), begin, room, beyond[: len(part)]))
-    return torch.from_numpy(np.concatenate(words))
+    room = np.empty(len(residual), np.int32)
+    count = _encode(residual.numpy(), np.float32(threshold), None if gradient is None else gradient.numpy(), room)
+    return torch.from_numpy(room[:count].copy())
 
 
 def decode(words: Tensor, into: Tensor, value: float) -> None:
     """Add ±value to `into` [N] at the index of each word [n], of one message or of several one after the other."""
-    sign = (words >> 31).mul_(2).add_(1)  # -1 or 1
-    into.scatter_add_(0, (words & INDEX).long(), sign.to(into.dtype).mul_(value))
+    if into.is_cuda:
+        sign = (words >> 31).mul_(2).add_(1)  # -1 or 1
+        into.scatter_add_(0, (words & INDEX).long(), sign.to(into.dtype).mul_(value))
+    else:
+        _decode(words.numpy(), into.numpy(), np.float32(value))
 
 
 def exact_unit(value: float, most: int) -> float:
@@ -63,18 +61,32 @@ def _encode_whole(residual: Tensor, threshold: float, gradient: Tensor | None) -
     return index.to(torch.int32) | (beyond.view(torch.int32) & SIGN)
 
 
-def _encode_in_cache(
-    r: np.ndarray, threshold: np.float32, offset: int, room: np.ndarray, beyond: np.ndarray
-) -> np.ndarray:
-    """A chunk, whose words count from `offset` before it. NumPy compares and searches several times as fast as torch.
+# Compiled, as each of NumPy's or torch's operations takes as long here as copying the gradient, and it needs several.
 
-    room, beyond: memory of its length to work in (to allocate it for each chunk would take longer than all of this);
-    room is zero afterwards.
-    """
-    np.abs(r, out=room)
-    np.greater(room, threshold, out=beyond)
-    room.fill(0.0)
-    index = beyond.nonzero()[0]
-    before = r.take(index)
-    r[index] = before - np.copysign(threshold, before)
-    return (index + offset).astype(np.int32) | (before.view(np.int32) & np.int32(SIGN))
+
+@numba.njit(nogil=True)
+def _encode(r: np.ndarray, threshold: np.float32, gradient: np.ndarray | None, words: np.ndarray) -> int:
+    """As `encode`, into `words` [N]; returns n."""
+    n = 0
+    for begin in range(0, len(r), BLOCK):
+        part = r[begin : begin + BLOCK]
+        if gradient is not None:
+            part += gradient[begin : begin + BLOCK]
+            gradient[begin : begin + BLOCK] = 0
+        beyond = np.int32(0)
+        for i in range(len(part)):  # without a branch, so that it becomes vector instructions
+            beyond += np.int32(abs(part[i]) > threshold)
+        if beyond:
+            for i in range(len(part)):
+                value = part[i]
+                if abs(value) > threshold:
+                    part[i] = value - np.copysign(threshold, value)
+                    words[n] = (begin + i) | (SIGN if value < 0 else 0)
+                    n += 1
+    return n
+
+
+@numba.njit(nogil=True, boundscheck=True)
+def _decode(words: np.ndarray, into: np.ndarray, value: np.float32) -> None:
+    for word in words:
+        into[word & INDEX] += -value if word < 0 else value

@@ -29,17 +29,16 @@ def slow_encode(residual: Tensor, tau: float) -> list[int]:
     return words
 
 
-@pytest.fixture(params=["in cache", "whole tensors"])
+@pytest.fixture(params=["compiled", "whole tensors"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways of encoding; chunks of which the last is not full."""
+    """Both ways of encoding."""
     if request.param == "whole tensors":
         whole = threshold._encode_whole
         monkeypatch.setattr(threshold, "encode", lambda r, tau, g=None: whole(r, tau, g))
-    monkeypatch.setattr(threshold, "CHUNK", 64)
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("length", [1, 64, 1000])
+@pytest.mark.parametrize("length", [1, threshold.BLOCK, 1000])
 def test_words_and_what_is_left_are_those_of_a_loop(length: int) -> None:
     residual = torch.zeros(length)
     slow = torch.zeros(length)
@@ -72,6 +71,11 @@ def test_decoding_adds_each_sign_at_its_index() -> None:
         decode(words, other, unit)
     assert fast.tolist() == [count * unit for count in slow] and max(map(abs, slow)) > 2
     assert torch.equal(fast, other)
+
+
+def test_an_index_beyond_the_bucket_writes_nothing() -> None:
+    with pytest.raises(IndexError):
+        decode(torch.tensor([5, 10], dtype=torch.int32), torch.zeros(10), 1.0)
 
 
 @pytest.mark.parametrize("most", [1, 4, 7, 128, 1000])
