@@ -35,7 +35,10 @@ def encode(residual: Tensor, threshold: float, gradient: Tensor | None = None) -
 
 
 def decode(words: Tensor, into: Tensor, value: float) -> None:
-    """Add ±value to `into` [N] at the index of each word [n], of one message or of several one after the other."""
+    """Add ±value to `into` [N] at the index of each word [n], of one message or of several one after the other.
+
+    IndexError (on a CPU): an index beyond N.
+    """
     if into.is_cuda:
         sign = (words >> 31).mul_(2).add_(1)  # -1 or 1
         into.scatter_add_(0, (words & INDEX).long(), sign.to(into.dtype).mul_(value))
@@ -61,7 +64,7 @@ def _encode_whole(residual: Tensor, threshold: float, gradient: Tensor | None) -
     return index.to(torch.int32) | (beyond.view(torch.int32) & SIGN)
 
 
-# Compiled, as each of NumPy's or torch's operations takes as long here as copying the gradient, and it needs several.
+# Compiled: as operations of NumPy, even on pieces that stay in the cache, this takes longer than copying the gradient.
 
 
 @numba.njit(nogil=True)

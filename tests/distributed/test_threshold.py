@@ -73,7 +73,7 @@ def test_decoding_adds_each_sign_at_its_index() -> None:
     assert torch.equal(fast, other)
 
 
-def test_an_index_beyond_the_bucket_writes_nothing() -> None:
+def test_an_index_beyond_the_bucket_is_refused() -> None:
     with pytest.raises(IndexError):
         decode(torch.tensor([5, 10], dtype=torch.int32), torch.zeros(10), 1.0)
 
