@@ -6,8 +6,10 @@ threads on contended cores are many times slower than one.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -19,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 def track(iterable: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
@@ -36,7 +39,11 @@ def track(iterable: Iterable[Item], description: str, total: int | None = None) 
         yield from progress.track(iterable, description=description, total=total)
 
 
-def _one_thread() -> None:
+def _begin_worker(parent: int) -> None:
+    """One thread, and no life after the parent's: a worker would keep the lock that it inherited."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
@@ -54,7 +61,10 @@ def parallel_map(
     if jobs <= 1 or len(items) <= 1:
         return [function(item) for item in track(items, description)]
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(min(jobs, len(items)), mp_context=context, initializer=_one_thread) as pool:
+    pool = ProcessPoolExecutor(
+        min(jobs, len(items)), mp_context=context, initializer=_begin_worker, initargs=(os.getpid(),)
+    )
+    with pool:
         try:
             return list(track(pool.map(function, items, chunksize=chunk), description, total=len(items)))
         except BrokenProcessPool as error:

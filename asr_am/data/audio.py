@@ -60,13 +60,17 @@ def _from_file(
                 file.seek(min(begin, file.frames))
                 samples_NC = file.read(end - begin, dtype="float32", always_2d=True)
                 if len(samples_NC) < end - begin:
-                    raise InputError(
-                        f"{source.source}: ends after {file.frames} of {recording.num_samples} samples, inside "
-                        f"utterance {segment.id}: the file is truncated; get it anew and run stage 0 (data) again"
-                    )
+                    raise _truncated(source.source, file.frames, recording.num_samples, segment)
                 yield segment, samples_NC[:, source.channels.index(channel_of(segment))] * INT16_SCALE
     except (soundfile.SoundFileError, OSError, TypeError) as error:
         raise InputError(f"{source.source}: cannot be read as audio ({error}); replace it") from error
+
+
+def _truncated(path: str, frames: int, expected: int, segment: SupervisionSegment) -> InputError:
+    return InputError(
+        f"{path}: ends after {frames} of {expected} samples, inside utterance {segment.id}: the file is truncated; get "
+        "it anew and run stage 0 (data) again"
+    )
 
 
 def _only_resampling(recording: Recording) -> Resample | None:
@@ -93,9 +97,12 @@ def _from_file_resampled(
     """
     rate, new_rate = resample.source_sampling_rate, resample.target_sampling_rate
     period = rate // math.gcd(rate, new_rate)
-    original = replace(recording, sampling_rate=rate, num_samples=_frames(recording.sources[0].source), transforms=[])
+    path = recording.sources[0].source
+    original = replace(recording, sampling_rate=rate, num_samples=_frames(path), transforms=[])
     for segment in segments:
         begin, end = _bounds(recording, segment)
+        if original.num_samples < (end - 1) * rate // new_rate:
+            raise _truncated(path, original.num_samples, recording.num_samples * rate // new_rate, segment)
         first = max(0, int((begin / new_rate - RESAMPLING_MARGIN) * rate)) // period * period
         last = min(math.ceil((end / new_rate + RESAMPLING_MARGIN) * rate), original.num_samples)
         piece = replace(segment, start=first / rate, duration=(last - first) / rate)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from http.client import HTTPException, HTTPResponse
@@ -32,7 +31,7 @@ def download(url: str, target: Path, remedy: str) -> None:
             if expected and file.tell() != expected:
                 raise InputError(f"{url}: the download ended after {file.tell()} of {expected} bytes; {remedy}")
         os.replace(temporary, target)
-    except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError, ValueError) as error:
+    except (HTTPException, OSError, ValueError) as error:  # of the network, or of the disk
         raise InputError(f"{url}: cannot be downloaded ({error}); {remedy}") from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -227,13 +227,19 @@ def _sph2pipe(options: Sequence[str], path: str) -> tuple[str, int | None] | Non
 
 def _find(value: str, record: Record, options: AudioOptions) -> Path | None:
     """The file that `value` means, None where there is none; see AudioOptions."""
-    path = Path(value).expanduser()
+    try:
+        path = Path(value).expanduser()
+    except RuntimeError:  # ~ of nobody
+        return None
     if path.is_absolute() or options.root is not None:
         candidates = [path if path.is_absolute() else (options.root or Path()) / path]
     else:
         folder = Path(record.where.rsplit(":", 1)[0]).resolve().parent
         candidates = [above / path for above in (folder, *folder.parents)]
-    return next((candidate.resolve() for candidate in candidates if candidate.is_file()), None)
+    try:
+        return next((candidate.resolve() for candidate in candidates if candidate.is_file()), None)
+    except OSError:  # a name that no file can have
+        return None
 
 
 def _from_file(name: str, record: Record, path: Path, options: AudioOptions) -> Recording:
@@ -315,6 +321,8 @@ def _from_archive(name: str, record: Record, path: Path, offset: int, options: A
         entry = read_entry(f"{path}:{offset}")
         if not isinstance(entry, tuple):
             raise ValueError("a matrix, not audio")
+        if entry[1].dtype not in (np.int16, np.float32, np.float64):  # of mu-law kaldiio gives the codes, too
+            raise ValueError("samples of another width")
     except Exception as error:  # kaldiio and the wav readers below it raise anything
         raise AudioProblem("audio that cannot be read: left out", f"{record.where}: {path}:{offset}") from error
     rate, samples = entry

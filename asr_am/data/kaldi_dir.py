@@ -117,14 +117,22 @@ def _spans(folder: Path, audio: dict[str, Record], tally: Tally) -> dict[str, Sp
 def _speakers(folder: Path, tally: Tally) -> dict[str, str]:
     path = folder / "utt2spk"
     if not path.exists() and (folder / "spk2utt").exists():
-        table = read_table(folder / "spk2utt", tally, "every line is `speaker utterance utterance ...`")
-        return {utterance: speaker for speaker, record in table.items() for utterance in record.value.split()}
+        return _speakers_by_list(folder / "spk2utt", tally)
     unknown = f"if nobody knows the speakers: awk '{{print $1, $1}}' {folder / 'text'} > {path}"
     speakers = {}
     for utterance, record in read_table(path, tally, f"every line is `utterance speaker`; {unknown}").items():
         if len(record.value.split()) != 1:
             raise InputError(f"{record.where}: not `utterance speaker`; {unknown}")
         speakers[utterance] = record.value
+    return speakers
+
+
+def _speakers_by_list(path: Path, tally: Tally) -> dict[str, str]:
+    speakers: dict[str, str] = {}
+    for speaker, record in read_table(path, tally, "every line is `speaker utterance utterance ...`").items():
+        for utterance in record.value.split():
+            if speakers.setdefault(utterance, speaker) != speaker:
+                raise InputError(f"{record.where}: {utterance} is of {speakers[utterance]}, too; leave out one of them")
     return speakers
 
 

@@ -39,8 +39,7 @@ def write_set(
     """
     folder = data_dir / subset
     folder.mkdir(parents=True, exist_ok=True)
-    root = data_dir.resolve()
-    by_id = sorted((_below(recording, root) for recording in recordings), key=lambda recording: recording.id)
+    by_id = sorted((_below(recording, data_dir) for recording in recordings), key=lambda recording: recording.id)
     segments = sorted(supervisions, key=lambda segment: segment.id)
     _write(RecordingSet.from_recordings(by_id), folder / RECORDINGS)
     _write(SupervisionSet.from_segments(segments), folder / SUPERVISIONS)
@@ -76,15 +75,17 @@ def check_manifest(manifest: RecordingSet | SupervisionSet, path: Path) -> None:
         raise InputError(f"{path}: {error}; correct the corpus preparation that wrote it") from error
 
 
-def _below(recording: Recording, root: Path) -> Recording:
-    """`recording` with the paths of its audio files relative to `root`, where they are below it."""
+def _below(recording: Recording, data_dir: Path) -> Recording:
+    """`recording` with the paths of its audio files relative to `data_dir`, where they are below it."""
+    roots = data_dir.absolute(), data_dir.resolve()  # they differ where a folder above is a link
     sources = []
     for source in recording.sources:
         if source.type != "file":
             sources.append(source)
             continue
         path = Path(source.source).absolute()
-        sources.append(replace(source, source=str(path.relative_to(root) if path.is_relative_to(root) else path)))
+        root = next((root for root in roots if path.is_relative_to(root)), None)
+        sources.append(replace(source, source=str(path.relative_to(root) if root else path)))
     return replace(recording, sources=sources)
 
 

@@ -146,14 +146,21 @@ def decode_shards(job: Job, utterances: Sequence[str], folder: Path, jobs: int, 
 
 
 def _finished(path: Path) -> bool:
-    """Both files, because a kill while finished shards were being removed may have left one of them."""
-    return path.with_suffix(".lat").exists() and path.with_suffix(".json").exists()
+    """Both files, because a kill while finished shards were being removed may have left one of them; and a power cut
+    half of one.
+    """
+    try:
+        json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return path.with_suffix(".lat").exists()
 
 
 def decode_shard(job: Job, shard: tuple[Path, tuple[str, ...]]) -> None:
     """Decode the utterances of one shard and write its two files, the .json last and by a rename."""
     path, utterances = shard
     decoder = load_decoder(job)
+    path.with_suffix(".json").unlink(missing_ok=True)  # of a shard whose lattices are gone
     results = []
     with path.with_suffix(".lat").open("wb") as lattices:
         for utterance in utterances:

@@ -42,6 +42,7 @@ class LdaOptions(TriOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_positive("context", "dim")
+        self._require_passes("mllt")
 
 
 def train_lda_mllt(place: Workplace, previous: Path, options: LdaOptions, out: Path, *, final: Path) -> None:

@@ -16,6 +16,7 @@ from asr_am.errors import InputError
 
 BOUNDARY, UNKNOWN = 0, 1  # ids of `</s>`, which stands before and after a sentence, and of `<unk>`
 SPECIAL = ("</s>", "<unk>")
+LINE_BYTES = 1 << 16  # sentencepiece leaves longer ones out
 PIECES_FROM = 10_000_000  # words; counts of a larger text are scaled down before pieces are learned from them
 
 
@@ -70,7 +71,8 @@ def _learn_pieces(counts: Counter[str], size: int) -> tuple[list[str], Callable[
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=_repeated(counts), model_writer=model, vocab_size=size, character_coverage=1.0,
-            normalization_rule_name="identity", num_threads=1, unk_id=0, bos_id=-1, eos_id=-1, minloglevel=2,
+            max_sentence_length=LINE_BYTES, normalization_rule_name="identity", num_threads=1, unk_id=0, bos_id=-1,
+            eos_id=-1, minloglevel=2,
         )  # fmt: skip
     except (RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0].rsplit("] ", 1)[-1]
@@ -85,6 +87,7 @@ def _repeated(counts: Counter[str]) -> Iterator[str]:
     share = min(1.0, PIECES_FROM / max(1, counts.total()))
     for word, count in sorted(counts.items()):
         left = max(1, round(count * share)) if word not in SPECIAL else 0
+        at_once = max(1, min(100, LINE_BYTES // (len(word.encode()) + 1)))
         while left > 0:
-            yield " ".join([word] * min(left, 100))
-            left -= 100
+            yield " ".join([word] * min(left, at_once))
+            left -= at_once

@@ -67,8 +67,12 @@ def draw_pulls(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[
 
 
 def draw_staleness(groups: Sequence[Group], order: Sequence[str], title: str) -> Figure | None:
-    """Mean staleness and held-out loss by number of learners; None without a strategy at several numbers."""
+    """Mean staleness and held-out loss by number of learners; None without a strategy at several numbers.
+
+    Of groups that differ in something else, a learning rate, the one with the lowest loss is drawn.
+    """
     sound = [group for group in groups if not group.setting.faults]
+    sound.sort(key=lambda group: -min(group.mean_loss_E()))  # the last of a number of learners stays
     lines = {strategy: {g.setting.learners: g for g in sound if g.setting.strategy == strategy} for strategy in order}
     lines = {strategy: points for strategy, points in lines.items() if len(points) > 1}
     if not lines:
@@ -78,7 +82,7 @@ def draw_staleness(groups: Sequence[Group], order: Sequence[str], title: str) ->
     ticks = sorted(set().union(*lines.values()))
     for axes, what, value in (
         (stale, "mean staleness (updates)", lambda group: group.mean(mean_staleness)),
-        (loss, "held-out loss, best epoch (nats per frame)", lambda group: min(group.mean_loss_E())),
+        (loss, "held-out loss, best epoch and rate (nats per frame)", lambda group: min(group.mean_loss_E())),
     ):
         for strategy, points in lines.items():
             learners, style = sorted(points), Style.of(order.index(strategy))

@@ -102,8 +102,11 @@ def without_seed(name: str, seed: int | None) -> str:
 
 
 def corpus_of(run: Path) -> Path:
-    """exp/<corpus>, from the root, of exp/<corpus>/<stage>/<run>."""
-    return Path(os.path.abspath(run)).parents[1]
+    """exp/<corpus>, from the root, of exp/<corpus>/<stage>/<run>. InputError for a folder above which there is none."""
+    parents = Path(os.path.abspath(run)).parents
+    if len(parents) < 2:
+        raise InputError(f"{run}: not a run's folder; give exp/<corpus>/train/<run>")
+    return parents[1]
 
 
 def read_scores(corpus_dir: Path) -> list[Score]:

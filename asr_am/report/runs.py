@@ -179,6 +179,8 @@ def read_training_run(folder: Path) -> TrainingRun:
     losses, rates = len(run.loss_E), len(run.frame_error_E)
     if losses == 0 or losses != rates:
         raise InputError(f"{path}: {losses} held-out losses and {rates} frame error rates; train again")
+    if len(run.seconds_E) not in (0, losses):
+        raise InputError(f"{path}: {losses} held-out losses and seconds of {len(run.seconds_E)} epochs; train again")
     return run
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +27,9 @@ def main(arguments: list[str] | None = None) -> int:
         _run(_parse(arguments))
     except InputError as error:
         print(f"asr_am.score: {error}".replace("\n", " "), file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # whoever reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or closing it would fail again
         return 1
     except OSError as error:
         print(f"asr_am.score: {error.filename}: {error.strerror}; give a path that can be written", file=sys.stderr)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from asr_am.errors import InputError
 from asr_am.score.align import CORRECT, DELETION, INSERTION, SUBSTITUTION, Pair
 from asr_am.score.score import ALL, Counts, Score, SegmentScore
 
@@ -110,6 +111,8 @@ def _frequent_errors(score: Score) -> Iterator[str]:
 
 
 def _write_renamed(path: Path, text: str) -> None:
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; give a file to write")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

@@ -62,11 +62,14 @@ def score_files_sctk(stm: Path, ctm: Path, glm: Path | None = None, subsets: Map
 def _prepare(directory: Path, source: Path, kind: str, purpose: str, glm: Path | None, work: Path) -> Path:
     """Sort and filter one file as hubscr.pl does; returns the result."""
     whole, result = work / f"{purpose}.whole.{kind}", work / f"{purpose}.{kind}"
-    whole.write_bytes(source.read_bytes().removesuffix(b"\n") + b"\n")  # sorting would glue a last line without an end
+    text = source.read_bytes().replace(b"\r\n", b"\n")  # NIST's would keep the \r in the last word
+    whole.write_bytes(text.removesuffix(b"\n") + b"\n")  # sorting would glue a last line without an end
     _run(directory, ["perl", str(directory / "hubscr.pl"), f"sort{kind.upper()}"], work, whole, result)
     if glm:
         result, unfiltered = work / f"{purpose}.filtered.{kind}", result
-        command = ["csrfilt.sh", "-i", kind, "-t", purpose, "-dh", str(glm.resolve())]
+        rules = work / "rules.glm"  # csrfilt.sh cannot do with a blank in a path
+        rules.write_bytes(glm.read_bytes().replace(b"\r\n", b"\n"))
+        command = ["csrfilt.sh", "-i", kind, "-t", purpose, "-dh", str(rules)]
         if _run(directory, command, work, unfiltered, result):
             raise InputError(f"{glm}: csrfilt reports an error in the rules; score without --sctk to see which")
     return result

@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.unit import Unit
 
@@ -26,11 +27,14 @@ def align(root: Path, final: Path, options: dict, jobs: int, out: Path) -> None:
     from asr_am.hmm.adaptation import FmllrOptions
     from asr_am.hmm.align_corpus import LdaOptions, MonoOptions, SatOptions, TriOptions, align_corpus
 
-    systems: dict[str, Any] = {"mono": MonoOptions(**options["mono"]), "tri": TriOptions(**options["tri"])}
-    if "lda_mllt" in options:
-        systems["lda_mllt"] = LdaOptions(**options["lda_mllt"])
-    if "sat" in options:
-        systems["sat"] = SatOptions(**options["sat"] | {"fmllr": FmllrOptions(**options["sat"]["fmllr"])})
+    try:
+        systems: dict[str, Any] = {"mono": MonoOptions(**options["mono"]), "tri": TriOptions(**options["tri"])}
+        if "lda_mllt" in options:
+            systems["lda_mllt"] = LdaOptions(**options["lda_mllt"])
+        if "sat" in options:
+            systems["sat"] = SatOptions(**options["sat"] | {"fmllr": FmllrOptions(**options["sat"]["fmllr"])})
+    except TypeError as error:
+        raise InputError(f"align: {error}; see conf/align") from error
     align_corpus(root / "data", root / "lang", root / "features", out, final=final, jobs=jobs, **systems)
 
 

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import input_dirs
+from asr_am.stages.grid import grid_of, weightings
 from asr_am.stages.systems import SystemPlan, graph_dir, language_models, plans
 from asr_am.stages.unit import Unit
 
@@ -37,10 +38,10 @@ def graph_unit(cfg: DictConfig, system: SystemPlan, lm: str) -> Unit:
 def decode_unit(cfg: DictConfig, system: SystemPlan, lm: str) -> Unit:
     """Dev and test of a system with an LM."""
     root = corpus_dir(cfg)
-    options = values(cfg.decode)
+    grid, options = grid_of(cfg), values(cfg.decode)
     inputs = [root / "data", root / "align", *input_dirs(cfg, system.features), graph_dir(cfg, system, lm)]
     inputs += [system.model] if system.model else []
-    work = partial(decode, root, system, graph_dir(cfg, system, lm), options, cfg.nj)
+    work = partial(decode, root, system, graph_dir(cfg, system, lm), grid, options, cfg.nj)
     return Unit(root / "decode" / f"{system.name}_{lm}", inputs, options, work)
 
 
@@ -62,22 +63,22 @@ def graph(root: Path, gmm: str, lm: str, options: dict, out: Path) -> None:
     build_hclg(root / "lang", root / "lm" / lm, states, tree, out, **options)
 
 
-def decode(root: Path, plan: SystemPlan, graph_folder: Path, options: dict, jobs: int, out: Path) -> None:
+def decode(
+    root: Path, plan: SystemPlan, graph_folder: Path, grid: list[list[float]], options: dict, jobs: int, out: Path
+) -> None:
     """Decode dev, choose weights and window on it, decode test."""
     from asr_am.decode.decode import decode_sets
-    from asr_am.decode.paths import Weights
     from asr_am.decode.search import SearchOptions
     from asr_am.decode.shards import DecodeOptions
     from asr_am.decode.system import System
     from asr_am.decode.windows import Window
 
-    grid = [Weights(lm, wip) for lm in options["lm_weights"] for wip in options["insertion_penalties"]]
     system = System(
         align_dir=root / "align" / plan.gmm, features_dir=root / "features", lang_dir=root / "lang",
         graph_dir=graph_folder, model=plan.model / "best.pt" if plan.model else None,
         search=SearchOptions(**options["search"]),
     )  # fmt: skip
-    how = DecodeOptions(search=system.search, grid=tuple(grid), nbest=options["nbest"])
+    how = DecodeOptions(search=system.search, grid=tuple(weightings(grid)), nbest=options["nbest"])
     windows = [Window.parse(text) for text in options["windows"]]
     decode_sets(system, root / "data", out, how, windows=windows, jobs=jobs)
 

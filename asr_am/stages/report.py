@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -10,25 +11,27 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from asr_am.stages.app import ROOT, corpus_dir, stage
-from asr_am.stages.unit import DONE, Unit
+from asr_am.stages.unit import Unit
 
+SHOWN = "score/*/*.json", "train/*/summary.json", "rescore/*/rescore.json", "lm/*/lm.json", "data/corpus.json"
 LEFT_OUT = ("corpus", "nj", "data_dir", "logger", "run")  # overrides that the figures do not depend on
 
 
 def units(cfg: DictConfig) -> list[Unit]:
-    """One unit, made again when any finished run is new or changed."""
+    """One unit, made again when anything that it shows is new or changed."""
     root = corpus_dir(cfg)
-    finished = sorted(path.parent for part in ("score", "train") for path in root.glob(f"{part}/*/{DONE}"))
+    shown = sorted(path for pattern in SHOWN for path in root.glob(pattern))
     command = command_line(cfg.corpus.name)
-    return [Unit(root / "report", finished, {"command": command}, partial(write, root, command))]
+    work = partial(write, root, command)
+    return [Unit(root / "report", shown, {"command": command}, work, beside=[root / "RESULTS.md"])]
 
 
 def command_line(corpus: str) -> str:
-    """The command that makes these results, as far as this stage was told of it."""
+    """The command that makes these results, as far as this stage was told of it: of a sweep all, not one job's part."""
     recipe = f"recipes/{corpus}/run.sh"
     if not (ROOT / recipe).exists():
         return f"recipes/kaldi/run.sh --name {corpus} ..."
-    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    given = [word for word in sys.argv[1:] if "=" in word] if HydraConfig.initialized() else []
     return shlex.join([recipe, *(override for override in given if override.split("=")[0] not in LEFT_OUT)])
 
 

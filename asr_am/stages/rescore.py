@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.grid import grid_of, weightings
 from asr_am.stages.systems import language_models, plans
 from asr_am.stages.unit import KEY, Unit, git_commit
 
@@ -62,7 +63,7 @@ def rescore_unit(cfg: DictConfig, run: str, lm: str) -> Unit:
     root = corpus_dir(cfg)
     decoded, out = root / "decode" / run, root / "rescore" / f"{run}+{cfg.lm.name}"
     arpa, recurrent = root / "lm" / lm, root / "lm" / cfg.lm.name
-    options = {"nbest": cfg.lm.nbest, "grid": [list(cfg.decode.lm_weights), list(cfg.decode.insertion_penalties)]}
+    options = {"nbest": cfg.lm.nbest, "grid": grid_of(cfg)}
     work = partial(rescore, root, decoded, arpa, recurrent, options, cfg.nj)
     return Unit(out, [root / "data", decoded, arpa, recurrent], options, work)
 
@@ -88,14 +89,11 @@ def train(root: Path, config: dict, text: Path, out: Path) -> None:
 
 def rescore(root: Path, decoded: Path, arpa: Path, recurrent: Path, options: dict, jobs: int, out: Path) -> None:
     """Choose the mixture on dev, and write what it makes of both sets."""
-    from asr_am.decode.paths import Weights
     from asr_am.decode.rescore import rescore as rescore_run
 
-    lm_weights, penalties = options["grid"]
-    grid = [Weights(lm_weight, penalty) for lm_weight in lm_weights for penalty in penalties]
     rescore_run(
-        decoded, root / "data", arpa / "lm.arpa", recurrent / "best.pt", out, grid=grid, count=options["nbest"],
-        jobs=jobs,
+        decoded, root / "data", arpa / "lm.arpa", recurrent / "best.pt", out, grid=weightings(options["grid"]),
+        count=options["nbest"], jobs=jobs,
     )  # fmt: skip
 
 

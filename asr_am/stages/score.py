@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
+from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.grid import grid_of, weightings
 from asr_am.stages.rescore import mixture_name
 from asr_am.stages.systems import SystemPlan, language_models, plans
 from asr_am.stages.unit import Unit, git_commit
@@ -30,7 +32,9 @@ def units(cfg: DictConfig) -> list[Unit]:
     """One unit per system and LM, and where rescoring is on, per system and mixture."""
     root = corpus_dir(cfg)
     made = []
-    options = values(cfg.score) | {"grid": [list(cfg.decode.lm_weights), list(cfg.decode.insertion_penalties)]}
+    options = values(cfg.score) | {"grid": grid_of(cfg)}
+    if not isinstance(options["bootstrap"], int) or options["bootstrap"] < 1:
+        raise InputError(f"score.bootstrap={options['bootstrap']}: must be a whole number from 1, of resamples")
     for system in plans(cfg):
         for name in language_models(cfg):
             lms = {"decode": name} | ({"rescore": mixture_name(cfg, name)} if cfg.rescore else {})
@@ -45,7 +49,6 @@ def units(cfg: DictConfig) -> list[Unit]:
 def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict, jobs: int, out: Path) -> None:
     """Choose on dev, score test, write table, errors, wer.json and segments.json."""
     from asr_am.decode.decode import ctm_name
-    from asr_am.decode.paths import Weights
     from asr_am.decode.tune import choose
     from asr_am.parallel import parallel_map
     from asr_am.score.output import write_alignments, write_table
@@ -54,8 +57,7 @@ def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict,
     run = words.name
     glm = root / "data/en.glm"
     rules = glm if glm.exists() else None
-    lm_weights, penalties = options["grid"]
-    grid = [Weights(lm_weight, penalty) for lm_weight in lm_weights for penalty in penalties]
+    grid = weightings(options["grid"])
     dev = Reference(root / "data/dev/ref.stm", rules, {})
     ctms = [words / "ctm" / ctm_name("dev", weights) for weights in grid]
     totals = parallel_map(partial(count_errors, dev), ctms, jobs, f"scoring {run} on dev")

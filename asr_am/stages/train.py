@@ -43,7 +43,7 @@ def units(cfg: DictConfig) -> list[Unit]:
     out = corpus_dir(cfg) / "train" / cfg.run
     leads = int(os.environ.get("RANK", "0") if launcher == "torchrun" else cfg.launcher.get("node_rank", 0)) == 0
     work = partial(train_run, cfg, leads)
-    return [Unit(out, inputs, config, work, in_place=True, apart=("wandb",), leads=leads)]
+    return [Unit(out, inputs, config, work, in_place=True, apart=("wandb", "checkpoints"), leads=leads)]
 
 
 def train_run(cfg: DictConfig, leads: bool, out: Path) -> None:

@@ -39,7 +39,9 @@ class Unit:
     work: called with the directory to write into; what it finds there is its own, from a run that was cut short.
     in_place: the directory has its final name from the start, for work that people watch while it runs (training).
         An outdated one is kept as `<out>.old`.
-    apart: names of directories in it that other programs write to, even later (wandb's); no part of the output.
+    apart: names of directories in it that are no part of the output: other programs write there, even later (wandb's),
+        or it may be removed (checkpoints).
+    beside: files next to the directory that the work writes, too.
     version: raise it when the work's code changes what it makes.
     leads: False in a process that takes part in work which another one (on another host, or of another rank) leads: it
         does the work and leaves the marking to the leader.
@@ -51,6 +53,7 @@ class Unit:
     work: Callable[[Path], None]
     in_place: bool = False
     apart: Sequence[str] = ()
+    beside: Sequence[Path] = ()
     version: int = 1
     leads: bool = True
 
@@ -88,6 +91,7 @@ class Unit:
         seconds = time.monotonic() - begin
         made = [p for p in sorted(place.rglob("*")) if p.is_file() and p.relative_to(place).parts[0] not in self.apart]
         files = {str(p.relative_to(place)): p.stat().st_size for p in made}
+        files |= {os.path.relpath(p, self.out): p.stat().st_size for p in self.beside}
         done = {
             "key": key,
             "config": self.config,
@@ -120,22 +124,30 @@ def _read_done(directory: Path) -> dict:
 def _complete(directory: Path, key: str) -> bool:
     """Whether `directory` was finished from the sources behind `key` and still holds every file it was left with."""
     record = _read_done(directory)
-    if record.get("key") != key:
-        return False
+    return record.get("key") == key and _damaged(directory, record) is None
+
+
+def _damaged(directory: Path, record: dict) -> str | None:
+    """The first file that is missing, or has another size than `record` says; None where there is none."""
     for name, size in record["files"].items():
         if name in (DONE, KEY):
             continue
         try:
             if (directory / name).stat().st_size != size:
-                return False
+                return name
         except OSError:
-            return False
-    return True
+            return name
+    return None
 
 
 def _fingerprint(path: Path) -> object:
     record = _read_done(path)
     if record:
+        if name := _damaged(path, record):
+            raise InputError(
+                f"{path / name} is missing, or has not the size that it was made with; run the stage that makes it "
+                "again (recipes/<corpus>/run.sh --help)"
+            )
         return [record["key"], {name: size for name, size in record["files"].items() if name not in (DONE, KEY)}]
     if path.is_dir():
         if path.with_name(path.name + ".partial").exists() or (path / KEY).exists():

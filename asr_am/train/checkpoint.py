@@ -65,10 +65,9 @@ class Checkpoints:
             )
         return state
 
-    def load_learner(self, rank: int) -> dict[str, Any] | None:
-        """A learner's part of the newest checkpoint; None where the learner was dead when it was made."""
-        path = self.paths()[-1] / f"learner-{rank}.pt"
-        return read_torch(path, self._remedy()) if path.exists() else None
+    def load_learner(self, rank: int) -> dict[str, Any]:
+        """The part in the newest checkpoint of a learner that lived when it was made."""
+        return read_torch(self.paths()[-1] / f"learner-{rank}.pt", self._remedy())
 
     def newest(self) -> str:
         """Name of the newest checkpoint, for messages."""

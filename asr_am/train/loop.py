@@ -182,7 +182,6 @@ class Run:
             self.cursor = Cursor(**state["cursor"])
             own = self.checkpoints.load_learner(self.team.rank) if self.team.rank in state["members"] else None
             part = own or self.checkpoints.load_learner(state["members"][0])
-            assert part is not None
             self.strategy.load_state_dict(part["strategy"])
             if own is None:  # what another has counted is the other's
                 self.strategy.staleness.clear()

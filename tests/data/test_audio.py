@@ -51,13 +51,14 @@ def test_an_end_rounded_past_the_recording_is_its_end(tmp_path: Path) -> None:
     assert len(samples_N) == RATE
 
 
-@pytest.mark.parametrize("keep", [0, 30, 40000])
-def test_cut_audio_is_an_input_error(tmp_path: Path, keep: int) -> None:
+@pytest.mark.parametrize("rate", [RATE, 11025, 6000])
+@pytest.mark.parametrize("keep", [0, 30, 40000, 110_000])
+def test_cut_audio_is_an_input_error(tmp_path: Path, keep: int, rate: int) -> None:
     recording = write_recording(tmp_path, "r", 1, "PCM_16")
     path = Path(recording.sources[0].source)
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(InputError, match=r"r.wav"):
-        list(read_utterances(recording, [utterance(recording, "amy", 3)]))
+        list(read_utterances(recording.resample(rate), [utterance(recording, "amy", 3)]))
 
 
 def test_missing_audio_is_an_input_error(tmp_path: Path) -> None:

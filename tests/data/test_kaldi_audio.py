@@ -175,3 +175,17 @@ def test_what_is_not_audio_is_left_out(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(b"ID3 no audio" * 100)
     assert look(tmp_path, path, WHOLE).problems[0][0] == "audio that cannot be read: left out"
+
+
+@pytest.mark.parametrize("subtype", ["PCM_U8", "ULAW", "PCM_24"])
+def test_an_archive_of_another_sample_format_is_left_out(tmp_path: Path, subtype: str) -> None:
+    soundfile.write(tmp_path / "talk.wav", speech(), RATE, subtype=subtype)
+    archive = tmp_path / "wav.ark"
+    archive.write_bytes(b"r " + (tmp_path / "talk.wav").read_bytes())
+    assert look(tmp_path, f"{archive}:2", WHOLE).problems[0][0] == "audio that cannot be read: left out"
+    assert not list(tmp_path.glob("copies/*"))
+
+
+@pytest.mark.parametrize("path", ["~nosuchuser/x.wav", f"/{'x' * 300}.wav"])
+def test_a_path_that_cannot_be_is_missing_audio(tmp_path: Path, path: str) -> None:
+    assert look(tmp_path, path, WHOLE).problems[0][0].startswith("missing audio")

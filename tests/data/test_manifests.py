@@ -25,6 +25,15 @@ def test_audio_is_found_after_the_directory_was_renamed(tmp_path: Path) -> None:
     assert recording.load_audio().shape == (2, 32000)
 
 
+def test_audio_is_found_below_a_folder_that_is_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "exp").symlink_to(tmp_path / "disk")
+    write_corpus(tmp_path / "exp" / "before")
+    (tmp_path / "exp" / "before").rename(tmp_path / "exp" / "after")
+    recording = next(iter(read_recordings(tmp_path / "exp" / "after", "dev")))
+    assert recording.load_audio().shape == (2, 32000)
+
+
 def test_audio_outside_keeps_its_absolute_path(tmp_path: Path) -> None:
     recording = write_recording(tmp_path / "elsewhere", "r", 0, "PCM_16")
     write_set(tmp_path / "data", "dev", [recording], [utterance(recording, "amy", 0)])

@@ -108,6 +108,25 @@ def test_a_shard_of_which_a_file_is_gone_is_made_again(
     assert decode(system, tmp_path / "cut") == whole
 
 
+@pytest.mark.parametrize("damage", ["half a json", "lattices gone, then killed again"])
+def test_a_shard_that_is_damaged_is_made_again(
+    system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    whole = decode(system, tmp_path / "whole")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
+        decode(system, tmp_path / "cut")
+    (shard,) = tmp_path.glob("cut/*/test_whole/00000.json")
+    if damage == "half a json":
+        shard.write_text("[{")
+    else:
+        shard.with_suffix(".lat").unlink()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(shards.Decoder, "decode", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            decode(system, tmp_path / "cut")
+    assert decode(system, tmp_path / "cut") == whole
+
+
 def test_the_window_with_the_fewest_dev_errors_is_kept(system: System, tmp_path: Path) -> None:
     """A network, decoded with every window; what is kept is used on test, recorded, and can transcribe."""
     model = write_network(system.lang_dir.parent, StateTable.load(system.states).num_pdfs)

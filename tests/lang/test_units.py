@@ -40,3 +40,11 @@ def test_what_cannot_be_is_refused() -> None:
         make_units("sentencepiece", LEXICON, COUNTS, size=5000)
     with pytest.raises(InputError, match=r"lm\.units=letters"):
         make_units("letters", LEXICON, COUNTS, size=10)  # type: ignore[arg-type]
+
+
+def test_frequent_long_words_are_learned_from() -> None:
+    """sentencepiece leaves out lines of more bytes than it was told; 45 letters, 135 bytes in Tamil."""
+    long, tamil = "ABCDEFGHIJKLMNOPQRSTUVWXYZABCDEFGHIJKLMNOPQRS", "தமிழ்" * 9
+    units = make_units("sentencepiece", [long, tamil], Counter({long: 100, tamil: 1000, "GO": 3}), size=36)
+    for word in (long, tamil):
+        assert "".join(units.names[unit] for unit in units.of(word)) == f"▁{word}"

@@ -293,6 +293,13 @@ REFUSED = [
     (replace("wav.scp", "a0-0.wav", "cat x | sox - |"), r"wav.scp:1: .*--allow-pipes"),
     (append("utt2spk", "zoe a b\n"), r"utt2spk:31: not `utterance speaker`"),
     (lambda corpus: (corpus.train / "utt2spk").unlink(), "utt2spk: no such file; .*awk"),
+    (
+        lambda corpus: (
+            (corpus.train / "utt2spk").unlink(),
+            (corpus.train / "spk2utt").write_text("a a0-0 a0-1\nb a0-1\n"),
+        ),
+        "spk2utt:2: a0-1 is of a, too",
+    ),
     (lambda corpus: (corpus.train / "text").write_bytes(b"a0-0 CAF\xe9\n"), "text:1: not UTF-8"),
     (lambda corpus: (corpus.train / "text").write_text("\n"), "text: is empty"),
     (lambda corpus: (corpus.test / "text").unlink(), "text: no such file; .*asr_am.transcribe"),

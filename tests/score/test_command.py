@@ -96,6 +96,26 @@ def test_sctk_counts_are_the_same(files: list[str], tmp_path: Path) -> None:
     assert (tmp_path / "--sctk.json").read_text() == (tmp_path / "--no-sctk.json").read_text()
 
 
+@pytest.mark.skipif(find_sctk() is None, reason="NIST's sctk is not installed (Debian: apt-get install sctk)")
+def test_sctk_counts_are_the_same_with_windows_line_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    rules = ";; rules\n* name 'some'\n* format = 'NIST1'\n* max_nrules = '9'\nI => YOU / [ ] __ [ ]\n"
+    for name, text in (("ref.stm", STM), ("hyp.ctm", CTM), ("rules.glm", rules)):
+        (folder / name).write_bytes(text.replace("\n", "\r\n").encode())
+    files = ["--stm", str(folder / "ref.stm"), "--ctm", str(folder / "hyp.ctm"), "--glm", str(folder / "rules.glm")]
+    for option in ("--sctk", "--no-sctk"):
+        assert main([*files, option, "--json", str(tmp_path / f"{option}.json")]) == 0
+    assert (tmp_path / "--sctk.json").read_text() == (tmp_path / "--no-sctk.json").read_text()
+
+
+def test_a_folder_is_no_place_for_the_counts(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*files, "--json", str(tmp_path)]) == 1
+    assert "is a folder" in capsys.readouterr().err
+
+
 def test_a_reference_scores_many_hypotheses(tmp_path: Path) -> None:
     (tmp_path / "ref.stm").write_text(STM)
     (tmp_path / "hyp.ctm").write_text(CTM)

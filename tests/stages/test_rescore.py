@@ -70,3 +70,15 @@ def test_every_lm_can_be_made_from_its_file(tmp_path: Path, name: str) -> None:
     plain = values(cfg.lm)
     options = LmOptions.build({**plain["model"], "samples": min(1, plain["model"]["samples"])}, plain["train"])
     assert LstmLm(options.model, len(Units(["</s>", "<unk>", "A"], {}))).options.cells == 24
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "decode.lm_weights=[]", "decode.lm_weights=[0]", "decode.lm_weights=[-5]", "decode.lm_weights=7",
+        "decode.insertion_penalties=[]", "decode.insertion_penalties=[.inf]", "score.bootstrap=0",
+    ],
+)  # fmt: skip
+def test_what_dev_cannot_choose_from_is_refused_before_any_work(tmp_path: Path, override: str) -> None:
+    with pytest.raises(InputError, match=override.partition("=")[0]):
+        score.units(config(tmp_path, "corpus=minicts", override))

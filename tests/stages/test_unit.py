@@ -83,6 +83,28 @@ def test_missing_and_unfinished_inputs_are_named(tmp_path: Path, source: Path) -
         Unit(tmp_path / "second", [tmp_path / "out"], {}, copy_of(source)).run()
 
 
+@pytest.mark.parametrize("damage", [lambda path: path.write_text("w"), Path.unlink], ids=["cut", "gone"])
+def test_a_damaged_input_is_named(tmp_path: Path, source: Path, damage: Callable[[Path], object]) -> None:
+    first = unit(tmp_path, source)
+    first.run()
+    second = Unit(tmp_path / "second", [first.out], {}, lambda place: None)
+    second.run()
+    damage(tmp_path / "out/copy.txt")
+    with pytest.raises(InputError, match=r"out/copy.txt is missing, or has not the size"):
+        second.run()
+    assert first.run() and not second.run()
+
+
+def test_files_beside_the_output_are_part_of_it(tmp_path: Path, source: Path) -> None:
+    table = tmp_path / "table.md"
+    made = unit(tmp_path, source, work=lambda place: table.write_text("1 2 3") and None, beside=[table])
+    assert made.run() and not made.run()
+    table.write_text("1")
+    assert made.run() and table.read_text() == "1 2 3"
+    table.unlink()
+    assert made.run() and not made.run()
+
+
 def test_failure_keeps_the_old_output(tmp_path: Path, source: Path) -> None:
     unit(tmp_path, source).run()
 
@@ -137,3 +159,28 @@ def test_killed_between_the_two_renames(tmp_path: Path, source: Path) -> None:
     called = []
     unit(tmp_path, source, work=called.append).run()
     assert (tmp_path / "out/copy.txt").read_text() == "words!" and not called
+
+
+POOL = """
+    import sys, time
+    from pathlib import Path
+    from asr_am.parallel import parallel_map
+    from asr_am.stages.unit import Unit
+
+    def item(number):
+        print("began", flush=True)
+        time.sleep(60)
+
+    Unit(Path(sys.argv[1]) / "out", [], {}, lambda place: parallel_map(item, [1, 2, 3], 2, "waiting")).run()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_killed_alone_its_workers_end_and_let_go_of_the_unit(tmp_path: Path, how: signal.Signals) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(POOL), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        assert [parent.stdout.readline() for _ in range(2)] == ["began\n", "began\n"]
+        parent.send_signal(how)
+        assert parent.stdout.read() == "", "ends when nobody has it open any more"
+    assert Unit(tmp_path / "out", [], {}, lambda place: None).run()

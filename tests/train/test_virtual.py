@@ -122,6 +122,14 @@ def test_a_resumed_run_gives_the_same_bits(egs_dir: Path, tmp_path: Path, name: 
     assert lease_log(tmp_path / "cut") == lease_log(tmp_path / "whole")
 
 
+def test_a_learner_that_lost_its_part_does_not_take_anothers(egs_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(LearnerLost):
+        virtually(egs_dir, tmp_path / "cut", Dpsgd, crashes=[{"learner": 2, "at": 14.0}])
+    sorted((tmp_path / "cut/checkpoints").iterdir())[-1].joinpath("learner-2.pt").unlink()
+    with pytest.raises(InputError, match=r"learner-2.pt: not readable .*remove it to go on"):
+        virtually(egs_dir, tmp_path / "cut", Dpsgd)
+
+
 def test_adpsgd_goes_on_without_a_learner_that_then_rejoins(egs_dir: Path, tmp_path: Path) -> None:
     crash = {"learner": 1, "at": 2.5, "restart_after": 5.0}
     summary = virtually(egs_dir, tmp_path, Adpsgd, crashes=[crash], slow={"2": 10})
