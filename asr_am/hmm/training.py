@@ -57,7 +57,6 @@ class EmOptions:
         self._require_positive(
             "iterations", "gaussians", "increase_until", "variance_floor", "boost_silence", "beam", "retry_beam"
         )
-
         self._require_passes("realign")
 
     def _require_passes(self, name: str) -> None:

@@ -31,7 +31,10 @@ class Subset:
 
 @dataclass(frozen=True)
 class Score:
-    """One system with one LM: score/<run>/wer.json, and segments.json as segment -> (errors, words)."""
+    """One system with one LM: score/<run>/wer.json, and segments.json as segment -> (errors, words).
+
+    reference: a digest of what it was scored against; None: an older score does not say.
+    """
 
     folder: Path
     system: str
@@ -42,6 +45,7 @@ class Score:
     dev_wer: float
     commit: str
     date: str
+    reference: str | None
     subsets: Mapping[str, Subset]
     segments: Mapping[str, tuple[int, int]]
 
@@ -112,13 +116,19 @@ def corpus_of(run: Path) -> Path:
 def read_scores(corpus_dir: Path) -> list[Score]:
     """Every score/<run>, GMM systems first; none where nothing is scored.
 
-    InputError: a wer.json missing, broken or incomplete, or runs scored on different subsets.
+    InputError: a wer.json missing, broken or incomplete, or runs scored on different subsets or references.
     """
     scores = [_read_score(folder) for folder in folders(corpus_dir / "score")]
     names = {tuple(score.subsets) for score in scores}
     if len(names) > 1:
         raise InputError(
             f"{corpus_dir / 'score'}: runs are scored on different subsets {sorted(names)}; score them again"
+        )
+    known = sorted((score for score in scores if score.reference), key=lambda score: score.date)
+    if outdated := [score.folder for score in known if score.reference != known[-1].reference]:
+        raise InputError(
+            f"{outdated[0]}: was scored against another reference than {known[-1].run}, the last one; run stage 9 "
+            f"(score) for it again, or remove it ({len(outdated)} such)"
         )
     return sorted(scores, key=lambda score: (*_rank(score.family), score.seed or 0, score.lm))
 
@@ -189,6 +199,7 @@ def _read_score(folder: Path) -> Score:
             dev_wer=float(content["dev_wer"]),
             commit=str(content["commit"]),
             date=str(content["date"]),
+            reference=str(content["reference"]) if "reference" in content else None,
             subsets={name: _subset(value) for name, value in content.items() if isinstance(value, dict)}
             | {"all": _subset(content["all"])},
             segments=_read_segments(folder / "segments.json"),

@@ -6,6 +6,7 @@ LM weight and insertion penalty are those with the fewest errors on dev; the tes
 from __future__ import annotations
 
 import datetime
+import hashlib
 import io
 import json
 import logging
@@ -70,6 +71,7 @@ def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict,
         "system": plan.name, "lm": lm, "seed": plan.seed, "lm_weight": grid[best].lm,
         "insertion_penalty": grid[best].insertion, "dev_wer": 100.0 * dev_errors / max(1, dev_words),
         "commit": git_commit(), "date": datetime.datetime.now().isoformat(timespec="seconds"),
+        "reference": hashlib.sha256((root / "data/test/ref.stm").read_bytes()).hexdigest()[:16],
     }  # fmt: skip
     (out / "wer.json").write_text(json.dumps(head | summary(score, options["bootstrap"]), indent=1) + "\n")
     (out / "segments.json").write_text(json.dumps(per_segment(score)) + "\n")

@@ -13,7 +13,7 @@ from lhotse import SupervisionSegment, SupervisionSet
 
 from asr_am.errors import InputError
 from asr_am.hmm import align_corpus as module
-from asr_am.hmm.align_corpus import MonoOptions, TriOptions, align_corpus
+from asr_am.hmm.align_corpus import LdaOptions, MonoOptions, SatOptions, TriOptions, align_corpus
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.system import System
@@ -146,6 +146,12 @@ def test_impossible_options_are_refused() -> None:
         MonoOptions(phone_states=0)
     with pytest.raises(InputError, match="beam"):
         TriOptions(beam=-1.0)
+    with pytest.raises(InputError, match=r"realign is 10; it must be a list"):
+        TriOptions(realign=10)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"mllt is .*2.5.*; it must be a list"):
+        LdaOptions(mllt=(2.5,))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"fmllr_passes is '2'; it must be a list"):
+        SatOptions(fmllr_passes="2")  # type: ignore[arg-type]
 
 
 def test_systems_that_do_not_belong_together_are_refused(

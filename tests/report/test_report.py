@@ -166,6 +166,17 @@ def test_runs_that_do_not_compare(corpus_dir: Path) -> None:
         write_report(corpus_dir, corpus_dir / "report", "x")
 
 
+def test_runs_scored_against_another_reference_are_named(corpus_dir: Path) -> None:
+    """As after stage 0 has made another test set, with segments of the same names."""
+    scores = sorted((corpus_dir / "score").iterdir())
+    for number, folder in enumerate(scores[1:]):  # the first does not say
+        edit(lambda c, n=number: c.update(reference="a" if n else "b", date=f"2026-01-{n + 1:02}"))(folder / "wer.json")
+    with pytest.raises(InputError, match=rf"{scores[1].name}: was scored against another reference .*\(1 such\)"):
+        write_report(corpus_dir, corpus_dir / "report", "x")
+    edit(lambda c: c.update(reference="a"))(scores[1] / "wer.json")
+    write_report(corpus_dir, corpus_dir / "report", "x")
+
+
 def test_a_diverged_epoch_is_not_the_best(tmp_path: Path) -> None:
     write_run(tmp_path, "x-s1", 1, [float("nan"), 2.0, 1.0, float("nan")])
     (run,) = read_training_runs(tmp_path)
