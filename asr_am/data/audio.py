@@ -101,7 +101,7 @@ def _from_file_resampled(
     original = replace(recording, sampling_rate=rate, num_samples=_frames(path), transforms=[])
     for segment in segments:
         begin, end = _bounds(recording, segment)
-        if original.num_samples < (end - 1) * rate // new_rate:
+        if original.num_samples < (end - 1) * rate // new_rate:  # a resampled length is rounded, by less than 1
             raise _truncated(path, original.num_samples, recording.num_samples * rate // new_rate, segment)
         first = max(0, int((begin / new_rate - RESAMPLING_MARGIN) * rate)) // period * period
         last = min(math.ceil((end / new_rate + RESAMPLING_MARGIN) * rate), original.num_samples)

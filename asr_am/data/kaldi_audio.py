@@ -229,16 +229,13 @@ def _find(value: str, record: Record, options: AudioOptions) -> Path | None:
     """The file that `value` means, None where there is none; see AudioOptions."""
     try:
         path = Path(value).expanduser()
-    except RuntimeError:  # ~ of nobody
-        return None
-    if path.is_absolute() or options.root is not None:
-        candidates = [path if path.is_absolute() else (options.root or Path()) / path]
-    else:
-        folder = Path(record.where.rsplit(":", 1)[0]).resolve().parent
-        candidates = [above / path for above in (folder, *folder.parents)]
-    try:
+        if path.is_absolute() or options.root is not None:
+            candidates = [path if path.is_absolute() else (options.root or Path()) / path]
+        else:
+            folder = Path(record.where.rsplit(":", 1)[0]).resolve().parent
+            candidates = [above / path for above in (folder, *folder.parents)]
         return next((candidate.resolve() for candidate in candidates if candidate.is_file()), None)
-    except OSError:  # a name that no file can have
+    except (OSError, RuntimeError):  # a name that no file can have; the home of nobody
         return None
 
 

@@ -33,7 +33,7 @@ class Subset:
 class Score:
     """One system with one LM: score/<run>/wer.json, and segments.json as segment -> (errors, words).
 
-    reference: a digest of what it was scored against; None: an older score does not say.
+    reference: a digest of the STM that it was scored against; None: an older score does not say.
     """
 
     folder: Path

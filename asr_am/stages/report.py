@@ -31,7 +31,7 @@ def command_line(corpus: str) -> str:
     recipe = f"recipes/{corpus}/run.sh"
     if not (ROOT / recipe).exists():
         return f"recipes/kaldi/run.sh --name {corpus} ..."
-    given = [word for word in sys.argv[1:] if "=" in word] if HydraConfig.initialized() else []
+    given = [word for word in sys.argv[1:] if "=" in word and word[0] != "-"] if HydraConfig.initialized() else []
     return shlex.join([recipe, *(override for override in given if override.split("=")[0] not in LEFT_OUT)])
 
 

@@ -58,7 +58,7 @@ class Unit:
     leads: bool = True
 
     def key(self) -> str:
-        """Hexadecimal digest of all that the output depends on; InputError where an input is missing."""
+        """Hexadecimal digest of all that the output depends on; InputError where an input is missing or damaged."""
         sources = {str(path): _fingerprint(path) for path in self.inputs}
         text = json.dumps([self.version, self.config, sources], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -138,7 +138,10 @@ def main() -> None:
     parser.add_argument("--blocks", default="1,2,3,6", help=sizes)
     parser.add_argument("runs", nargs="+", type=Path, help="folders")
     options = parser.parse_args()
-    blocks = dict(zip(options.blocks.split(","), BLOCKS, strict=True))
+    ours = options.blocks.split(",")
+    if len(ours) != len(BLOCKS):
+        parser.error(f"--blocks {options.blocks}: give {len(BLOCKS)} sizes, as 1,2,3,6")
+    blocks = dict(zip(ours, BLOCKS, strict=True))
     try:
         runs = [read_training_run(folder) for folder in options.runs]
     except InputError as problem:

@@ -112,9 +112,12 @@ def test_a_shard_of_which_a_file_is_gone_is_made_again(
 def test_a_shard_that_is_damaged_is_made_again(
     system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
     whole = decode(system, tmp_path / "whole")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shutil, "rmtree", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(shutil, "rmtree", killed)
         decode(system, tmp_path / "cut")
     (shard,) = tmp_path.glob("cut/*/test_whole/00000.json")
     if damage == "half a json":
@@ -122,7 +125,7 @@ def test_a_shard_that_is_damaged_is_made_again(
     else:
         shard.with_suffix(".lat").unlink()
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(shards.Decoder, "decode", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(shards.Decoder, "decode", killed)
             decode(system, tmp_path / "cut")
     assert decode(system, tmp_path / "cut") == whole
 
