@@ -52,9 +52,9 @@ class AdaptOptions:
     def __post_init__(self) -> None:
         for name in ("first_beam", "lm_weight"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not value > 0:
+            if not value > 0:
                 raise InputError(f"speaker: {name} is {value!r}; it must be a number above 0")
-        if not isinstance(self.passes, int) or self.passes < 1:
+        if self.passes < 1:
             raise InputError(f"speaker: passes is {self.passes!r}; it must be a whole number, at least 1")
 
     def search_of(self, number: int) -> SearchOptions:

@@ -29,7 +29,7 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not isinstance(value, int | float) or not value > 0:
+            if not value > 0:
                 raise InputError(f"search: {name} is {value!r}; it must be a number above 0")
 
 

@@ -7,13 +7,13 @@ Units: seconds, bytes, bytes per second.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from asr_am.errors import InputError
+from asr_am.options import build
 
 
 @dataclass(frozen=True)
@@ -57,20 +57,16 @@ class Faults:
     @classmethod
     def build(cls, values: Mapping[str, Any]) -> Faults:
         """From plain config values; InputError names a key that is unknown or whose value is wrong."""
-        _check_keys(cls, values, "cluster.faults")
+        _require_mapping("cluster.faults", values)
         given = dict(values)
         slow = given.pop("slow", None) or {}
         crashes = given.pop("crashes", None) or ()
         _require_mapping("cluster.faults.slow", slow)
         if not isinstance(crashes, Sequence) or isinstance(crashes, str):
             raise InputError(f"cluster.faults.crashes: must be a list, not {crashes!r}")
-        for crash in crashes:
-            _check_keys(Crash, crash, "cluster.faults.crashes")
-        return cls(
-            slow={_to_rank("cluster.faults.slow", key): factor for key, factor in slow.items()},
-            crashes=tuple(Crash(**crash) for crash in crashes),
-            **given,
-        )
+        given["slow"] = {_to_rank("cluster.faults.slow", key): factor for key, factor in slow.items()}
+        given["crashes"] = tuple(build(Crash, crash, "cluster.faults.crashes") for crash in crashes)
+        return build(cls, given, "cluster.faults")
 
     def check(self, learners: int) -> None:
         """InputError where a fault is meant for a learner that a team of `learners` does not have."""
@@ -125,8 +121,7 @@ class Cluster:
     @classmethod
     def build(cls, values: Mapping[str, Any]) -> Cluster:
         """From plain config values; InputError names a key that is unknown, missing, or whose value is wrong."""
-        _check_keys(cls, values, "cluster")
-        return cls(**{**values, "faults": Faults.build(values.get("faults") or {})})
+        return build(cls, {**values, "faults": Faults.build(values.get("faults") or {})}, "cluster")
 
     @property
     def devices(self) -> int:
@@ -173,8 +168,7 @@ class Workload:
     @classmethod
     def build(cls, values: Mapping[str, Any]) -> Workload:
         """From plain config values; InputError names a key that is unknown, missing, or whose value is wrong."""
-        _check_keys(cls, values, "workload")
-        return cls(**values)
+        return build(cls, values, "workload")
 
     def check(self, device: str) -> None:
         """InputError where the workload has no figure for `device`."""
@@ -189,22 +183,6 @@ class Workload:
             return self.seconds_per_batch[device] * (frames / full if full else 0.0)
         assert self.frames_per_second is not None
         return frames / self.frames_per_second[device]
-
-
-Values = TypeVar("Values", Crash, Faults, Cluster, Workload)
-
-
-def _check_keys(kind: type[Values], values: Mapping[str, Any], where: str) -> None:
-    """InputError for keys that `kind` does not have, and for missing ones without default."""
-    _require_mapping(where, values)
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    unknown = sorted(str(key) for key in values if key not in fields)
-    if unknown:
-        raise InputError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(fields)}")
-    for name, f in fields.items():
-        optional = f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
-        if name not in values and not optional:
-            raise InputError(f"{where}.{name}: is missing")
 
 
 def _require_mapping(key: str, value: object) -> None:

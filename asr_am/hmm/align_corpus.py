@@ -43,13 +43,15 @@ def align_corpus(
     scratch.mkdir(parents=True, exist_ok=True)
     lang = Lang.load(lang_dir)
     materials = {subset: load_material(data_dir, features_dir, lang, subset, scratch) for subset in sets}
+    if lda_mllt is not None:
+        lda_mllt.check(materials["train"].frames.dim)
+    elif sat is not None:
+        raise InputError("align: sat has a section but lda_mllt, which it begins from, has none; add it")
     place = Workplace(materials, lang, scratch, jobs)
     systems = {"mono": partial(train_mono, place, mono), "tri": partial(train_tri, place, out / "mono", tri)}
     if lda_mllt is not None:
         systems["lda_mllt"] = partial(train_lda_mllt, place, out / "tri", lda_mllt)
     if sat is not None:
-        if lda_mllt is None:
-            raise InputError("align: sat has a section but lda_mllt, which it begins from, has none; add it")
         systems["sat"] = partial(train_sat, place, out / "lda_mllt", sat)
     for name, train in systems.items():
         if System.is_complete(out / name):

@@ -61,10 +61,7 @@ def _add(stats: ClassStats, x_NC: np.ndarray, pdf_N: np.ndarray) -> None:
 
 
 def estimate_lda(stats: ClassStats, dim: int, num_static: int) -> Projection:
-    """The projection to the `dim` most discriminative directions. InputError where the data do not have so many."""
-    width = len(stats.second_CC)
-    if not 0 < dim <= width:
-        raise InputError(f"align: dim is {dim}, but spliced frames have {width} values; choose it smaller")
+    """The projection to the `dim` most discriminative directions, at most C. InputError where LDA has no solution."""
     total = stats.count_P.sum()
     mean_C = stats.sums_PC.sum(axis=0) / max(total, 1)
     seen = stats.count_P > 0

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from asr_am.errors import InputError
 from asr_am.features.projection import Projection
 from asr_am.hmm.alignments import load_labels
 from asr_am.hmm.em import accumulate
@@ -42,7 +43,15 @@ class LdaOptions(TriOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_positive("context", "dim")
-        self._require_passes("mllt")
+
+    def check(self, dim: int) -> None:
+        """InputError where spliced MFCCs, a third of `dim` because of their deltas, have fewer values than are kept."""
+        frames, mfccs = 2 * self.context + 1, dim // 3
+        if self.dim > frames * mfccs:
+            raise InputError(
+                f"align.lda_mllt.dim={self.dim}: {frames} frames of {mfccs} MFCCs have {frames * mfccs} values; choose "
+                "it smaller, or align.lda_mllt.context larger"
+            )
 
 
 def train_lda_mllt(place: Workplace, previous: Path, options: LdaOptions, out: Path, *, final: Path) -> None:

@@ -37,10 +37,6 @@ class SatOptions(TriOptions):
     fmllr_passes: Sequence[int] = (2, 4, 6, 12)
     fmllr: FmllrOptions = field(default_factory=FmllrOptions)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_passes("fmllr_passes")
-
 
 def train_sat(place: Workplace, previous: Path, options: SatOptions, out: Path, *, final: Path) -> None:
     """Train on set "train" from the LDA+MLLT system `previous`, align all sets, write everything to `out`.

@@ -8,15 +8,16 @@ from asr_am.errors import InputError
 from asr_am.model.acoustic import AcousticModel
 from asr_am.model.blstm import Blstm, BlstmOptions
 from asr_am.model.lstm_lookahead import Lstm, LstmOptions
+from asr_am.options import build
 
 Options = BlstmOptions | LstmOptions
 
 
 def model_options(kind: str = "blstm", **sizes: Any) -> Options:
-    """The options of a model of `kind` (blstm, lstm); TypeError for a size that it does not have."""
+    """The options of a model of `kind` (blstm, lstm); InputError for a size that it does not have."""
     if kind not in ("blstm", "lstm"):
         raise InputError(f"model.kind={kind}: is blstm or lstm")
-    return LstmOptions(**sizes) if kind == "lstm" else BlstmOptions(**sizes)
+    return build(LstmOptions, sizes, "model") if kind == "lstm" else build(BlstmOptions, sizes, "model")
 
 
 def kind_of(options: Options) -> str:

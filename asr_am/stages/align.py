@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from asr_am.errors import InputError
+from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.unit import Unit
 
@@ -27,14 +27,12 @@ def align(root: Path, final: Path, options: dict, jobs: int, out: Path) -> None:
     from asr_am.hmm.adaptation import FmllrOptions
     from asr_am.hmm.align_corpus import LdaOptions, MonoOptions, SatOptions, TriOptions, align_corpus
 
-    try:
-        systems: dict[str, Any] = {"mono": MonoOptions(**options["mono"]), "tri": TriOptions(**options["tri"])}
-        if "lda_mllt" in options:
-            systems["lda_mllt"] = LdaOptions(**options["lda_mllt"])
-        if "sat" in options:
-            systems["sat"] = SatOptions(**options["sat"] | {"fmllr": FmllrOptions(**options["sat"]["fmllr"])})
-    except TypeError as error:
-        raise InputError(f"align: {error}; see conf/align") from error
+    sections = dict(options)
+    if "sat" in sections:
+        fmllr = build(FmllrOptions, sections["sat"]["fmllr"], "align.sat.fmllr")
+        sections["sat"] = sections["sat"] | {"fmllr": fmllr}
+    kinds: dict[str, type[Any]] = {"mono": MonoOptions, "tri": TriOptions, "lda_mllt": LdaOptions, "sat": SatOptions}
+    systems = {name: build(kind, sections[name], f"align.{name}") for name, kind in kinds.items() if name in sections}
     align_corpus(root / "data", root / "lang", root / "features", out, final=final, jobs=jobs, **systems)
 
 

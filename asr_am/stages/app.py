@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ import hydra
 from omegaconf import OmegaConf
 
 from asr_am.errors import InputError
+from asr_am.options import build
+from asr_am.stages.recipe import RecipeOptions
 from asr_am.stages.sizes import register
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ def stage(name: str, units: Callable[[DictConfig], list[Unit]]) -> Callable[[], 
 
     def run(cfg: DictConfig) -> None:
         try:
+            check(cfg)
             log_file = corpus_dir(cfg) / "log" / f"{name}.log"
         except InputError as error:  # before there is a log
             print(f"ERROR stage {name}: {error}", file=sys.stderr)
@@ -65,6 +69,13 @@ def corpus_dir(cfg: DictConfig) -> Path:
     if not isinstance(name, str):
         raise InputError(f"corpus.name is {name}, not text; quote it for Hydra and the shell: \"corpus.name='NAME'\"")
     return Path(cfg.exp) / name
+
+
+def check(cfg: DictConfig) -> None:
+    """InputError for an option of the top that is of another type or out of range."""
+    top = {field.name: cfg[field.name] for field in fields(RecipeOptions)}
+    lists = {name: OmegaConf.to_container(node, resolve=True) for name, node in top.items() if OmegaConf.is_list(node)}
+    build(RecipeOptions, top | lists, "")
 
 
 def values(node: DictConfig) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import input_dirs
 from asr_am.stages.grid import grid_of, weightings
@@ -76,9 +77,10 @@ def decode(
     system = System(
         align_dir=root / "align" / plan.gmm, features_dir=root / "features", lang_dir=root / "lang",
         graph_dir=graph_folder, model=plan.model / "best.pt" if plan.model else None,
-        search=SearchOptions(**options["search"]),
+        search=build(SearchOptions, options["search"], "decode.search"),
     )  # fmt: skip
-    how = DecodeOptions(search=system.search, grid=tuple(weightings(grid)), nbest=options["nbest"])
+    parts = {"search": system.search, "grid": tuple(weightings(grid)), "nbest": options["nbest"]}
+    how = build(DecodeOptions, parts, "decode")
     windows = [Window.parse(text) for text in options["windows"]]
     decode_sets(system, root / "data", out, how, windows=windows, jobs=jobs)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.unit import Unit
 
@@ -25,7 +26,8 @@ def extract(features_dir: Path, final: Path, options: dict, sets: list[str], job
     from asr_am.features.ivector.make import make_ivectors
     from asr_am.features.ivector.options import IvectorOptions
 
-    make_ivectors(features_dir, out, IvectorOptions(**options), sets=sets, jobs=jobs, device=device, final=final)
+    how = build(IvectorOptions, options, "ivectors")
+    make_ivectors(features_dir, out, how, sets=sets, jobs=jobs, device=device, final=final)
 
 
 main = stage("ivectors", units)

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.distributed.process.ending import end_process
 from asr_am.errors import InputError
+from asr_am.options import check_types
 from asr_am.stages.app import corpus_dir, start_logging, values
 from asr_am.stages.egs import egs_dir
 from asr_am.stages.unit import KEY, git_commit
@@ -54,7 +55,9 @@ def strategy_of(cfg: DictConfig) -> Any:
     """A `functools.partial` of the strategy's class with its options; it wants parameters, optimizer and team."""
     from hydra.utils import instantiate
 
-    return instantiate(without_name(cfg.strategy))
+    strategy = instantiate(without_name(cfg.strategy))
+    check_types(strategy.func.__init__, strategy.keywords, "strategy")
+    return strategy
 
 
 def without_name(group: DictConfig) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
+from asr_am.options import build
 from asr_am.stages import ivectors
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.decode import graph_unit
@@ -57,10 +59,10 @@ def adapt(root: Path, graph: Path, options: dict, jobs: int, out: Path) -> None:
     from asr_am.hmm.system import TRANSFORMS
 
     final, system, work = root / "features/fmllr", root / "align" / GMM, out / "work"
-    how = AdaptOptions(
-        passes=options["passes"], first_beam=options["first_beam"], lm_weight=options["lm_weight"],
-        search=SearchOptions(**options["search"]), fmllr=FmllrOptions(**options["fmllr"]),
-    )  # fmt: skip
+    parts: dict[str, Any] = {name: options[name] for name in ("passes", "first_beam", "lm_weight")}
+    parts["search"] = build(SearchOptions, options["search"], "speaker.search")
+    parts["fmllr"] = build(FmllrOptions, options["fmllr"], "speaker.fmllr")
+    how = build(AdaptOptions, parts, "speaker")
     copy_matrix(system, out)
     known = read_transforms(system / TRANSFORMS, "train")
     write_transforms(out, "train", known, final=final)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from asr_am.errors import InputError
 from asr_am.model.lstm_lm import LstmLmOptions
+from asr_am.options import build
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,6 @@ class LmOptions:
         for name in ("epochs", "batch_size", "longest", "patience", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"lm.train.{name}={getattr(self, name)}: must be at least 1")
-        if self.optimizer not in ("adam", "adagrad", "sgd"):
-            raise InputError(f"lm.train.optimizer={self.optimizer}: is adam, adagrad or sgd")
         if self.model.sparse and self.optimizer == "adam":
             raise InputError("lm.model.sparse: Adam takes no sparse gradients; set lm.train.optimizer=adagrad or sgd")
         if self.rate <= 0 or not 0 < self.decay <= 1 or self.clip_norm < 0 or self.accumulator < 0:
@@ -45,11 +44,8 @@ class LmOptions:
 
     @classmethod
     def build(cls, model: Mapping[str, Any], train: Mapping[str, Any]) -> LmOptions:
-        """From plain values, as configuration files hold them; InputError for an unknown name."""
-        try:
-            return cls(model=LstmLmOptions(**model), **train)
-        except TypeError as error:
-            raise InputError(f"language model options: {error}; see conf/lm") from error
+        """From plain values, as configuration files hold them; InputError for an unknown name or another type."""
+        return build(cls, {"model": build(LstmLmOptions, model, "lm.model"), **train}, "lm.train")
 
     def plain(self) -> dict[str, Any]:
         """As nested plain values."""

@@ -20,6 +20,7 @@ from asr_am.hmm.system import System
 from asr_am.hmm.train_mono import shortest
 from asr_am.hmm.training import require_aligned
 from asr_am.lang.lang import Lang
+from asr_am.options import build
 from tests.hmm.synthetic import Spoken, make_lang, speak, workplace, write_features
 
 MONO = MonoOptions(iterations=10, realign=range(1, 11), gaussians=60, increase_until=5)
@@ -146,12 +147,10 @@ def test_impossible_options_are_refused() -> None:
         MonoOptions(phone_states=0)
     with pytest.raises(InputError, match="beam"):
         TriOptions(beam=-1.0)
-    with pytest.raises(InputError, match=r"realign is 10; it must be a list"):
-        TriOptions(realign=10)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"mllt is .*2.5.*; it must be a list"):
-        LdaOptions(mllt=(2.5,))  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"fmllr_passes is '2'; it must be a list"):
-        SatOptions(fmllr_passes="2")  # type: ignore[arg-type]
+    lists = ((TriOptions, {"realign": 10}), (LdaOptions, {"mllt": (2.5,)}), (SatOptions, {"fmllr_passes": "2"}))
+    for kind, wrong in lists:
+        with pytest.raises(InputError, match=rf"^align\.x\.{next(iter(wrong))}"):
+            build(kind, wrong, "align.x")
 
 
 def test_systems_that_do_not_belong_together_are_refused(

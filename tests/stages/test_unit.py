@@ -162,13 +162,13 @@ def test_killed_between_the_two_renames(tmp_path: Path, source: Path) -> None:
 
 
 POOL = """
-    import sys, time
+    import os, sys, time
     from pathlib import Path
     from asr_am.parallel import parallel_map
     from asr_am.stages.unit import Unit
 
     def item(number):
-        print("began", flush=True)
+        os.write(1, b"began\\n")  # at once, so that two workers never share a line
         time.sleep(60)
 
     Unit(Path(sys.argv[1]) / "out", [], {}, lambda place: parallel_map(item, [1, 2, 3], 2, "waiting")).run()
