@@ -4,8 +4,8 @@
 
 Copied are, as far as they are there: exp/<corpus>/RESULTS.md; those of runs with exp=exp/fusion (conf/experiment) and
 exp=exp/ablation (conf/features/fusion260.yaml); and what `python -m asr_am.report.compare exp/<corpus>/train/RUN ...
---out exp/<corpus>/NAME` leaves for the NAMEs strategies, psp and htm. The tables between the marks in the README are
-cut out of them. Plots stay in exp/.
+--out exp/<corpus>/NAME` leaves for the NAMEs strategies, strategies_2 (later runs, against a single learner of their
+own), psp and htm. The tables between the marks in the README are cut out of them. Plots stay in exp/.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def publish(corpus: str) -> None:
         "FUSION.md": exp / "fusion" / corpus / "RESULTS.md",
         "ABLATION.md": exp / "ablation" / corpus / "RESULTS.md",
         "STRATEGIES.md": exp / corpus / "strategies/COMPARE.md",
+        "STRATEGIES_2.md": exp / corpus / "strategies_2/COMPARE.md",
         "PSP.md": exp / corpus / "psp/COMPARE.md",
         "HTM.md": exp / corpus / "htm/COMPARE.md",
     }
@@ -49,8 +50,10 @@ def tables(recipe: Path) -> str:
             "#### What parts of the input bring, as runs are named; blstm-local-b64 has fMLLR and log-mel",
             error_rates(results).split("#### Against")[0].strip(),
         ]
-    if (strategies := recipe / "STRATEGIES.md").exists():
-        shown += [f"#### {part.strip()}" for part in strategies.read_text().split("\n### ") if part.startswith("By ")]
+    for name, title in (("STRATEGIES.md", ""), ("STRATEGIES_2.md", "Later runs. ")):
+        if (strategies := recipe / name).exists():
+            parts = strategies.read_text().split("\n### ")
+            shown += [f"#### {title}{part.strip()}" for part in parts if part.startswith("By ")]
     return "\n\n".join(shown) + "\n"
 
 

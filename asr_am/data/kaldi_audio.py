@@ -180,6 +180,18 @@ def open_recording(name: str, record: Record, options: AudioOptions) -> tuple[Re
         return _from_command(name, record, options), None  # of a sphere file that is compressed, say
 
 
+def audio_file(record: Record, options: AudioOptions) -> Path | None:
+    """The file that a line of wav.scp has its audio from; None for one that is missing, or whatever a command reads."""
+    value = record.value
+    if value.endswith("|"):
+        plain = _plain_command(value)
+        if plain is None:
+            return None
+        value = plain[0]
+    archive = ARCHIVE.fullmatch(value)
+    return _find(value, record, options) or (_find(archive["path"], record, options) if archive else None)
+
+
 def _open_named(name: str, record: Record, value: str, options: AudioOptions) -> Recording:
     """The recording in a file, or in an entry of an archive."""
     found = _find(value, record, options)
@@ -232,8 +244,9 @@ def _find(value: str, record: Record, options: AudioOptions) -> Path | None:
         if path.is_absolute() or options.root is not None:
             candidates = [path if path.is_absolute() else (options.root or Path()) / path]
         else:
-            folder = Path(record.where.rsplit(":", 1)[0]).resolve().parent
-            candidates = [above / path for above in (folder, *folder.parents)]
+            scp = Path(record.where.rsplit(":", 1)[0])
+            folders = dict.fromkeys((scp.absolute().parent, scp.resolve().parent))  # the file may be a link
+            candidates = [above / path for folder in folders for above in (folder, *folder.parents)]
         return next((candidate.resolve() for candidate in candidates if candidate.is_file()), None)
     except (OSError, RuntimeError):  # a name that no file can have; the home of nobody
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
@@ -22,7 +23,10 @@ def units(cfg: DictConfig) -> list[Unit]:
     out = corpus_dir(cfg) / "data"
     speeds = list(cfg.speed_perturb) if OmegaConf.is_list(cfg.speed_perturb) else cfg.speed_perturb
     work = partial(prepare, values(cfg.corpus.prepare), speeds, cfg.nj, list(cfg.corpus.sets))
-    options = values(cfg.corpus.prepare) | ({"speed_perturb": speeds} if speeds != [] else {})
+    options = values(cfg.corpus.prepare)
+    if "stamp" in cfg.corpus:
+        options["stamp"] = get_method(cfg.corpus.stamp)(**options)
+    options |= {"speed_perturb": speeds} if speeds != [] else {}
     inputs = [Path(cfg.data_dir)] if cfg.data_dir else []
     inputs += [Path(path) for path in cfg.corpus.get("inputs", []) if path]  # the user's own files
     for path in inputs:
@@ -33,8 +37,6 @@ def units(cfg: DictConfig) -> list[Unit]:
 
 def prepare(target: dict, speeds: list[float], jobs: int, sets: list[str], out: Path) -> None:
     """Run the corpus' own preparation, add copies at other speeds, then check all that can be wrong with data."""
-    from hydra.utils import get_method
-
     from asr_am.data.speed import check_speeds, perturb_speed
     from asr_am.data.validate import validate_data_dir
 

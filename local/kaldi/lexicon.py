@@ -88,6 +88,8 @@ def _split(path: Path) -> list[tuple[str, str, list[str]]]:
     lines = []
     for number, line in numbered_lines(path, FORM):
         fields = clean(line).split()
+        if "#" in fields[2:]:  # a comment, in CMUdict
+            fields = fields[: fields.index("#", 2)]
         if fields and not fields[0].startswith((";;;", "##")):
             lines.append((f"{path}:{number}", fields[0], fields[1:]))
     if not lines:

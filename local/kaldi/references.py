@@ -75,16 +75,16 @@ def _translated(stm: Path, corpus: CorpusSet, spelling: Spelling, tally: Tally) 
         elif IGNORED not in line.lower():
             tally.add("references without a usable utterance: left out", where)
             dropped += 1
-    lacking = [utterance.id for utterance in corpus.utterances if utterance.id not in covered]
-    if lacking:
-        raise InputError(
-            f"{stm}: no reference for utterance {lacking[0]} ({len(lacking)} in all); add it, or remove stm"
-        )
     if dropped > MAX_DROPPED * (len(records) + dropped):
         raise InputError(
             f"{stm}: {dropped} of {len(records) + dropped} references have no utterance, the first "
             f"{tally.first['references without a usable utterance: left out']}; names of recordings come from "
             "reco2file_and_channel: correct it, or remove stm"
+        )
+    lacking = [utterance.id for utterance in corpus.utterances if utterance.id not in covered]
+    if lacking:
+        raise InputError(
+            f"{stm}: no reference for utterance {lacking[0]} ({len(lacking)} in all); add it, or remove stm"
         )
     return [*comments, *(line for *_, line in sorted(records))]
 

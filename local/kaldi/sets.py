@@ -111,7 +111,7 @@ def _check_losses(
         raise InputError(
             f"{source.folder}: {len(problems)} of {len(words)} utterances have no usable audio, more than "
             f"{max_bad_audio:.0%} (corpus.prepare.max_bad_audio); the first: {what.split(':')[0]}: {where}"
-            + ("; if paths are relative, give --audio-root" if what == MISSING else "")
+            + ("; if paths are relative, give --audio-root" if what.startswith((MISSING, "command")) else "")
         )
     listed = len(source.spans.keys() | source.text.keys())
     if left == 0 or left < MIN_SHARE * listed:

@@ -10,7 +10,8 @@
 #   --g2p espeak          espeak-ng pronounces those of --train and --text, in the lexicon's phones
 #   --text FILE           sentences to estimate a trigram LM on (default: the training transcripts)
 #   --arpa FILE           an n-gram LM instead
-#   --audio-root DIR      where relative paths in wav.scp begin (default: its folder, or the nearest above)
+#   --audio-root DIR      where relative paths in wav.scp begin (default: its folder, or the nearest above; those in
+#                         commands: the repository)
 #   --sampling-rate N     8000 or 16000 (default); audio of other rates is resampled when read
 #   --allow-pipes         run the commands in wav.scp
 # Of files with two channels the first is used, unless segments or reco2file_and_channel name another. Utterances

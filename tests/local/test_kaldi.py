@@ -351,6 +351,10 @@ def test_pipes_are_run_when_allowed_and_plain_ones_read_without(corpus: Corpus) 
         if source.type == "command"
     ]
     assert commands == [f"head -c 1000000 {wav}"]
+    edit(corpus.train / "wav.scp", f"head -c 1000000 {wav} |", "head -c 1000000 a0-0.wav |")
+    with pytest.raises(InputError, match=r"command that gives no audio: .*a0-0\.wav.*; if paths are relative, give"):
+        corpus.prepare(allow_pipes=True, max_bad_audio=0.0)
+    corpus.prepare(allow_pipes=True, audio_root=corpus.train)
 
 
 def test_sides_of_a_call(corpus: Corpus) -> None:
@@ -380,6 +384,9 @@ def test_sides_of_a_call(corpus: Corpus) -> None:
     assert written[:4] == [";; LABEL", "b0-0 A x 0 1 YES", "b0-1 A x 0 1 NO", "b0-2 B x 0 1 <o,f> (NO) YES"]
     (corpus.test / "stm").write_text("\n".join(lines[1:]) + "\n")
     with pytest.raises(InputError, match="no reference for utterance b0-2"):
+        corpus.prepare()
+    (corpus.test / "stm").write_text("\n".join(lines).upper() + "\n")
+    with pytest.raises(InputError, match=r"references have no utterance.* names of recordings come from"):
         corpus.prepare()
 
 

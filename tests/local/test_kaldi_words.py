@@ -69,6 +69,7 @@ def lexicon_of(folder: Path, text: str, silence: str | None = None) -> tuple[dic
         "A 1.0 AH\nAB 0.7 AH B\nAB 3e-1 AE B\n",
         "A 1 AH\nAB 1.0E-1 AH B\nAB 1 AE B\n",
         ";;; CMUdict\nA  AH\nAB  AH B\nAB(2)  AE B\n",
+        "a AH\nab AH B # place, danish\nab(2) AE B #\n".upper(),
         "A AH_S\nAB AH_B B_E\nAB AE_B B_E\n!SIL SIL\n",
         "\r\nA\tAH\r\nAB AH B\r\nAB AE B\r\nAB AE B\r\n",
         "<eps> sil\n!SIL SIL\n<UNK> SPN\n<SPOKEN_NOISE> spn\n<s> SIL\nA AH\nAB AH B\nAB AE B\n",

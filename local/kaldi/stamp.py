@@ -1,0 +1,40 @@
+"""Whether the audio that wav.scp names is that of last time: what stage data depends on beside the directories."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from asr_am.data.kaldi_audio import AudioOptions, audio_file
+from asr_am.data.kaldi_dir import Record
+from asr_am.data.textfile import numbered_lines
+from asr_am.errors import InputError
+
+
+def audio_stamp(
+    train: str | None, dev: str | None, test: str | None, audio_root: str | None = None, **others: object
+) -> str:
+    """A digest of size and time of each audio file in the directories' wav.scp, those that are missing among them.
+
+    Commands are known by what they read, where they do no more than decode a file. "" where a wav.scp cannot be read,
+    which the preparation tells.
+    """
+    options = AudioOptions(Path(audio_root) if audio_root else None, False, Path())
+    digest = hashlib.sha256()
+    try:
+        for scp in (Path(folder) / "wav.scp" for folder in (train, dev, test) if folder):
+            for number, line in numbered_lines(scp):
+                value = line.split(maxsplit=1)[1:]
+                path = audio_file(Record(value[0].strip(), f"{scp}:{number}"), options) if value else None
+                digest.update(_stamp(path).encode(errors="surrogateescape"))
+    except InputError:
+        return ""
+    return digest.hexdigest()[:16]
+
+
+def _stamp(path: Path | None) -> str:
+    try:
+        found = path.stat() if path else None
+    except OSError:  # gone since it was found
+        found = None
+    return f"{path} {found.st_size} {found.st_mtime_ns}\n" if found else "none\n"
