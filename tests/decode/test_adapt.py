@@ -17,6 +17,7 @@ from asr_am.features.transforms import read_transforms
 from asr_am.hmm.adaptation import FmllrOptions
 from asr_am.hmm.system import TRANSFORMS, UNADAPTED, System
 from asr_am.lang.prepare import prepare_lm
+from asr_am.options import build
 from tests.hmm.synthetic import Spoken
 from tests.hmm.test_train_adapted import trained  # noqa: F401 (a fixture)
 
@@ -96,8 +97,17 @@ def test_how_it_was_done_is_noted_for_later_speakers(place: Place, tmp_path: Pat
             load_adaptation(folder)
 
 
-@pytest.mark.parametrize("unusable", [0, -1.0, None, "wide"])
-def test_beams_weights_and_passes_must_be_above_zero(unusable: object) -> None:
+@pytest.mark.parametrize("unusable", [None, "wide"])
+def test_beams_weights_and_passes_must_be_numbers(unusable: object) -> None:
+    for name in ("first_beam", "lm_weight", "passes"):
+        with pytest.raises(InputError, match=rf"^speaker\.{name}={unusable}: input should be"):
+            build(AdaptOptions, {**vars(OPTIONS), name: unusable}, "speaker")
+    with pytest.raises(InputError, match=rf"^speaker\.search\.beam={unusable}: input should be"):
+        build(SearchOptions, {**vars(OPTIONS.search), "beam": unusable}, "speaker.search")
+
+
+@pytest.mark.parametrize("unusable", [0, -1])
+def test_beams_weights_and_passes_must_be_above_zero(unusable: int) -> None:
     for name in ("first_beam", "lm_weight", "passes"):
         with pytest.raises(InputError, match=f"speaker: {name} is {unusable!r}"):
             replace(OPTIONS, **{name: unusable})
