@@ -50,8 +50,6 @@ class Faults:
             _require(f"cluster.faults.slow.{learner}", factor, least=1.0)
         _require("cluster.faults.late_share", self.late_share, least=0.0, most=1.0)
         _require("cluster.faults.late_seconds", self.late_seconds, least=0.0)
-        if self.late_tag is not None and not isinstance(self.late_tag, str):
-            raise InputError(f"cluster.faults.late_tag: must be the tag of a kind of letters, not {self.late_tag!r}")
         _require("cluster.faults.lost_share", self.lost_share, least=0.0, most=1.0)
 
     @classmethod

@@ -33,7 +33,7 @@ from tests.distributed.life import Life, MakeStrategy, hardware, train, train_al
 from tests.distributed.reference import gradient as reference_gradient
 from tests.distributed.toy import Batch, Problem, make_batches, start_weights
 
-CLOSE = partial(torch.testing.assert_close, rtol=0.0, atol=1e-5)
+CLOSE = partial(torch.testing.assert_close, rtol=0.0, atol=2e-5)  # float32 against float64: kernels differ by CPU
 
 
 class Uneven(Problem):

@@ -31,5 +31,5 @@ def test_only_letters_of_the_tag_are_late() -> None:
 
 
 def test_a_tag_is_text() -> None:
-    with pytest.raises(InputError, match=r"cluster\.faults\.late_tag: must be the tag of a kind of letters, not 3"):
+    with pytest.raises(InputError, match=r"cluster\.faults\.late_tag=3: input should be a valid string"):
         Faults.build({"late_tag": 3})
