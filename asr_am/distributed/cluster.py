@@ -158,9 +158,7 @@ class Workload:
         if (self.seconds_per_batch is None) == (self.frames_per_second is None):
             raise InputError("workload: give one of seconds_per_batch and frames_per_second (the other: null)")
         for key in ("seconds_per_batch", "frames_per_second"):
-            figures = getattr(self, key) or {}
-            _require_mapping(f"workload.{key}", figures)
-            for device, value in figures.items():
+            for device, value in (getattr(self, key) or {}).items():
                 _require(f"workload.{key}.{device}", value, above=0.0)
 
     @classmethod
@@ -196,19 +194,18 @@ def _to_rank(key: str, value: object) -> int:
         raise InputError(f"{key}: {value!r} is not a learner's number") from None
 
 
-def _require_whole(key: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+def _require_whole(key: str, value: int, least: int) -> None:
+    if value < least:
         raise InputError(f"{key}: must be a whole number of at least {least}, not {value!r}")
 
 
 def _require(
-    key: str, value: object, least: float = -math.inf, above: float = -math.inf, most: float | None = None
+    key: str, value: float, least: float = -math.inf, above: float = -math.inf, most: float | None = None
 ) -> None:
-    """InputError unless `value` is a number with value >= least, > above and <= most (None: finite)."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        below = math.isfinite(value) if most is None else value <= most
-        if least <= value and above < value and below:
-            return
+    """InputError unless value >= least, > above and <= most (None: finite)."""
+    below = math.isfinite(value) if most is None else value <= most
+    if least <= value and above < value and below:
+        return
     bounds = [f"at least {least:g}"] if least > -math.inf else [f"above {above:g}"]
     bounds += [f"at most {most:g}"] if most is not None and most < math.inf else []
     raise InputError(f"{key}: must be a number {' and '.join(bounds)}, not {value!r}")

@@ -20,6 +20,7 @@ from asr_am.data.textfile import numbered_lines, write_lines
 from asr_am.errors import InputError
 from asr_am.lang.arpa import write_arpa
 from asr_am.lang.transcripts import TOO_MANY
+from asr_am.options import build
 from local.kaldi.g2p import pronounce
 from local.kaldi.lexicon import Lexicon, read_lexicon
 from local.kaldi.lm import beyond, read_given_arpa, read_text, without_words
@@ -69,7 +70,7 @@ class Options:
 
 def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
     """Write the data directory `out`. Raises InputError for what cannot be mended; see `Options`."""
-    chosen = Options(**options)  # type: ignore[arg-type]
+    chosen = build(Options, options, "corpus.prepare")
     chosen.check()
     out.mkdir(parents=True, exist_ok=True)
     tallies = {name: Tally() for name in ("train", "dev", "test", "lm", "lexicon")}
