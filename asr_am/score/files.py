@@ -97,7 +97,7 @@ def read_ctm(path: Path) -> list[Line]:
     for line in read_lines(path):
         text = line.text.lstrip()
         if text and not text.startswith(b";"):
-            _check_ctm(line.where, text)
+            check_ctm(line.where, text)
             words.append(Line(line.where, text))
     return sorted(words, key=lambda line: _sort_key(line.text, time_field=2))
 
@@ -135,7 +135,8 @@ def _check_stm(where: str, text: bytes) -> None:
         raise InputError(f"{where}: the segment ends at {end:g} s, before it begins at {begin:g} s")
 
 
-def _check_ctm(where: str, text: bytes) -> None:
+def check_ctm(where: str, text: bytes) -> None:
+    """InputError unless `text` is a CTM line that NIST's programs can read."""
     fields = text.split()
     if b"<" in text and any(field[:4].upper() == b"<ALT" for field in fields):
         raise InputError(f"{where}: <ALT...> markup does not survive NIST's sorting; write alternatives as GLM rules")

@@ -13,7 +13,7 @@ from asr_am.data.kaldi_dir import KaldiDir
 from asr_am.data.stm import CHANNELS
 from asr_am.errors import InputError
 from asr_am.score.csrfilt import Filter
-from asr_am.score.files import Line
+from asr_am.score.files import Line, check_ctm
 from asr_am.score.score import Reference
 
 UNFIT = re.compile(r"[{}<]|^;|^\*\*")  # a brace or label in NIST's files, or the begin of a comment
@@ -62,7 +62,9 @@ def check_scoring(out: Path, subset: str, source: Path, words: Iterable[str]) ->
         Reference(out / subset / "ref.stm", rules, {})
     except InputError as error:
         raise InputError(f"{error}; correct it in {source}, which this is made from") from error
-    if rules:
-        hypothesis = Filter.for_hypothesis(rules)
-        for word in words:
-            hypothesis.ctm_line(Line(f"the word {word} of the lexicon under glm", f"file A 0 1 {word} 1.00".encode()))
+    hypothesis = Filter.for_hypothesis(rules) if rules else None
+    for word in words:
+        line = Line(f"the word {word} of the lexicon", f"file A 0 1 {word} 1.00".encode())
+        check_ctm(line.where, line.text)
+        if hypothesis:
+            hypothesis.ctm_line(Line(f"{line.where} under glm", line.text))
