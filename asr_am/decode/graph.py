@@ -26,7 +26,8 @@ from asr_am.lang.lang import Lang
 
 log = logging.getLogger(__name__)
 
-LARGE = 2_000_000  # arcs; beyond this the search in Python's memory gets slow
+LARGE = 20_000_000  # arcs; beyond this memory may be short
+BYTES_PER_ARC = 50  # in a process that decodes; building it takes some 400
 
 
 def build_hclg(
@@ -53,8 +54,10 @@ def build_hclg(
     description = {"sizes": sizes, "self_loop_scale": self_loop_scale, "num_pdfs": states.num_pdfs, "seconds": seconds}
     (out / "graph.json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
     log.info("graph: HCLG of %(states)d states, %(arcs)d arcs", sizes["HCLG"])
-    if sizes["HCLG"]["arcs"] > LARGE:
-        log.warning("graph: more than %d arcs; decode with a smaller LM and rescore, or with Kaldi's decoder", LARGE)
+    if (arcs := sizes["HCLG"]["arcs"]) > LARGE:
+        gigabytes = arcs * BYTES_PER_ARC / 1e9
+        advice = "corpus.lms.<name>.max_ngrams prunes its LM"
+        log.warning("graph: every decoding process holds it in about %.1f GB; %s", gigabytes, advice)
 
 
 def compose_lg(lexicon: kaldifst.StdVectorFst, grammar: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:
