@@ -50,7 +50,7 @@ def tables(recipe: Path) -> str:
             "#### What parts of the input bring, as runs are named; blstm-local-b64 has fMLLR and log-mel",
             error_rates(results).split("#### Against")[0].strip(),
         ]
-    for name, title in (("STRATEGIES.md", ""), ("STRATEGIES_2.md", "Later runs. ")):
+    for name, title in (("STRATEGIES.md", ""), ("STRATEGIES_2.md", "Later runs, with newer alignments. ")):
         if (strategies := recipe / name).exists():
             parts = strategies.read_text().split("\n### ")
             shown += [f"#### {title}{part.strip()}" for part in parts if part.startswith("By ")]
