@@ -7,7 +7,7 @@ Without a directory it writes random examples (1 M frames, 260 features, float16
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -48,10 +48,13 @@ def measure(egs: EgsSet, workers: int, masking: Masking | None) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("egs", nargs="?", type=Path, help="exp/<corpus>/egs/<name>")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
-        directory = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary)
-        if len(sys.argv) == 1:
+        directory = options.egs or Path(temporary)
+        if options.egs is None:
             write_random(directory)
         egs = EgsSet(directory, "train")
         masks = Masking(1, 8, 1, 5, streams=1 if egs.info.dim % 3 else 3)

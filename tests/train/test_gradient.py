@@ -12,7 +12,7 @@ from asr_am.distributed.team import Alone
 from asr_am.egs.loader import IGNORE, Batch, Loader, Plan
 from asr_am.egs.store import EgsSet
 from asr_am.model.blstm import Blstm, BlstmOptions
-from asr_am.train.gradient import HeldOut, Learner, SegmentGradients, cross_entropy_sum
+from asr_am.train.gradient import CACHED, HeldOut, Learner, SegmentGradients, cross_entropy_sum
 from asr_am.train.options import TrainOptions
 from asr_am.train.schedule import Schedule
 from tests.egs.examples import write_examples
@@ -78,6 +78,23 @@ def test_label_smoothing_leaves_padding_out() -> None:
     kept = targets_BT != IGNORE
     exact = -(0.9 * log_p.gather(2, targets_BT.clamp_min(0)[..., None])[..., 0] + 0.1 * log_p.mean(2))[kept].sum()
     torch.testing.assert_close(smooth, exact)
+
+
+@pytest.mark.parametrize("pdfs", [7, 30_000, CACHED + 1])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss_in_parts_is_that_of_the_whole(pdfs: int, smoothing: float) -> None:
+    torch.manual_seed(0)
+    frames = 5 if pdfs > CACHED else 90
+    logits_BTP = torch.randn(2, frames, pdfs, requires_grad=True)
+    targets_BT = torch.randint(pdfs, (2, frames))
+    targets_BT[1, 3:] = IGNORE
+    whole = torch.nn.functional.cross_entropy(
+        logits_BTP.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing
+    )
+    parts = cross_entropy_sum(logits_BTP, targets_BT, smoothing)
+    torch.testing.assert_close(parts, whole)
+    expected, computed = (torch.autograd.grad(loss, logits_BTP)[0] for loss in (whole, parts))
+    torch.testing.assert_close(computed, expected)
 
 
 def test_each_batch_once_at_the_rate_of_its_share(egs_dir: Path) -> None:
