@@ -11,7 +11,15 @@ from asr_am.errors import InputError
 from asr_am.report import tables
 from asr_am.report.plots import plot_heldout, plot_wer
 from asr_am.report.rescored import rescored_sections
-from asr_am.report.results import Coverage, Family, group_by_seed, read_coverage, read_language_models, read_scores
+from asr_am.report.results import (
+    Coverage,
+    Family,
+    Score,
+    group_by_seed,
+    read_coverage,
+    read_language_models,
+    read_scores,
+)  # fmt: skip
 from asr_am.report.runs import TrainingRun, read_training_runs
 from asr_am.report.significance import Versus, against_gmm
 from asr_am.report.strategies import strategy_sections
@@ -40,6 +48,7 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
         [
             f"# Results: {corpus_dir.name}",
             f"Made again by\n\n    {command}",
+            *_retrained(corpus_dir, scores),
             *_wer_sections(families, comparisons, read_coverage(corpus_dir)),
             "## Every run",
             "WER in percent with its 95 % bootstrap interval. LM weight and insertion penalty are those with the "
@@ -55,6 +64,23 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
     path = corpus_dir / "RESULTS.md"
     write_lines(path, [text])
     log.info("report: %d scored runs, %d training runs; %s", len(scores), len(runs), path)
+
+
+def _retrained(corpus_dir: Path, scores: Sequence[Score]) -> list[str]:
+    """Which scores are of other weights than the runs that are shown beside them."""
+
+    def seconds(path: Path) -> float:
+        return path.stat().st_mtime if path.exists() else 0.0
+
+    outdated = [
+        score.run for score in scores
+        if seconds(corpus_dir / "train" / score.system / "summary.json") > seconds(score.folder / "wer.json")
+    ]  # fmt: skip
+    if not outdated:
+        return []
+    told = f"Trained again since they were scored: {', '.join(outdated)}. Run stages 7 to 9 (decode to score) for them."
+    log.warning("%s: %s", corpus_dir, told)
+    return [f"**{told}**"]
 
 
 def _wer_sections(families: Sequence[Family], comparisons: Sequence[Versus], coverage: Coverage | None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,13 +20,13 @@ from tests.report.files import SEGMENTS, write_run, write_score
 @pytest.fixture
 def corpus_dir(tmp_path: Path) -> Path:
     corpus = tmp_path / "exp" / "tiny"
+    for seed in (1, 2, 3):
+        write_run(corpus, f"blstm-s{seed}", seed, [2.0, 1.25 + seed / 100, 1.5])
     for nth, lm in enumerate(("kn2", "kn3")):
         write_score(corpus, "mono", lm, [3 - nth] * SEGMENTS)
         write_score(corpus, "tri", lm, [2 - nth, 2] * (SEGMENTS // 2))
         for seed in (1, 2, 3):
             write_score(corpus, f"blstm-s{seed}", lm, [1, 1 if seed > 1 else 0] * (SEGMENTS // 2), seed)
-    for seed in (1, 2, 3):
-        write_run(corpus, f"blstm-s{seed}", seed, [2.0, 1.25 + seed / 100, 1.5])
     (corpus / "lm" / "kn2").mkdir(parents=True)
     lm_json = {
         "name": "kn2", "source": "train.txt", "ngrams": [10, 2000], "dev_perplexity": 20.125,
@@ -49,6 +50,7 @@ def test_report(corpus_dir: Path) -> None:
     assert "| blstm-s3 | local | 1 | 256 | 3 of 5 |" in text
     assert "| kn2 | train.txt | 10 + 2,000 | 20.1 | 1 of 50 |" in text
     assert "better" in text and "s9" not in text and "kn9" not in text
+    assert "Trained again" not in text
     assert "Strategies" not in text  # one learner, one batch: nothing to compare
     for name in ("wer.png", "heldout.png"):
         content = (corpus_dir / "report" / name).read_bytes()
@@ -56,6 +58,14 @@ def test_report(corpus_dir: Path) -> None:
         assert f"(report/{name})" in text
     write_report(corpus_dir, corpus_dir / "report", "recipes/tiny/run.sh")
     assert (corpus_dir / "RESULTS.md").read_text() == text
+
+
+def test_a_run_that_was_trained_again_after_scoring_is_told(corpus_dir: Path) -> None:
+    score = corpus_dir / "score/blstm-s2_kn3/wer.json"
+    os.utime(score, ns=(0, (corpus_dir / "train/blstm-s2/summary.json").stat().st_mtime_ns - 10**9))
+    write_report(corpus_dir, corpus_dir / "report", "x")
+    told = "Trained again since they were scored: blstm-s2_kn3. Run stages 7 to 9"
+    assert told in (corpus_dir / "RESULTS.md").read_text()
 
 
 def test_hybrids_are_compared_with_the_furthest_gmm_of_the_same_lm(corpus_dir: Path) -> None:
