@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -39,8 +39,13 @@ def track(iterable: Iterable[Item], description: str, total: int | None = None) 
         yield from progress.track(iterable, description=description, total=total)
 
 
-def _begin_worker(parent: int) -> None:
+_work: tuple[Callable[[Any], Any], Sequence[Any]]  # of a worker process
+
+
+def _begin_worker(parent: int, function: Callable[[Any], Any], items: Sequence[Any]) -> None:
     """One thread, and no life after the parent's: a worker would keep the lock that it inherited."""
+    global _work
+    _work = function, items
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -49,24 +54,29 @@ def _begin_worker(parent: int) -> None:
         sys.modules["torch"].set_num_threads(1)
 
 
+def _do(number: int) -> Any:
+    function, items = _work
+    return function(items[number])
+
+
 def parallel_map(
     function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str, chunk: int = 1
 ) -> list[Result]:
     """`[function(item) for item in items]` over `jobs` forked processes, in order.
 
-    `function` is a module-level function or a partial of one; what it returns is pickled back, so large results
-    belong in files. The first exception raised by an item is raised here; a worker killed from outside is a
-    RuntimeError that says so.
+    Workers inherit `function` and `items` when they are forked, so neither is copied, however large it is; what is
+    returned is pickled back, so large results belong in files. The first exception raised by an item is raised here; a
+    worker killed from outside is a RuntimeError that says so.
     """
     if jobs <= 1 or len(items) <= 1:
         return [function(item) for item in track(items, description)]
     context = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(
-        min(jobs, len(items)), mp_context=context, initializer=_begin_worker, initargs=(os.getpid(),)
+        min(jobs, len(items)), context, initializer=_begin_worker, initargs=(os.getpid(), function, items)
     )
     with pool:
         try:
-            return list(track(pool.map(function, items, chunksize=chunk), description, total=len(items)))
+            return list(track(pool.map(_do, range(len(items)), chunksize=chunk), description, total=len(items)))
         except BrokenProcessPool as error:
             raise RuntimeError(
                 f"{description}: a worker process was killed (out of memory?); try a smaller --nj"

@@ -103,7 +103,7 @@ class DecodedGroup:
     """Speakers whose utterances were decoded.
 
     speaker_of: index of the speaker of each utterance. lattices: the archives that hold them. speech_P: whether a pdf
-    counts. source: what they were decoded with.
+    counts. plain, seen: the features without transforms, and those that they were decoded with.
     """
 
     speakers: Sequence[str]
@@ -111,17 +111,17 @@ class DecodedGroup:
     lattices: Sequence[Path]
     states: StateTable
     speech_P: np.ndarray
-    source: AdaptedSource
+    plain: AdaptedReader
+    seen: AdaptedReader
     lm_weight: float
 
     def blocks(self) -> Iterator[Block]:
         """See `asr_am.hmm.adaptation.Group`: an utterance a block."""
-        plain, seen = replace(self.source, transforms=None).open(), self.source.open()
         for path in self.lattices:
             for utterance, lattice in read_lattices(path):
                 if utterance in self.speaker_of:
                     occupation = self._occupation(lattice)
-                    yield Block(self.speaker_of[utterance], plain[utterance], seen[utterance], occupation)
+                    yield Block(self.speaker_of[utterance], self.plain[utterance], self.seen[utterance], occupation)
 
     def _occupation(self, lattice: Lattice) -> Occupation:
         """The posteriors of the pdfs of each frame."""
@@ -169,7 +169,8 @@ def adapt_set(place: Place, subset: str, options: AdaptOptions, jobs: int) -> di
         how = DecodeOptions(options.search_of(number), (Weights(options.lm_weight),), nbest=0)
         job = Job(source, place.graph, place.lang_dir, place.system / "states.npz", how)
         decode_shards(job, utterances, folder, jobs, f"{title}: decoding")
-        groups = _groups(speakers, folder, states, speech_pdfs(lang, states), source, options.lm_weight)
+        seen = source.open() if source.transforms else reader
+        groups = _groups(speakers, folder, states, speech_pdfs(lang, states), reader, seen, options.lm_weight)
         gmms = DiagGmms.load(source.gmms)
         transforms = adapt_speakers(groups, gmms, options.fmllr, jobs, title, adapted, start)
         write_transforms(folder, subset, transforms, final=folder)
@@ -178,8 +179,8 @@ def adapt_set(place: Place, subset: str, options: AdaptOptions, jobs: int) -> di
 
 
 def _groups(
-    speakers: Mapping[str, str], folder: Path, states: StateTable, speech_P: np.ndarray, source: AdaptedSource,
-    lm_weight: float,
+    speakers: Mapping[str, str], folder: Path, states: StateTable, speech_P: np.ndarray, plain: AdaptedReader,
+    seen: AdaptedReader, lm_weight: float,
 ) -> list[DecodedGroup]:  # fmt: skip
     """Groups of speakers with the shards in `folder` that have their utterances, which are in the order of speakers."""
     groups = []
@@ -189,5 +190,5 @@ def _groups(
         shards = range(own[0] // SHARD, own[-1] // SHARD + 1)
         lattices = [folder / f"{shard:05d}.lat" for shard in shards]
         speaker_of = {utterance: index[speaker] for utterance, speaker in speakers.items() if speaker in index}
-        groups.append(DecodedGroup(members, speaker_of, lattices, states, speech_P, source, lm_weight))
+        groups.append(DecodedGroup(members, speaker_of, lattices, states, speech_P, plain, seen, lm_weight))
     return groups

@@ -64,7 +64,7 @@ class Block(NamedTuple):
 
 
 class Group(Protocol):
-    """Up to GROUP speakers and their frames; picklable."""
+    """Up to GROUP speakers and their frames."""
 
     @property
     def speakers(self) -> Sequence[str]: ...

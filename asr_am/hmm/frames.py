@@ -23,7 +23,9 @@ from asr_am.parallel import track
 
 
 class FrameStore:
-    """Frames on disk. utterances: ids; offsets_U1: int64, utterance u is rows offsets_U1[u] to offsets_U1[u + 1]."""
+    """Frames on disk. utterances: ids; offsets_U1: int64, utterance u is rows offsets_U1[u] to offsets_U1[u + 1].
+    x_ND: all frames, float32, a read-only memory map.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Open what `write` left in `folder`; InputError where it is missing or damaged."""
@@ -32,22 +34,10 @@ class FrameStore:
         self.utterances: list[str] = utterances.tolist()
         self.dim = int(dim)
         try:
-            self._x_ND: np.ndarray | None = self._map()
+            shape = self.num_frames, self.dim
+            self.x_ND: np.ndarray = np.memmap(folder / "frames.f32", dtype=np.float32, mode="r", shape=shape)
         except (OSError, ValueError) as error:
             raise InputError(f"{folder / 'frames.f32'}: not readable ({error}); {REDO}") from error
-
-    def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_x_ND": None}  # a pickled memory map would be a copy of all frames
-
-    @property
-    def x_ND(self) -> np.ndarray:
-        """All frames, float32, a read-only memory map."""
-        if self._x_ND is None:
-            self._x_ND = self._map()
-        return self._x_ND
-
-    def _map(self) -> np.ndarray:
-        return np.memmap(self.folder / "frames.f32", dtype=np.float32, mode="r", shape=(self.num_frames, self.dim))
 
     @property
     def num_frames(self) -> int:

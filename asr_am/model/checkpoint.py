@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -35,6 +36,9 @@ def write_torch(value: Any, path: Path) -> None:
 def read_torch(path: Path, remedy: str) -> Any:
     """`torch.load` of tensors and plain values only. InputError where the file is missing or damaged."""
     try:
+        with zipfile.ZipFile(path) as file:  # torch does not look at the checksums
+            if damaged := file.testzip():
+                raise InputError(f"checksum of {damaged} is wrong")
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch, zipfile and pickle raise a dozen kinds for a damaged file
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

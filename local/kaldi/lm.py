@@ -115,6 +115,7 @@ def beyond(
     if len(vocabulary) <= limit:
         return set()
     counts = sum(others, Counter())
-    ranked = sorted((word for word in vocabulary if counts[word] > 0), key=lambda word: (-counts[word], word))
     kept = {word for word in vocabulary if word in transcripts}
+    known = (word for word in vocabulary if word not in kept and counts[word] > 0)
+    ranked = sorted(known, key=lambda word: (-counts[word], word))
     return set(vocabulary) - kept - set(ranked[: max(0, limit - len(kept))])

@@ -15,6 +15,7 @@ from asr_am.errors import InputError
 from local.kaldi.sets import CorpusSet
 
 SHARE = 0.08  # of the speech of training
+LONGEST = 5 * 3600.0  # seconds; every setting of decoding is tried on all of it
 MIN_SPEAKERS = 2
 MAX_SHARE = 0.25  # of the speech of training, that may be held out
 BIGGEST = MAX_SHARE / MIN_SPEAKERS  # share of a speaker that may be held out
@@ -26,16 +27,18 @@ def hold_out(train: CorpusSet) -> tuple[CorpusSet, CorpusSet, str]:
     for utterance in train.utterances:
         by_speaker[utterance.speaker].append(utterance)
     one_each = len(by_speaker) > 0.9 * len(train.utterances)
-    shares = {speaker: _seconds(group) / max(train.seconds, 1e-9) for speaker, group in by_speaker.items()}
+    total = max(train.seconds, 1e-9)
+    wanted = min(SHARE, LONGEST / total)
+    shares = {speaker: _seconds(group) / total for speaker, group in by_speaker.items()}
     small = {speaker: share for speaker, share in shares.items() if share <= BIGGEST}
     if not one_each and len(small) >= MIN_SPEAKERS:
-        chosen = _choose(small, MIN_SPEAKERS)
+        chosen = _choose(small, MIN_SPEAKERS, wanted)
         held = {utterance.id for speaker in chosen for utterance in by_speaker[speaker]}
         share = sum(shares[speaker] for speaker in chosen)
         names = " ".join(sorted(chosen))
         how = f"{len(chosen)} of {len(by_speaker)} training speakers ({share:.1%} of the speech): {names}"
     else:
-        held = _choose({utterance.id: utterance.duration / train.seconds for utterance in train.utterances}, 2)
+        held = _choose({utterance.id: utterance.duration / total for utterance in train.utterances}, 2, wanted)
         few = f"only {len(small)} of {len(by_speaker)} speakers have {BIGGEST:.1%} of the speech or less"
         why = "every utterance has a speaker of its own" if one_each else few
         how = f"{len(held)} of {len(train.utterances)} training utterances, since {why}; dev is of known speakers"
@@ -52,14 +55,15 @@ def _seconds(utterances: list[SupervisionSegment]) -> float:
     return sum(utterance.duration for utterance in utterances)
 
 
-def _choose(shares: dict[str, float], at_least: int) -> set[str]:
-    """Names with together about SHARE, in the order of their hashes; what would be much more is passed over."""
+def _choose(shares: dict[str, float], at_least: int, wanted: float) -> set[str]:
+    """Names with together about the share `wanted`, in the order of their hashes; what would be much more is passed
+    over."""
     chosen: set[str] = set()
     total = 0.0
     for name in sorted(shares, key=lambda name: hashlib.sha256(name.encode()).digest()):
-        if len(chosen) >= at_least and total >= SHARE:
+        if len(chosen) >= at_least and total >= wanted:
             break
-        if len(chosen) < at_least or total + shares[name] <= 1.5 * SHARE:
+        if len(chosen) < at_least or total + shares[name] <= 1.5 * wanted:
             chosen.add(name)
             total += shares[name]
     return chosen

@@ -5,7 +5,7 @@
 #   --name NAME           what to call it; not as a recipe is called
 #   --train, --test DIR   wav.scp (wav, flac, mp3, ogg, sphere, Kaldi archives), text, utt2spk; segments,
 #                         reco2file_and_channel, spk2gender, stm, glm where there
-#   --dev DIR             without it about 8 % of the training speech is held out, at least two speakers
+#   --dev DIR             without it about 8 % of the training speech, at most 5 hours, is held out, at least two speakers
 #   --lexicon FILE        WORD [PROBABILITY] PHONE PHONE ...; other words become the unknown word, and are counted
 #   --g2p espeak          espeak-ng pronounces those of --train and --text, in the lexicon's phones
 #   --text FILE           sentences to estimate a trigram LM on (default: the training transcripts)

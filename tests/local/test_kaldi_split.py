@@ -11,10 +11,10 @@ from local.kaldi.sets import CorpusSet
 from local.kaldi.split import hold_out, separate_speakers
 
 
-def corpus(counts: dict[str, int]) -> CorpusSet:
-    """`counts` utterances of a second by each speaker."""
+def corpus(counts: dict[str, int], seconds: float = 1.0) -> CorpusSet:
+    """`counts` utterances, each of `seconds`, by each speaker."""
     utterances = [
-        SupervisionSegment(f"{name}-{index}", f"{name}-{index}", 0.0, 1.0, speaker=name)
+        SupervisionSegment(f"{name}-{index}", f"{name}-{index}", 0.0, seconds, speaker=name)
         for name, count in counts.items()
         for index in range(count)
     ]
@@ -32,6 +32,12 @@ def test_about_8_percent_of_the_speech_whoever_speaks_most(big: int) -> None:
     assert 0.07 < dev.seconds / whole.seconds < 0.13
     assert len(speakers(dev)) >= 2 and not speakers(dev) & speakers(train)
     assert train.seconds + dev.seconds == whole.seconds
+
+
+def test_of_much_speech_five_hours() -> None:
+    """Not 8 % of it: every window and weight is tried on all of dev."""
+    _, dev, _ = hold_out(corpus({f"s{n}": 20 for n in range(600)}, 90.0))
+    assert 5.0 <= dev.seconds / 3600 < 6.0
 
 
 def test_a_new_speaker_leaves_the_others_in_their_order() -> None:

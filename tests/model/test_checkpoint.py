@@ -11,6 +11,16 @@ from asr_am.errors import InputError
 from asr_am.model.checkpoint import read_torch, write_torch
 
 
+def test_one_wrong_bit_in_the_weights_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "best.pt"
+    write_torch({"x": torch.arange(1000.0)}, path)
+    content = bytearray(path.read_bytes())
+    content[content.index(torch.tensor(123.0).numpy().tobytes())] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"best\.pt: not readable \(checksum of .*data/0 is wrong\); train again"):
+        read_torch(path, "train again")
+
+
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "learner-0.pt"
     write_torch({"x": torch.ones(3)}, path)
