@@ -77,7 +77,7 @@ class Transcriber:
 
 def load(folder: Path) -> Transcriber:
     """The system of a decoding run; InputError where one of its files is missing or damaged."""
-    from asr_am.decode.graph import read_fst
+    from asr_am.decode.graph import read_hclg
     from asr_am.decode.recording import computed_kinds
     from asr_am.decode.system import System
     from asr_am.features.reader import read_options
@@ -89,7 +89,7 @@ def load(folder: Path) -> Transcriber:
     kind = system.kind()
     extractors = {base: SpectralExtractor(read_options(system.features_dir / base)) for base in computed_kinds(kind)}
     return Transcriber(
-        system, kind, extractors, read_fst(system.graph), Lang.load(system.lang_dir), StateTable.load(system.states)
+        system, kind, extractors, read_hclg(system.graph), Lang.load(system.lang_dir), StateTable.load(system.states)
     )
 
 

@@ -28,6 +28,12 @@ def read_archive(path: Path) -> Iterator[tuple[str, Any]]:
             yield key, _read(file)
 
 
+def reason(error: Exception) -> str:
+    """What is wrong with an archive, in one line: kaldiio quotes the bytes that it met."""
+    text = str(error).splitlines()[0] if str(error) else ""
+    return f"{type(error).__name__}: {text if text.isprintable() else ascii(text):.100}"
+
+
 def _read(file: BinaryIO) -> Any:
     begin = file.tell()
     if file.read(len(PICKLE)) == PICKLE:

@@ -11,6 +11,7 @@ multiplies that sum (as Kaldi's LMWT); with the scale 0.1 and an LM weight near 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import time
@@ -33,7 +34,7 @@ BYTES_PER_ARC = 50  # in a process that decodes; building it takes some 400
 def build_hclg(
     lang_dir: Path, lm_dir: Path, states: StateTable, tree: Tree, out: Path, *, self_loop_scale: float = 0.1
 ) -> None:
-    """Write `out`/HCLG.fst (an OpenFst vector FST, readable by Kaldi) and `out`/graph.json (sizes and seconds).
+    """Write `out`/HCLG.fst (an OpenFst vector FST, readable by Kaldi) and `out`/graph.json (sizes, seconds, checksum).
 
     lang_dir, lm_dir: outputs of stage lang (L_disambig.fst, phones.txt, ...; G.fst). out: an existing directory.
     InputError: an FST is missing or damaged, or lexicon and LM share no sentence.
@@ -52,6 +53,7 @@ def build_hclg(
     write_fst(hclg, out / "HCLG.fst")
     seconds = round(time.perf_counter() - started, 2)
     description = {"sizes": sizes, "self_loop_scale": self_loop_scale, "num_pdfs": states.num_pdfs, "seconds": seconds}
+    description["sha256"] = _digest(out / "HCLG.fst")
     (out / "graph.json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
     log.info("graph: HCLG of %(states)d states, %(arcs)d arcs", sizes["HCLG"])
     if (arcs := sizes["HCLG"]["arcs"]) > LARGE:
@@ -85,6 +87,19 @@ def expand(lg: kaldifst.StdVectorFst, disambig: list[int], states: StateTable, t
     return hclg
 
 
+def read_hclg(path: Path) -> kaldifst.StdVectorFst:
+    """Read a graph as `build_hclg` left it. InputError where it is missing or damaged: OpenFst takes wrong bytes for
+    arcs, which the search then follows to anywhere."""
+    record = path.with_name("graph.json")
+    try:
+        digest = json.loads(record.read_text(encoding="utf-8")).get("sha256")  # older graphs have none
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(f"{record}: missing or damaged ({error}); run stage 7 (decode) again") from error
+    if path.is_file() and digest not in (None, _digest(path)):
+        raise InputError(f"{path}: damaged, its checksum is not that in graph.json; run stage 7 (decode) again")
+    return read_fst(path)
+
+
 def read_fst(path: Path) -> kaldifst.StdVectorFst:
     """Read an OpenFst file; InputError where it is missing or damaged."""
     if not path.is_file():
@@ -101,6 +116,11 @@ def write_fst(fst: kaldifst.StdVectorFst, path: Path) -> None:
     if not fst.write(str(temporary)):
         raise InputError(f"{path}: cannot be written (disk full?)")
     temporary.rename(path)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _size(fst: kaldifst.StdVectorFst) -> dict[str, int]:

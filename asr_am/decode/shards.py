@@ -18,7 +18,7 @@ import kaldifst
 import numpy as np
 
 from asr_am.decode.ctm import CtmWord
-from asr_am.decode.graph import read_fst
+from asr_am.decode.graph import read_hclg
 from asr_am.decode.hypotheses import hypotheses
 from asr_am.decode.lattice import Lattice
 from asr_am.decode.nbest import nbest
@@ -127,7 +127,7 @@ class Decoder:
 def load_decoder(job: Job) -> Decoder:
     """Load a job's files, once per worker process."""
     return Decoder(
-        job.source.load(), read_fst(job.graph), Lang.load(job.lang_dir), StateTable.load(job.states), job.options
+        job.source.load(), read_hclg(job.graph), Lang.load(job.lang_dir), StateTable.load(job.states), job.options
     )
 
 

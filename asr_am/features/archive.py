@@ -10,7 +10,7 @@ from pathlib import Path
 import kaldiio
 import numpy as np
 
-from asr_am.data.archive import read_entry
+from asr_am.data.archive import read_entry, reason
 from asr_am.data.textfile import read_lines, write_lines
 from asr_am.errors import InputError
 
@@ -47,7 +47,7 @@ def load_matrix(place: str, remedy: str) -> np.ndarray:
     try:
         matrix = read_entry(place)
     except DAMAGE as error:
-        raise InputError(f"{place}: damaged or missing archive ({type(error).__name__}: {error}); {remedy}") from error
+        raise InputError(f"{place}: damaged or missing archive ({reason(error)}); {remedy}") from error
     if not isinstance(matrix, np.ndarray) or matrix.ndim != 2:
         raise InputError(f"{place}: holds no matrix; {remedy}")
     return matrix

@@ -11,7 +11,7 @@ from pathlib import Path
 import kaldiio
 import numpy as np
 
-from asr_am.data.archive import read_entry
+from asr_am.data.archive import read_entry, reason
 from asr_am.errors import InputError
 from asr_am.features.archive import DAMAGE, REMEDY_ALIGN
 
@@ -58,7 +58,7 @@ class Projection:
         try:
             matrix = read_entry(f"{path}:0")
         except DAMAGE as error:
-            raise InputError(f"{path}: not readable ({type(error).__name__}: {error}); {REMEDY_ALIGN}") from error
+            raise InputError(f"{path}: not readable ({reason(error)}); {REMEDY_ALIGN}") from error
         if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or not np.isfinite(matrix).all():
             raise InputError(f"{path}: holds no finite matrix; {REMEDY_ALIGN}")
         frames, rest = divmod(matrix.shape[1], num_static)

@@ -30,12 +30,6 @@ def has_deltas(kind: str) -> bool:
     return kind != "lfbe64"
 
 
-def model_features(static_TD: np.ndarray, stats: np.ndarray, kind: str) -> np.ndarray:
-    """float32 [T, F]: static features normalised by their speaker's `stats`, with what deltas the kind has."""
-    normal_TD = normalise(static_TD, stats, variance=normalises_variance(kind))
-    return add_deltas(normal_TD) if has_deltas(kind) else normal_TD
-
-
 class FeatureReader:
     """Features of one set, by utterance id. Holds no open file, so it can be pickled and used after a fork.
 

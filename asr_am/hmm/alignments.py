@@ -12,7 +12,7 @@ from pathlib import Path
 import kaldiio
 import numpy as np
 
-from asr_am.data.archive import read_archive
+from asr_am.data.archive import read_archive, reason
 from asr_am.data.npz import DAMAGE
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
@@ -49,7 +49,7 @@ def read_alignments(folder: Path, subset: str) -> Iterator[tuple[str, np.ndarray
                 raise InputError(f"{ark}: {utterance} is not a vector of integers; {REDO}")
             yield utterance, labels_T
     except (*DAMAGE, AssertionError, IndexError) as error:
-        raise InputError(f"{ark}: damaged ({type(error).__name__}: {error}); {REDO}") from error
+        raise InputError(f"{ark}: damaged ({reason(error)}); {REDO}") from error
 
 
 def load_labels(folder: Path, subset: str, frames: FrameStore, table: StateTable) -> np.ndarray:

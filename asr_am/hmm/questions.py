@@ -23,8 +23,10 @@ def phone_questions(
     roots are questions too. Questions are distinct, none is empty, and their order does not depend on hashing.
     """
     units = [frozenset(root) for root in roots if not set(root) <= set(silence)]
-    central_MF = stats.sums_MF * (stats.state_M == CENTRAL_STATE)[:, None]
     phone_M = stats.windows_M3[:, 1]
+    spoken_M = ~np.isin(phone_M, sorted(silence))
+    central = min(CENTRAL_STATE, int(stats.state_M[spoken_M].max(initial=0)))  # phones may have a single state
+    central_MF = stats.sums_MF * (stats.state_M == central)[:, None]
     sums = [central_MF[np.isin(phone_M, sorted(unit))].sum(axis=0) for unit in units]
     silences = [frozenset(silence), frozenset(silence) | {0}, *(frozenset({phone}) for phone in silence)]
     found = [*_clusters(units, sums), *silences, *(frozenset(phones) for phones in extra)]

@@ -1,6 +1,6 @@
 """An alignment as runs: maximal stretches of frames in one state of one phone.
 
-Shapes: N frames of a set, U utterances, R runs, L graph labels.
+Shapes: N frames of a set, U utterances, R runs, M distinct contexts of runs, L graph labels.
 
 Alignments of a whole set are one vector of graph labels, labels_N, parallel to the rows of its `FrameStore`; 0 marks
 the frames of utterances that have no alignment.
@@ -24,6 +24,13 @@ class Runs:
     length_R: np.ndarray
     windows_R3: np.ndarray
     state_R: np.ndarray
+
+    def contexts(self) -> tuple[np.ndarray, np.ndarray]:
+        """The distinct windows with their states, int64 [M, 4] in order, and which of them each run has, int [R]."""
+        keys_R4 = np.column_stack([self.windows_R3, self.state_R]).astype(np.int64)
+        key_R = np.ravel_multi_index(tuple(keys_R4.T), keys_R4.max(axis=0, initial=0) + 1)  # sorted faster than rows
+        _, first_M, context_R = np.unique(key_R, return_index=True, return_inverse=True)
+        return keys_R4[first_M], context_R
 
 
 def runs_of(labels_N: np.ndarray, offsets_U1: np.ndarray, table: StateTable) -> Runs:

@@ -99,12 +99,13 @@ def digit_questions(lang: Lang) -> list[set[int]]:
 
 def convert_labels(labels_N: np.ndarray, runs: Runs, tree: DecisionTree, states: StateTable) -> np.ndarray:
     """The same path through phones and states with the pdfs of another tree (Kaldi's convert-ali)."""
-    keys, key_R = np.unique(np.column_stack([runs.windows_R3, runs.state_R]), axis=0, return_inverse=True)
+    contexts_M4, context_R = runs.contexts()
     labels = [
-        states.label(phone, state, tree.pdf((left, phone, right), state)) for left, phone, right, state in keys.tolist()
+        states.label(phone, state, tree.pdf((left, phone, right), state))
+        for left, phone, right, state in contexts_M4.tolist()
     ]
     converted_N = np.zeros_like(labels_N)
-    converted_N[labels_N > 0] = np.repeat(np.array(labels, dtype=labels_N.dtype)[key_R], runs.length_R)
+    converted_N[labels_N > 0] = np.repeat(np.array(labels, dtype=labels_N.dtype)[context_R], runs.length_R)
     return converted_N
 
 

@@ -85,18 +85,18 @@ def _grow(
 
     for node in open_nodes:
         consider(node)
-    count, smallest_gain = len(tops), 0.0
+    gains: list[float] = []
     seen = sum(len(top.rows) > 0 for top in tops)
-    limit = max(options.leaves, count - seen + round(options.per_state * seen))
-    while queue and count < limit:
+    limit = max(options.leaves, len(tops) - seen + round(options.per_state * seen))
+    while queue and len(tops) + len(gains) < limit:
         negative_gain, _, node, position, question = heapq.heappop(queue)
         answer = asked_QP[question, stats.windows_M3[node.rows, position]]
         node.position, node.question = position, questions[question]
         node.yes, node.no = _Growing(node.rows[answer], node.root), _Growing(node.rows[~answer], node.root)
         consider(node.yes)
         consider(node.no)
-        count, smallest_gain = count + 1, -negative_gain
-    return [leaf for top in tops for leaf in _leaves(top)], smallest_gain
+        gains.append(-negative_gain)
+    return [leaf for top in tops for leaf in _leaves(top)], min(gains, default=0.0)
 
 
 def _question_matrix(questions: Sequence[frozenset[int]], highest: int) -> np.ndarray:

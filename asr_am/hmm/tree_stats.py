@@ -35,8 +35,7 @@ class TreeStats:
 
 def accumulate_tree_stats(frames: FrameStore, runs: Runs) -> TreeStats:
     """Sums over the frames of `runs` by (window, state)."""
-    keys_R4 = np.concatenate([runs.windows_R3, runs.state_R[:, None]], axis=1)
-    keys_M4, key_R = np.unique(keys_R4, axis=0, return_inverse=True)
+    keys_M4, key_R = runs.contexts()
     dim = frames.dim
     sums_MF = np.zeros((len(keys_M4), 1 + 2 * dim))
     sums_MF[:, 0] = np.bincount(key_R, runs.length_R, minlength=len(keys_M4))

@@ -11,18 +11,20 @@ from pathlib import Path
 
 from asr_am.errors import InputError
 from asr_am.lang.arpa import Arpa, Ngram
+from asr_am.lang.lang import vocabulary
 from asr_am.lang.lexicon import UNKNOWN
 
 log = logging.getLogger(__name__)
 
 
-def restrict(arpa: Arpa, words: Mapping[str, int], source: str) -> tuple[Arpa, list[str]]:
+def restrict(arpa: Arpa, words: dict[str, int], source: str) -> tuple[Arpa, list[str]]:
     """The model without the n-grams that hold a word outside `words` or `<unk>`, and those words outside, sorted.
 
     `<unk>` goes too: a recognizer that puts it out is wrong each time. The probabilities that are left are not
     renormalized. InputError where so little is left that the model cannot belong to the lexicon.
     """
-    kept = {word for (word,) in arpa.logprobs[0] if word in words and word.lower() != UNKNOWN}
+    spoken = {*vocabulary(words), "<s>", "</s>"}
+    kept = {word for (word,) in arpa.logprobs[0] if word in spoken and word.lower() != UNKNOWN}
     dropped = sorted(word for (word,) in arpa.logprobs[0] if word not in kept and word.lower() != UNKNOWN)
     if len(kept) <= 2 or len(dropped) > 0.5 * len(arpa.logprobs[0]):
         raise InputError(

@@ -2,7 +2,7 @@
 
 A text is a list of sentences; its log-probabilities are natural, one float64 array a sentence: each word's, then that
 of the sentence's end. Perplexity counts as `asr_am.lang.arpa.perplexity` does: sentence ends are counted, words outside
-the vocabulary are not, but stand in the history as `<unk>`.
+the vocabulary are not, but stand in the history of the words after them.
 
 Shapes: N words and sentence ends of a text.
 """

@@ -80,6 +80,8 @@ def prepare_lm(
     """
     if (order is None) == (arpa is None):
         raise InputError(f"corpus.lms.{name}: give either an order or an ARPA file (order, arpa)")
+    if max_ngrams is not None and (not isinstance(max_ngrams, int) or max_ngrams < 0):
+        raise InputError(f"corpus.lms.{name}.max_ngrams={max_ngrams}: must be a whole number, at least 0")
     words = read_symbols(lang_dir / "words.txt")
     if arpa is not None:
         source = _find_arpa(data_dir, name, arpa)

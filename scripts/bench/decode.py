@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from asr_am.decode.graph import read_fst
+from asr_am.decode.graph import read_hclg
 from asr_am.decode.hypotheses import hypotheses
 from asr_am.decode.lattice import Lattice
 from asr_am.decode.nbest import nbest
@@ -45,7 +45,7 @@ def main() -> None:
     source = ArchiveSource(options.scores) if options.scores else system.source(options.subset)
     scorer = source.load()
     utterances = FeatureReader(system.features_dir, "mfcc", options.subset).utterances[: options.utterances]
-    states, graph, lang = StateTable.load(system.states), read_fst(system.graph), Lang.load(system.lang_dir)
+    states, graph, lang = StateTable.load(system.states), read_hclg(system.graph), Lang.load(system.lang_dir)
     if options.write:
         write_log_likelihoods(scorer, utterances, states, options.write)
     seconds: dict[str, list[float]] = {"score": [], "search": [], "words": []}

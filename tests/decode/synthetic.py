@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from asr_am.decode.graph import build_hclg, read_fst
+from asr_am.decode.graph import build_hclg, read_hclg
 from asr_am.hmm.states import StateTable, Tree
 from asr_am.lang.arpa import read_arpa
 from asr_am.lang.grammar import make_grammar
@@ -53,7 +53,7 @@ def small_graph(lang: Lang, states: StateTable, tree: Tree, folder: Path, scale:
     """HCLG of `small_lm`, in memory, and the folder where it lies."""
     (folder / "graph").mkdir()
     build_hclg(lang.directory, small_lm(lang, folder / "lm"), states, tree, folder / "graph", self_loop_scale=scale)
-    return read_fst(folder / "graph" / "HCLG.fst")
+    return read_hclg(folder / "graph" / "HCLG.fst")
 
 
 def alignment(

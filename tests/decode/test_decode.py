@@ -13,7 +13,7 @@ import pytest
 from asr_am.decode import shards
 from asr_am.decode.ctm import CtmWord
 from asr_am.decode.decode import ctm_name, decode_sets
-from asr_am.decode.graph import read_fst
+from asr_am.decode.graph import read_hclg
 from asr_am.decode.lattice import read_lattices
 from asr_am.decode.paths import Weights
 from asr_am.decode.search import SearchOptions
@@ -177,7 +177,7 @@ def test_scores_for_other_states_are_refused(system: System, tmp_path: Path) -> 
             return np.zeros((5, 3), np.float32)
 
     lang, states = Lang.load(system.lang_dir), StateTable.load(system.states)
-    decoder = shards.Decoder(Wrong(), read_fst(system.graph), lang, states, OPTIONS)
+    decoder = shards.Decoder(Wrong(), read_hclg(system.graph), lang, states, OPTIONS)
     with pytest.raises(InputError, match="utterance u1: scores of 3 pdfs"):
         decoder.decode("u1")
 

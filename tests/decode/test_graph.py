@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_am.decode.graph import build_hclg, read_fst
+from asr_am.decode.graph import build_hclg, read_fst, read_hclg
 from asr_am.errors import InputError
 from asr_am.hmm.states import Tree
 from tests.decode.synthetic import small_graph, small_lm
@@ -39,6 +39,21 @@ def test_sizes_are_recorded(tmp_path: Path) -> None:
     sizes = json.loads((tmp_path / "graph" / "graph.json").read_text())["sizes"]
     assert sizes["HCLG"]["states"] == graph.num_states
     assert sizes["HCLG"]["arcs"] > sizes["HCLG without loops"]["arcs"] > 0
+
+
+def test_one_wrong_bit_in_a_graph_is_seen(tmp_path: Path) -> None:
+    """The search would follow an arc to a state that there is not."""
+    lang = small_lang(tmp_path)
+    small_graph(lang, small_states(lang, MonoTree()), MonoTree(), tmp_path)
+    path = tmp_path / "graph" / "HCLG.fst"
+    content = bytearray(path.read_bytes())
+    content[-7] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"HCLG\.fst: damaged, its checksum .*run stage 7"):
+        read_hclg(path)
+    path.unlink()
+    with pytest.raises(InputError, match=r"HCLG\.fst: no such file"):
+        read_hclg(path)
 
 
 def test_damaged_or_missing_fsts_are_named(tmp_path: Path) -> None:

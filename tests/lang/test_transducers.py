@@ -165,8 +165,8 @@ def test_lexicon_and_grammar_determinize(data_dir: Path, lang: Lang, tmp_path: P
 
 def test_users_arpa_loses_the_words_outside(data_dir: Path, lang: Lang, tmp_path: Path) -> None:
     text = (
-        "\\data\\\nngram 1=7\nngram 2=3\nngram 3=2\n\\1-grams:\n-1 </s>\n-99 <s> -0.3\n-1 A -0.2\n-1 RED -0.1\n"
-        "-1 FOREIGN -1\n-2 <UNK>\n-1 AB\n\\2-grams:\n-0.5 <s> A\n-0.1 A FOREIGN\n-0.2 A RED\n"
+        "\\data\\\nngram 1=9\nngram 2=3\nngram 3=2\n\\1-grams:\n-1 </s>\n-99 <s> -0.3\n-1 A -0.2\n-1 RED -0.1\n"
+        "-1 FOREIGN -1\n-3 <eps>\n-3 #0\n-2 <UNK>\n-1 AB\n\\2-grams:\n-0.5 <s> A\n-0.1 A FOREIGN\n-0.2 A RED\n"
         "\\3-grams:\n-0.1 <s> A RED\n-0.1 RED A AB\n\\end\\\n"
     )
     (tmp_path / "own.arpa").write_text(text)
@@ -178,7 +178,7 @@ def test_users_arpa_loses_the_words_outside(data_dir: Path, lang: Lang, tmp_path
     assert list(left.logprobs[1]) == [("<s>", "A"), ("A", "RED")]
     assert list(left.logprobs[2]) == [("<s>", "A", "RED")]  # RED A AB has lost nothing but never had its history RED A
     summary = json.loads((tmp_path / "lm.json").read_text())
-    assert summary["words_dropped"] == 1 and summary["dev_words"] == 5 and summary["dev_oov"] == 1
+    assert summary["words_dropped"] == 3 and summary["dev_words"] == 5 and summary["dev_oov"] == 1
 
 
 def test_model_for_another_lexicon_is_refused(data_dir: Path, lang: Lang, tmp_path: Path) -> None:
@@ -190,6 +190,9 @@ def test_model_for_another_lexicon_is_refused(data_dir: Path, lang: Lang, tmp_pa
 
 
 def test_bad_requests(data_dir: Path, lang: Lang, tmp_path: Path) -> None:
+    for count in (-1, 2.5, "many"):
+        with pytest.raises(InputError, match=rf"corpus\.lms\.x\.max_ngrams={count}: must be a whole number"):
+            prepare_lm(data_dir, lang.directory, tmp_path, name="x", order=2, arpa=None, text="train", max_ngrams=count)  # type: ignore[arg-type]
     for order, arpa in ((None, None), (2, "x.arpa")):
         with pytest.raises(InputError, match="either an order or an ARPA"):
             prepare_lm(data_dir, lang.directory, tmp_path, name="x", order=order, arpa=arpa, text="train")
