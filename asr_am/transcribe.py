@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 INT16_SCALE = np.float32(32768.0)
 CANCELLED = 1e-3  # a mix of channels with a lower share of their peak holds only rounding errors
 MIN_FRAMES = 9  # as in stage features: three phones of three states
+LOUDEST = 1e10  # where 1 is full scale; features of more would not be numbers
 LONGEST, SHORTEST = 2000, 500  # frames of a piece; a cut falls at the quietest point between them
 SMOOTHING = 31  # frames of the level that decides where it is quiet
 
@@ -94,16 +95,18 @@ def load(folder: Path) -> Transcriber:
 
 
 def pieces(static_TD: np.ndarray) -> Iterator[tuple[int, int]]:
-    """First frame and frame after the last of stretches of at most LONGEST frames, cut where the level is lowest.
+    """First frame and frame after the last of pieces of SHORTEST to LONGEST frames, cut where the level is lowest.
 
     Works on log-mel energies and on cepstra alike: the sum of the former and C0 of the latter follow the level.
     """
     num_frames = len(static_TD)
     level_T = static_TD[:, 0] if static_TD.shape[1] < 20 else static_TD.mean(axis=1)
-    level_T = np.convolve(level_T, np.full(SMOOTHING, 1.0 / SMOOTHING), mode="same")
+    padded = np.pad(level_T, SMOOTHING // 2, mode="edge")
+    level_T = np.convolve(padded, np.full(SMOOTHING, 1.0 / SMOOTHING), mode="valid")
     begin = 0
     while num_frames - begin > LONGEST:
-        end = begin + SHORTEST + int(np.argmin(level_T[begin + SHORTEST : begin + LONGEST]))
+        latest = min(begin + LONGEST, num_frames - SHORTEST)
+        end = begin + SHORTEST + int(np.argmin(level_T[begin + SHORTEST : latest]))
         yield begin, end
         begin = end
     yield begin, num_frames
@@ -117,21 +120,28 @@ def read_audio(path: Path, sampling_rate: int, *, separate: bool) -> list[np.nda
 
     if not path.is_file():
         raise InputError(f"{path}: no such file; give a recording that exists")
+    blocks, lowest, highest = [], np.inf, -np.inf
     try:
-        rate, blocks = soundfile.info(path).samplerate, list(decoded(path))
-    except (soundfile.SoundFileError, OSError, TypeError) as error:
+        rate = soundfile.info(path).samplerate
+        for block_NC in decoded(path):
+            lowest, highest = np.minimum(lowest, block_NC.min()), np.maximum(highest, block_NC.max())  # keep NaN
+            blocks.append(block_NC if separate else block_NC.mean(axis=1, keepdims=True))
+    except (soundfile.SoundFileError, OSError, TypeError, UnicodeError) as error:  # the last: of a name in Latin-1
         raise InputError(f"{path}: cannot be read as audio ({error}); convert it to WAV or FLAC") from error
     if not blocks:
         raise InputError(f"{path}: holds no samples; record it again")
+    if not -LOUDEST < lowest <= highest < LOUDEST:
+        raise InputError(
+            f"{path}: holds samples that are not numbers, or far from any sound ({lowest:g} to {highest:g}, where 1 is "
+            "full scale); convert it again"
+        )
+    if lowest == highest:
+        raise InputError(f"{path}: every sample is {lowest:g}; record it again")
     samples_NC = np.concatenate(blocks)
-    if not np.isfinite(samples_NC).all():
-        raise InputError(f"{path}: holds samples that are not numbers; convert it again")
-    if samples_NC.min() == samples_NC.max():
-        raise InputError(f"{path}: every sample is {samples_NC[0, 0]:g}; record it again")
-    channels = list(samples_NC.T) if separate else [samples_NC.mean(axis=1)]
-    if max(np.abs(channel).max() for channel in channels) < CANCELLED * np.abs(samples_NC).max():
+    del blocks  # hours of speech are gigabytes
+    if max(samples_NC.max(), -samples_NC.min()) < CANCELLED * max(highest, -lowest):
         raise InputError(f"{path}: its channels cancel each other; transcribe them on their own with --channels")
-    return [resample(channel, rate, sampling_rate) * INT16_SCALE for channel in channels]
+    return [resample(channel_N, rate, sampling_rate) * INT16_SCALE for channel_N in samples_NC.T]
 
 
 def resample(samples_N: np.ndarray, rate: int, wanted: int) -> np.ndarray:
@@ -188,4 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BrokenPipeError:  # the reader has seen enough: nobody is told when stdout is flushed at exit, either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from intervaltree import IntervalTree
 from lhotse import SupervisionSegment
 
 from asr_am.data.manifests import channel_of
@@ -92,13 +93,17 @@ def check_stm(path: Path, supervisions: Iterable[SupervisionSegment]) -> None:
         if side and side[-1].begin > reference.begin:
             raise InputError(f"{path}:{reference.line}: not sorted by begin time; sort it: `sort +0 -1 +1 -2 +3nb -4`")
         side.append(reference)
+    times = {
+        side: IntervalTree.from_tuples((segment.begin, segment.end, segment.line) for segment in segments)
+        for side, segments in references.items()
+    }
     covered: set[int] = set()
     for utterance in supervisions:
-        sides = references.get((utterance.recording_id, channel_letter(utterance)), [])
-        found = [segment.line for segment in sides if segment.begin < utterance.end and utterance.start < segment.end]
+        place = utterance.recording_id, channel_letter(utterance)
+        found = times[place].overlap(utterance.start, utterance.end) if place in times else set()
         if not found:
             raise InputError(f"{path}: no reference for utterance {utterance.id}; {REMEDY}")
-        covered.update(found)
+        covered.update(reference.data for reference in found)
     for side in references.values():
         for segment in side:
             if segment.line not in covered:

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from intervaltree import IntervalTree
 from lhotse import SupervisionSegment
 
 from asr_am.data.kaldi_dir import channel_number, read_kaldi_dir
@@ -53,9 +54,10 @@ def _translated(stm: Path, corpus: CorpusSet, spelling: Spelling, tally: Tally) 
     InputError: an utterance without a reference, a bad line, more than a few references without an utterance.
     """
     names = _names(corpus)
-    spans: dict[tuple[str, str], list[SupervisionSegment]] = {}
-    for utterance in corpus.utterances:
-        spans.setdefault((utterance.recording_id, channel_letter(utterance)), []).append(utterance)
+    spans: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
+    for u in corpus.utterances:
+        spans.setdefault((u.recording_id, channel_letter(u)), []).append((u.start, u.end, u.id))
+    times = {side: IntervalTree.from_tuples(utterances) for side, utterances in spans.items()}
     comments, records, dropped = [], [], 0
     covered: set[str] = set()
     for number, line in numbered_lines(stm):
@@ -65,8 +67,8 @@ def _translated(stm: Path, corpus: CorpusSet, spelling: Spelling, tally: Tally) 
         where = f"{stm}:{number}"
         file, channel, begin, end, speaker_and_times, text = _fields(line, where)
         side = names.get((file, channel), ("", ""))
-        found = [u for u in spans.get(side, []) if u.start < end and begin < u.end]
-        covered.update(u.id for u in found)
+        found = times[side].overlap(begin, end) if side in times else set()
+        covered.update(utterance.data for utterance in found)
         if found:
             spelt = _spelt(text, spelling)
             if spelt != text:

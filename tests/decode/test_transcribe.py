@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -87,14 +90,39 @@ def test_long_recordings_are_cut_where_it_is_quiet() -> None:
     assert all(min(abs(end - centre) for centre in quiet) <= 30 for _, end in found[:-1])
 
 
+@pytest.mark.parametrize("num_frames", [1999, 2000, 2001, 2014, 2499, 2500, 4001, 9000])
+def test_no_piece_is_left_too_short_for_words(num_frames: int) -> None:
+    """Even where it is equally loud from beginning to end, which is no quieter than the rest."""
+    found = list(pieces(np.full((num_frames, 40), 10.0, dtype=np.float32)))
+    assert [begin for begin, _ in found] == [0, *(end for _, end in found[:-1])] and found[-1][1] == num_frames
+    assert all(SHORTEST <= end - begin <= LONGEST for begin, end in found)
+
+
+def test_a_name_in_latin_1_and_output_that_nobody_reads_to_its_end(run: Path, tmp_path: Path) -> None:
+    path = run.parent / "data" / "wav" / "test0.wav"
+    latin = os.fsencode(tmp_path) + b"/caf\xe9.wav"
+    Path(os.fsdecode(latin)).write_bytes(path.read_bytes())
+    command = [sys.executable, "-m", "asr_am.transcribe", "--model", str(run), latin, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        (error,) = process.stderr.read().splitlines()
+        assert b"caf" in error and b"cannot be read as audio ('utf-8'" in error and process.wait() == 1
+
+
 def bad_files(folder: Path) -> dict[str, Path]:
     (folder / "text.wav").write_text("this is no audio")
     (folder / "empty.wav").write_bytes(b"")
+    loud, hole = folder / "loud.wav", folder / "hole.wav"
+    soundfile.write(loud, np.clip(1e30 * tone(RATE, 1.0), -3e29, 3e29), RATE, subtype="FLOAT")
+    soundfile.write(hole, np.where(np.arange(RATE) == 99, np.nan, tone(RATE, 1.0)[:, 0]), RATE, subtype="FLOAT")
     return {
         "no such file": folder / "missing.wav",
         "cannot be read as audio": folder / "text.wav",
         "cannot be read as audio ": folder / "empty.wav",
         "no samples": write(folder / "none.wav", np.zeros((0, 1)), RATE),
+        "far from any sound (-3e+29 to 3e+29": loud,
+        "samples that are not numbers": hole,
         "every sample is 0": write(folder / "silent.wav", np.zeros((RATE, 2)), RATE),
     }
 
@@ -103,7 +131,11 @@ def test_bad_recordings_end_with_one_clear_line(run: Path, tmp_path: Path, capsy
     for message, path in bad_files(tmp_path).items():
         assert main(["--model", str(run), str(path)]) == 1
         error = capsys.readouterr().err
-        assert str(path) in error and message.strip() in error and len(error.splitlines()) == 1
+        assert (
+            path.name.encode("ascii", "backslashreplace").decode() in error
+            and message.strip() in error
+            and len(error.splitlines()) == 1
+        )
 
 
 def test_a_bad_recording_does_not_keep_the_others_from_being_transcribed(
