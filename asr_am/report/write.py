@@ -19,7 +19,7 @@ from asr_am.report.results import (
     read_coverage,
     read_language_models,
     read_scores,
-)  # fmt: skip
+)
 from asr_am.report.runs import TrainingRun, read_training_runs
 from asr_am.report.significance import Versus, against_gmm
 from asr_am.report.strategies import strategy_sections
