@@ -37,6 +37,9 @@ def check_types(signature: Callable[..., Any], values: Mapping[str, Any], where:
     """InputError unless values have the types of the annotations of their names."""
     types = get_type_hints(signature)
     for name, value in values.items():
+        if name not in types:
+            known = ", ".join(other for other in types if other != "return")
+            raise InputError(f"{_name(where, name)}: there is no such option; there are {known}")
         try:
             TypeAdapter(types[name]).validate_python(value, strict=True)
         except ValidationError as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 from asr_am.errors import InputError
 
-UNFINISHED = (".partial", ".old", ".outdated")  # suffixes of directories that hold no result
+UNFINISHED = (".partial", ".new", ".old", ".unfinished", ".outdated")  # suffixes of directories that hold no result
 GMM_SYSTEMS = ("mono", "tri", "lda_mllt", "sat")  # systems without a training run, in the order of tables
 
 

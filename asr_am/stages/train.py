@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from asr_am.distributed.process.ending import end_process
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import egs_dir
-from asr_am.stages.learner import learn, ranks_apart, run_arguments, strategy_of
+from asr_am.stages.learner import learn, ranks_apart, run_arguments, strategy_of, without_name
 from asr_am.stages.unit import Unit
 
 SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every")  # change how fast, not what
 APART = ("init", "subset")  # count only where they are set
+CHECKPOINT = "checkpoints/checkpoint-?????????"  # a run that has none is removed if it cannot start
 
 
 def units(cfg: DictConfig) -> list[Unit]:
@@ -42,13 +44,48 @@ def units(cfg: DictConfig) -> list[Unit]:
     inputs = [egs_dir(cfg), *([Path(cfg.train.init)] if cfg.train.init else [])]
     out = corpus_dir(cfg) / "train" / cfg.run
     leads = int(os.environ.get("RANK", "0") if launcher == "torchrun" else cfg.launcher.get("node_rank", 0)) == 0
-    work = partial(train_run, cfg, leads)
-    return [Unit(out, inputs, config, work, in_place=True, apart=("wandb", "checkpoints"), leads=leads)]
+    return [
+        Unit(
+            out, inputs, config, partial(train_run, cfg, leads), in_place=True, keep_if=CHECKPOINT,
+            apart=("wandb", "checkpoints"), leads=leads,
+        )
+    ]  # fmt: skip
+
+
+def check_run(cfg: DictConfig) -> None:
+    """InputError for options that a learner would refuse, found before any learner starts.
+
+    Builds the strategy once, for a model of two weights and a virtual team of the configured size.
+    """
+    from torch import nn
+
+    from asr_am.distributed.cluster import Cluster, Workload
+    from asr_am.distributed.flat_params import FlatParams
+    from asr_am.distributed.optimizer import Optimizer
+    from asr_am.distributed.sim import SimCluster, SimTeam
+    from asr_am.train.material import check_batch, training_device
+    from asr_am.train.options import TrainOptions
+
+    options = TrainOptions.build(values(cfg.train), without_name(cfg.model), values(cfg.schedule), cfg.seed)
+    check_batch(options, cfg.learners)
+    training_device(options)
+    size, strategy = cfg.learners + ranks_apart(cfg), strategy_of(cfg)
+    cluster, workload = Cluster.build(values(cfg.cluster)), Workload.build(values(cfg.workload))
+    cluster.faults.check(size)
+    if cfg.launcher.name != "virtual":  # only its faults count
+        cluster, workload = (
+            replace(cluster, hosts=1, devices_per_host=size),
+            Workload("self", frames_per_second={cluster.device: 1.0}),
+        )
+    team = SimTeam(virtual := SimCluster(cluster, workload, size, cfg.seed, model_elements=2), virtual.members[0])
+    params = FlatParams(nn.Linear(1, 1))
+    strategy(params, Optimizer(params, options.optimizer), team).check(cluster.faults)
 
 
 def train_run(cfg: DictConfig, leads: bool, out: Path) -> None:
     """Train, or go on training, into `out`, with as many processes as the launcher says."""
     if leads:
+        check_run(cfg)
         OmegaConf.save(cfg, out / "config.yaml", resolve=True)
     launchers = {"alone": _alone, "virtual": _virtual, "process": _processes, "torchrun": learn}
     launchers[cfg.launcher.name](cfg, out)

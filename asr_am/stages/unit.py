@@ -38,7 +38,9 @@ class Unit:
 
     work: called with the directory to write into; what it finds there is its own, from a run that was cut short.
     in_place: the directory has its final name from the start, for work that people watch while it runs (training).
-        An outdated one is kept as `<out>.old`.
+        Where another run has that name, the work goes on in `<out>.new`, and takes the name when it is finished. The
+        other run is then kept as `<out>.old`; an unfinished one never replaces a finished `<out>.old`.
+    keep_if: a pattern of files without which a failed start of such work leaves nothing behind.
     apart: names of directories in it that are no part of the output: other programs write there, even later (wandb's),
         or it may be removed (checkpoints).
     beside: files next to the directory that the work writes, too.
@@ -52,6 +54,7 @@ class Unit:
     config: Mapping[str, object]
     work: Callable[[Path], None]
     in_place: bool = False
+    keep_if: str = "*"
     apart: Sequence[str] = ()
     beside: Sequence[Path] = ()
     version: int = 1
@@ -69,25 +72,40 @@ class Unit:
         if _complete(self.out, key):
             log.info("%s is up to date", self.out)
             return False
+        place = self._place(key)
         if not self.leads:
-            self.work(self.out)
+            self.work(place)
             return True
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self.out):
-            place = self.out if self.in_place else self.out.with_name(self.out.name + ".partial")
             if not _complete(place, key):
                 self._make(place, key)
             if place != self.out:
-                _replace(place, self.out)
+                _replace(place, self.out, keep_old=self.in_place)
         return True
+
+    def _place(self, key: str) -> Path:
+        """Where the work is done: the same directory before the work has begun, during it and after a kill."""
+        if not self.in_place:
+            return self.out.with_name(self.out.name + ".partial")
+        owner = self.out / KEY
+        free = not owner.exists() or owner.read_text() == key
+        return self.out if free else self.out.with_name(self.out.name + ".new")
 
     def _make(self, place: Path, key: str) -> None:
         """Run the work in `place` and mark it done."""
         begin = time.monotonic()
         for path in self.inputs:
             log.info("reads %s", path)
-        _prepare(place, key, keep_old=self.in_place)
-        self.work(place)
+        fresh = _prepare(place, key)
+        if place.suffix == ".new":
+            log.info("%s was made from other inputs or values: it stays until %s is finished", self.out, place)
+        try:
+            self.work(place)
+        except BaseException:
+            if fresh and self.in_place and not any(place.glob(self.keep_if)):
+                shutil.rmtree(place)
+            raise
         seconds = time.monotonic() - begin
         made = [p for p in sorted(place.rglob("*")) if p.is_file() and p.relative_to(place).parts[0] not in self.apart]
         files = {str(p.relative_to(place)): p.stat().st_size for p in made}
@@ -148,6 +166,8 @@ def _fingerprint(path: Path) -> object:
                 f"{path / name} is missing, or has not the size that it was made with; run the stage that makes it "
                 "again (recipes/<corpus>/run.sh --help)"
             )
+        if (newer := path.with_name(path.name + ".new")).exists():
+            log.warning("%s is not finished; this stage takes the finished %s", newer, path)
         return [record["key"], {name: size for name, size in record["files"].items() if name not in (DONE, KEY)}]
     if path.is_dir():
         if path.with_name(path.name + ".partial").exists() or (path / KEY).exists():
@@ -164,33 +184,34 @@ def _fingerprint(path: Path) -> object:
     raise InputError(f"{path} does not exist; run the stage that makes it first (recipes/<corpus>/run.sh --help)")
 
 
-def _prepare(place: Path, key: str, keep_old: bool) -> None:
-    """Leave `place` empty, or as an interrupted run with the same key left it."""
+def _prepare(place: Path, key: str) -> bool:
+    """Leave `place` empty, or as an interrupted run with the same key left it; True where it is empty."""
     if place.exists():
         mark = place / KEY
         if mark.exists() and mark.read_text() == key:
             log.info("%s: taking up where an interrupted run stopped", place)
             (place / DONE).unlink(missing_ok=True)
-            return
-        if keep_old:
-            old = place.with_name(place.name + ".old")
-            shutil.rmtree(old, ignore_errors=True)
-            log.info("%s was made from other inputs or values: kept as %s", place, old)
-            place.rename(old)
-        else:
-            shutil.rmtree(place)
+            return False
+        log.info("%s: removing an unfinished run with other inputs or values", place)
+        shutil.rmtree(place)
     place.mkdir(parents=True)
     _write_atomically(place / KEY, key)
+    return True
 
 
-def _replace(place: Path, out: Path) -> None:
+def _replace(place: Path, out: Path, keep_old: bool) -> None:
     """Rename the finished `place` to `out`. A kill in between leaves `place` finished, and the next run renames it."""
-    outdated = out.with_name(out.name + ".outdated")
-    shutil.rmtree(outdated, ignore_errors=True)
+    aside = out.with_name(out.name + ".outdated")
+    if keep_old and out.exists():
+        old = out.with_name(out.name + ".old")
+        aside = old if _read_done(out) or not _read_done(old) else out.with_name(out.name + ".unfinished")
+        log.info("%s was made from other inputs or values: kept as %s", out, aside)
     if out.exists():
-        out.rename(outdated)
+        shutil.rmtree(aside, ignore_errors=True)
+        out.rename(aside)
     place.rename(out)
-    shutil.rmtree(outdated, ignore_errors=True)
+    if not keep_old:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _write_atomically(path: Path, text: str) -> None:

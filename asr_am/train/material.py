@@ -41,15 +41,11 @@ class Material:
         self, egs_dir: Path, out: Path, options: TrainOptions, strategy: StrategyFactory, *, learners: int = 1,
         tracker: Tracker | None = None, provenance: Mapping[str, object] | None = None,
     ) -> None:  # fmt: skip
-        if options.batch_size % learners:
-            raise InputError(
-                f"train.batch_size={options.batch_size} is the batch of all learners together; "
-                f"learners={learners} cannot divide it"
-            )
+        check_batch(options, learners)
         self.options, self.learners, self.out = options, learners, out
         self.provenance = dict(provenance or {})
         self._factory = strategy
-        self.device = _device(options)
+        self.device = training_device(options)
         self.egs, self._dev = EgsSet(egs_dir, "train"), EgsSet(egs_dir, "dev")
         self.pdf_counts_P = torch.from_numpy(load_pdf_counts(egs_dir))
         self._mean_F, self._deviation_F = feature_moments(self.egs)
@@ -102,8 +98,17 @@ class Material:
         return Checkpoints(self.out / "checkpoints", fingerprint)
 
 
-def _device(options: TrainOptions) -> torch.device:
-    """The CPU, or this process' GPU."""
+def check_batch(options: TrainOptions, learners: int) -> None:
+    """InputError for a batch that cannot be divided among the learners."""
+    if options.batch_size % learners:
+        raise InputError(
+            f"train.batch_size={options.batch_size} is the batch of all learners together; "
+            f"learners={learners} cannot divide it"
+        )
+
+
+def training_device(options: TrainOptions) -> torch.device:
+    """The CPU, or this process' GPU. InputError where the options ask for a GPU that is not there."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("train.device=cuda: this machine has no GPU that torch can use; use train.device=cpu")
     if options.device == "cpu" or not torch.cuda.is_available():

@@ -12,9 +12,11 @@ from omegaconf import DictConfig
 from asr_am.distributed.cluster import Cluster, Workload
 from asr_am.errors import InputError
 from asr_am.stages.app import values
+from asr_am.stages.egs import egs_dir
 from asr_am.stages.learner import learn
 from asr_am.stages.train import units
 from asr_am.stages.unit import KEY
+from tests.egs.examples import write_examples
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -84,3 +86,47 @@ def test_torchrun_is_for_strategies_that_move_in_step(tmp_path: Path) -> None:
     (tmp_path / KEY).write_text("0")
     with pytest.raises(InputError, match="strategy=ps_sync does not move in step"):
         learn(config("strategy=ps_sync", "learners=2", "launcher=torchrun", "logger=none"), tmp_path)
+
+
+TINY = (
+    "corpus.name=toy", "features=logmel", "align=triphone", "model.layers=1", "model.cells=8", "model.projection=4",
+    "train.epochs=1", "train.batch_size=8", "train.threads=1", "train.device=cpu", "logger=none",
+)  # fmt: skip
+VIRTUAL = ("launcher=virtual", "learners=4", "run=blstm-local-b8-s1")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """exp/ with one finished run."""
+    exp = tmp_path_factory.mktemp("exp")
+    cfg = config(*TINY, f"exp={exp}")
+    write_examples(egs_dir(cfg))
+    assert units(cfg)[0].run()
+    return exp
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("schedule.base=-0.1",), ("schedule.base=x",), ("+schedule.kind=cosine",), ("model.dropout=1.5",),
+        ("model.layers=0",), ("model.cells=x",), ("train.epochs=0",), ("train.epochs=2", "train.device=cuda"),
+        ("train.epochs=2", "train.device=tpu"),
+        ("train.precision=fp8",), ("train.subset=2",), ("train.optimizer.momentum=1",), ("train.optimizer.kind=lion",),
+        ("train.masking.streams=0",), ("train.init=/nowhere/best.pt",), ("+strategy.foo=1",), ("+train.foo=1",),
+        ("learners=2",), (*VIRTUAL, "learners=3", "strategy=sync"), (*VIRTUAL, "learners=1", "strategy=adpsgd"),
+        (*VIRTUAL, "strategy=psp", "strategy.c=9"), (*VIRTUAL, "strategy=bmuf", "strategy.block_size=0"),
+        (*VIRTUAL, "strategy=gtc", "strategy.density=2"), (*VIRTUAL, "strategy=htm", "strategy.group_size=3"),
+        (*VIRTUAL, "strategy=ps_sync", "strategy.servers=9"), (*VIRTUAL, "strategy=sync", "cluster.faults.slow={9:2}"),
+        (*VIRTUAL, "strategy=sync", "cluster.hosts=0"),
+    ],
+    ids=lambda overrides: overrides[-1],
+)  # fmt: skip
+def test_a_finished_run_survives_any_typo(finished: Path, overrides: tuple[str, ...]) -> None:
+    def files() -> dict[str, tuple[int, int]]:
+        paths = (path for path in (finished / "toy/train").rglob("*") if path.is_file() and path.suffix != ".lock")
+        return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
+
+    before = files()
+    with pytest.raises(InputError):
+        units(config(*TINY, f"exp={finished}", *overrides))[0].run()
+    assert files() == before and len(list((finished / "toy/train").iterdir())) == 2, "the run and its lock"

@@ -52,6 +52,55 @@ def test_redone_when_a_source_a_value_or_an_output_changes(tmp_path: Path, sourc
     assert (tmp_path / "out.old").exists() == in_place
 
 
+def test_a_run_that_does_not_end_takes_nobodys_place(tmp_path: Path, source: Path) -> None:
+    def interrupted(place: Path) -> None:
+        (place / "checkpoint").write_text("half")
+        raise KeyboardInterrupt
+
+    def refused(place: Path) -> None:
+        (place / "config.yaml").write_text("a: -1")
+        raise InputError("a=-1: must be positive")
+
+    def run(value: int, work: Callable[[Path], None] | None = None) -> None:
+        work = work or copy_of(source)
+        unit(tmp_path, source, config={"a": value}, work=work, in_place=True, keep_if="checkpoint").run()
+
+    def folders() -> dict[str, str]:
+        return {
+            path.parent.name: path.read_text() for path in sorted(tmp_path.glob("*/c*")) if path.name != "config.yaml"
+        }
+
+    run(1)
+    source.write_text("second")
+    run(2)
+    finished = {"out": "second!", "out.old": "words!"}
+    assert folders() == finished
+    for value in (-1, -2):  # two typos
+        with pytest.raises(InputError, match="must be positive"):
+            run(value, refused)
+        assert folders() == finished and not (tmp_path / "out.new").exists()
+    with pytest.raises(KeyboardInterrupt):
+        run(3, interrupted)
+    assert folders() == {**finished, "out.new": "half"}
+    with pytest.raises(InputError):
+        run(-3, refused)
+    assert folders() == finished
+    run(2)
+    assert folders() == finished, "and it is up to date"
+
+
+def test_an_unfinished_run_never_replaces_a_finished_one(tmp_path: Path, source: Path) -> None:
+    def run(value: int, work: Callable[[Path], None] | None = None) -> None:
+        work = work or copy_of(source)
+        unit(tmp_path, source, config={"a": value}, work=work, in_place=True).run()
+
+    for value in (1, 2):
+        run(value)
+    (tmp_path / "out/.done").unlink()  # as if the second had been cut short
+    run(3)
+    assert (tmp_path / "out.old/.done").exists() and (tmp_path / "out.unfinished").exists()
+
+
 def test_what_other_programs_write_beside_the_output_is_no_part_of_it(tmp_path: Path, source: Path) -> None:
     def work(place: Path) -> None:
         (place / "wandb").mkdir()
