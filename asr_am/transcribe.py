@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from asr_am.decode.system import System
     from asr_am.features.spectral import SpectralExtractor
     from asr_am.hmm.states import StateTable
-    from asr_am.lang.lang import Lang
+    from asr_am.lang.lang_dir import Lang
 
 INT16_SCALE = np.float32(32768.0)
 CANCELLED = 1e-3  # a mix of channels with a lower share of their peak holds only rounding errors
@@ -56,7 +56,7 @@ class Transcriber:
 
     def words(self, samples_N: np.ndarray) -> list[CtmWord]:
         """The words in a recording of the model's rate, on the 16-bit scale; times in frames of the recording."""
-        from asr_am.decode.recording import SET, write_recording
+        from asr_am.decode.adhoc_features import SET, write_recording
         from asr_am.decode.shards import DecodeOptions, Decoder
 
         static = {kind: extractor(samples_N) for kind, extractor in self.extractors.items()}
@@ -78,13 +78,13 @@ class Transcriber:
 
 def load(folder: Path) -> Transcriber:
     """The system of a decoding run; InputError where one of its files is missing or damaged."""
+    from asr_am.decode.adhoc_features import computed_kinds
     from asr_am.decode.graph import read_hclg
-    from asr_am.decode.recording import computed_kinds
     from asr_am.decode.system import System
     from asr_am.features.reader import read_options
     from asr_am.features.spectral import SpectralExtractor
     from asr_am.hmm.states import StateTable
-    from asr_am.lang.lang import Lang
+    from asr_am.lang.lang_dir import Lang
 
     system = System.load(folder)
     kind = system.kind()

@@ -15,8 +15,8 @@ from asr_am.errors import InputError
 from asr_am.hmm.train_lda_mllt import LdaOptions
 from asr_am.options import build
 from asr_am.stages.app import check
-from asr_am.stages.learner import strategy_of
-from asr_am.train.options import TrainOptions
+from asr_am.stages.train_worker import strategy_of
+from asr_am.train.train_options import TrainOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 STRATEGIES = sorted(path.stem for path in (ROOT / "conf/strategy").glob("*.yaml"))

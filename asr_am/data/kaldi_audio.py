@@ -22,8 +22,8 @@ import numpy as np
 import soundfile
 from lhotse import AudioSource, Recording, SupervisionSegment
 
-from asr_am.data.archive import read_entry
 from asr_am.data.audio import is_plain_file, read_utterances
+from asr_am.data.kaldi_archive import read_entry
 from asr_am.data.kaldi_dir import Record, Span
 from asr_am.data.length import decoded, is_cut, is_endless, says_length
 from asr_am.errors import InputError

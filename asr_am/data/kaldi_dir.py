@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from asr_am.data.issue_counter import Tally
 from asr_am.data.stm import CHANNELS
-from asr_am.data.tally import Tally
 from asr_am.data.textfile import numbered_lines
 from asr_am.errors import InputError
 

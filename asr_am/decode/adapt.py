@@ -17,21 +17,19 @@ from pathlib import Path
 import numpy as np
 
 from asr_am.data.textfile import write_lines
-from asr_am.decode.lattice import Lattice, read_lattices
-from asr_am.decode.paths import Weights, arc_posteriors
+from asr_am.decode.lattice import Lattice, Weights, arc_posteriors, read_lattices
 from asr_am.decode.scorer import GmmScorer
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import SHARD, DecodeOptions, Job, decode_shards
 from asr_am.errors import InputError
-from asr_am.features.adapted import AdaptedReader, load_projection
-from asr_am.features.transforms import mean_transform, read_transforms, write_transforms
+from asr_am.features.adapted import AdaptedReader, load_projection, mean_transform, read_transforms, write_transforms
 from asr_am.hmm.adaptation import Block, FmllrOptions, adapt_speakers, in_groups
-from asr_am.hmm.expected import Occupation
+from asr_am.hmm.expectations import Occupation
 from asr_am.hmm.gmm import DiagGmms
+from asr_am.hmm.gmm_system import PROJECTION, TRANSFORMS, UNADAPTED
 from asr_am.hmm.states import StateTable
-from asr_am.hmm.system import PROJECTION, TRANSFORMS, UNADAPTED
 from asr_am.hmm.training import speech_pdfs
-from asr_am.lang.lang import Lang
+from asr_am.lang.lang_dir import Lang
 
 RECORD = "adaptation.json"
 SURE = 0.01  # posterior below which a pdf is not taken to have been in a frame

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import kaldifst
 import numpy as np
 
-from asr_am.decode.lattice import Lattice
-from asr_am.decode.paths import Weights, beam_excess, costs
+from asr_am.decode.lattice import Lattice, Weights, beam_excess, costs
 from asr_am.hmm.fst_arrays import FstArrays
 
 MAX_STATES = 50_000  # of the determinized acceptor; a lattice that needs more is pruned harder and tried again

@@ -20,14 +20,13 @@ import numpy as np
 from asr_am.decode.ctm import CtmWord
 from asr_am.decode.graph import read_hclg
 from asr_am.decode.hypotheses import hypotheses
-from asr_am.decode.lattice import Lattice
+from asr_am.decode.lattice import Lattice, Weights
 from asr_am.decode.nbest import nbest
-from asr_am.decode.paths import Weights
 from asr_am.decode.scorer import Scorer, ScoreSource
 from asr_am.decode.search import SearchOptions, search
 from asr_am.errors import InputError
 from asr_am.hmm.states import StateTable
-from asr_am.lang.lang import Lang
+from asr_am.lang.lang_dir import Lang
 from asr_am.parallel import parallel_map
 
 log = logging.getLogger(__name__)

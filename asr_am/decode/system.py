@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from asr_am.data.textfile import write_lines
-from asr_am.decode.paths import Weights
-from asr_am.decode.scorer import GmmSource, NeuralSource, ScoreSource
+from asr_am.decode.lattice import Weights
+from asr_am.decode.scorer import GmmSource, NeuralSource, ScoreSource, Window
 from asr_am.decode.search import SearchOptions
-from asr_am.decode.windows import Window
 from asr_am.errors import InputError
 
 FORMAT = "asr_am system 1"
@@ -53,10 +52,10 @@ class System:
     def kind(self) -> str:
         """The kind of features the model takes."""
         if self.model is None:
-            from asr_am.hmm.system import System as Gmm
+            from asr_am.hmm.gmm_system import System as Gmm
 
             return Gmm.kind(self.align_dir)
-        from asr_am.model.checkpoint import load_acoustic_model
+        from asr_am.model.model_file import load_acoustic_model
 
         return str(load_acoustic_model(self.model)[1]["kind"])
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from asr_am.distributed.flat_params import OnBucket
 from asr_am.errors import InputError
 
 
@@ -118,21 +119,30 @@ class Totals:
         return self.correct / max(self.frames, 1)
 
 
-class Outcome(Protocol):
-    """What the leases need to know of a batch that was done (`strategy.Stats`)."""
+@dataclass(frozen=True)
+class Stats:
+    """What one batch told. The sums are tensors, so that a GPU need not be waited for.
 
-    @property
-    def lease(self) -> Lease: ...
-    @property
-    def weight(self) -> float: ...
-    @property
-    def examples(self) -> int: ...
-    @property
-    def loss_sum(self) -> Tensor: ...
-    @property
-    def correct(self) -> Tensor: ...
-    @property
-    def applied(self) -> bool: ...
+    weight: frames. examples: chunks that went into the gradient, counted where it was computed. lr: learning rate of
+    the step. applied: False where the algorithm dropped the gradient.
+    """
+
+    lease: Lease
+    weight: float
+    examples: int
+    lr: float
+    loss_sum: Tensor
+    correct: Tensor
+    applied: bool = True
+
+
+Gradient = Callable[[OnBucket | None], Stats | None]
+"""Leases a batch, sets `optimizer.lr`, runs forward and backward, fills `params.g`; None: no data left in the segment.
+
+In step, all learners get None at the same step, and the plain mean over learners of `params.g` is the gradient of the
+mean loss over all frames of the round: a learner with fewer frames weighs less, one without data has zeros.
+Otherwise it is the gradient of the mean loss of its own batch.
+"""
 
 
 class Leases(Protocol):
@@ -145,7 +155,7 @@ class Leases(Protocol):
         """The next batch for this learner, waiting while one may still come back from the dead; None: all are done."""
         ...
 
-    def complete(self, outcome: Outcome) -> None: ...
+    def complete(self, outcome: Stats) -> None: ...
 
     def totals(self) -> Totals:
         """Of all learners, in this segment so far. In step, all learners call it at the same step."""
@@ -188,7 +198,7 @@ class Rounds:
             self.segment.updates_before + updates, sum(frames) / self._size,
         )  # fmt: skip
 
-    def complete(self, outcome: Outcome) -> None:
+    def complete(self, outcome: Stats) -> None:
         if outcome.lease.batch is None:
             return
         self._done.append((outcome.lease.batch, outcome.examples, outcome.applied))
@@ -281,7 +291,7 @@ class LeaseTable:
         return Record(self.segment, tuple(self._done[b] for b in sorted(self._done)), tuple(self._released))
 
 
-def outcome_totals(outcome: Outcome) -> Totals:
+def outcome_totals(outcome: Stats) -> Totals:
     """The sums of one batch as plain numbers (waits for a GPU)."""
     return Totals(float(outcome.loss_sum), float(outcome.correct), outcome.weight, 1)
 

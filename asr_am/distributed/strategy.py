@@ -8,43 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from asr_am.distributed.cluster import Faults
-from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.leases import Lease
+from asr_am.distributed.cluster_config import Faults
+from asr_am.distributed.flat_params import FlatParams
+from asr_am.distributed.leases import Gradient, Stats
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.team import LearnerLost, Team
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What one batch told. The sums are tensors, so that a GPU need not be waited for.
-
-    weight: frames. examples: chunks that went into the gradient, counted where it was computed. lr: learning rate of
-    the step. applied: False where the algorithm dropped the gradient.
-    """
-
-    lease: Lease
-    weight: float
-    examples: int
-    lr: float
-    loss_sum: Tensor
-    correct: Tensor
-    applied: bool = True
-
-
-Gradient = Callable[[OnBucket | None], Stats | None]
-"""Leases a batch, sets `optimizer.lr`, runs forward and backward, fills `params.g`; None: no data left in the segment.
-
-In step, all learners get None at the same step, and the plain mean over learners of `params.g` is the gradient of the
-mean loss over all frames of the round: a learner with fewer frames weighs less, one without data has zeros.
-Otherwise it is the gradient of the mean loss of its own batch.
-"""
 
 
 class Strategy(ABC):

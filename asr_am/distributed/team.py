@@ -20,7 +20,7 @@ from asr_am.distributed.leases import Leases, Rounds, Segment
 from asr_am.errors import InputError
 
 if TYPE_CHECKING:
-    from asr_am.distributed.strategy import Gradient
+    from asr_am.distributed.leases import Gradient
 
 Charge = Literal["update", "averaging"]
 """Work beside the gradient that a virtual cluster has a price for: updating weights on the device (with what moves

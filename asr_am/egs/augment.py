@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtri
 
-from asr_am.egs.keyed import combine, uniform_NK
+from asr_am.egs.stateless_rng import combine, uniform_NK
 
 NOISE = 1  # the draws for noise are not those for masks
 

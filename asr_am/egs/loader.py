@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from asr_am.egs.augment import Masking, mask_chunks, vector_noise
-from asr_am.egs.keyed import combine, seed_of, string_keys, uniform_NK
+from asr_am.egs.stateless_rng import combine, seed_of, string_keys, uniform_NK
 from asr_am.egs.store import REMEDY, EgsSet
 from asr_am.errors import InputError
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from asr_am.egs.vectors import REMEDY, Vectors
+from asr_am.egs.ivector_store import REMEDY, Vectors
 from asr_am.errors import InputError
 from asr_am.features.fusion import IVECTOR, columns
 

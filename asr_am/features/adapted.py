@@ -1,4 +1,14 @@
-"""Features made from normalised MFCCs by matrices: `lda` (spliced, LDA+MLLT) and `fmllr` (`lda` adapted to speakers).
+"""Spliced frames through one matrix for all speakers: LDA, or LDA and MLLT as one product.
+
+Shapes: T frames, S static features of one frame, C = 2 context + 1 spliced frames, D features after the projection.
+
+
+Affine transforms of features, one for each speaker (fMLLR), as Kaldi archives: <set>_trans.ark and .scp.
+
+Shapes: D features, E = D + 1. A transform is [A b], float32 [D, E]: y = A x + b.
+
+
+Features made from normalised MFCCs by matrices: `lda` (spliced, LDA+MLLT) and `fmllr` (`lda` adapted to speakers).
 
 Their folders hold the matrices only (`lda.mat`, for fMLLR also <set>_trans.ark and .scp); frames are made when read,
 so what is applied is what is stored.
@@ -9,15 +19,99 @@ Shapes: T frames, D features, E = D + 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import kaldiio
 import numpy as np
 
+from asr_am.data.kaldi_archive import read_entry, reason
 from asr_am.errors import InputError
-from asr_am.features.projection import Projection
+from asr_am.features.feature_archive import DAMAGE, REMEDY_ALIGN, load_matrix, read_scp, write_archive
 from asr_am.features.reader import FeatureReader, read_options
-from asr_am.features.transforms import REMEDY, apply, read_transforms
+
+
+def splice(x_TS: np.ndarray, context: int) -> np.ndarray:
+    """[T, C S]: each frame with `context` frames on either side, in time order; frames at an edge are repeated."""
+    num_frames = len(x_TS)
+    index_TC = np.arange(num_frames)[:, None] + np.arange(-context, context + 1)
+    return x_TS[np.clip(index_TC, 0, num_frames - 1)].reshape(num_frames, -1)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """matrix: float32 [D, C S], applied to spliced static features. num_static: S."""
+
+    matrix: np.ndarray
+    num_static: int
+
+    @property
+    def dim(self) -> int:
+        return self.matrix.shape[0]
+
+    @property
+    def context(self) -> int:
+        return (self.matrix.shape[1] // self.num_static - 1) // 2
+
+    def __call__(self, x_TS: np.ndarray) -> np.ndarray:
+        """float32 [T, D] of mean-normalised static features."""
+        return splice(x_TS, self.context) @ self.matrix.T
+
+    def then(self, transform_DD: np.ndarray) -> Projection:
+        """This projection followed by another linear transform."""
+        return Projection((transform_DD @ self.matrix.astype(np.float64)).astype(np.float32), self.num_static)
+
+    def save(self, path: Path) -> None:
+        """Write the matrix as Kaldi's binary matrix file (its `final.mat`); the splicing follows from its width."""
+        temporary = path.with_name(f"tmp.{path.name}")
+        kaldiio.save_mat(str(temporary), self.matrix)
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: Path, num_static: int) -> Projection:
+        """Read what `save` wrote; InputError where it is missing, damaged or not for `num_static` features."""
+        try:
+            matrix = read_entry(f"{path}:0")
+        except DAMAGE as error:
+            raise InputError(f"{path}: not readable ({reason(error)}); {REMEDY_ALIGN}") from error
+        if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or not np.isfinite(matrix).all():
+            raise InputError(f"{path}: holds no finite matrix; {REMEDY_ALIGN}")
+        frames, rest = divmod(matrix.shape[1], num_static)
+        if rest or frames % 2 == 0:
+            raise InputError(f"{path}: is for {matrix.shape[1]} values, not frames of {num_static}; {REMEDY_ALIGN}")
+        return cls(matrix.astype(np.float32), num_static)
+
+
+REMEDY = "run stage 4 (speaker) again"
+
+
+def write_transforms(folder: Path, subset: str, transforms: Mapping[str, np.ndarray], *, final: Path) -> None:
+    """Write the transforms of the speakers of a set into `folder`, which will be called `final`."""
+    write_archive(folder, f"{subset}_trans", {s: t.astype(np.float32) for s, t in transforms.items()}, final=final)
+
+
+def read_transforms(folder: Path, subset: str, dim: int | None = None) -> dict[str, np.ndarray]:
+    """[D, E] by speaker; InputError where a file is missing or damaged, or a transform not of `dim` features."""
+    found = {}
+    for speaker, place in read_scp(folder / f"{subset}_trans.scp", REMEDY).items():
+        transform_DE = load_matrix(place, REMEDY)
+        rows, columns = transform_DE.shape
+        if columns != rows + 1 or rows != (dim or rows) or not np.isfinite(transform_DE).all():
+            raise InputError(f"{place}: speaker {speaker} has no transform of {dim or rows} features; {REMEDY}")
+        found[speaker] = transform_DE
+    return found
+
+
+def mean_transform(transforms: Mapping[str, np.ndarray]) -> np.ndarray:
+    """[D, E], that of the average speaker."""
+    return np.mean([np.asarray(t, dtype=np.float64) for t in transforms.values()], axis=0)
+
+
+def apply(transform_DE: np.ndarray, x_TD: np.ndarray) -> np.ndarray:
+    """float32 [T, D]: A x + b of every frame."""
+    return x_TD @ transform_DE[:, :-1].T + transform_DE[:, -1]
+
 
 BASE = "mfcc"  # what the matrices are applied to
 MATRIX = "lda.mat"

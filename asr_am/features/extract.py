@@ -26,7 +26,7 @@ from asr_am.data.audio import read_utterances
 from asr_am.data.manifests import SETS, read_recordings, read_supervisions
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
-from asr_am.features import cmvn
+from asr_am.features.cmvn_deltas import accumulate
 from asr_am.features.spectral import SpectralExtractor, SpectralOptions
 from asr_am.parallel import parallel_map
 
@@ -142,7 +142,7 @@ def write_archive(task: Task, extractor: SpectralExtractor) -> Written:
                 offset = file.tell() + len(segment.id.encode()) + 1
                 kaldiio.save_ark(file, {segment.id: features_TD})
                 result.utterances.append((segment, offset, len(features_TD)))
-                stats = cmvn.accumulate(features_TD)
+                stats = accumulate(features_TD)
                 result.stats[segment.speaker] = result.stats.get(segment.speaker, 0.0) + stats
     return result
 

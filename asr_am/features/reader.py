@@ -12,9 +12,8 @@ import numpy as np
 
 from asr_am.data.textfile import read_lines
 from asr_am.errors import InputError
-from asr_am.features.archive import load_matrix, read_scp
-from asr_am.features.cmvn import normalise
-from asr_am.features.deltas import add_deltas
+from asr_am.features.cmvn_deltas import add_deltas, normalise
+from asr_am.features.feature_archive import load_matrix, read_scp
 from asr_am.features.spectral import SpectralOptions
 
 REMEDY = "run stage 2 (features) again"

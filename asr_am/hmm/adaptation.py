@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from asr_am.errors import InputError
-from asr_am.hmm.expected import Expectation, Occupation
+from asr_am.hmm.expectations import Expectation, Occupation
 from asr_am.hmm.fmllr import FmllrStats, estimate, estimate_offsets, identity, objective
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms

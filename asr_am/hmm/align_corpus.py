@@ -15,13 +15,13 @@ from pathlib import Path
 from asr_am.errors import InputError
 from asr_am.features.reader import FeatureReader
 from asr_am.hmm.frames import FrameStore
-from asr_am.hmm.system import System
+from asr_am.hmm.gmm_system import System
 from asr_am.hmm.train_lda_mllt import LdaOptions, train_lda_mllt
 from asr_am.hmm.train_mono import MonoOptions, train_mono
 from asr_am.hmm.train_sat import SatOptions, train_sat
 from asr_am.hmm.train_tri import TriOptions, train_tri
 from asr_am.hmm.training import Material, Workplace
-from asr_am.lang.lang import Lang
+from asr_am.lang.lang_dir import Lang
 from asr_am.lang.transcripts import read_transcripts
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ import kaldifst
 import numpy as np
 
 from asr_am.errors import InputError
-from asr_am.hmm.align import Alignment, Graphs, labels_of_shard
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms, single_gaussians
+from asr_am.hmm.viterbi import Alignment, Graphs, labels_of_shard
 from asr_am.parallel import parallel_map
 
 BLOCK = 8192  # frames in memory at a time

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from asr_am.hmm.outer import add_weighted_outer, packed_size, unpack
+from asr_am.hmm.expectations import add_weighted_outer, packed_size, unpack
 
 RIDGE = 1e-9  # of the mean diagonal, added to each G_d: a feature that never moves leaves it singular
 ENOUGH = 1e-5  # gain in log-likelihood per frame of one sweep, below which the next would not pay

@@ -13,15 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from asr_am.errors import InputError
-from asr_am.features.projection import Projection
+from asr_am.features.adapted import Projection
 from asr_am.hmm.alignments import load_labels
 from asr_am.hmm.em import accumulate
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms
-from asr_am.hmm.lda import accumulate_classes, estimate_lda
-from asr_am.hmm.mllt import accumulate_mllt, estimate_mllt, transform_means
+from asr_am.hmm.gmm_system import PROJECTION
+from asr_am.hmm.lda_mllt import accumulate_classes, accumulate_mllt, estimate_lda, estimate_mllt, transform_means
 from asr_am.hmm.states import StateTable
-from asr_am.hmm.system import PROJECTION
 from asr_am.hmm.train_tri import TriOptions, grow
 from asr_am.hmm.training import Workplace, finish, pdfs_of, train_mixtures, without_silence
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from asr_am.errors import InputError
-from asr_am.hmm.align import align
 from asr_am.hmm.em import UpdateOptions, accumulate, update
 from asr_am.hmm.flat_start import equal_alignment, flat_gmms
 from asr_am.hmm.frames import FrameStore
-from asr_am.hmm.system import System
-from asr_am.hmm.topology import phone_states, state_table
+from asr_am.hmm.gmm_system import System
+from asr_am.hmm.hmm_topology import phone_states, state_table
 from asr_am.hmm.training import EmOptions, Material, Workplace, finish, pdfs_of, train_mixtures
 from asr_am.hmm.tree import monophone_tree
+from asr_am.hmm.viterbi import align
 
 logger = logging.getLogger(__name__)
 

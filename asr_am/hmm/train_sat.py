@@ -15,19 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
-from asr_am.features.projection import Projection
-from asr_am.features.transforms import apply, mean_transform, write_transforms
+from asr_am.features.adapted import Projection, apply, mean_transform, write_transforms
 from asr_am.hmm.adaptation import FmllrOptions, adapt_speakers, aligned_groups
-from asr_am.hmm.align import Alignment, align
 from asr_am.hmm.alignments import load_labels
 from asr_am.hmm.em import UpdateOptions, accumulate, update
 from asr_am.hmm.flat_start import flat_gmms
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms
-from asr_am.hmm.system import PROJECTION, TRANSFORMS, UNADAPTED, System
+from asr_am.hmm.gmm_system import PROJECTION, TRANSFORMS, UNADAPTED, System
 from asr_am.hmm.train_lda_mllt import projected_place
 from asr_am.hmm.train_tri import TriOptions, grow
 from asr_am.hmm.training import Workplace, finish, pdfs_of, train_mixtures, without_silence
+from asr_am.hmm.viterbi import Alignment, align
 
 
 @dataclass(frozen=True, kw_only=True)

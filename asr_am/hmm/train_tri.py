@@ -12,21 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from asr_am.hmm.align import Alignment
-from asr_am.hmm.alignments import load_labels
+from asr_am.hmm.alignments import Runs, load_labels, runs_of
 from asr_am.hmm.flat_start import flat_gmms
 from asr_am.hmm.gmm import DiagGmms, single_gaussians
-from asr_am.hmm.questions import phone_questions
-from asr_am.hmm.runs import Runs, runs_of
+from asr_am.hmm.gmm_system import System
+from asr_am.hmm.hmm_topology import estimate_transitions, state_table
 from asr_am.hmm.states import StateTable
-from asr_am.hmm.system import System
-from asr_am.hmm.topology import state_table
 from asr_am.hmm.training import EmOptions, Workplace, finish, train_mixtures
-from asr_am.hmm.transitions import estimate_transitions
 from asr_am.hmm.tree import DecisionTree
-from asr_am.hmm.tree_build import TreeOptions, build_tree
-from asr_am.hmm.tree_stats import TreeStats, accumulate_tree_stats
-from asr_am.lang.lang import Lang
+from asr_am.hmm.tree_build import TreeOptions, TreeStats, accumulate_tree_stats, build_tree, phone_questions
+from asr_am.hmm.viterbi import Alignment
+from asr_am.lang.lang_dir import Lang
 from asr_am.lang.lexicon import base_phone, strip_position
 
 logger = logging.getLogger(__name__)

@@ -14,18 +14,17 @@ import numpy as np
 
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
-from asr_am.hmm.align import Alignment, AlignOptions, Graphs, align, compile_graphs, log_alignment
-from asr_am.hmm.alignments import check_alignments, write_alignments
+from asr_am.hmm.alignments import check_alignments, runs_of, write_alignments
 from asr_am.hmm.em import UpdateOptions, accumulate, mix_up, update
 from asr_am.hmm.flat_start import flat_gmms
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms
-from asr_am.hmm.runs import runs_of
+from asr_am.hmm.gmm_system import System
+from asr_am.hmm.hmm_topology import estimate_transitions
 from asr_am.hmm.states import StateTable
-from asr_am.hmm.system import System
-from asr_am.hmm.transitions import estimate_transitions
 from asr_am.hmm.tree import DecisionTree
-from asr_am.lang.lang import Lang
+from asr_am.hmm.viterbi import Alignment, AlignOptions, Graphs, align, compile_graphs, log_alignment
+from asr_am.lang.lang_dir import Lang
 
 logger = logging.getLogger(__name__)
 MOST_FAILED = 0.5  # share of the training utterances without alignment beyond which there is no point in going on

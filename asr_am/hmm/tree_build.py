@@ -1,4 +1,17 @@
-"""Growing the decision tree: split where a question gains most likelihood, then merge leaves that differ little.
+"""What the decision tree is grown from: sums over the frames of every (window, state) that was seen.
+
+Shapes: R runs, D feature dimension, M distinct (window, state), N frames.
+
+The log-likelihood of frames under their own best Gaussian depends on their count and their first and second order sums
+only, so merging and splitting sets of contexts is adding and subtracting rows.
+
+
+Questions for the decision tree: sets of phones that sound alike, found from the data.
+
+Shapes: M distinct (window, state), F columns of the tree statistics.
+
+
+Growing the decision tree: split where a question gains most likelihood, then merge leaves that differ little.
 
 Shapes: M distinct (window, state), F columns of the tree statistics, Q questions, U phones seen at a position.
 
@@ -10,13 +23,105 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from asr_am.hmm.alignments import Runs
+from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.tree import DecisionTree, Node, Root, Split
-from asr_am.hmm.tree_stats import TreeStats, log_likelihood
+
+BLOCK = 8000  # runs summed at a time, so that memory stays small
+VARIANCE_FLOOR = 0.01
+
+
+@dataclass(frozen=True)
+class TreeStats:
+    """windows_M3, state_M: int; sums_MF: float64 [M, 1 + 2D], columns count, sum of x, sum of x*x."""
+
+    windows_M3: np.ndarray
+    state_M: np.ndarray
+    sums_MF: np.ndarray
+
+    @property
+    def dim(self) -> int:
+        return (self.sums_MF.shape[1] - 1) // 2
+
+
+def accumulate_tree_stats(frames: FrameStore, runs: Runs) -> TreeStats:
+    """Sums over the frames of `runs` by (window, state)."""
+    keys_M4, key_R = runs.contexts()
+    dim = frames.dim
+    sums_MF = np.zeros((len(keys_M4), 1 + 2 * dim))
+    sums_MF[:, 0] = np.bincount(key_R, runs.length_R, minlength=len(keys_M4))
+    for begin in range(0, len(key_R), BLOCK):
+        block = slice(begin, begin + BLOCK)
+        order = np.argsort(key_R[block], kind="stable")
+        keys, first = np.unique(key_R[block][order], return_index=True)
+        sums_RF = _run_sums(frames, runs.start_R[block], runs.length_R[block])
+        sums_MF[keys, 1:] += np.add.reduceat(sums_RF[order], first, axis=0)
+    return TreeStats(keys_M4[:, :3], keys_M4[:, 3], sums_MF)
+
+
+def _run_sums(frames: FrameStore, start_R: np.ndarray, length_R: np.ndarray) -> np.ndarray:
+    """Sums of x and of x*x over each run, float64 [R, 2D]; runs in the order of the frames."""
+    first = int(start_R[0])
+    x_ND = frames.x_ND[first : int(start_R[-1] + length_R[-1])].astype(np.float64)
+    bounds = np.stack([start_R, start_R + length_R], axis=1).ravel() - first
+    # every second piece lies between runs; the last run ends where the frames end
+    return np.add.reduceat(np.concatenate([x_ND, x_ND * x_ND], axis=1), bounds[:-1], axis=0)[::2]
+
+
+def log_likelihood(sums_XF: np.ndarray) -> np.ndarray:
+    """Log-likelihood [X] of the frames behind each row under the Gaussian of that row; 0 for rows without frames."""
+    dim = (sums_XF.shape[1] - 1) // 2
+    count_X1 = np.maximum(sums_XF[:, :1], 1e-10)
+    mean_XD = sums_XF[:, 1 : 1 + dim] / count_X1
+    var_XD = np.maximum(sums_XF[:, 1 + dim :] / count_X1 - mean_XD**2, VARIANCE_FLOOR)
+    return -0.5 * sums_XF[:, 0] * (dim * (1 + math.log(2 * math.pi)) + np.log(var_XD).sum(axis=1))
+
+
+CENTRAL_STATE = 1  # of three, the one least coloured by its neighbours
+
+
+def phone_questions(
+    stats: TreeStats, roots: Sequence[Sequence[int]], silence: Collection[int], extra: Iterable[Collection[int]] = ()
+) -> list[frozenset[int]]:
+    """Every cluster of a clustering of the nonsilence roots; silence, with and without the utterance's edge; `extra`.
+
+    The clusters are merged by least loss of likelihood of the central states, as in Kaldi's cluster-phones. Single
+    roots are questions too. Questions are distinct, none is empty, and their order does not depend on hashing.
+    """
+    units = [frozenset(root) for root in roots if not set(root) <= set(silence)]
+    phone_M = stats.windows_M3[:, 1]
+    spoken_M = ~np.isin(phone_M, sorted(silence))
+    central = min(CENTRAL_STATE, int(stats.state_M[spoken_M].max(initial=0)))  # phones may have a single state
+    central_MF = stats.sums_MF * (stats.state_M == central)[:, None]
+    sums = [central_MF[np.isin(phone_M, sorted(unit))].sum(axis=0) for unit in units]
+    silences = [frozenset(silence), frozenset(silence) | {0}, *(frozenset({phone}) for phone in silence)]
+    found = [*_clusters(units, sums), *silences, *(frozenset(phones) for phones in extra)]
+    return [phones for phones in dict.fromkeys(found) if phones]
+
+
+def _clusters(units: list[frozenset[int]], sums: list[np.ndarray]) -> list[frozenset[int]]:
+    """All sets met while merging the two clusters with the least loss until one is left."""
+    found = list(units)
+    clusters, sums = list(units), list(sums)
+    while len(clusters) > 1:
+        sums_XF = np.array(sums)
+        own_X = log_likelihood(sums_XF)
+        pairs = np.triu_indices(len(clusters), k=1)
+        loss = own_X[pairs[0]] + own_X[pairs[1]] - log_likelihood(sums_XF[pairs[0]] + sums_XF[pairs[1]])
+        best = int(np.argmin(loss))
+        first, second = int(pairs[0][best]), int(pairs[1][best])
+        clusters.append(clusters[first] | clusters[second])
+        sums.append(sums[first] + sums[second])
+        found.append(clusters[-1])
+        for index in (second, first):
+            del clusters[index], sums[index]
+    return found
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,12 @@ from pathlib import Path
 
 from asr_am.errors import InputError
 from asr_am.lang.arpa import Arpa, perplexity, read_arpa, write_arpa
-from asr_am.lang.grammar import make_grammar, restrict
-from asr_am.lang.lang import read_symbols, vocabulary, write_symbols
+from asr_am.lang.fsts import make_grammar, make_lexicon_fst, restrict
+from asr_am.lang.lang_dir import read_symbols, vocabulary, write_symbols
 from asr_am.lang.lexicon import SILENCE, UNKNOWN, Lexicon, disambiguate, mark_positions, read_lexicon
-from asr_am.lang.lexicon_fst import make_lexicon_fst
 from asr_am.lang.ngram import estimate
 from asr_am.lang.prune import prune
-from asr_am.lang.sentences import read_sentences
-from asr_am.lang.transcripts import read_transcripts
+from asr_am.lang.transcripts import read_sentences, read_transcripts
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,6 @@
-"""Transcripts of the prepared data: reading them, and counting their words outside the lexicon."""
+"""Transcripts of the prepared data: reading them, and counting their words outside the lexicon.
+
+Sentences of a text, one a line, as language models are trained on."""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from asr_am.data.manifests import read_supervisions
-from asr_am.data.textfile import split_words
+from asr_am.data.textfile import numbered_lines, split_words
 from asr_am.errors import InputError
-from asr_am.lang.lang import Lang
+from asr_am.lang.lang_dir import Lang
 
 log = logging.getLogger(__name__)
 TOO_MANY = 0.2  # share of unknown words beyond which the lexicon and the transcripts cannot belong together
@@ -56,3 +58,13 @@ def check_transcripts(data_dir: Path, lang: Lang, out: Path, oov: Literal["unk",
             raise InputError(f"{message}; add them to lexicon.txt or correct the transcripts")
         log.warning("%s; they become %s", message, lang.word_names[lang.unk])
     return counts
+
+
+def read_sentences(path: Path, remedy: str) -> Iterator[list[str]]:
+    """Yield the words of each line that has any. InputError, with `remedy`: no such file, not text, `<s>` or `</s>`."""
+    for number, line in numbered_lines(path, remedy):
+        sentence = split_words(line)
+        if "<s>" in sentence or "</s>" in sentence:
+            raise InputError(f"{path}:{number}: holds <s> or </s>, which are added here; take them out")
+        if sentence:
+            yield sentence

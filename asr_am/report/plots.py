@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr_am.report.canvas import COLOURS, HATCHES, Style, new_figure, save, tidy, whole_numbers
+from asr_am.report.plot_style import COLOURS, HATCHES, Style, new_figure, save, tidy, whole_numbers
 from asr_am.report.results import Family
 from asr_am.report.runs import TrainingRun
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asr_am.report import wording
-from asr_am.report.canvas import Style, new_figure, tidy, whole_numbers
+from asr_am.report import formatting
+from asr_am.report.plot_style import Style, new_figure, tidy, whole_numbers
 from asr_am.report.runs import Group
 from asr_am.report.strategy_plots import add_title
 from asr_am.report.strategy_tables import mean_staleness
@@ -42,7 +42,7 @@ def draw_error(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[
     by_time.legend(fontsize=8.5, frameon=False)
     for axes in (by_epoch, by_time):
         tidy(axes, "both")
-    add_title(figure, title, wording.shared(groups))
+    add_title(figure, title, formatting.shared(groups))
     return figure
 
 
@@ -62,7 +62,7 @@ def draw_pulls(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[
     axes.set_ylabel("probability density (1/s)")
     tidy(axes, "both")
     axes.legend(fontsize=8.5, frameon=False)
-    add_title(figure, title, wording.shared(groups))
+    add_title(figure, title, formatting.shared(groups))
     return figure
 
 
@@ -93,5 +93,5 @@ def draw_staleness(groups: Sequence[Group], order: Sequence[str], title: str) ->
         axes.set_ylabel(what)
         tidy(axes, "both")
     stale.legend(fontsize=8.5, frameon=False)
-    add_title(figure, title, wording.shared(groups, without=("strategy", "learners")))
+    add_title(figure, title, formatting.shared(groups, without=("strategy", "learners")))
     return figure

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from asr_am.errors import InputError
 from asr_am.report import tables
+from asr_am.report.comparisons import Versus, compare
 from asr_am.report.results import Family, explain, read_json
-from asr_am.report.significance import Versus, compare
 
 MODELS = ("ngram", "lstm", "mixture")
 SETS = ("dev", "test")

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from asr_am.distributed.cluster import Faults
+from asr_am.distributed.cluster_config import Faults
 from asr_am.errors import InputError
+from asr_am.report.formatting import describe_faults
 from asr_am.report.results import corpus_of, explain, folders, mean, read_json, without_seed
-from asr_am.report.wording import describe_faults
 
 log = logging.getLogger(__name__)
 Value = TypeVar("Value")

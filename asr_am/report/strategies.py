@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from asr_am.report import formatting
 from asr_am.report import strategy_tables as tables
-from asr_am.report import wording
-from asr_am.report.canvas import Style, save
 from asr_am.report.comparisons import (
     SPEED,
     Speeds,
@@ -21,6 +20,7 @@ from asr_am.report.comparisons import (
     strategies,
     widest,
 )
+from asr_am.report.plot_style import Style, save
 from asr_am.report.psp_plots import draw_error, draw_pulls, draw_staleness
 from asr_am.report.results import Score
 from asr_am.report.runs import Group, TrainingRun, group_runs
@@ -69,13 +69,13 @@ def _accuracy(groups: Sequence[Group], scores: Sequence[Score], order: Sequence[
     fields = ("strategy", "learners", *differ)
     sections = [
         f"### By strategy: {_heading(groups, ('corpus', 'model', 'optimizer', 'batch', 'epochs'))}",
-        f"All: {wording.shared(groups)}.",
+        f"All: {formatting.shared(groups)}.",
     ]
     drawn = [group for group in widest(groups) if len(group.mean_loss_E()) > 1]
     if len(drawn) < 2 and baseline is None:
         return []
     if len(drawn) > 1:
-        styles, labels = _styles(drawn, order), wording.labels(drawn, fields)
+        styles, labels = _styles(drawn, order), formatting.labels(drawn, fields)
         figure = draw_loss(drawn, labels, styles, f"{setting.corpus}: held-out loss by strategy")
         name = f"loss-by-strategy-b{setting.batch}"
         sections.append(gallery.add(figure, name, "Held-out loss by strategy"))
@@ -85,7 +85,7 @@ def _accuracy(groups: Sequence[Group], scores: Sequence[Score], order: Sequence[
     title = "staleness and loss by number of learners"
     if by_learners := draw_staleness(groups, order, f"{setting.corpus}: {title}"):
         sections.append(gallery.add(by_learners, f"staleness-b{setting.batch}", title.capitalize()))
-    labels = wording.labels(groups, fields)
+    labels = formatting.labels(groups, fields)
     against = "no run of a single learner to compare with"
     if baseline is not None:
         against = f"differences from {labels[groups.index(baseline)]} ({baseline.name}), over the seeds that both have"
@@ -108,13 +108,13 @@ def _styles(groups: Sequence[Group], order: Sequence[str]) -> list[Style]:
 def _batches(groups: Sequence[Group], gallery: Gallery) -> list[str]:
     """Figure 2b."""
     setting = groups[0].setting
-    labels = wording.labels(groups, ("batch",))
+    labels = formatting.labels(groups, ("batch",))
     styles = [Style.of(nth) for nth in range(len(groups))]
     figure = draw_loss(groups, labels, styles, f"{setting.corpus}: held-out loss by batch size (chunks)")
     name = f"loss-by-batch-{setting.strategy}-{setting.learners}"
     return [
         f"### By batch size: {_heading(groups, ('corpus', 'strategy', 'learners', 'model', 'optimizer'))}",
-        f"All: {wording.shared(groups)}.",
+        f"All: {formatting.shared(groups)}.",
         gallery.add(figure, name, "Held-out loss by batch size"),
         "Held-out loss in nats per frame, mean over seeds; differences from the smallest batch.",
         tables.losses(groups, labels, groups[0]),
@@ -138,10 +138,10 @@ def _speed(part: Speeds, order: Sequence[str], gallery: Gallery) -> list[str]:
         "What the strategies cost, as measured, means over seeds. Time waited: share of the learners' time. Sent: by "
         "all learners. Staleness: mean and largest, in updates. Consensus distance: root mean square over the learners "
         "of the distance of their weights from the mean, after the last epoch.",
-        tables.measured(several, wording.labels(several, ("strategy", "learners"))),
+        tables.measured(several, formatting.labels(several, ("strategy", "learners"))),
     ]
     if served := [group for group in several if any(group.pull_seconds)]:  # some took any time
-        labels = wording.labels(served, ("strategy", "learners"))
+        labels = formatting.labels(served, ("strategy", "learners"))
         figure = draw_pulls(served, labels, _styles(served, order), f"{setting.corpus}: how long pulls take")
         sections.append(gallery.add(figure, f"pulls-{place}", "Delays of pulls"))
     for members in partition(several, ("learners",)):
@@ -156,4 +156,4 @@ def _heading(groups: Sequence[Group], fields: Sequence[str]) -> str:
     """The values of those fields that all groups have in common, as far as a run names them."""
     setting = groups[0].setting
     common = [field for field in fields if len({getattr(group.setting, field) for group in groups}) == 1]
-    return ", ".join(wording.phrase(setting, field) for field in common if getattr(setting, field) is not None)
+    return ", ".join(formatting.phrase(setting, field) for field in common if getattr(setting, field) is not None)

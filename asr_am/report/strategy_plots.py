@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from asr_am.report import wording
-from asr_am.report.canvas import COLOURS, HATCHES, Style, new_figure, tidy, whole_numbers
+from asr_am.report import formatting
 from asr_am.report.comparisons import Speeds, Timed, fault_kinds, strategies, timed
+from asr_am.report.plot_style import COLOURS, HATCHES, Style, new_figure, tidy, whole_numbers
 from asr_am.report.results import mean
 from asr_am.report.runs import Group
 
@@ -31,7 +31,7 @@ def draw_loss(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[S
             axes.plot(range(1, run.epochs_done + 1), run.loss_E, style.line, color=style.colour, lw=0.8, alpha=0.4)
         mean_E = group.mean_loss_E()
         best = group.mean(lambda run: run.best_loss)
-        said = ", ".join(filter(None, (wording.seeds(group.seeds), f"best {best:.4f}")))
+        said = ", ".join(filter(None, (formatting.seeds(group.seeds), f"best {best:.4f}")))
         axes.plot(
             range(1, len(mean_E) + 1), mean_E, style.line, color=style.colour, marker=style.marker, markersize=4,
             lw=1.8, label=f"{label} ({said})",
@@ -47,7 +47,7 @@ def draw_loss(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[S
     note = "mean over seeds; thin: each seed" if any(len(group.runs) > 1 for group in groups) else None
     legend = axes.legend(fontsize=8.5, frameon=False, title=note, title_fontsize=8.5, loc="upper right")
     legend.set_alignment("left")
-    add_title(figure, title, wording.shared(groups))
+    add_title(figure, title, formatting.shared(groups))
     return figure
 
 
@@ -82,7 +82,7 @@ def draw_speedup(speeds: Speeds, order: Sequence[str], title: str) -> Figure | N
     axes.set_ylabel("speed-up (times as fast)")
     tidy(axes, "both")
     axes.legend(fontsize=9, frameon=False, loc="upper left")
-    add_title(figure, title, wording.shared(speeds.groups), f"speed-up 1: {describe_reference(speeds)}")
+    add_title(figure, title, formatting.shared(speeds.groups), f"speed-up 1: {describe_reference(speeds)}")
     return figure
 
 
@@ -92,7 +92,7 @@ def describe_reference(speeds: Speeds) -> str:
     if reference is None:
         return "nothing: every run here has faults, or was not timed"
     learners = f"{reference.learners} learner{'s' if reference.learners > 1 else ''}"
-    return f"{reference.strategy} with {learners}, {wording.duration(speeds.seconds[reference])} per epoch"
+    return f"{reference.strategy} with {learners}, {formatting.duration(speeds.seconds[reference])} per epoch"
 
 
 def draw_batches(groups: Sequence[Group], title: str) -> Figure:
@@ -116,7 +116,7 @@ def draw_batches(groups: Sequence[Group], title: str) -> Figure:
     several = any(len(group.runs) > 1 for group in groups)
     note = "batches per epoch, mean over seeds (dots: each seed)" if several else "batches per epoch"
     slow = "; hatched: slowed learners" if any(group.setting.slow for group in groups) else ""
-    add_title(figure, title, wording.shared(groups, without=("strategy",)), f"{note}{slow}")
+    add_title(figure, title, formatting.shared(groups, without=("strategy",)), f"{note}{slow}")
     return figure
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asr_am.report import wording
-from asr_am.report.comparisons import Speeds, Timed, fault_kinds, strategies
+from asr_am.report import formatting
+from asr_am.report.comparisons import Speeds, Timed, compare, fault_kinds, strategies
 from asr_am.report.results import Family, Score, corpus_of
 from asr_am.report.runs import Group, TrainingRun
-from asr_am.report.significance import compare
 from asr_am.report.tables import markdown, signed_interval, verdict
 
 
@@ -19,9 +18,9 @@ def measured(groups: Sequence[Group], labels: Sequence[str]) -> str:
     for group, label in zip(groups, labels, strict=True):
         waited, stale, apart = (group.mean(figure) for figure in (waited_share, mean_staleness, last_distance))
         most = max((max(run.staleness, default=0) for run in group.runs if run.staleness), default=None)
-        row = [label, wording.spans(group.seeds), "–" if waited is None else f"{100 * waited:.1f} %"]
-        row += [wording.size(group.mean(lambda run: _per_epoch(run, run.bytes_sent)))]
-        row += [wording.size(group.mean(lambda run: _per_epoch(run, run.modelled_bytes)))]
+        row = [label, formatting.spans(group.seeds), "–" if waited is None else f"{100 * waited:.1f} %"]
+        row += [formatting.size(group.mean(lambda run: _per_epoch(run, run.bytes_sent)))]
+        row += [formatting.size(group.mean(lambda run: _per_epoch(run, run.modelled_bytes)))]
         row += ["–" if stale is None else f"{stale:.2f}", "–" if most is None else str(most)]
         rows.append([*row, "–" if apart is None else f"{apart:.3g}"])
     return markdown([*header, "consensus distance"], rows)
@@ -55,7 +54,7 @@ def losses(groups: Sequence[Group], labels: Sequence[str], baseline: Group | Non
     header = ["runs", "seeds", "epochs", "held-out loss, best epoch", "difference", "last epoch", "difference"]
     rows = []
     for group, label in zip(groups, labels, strict=True):
-        row = [label, wording.spans(group.seeds), _epochs(group)]
+        row = [label, formatting.spans(group.seeds), _epochs(group)]
         for best in (True, False):
             row += [f"{_loss(group, best):.4f}", _relative(group, baseline, best)]
         rows.append(row)
@@ -103,7 +102,7 @@ def accuracy(groups: Sequence[Group], labels: Sequence[str], baseline: Group | N
     rows = []
     for group, family in sorted(families, key=lambda pair: pair[1].lm):
         pair = None if group is baseline else _paired(family, of_baseline.get(family.lm))
-        seeds = wording.spans(score.seed for score in family.scores if score.seed is not None)
+        seeds = formatting.spans(score.seed for score in family.scores if score.seed is not None)
         row = [family.system, family.lm, seeds, f"{family.wer('all'):.2f}", *_significance(pair)]
         for name in subsets:
             change = "–" if pair is None else f"{pair[0].wer(name) - pair[1].wer(name):+.2f}"
@@ -156,7 +155,7 @@ def speed(speeds: Speeds, rows: Sequence[tuple[int, str]]) -> str:
         for name in names:
             key = Timed(name, learners, faults)
             ratio = speeds.speedup(key)
-            cells += [wording.duration(speeds.seconds.get(key)), "–" if ratio is None else f"{ratio:.2f}"]
+            cells += [formatting.duration(speeds.seconds.get(key)), "–" if ratio is None else f"{ratio:.2f}"]
         lines.append([str(learners), faults or "none", *cells])
     return markdown(header, lines) if lines else ""
 

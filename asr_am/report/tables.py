@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from asr_am.report.comparisons import Versus
 from asr_am.report.results import Family, LanguageModel, Score
 from asr_am.report.runs import TrainingRun
-from asr_am.report.significance import Versus
 from asr_am.score.significance import Comparison, Interval
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.report import tables
+from asr_am.report.comparisons import Versus, against_gmm
 from asr_am.report.plots import plot_heldout, plot_wer
 from asr_am.report.rescored import rescored_sections
 from asr_am.report.results import (
@@ -21,7 +22,6 @@ from asr_am.report.results import (
     read_scores,
 )
 from asr_am.report.runs import TrainingRun, read_training_runs
-from asr_am.report.significance import Versus, against_gmm
 from asr_am.report.strategies import strategy_sections
 from asr_am.score.significance import SAMPLES
 

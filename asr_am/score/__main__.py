@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from asr_am.errors import InputError
 from asr_am.score.output import write_alignments, write_json, write_table
-from asr_am.score.score import ALL, Reference
+from asr_am.score.scoring import ALL, Reference
 from asr_am.score.sctk import score_files_sctk
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from asr_am.errors import InputError
-from asr_am.score.align import CORRECT, DELETION, INSERTION, SUBSTITUTION, Pair
-from asr_am.score.score import ALL, Counts, Score, SegmentScore
+from asr_am.score.alignment import CORRECT, DELETION, INSERTION, SUBSTITUTION, Pair
+from asr_am.score.scoring import ALL, Counts, Score, SegmentScore
 
 _HEADINGS = ("#Snt", "#Wrd", "Corr", "Sub", "Del", "Ins", "Err", "S.Err")
 _MOST_FREQUENT = 50

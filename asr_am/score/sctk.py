@@ -12,7 +12,7 @@ from pathlib import Path
 
 from asr_am.errors import InputError
 from asr_am.score.files import parse_stm, read_lines, read_stm
-from asr_am.score.score import Counts, Score, SegmentScore, SubsetRules
+from asr_am.score.scoring import Counts, Score, SegmentScore, SubsetRules
 
 PROGRAMS = ("sclite", "csrfilt.sh", "hubscr.pl", "rfilter1")
 DEBIAN = Path("/usr/lib/sctk/bin")

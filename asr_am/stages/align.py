@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
-from asr_am.stages.unit import Unit
+from asr_am.stages.target import Unit
 
 
 def units(cfg: DictConfig) -> list[Unit]:

@@ -1,13 +1,23 @@
-"""What every stage shares: Hydra in front, log files, and one clear line for the user's mistakes."""
+"""The options of conf/config.yaml that are in no section.
+
+What follows from the user's data: OmegaConf resolvers for conf/corpus files.
+
+${hours_of:DATA_DIR}         hours of training speech that stage data wrote to DATA_DIR/corpus.json
+${row_for_hours:ROWS,HOURS}  the first of ROWS whose `hours` is not exceeded
+${beside:FILE,NAME}          the file NAME in the folder of FILE, null where there is none
+
+
+What every stage shares: Hydra in front, log files, and one clear line for the user's mistakes."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +26,69 @@ from omegaconf import OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.options import build
-from asr_am.stages.recipe import RecipeOptions
-from asr_am.stages.sizes import register
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from asr_am.stages.unit import Unit
+    from asr_am.stages.target import Unit
+
+
+@dataclass(frozen=True)
+class RecipeOptions:
+    """See conf/config.yaml."""
+
+    exp: str
+    data_dir: str | None
+    speed_perturb: list[float]
+    nj: int
+    learners: int
+    seed: int
+    systems: list[str]
+    lms: list[str]
+    rescore: bool
+    log_likelihoods: bool
+    run: str
+
+    def __post_init__(self) -> None:
+        """InputError where a value is out of range."""
+        for name, least in (("nj", 1), ("learners", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name}={getattr(self, name)}: must be at least {least}")
+        if not self.run or "/" in self.run:
+            raise InputError(f"run={self.run}: is the name of a folder in exp/<corpus>/train, without a /")
+
+
+def hours_of(data_dir: str) -> float:
+    """0 before stage data has run: then every later stage asks for its data itself. InputError for a broken file."""
+    path = Path(data_dir) / "corpus.json"
+    if not path.exists():
+        return 0.0
+    try:
+        return float(json.loads(path.read_text(encoding="utf-8"))["hours"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: does not tell the hours of speech; run stage 0 (data) again") from error
+
+
+def row_for_hours(rows: Sequence[Mapping[str, float]], hours: float) -> Mapping[str, float]:
+    """InputError where every row has fewer hours."""
+    for row in rows:
+        if hours <= row["hours"]:
+            return row
+    raise InputError(f"corpus.sizes: no row for {hours:g} hours of speech; add one with more hours")
+
+
+def beside(file: str | None, name: str) -> str | None:
+    """None without `file`, too."""
+    path = Path(file).with_name(name) if file else None
+    return str(path) if path and path.exists() else None
+
+
+def register() -> None:
+    """Make them known to OmegaConf; does nothing the second time."""
+    OmegaConf.register_new_resolver("hours_of", hours_of, replace=True)
+    OmegaConf.register_new_resolver("row_for_hours", row_for_hours, replace=True)
+    OmegaConf.register_new_resolver("beside", beside, replace=True)
+
 
 # Before numpy is loaded: two threads on contended cores are far slower than one. Training sets its own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

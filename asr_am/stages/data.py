@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
-from asr_am.stages.unit import Unit
+from asr_am.stages.target import Unit
 
 
 def units(cfg: DictConfig) -> list[Unit]:

@@ -10,9 +10,8 @@ from omegaconf import DictConfig
 from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import input_dirs
-from asr_am.stages.grid import grid_of, weightings
-from asr_am.stages.systems import SystemPlan, graph_dir, language_models, plans
-from asr_am.stages.unit import Unit
+from asr_am.stages.systems import SystemPlan, graph_dir, grid_of, language_models, plans, weightings
+from asr_am.stages.target import Unit
 
 
 def units(cfg: DictConfig) -> list[Unit]:
@@ -68,11 +67,11 @@ def decode(
     root: Path, plan: SystemPlan, graph_folder: Path, grid: list[list[float]], options: dict, jobs: int, out: Path
 ) -> None:
     """Decode dev, choose weights and window on it, decode test."""
-    from asr_am.decode.decode import decode_sets
+    from asr_am.decode.decode_set import decode_sets
+    from asr_am.decode.scorer import Window
     from asr_am.decode.search import SearchOptions
     from asr_am.decode.shards import DecodeOptions
     from asr_am.decode.system import System
-    from asr_am.decode.windows import Window
 
     system = System(
         align_dir=root / "align" / plan.gmm, features_dir=root / "features", lang_dir=root / "lang",

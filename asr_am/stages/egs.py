@@ -7,9 +7,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from asr_am.features.stacking import base_of
+from asr_am.features.fusion import base_of
 from asr_am.stages.app import corpus_dir, stage, values
-from asr_am.stages.unit import Unit
+from asr_am.stages.target import Unit
 
 
 def units(cfg: DictConfig) -> list[Unit]:
@@ -34,7 +34,7 @@ def egs_dir(cfg: DictConfig) -> Path:
 
 def pair(root: Path, options: dict, jobs: int, out: Path) -> None:
     """Write the examples of train and dev."""
-    from asr_am.egs.make import make_egs
+    from asr_am.egs.egs_writer import make_egs
 
     plain = dict(options)
     kind, system = plain.pop("kind"), plain.pop("system")

@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from asr_am.stages.app import corpus_dir, stage, values
-from asr_am.stages.unit import Unit
+from asr_am.stages.target import Unit
 
 
 def units(cfg: DictConfig) -> list[Unit]:
@@ -28,7 +28,7 @@ def units(cfg: DictConfig) -> list[Unit]:
 
 def lexicon(data_dir: Path, options: dict, out: Path) -> None:
     """Lexicon, symbol tables and L; then the transcripts against them."""
-    from asr_am.lang.lang import Lang
+    from asr_am.lang.lang_dir import Lang
     from asr_am.lang.prepare import prepare_lang
     from asr_am.lang.transcripts import check_transcripts
 

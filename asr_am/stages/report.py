@@ -11,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from asr_am.stages.app import ROOT, corpus_dir, stage
-from asr_am.stages.unit import Unit
+from asr_am.stages.target import Unit
 
 SHOWN = "score/*/*.json", "train/*/summary.json", "rescore/*/rescore.json", "lm/*/lm.json", "data/corpus.json"
 LEFT_OUT = ("corpus", "nj", "data_dir", "logger", "run")  # overrides that the figures do not depend on

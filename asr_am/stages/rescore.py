@@ -12,9 +12,8 @@ from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
-from asr_am.stages.grid import grid_of, weightings
-from asr_am.stages.systems import language_models, plans
-from asr_am.stages.unit import KEY, Unit, git_commit
+from asr_am.stages.systems import grid_of, language_models, plans, weightings
+from asr_am.stages.target import KEY, Unit, git_commit
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +69,9 @@ def rescore_unit(cfg: DictConfig, run: str, lm: str) -> Unit:
 
 def train(root: Path, config: dict, text: Path, out: Path) -> None:
     """Train the recurrent LM, or go on training it, into `out`."""
-    from asr_am.lang.lang import read_symbols, vocabulary
+    from asr_am.lang.lang_dir import read_symbols, vocabulary
     from asr_am.lang.transcripts import read_transcripts
-    from asr_am.train.lm import HeldOut, finish, prepare
-    from asr_am.train.lm_options import LmOptions
+    from asr_am.train.lm import HeldOut, LmOptions, finish, prepare
 
     words = vocabulary(read_symbols(root / "lang/words.txt"))
     dev, test = (
@@ -89,7 +87,7 @@ def train(root: Path, config: dict, text: Path, out: Path) -> None:
 
 def rescore(root: Path, decoded: Path, arpa: Path, recurrent: Path, options: dict, jobs: int, out: Path) -> None:
     """Choose the mixture on dev, and write what it makes of both sets."""
-    from asr_am.decode.rescore import rescore as rescore_run
+    from asr_am.decode.lm_rescore import rescore as rescore_run
 
     rescore_run(
         decoded, root / "data", arpa / "lm.arpa", recurrent / "best.pt", out, grid=weightings(options["grid"]),

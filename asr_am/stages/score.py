@@ -18,13 +18,12 @@ from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
-from asr_am.stages.grid import grid_of, weightings
 from asr_am.stages.rescore import mixture_name
-from asr_am.stages.systems import SystemPlan, language_models, plans
-from asr_am.stages.unit import Unit, git_commit
+from asr_am.stages.systems import SystemPlan, grid_of, language_models, plans, weightings
+from asr_am.stages.target import Unit, git_commit
 
 if TYPE_CHECKING:
-    from asr_am.score.score import Reference, Score
+    from asr_am.score.scoring import Reference, Score
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +48,10 @@ def units(cfg: DictConfig) -> list[Unit]:
 
 def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict, jobs: int, out: Path) -> None:
     """Choose on dev, score test, write table, errors, wer.json and segments.json."""
-    from asr_am.decode.decode import ctm_name
-    from asr_am.decode.tune import choose
+    from asr_am.decode.decode_set import choose, ctm_name
     from asr_am.parallel import parallel_map
     from asr_am.score.output import write_alignments, write_table
-    from asr_am.score.score import Reference, Score
+    from asr_am.score.scoring import Reference, Score
 
     run = words.name
     glm = root / "data/en.glm"

@@ -1,8 +1,9 @@
 """Stage 4, speaker: what later stages need to know of each speaker, as kinds of features in exp/<corpus>/features.
 
 features/lda has the LDA+MLLT matrix; features/fmllr that matrix and a transform for each speaker, those of the training
-set from stage align, the others from decoding their speech (see conf/speaker); features/ivector i-vectors
-(`asr_am.stages.ivectors`). Each is made where the configuration asks for it: the first two by sections of `align`,
+set from stage align, the others from decoding their speech (see conf/speaker); features/ivector i-vectors of every
+speaker with their UBM and extractor. Each is made where the configuration asks for it: the first two by sections of
+`align`,
 i-vectors as a part of features.name.
 """
 
@@ -16,11 +17,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from asr_am.options import build
-from asr_am.stages import ivectors
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.decode import graph_unit
 from asr_am.stages.systems import SystemPlan, graph_dir
-from asr_am.stages.unit import Unit
+from asr_am.stages.target import Unit
 
 GMM = "sat"
 
@@ -39,13 +39,13 @@ def units(cfg: DictConfig) -> list[Unit]:
         work = partial(adapt, root, graph, options, cfg.nj)
         made += [graph_unit(cfg, plan, lm), Unit(root / "features/fmllr", inputs, options, work, version=2)]
     if "ivector" in cfg.features.name.split("+"):
-        made += ivectors.units(cfg)
+        made.append(ivector_unit(cfg))
     return made
 
 
 def copy_matrix(system: Path, out: Path) -> None:
     """The matrix of a system."""
-    from asr_am.hmm.system import PROJECTION
+    from asr_am.hmm.gmm_system import PROJECTION
 
     shutil.copyfile(system / PROJECTION, out / PROJECTION)
 
@@ -54,9 +54,9 @@ def adapt(root: Path, graph: Path, options: dict, jobs: int, out: Path) -> None:
     """Copy the matrix and the training speakers' transforms; two passes for the other sets."""
     from asr_am.decode.adapt import AdaptOptions, Place, adapt_set, save_adaptation
     from asr_am.decode.search import SearchOptions
-    from asr_am.features.transforms import read_transforms, write_transforms
+    from asr_am.features.adapted import read_transforms, write_transforms
     from asr_am.hmm.adaptation import FmllrOptions
-    from asr_am.hmm.system import TRANSFORMS
+    from asr_am.hmm.gmm_system import TRANSFORMS
 
     final, system, work = root / "features/fmllr", root / "align" / GMM, out / "work"
     parts: dict[str, Any] = {name: options[name] for name in ("passes", "first_beam", "lm_weight")}
@@ -71,6 +71,26 @@ def adapt(root: Path, graph: Path, options: dict, jobs: int, out: Path) -> None:
         write_transforms(out, subset, adapt_set(place, subset, how, jobs), final=final)
     save_adaptation(out, place, how)
     shutil.rmtree(work)
+
+
+def ivector_unit(cfg: DictConfig) -> Unit:
+    """UBM, extractor and i-vectors, from the MFCCs."""
+    root = corpus_dir(cfg)
+    options = {key: value for key, value in values(cfg.ivectors).items() if key not in ("name", "device")}
+    out, sets = root / "features/ivector", list(cfg.corpus.sets)
+    work = partial(extract_ivectors, root / "features", out, options, sets, cfg.nj, cfg.ivectors.device)
+    return Unit(out, [root / "features/mfcc"], options | {"sets": sets}, work)
+
+
+def extract_ivectors(
+    features_dir: Path, final: Path, options: dict, sets: list[str], jobs: int, device: str, out: Path
+) -> None:
+    """Train the models, write the i-vectors of all sets."""
+    from asr_am.features.ivector.extract_ivectors import make_ivectors
+    from asr_am.features.ivector.train_extractor import IvectorOptions
+
+    how = build(IvectorOptions, options, "ivectors")
+    make_ivectors(features_dir, out, how, sets=sets, jobs=jobs, device=device, final=final)
 
 
 main = stage("speaker", units)

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from asr_am.distributed.process.ending import end_process
+from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import egs_dir
-from asr_am.stages.learner import learn, ranks_apart, run_arguments, strategy_of, without_name
-from asr_am.stages.unit import Unit
+from asr_am.stages.target import Unit
+from asr_am.stages.train_worker import learn, ranks_apart, run_arguments, strategy_of, without_name
 
 SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every")  # change how fast, not what
 APART = ("init", "subset")  # count only where they are set
@@ -59,12 +59,12 @@ def check_run(cfg: DictConfig) -> None:
     """
     from torch import nn
 
-    from asr_am.distributed.cluster import Cluster, Workload
+    from asr_am.distributed.cluster_config import Cluster, Workload
     from asr_am.distributed.flat_params import FlatParams
     from asr_am.distributed.optimizer import Optimizer
-    from asr_am.distributed.sim import SimCluster, SimTeam
-    from asr_am.train.material import check_batch, training_device
-    from asr_am.train.options import TrainOptions
+    from asr_am.distributed.simulator import SimCluster, SimTeam
+    from asr_am.train.run_setup import check_batch, training_device
+    from asr_am.train.train_options import TrainOptions
 
     options = TrainOptions.build(values(cfg.train), without_name(cfg.model), values(cfg.schedule), cfg.seed)
     check_batch(options, cfg.learners)
@@ -92,27 +92,27 @@ def train_run(cfg: DictConfig, leads: bool, out: Path) -> None:
 
 
 def _alone(cfg: DictConfig, out: Path) -> None:
-    from asr_am.train.loop import train
+    from asr_am.train.trainer import train
 
     train(**run_arguments(cfg, out))
 
 
 def _virtual(cfg: DictConfig, out: Path) -> None:
-    from asr_am.distributed.cluster import Cluster, Workload
-    from asr_am.train.virtual import train_virtually
+    from asr_am.distributed.cluster_config import Cluster, Workload
+    from asr_am.train.simulate import train_virtually
 
     cluster, workload = Cluster.build(values(cfg.cluster)), Workload.build(values(cfg.workload))
     train_virtually(**run_arguments(cfg, out), learners=cfg.learners, cluster=cluster, workload=workload)
 
 
 def _processes(cfg: DictConfig, out: Path) -> None:
-    from asr_am.distributed.cluster import Faults
-    from asr_am.distributed.process.launch import launch
+    from asr_am.distributed.cluster_config import Faults
+    from asr_am.distributed.runtime.launcher import launch
 
     launcher, size = cfg.launcher, cfg.learners + ranks_apart(cfg)
     if size % launcher.nodes:
         raise InputError(f"{size} learners and servers cannot be divided among launcher.nodes={launcher.nodes} hosts")
-    command = [sys.executable, "-m", "asr_am.stages.learner", str(out / "config.yaml")]
+    command = [sys.executable, "-m", "asr_am.stages.train_worker", str(out / "config.yaml")]
     options = {key: value for key, value in values(launcher).items() if key not in ("name", "suffix")}
     launch(
         command, size // launcher.nodes, in_step=strategy_of(cfg).func.in_step,

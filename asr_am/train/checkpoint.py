@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_am.errors import InputError
-from asr_am.model.checkpoint import read_torch, write_torch
+from asr_am.model.model_file import read_torch, write_torch
 
 log = logging.getLogger(__name__)
 

@@ -15,14 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.leases import Lease, Leases
+from asr_am.distributed.leases import Lease, Leases, Stats
 from asr_am.distributed.optimizer import Optimizer
-from asr_am.distributed.strategy import Stats
-from asr_am.egs.keyed import seed_of
 from asr_am.egs.loader import IGNORE, Batch, Loader, Plan
+from asr_am.egs.stateless_rng import seed_of
 from asr_am.model.acoustic import AcousticModel
-from asr_am.train.options import TrainOptions
 from asr_am.train.schedule import Schedule
+from asr_am.train.train_options import TrainOptions
 
 CACHED = 2**19  # logits
 

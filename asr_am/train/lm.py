@@ -1,4 +1,11 @@
-"""Training of a recurrent language model: plain PyTorch, dev perplexity after each epoch, nothing lost when killed.
+"""What decides a recurrent language model: its sizes and its training.
+
+A text as numbers, and its batches: sentences of about equal length, each predicted from its start.
+
+Shapes: N units of the text, R rows (sentences, long ones in pieces), B rows of a batch, T units of its longest.
+
+
+Training of a recurrent language model: plain PyTorch, dev perplexity after each epoch, nothing lost when killed.
 
 On a GPU where there is one, else on one core, where a run that is taken up again ends with the same bits. Written into
 the run's folder: best.pt (`asr_am.model.lm_file`), metrics.jsonl, summary.json, lm.json, checkpoint.pt.
@@ -6,31 +13,128 @@ the run's folder: best.pt (`asr_am.model.lm_file`), metrics.jsonl, summary.json,
 
 from __future__ import annotations
 
+import array
 import json
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.lang.mixture import counted, perplexity
-from asr_am.lang.sentences import read_sentences
-from asr_am.lang.units import Units, make_units
-from asr_am.model.checkpoint import read_torch, write_torch
+from asr_am.lang.transcripts import read_sentences
+from asr_am.lang.units import BOUNDARY, Units, make_units
 from asr_am.model.lm_file import load_lm, save_lm
 from asr_am.model.lm_scorer import word_logprobs
-from asr_am.model.lstm_lm import LstmLm
-from asr_am.train.display import Display
-from asr_am.train.journal import JsonLines
-from asr_am.train.lm_options import LmOptions
-from asr_am.train.lm_text import REMEDY, Text, count_words, encode
+from asr_am.model.lstm_lm import IGNORED, LstmLm, LstmLmOptions
+from asr_am.model.model_file import read_torch, write_torch
+from asr_am.options import build
+from asr_am.train.run_log import Display, JsonLines
+
+
+@dataclass(frozen=True)
+class LmOptions:
+    """batch_size: sentences. longest: units of a sentence before it is cut. rate: to begin with; it is multiplied by
+    `decay` after each epoch that did not lower dev perplexity, and `patience` such epochs in a row end the training.
+    accumulator: what Adagrad's sums begin with. clip_norm: upper limit of the norm of the LSTM's gradient; 0: none.
+    checkpoint_every: batches, beside the checkpoint after each epoch.
+    """
+
+    model: LstmLmOptions = field(default_factory=LstmLmOptions)
+    epochs: int = 30
+    batch_size: int = 32
+    longest: int = 100
+    optimizer: Literal["adam", "adagrad", "sgd"] = "adam"
+    rate: float = 0.003
+    decay: float = 0.5
+    patience: int = 3
+    accumulator: float = 1e-6
+    clip_norm: float = 1.0
+    seed: int = 1
+    checkpoint_every: int = 1000
+
+    def __post_init__(self) -> None:
+        """InputError where a value is out of range."""
+        for name in ("epochs", "batch_size", "longest", "patience", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise InputError(f"lm.train.{name}={getattr(self, name)}: must be at least 1")
+        if self.model.sparse and self.optimizer == "adam":
+            raise InputError("lm.model.sparse: Adam takes no sparse gradients; set lm.train.optimizer=adagrad or sgd")
+        if self.rate <= 0 or not 0 < self.decay <= 1 or self.clip_norm < 0 or self.accumulator < 0:
+            raise InputError("lm.train: rate must be above 0, decay above 0 and at most 1, clip_norm not negative")
+
+    @classmethod
+    def build(cls, model: Mapping[str, Any], train: Mapping[str, Any]) -> LmOptions:
+        """From plain values, as configuration files hold them; InputError for an unknown name or another type."""
+        return build(cls, {"model": build(LstmLmOptions, model, "lm.model"), **train}, "lm.train")
+
+    def plain(self) -> dict[str, Any]:
+        """As nested plain values."""
+        return asdict(self)
+
+
+REMEDY = "set lm.text to the name of a text of the corpus, or to a text file"
+
+
+@dataclass(frozen=True)
+class Text:
+    """unit_N int32: a BOUNDARY, then the units of each sentence with the BOUNDARY that ends it. begin_R, end_R: the
+    rows; unit_N[begin:end] predicts unit_N[begin+1:end+1].
+    """
+
+    unit_N: np.ndarray
+    begin_R: np.ndarray
+    end_R: np.ndarray
+
+    def batches(self, size: int, seed: int, epoch: int) -> list[np.ndarray]:
+        """The rows of each batch of an epoch, in an order that depends on (seed, epoch) alone."""
+        rng = np.random.default_rng((seed, epoch))
+        order_R = np.lexsort((rng.random(len(self.begin_R)), self.end_R - self.begin_R))
+        cuts = np.arange(size, len(order_R), size)
+        parts = np.split(order_R, cuts)
+        return [parts[number] for number in rng.permutation(len(parts))]
+
+    def batch(self, row_B: np.ndarray) -> tuple[Tensor, Tensor]:
+        """(input, target), both int64 [B, T]; IGNORED where a row has ended."""
+        place_BT = np.arange((self.end_R - self.begin_R)[row_B].max()) + self.begin_R[row_B, None]
+        inside_BT = place_BT < self.end_R[row_B, None]
+        place_BT = np.where(inside_BT, place_BT, 0)
+        target_BT = np.where(inside_BT, self.unit_N[place_BT + 1], IGNORED)
+        return torch.from_numpy(self.unit_N[place_BT].astype(np.int64)), torch.from_numpy(target_BT.astype(np.int64))
+
+
+def count_words(path: Path) -> Counter[str]:
+    """How often each word occurs in a text. InputError for a text without a word."""
+    counts: Counter[str] = Counter()
+    for sentence in read_sentences(path, REMEDY):
+        counts.update(sentence)
+    if not counts:
+        raise InputError(f"{path}: holds no sentence; {REMEDY}")
+    return counts
+
+
+def encode(sentences: Iterable[Sequence[str]], units: Units, longest: int) -> Text:
+    """A text in units; a sentence of more than `longest` units is cut, and each piece but the first starts anew."""
+    unit, begins, ends = array.array("i", [BOUNDARY]), array.array("q"), array.array("q")
+    for sentence in sentences:
+        begin = len(unit) - 1
+        for word in sentence:
+            unit.extend(units.of(word))
+        unit.append(BOUNDARY)
+        starts = range(begin, len(unit) - 1, longest)
+        begins.extend(starts)
+        ends.extend(min(start + longest, len(unit) - 1) for start in starts)
+    return Text(np.array(unit, dtype=np.int32), np.array(begins), np.array(ends))
+
 
 log = logging.getLogger(__name__)
 FORMAT = "asr_am language model checkpoint 1"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from asr_am.data.tally import Tally
+from asr_am.data.issue_counter import Tally
 from asr_am.data.textfile import numbered_lines
 from asr_am.errors import InputError
 from asr_am.lang.arpa import Arpa, Ngram, read_arpa

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from asr_am.data.issue_counter import Tally
 from asr_am.data.stm import channel_letter
-from asr_am.data.tally import Tally
 from local.kaldi.sets import FRAME_SHIFT, CorpusSet
 
 SLACK = FRAME_SHIFT  # of rounded times; no word is so short that its middle would lie there

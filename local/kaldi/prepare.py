@@ -12,10 +12,10 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from asr_am.data.issue_counter import Tally, summary_table
 from asr_am.data.kaldi_audio import AudioOptions
 from asr_am.data.kaldi_dir import KaldiDir, read_kaldi_dir
 from asr_am.data.manifests import write_set
-from asr_am.data.tally import Tally, summary_table
 from asr_am.data.textfile import numbered_lines, write_lines
 from asr_am.errors import InputError
 from asr_am.lang.arpa import write_arpa

@@ -9,9 +9,9 @@ from pathlib import Path
 from intervaltree import IntervalTree
 from lhotse import SupervisionSegment
 
+from asr_am.data.issue_counter import Tally
 from asr_am.data.kaldi_dir import channel_number, read_kaldi_dir
 from asr_am.data.stm import CHANNELS, channel_letter, write_reco2file_and_channel, write_stm
-from asr_am.data.tally import Tally
 from asr_am.data.textfile import numbered_lines, write_lines
 from asr_am.errors import InputError
 from local.kaldi.lexicon import Lexicon

@@ -14,7 +14,7 @@ from asr_am.data.stm import CHANNELS
 from asr_am.errors import InputError
 from asr_am.score.csrfilt import Filter
 from asr_am.score.files import Line, check_ctm
-from asr_am.score.score import Reference
+from asr_am.score.scoring import Reference
 
 UNFIT = re.compile(r"[{}<]|^;|^\*\*")  # a brace or label in NIST's files, or the begin of a comment
 FIT = "names in NIST's files hold no { } or < and begin with no ; or **"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from lhotse import Recording, SupervisionSegment
 
+from asr_am.data.issue_counter import Tally
 from asr_am.data.kaldi_audio import MISSING, AudioOptions, Found, Side, check_pipes, examine
 from asr_am.data.kaldi_dir import KaldiDir, Span
-from asr_am.data.tally import Tally
 from asr_am.errors import InputError
 from asr_am.parallel import parallel_map
 from local.kaldi.words import Normaliser

@@ -14,7 +14,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Collection
 
-from asr_am.data.tally import Tally
+from asr_am.data.issue_counter import Tally
 from asr_am.lang.lexicon import UNKNOWN
 
 MARK = re.compile(r"\[.*\]|<.*>|\{.*\}|\*.*\*")

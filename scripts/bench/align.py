@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from asr_am.hmm.align import AlignOptions, align, compile_graphs
 from asr_am.hmm.align_corpus import load_material
-from asr_am.hmm.system import System
-from asr_am.lang.lang import Lang
+from asr_am.hmm.gmm_system import System
+from asr_am.hmm.viterbi import AlignOptions, align, compile_graphs
+from asr_am.lang.lang_dir import Lang
 
 
 def main() -> None:

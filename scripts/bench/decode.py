@@ -17,15 +17,14 @@ from pathlib import Path
 
 from asr_am.decode.graph import read_hclg
 from asr_am.decode.hypotheses import hypotheses
-from asr_am.decode.lattice import Lattice
+from asr_am.decode.lattice import Lattice, Weights
 from asr_am.decode.nbest import nbest
-from asr_am.decode.paths import Weights
 from asr_am.decode.scorer import ArchiveSource, write_log_likelihoods
 from asr_am.decode.search import search
 from asr_am.decode.system import System
 from asr_am.features.reader import FeatureReader
 from asr_am.hmm.states import StateTable
-from asr_am.lang.lang import Lang
+from asr_am.lang.lang_dir import Lang
 
 GRID = tuple(Weights(float(lm), wip) for lm in range(5, 21) for wip in (-0.5, 0.0, 0.5, 1.0))
 

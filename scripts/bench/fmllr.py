@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from asr_am.hmm.adaptation import Block, FmllrOptions, adapt_speakers, add_blocks, batches, in_groups
-from asr_am.hmm.expected import Expectation, Occupation
+from asr_am.hmm.expectations import Expectation, Occupation
 from asr_am.hmm.fmllr import FmllrStats, estimate, identity
 from asr_am.hmm.gmm import DiagGmms
 

@@ -19,7 +19,7 @@ import time
 import torch
 from torch import Tensor
 
-from asr_am.distributed.threshold import decode, encode
+from asr_am.distributed.strategies.threshold_codec import decode, encode
 
 BUCKET = 1 << 22
 TARGET = 0.5

@@ -22,9 +22,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from published import Row
 
-from asr_am.distributed.cluster import Cluster, Faults, Workload
-from asr_am.distributed.sim.epoch import time_epoch
-from asr_am.distributed.sim.network import ring_share
+from asr_am.distributed.cluster_config import Cluster, Faults, Workload
+from asr_am.distributed.simulator.epoch_timing import time_epoch
+from asr_am.distributed.simulator.network import ring_share
 from asr_am.errors import InputError
 from asr_am.parallel import parallel_map
 from asr_am.stages.app import values

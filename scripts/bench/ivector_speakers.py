@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from scipy.linalg import eigh
 
-from asr_am.features.ivector.make import load_estimator, load_options
+from asr_am.features.ivector.extract_ivectors import load_estimator, load_options
 from asr_am.features.ivector.speech import Speech
 
 HELD_OUT = ("dev", "test")

@@ -20,9 +20,9 @@ import torch.distributed as dist
 import zmq
 from torch import Tensor
 
-from asr_am.distributed.process.connect import connect
-from asr_am.distributed.process.launch import launch
-from asr_am.distributed.process.team import ProcessTeam
+from asr_am.distributed.runtime.connect import connect
+from asr_am.distributed.runtime.launcher import launch
+from asr_am.distributed.runtime.team import ProcessTeam
 
 WARM_UP = 2  # rounds
 

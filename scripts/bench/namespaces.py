@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from asr_am.distributed.process.launch import launch
+from asr_am.distributed.runtime.launcher import launch
 
 ADDRESSES, LINK, LOOPBACK, PORT = ("10.213.79.1", "10.213.79.2"), "between", "lo", 29416
 BURST = "256kb"  # that the kernel lets through at full speed: more than one packet of a veth

@@ -27,15 +27,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from asr_am.distributed.adpsgd import Adpsgd
 from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.hybrid import Hybrid
-from asr_am.distributed.leases import Lease
+from asr_am.distributed.leases import Lease, Stats
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
-from asr_am.distributed.process.connect import connect
-from asr_am.distributed.process.launch import launch
-from asr_am.distributed.process.team import ProcessTeam
-from asr_am.distributed.strategy import Stats, Strategy
+from asr_am.distributed.runtime.connect import connect
+from asr_am.distributed.runtime.launcher import launch
+from asr_am.distributed.runtime.team import ProcessTeam
+from asr_am.distributed.strategies.adpsgd import Adpsgd
+from asr_am.distributed.strategies.hybrid import Hybrid
+from asr_am.distributed.strategy import Strategy
 
 STRATEGIES: dict[str, type[Hybrid | Adpsgd]] = {"hybrid": Hybrid, "adpsgd": Adpsgd}
 TARGET = 1.10

@@ -53,14 +53,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from asr_am.distributed import parallax
-from asr_am.distributed.parallax import Config, Runner
-from asr_am.distributed.parallax.plan import transfer
-from asr_am.distributed.process.connect import connect
-from asr_am.distributed.process.ending import end_process
-from asr_am.distributed.process.team import ProcessTeam
+from asr_am import parallax
+from asr_am.distributed.runtime.connect import connect
+from asr_am.distributed.runtime.team import ProcessTeam
+from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.distributed.team import Gather, Letter, Team
 from asr_am.model.lstm_lm import IGNORED, LstmLm, LstmLmOptions
+from asr_am.parallax import Config, Runner
+from asr_am.parallax.placement import transfer
 
 WORDS = 8  # of a sentence
 TARGET, TOLERANCE = 2.5, 0.10

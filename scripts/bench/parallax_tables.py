@@ -23,11 +23,11 @@ import torch
 from published import Row
 from torch import Tensor, nn
 
-from asr_am.distributed import parallax
-from asr_am.distributed.cluster import Cluster, Workload
-from asr_am.distributed.parallax import Config
-from asr_am.distributed.sim import SimCluster, SimTeam
+from asr_am import parallax
+from asr_am.distributed.cluster_config import Cluster, Workload
+from asr_am.distributed.simulator import SimCluster, SimTeam
 from asr_am.errors import InputError
+from asr_am.parallax import Config
 from asr_am.parallel import parallel_map
 from asr_am.stages.app import values
 

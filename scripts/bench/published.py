@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.stages.app import ROOT
-from asr_am.stages.unit import git_commit
+from asr_am.stages.target import git_commit
 
 
 @dataclass(frozen=True)

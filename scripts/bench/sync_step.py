@@ -26,13 +26,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.leases import Lease
+from asr_am.distributed.leases import Lease, Stats
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
-from asr_am.distributed.process.connect import connect
-from asr_am.distributed.process.launch import launch
-from asr_am.distributed.process.team import ProcessTeam
-from asr_am.distributed.strategy import Stats
-from asr_am.distributed.sync import Sync
+from asr_am.distributed.runtime.connect import connect
+from asr_am.distributed.runtime.launcher import launch
+from asr_am.distributed.runtime.team import ProcessTeam
+from asr_am.distributed.strategies.sync import Sync
 from asr_am.model.blstm import Blstm, BlstmOptions
 from asr_am.train.gradient import cross_entropy_sum
 

@@ -35,17 +35,17 @@ import torch
 from namespaces import LINK, run_on_two_hosts, sent_bytes
 from torch import Tensor
 
-from asr_am.distributed.bmuf import Bmuf
-from asr_am.distributed.cluster import Workload
+from asr_am.distributed.cluster_config import Workload
 from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.gtc import Gtc
-from asr_am.distributed.htm import Htm
-from asr_am.distributed.leases import Lease
+from asr_am.distributed.leases import Lease, Stats
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
-from asr_am.distributed.process.connect import connect
-from asr_am.distributed.process.team import ProcessTeam
-from asr_am.distributed.strategy import Stats, Strategy
-from asr_am.distributed.sync import Sync
+from asr_am.distributed.runtime.connect import connect
+from asr_am.distributed.runtime.team import ProcessTeam
+from asr_am.distributed.strategies.bmuf import Bmuf
+from asr_am.distributed.strategies.gtc import Gtc
+from asr_am.distributed.strategies.htm import Htm
+from asr_am.distributed.strategies.sync import Sync
+from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
 from asr_am.model.lstm_lookahead import Lstm, LstmOptions
 from asr_am.train.gradient import cross_entropy_sum

@@ -15,13 +15,12 @@ import time
 import torch
 from torch import Tensor
 
-from asr_am.distributed.cluster import Cluster, Workload
+from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.leases import Leases, Segment
+from asr_am.distributed.leases import Gradient, Leases, Segment, Stats
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
-from asr_am.distributed.sim import SimCluster, SimTeam
-from asr_am.distributed.strategy import Gradient, Stats
-from asr_am.distributed.sync import Sync
+from asr_am.distributed.simulator import SimCluster, SimTeam
+from asr_am.distributed.strategies.sync import Sync
 from asr_am.model.blstm import Blstm, BlstmOptions
 from asr_am.train.gradient import cross_entropy_sum
 

@@ -7,9 +7,9 @@ import kaldiio
 import numpy as np
 import pytest
 
-from asr_am.data.archive import read_archive, read_entry
+from asr_am.data.kaldi_archive import read_archive, read_entry
 from asr_am.errors import InputError
-from asr_am.features.archive import load_matrix
+from asr_am.features.feature_archive import load_matrix
 
 
 class Mischief:

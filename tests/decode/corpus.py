@@ -12,12 +12,12 @@ from asr_am.decode.system import System
 from asr_am.features.extract import extract_features
 from asr_am.features.reader import FeatureReader
 from asr_am.hmm.gmm import single_gaussians
-from asr_am.hmm.topology import phone_states, state_table
+from asr_am.hmm.hmm_topology import phone_states, state_table
 from asr_am.hmm.tree import monophone_tree
-from asr_am.lang.lang import Lang
+from asr_am.lang.lang_dir import Lang
 from asr_am.lang.prepare import prepare_lang, prepare_lm
 from asr_am.model.blstm import Blstm, BlstmOptions
-from asr_am.model.checkpoint import save_model
+from asr_am.model.model_file import save_model
 from tests.data.corpus import RATE, write_corpus
 
 

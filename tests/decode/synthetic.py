@@ -14,8 +14,8 @@ import numpy as np
 from asr_am.decode.graph import build_hclg, read_hclg
 from asr_am.hmm.states import StateTable, Tree
 from asr_am.lang.arpa import read_arpa
-from asr_am.lang.grammar import make_grammar
-from asr_am.lang.lang import Lang
+from asr_am.lang.fsts import make_grammar
+from asr_am.lang.lang_dir import Lang
 
 BIGRAM = """\\data\\
 ngram 1=6

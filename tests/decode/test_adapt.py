@@ -13,9 +13,9 @@ from asr_am.decode.adapt import RECORD, AdaptOptions, Place, adapt_set, load_ada
 from asr_am.decode.graph import build_hclg
 from asr_am.decode.search import SearchOptions
 from asr_am.errors import InputError
-from asr_am.features.transforms import read_transforms
+from asr_am.features.adapted import read_transforms
 from asr_am.hmm.adaptation import FmllrOptions
-from asr_am.hmm.system import TRANSFORMS, UNADAPTED, System
+from asr_am.hmm.gmm_system import TRANSFORMS, UNADAPTED, System
 from asr_am.lang.prepare import prepare_lm
 from asr_am.options import build
 from tests.hmm.synthetic import Spoken

@@ -12,18 +12,16 @@ import pytest
 
 from asr_am.decode import shards
 from asr_am.decode.ctm import CtmWord
-from asr_am.decode.decode import ctm_name, decode_sets
+from asr_am.decode.decode_set import choose, ctm_name, decode_sets, word_errors
 from asr_am.decode.graph import read_hclg
-from asr_am.decode.lattice import read_lattices
-from asr_am.decode.paths import Weights
+from asr_am.decode.lattice import Weights, read_lattices
+from asr_am.decode.scorer import Window
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import Decoded, DecodeOptions
 from asr_am.decode.system import System
-from asr_am.decode.tune import choose, word_errors
-from asr_am.decode.windows import Window
 from asr_am.errors import InputError
 from asr_am.hmm.states import StateTable
-from asr_am.lang.lang import Lang
+from asr_am.lang.lang_dir import Lang
 from asr_am.transcribe import load
 from tests.decode.corpus import write_network, write_system
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asr_am.decode.recording import computed_kinds, write_recording
+from asr_am.decode.adhoc_features import computed_kinds, write_recording
 from asr_am.errors import InputError
 
 

@@ -11,17 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from asr_am.decode.candidates import Candidate, confidences, read_candidates
 from asr_am.decode.ctm import CtmWord
-from asr_am.decode.decode import ctm_name, decode_sets
-from asr_am.decode.paths import Weights
-from asr_am.decode.rescore import Mixture, rescore, score_candidates
+from asr_am.decode.decode_set import ctm_name, decode_sets
+from asr_am.decode.lattice import Weights
+from asr_am.decode.lm_rescore import Candidate, Mixture, confidences, read_candidates, rescore, score_candidates
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import DecodeOptions
 from asr_am.decode.system import System
 from asr_am.errors import InputError
 from asr_am.lang.arpa import read_arpa
-from asr_am.lang.lang import Lang, vocabulary
+from asr_am.lang.lang_dir import Lang, vocabulary
 from asr_am.lang.units import make_units
 from asr_am.model.lm_file import load_lm, save_lm
 from asr_am.model.lstm_lm import LstmLm, LstmLmOptions

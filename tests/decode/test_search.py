@@ -10,16 +10,15 @@ import kaldifst
 import numpy as np
 import pytest
 
-from asr_am.decode import paths
-from asr_am.decode.lattice import Lattice, read_lattices
+from asr_am.decode import lattice as paths
+from asr_am.decode.lattice import Lattice, Weights, arc_posteriors, beam_excess, best_paths, costs, read_lattices
 from asr_am.decode.nbest import nbest
-from asr_am.decode.paths import Weights, arc_posteriors, beam_excess, best_paths, costs
 from asr_am.decode.search import SearchOptions, search
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
-from asr_am.hmm.graph import sort_lexicon, training_graph
 from asr_am.hmm.states import StateTable
-from asr_am.lang.lang import Lang
+from asr_am.hmm.training_graph import sort_lexicon, training_graph
+from asr_am.lang.lang_dir import Lang
 from tests.decode.synthetic import alignment, first_pronunciations, log_likelihoods, small_graph
 from tests.hmm.reference import LeftTree, small_lang, small_states
 

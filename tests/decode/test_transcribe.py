@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from asr_am.decode.decode import decode_sets
-from asr_am.decode.paths import Weights
+from asr_am.decode.decode_set import decode_sets
+from asr_am.decode.lattice import Weights
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import DecodeOptions
 from asr_am.errors import InputError

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from asr_am.decode.scorer import ArchiveSource, NeuralScorer, log_priors, write_log_likelihoods
-from asr_am.decode.windows import Window, log_posteriors
+from asr_am.decode.scorer import ArchiveSource, NeuralScorer, Window, log_posteriors, log_priors, write_log_likelihoods
 from asr_am.errors import InputError
 from tests.hmm.reference import LeftTree, small_lang, small_states
 

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from asr_am.decode.ctm import CtmWord, write_ctm
-from asr_am.decode.hypotheses import hypotheses, nonspeech_words
-from asr_am.decode.lattice import Lattice
-from asr_am.decode.paths import Weights
+from asr_am.decode.hypotheses import TimedWord, hypotheses, nonspeech_words, time_words
+from asr_am.decode.lattice import Lattice, Weights
 from asr_am.decode.search import SearchOptions, search
-from asr_am.decode.word_times import TimedWord, time_words
-from asr_am.lang.lang import Lang
+from asr_am.lang.lang_dir import Lang
 from asr_am.lang.prepare import prepare_lang
 from tests.data.corpus import utterance, write_recording
 from tests.decode.synthetic import alignment, log_likelihoods, small_graph

@@ -1,4 +1,4 @@
-"""A learner's life on the toy problem, with the same steps as `asr_am.train.loop`.
+"""A learner's life on the toy problem, with the same steps as `asr_am.train.trainer`.
 
 Leases, computing, steps, rest, record, audit, consensus, checkpoint; and again from the last checkpoint.
 Shapes: N weights.
@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asr_am.distributed.cluster import Cluster, Workload
+from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.leases import Leases, Outdated, Record, Totals
+from asr_am.distributed.leases import Gradient, Leases, Outdated, Record, Stats, Totals
 from asr_am.distributed.optimizer import Optimizer
-from asr_am.distributed.sim import SimCluster
-from asr_am.distributed.strategy import Gradient, Stats, Strategy
+from asr_am.distributed.simulator import SimCluster
+from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Alone, LearnerLost, Team
 from tests.distributed.toy import Problem, ToyGradients, make_model
 

@@ -21,18 +21,18 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from asr_am.distributed.adpsgd import Adpsgd
-from asr_am.distributed.bmuf import Bmuf
-from asr_am.distributed.cluster import Cluster, Crash, Faults
-from asr_am.distributed.dpsgd import Dpsgd
-from asr_am.distributed.gtc import Gtc
-from asr_am.distributed.htm import Htm
-from asr_am.distributed.hybrid import Hybrid
-from asr_am.distributed.ps_async import PsAsync
-from asr_am.distributed.ps_sync import PsSync
-from asr_am.distributed.psp import Psp
+from asr_am.distributed.cluster_config import Cluster, Crash, Faults
+from asr_am.distributed.strategies.adpsgd import Adpsgd
+from asr_am.distributed.strategies.bmuf import Bmuf
+from asr_am.distributed.strategies.dpsgd import Dpsgd
+from asr_am.distributed.strategies.gtc import Gtc
+from asr_am.distributed.strategies.htm import Htm
+from asr_am.distributed.strategies.hybrid import Hybrid
+from asr_am.distributed.strategies.ps_async import PsAsync
+from asr_am.distributed.strategies.ps_sync import PsSync
+from asr_am.distributed.strategies.psp import Psp
+from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.strategy import Strategy
-from asr_am.distributed.sync import Sync
 from asr_am.distributed.team import LearnerLost
 from tests.distributed.life import Checkpoints, Life, hardware, train
 from tests.distributed.toy import Problem, heldout

@@ -7,11 +7,11 @@ from functools import cache, partial
 
 import pytest
 
-from asr_am.distributed.bmuf import Bmuf
-from asr_am.distributed.cluster import Cluster, Workload
-from asr_am.distributed.gtc import Gtc
-from asr_am.distributed.htm import Htm
-from asr_am.distributed.sim.epoch import time_epoch
+from asr_am.distributed.cluster_config import Cluster, Workload
+from asr_am.distributed.simulator.epoch_timing import time_epoch
+from asr_am.distributed.strategies.bmuf import Bmuf
+from asr_am.distributed.strategies.gtc import Gtc
+from asr_am.distributed.strategies.htm import Htm
 from tests.distributed.test_ibm_clusters import config
 
 SECONDS = 0.1485  # of a batch

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_am.distributed.bmuf import Bmuf
-from asr_am.distributed.gtc import Gtc
-from asr_am.distributed.htm import Htm
+from asr_am.distributed.leases import Gradient
 from asr_am.distributed.optimizer import OptimizerOptions
-from asr_am.distributed.strategy import Gradient, Strategy
-from asr_am.distributed.sync import Sync
+from asr_am.distributed.strategies.bmuf import Bmuf
+from asr_am.distributed.strategies.gtc import Gtc
+from asr_am.distributed.strategies.htm import Htm
+from asr_am.distributed.strategies.sync import Sync
+from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
 from asr_am.errors import InputError
 from tests.distributed import reference

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from asr_am.distributed.cluster import Cluster, Crash, Faults, Workload
+from asr_am.distributed.cluster_config import Cluster, Crash, Faults, Workload
 from asr_am.errors import InputError
-from tests.distributed.sim.virtual import VALUES
+from tests.distributed.simulator.virtual import VALUES
 
 
 def test_built_from_plain_values() -> None:

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_am.distributed.adpsgd import Adpsgd
-from asr_am.distributed.dpsgd import Dpsgd
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.hybrid import Hybrid
 from asr_am.distributed.optimizer import Optimizer
+from asr_am.distributed.strategies.adpsgd import Adpsgd
+from asr_am.distributed.strategies.dpsgd import Dpsgd
+from asr_am.distributed.strategies.hybrid import Hybrid
+from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.strategy import Strategy
-from asr_am.distributed.sync import Sync
 from asr_am.distributed.team import LearnerLost, Team
 from tests.distributed.life import Checkpoints, Life, MakeStrategy, hardware, train
 from tests.distributed.toy import Problem

@@ -14,18 +14,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_am.distributed.adpsgd import Adpsgd
-from asr_am.distributed.cluster import Crash, Faults, Workload
-from asr_am.distributed.dpsgd import Dpsgd
-from asr_am.distributed.hybrid import Hybrid
+from asr_am.distributed.cluster_config import Crash, Faults, Workload
 from asr_am.distributed.optimizer import OptimizerOptions
-from asr_am.distributed.sync import Sync
+from asr_am.distributed.strategies.adpsgd import Adpsgd
+from asr_am.distributed.strategies.dpsgd import Dpsgd
+from asr_am.distributed.strategies.hybrid import Hybrid
+from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.team import LearnerLost
 from asr_am.model.blstm import BlstmOptions
 from asr_am.train import gradient
-from asr_am.train.options import TrainOptions
 from asr_am.train.schedule import Schedule
-from asr_am.train.virtual import train_virtually
+from asr_am.train.simulate import train_virtually
+from asr_am.train.train_options import TrainOptions
 from tests.distributed import reference
 from tests.distributed.life import hardware, in_time, train
 from tests.distributed.soak import FORGIVING, STRATEGIES

@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_am.distributed.adpsgd import Adpsgd
 from asr_am.distributed.flat_params import FlatParams, OnBucket
+from asr_am.distributed.leases import Gradient, Stats
 from asr_am.distributed.optimizer import Optimizer
-from asr_am.distributed.strategy import Gradient, Stats, Strategy
+from asr_am.distributed.strategies.adpsgd import Adpsgd
+from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
 from asr_am.errors import InputError
 from tests.distributed import reference

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_am.distributed import gtc
 from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.gtc import Gtc
-from asr_am.distributed.local import Local
+from asr_am.distributed.leases import Gradient, Stats
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
-from asr_am.distributed.strategy import Gradient, Stats, Strategy
-from asr_am.distributed.sync import Sync
+from asr_am.distributed.strategies import gtc
+from asr_am.distributed.strategies.gtc import Gtc
+from asr_am.distributed.strategies.local import Local
+from asr_am.distributed.strategies.sync import Sync
+from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
 from asr_am.errors import InputError
 from tests.distributed.life import Life, MakeStrategy, hardware, train, train_alone

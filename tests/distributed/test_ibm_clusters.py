@@ -12,8 +12,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from asr_am.distributed.cluster import Cluster, Faults, Workload
-from asr_am.distributed.sim.epoch import EpochTime, time_epoch
+from asr_am.distributed.cluster_config import Cluster, Faults, Workload
+from asr_am.distributed.simulator.epoch_timing import EpochTime, time_epoch
 from asr_am.errors import InputError
 from asr_am.stages.app import ROOT, values
 

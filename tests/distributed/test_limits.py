@@ -13,12 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_am.distributed.dpsgd import Dpsgd
-from asr_am.distributed.hybrid import Hybrid
-from asr_am.distributed.local import Local
-from asr_am.distributed.ring import mixing_row
-from asr_am.distributed.strategy import Gradient, Stats, Strategy
-from asr_am.distributed.sync import Sync
+from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.strategies.dpsgd import Dpsgd
+from asr_am.distributed.strategies.hybrid import Hybrid
+from asr_am.distributed.strategies.local import Local
+from asr_am.distributed.strategies.sync import Sync
+from asr_am.distributed.strategies.topology import mixing_row
+from asr_am.distributed.strategy import Strategy
 from asr_am.errors import InputError
 from tests.distributed import reference
 from tests.distributed.life import Life, MakeStrategy, train, train_alone

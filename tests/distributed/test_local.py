@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.leases import Lease
-from asr_am.distributed.local import Local
+from asr_am.distributed.leases import Lease, Stats
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
-from asr_am.distributed.strategy import Stats
+from asr_am.distributed.strategies.local import Local
 from asr_am.distributed.team import Alone
 from asr_am.errors import InputError
 

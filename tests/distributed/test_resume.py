@@ -9,19 +9,20 @@ from functools import partial
 import pytest
 import torch
 
-from asr_am.distributed.adpsgd import Adpsgd
-from asr_am.distributed.bmuf import Bmuf
-from asr_am.distributed.dpsgd import Dpsgd
 from asr_am.distributed.flat_params import OnBucket
-from asr_am.distributed.gtc import Gtc
-from asr_am.distributed.htm import Htm
-from asr_am.distributed.hybrid import Hybrid
+from asr_am.distributed.leases import Gradient, Stats
 from asr_am.distributed.optimizer import OptimizerOptions
-from asr_am.distributed.ps_async import PsAsync
-from asr_am.distributed.ps_sync import PsSync
-from asr_am.distributed.psp import Psp
-from asr_am.distributed.strategy import Gradient, Stats, Strategy
-from asr_am.distributed.sync import Sync
+from asr_am.distributed.strategies.adpsgd import Adpsgd
+from asr_am.distributed.strategies.bmuf import Bmuf
+from asr_am.distributed.strategies.dpsgd import Dpsgd
+from asr_am.distributed.strategies.gtc import Gtc
+from asr_am.distributed.strategies.htm import Htm
+from asr_am.distributed.strategies.hybrid import Hybrid
+from asr_am.distributed.strategies.ps_async import PsAsync
+from asr_am.distributed.strategies.ps_sync import PsSync
+from asr_am.distributed.strategies.psp import Psp
+from asr_am.distributed.strategies.sync import Sync
+from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
 from tests.distributed.life import Around, Checkpoints, Life, hardware, train
 from tests.distributed.toy import Problem

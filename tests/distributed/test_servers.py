@@ -15,18 +15,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_am.distributed.blocks import Blocks, Push, place_servers
 from asr_am.distributed.flat_params import OnBucket
-from asr_am.distributed.leases import Lease
-from asr_am.distributed.local import Local
+from asr_am.distributed.leases import Gradient, Lease, Stats
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
-from asr_am.distributed.ps_async import AsyncServer, PsAsync
-from asr_am.distributed.ps_sync import PsSync, SyncServer
-from asr_am.distributed.psp import Psp, PspServer
-from asr_am.distributed.served import Served
-from asr_am.distributed.server import Server
-from asr_am.distributed.strategy import Gradient, Stats, Strategy
-from asr_am.distributed.sync import Sync
+from asr_am.distributed.param_server.base import Served
+from asr_am.distributed.param_server.server import Server
+from asr_am.distributed.param_server.weight_shards import Blocks, Push, place_servers
+from asr_am.distributed.strategies.local import Local
+from asr_am.distributed.strategies.ps_async import AsyncServer, PsAsync
+from asr_am.distributed.strategies.ps_sync import PsSync, SyncServer
+from asr_am.distributed.strategies.psp import Psp, PspServer
+from asr_am.distributed.strategies.sync import Sync
+from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
 from asr_am.errors import InputError
 from tests.distributed.life import Life, MakeStrategy, hardware, train, train_alone
@@ -210,7 +210,7 @@ def server_of(team: Any, **rule: Any) -> PspServer:
 
 def on_one_server(main: Callable[[PspServer, Callable[..., None]], None], **rule: Any) -> None:
     """`main` with a server among 4 workers, and a function that has one of them push a gradient of ones."""
-    from tests.distributed.sim.virtual import run
+    from tests.distributed.simulator.virtual import run
 
     def live(team: Any) -> None:
         if team.rank > 0:

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_am.distributed.blocks import Blocks
 from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
-from asr_am.distributed.ps_async import PsAsync
-from asr_am.distributed.ps_sync import PsSync
-from asr_am.distributed.psp import Psp
-from asr_am.distributed.server import Server
+from asr_am.distributed.param_server.server import Server
+from asr_am.distributed.param_server.weight_shards import Blocks
+from asr_am.distributed.strategies.ps_async import PsAsync
+from asr_am.distributed.strategies.ps_sync import PsSync
+from asr_am.distributed.strategies.psp import Psp
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import LearnerLost, Team
 from tests.distributed.life import Life, MakeStrategy, hardware, train
-from tests.distributed.sim.virtual import run
+from tests.distributed.simulator.virtual import run
 from tests.distributed.toy import Problem, make_model
 
 PROBLEM = Problem(batches=64, epochs=2, rounds_per_segment=8, lr=0.02)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_am.distributed import threshold
-from asr_am.distributed.threshold import decode, encode, exact_unit
+from asr_am.distributed.strategies import threshold_codec as threshold
+from asr_am.distributed.strategies.threshold_codec import decode, encode, exact_unit
 
 TAU = 0.75
 

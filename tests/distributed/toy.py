@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.leases import Lease, Leases, Segment
+from asr_am.distributed.leases import Lease, Leases, Segment, Stats
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
-from asr_am.distributed.strategy import Stats
 
 X, HIDDEN, Y = 3, 6, 4
 BUCKET_BYTES = 60  # several buckets

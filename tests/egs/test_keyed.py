@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from asr_am.egs.keyed import combine, seed_of, string_keys, uniform_NK
+from asr_am.egs.stateless_rng import combine, seed_of, string_keys, uniform_NK
 
 
 def test_draws_depend_on_the_key_alone() -> None:

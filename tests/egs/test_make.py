@@ -6,7 +6,7 @@ import kaldiio
 import numpy as np
 import pytest
 
-from asr_am.egs.make import make_egs
+from asr_am.egs.egs_writer import make_egs
 from asr_am.egs.store import EgsSet, load_pdf_counts
 from asr_am.errors import InputError
 from asr_am.features.extract import extract_features

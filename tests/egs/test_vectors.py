@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from asr_am.egs.augment import Masking, vector_noise
-from asr_am.egs.keyed import string_keys
+from asr_am.egs.egs_writer import make_egs
 from asr_am.egs.loader import Loader, feature_moments
-from asr_am.egs.make import make_egs
+from asr_am.egs.stateless_rng import string_keys
 from asr_am.egs.store import EgsInfo, EgsSet
 from asr_am.errors import InputError
-from asr_am.features.archive import write_archive
 from asr_am.features.extract import extract_features
+from asr_am.features.feature_archive import write_archive
 from asr_am.features.fusion import InputReader
-from asr_am.features.ivectors import IvectorInfo
+from asr_am.features.ivector.ivector_archive import IvectorInfo
 from tests.data.corpus import RATE, write_corpus
 from tests.egs.test_make import write_alignments
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asr_am.features.cmvn import accumulate, normalise
+from asr_am.features.cmvn_deltas import accumulate, normalise
 
 PARTS = [np.random.default_rng(seed).normal(5, 3, (30 + seed, 4)).astype(np.float32) for seed in range(3)]
 

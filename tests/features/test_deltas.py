@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchaudio.functional import compute_deltas
 
-from asr_am.features.deltas import add_deltas
+from asr_am.features.cmvn_deltas import add_deltas
 
 
 def by_definition(x: np.ndarray) -> np.ndarray:

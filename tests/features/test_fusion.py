@@ -8,13 +8,11 @@ import pytest
 
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
-from asr_am.features.adapted import MATRIX, open_features
-from asr_am.features.archive import write_archive
+from asr_am.features.adapted import MATRIX, Projection, open_features, write_transforms
 from asr_am.features.extract import extract_features
+from asr_am.features.feature_archive import write_archive
 from asr_am.features.fusion import InputReader, columns
-from asr_am.features.ivectors import IvectorInfo
-from asr_am.features.projection import Projection
-from asr_am.features.transforms import write_transforms
+from asr_am.features.ivector.ivector_archive import IvectorInfo
 from tests.data.corpus import RATE, write_corpus
 
 FUSION = "fmllr+ivector+logmel"

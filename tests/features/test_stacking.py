@@ -9,20 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from asr_am.decode.decode import decode_sets
-from asr_am.decode.scorer import NeuralSource
+from asr_am.decode.decode_set import decode_sets
+from asr_am.decode.scorer import NeuralSource, Window, log_posteriors
 from asr_am.decode.system import System
-from asr_am.decode.windows import Window, log_posteriors
-from asr_am.egs.make import make_egs
+from asr_am.egs.egs_writer import make_egs
 from asr_am.egs.store import EgsSet, load_pdf_counts
 from asr_am.errors import InputError
 from asr_am.features.extract import extract_features
-from asr_am.features.fusion import InputReader
+from asr_am.features.fusion import InputReader, middle_labels, repeat_stacks, stack_frames
 from asr_am.features.reader import FeatureReader
-from asr_am.features.stacking import middle_labels, repeat_stacks, stack_frames
 from asr_am.hmm.states import StateTable
-from asr_am.model.checkpoint import load_acoustic_model, save_model
 from asr_am.model.lstm_lookahead import Lstm, LstmOptions
+from asr_am.model.model_file import load_acoustic_model, save_model
 from asr_am.transcribe import main
 from tests.data.corpus import RATE
 from tests.decode.corpus import write_system

@@ -12,7 +12,7 @@ import numpy as np
 
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.states import StateTable, Tree
-from asr_am.lang.lang import Lang
+from asr_am.lang.lang_dir import Lang
 from asr_am.lang.prepare import prepare_lang
 
 Paths = dict[tuple[tuple[int, ...], tuple[int, ...]], float]  # (inputs, outputs) -> cost, equal paths added up

@@ -11,14 +11,14 @@ from pathlib import Path
 import kaldiio
 import numpy as np
 
-from asr_am.hmm.align import AlignOptions
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms, single_gaussians
+from asr_am.hmm.hmm_topology import phone_states, state_table
 from asr_am.hmm.states import StateTable
-from asr_am.hmm.topology import phone_states, state_table
 from asr_am.hmm.training import Material, Workplace
 from asr_am.hmm.tree import DecisionTree, monophone_tree
-from asr_am.lang.lang import Lang
+from asr_am.hmm.viterbi import AlignOptions
+from asr_am.lang.lang_dir import Lang
 from asr_am.lang.prepare import prepare_lang
 
 DIM = 5

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from asr_am.errors import InputError
-from asr_am.features.adapted import MATRIX, open_features
-from asr_am.features.projection import Projection
-from asr_am.features.transforms import apply, read_transforms, write_transforms
+from asr_am.features.adapted import MATRIX, Projection, apply, open_features, read_transforms, write_transforms
 from asr_am.hmm.adaptation import FmllrOptions, adapt_speakers, aligned_groups
 from asr_am.hmm.frames import FrameStore
 from tests.hmm.synthetic import make_lang, speak, store, write_features

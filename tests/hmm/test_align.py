@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from asr_am.errors import InputError
-from asr_am.hmm.align import AlignOptions, align, compile_graphs, search
 from asr_am.hmm.alignments import check_alignments, load_labels, read_alignments, write_alignments
 from asr_am.hmm.flat_start import equal_alignment, flat_gmms
 from asr_am.hmm.gmm import single_gaussians
 from asr_am.hmm.training import silence_pdfs
+from asr_am.hmm.viterbi import AlignOptions, align, compile_graphs, search
 from tests.hmm.synthetic import EASY, all_labels, make_lang, material, speak, workplace
 
 

@@ -15,11 +15,11 @@ from asr_am.errors import InputError
 from asr_am.hmm import align_corpus as module
 from asr_am.hmm.align_corpus import LdaOptions, MonoOptions, SatOptions, TriOptions, align_corpus
 from asr_am.hmm.frames import FrameStore
+from asr_am.hmm.gmm_system import System
 from asr_am.hmm.states import StateTable
-from asr_am.hmm.system import System
 from asr_am.hmm.train_mono import shortest
 from asr_am.hmm.training import require_aligned
-from asr_am.lang.lang import Lang
+from asr_am.lang.lang_dir import Lang
 from asr_am.options import build
 from tests.hmm.synthetic import Spoken, make_lang, speak, workplace, write_features
 

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from asr_am.features.transforms import apply
+from asr_am.features.adapted import apply
 from asr_am.hmm import fmllr
-from asr_am.hmm.expected import Expectation, Occupation
+from asr_am.hmm.expectations import Expectation, Occupation, add_weighted_outer, packed_size, unpack
 from asr_am.hmm.fmllr import FmllrStats, estimate, estimate_offsets, identity, objective
 from asr_am.hmm.gmm import DiagGmms, single_gaussians
-from asr_am.hmm.outer import add_weighted_outer, packed_size, unpack
 from tests.hmm.test_gmm import random_gmms
 
 D, PDFS = 6, 30

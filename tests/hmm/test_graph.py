@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from asr_am.errors import InputError
-from asr_am.hmm.graph import read_lexicon_fst, training_graph
 from asr_am.hmm.states import Tree
+from asr_am.hmm.training_graph import read_lexicon_fst, training_graph
 from tests.hmm.reference import LeftTree, MonoTree, RightTree, paths_of, sentences_said, small_lang, small_states
 
 FRAMES = 8

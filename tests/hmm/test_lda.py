@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from asr_am.errors import InputError
-from asr_am.features.projection import Projection, splice
-from asr_am.hmm.lda import accumulate_classes, estimate_lda
+from asr_am.features.adapted import Projection, splice
+from asr_am.hmm.lda_mllt import accumulate_classes, estimate_lda
 from tests.hmm.synthetic import store
 
 S, CLASSES = 6, 8

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from asr_am.hmm.runs import runs_of
+from asr_am.hmm.alignments import runs_of
+from asr_am.hmm.hmm_topology import FLOOR, estimate_transitions, phone_states, state_table
 from asr_am.hmm.states import StateTable
-from asr_am.hmm.topology import phone_states, state_table
-from asr_am.hmm.transitions import FLOOR, estimate_transitions
 from asr_am.hmm.tree import monophone_tree
-from asr_am.hmm.tree_stats import accumulate_tree_stats
+from asr_am.hmm.tree_build import accumulate_tree_stats
 from tests.hmm.synthetic import store
 
 STATES_P = phone_states([2, 3], [1], phone_length=2, silence_length=2)
@@ -66,7 +65,7 @@ def test_transitions_are_floored() -> None:
 
 
 def test_tree_statistics_are_sums_over_the_frames(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("asr_am.hmm.tree_stats.BLOCK", 3)
+    monkeypatch.setattr("asr_am.hmm.tree_build.BLOCK", 3)
     states = table()
     labels_N = labelled(states, "1a 1b 1b 2a 2b 1a 1b  - -  1a 1b 2a 2a 2b 2b 1a 1b")
     x_ND = np.random.default_rng(0).normal(size=(len(labels_N), 2)).astype(np.float32)

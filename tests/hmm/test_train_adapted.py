@@ -12,7 +12,7 @@ from asr_am.errors import InputError
 from asr_am.hmm import align_corpus as module
 from asr_am.hmm.adaptation import FmllrOptions
 from asr_am.hmm.align_corpus import LdaOptions, SatOptions, align_corpus
-from asr_am.hmm.system import PROJECTION, TRANSFORMS, UNADAPTED, System
+from asr_am.hmm.gmm_system import PROJECTION, TRANSFORMS, UNADAPTED, System
 from tests.hmm.synthetic import Spoken, write_features
 from tests.hmm.test_align_corpus import MONO, TRI, phones_in, write_corpus
 

@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr_am.errors import InputError
-from asr_am.hmm.questions import phone_questions
 from asr_am.hmm.tree import DecisionTree, Root, Split, monophone_tree
-from asr_am.hmm.tree_build import TreeOptions, build_tree
-from asr_am.hmm.tree_stats import TreeStats, log_likelihood
+from asr_am.hmm.tree_build import TreeOptions, TreeStats, build_tree, log_likelihood, phone_questions
 
 SIL, VOWELS, STOPS = 1, (2, 3), (4, 5)
 PHONES = (SIL, *VOWELS, *STOPS)

@@ -14,7 +14,7 @@ from lhotse import SupervisionSegment, SupervisionSet
 
 from asr_am.errors import InputError
 from asr_am.lang.arpa import read_arpa
-from asr_am.lang.lang import Lang
+from asr_am.lang.lang_dir import Lang
 from asr_am.lang.prepare import prepare_lang, prepare_lm
 from asr_am.lang.transcripts import check_transcripts
 

@@ -19,7 +19,7 @@ from asr_am.data.manifests import read_recordings, read_supervisions
 from asr_am.data.validate import validate_data_dir
 from asr_am.decode.ctm import CtmWord, write_ctm
 from asr_am.errors import InputError
-from asr_am.score.score import score_files
+from asr_am.score.scoring import score_files
 from local.kaldi.prepare import prepare
 from tests.local.kaldi_corpus import LEXICON, RATE, WORDS, edit, noise, write_kaldi_dir
 

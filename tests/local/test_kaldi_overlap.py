@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lhotse import AudioSource, Recording, SupervisionSegment
 
-from asr_am.data.tally import Tally
+from asr_am.data.issue_counter import Tally
 from local.kaldi.overlap import told_apart
 from local.kaldi.sets import CorpusSet
 

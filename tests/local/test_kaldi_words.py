@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_am.data.tally import Tally, summary_table
+from asr_am.data.issue_counter import Tally, summary_table
 from asr_am.errors import InputError
 from local.kaldi.lexicon import read_lexicon
 from local.kaldi.words import Normaliser

@@ -7,7 +7,7 @@ import torch
 
 from asr_am.errors import InputError
 from asr_am.model.blstm import Blstm, BlstmOptions
-from asr_am.model.checkpoint import load_acoustic_model, save_model
+from asr_am.model.model_file import load_acoustic_model, save_model
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from asr_am.errors import InputError
-from asr_am.model.checkpoint import load_acoustic_model, save_model
 from asr_am.model.lstm_lookahead import Lstm, LstmOptions
-from asr_am.train.loop import train
-from asr_am.train.options import TrainOptions
+from asr_am.model.model_file import load_acoustic_model, save_model
+from asr_am.train.train_options import TrainOptions
+from asr_am.train.trainer import train
 from tests.egs.examples import write_examples
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from asr_am.report.canvas import Style
 from asr_am.report.comparisons import Timed, by_batch, by_strategy, fault_kinds, single_learner, speeds, widest
+from asr_am.report.plot_style import Style
 from asr_am.report.runs import Group, group_runs, read_training_runs
 from asr_am.report.strategy_plots import draw_batches, draw_loss, draw_speedup
 from tests.report.files import write_distributed, write_run

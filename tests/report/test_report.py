@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from asr_am.errors import InputError
+from asr_am.report.comparisons import against_gmm
 from asr_am.report.results import group_by_seed, read_coverage, read_scores, without_seed
 from asr_am.report.runs import read_training_runs
-from asr_am.report.significance import against_gmm
 from asr_am.report.write import write_report
 from tests.report.files import SEGMENTS, write_run, write_score
 

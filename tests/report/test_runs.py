@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from asr_am.distributed.cluster import Faults
+from asr_am.distributed.cluster_config import Faults
 from asr_am.errors import InputError
+from asr_am.report.formatting import describe_faults, duration, labels, shared, size, spans
 from asr_am.report.runs import group_runs, read_training_run
-from asr_am.report.wording import describe_faults, duration, labels, shared, size, spans
 from tests.report.files import write_distributed, write_run
 
 

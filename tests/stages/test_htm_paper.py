@@ -11,8 +11,8 @@ from asr_am.errors import InputError
 from asr_am.model.lstm_lookahead import LstmOptions
 from asr_am.stages import decode, egs, features, train
 from asr_am.stages.app import values
-from asr_am.train.newbob import Newbob
-from asr_am.train.options import TrainOptions
+from asr_am.train.schedule import Newbob
+from asr_am.train.train_options import TrainOptions
 from tests.stages.test_train import config
 
 PAPER = ("features=lfbe64_lfr", "model=lstm_htm_paper", "schedule=newbob")

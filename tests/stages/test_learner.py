@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asr_am.errors import InputError
-from asr_am.stages import learner
+from asr_am.stages import train_worker as learner
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from asr_am.errors import InputError
-from asr_am.stages.sizes import register, row_for_hours
+from asr_am.stages.app import register, row_for_hours
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 

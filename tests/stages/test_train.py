@@ -9,13 +9,13 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from asr_am.distributed.cluster import Cluster, Workload
+from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.errors import InputError
 from asr_am.stages.app import values
 from asr_am.stages.egs import egs_dir
-from asr_am.stages.learner import learn
+from asr_am.stages.target import KEY
 from asr_am.stages.train import units
-from asr_am.stages.unit import KEY
+from asr_am.stages.train_worker import learn
 from tests.egs.examples import write_examples
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

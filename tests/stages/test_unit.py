@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from asr_am.errors import InputError
-from asr_am.stages.unit import Unit
+from asr_am.stages.target import Unit
 
 
 def copy_of(source: Path) -> Callable[[Path], None]:
@@ -170,7 +170,7 @@ def test_failure_keeps_the_old_output(tmp_path: Path, source: Path) -> None:
 SCRIPT = """
     import sys, time
     from pathlib import Path
-    from asr_am.stages.unit import Unit
+    from asr_am.stages.target import Unit
 
     def work(place):
         for step in range(3):
@@ -214,7 +214,7 @@ POOL = """
     import os, sys, time
     from pathlib import Path
     from asr_am.parallel import parallel_map
-    from asr_am.stages.unit import Unit
+    from asr_am.stages.target import Unit
 
     def item(number):
         os.write(1, b"began\\n")  # at once, so that two workers never share a line

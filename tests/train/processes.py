@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from asr_am.distributed.process.connect import connect
-from asr_am.distributed.process.ending import end_process
+from asr_am.distributed.runtime.connect import connect
+from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.train.gradient import Learner
-from asr_am.train.loop import train
+from asr_am.train.trainer import train
 from tests.train.test_virtual import OPTIONS, STRATEGIES
 
 

@@ -11,17 +11,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from asr_am.distributed.process.connect import connect
-from asr_am.distributed.process.ending import end_process
-from asr_am.distributed.ps_async import PsAsync
-from asr_am.distributed.ps_sync import PsSync
-from asr_am.distributed.psp import Psp
-from asr_am.distributed.server import Server
+from asr_am.distributed.param_server.server import Server
+from asr_am.distributed.runtime.connect import connect
+from asr_am.distributed.runtime.worker_process import end_process
+from asr_am.distributed.strategies.ps_async import PsAsync
+from asr_am.distributed.strategies.ps_sync import PsSync
+from asr_am.distributed.strategies.psp import Psp
 from asr_am.errors import InputError
 from asr_am.train.gradient import Learner
-from asr_am.train.loop import train
-from asr_am.train.material import StrategyFactory
+from asr_am.train.run_setup import StrategyFactory
 from asr_am.train.schedule import Schedule
+from asr_am.train.trainer import train
 from tests.train.processes import die_in
 from tests.train.test_virtual import OPTIONS
 

@@ -13,8 +13,8 @@ from asr_am.egs.loader import IGNORE, Batch, Loader, Plan
 from asr_am.egs.store import EgsSet
 from asr_am.model.blstm import Blstm, BlstmOptions
 from asr_am.train.gradient import CACHED, HeldOut, Learner, SegmentGradients, cross_entropy_sum
-from asr_am.train.options import TrainOptions
 from asr_am.train.schedule import Schedule
+from asr_am.train.train_options import TrainOptions
 from tests.egs.examples import write_examples
 
 

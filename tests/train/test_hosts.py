@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_am.distributed.process.key import make_key_file, new_key
+from asr_am.distributed.runtime.security import make_key_file, new_key
 from tests.egs.examples import write_examples
 from tests.train.test_virtual import lease_log
 
@@ -80,7 +80,7 @@ def test_adpsgd_under_our_supervisor_with_a_key_file(hosts: list[str], egs_dir: 
     make_key_file(tmp_path / "team.key")
     learner = [sys.executable, "-m", "tests.train.processes", "adpsgd", str(egs_dir), str(tmp_path), "-1"]
     program = (
-        "import sys; from asr_am.distributed.process.launch import launch; launch(sys.argv[2:], 2, in_step=False, "
+        "import sys; from asr_am.distributed.runtime.launcher import launch; launch(sys.argv[2:], 2, in_step=False, "
     )
     program += (
         f"nodes=2, node_rank=int(sys.argv[1]), address='{ADDRESSES[0]}:29414', key_file='{tmp_path / 'team.key'}')"

@@ -18,9 +18,7 @@ from asr_am.lang.ngram import estimate
 from asr_am.lang.units import BOUNDARY, Units
 from asr_am.model.lm_file import load_lm
 from asr_am.model.lstm_lm import IGNORED, LstmLmOptions
-from asr_am.train.lm import HeldOut, LmRun, finish, prepare
-from asr_am.train.lm_options import LmOptions
-from asr_am.train.lm_text import encode
+from asr_am.train.lm import HeldOut, LmOptions, LmRun, encode, finish, prepare
 
 WORDS = [*"ABCDEFGH", "<unk>"]
 OPTIONS = LmOptions(

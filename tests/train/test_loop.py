@@ -17,12 +17,11 @@ import torch
 from asr_am.egs.augment import Masking
 from asr_am.errors import InputError
 from asr_am.model.blstm import BlstmOptions
-from asr_am.model.checkpoint import load_acoustic_model
-from asr_am.train.journal import Journal
-from asr_am.train.loop import train
-from asr_am.train.options import TrainOptions
+from asr_am.model.model_file import load_acoustic_model
+from asr_am.train.run_log import Journal, NoTracker, WandbTracker
 from asr_am.train.schedule import Schedule
-from asr_am.train.tracking import NoTracker, WandbTracker
+from asr_am.train.train_options import TrainOptions
+from asr_am.train.trainer import train
 from tests.egs.examples import write_examples
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from asr_am.distributed.bmuf import Bmuf
+from asr_am.distributed.strategies.bmuf import Bmuf
 from asr_am.errors import InputError
 from asr_am.model.blstm import BlstmOptions
-from asr_am.train.loop import train
-from asr_am.train.newbob import Newbob
-from asr_am.train.options import TrainOptions
-from asr_am.train.schedule import Schedule
+from asr_am.train.schedule import Newbob, Schedule
+from asr_am.train.train_options import TrainOptions
+from asr_am.train.trainer import train
 from tests.egs.examples import write_examples
 from tests.train.test_loop import final_state, lines
 from tests.train.test_virtual import virtually

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asr_am.distributed.process.launch import launch
+from asr_am.distributed.runtime.launcher import launch
 from asr_am.distributed.team import LearnerLost
 from tests.egs.examples import write_examples
 from tests.train.test_virtual import STRATEGIES, lease_log, virtually

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from asr_am.distributed.process.launch import launch
+from asr_am.distributed.runtime.launcher import launch
 from asr_am.errors import InputError
-from asr_am.train.virtual import train_virtually
+from asr_am.train.simulate import train_virtually
 from tests.egs.examples import write_examples
 from tests.train.served_processes import SERVED, SERVERS, WORKERS
 from tests.train.test_virtual import OPTIONS, WORKLOAD, cluster, lease_log

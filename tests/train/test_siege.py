@@ -16,12 +16,11 @@ import pytest
 import torch
 import zmq
 
-from asr_am.distributed.process.key import make_key_file, new_key
-from asr_am.distributed.process.launch import launch
-from asr_am.distributed.process.plan import free_port
-from asr_am.distributed.process.sockets import open_socket
-from asr_am.distributed.process.wire import Header, Kind, encode
-from tests.distributed.process.tap import Tap, knock
+from asr_am.distributed.runtime.launcher import launch
+from asr_am.distributed.runtime.security import make_key_file, new_key, open_socket
+from asr_am.distributed.runtime.wire import Header, Kind, encode
+from asr_am.distributed.runtime.worker_process import free_port
+from tests.distributed.runtime.tap import Tap, knock
 from tests.egs.examples import write_examples
 from tests.train.test_virtual import lease_log
 

@@ -11,11 +11,11 @@ from asr_am.egs.loader import Loader
 from asr_am.egs.store import EgsInfo, EgsSet
 from asr_am.errors import InputError
 from asr_am.model.blstm import BlstmOptions
-from asr_am.model.checkpoint import load_acoustic_model
-from asr_am.train.loop import train
-from asr_am.train.material import Material
-from asr_am.train.options import TrainOptions
+from asr_am.model.model_file import load_acoustic_model
+from asr_am.train.run_setup import Material
 from asr_am.train.schedule import Schedule
+from asr_am.train.train_options import TrainOptions
+from asr_am.train.trainer import train
 from tests.egs.examples import write_examples
 from tests.train.test_loop import lines
 

@@ -13,22 +13,22 @@ from typing import Any
 import pytest
 import torch
 
-from asr_am.distributed.adpsgd import Adpsgd
-from asr_am.distributed.cluster import Cluster, Faults, Workload
-from asr_am.distributed.dpsgd import Dpsgd
-from asr_am.distributed.hybrid import Hybrid
-from asr_am.distributed.local import Local
-from asr_am.distributed.ps_sync import PsSync
-from asr_am.distributed.sync import Sync
+from asr_am.distributed.cluster_config import Cluster, Faults, Workload
+from asr_am.distributed.strategies.adpsgd import Adpsgd
+from asr_am.distributed.strategies.dpsgd import Dpsgd
+from asr_am.distributed.strategies.hybrid import Hybrid
+from asr_am.distributed.strategies.local import Local
+from asr_am.distributed.strategies.ps_sync import PsSync
+from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.team import LearnerLost
 from asr_am.errors import InputError
 from asr_am.model.blstm import BlstmOptions
-from asr_am.model.checkpoint import load_acoustic_model
-from asr_am.train.loop import Run, train
-from asr_am.train.material import StrategyFactory
-from asr_am.train.options import TrainOptions
+from asr_am.model.model_file import load_acoustic_model
+from asr_am.train.run_setup import StrategyFactory
 from asr_am.train.schedule import Schedule
-from asr_am.train.virtual import train_virtually
+from asr_am.train.simulate import train_virtually
+from asr_am.train.train_options import TrainOptions
+from asr_am.train.trainer import Run, train
 from tests.egs.examples import write_examples
 from tests.train.test_loop import Ended
 

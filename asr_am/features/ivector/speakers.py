@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asr_am.features.ivector.em import PIECES
 from asr_am.features.ivector.extractor import Extractor
 from asr_am.features.ivector.statistics import Statistics, segment_statistics, stack
+from asr_am.features.ivector.train_extractor import PIECES
 from asr_am.features.ivector.ubm import DiagUbm
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from asr_am.features.deltas import add_deltas
+from asr_am.features.cmvn_deltas import add_deltas
 from asr_am.features.reader import FeatureReader
 
 BASE = "mfcc"

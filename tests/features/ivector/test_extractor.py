@@ -9,7 +9,10 @@ from scipy.linalg import subspace_angles
 
 from asr_am.errors import InputError
 from asr_am.features.ivector import speakers
-from asr_am.features.ivector.em import (
+from asr_am.features.ivector.extractor import Extractor, initial_extractor
+from asr_am.features.ivector.model_files import load_extractor, load_ubm, save_extractor, save_ubm
+from asr_am.features.ivector.speakers import Estimator, parts
+from asr_am.features.ivector.train_extractor import (
     Sums,
     accumulate,
     apply_floor,
@@ -18,9 +21,6 @@ from asr_am.features.ivector.em import (
     maximise,
     minimise_divergence,
 )
-from asr_am.features.ivector.extractor import Extractor, initial_extractor
-from asr_am.features.ivector.files import load_extractor, load_ubm, save_extractor, save_ubm
-from asr_am.features.ivector.speakers import Estimator, parts
 from asr_am.features.ivector.ubm import DiagUbm
 from tests.features.ivector.reference import Drawn, draw, ivector, log_density, posteriors, random_extractor
 

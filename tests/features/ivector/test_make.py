@@ -13,11 +13,12 @@ import pytest
 
 from asr_am.errors import InputError
 from asr_am.features.extract import extract_features
-from asr_am.features.ivector import make, train
-from asr_am.features.ivector.make import load_estimator, make_ivectors
-from asr_am.features.ivector.options import IvectorOptions
+from asr_am.features.ivector import extract_ivectors as make
+from asr_am.features.ivector import train_extractor as train
+from asr_am.features.ivector.extract_ivectors import load_estimator, make_ivectors
+from asr_am.features.ivector.ivector_archive import IvectorReader
 from asr_am.features.ivector.speech import Speech
-from asr_am.features.ivectors import IvectorReader
+from asr_am.features.ivector.train_extractor import IvectorOptions
 from asr_am.features.reader import FeatureReader
 from tests.data.corpus import RATE, write_corpus
 

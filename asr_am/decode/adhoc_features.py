@@ -1,0 +1,65 @@
+"""A recording as a set of its own: what models take of it, in a scratch folder, as the stages leave it for a corpus.
+
+Its speaker is somebody new: CMVN statistics are those of the whole recording, fMLLR comes from decoding it as in stage
+speaker, and there is one i-vector.
+
+Shapes: T frames, D static features.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from asr_am.data.textfile import write_lines
+from asr_am.decode.adapt import adapt_set, load_adaptation
+from asr_am.features.adapted import BASE, MATRIX, load_projection, write_transforms
+from asr_am.features.cmvn_deltas import accumulate
+from asr_am.features.feature_archive import write_archive
+from asr_am.features.fusion import IVECTOR, base_of, streams_of
+from asr_am.features.ivector.extract_ivectors import speaker_ivectors
+
+SET = SPEAKER = "recording"
+MATRICES = ("lda", "fmllr")
+
+
+def computed_kinds(kind: str) -> list[str]:
+    """The kinds of static features that a model's input is made of, in order."""
+    made_from = {IVECTOR: BASE, **dict.fromkeys(MATRICES, BASE)}
+    return list(dict.fromkeys(made_from.get(name, base_of(name)) for name in streams_of(kind)))
+
+
+def write_recording(
+    kind: str, static: Mapping[str, np.ndarray], pieces: Sequence[tuple[int, int]], features_dir: Path, out: Path
+) -> list[str]:
+    """Features of `kind` of the set SET into `out`; returns the ids of the pieces.
+
+    static: float32 [T, D] of each of `computed_kinds`. pieces: first frame and frame after the last, of each.
+    features_dir: of the corpus that the models were trained on. InputError where something is missing there.
+    """
+    names = [f"{SET}-{number:05d}" for number in range(len(pieces))]
+    for base, static_TD in static.items():
+        folder = out / base
+        folder.mkdir()
+        shutil.copy(features_dir / base / "options.json", folder)
+        parts = {name: static_TD[begin:end] for name, (begin, end) in zip(names, pieces, strict=True)}
+        write_archive(folder, SET, parts, final=folder)
+        write_archive(folder, f"{SET}_cmvn", {SPEAKER: accumulate(static_TD)}, final=folder)
+        write_lines(folder / f"{SET}_utt2spk", [f"{name} {SPEAKER}" for name in names])
+    for name in streams_of(kind):
+        folder = out / name
+        if name in MATRICES:
+            folder.mkdir()
+            load_projection(features_dir, features_dir / name / MATRIX).save(folder / MATRIX)
+        if name == "fmllr":
+            place, options = load_adaptation(features_dir / name)
+            place = replace(place, features_dir=out, work=out / "work")
+            write_transforms(folder, SET, adapt_set(place, SET, options, jobs=1), final=folder)
+        if name == IVECTOR:
+            folder.mkdir()
+            speaker_ivectors(features_dir / name, out, SET, folder)
+    return names

@@ -1,0 +1,200 @@
+"""Choosing LM weight and insertion penalty on a dev set.
+
+The score here is plain word errors against the transcripts; stage score has the field's.
+
+
+Stage decode: the words of dev and test under a system, LM weight, insertion penalty and window chosen on dev.
+
+Written for each set: lattices/<set>.ark, nbest/<set>.txt (utterance, graph cost, acoustic cost, words; best first),
+ctm/<set>_<LM weight>_<insertion penalty>.ctm for the whole grid, and what it cost in decode.json.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import kaldialign
+from lhotse import SupervisionSegment
+
+from asr_am.data.manifests import read_supervisions
+from asr_am.decode.ctm import FRAME_SHIFT, write_ctm
+from asr_am.decode.hypotheses import nonspeech_words
+from asr_am.decode.lattice import Weights
+from asr_am.decode.scorer import Window
+from asr_am.decode.shards import Decoded, DecodeOptions, Job, decode_shards
+from asr_am.decode.system import System
+from asr_am.errors import InputError
+from asr_am.features.fusion import InputReader
+from asr_am.lang.lang_dir import Lang
+
+
+def word_errors(references: Mapping[str, Sequence[str]], decoded: Sequence[Decoded]) -> list[int]:
+    """Word errors of a set for each weighting of the grid; `references` holds the words of every utterance."""
+    grid = range(len(decoded[0].words))
+    return [
+        sum(kaldialign.edit_distance(references[d.utterance], [w.word for w in d.words[k]])["total"] for d in decoded)
+        for k in grid
+    ]
+
+
+def choose(grid: Sequence[Weights], errors: Sequence[int]) -> int:
+    """The index of the weighting with the fewest errors.
+
+    Of equals, the smallest insertion penalty in size, and then the middle LM weight, which is the least fragile.
+    """
+    fewest = [k for k, count in enumerate(errors) if count == min(errors)]
+    smallest = min(abs(grid[k].insertion) for k in fewest)
+    candidates = sorted((k for k in fewest if abs(grid[k].insertion) == smallest), key=lambda k: grid[k].lm)
+    return candidates[(len(candidates) - 1) // 2]
+
+
+def reference_words(text: str, dropped: frozenset[str]) -> list[str]:
+    """The words of a transcript that count: CTM files leave out the same ones."""
+    return [word for word in text.split() if word not in dropped]
+
+
+log = logging.getLogger(__name__)
+
+Segments = Mapping[str, SupervisionSegment]
+WORK = "shards"  # finished shards, until the files are written
+
+
+def decode_sets(
+    system: System, data_dir: Path, out: Path, options: DecodeOptions, *, sets: Sequence[str] = ("dev", "test"),
+    windows: Sequence[Window] = (), jobs: int = 1,
+) -> System:  # fmt: skip
+    """Decode `sets`, the first of which is the dev set, into `out`; returns (and saves) the system as chosen on dev.
+
+    windows: those to try for a network; the one with the fewest dev errors is kept, of equals the first. Without any,
+    the system's own.
+    """
+    dev, *others = sets
+    system = replace(system, search=options.search)
+    segments = decodable(system, data_dir, dev)
+    tried = windows if system.model is not None and windows else [system.window]
+    errors_of: dict[str, int] = {}
+
+    def on_dev(window: Window) -> tuple[int, System, list[Decoded]]:
+        trial = _decode_dev(replace(system, window=window), dev, segments, out, options, jobs)
+        errors_of[str(window)] = trial[0]
+        return trial
+
+    # One by one: the words of all windows, with every weight, would fill gigabytes for hours of dev.
+    errors, system, results = min(map(on_dev, tried), key=lambda trial: trial[0])
+    report: dict[str, Any] = {"windows": errors_of}
+    report |= {"chosen": {"window": str(system.window), **system.weights._asdict(), "dev_errors": errors}}
+    report |= {dev: write_set(out, dev, segments, results, options.grid, _shard_folder(out, dev, system))}
+    for subset in others:
+        segments = decodable(system, data_dir, subset)
+        results = _decode(system, subset, segments, out, options, jobs)
+        folder = _shard_folder(out, subset, system)
+        report[subset] = write_set(out, subset, segments, results, options.grid, folder)
+    (out / "decode.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    system.save(out)
+    shutil.rmtree(out / WORK)
+    return system
+
+
+def decodable(system: System, data_dir: Path, subset: str) -> Segments:
+    """The utterances of a set that have features, by id."""
+    reader = InputReader(system.features_dir, system.kind(), subset)
+    segments = {segment.id: segment for segment in read_supervisions(data_dir, subset)}
+    lost = [utterance for utterance in segments if utterance not in reader]
+    if lost:
+        log.warning("%s: %d utterances have no features and get no words, e.g. %s", subset, len(lost), lost[0])
+    if len(lost) == len(segments):
+        raise InputError(
+            f"{system.features_dir}: no features for any utterance of {subset}; run stage 2 (features) again"
+        )
+    return {utterance: segments[utterance] for utterance in sorted(segments) if utterance in reader}
+
+
+def _decode_dev(
+    system: System, dev: str, segments: Segments, out: Path, options: DecodeOptions, jobs: int
+) -> tuple[int, System, list[Decoded]]:
+    """(word errors, system with the best weights, results) on dev."""
+    results = _decode(system, dev, segments, out, options, jobs)
+    lang = Lang.load(system.lang_dir)
+    dropped = frozenset(lang.word_names[word] for word in nonspeech_words(lang))
+    references = {utterance: reference_words(s.text or "", dropped) for utterance, s in segments.items()}
+    errors = word_errors(references, results)
+    best = choose(options.grid, errors)
+    total = sum(map(len, references.values()))
+    log.info(
+        "%s, window %s: %d errors in %d words (%.2f %%) at LM weight %g, insertion penalty %g", dev, system.window,
+        errors[best], total, 100 * errors[best] / max(1, total), *options.grid[best],
+    )  # fmt: skip
+    return errors[best], replace(system, weights=options.grid[best]), results
+
+
+def _decode(
+    system: System, subset: str, segments: Segments, out: Path, options: DecodeOptions, jobs: int
+) -> list[Decoded]:
+    job = Job(system.source(subset), system.graph, system.lang_dir, system.states, options)
+    name = f"{subset} {system.window}" if system.model else subset
+    folder = _shard_folder(out, subset, system)
+    begin = time.monotonic()
+    results = decode_shards(job, list(segments), folder, jobs, f"decoding {name}")
+    log.info("%s: %d utterances in %.1f s", name, len(results), time.monotonic() - begin)
+    return results
+
+
+def _shard_folder(out: Path, subset: str, system: System) -> Path:
+    return out / WORK / f"{subset}_{str(system.window).replace('/', '-')}"
+
+
+def write_set(
+    out: Path, subset: str, segments: Segments, results: Sequence[Decoded], grid: Sequence[Weights], shards: Path
+) -> dict[str, Any]:
+    """Write lattices, n-best list and CTM files of a set from its results; returns its statistics."""
+    for name in ("ctm", "nbest", "lattices"):
+        (out / name).mkdir(exist_ok=True)
+    with (out / "lattices" / f"{subset}.ark").open("wb") as archive:
+        for shard in sorted(shards.glob("*.lat")):
+            with shard.open("rb") as file:
+                shutil.copyfileobj(file, archive)
+    for k, weights in enumerate(grid):
+        words = {d.utterance: d.words[k] for d in results}
+        write_ctm(out / "ctm" / ctm_name(subset, weights), segments, words)
+    lines = [
+        f"{d.utterance} {entry.graph} {entry.acoustic} {' '.join(entry.words)}".rstrip() + "\n"
+        for d in results
+        for entry in d.nbest
+    ]
+    (out / "nbest" / f"{subset}.txt").write_text("".join(lines), encoding="utf-8")
+    return statistics(subset, results)
+
+
+def ctm_name(subset: str, weights: Weights) -> str:
+    """The name of a CTM file, e.g. `dev_10_0.5.ctm`."""
+    return f"{subset}_{weights.lm:g}_{weights.insertion:g}.ctm"
+
+
+def statistics(subset: str, results: Sequence[Decoded]) -> dict[str, Any]:
+    """Costs and failures of a set, also logged. Real-time factor: seconds in a worker per second of speech."""
+    frames = sum(d.frames for d in results)
+    speech = max(FRAME_SHIFT, frames * FRAME_SHIFT)
+    empty, partial = sum(d.empty for d in results), sum(not d.complete and not d.empty for d in results)
+    value = {
+        "utterances": len(results),
+        "frames": frames,
+        "real_time_factor": round(sum(d.seconds for d in results) / speech, 5),
+        "lattice_arcs_per_frame": round(sum(d.density * d.frames for d in results) / max(1, frames), 1),
+        "no_final_state": partial,
+        "no_path": empty,
+    }
+    log.info(
+        "%s: real-time factor %s, %s arcs per frame", subset, value["real_time_factor"], value["lattice_arcs_per_frame"]
+    )
+    if empty or partial:
+        log.warning(
+            "%s: %d utterances without a final state, %d without any path; try a wider beam", subset, partial, empty
+        )
+    return value

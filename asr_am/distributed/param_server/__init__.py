@@ -1,0 +1,1 @@
+"""Parameter servers: what `ps_sync`, `ps_async` and `psp` share."""

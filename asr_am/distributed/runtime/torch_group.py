@@ -1,0 +1,202 @@
+"""Collectives of torch.distributed among the members of one process group: those of a gang, or of a part of it.
+
+Learners in step: collectives of torch.distributed (NCCL between GPUs, gloo between CPUs).
+
+What measuring and validating need (`gather`, `average`) goes over a gloo group of its own. gloo's waits cannot be
+interrupted, so this waits for the futures of its work instead, together with the mail's news of a lost learner.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from asr_am.distributed.leases import LearnerLost, Leases, Rounds, Segment
+from asr_am.distributed.runtime.event_loop import Waiting
+from asr_am.distributed.runtime.membership import Roster
+from asr_am.distributed.runtime.security import PATIENCE, interface_of
+from asr_am.distributed.team import Alone, Group, Usage, group_of
+from asr_am.errors import InputError
+
+Complete = Callable[[dist.Work], None]
+"""Wait for a collective on the CPU; LearnerLost where it never will be complete."""
+
+
+class GangGroup:
+    """The `Group` of learners `ranks` of a gang, the `rank`th of which this process is."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, ranks: Sequence[int], rank: int, usage: Usage, complete: Complete
+    ) -> None:
+        self.rank, self.size = rank, len(ranks)
+        self._group, self._ranks, self._usage, self._complete = group, ranks, usage, complete
+
+    def start_all_reduce_mean(self, x: Tensor) -> Mean:
+        self._count(self.rank + 1, round(2 * (self.size - 1) / self.size * x.nbytes))
+        return Mean(UnderWay(dist.all_reduce(x, group=self._group, async_op=True), x, self._complete), x, self.size)
+
+    def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> Rows:
+        """Each sends its x to each other, so that no byte of padding goes over the wire."""
+        sizes = [len(x)] * self.size if lengths is None else list(lengths)
+        received, sent = x.new_empty(sum(sizes)), x.repeat(self.size)
+        for other in range(1, self.size):
+            self._count(self.rank + other, x.nbytes)
+        work = dist.all_to_all_single(received, sent, sizes, [len(x)] * self.size, group=self._group, async_op=True)
+        return Rows(UnderWay(work, sent, self._complete), received, sizes)
+
+    def broadcast(self, x: Tensor, source: int = 0) -> None:
+        if (self.rank + 1) % self.size != source:
+            self._count(self.rank + 1, x.nbytes)
+        work = dist.broadcast(x, self._ranks[source], group=self._group, async_op=True)
+        UnderWay(work, x, self._complete).wait()
+
+    def _count(self, to: int, count: int) -> None:
+        """Bytes that this member sends to another."""
+        if self.size > 1:
+            self._usage.bytes_sent[self._ranks[to % self.size]] += count
+
+
+class UnderWay:
+    """A collective that still reads or writes `x`."""
+
+    def __init__(self, work: dist.Work, x: Tensor, complete: Complete) -> None:
+        self._work, self._x, self._complete = work, x, complete
+
+    def wait(self) -> None:
+        if self._x.is_cuda:
+            self._work.wait()  # the stream does, not this thread
+        else:
+            self._complete(self._work)
+
+
+class Mean:
+    """A sum under way that becomes a mean."""
+
+    def __init__(self, sum_under_way: UnderWay, x: Tensor, size: int) -> None:
+        self._sum, self._x, self._size = sum_under_way, x, size
+        self._complete = False
+
+    def wait(self) -> None:
+        if self._complete:
+            return
+        self._sum.wait()
+        self._x.div_(self._size)
+        self._complete = True
+
+
+class Rows:
+    """An all-gather under way."""
+
+    def __init__(self, work: UnderWay, received: Tensor, lengths: Sequence[int]) -> None:
+        self._work, self._received, self._lengths = work, received, lengths
+
+    def wait(self) -> list[Tensor]:
+        self._work.wait()
+        return list(torch.split(self._received, list(self._lengths)))
+
+
+LONG = timedelta(days=7)  # validation may be long; the dead are found by the mail
+CLOSING = 5.0  # seconds
+
+
+class Gang:
+    """The team's collectives and control plane. address: of this host; all learners make this at the same time."""
+
+    def __init__(self, store: dist.Store, roster: Roster, waiting: Waiting, usage: Usage, address: str) -> None:
+        self._roster, self._waiting, self._usage = roster, waiting, usage
+        name = interface_of(address)
+        if name is not None:
+            for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                os.environ.setdefault(variable, name)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=roster.rank, world_size=roster.size, timeout=LONG)
+        self._control = dist.new_group(backend="gloo", timeout=LONG)
+        assert dist.group.WORLD is not None
+        self._groups = [dist.group.WORLD, self._control]
+        self.everybody: Group = GangGroup(dist.group.WORLD, range(roster.size), roster.rank, usage, self.complete)
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Group | None:
+        """torch.distributed has all make all of them, in one order."""
+        rank = self._roster.rank
+        own = group_of(rank, self._roster.size, groups)
+        for ranks in groups:
+            if len(ranks) == 1:
+                continue
+            made = dist.new_group(list(ranks), timeout=LONG)
+            if rank in ranks:
+                self._groups.append(made)
+        if own is None:
+            return None
+        if len(own) == 1:
+            return Alone()
+        return GangGroup(self._groups[-1], own, own.index(rank), self._usage, self.complete)
+
+    def gather(self, values: Tensor) -> dict[int, Tensor]:
+        """Ragged: first the lengths, then rows of the greatest length."""
+        own = values.detach().to("cpu", torch.float64).reshape(-1)
+        lengths = [int(length) for length in self._all_gather(torch.tensor([len(own)], dtype=torch.float64))]
+        row = torch.zeros(max(1, *lengths), dtype=torch.float64)
+        row[: len(own)] = own
+        rows = self._all_gather(row)
+        return {rank: rows[rank][:length] for rank, length in enumerate(lengths)}
+
+    def average(self, x: Tensor) -> Tensor:
+        mean = x.detach().to("cpu", torch.float32, copy=True)
+        self.complete(dist.all_reduce(mean, group=self._control, async_op=True))
+        return mean.div_(self._roster.size).to(x.device, x.dtype)
+
+    def leases(self, segment: Segment, in_step: bool) -> Leases:
+        if not in_step:
+            raise RuntimeError("a gang takes batches in step; start the others with a supervisor")
+        return Rounds(segment, self._roster.rank, self._roster.size, self.gather)
+
+    def complete(self, work: dist.Work) -> None:
+        """Until a collective on the CPU is complete; LearnerLost where it never will be."""
+        done = threading.Event()
+
+        def tell(_: object) -> None:
+            with self._waiting.change():
+                done.set()
+
+        work.get_future().add_done_callback(tell)
+        self._waiting.wait_for(lambda: done.is_set() or bool(self._roster.left))
+        try:
+            if not done.is_set() and not self._waiting.wait_for(done.is_set, CLOSING):
+                raise RuntimeError("it is not complete")
+            work.wait()
+        except RuntimeError as error:
+            raise self.explain(error) from error
+
+    def explain(self, error: RuntimeError) -> Exception:
+        """Why a collective failed: wait for the mail to find out who is gone."""
+        self._waiting.wait_for(lambda: bool(self._roster.left), 1.5 * PATIENCE)  # raises LearnerLost
+        if self._roster.left:
+            return LearnerLost(self._roster.left[0], "has ended while the others went on")
+        return InputError(f"a collective failed, although all learners live: {str(error).partition(chr(10))[0]}")
+
+    def close(self) -> None:
+        """Without waiting for collectives that cannot be completed any more."""
+        end = dist.destroy_process_group if self._waiting.failure is None else self._abort
+        thread = threading.Thread(target=end, name="close", daemon=True)
+        thread.start()
+        thread.join(CLOSING)
+
+    def lose(self) -> None:
+        """A learner is gone: end the collectives between GPUs, which this process would wait for in CUDA for ever."""
+        if torch.cuda.is_available():
+            threading.Thread(target=self._abort, name="abort", daemon=True).start()
+
+    def _abort(self) -> None:
+        for group in self._groups:
+            group.abort()
+
+    def _all_gather(self, row: Tensor) -> list[Tensor]:
+        rows = [torch.empty_like(row) for _ in range(self._roster.size)]
+        self.complete(dist.all_gather(rows, row, group=self._control, async_op=True))
+        return rows

@@ -1,0 +1,253 @@
+"""Collectives of a virtual team and of its groups: real values, modelled durations, and what they leave of the devices'
+speed.
+
+Shapes: N elements of a tensor.
+
+
+One member's end of a virtual group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from asr_am.distributed.simulator.network import Network, ring_share
+from asr_am.distributed.simulator.scheduler import Scheduler, Signal
+from asr_am.distributed.simulator.sim_learner import Member
+from asr_am.distributed.team import LearnerLost
+
+
+@dataclass
+class Collective:
+    """What the members of a group started as their `number`th.
+
+    lengths: of their tensors, by place in the group, as all say. end: when it is complete that begins at a given time.
+    finish: what it does with the tensors, and returns. tensors: by place.
+    """
+
+    number: int
+    kind: str
+    lengths: tuple[int, ...]
+    end: Callable[[float], float]
+    finish: Callable[[list[Tensor]], list[Tensor]]
+    tensors: dict[int, Tensor] = field(default_factory=dict)
+    result: list[Tensor] = field(default_factory=list)
+    complete: bool = False
+
+
+class Collectives:
+    """Of all groups; lost for ever when a learner is.
+
+    overlap_speed: of computing while one's transfer is under way.
+    """
+
+    def __init__(self, scheduler: Scheduler, members: Sequence[Member], network: Network, overlap_speed: float) -> None:
+        self.scheduler, self.network = scheduler, network
+        self.changed = Signal(scheduler)  # complete, or lost
+        self.lost: tuple[int, str] | None = None
+        self._overlap_speed = overlap_speed
+        self._members = members
+        self._transfers = [0] * len(members)
+        self._speed_changed = [Signal(scheduler) for _ in members]
+        self._circles: dict[tuple[int, tuple[int, ...]], Circle] = {}
+        self.everybody = Circle(self, members, whole=True)
+
+    def circle(self, split: int, ranks: tuple[int, ...]) -> Circle:
+        """The group of these members; the same for all of them. split: how many their team had been through before."""
+        return self._circles.setdefault((split, ranks), Circle(self, [self._members[rank] for rank in ranks]))
+
+    def compute(self, rank: int, seconds: float) -> None:
+        """Let the time pass that so many seconds of undisturbed computing take."""
+        scheduler, left = self.scheduler, seconds
+        while left > 0:
+            begin, speed = scheduler.now, self._overlap_speed if self._transfers[rank] else 1.0
+            if not self._speed_changed[rank].park("computing", left / speed):
+                return
+            left -= (scheduler.now - begin) * speed
+
+    def lose(self, rank: int, reason: str) -> None:
+        """All that is under way, and all that will be started, cannot be completed any more."""
+        if self.lost is None:
+            self.lost = (rank, reason)
+        for member in self._members:
+            self._add_transfers(member.rank, -self._transfers[member.rank])
+        self.changed.wake()
+
+    def check(self) -> None:
+        if self.lost is not None:
+            raise LearnerLost(*self.lost)
+
+    def transfer(self, members: Sequence[Member], change: int) -> None:
+        """A transfer of these begins (+1) or ends (-1)."""
+        if self.lost is None:
+            for member in members:
+                self._add_transfers(member.rank, change)
+
+    def _add_transfers(self, rank: int, change: int) -> None:
+        self._transfers[rank] += change
+        self._speed_changed[rank].wake()
+
+
+class Circle:
+    """The collectives of one group, one after the other, each from when its last member starts it.
+
+    whole: the team itself, whose all-reduces are timed by a bandwidth of their own.
+    """
+
+    def __init__(self, collectives: Collectives, members: Sequence[Member], whole: bool = False) -> None:
+        self._all, self.members, self._whole = collectives, members, whole
+        self._hosts = [member.host for member in members]
+        self._started = [0] * len(members)
+        self._pending: dict[int, Collective] = {}
+        self._free_at = 0.0
+
+    def start(
+        self, place: int, kind: str, x: Tensor, lengths: Sequence[int], end: Callable[[float], float],
+        finish: Callable[[list[Tensor]], list[Tensor]],
+    ) -> Collective:  # fmt: skip
+        """Add a member's x to its next collective."""
+        self._all.check()
+        number = self._started[place]
+        self._started[place] += 1
+        fresh = Collective(number, kind, tuple(lengths), end, finish)
+        collective = self._pending.setdefault(number, fresh)
+        who = f"{kind} {number}: learner {self.members[place].rank}"
+        if kind != collective.kind:
+            raise RuntimeError(f"{who} starts it where others start {collective.kind}")
+        if len(x) != collective.lengths[place] or fresh.lengths != collective.lengths:
+            raise RuntimeError(f"{who} has {len(x)} elements, others {collective.lengths[place]}")
+        collective.tensors[place] = x
+        if len(collective.tensors) == len(self.members):
+            self._transfer(collective)
+        return collective
+
+    def wait(self, collective: Collective) -> None:
+        self._all.changed.wait_for(
+            lambda: collective.complete or self._all.lost is not None,
+            f"{collective.kind} {collective.number}, started by {len(collective.tensors)} of {len(self.members)}",
+        )
+        if not collective.complete:
+            self._all.check()
+
+    # when a collective of so many bytes is complete that begins at `begin`
+
+    def all_reduce_end(self, count: float, begin: float) -> float:
+        network, size = self._all.network, len(self.members)
+        if self._whole:
+            return begin + network.all_reduce_seconds(size, count)
+        return network.ring(begin, self._hosts, ring_share(size) * count)
+
+    def broadcast_end(self, count: float, begin: float) -> float:
+        return self._all.network.ring(begin, self._hosts, count)
+
+    def all_gather_end(self, counts: Sequence[float], begin: float) -> float:
+        return self._all.network.exchange(begin, self._hosts, counts)
+
+    def _transfer(self, collective: Collective) -> None:
+        scheduler = self._all.scheduler
+        begin = max(scheduler.now, self._free_at)
+        self._free_at = collective.end(begin)
+        scheduler.call_at(begin, lambda: self._all.transfer(self.members, 1))
+        scheduler.call_at(self._free_at, lambda: self._finish(collective))
+
+    def _finish(self, collective: Collective) -> None:
+        if self._all.lost is not None:
+            return
+        del self._pending[collective.number]
+        self._all.transfer(self.members, -1)
+        with torch.no_grad():
+            collective.result = collective.finish([collective.tensors[place] for place in range(len(self.members))])
+        collective.tensors.clear()
+        collective.complete = True
+        self._all.changed.wake()
+
+
+def put_mean(tensors: list[Tensor]) -> list[Tensor]:
+    mean = mean_in_order(tensors)
+    for x in tensors:
+        x.copy_(mean)
+    return []
+
+
+@torch.no_grad()
+def mean_in_order(tensors: Iterable[Tensor]) -> Tensor:
+    """The mean [N] of tensors [N], added in this order in float32: the same bits every time."""
+    rest = iter(tensors)
+    total, count = next(rest).to(torch.float32, copy=True), 1
+    for tensor in rest:
+        total += tensor
+        count += 1
+    return total.div_(count)
+
+
+@dataclass
+class SimWork:
+    """A collective under way."""
+
+    _circle: Circle
+    _collective: Collective
+
+    def wait(self) -> None:
+        self._circle.wait(self._collective)
+
+
+@dataclass
+class SimGather:
+    """An all-gather under way."""
+
+    _circle: Circle
+    _collective: Collective
+
+    def wait(self) -> list[Tensor]:
+        self._circle.wait(self._collective)
+        return self._collective.result
+
+
+class SimGroup:
+    """The `Group` of member `rank` of a circle. modelled: bytes that stand for so many real ones."""
+
+    def __init__(self, circle: Circle, rank: int, modelled: Callable[[float], float]) -> None:
+        self.rank, self.size = rank, len(circle.members)
+        self._circle, self._modelled = circle, modelled
+
+    def start_all_reduce_mean(self, x: Tensor) -> SimWork:
+        self._count(self.rank + 1, ring_share(self.size) * x.nbytes)
+        end = partial(self._circle.all_reduce_end, self._modelled(x.nbytes))
+        return SimWork(self._circle, self._start("all-reduce", x, [len(x)] * self.size, end, put_mean))
+
+    def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> SimGather:
+        sizes = [len(x)] * self.size if lengths is None else lengths
+        scale = self._modelled if lengths is not None else float
+        counts = [scale(size * x.element_size()) for size in sizes]
+        for other in range(1, self.size):
+            self._count(self.rank + other, x.nbytes, counts[self.rank])
+        end = partial(self._circle.all_gather_end, counts)
+        return SimGather(self._circle, self._start("all-gather", x.clone(), sizes, end, lambda tensors: tensors))
+
+    def broadcast(self, x: Tensor, source: int = 0) -> None:
+        def copy(tensors: list[Tensor]) -> list[Tensor]:
+            for tensor in tensors:
+                tensor.copy_(tensors[source])
+            return []
+
+        if (self.rank + 1) % self.size != source:  # the last of the chain
+            self._count(self.rank + 1, x.nbytes)
+        end = partial(self._circle.broadcast_end, self._modelled(x.nbytes))
+        self._circle.wait(self._start(f"broadcast from {source}", x, [len(x)] * self.size, end, copy))
+
+    def _start(
+        self, kind: str, x: Tensor, lengths: Sequence[int], end: Callable[[float], float],
+        finish: Callable[[list[Tensor]], list[Tensor]],
+    ) -> Collective:  # fmt: skip
+        return self._circle.start(self.rank, kind, x, lengths, end, finish)
+
+    def _count(self, to: int, count: float, modelled: float | None = None) -> None:
+        """Bytes that this member sends to another."""
+        if self.size > 1:
+            usage = self._circle.members[self.rank].usage
+            usage.bytes_sent[self._circle.members[to % self.size].rank] += round(count)
+            usage.modelled_bytes += self._modelled(round(count)) if modelled is None else modelled

@@ -1,0 +1,45 @@
+"""What the parts of a virtual cluster know of one learner."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from asr_am.distributed.simulator.scheduler import Task
+from asr_am.distributed.team import Usage
+
+
+@dataclass
+class Member:
+    """alive: its training task runs. joined: meetings wait for it; a restarted learner's, once it has opened a segment.
+
+    usage: of all its incarnations. tasks: the training task, then those it spawned.
+    """
+
+    rank: int
+    host: int
+    usage: Usage = field(default_factory=Usage)
+    incarnation: int = 0
+    alive: bool = True
+    joined: bool = True
+    tasks: list[Task] = field(default_factory=list)
+
+    @property
+    def training(self) -> Task:
+        return self.tasks[0]
+
+    def waited(self, seconds: float) -> None:
+        self.usage.waiting_seconds += seconds
+
+
+def living(members: Sequence[Member]) -> tuple[int, ...]:
+    """Ranks of the living, ascending."""
+    return tuple(member.rank for member in members if member.alive)
+
+
+def random_stream(seed: int, rank: int, incarnation: int, purpose: str) -> np.random.Generator:
+    """Random numbers that depend on these four and on nothing that happens in the run."""
+    return np.random.default_rng([seed, rank, incarnation, zlib.crc32(purpose.encode())])

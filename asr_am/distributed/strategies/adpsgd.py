@@ -1,0 +1,189 @@
+"""Asynchronous decentralised parallel SGD (ADPSGD): gossip beside the gradients, nobody waits for the slow.
+
+Zhang et al. (ICASSP 2019), figures 3b and 4; Lian et al. (ICML 2018). On a ring of learners that are senders and
+receivers in turn,
+
+    training task:        g = calGrad(W);  atomically { W = pull_weights();  W = apply(W, g);  push_weights(W) }
+    a sender i's task:    after an update, with its left and right neighbour j in turn: send s_i, receive s_j, average
+    a receiver j's task:  for every s_i received: send s_j, average
+
+W weights, g gradient, s snapshots. A third buffer x is the one that is gossiped: the gradient is taken at W, which
+nobody touches meanwhile; pull is W ← x, push is x ← W. Averaging merges the *difference*, x += (s_j - s_i)/2, so that
+an update that came between the snapshot and the answer is kept, and a completed exchange leaves the sum of x over all
+learners as it was. Staleness, as counted here: averagings merged into x while the gradient was computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from torch import Tensor
+
+from asr_am.distributed.flat_params import FlatParams
+from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.optimizer import Optimizer
+from asr_am.distributed.strategies.topology import is_sender, receiver_beside, require_even
+from asr_am.distributed.strategy import Strategy
+from asr_am.distributed.team import Letter, Team
+from asr_am.errors import InputError
+
+log = logging.getLogger(__name__)
+
+
+class Adpsgd(Strategy):
+    """timeout: seconds after which a sender gives up an exchange (the partner died, or a letter was lost).
+
+    counts: `exchanges` completed, at their senders; `half_done`, given up by the sender after it had sent.
+    """
+
+    name = "adpsgd"
+    in_step = False
+    forgiving = True
+
+    def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team, timeout: float = 60.0) -> None:
+        require_even(team.size, "adpsgd")
+        if timeout <= 0:
+            raise InputError(f"strategy.timeout={timeout}: must be above 0")
+        super().__init__(params, optimizer, team)
+        self._timeout = timeout
+        self._x = params.w.clone()
+        self._merged = 0  # averagings merged into x since it was pulled
+        self._side = 1  # of a sender: the neighbour that the next exchange is with
+        self._lock = team.lock()  # of x
+        self._updated, self._quiet, self._awake = team.event(), team.event(), team.event()
+        self._quiet.set()
+        for tag in ("weights", "answer", "welcome"):
+            team.accept(tag, len(params))
+        team.accept("join")
+        self._sends = is_sender(team.rank)
+        if team.incarnation == 0:
+            self._begin_gossip()
+
+    def _begin_gossip(self) -> None:
+        """Once this learner has weights worth giving to others: at the start, or when it has joined."""
+        self.team.spawn(self._send if self._sends else self._receive, "gossip")
+        self.team.spawn(self._welcome, "welcome")
+
+    def step(self, gradient: Gradient) -> Stats | None:
+        self._awake.set()
+        stats = gradient(None)  # g = calGrad(W)
+        if stats is None:
+            return None
+        w = self.params.w
+        with self._lock:
+            w.copy_(self._x)  # W = pull_weights()
+            self.team.charge("update", len(w))
+            self.optimizer.step()  # W = apply(W, g)
+            self._x.copy_(w)  # push_weights(W)
+            self.staleness[self._merged] += 1
+            self._merged = 0
+            if self._sends:
+                self._quiet.clear()
+                self._updated.set()
+        return stats
+
+    def _send(self) -> None:
+        """A sender's communication task: one exchange for each update that it wakes up for."""
+        exchange = 0
+        while True:
+            self._updated.wait()
+            self._updated.clear()
+            partner = receiver_beside(self.team.rank, self._side, self.team.size, self.team.alive())
+            if partner is not None:
+                exchange += 1
+                self._exchange(partner, exchange)
+            self._side = -self._side  # left and right in turn
+            with self._lock:
+                if not self._updated.is_set():
+                    self._quiet.set()
+
+    def _exchange(self, partner: int, exchange: int) -> None:
+        with self._lock:
+            own = self._x.clone()  # s_i
+        self.team.post(partner, "weights", exchange, own)
+        theirs = self._answer_to(exchange, partner)  # s_j
+        if theirs is None:
+            self.counts["half_done"] += 1
+            return
+        with self._lock:
+            self._average(theirs.sub_(own))
+        self.counts["exchanges"] += 1
+
+    def _answer_to(self, exchange: int, partner: int) -> Tensor | None:
+        deadline = self.team.now() + self._timeout
+        while (letter := self.team.collect("answer", partner, deadline - self.team.now())) is not None:
+            if letter.clock == exchange:  # others answer an exchange that was given up
+                return letter.tensors[0].to(self._x.device, copy=True)
+        return None
+
+    def _receive(self) -> None:
+        """A receiver's communication task."""
+        while True:
+            letter = self.team.collect("weights")
+            if letter is None:
+                continue
+            self._awake.wait()  # at rest, what is left of exchanges that were given up leaves x alone
+            theirs = letter.tensors[0].to(self._x.device, copy=True)  # s_i
+            with self._lock:
+                own = self._x.clone()  # s_j
+                self._average(theirs.sub_(own))
+            self.team.post(letter.source, "answer", letter.clock, own)
+
+    def _average(self, difference: Tensor) -> None:
+        """x += (the other's snapshot - own snapshot) / 2, holding the lock."""
+        self.team.charge("averaging", len(self._x))
+        self._x.add_(difference, alpha=0.5)
+        self._merged += 1
+
+    def _welcome(self) -> None:
+        """Give the weights to learners that take the place of dead ones."""
+        while True:
+            letter = self.team.collect("join")
+            if letter is not None:
+                self.team.post(letter.source, "welcome", letter.clock, self.replica())
+
+    def join(self) -> None:
+        rank, letter = self.team.rank, self._ask_around()
+        if letter is not None:
+            self._x.copy_(letter.tensors[0])
+            self.params.w.copy_(self._x)
+            self.optimizer.reset()
+            self._merged = 0
+            log.info("learner %d is back, with learner %d's weights and a fresh momentum", rank, letter.source)
+        else:
+            log.warning("learner %d is back; nobody answered, so it has the weights of the last checkpoint", rank)
+        self._begin_gossip()
+
+    def _ask_around(self) -> Letter | None:
+        """The weights of the first neighbour that answers; each is asked three times, as letters may be lost."""
+        rank, size = self.team.rank, self.team.size
+        for distance in range(1, 3 * size):
+            neighbour = (rank + distance) % size
+            if neighbour != rank and neighbour in self.team.alive():
+                self.team.post(neighbour, "join", self.team.incarnation)
+                letter = self.team.collect("welcome", neighbour, timeout=10.0)
+                if letter is not None:
+                    return letter
+        return None
+
+    def rest(self) -> None:
+        if self._sends:
+            self._quiet.wait()
+        self.team.gather(self._x.new_empty(0).double())  # no exchange is under way any more, anywhere
+        self._awake.clear()
+
+    def replica(self) -> Tensor:
+        with self._lock:
+            return self._x.clone()
+
+    def consensus(self) -> Tensor:
+        return self.team.average(self.replica())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "x": self.replica(), "merged": self._merged, "side": self._side}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._x.copy_(state["x"])
+        self._merged, self._side = state["merged"], state["side"]

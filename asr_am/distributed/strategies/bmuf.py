@@ -1,0 +1,154 @@
+"""Blockwise Model Update Filtering (BMUF): learners train on their own, and every so many steps their mean is filtered.
+
+Chen and Huo (ICASSP 2016); Ladkat et al. (2019), section 2.2. In block t each of N learners takes block_size steps from
+W_g(t-1), which all have; then
+
+    W̄(t)   = mean_i W_i(t)                                              (1)
+    G(t)   = W̄(t) - W_g(t-1)                                            (2)
+    Δ(t)   = η Δ(t-1) + ζ G(t)                                          (3)
+    W(t)   = W(t-1) + Δ(t)
+
+and all go on from W_g(t), by `update`
+
+    classical    W_g(t) = W(t)                        Chen and Huo's CBM
+    nesterov     W_g(t) = W(t) + η Δ(t)               Chen and Huo's NBM
+    equation4    W_g(t) = W_g(t-1) + Δ(t) + η Δ(t)    (4) as Ladkat et al. print it
+
+W_i weights of learner i, W_g the model that is broadcast, W the filtered model, G block gradient, η block momentum, ζ
+block learning rate. Of a steady block gradient, the first two take ζ/(1-η) in the long run, the third, which goes on
+from where it looked ahead to, (1+η) times as much. η = 1 - ζ/(N C), by ζ / (N (1-η)) = C (5), unless given. With η = 0
+and ζ = 1 all three are model averaging.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from asr_am.distributed.flat_params import FlatParams
+from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.optimizer import Optimizer
+from asr_am.distributed.strategies.local import Local
+from asr_am.distributed.strategy import Strategy
+from asr_am.distributed.team import Alone, Group, Team
+from asr_am.errors import InputError
+
+
+class Bmuf(Strategy):
+    """block_size: steps. update: see above. zeta, C, eta: ζ, C of (5), and η (None: by (5)). momentum: what becomes of
+    the learners' own at a block: keep, average (over all) or reset.
+
+    inside: does the steps of a block, for the learners of `group`, who share a model; by default each learner does. The
+    N of (5) is the number of models. Blocks go on over checkpoints and epochs, with all learners in each: in the last
+    round of an epoch, those without data take an idle step, and the steps of the others are the longer, as the mean of
+    all gradients is what is kept: `train.optimizer.clip_norm` limits them. counts: `blocks`.
+    """
+
+    name = "bmuf"
+
+    def __init__(
+        self, params: FlatParams, optimizer: Optimizer, team: Team, block_size: int = 50,
+        update: Literal["classical", "nesterov", "equation4"] = "nesterov",
+        zeta: float = 1.0, C: float = 1.0, eta: float | None = None,
+        momentum: Literal["keep", "average", "reset"] = "keep",
+        inside: Strategy | None = None, group: Group | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(params, optimizer, team)
+        self._inside = inside or Local(params, optimizer, Alone())
+        self._group = group or Alone()
+        self.staleness, self.counts = self._inside.staleness, self._inside.counts
+        models = team.size // self._group.size
+        self._eta, self._zeta = _block_momentum(models, zeta, C, eta), zeta
+        _check(block_size, update, momentum)
+        self._block_size, self._update, self._momentum = block_size, update, momentum
+        self._leaders: Group | None = team
+        if self._group.size > 1:
+            self._leaders = team.split([range(0, team.size, self._group.size)])
+        size = len(params) if self._leaders else 0
+        self._W_g, self._delta = params.w[:size].clone(), torch.zeros_like(params.w[:size])
+        self._steps = 0  # of the present block
+
+    def step(self, gradient: Gradient) -> Stats | None:
+        stats = self._inside.step(gradient)
+        if stats is None:
+            return None
+        self._steps += 1
+        if self._steps == self._block_size:
+            self._steps = 0
+            self._finish_block()
+        return stats
+
+    def _finish_block(self) -> None:
+        w = self.params.w
+        if self._leaders is not None:
+            self._leaders.start_all_reduce_mean(w).wait()  # (1)
+            self._filter(w)
+        self._group.broadcast(w)
+        if self._momentum == "reset":
+            self.optimizer.reset()
+        elif self._momentum == "average":
+            for velocity in _velocities(self.optimizer, len(w)):
+                self.team.start_all_reduce_mean(velocity).wait()
+        self.counts["blocks"] += 1
+
+    def _filter(self, w: Tensor) -> None:
+        """W̄(t) to W_g(t), in place.
+
+        With W(t-1) put in terms of W_g(t-1), W_g(t) is W̄ + (ζ-1) G plus ηΔ(t-1), ηΔ(t) or both, by `update`.
+        """
+        delta, eta, zeta = self._delta, self._eta, self._zeta
+        G = self._W_g.neg_().add_(w)  # (2)
+        w.add_(G, alpha=zeta - 1)
+        delta.mul_(eta)
+        if self._update != "nesterov":
+            w.add_(delta)
+        delta.add_(G, alpha=zeta)  # (3)
+        if self._update != "classical":
+            w.add_(delta, alpha=eta)
+        self._W_g.copy_(w)
+
+    def rest(self) -> None:
+        self._inside.rest()
+
+    def consensus(self) -> Tensor:
+        """The mean of the learners' weights, also in the midst of a block."""
+        self._inside.consensus()
+        return self.team.average(self.params.w)
+
+    def state_dict(self) -> dict[str, Any]:
+        block = {"steps": self._steps, "W_g": self._W_g, "delta": self._delta}
+        return {**self._inside.state_dict(), **block}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._inside.load_state_dict(state)
+        self._steps = state["steps"]
+        self._W_g.copy_(state["W_g"])
+        self._delta.copy_(state["delta"])
+
+
+def _block_momentum(models: int, zeta: float, C: float, eta: float | None) -> float:
+    """η as given, or by (5); InputError where it is not from 0 to below 1."""
+    if zeta <= 0 or C <= 0:
+        raise InputError(f"strategy.zeta={zeta}, strategy.C={C}: must be above 0")
+    found = 1 - zeta / (models * C) if eta is None else eta
+    if not 0 <= found < 1:
+        how = f"strategy.eta={eta}" if eta is not None else f"zeta={zeta} and C={C} with {models} models: eta={found:g}"
+        raise InputError(f"{how}: block momentum is from 0 to below 1")
+    return found
+
+
+def _check(block_size: int, update: str, momentum: str) -> None:
+    if block_size < 1:
+        raise InputError(f"strategy.block_size={block_size}: must be at least 1 step")
+    if update not in ("classical", "nesterov", "equation4"):
+        raise InputError(f"strategy.update={update}: is classical, nesterov or equation4")
+    if momentum not in ("keep", "average", "reset"):
+        raise InputError(f"the learners' momentum at a block, {momentum}: is keep, average or reset")
+
+
+def _velocities(optimizer: Optimizer, length: int) -> list[Tensor]:
+    """The optimizer's own vectors [N]: its momentum, and Adam's second moments."""
+    state = optimizer.state_dict()["state"].get(0, {})
+    return [value for value in state.values() if isinstance(value, Tensor) and value.numel() == length]

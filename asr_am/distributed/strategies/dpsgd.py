@@ -1,0 +1,87 @@
+"""Decentralised parallel SGD (DPSGD): update, then average with neighbours, all learners in step.
+
+Zhang et al. (ICASSP 2019), equation 4; Lian et al. (NIPS 2017):
+
+    W_i' = W_i - α u(g_i(W_i))        W_i <- Σ_j M_ij W_j'
+
+W_i weights of learner i, g_i its gradient, α learning rate, u the optimizer's rule, M a symmetric doubly stochastic
+mixing matrix: by default pairs of neighbours on a ring, alternating sides, M_ij = 1/2. With M_ij = 1/λ it is `sync`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asr_am.distributed.cluster_config import Faults
+from asr_am.distributed.flat_params import FlatParams
+from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.optimizer import Optimizer
+from asr_am.distributed.strategies.topology import Mixing, mixing_row, require_even
+from asr_am.distributed.strategy import Strategy
+from asr_am.distributed.team import LearnerLost, Team
+from asr_am.errors import InputError
+
+
+class Dpsgd(Strategy):
+    """mixing: pairs, ring (both neighbours) or all (everybody)."""
+
+    name = "dpsgd"
+
+    def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team, mixing: Mixing = "pairs") -> None:
+        if mixing not in ("pairs", "ring", "all"):
+            raise InputError(f"strategy.mixing={mixing}: is pairs, ring or all")
+        if mixing == "pairs":
+            require_even(team.size, "dpsgd with strategy.mixing=pairs")
+        super().__init__(params, optimizer, team)
+        self._mixing: Mixing = mixing
+        self._steps = 0
+        team.accept("weights", len(params))
+
+    def check(self, faults: Faults) -> None:
+        if faults.lost_share > 0:
+            raise InputError(
+                f"cluster.faults.lost_share={faults.lost_share}: dpsgd sends no letter again, and would wait for ever; "
+                "use strategy=adpsgd, or set it to 0"
+            )
+
+    def step(self, gradient: Gradient) -> Stats | None:
+        stats = gradient(None)  # g_i = calGrad(W_i)
+        if stats is None:
+            return None
+        self.optimizer.step()  # W_i' = apply(W_i, g_i)
+        self._mix()  # W_i = Σ_j M_ij W_j'
+        self.staleness[0] += 1
+        self._steps += 1
+        return stats
+
+    def _mix(self) -> None:
+        w, team = self.params.w, self.team
+        row = mixing_row(self._mixing, team.rank, team.size, self._steps)
+        for other in row.keys() - {team.rank}:
+            team.post(other, "weights", self._steps, w)
+        mixed = torch.zeros_like(w)
+        for other, weight in row.items():  # in rank order, so that all add in the same order
+            mixed.add_(w if other == team.rank else self._weights_of(other), alpha=weight)
+        team.charge("averaging", len(w) * (len(row) - 1))
+        w.copy_(mixed)
+
+    def _weights_of(self, other: int) -> Tensor:
+        letter = self.team.collect("weights", source=other)
+        if letter is None:
+            raise LearnerLost(other, "died")
+        if letter.clock != self._steps:
+            raise RuntimeError(f"learner {other} is at step {letter.clock}, learner {self.team.rank} at {self._steps}")
+        return letter.tensors[0].to(self.params.w.device)
+
+    def consensus(self) -> Tensor:
+        return self.team.average(self.params.w)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._steps = state["steps"]

@@ -1,0 +1,175 @@
+"""Gradient Threshold Compression (GTC): all learners in step, each sends only what is large in its gradients.
+
+Strom (Interspeech 2015); Ladkat et al. (2019), section 2.1. At learner i of N,
+
+    r_i <- r_i + g_i
+    s_i  = τ sign(r_i) where |r_i| > τ, else 0      sent: an index and a sign in a 32-bit word per element
+    r_i <- r_i - s_i                                the rest is kept for later steps
+    W   <- W - α u(Σ_i s_i)
+
+W weights, g_i gradient of learner i, r_i its residual, τ threshold, α learning rate, u the optimizer's rule. Staleness
+0, but for what waits in the residuals; what was sent and what is left add up to the gradients.
+
+Here g_i, r_i and s_i are means over frames, so that α means the same as in `sync`, and what rounds with fewer frames
+leave in r_i weighs no more in others; a τ for sums is divided by the frames of the round instead. All learners apply
+the same bits: sums of ±τ are made exact, in whatever order and encoding. With one learner there is nothing to compress:
+plain SGD.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from asr_am.distributed.flat_params import FlatParams
+from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.optimizer import Optimizer
+from asr_am.distributed.strategies.threshold_codec import MOST, decode, encode, exact_unit
+from asr_am.distributed.strategy import Strategy
+from asr_am.distributed.team import Gather, Group, Team, Work
+from asr_am.errors import InputError
+
+log = logging.getLogger(__name__)
+
+ADAPT = 1.05  # what τ is multiplied or divided by after a step that sent too much or too little
+
+
+class Gtc(Strategy):
+    """threshold: τ. frames: whether τ is compared with gradients that are a sum over a learner's frames (the papers'),
+    or a mean. density: share of all elements to send; τ follows it (None: τ stays). momentum: the optimizer's rule is
+    applied to the decoded sum (after), or to each learner's gradient before it enters the residual. dense_above: mean
+    density of a bucket above which it is sent as an all-reduce of all its elements, which changes no value (None: 2/N,
+    where that begins to take fewer bytes). bucket: elements that are encoded and sent together. group: the learners
+    that share W (None: the team).
+
+    counts: elements `sent`, of all `elements`; buckets that went `dense`.
+    """
+
+    name = "gtc"
+
+    def __init__(
+        self, params: FlatParams, optimizer: Optimizer, team: Team,
+        threshold: float = 8.0, frames: Literal["sum", "mean"] = "sum", density: float | None = None,
+        momentum: Literal["after", "before"] = "after", dense_above: float | None = None, bucket: int = 1 << 22,
+        group: Group | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(params, optimizer, team)
+        self._group = group or team
+        _check(optimizer, threshold, frames, density, momentum, dense_above, bucket)
+        self._tau, self._density = threshold, density
+        self._sums, self._rule_first = frames == "sum", momentum == "before"
+        self._dense_above = 2 / self._group.size if dense_above is None else dense_above
+        ends = [*range(bucket, len(params), bucket), len(params)]
+        self._buckets = [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+        self.residual = torch.zeros_like(params.w) if self._group.size > 1 else params.w.new_empty(0)
+
+    def step(self, gradient: Gradient) -> Stats | None:
+        stats = gradient(None)  # g_i = calGrad(W)
+        if stats is None:
+            return None
+        if self._group.size == 1:
+            self.optimizer.step()
+        else:
+            self._compressed_step(stats.lease.normaliser if self._sums else 1.0)
+        self.staleness[0] += 1
+        return stats
+
+    def _compressed_step(self, frames: float) -> None:
+        """frames: by which τ is divided."""
+        w, g, rate = self.params.w, self.params.g, self.optimizer.lr
+        if self._rule_first:
+            self.optimizer.lr = -1.0
+            self.optimizer.step(self.residual)  # r_i <- r_i + u(g_i)
+            self.optimizer.lr = rate
+            g.zero_()
+        self._exchange(exact_unit(self._tau / (frames * self._group.size), self._group.size))
+        if self._rule_first:
+            w.add_(g, alpha=-rate)
+        else:
+            self.optimizer.step()
+
+    def _exchange(self, unit: float) -> None:
+        """g <- the mean of s_j, each `unit`. Encoding goes on while the lengths of messages are exchanged."""
+        messages: list[tuple[Tensor, Gather]] = []
+        threshold = unit * self._group.size  # exactly, so that what is sent and what is left add up
+        for part in self._buckets:
+            g = None if self._rule_first else self.params.g[part]
+            words = encode(self.residual[part], threshold, g)
+            length = torch.tensor([len(words)], dtype=torch.int32, device=words.device)
+            messages.append((words, self._group.start_all_gather(length)))
+        total, under_way = 0, []
+        for part, (words, length_gather) in zip(self._buckets, messages, strict=True):
+            lengths = torch.cat(length_gather.wait()).tolist()
+            total += sum(lengths)
+            under_way.append(self._send(self.params.g[part], words, lengths))
+        for part, work in zip(self._buckets, under_way, strict=True):
+            self._receive(self.params.g[part], work, unit)
+        self.counts["elements"] += len(self.params)
+        self._adapt(total / (len(self.params) * self._group.size))
+
+    def _send(self, g: Tensor, words: Tensor, lengths: list[int]) -> Gather | Work:
+        """A bucket's message, encoded as all choose from the lengths of all."""
+        self.counts["sent"] += len(words)
+        if sum(lengths) <= self._dense_above * len(g) * self._group.size:
+            return self._group.start_all_gather(words, lengths)
+        self.counts["dense"] += 1
+        decode(words, g, 1.0)
+        return self._group.start_all_reduce_mean(g)
+
+    def _receive(self, g: Tensor, work: Gather | Work, unit: float) -> None:
+        messages = work.wait()
+        if messages is None:
+            g.mul_(self._group.size).round_().mul_(unit)  # the sum of signs is a whole number
+            return
+        decode(torch.cat(messages), g, unit)  # in rank order, this learner's own among them
+
+    def _adapt(self, density: float) -> None:
+        """The same at all learners of the group, as `density` is over all of them."""
+        if self._density is not None:
+            self._tau *= ADAPT if density > self._density else 1 / ADAPT
+
+    def consensus(self) -> Tensor:
+        self._report()
+        return self.params.w
+
+    def _report(self) -> None:
+        """Log what is not a count; InputError where a gradient was no number, which a threshold hides."""
+        norm = float(torch.linalg.vector_norm(self.residual))
+        if not math.isfinite(norm):
+            raise InputError(f"strategy={self.name}: a gradient was no number; try a smaller schedule.base")
+        if self.team.rank == 0 and self._group.size > 1:
+            share = self.counts["sent"] / max(self.counts["elements"], 1)
+            log.info("%s: density %.3g, threshold %.3g, norm of the residual %.3g", self.name, share, self._tau, norm)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "residual": self.residual, "threshold": self._tau}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.residual.copy_(state["residual"])
+        self._tau = state["threshold"]
+
+
+def _check(
+    optimizer: Optimizer, threshold: float, frames: str, density: float | None, momentum: str,
+    dense_above: float | None, bucket: int,
+) -> None:  # fmt: skip
+    """InputError names an option that is out of range, or does not fit the optimizer."""
+    if not 0 < threshold < math.inf:
+        raise InputError(f"strategy.threshold={threshold}: must be above 0")
+    if frames not in ("sum", "mean"):
+        raise InputError(f"strategy.frames={frames}: is sum or mean")
+    if momentum not in ("after", "before"):
+        raise InputError(f"strategy.momentum={momentum}: is after or before")
+    if density is not None and not 0 < density < 1:
+        raise InputError(f"strategy.density={density}: is a share of all elements, above 0 and below 1, or null")
+    if dense_above is not None and not 0 <= dense_above <= 1:
+        raise InputError(f"strategy.dense_above={dense_above}: is a share of all elements, 0 to 1, or null")
+    if not 0 < bucket <= MOST:
+        raise InputError(f"strategy.bucket={bucket}: a word has 31 bits for the index, so 1 to {MOST} elements")
+    if momentum == "before" and optimizer.options.weight_decay:
+        raise InputError("strategy.momentum=before: weight decay would decay the residual; set weight_decay=0")

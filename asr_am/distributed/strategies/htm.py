@@ -1,0 +1,58 @@
+"""The hybrid two-tier method (HTM): GTC inside groups of learners, BMUF across the groups.
+
+Ladkat et al. (2019), section 2.3, figure 1. N learners are M groups of P = N/M, neighbours in rank, so usually on one
+host:
+
+    (a) for block_size steps, each group trains its one model by GTC (`gtc`);
+    (b) the first learner of each group takes part in the BMUF step with the M models, N = M in (5) (`bmuf`);
+    (c) it broadcasts the global model inside its group.
+
+P = 1 is `bmuf`. One group is `gtc`, as (5) then has η = 0 with ζ = C = 1. What is left in the learners' residuals at a
+block belongs to the group's own path, which all groups leave there; by `residual` it is kept, so that nothing of the
+gradients' sum is lost, or reset.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from asr_am.distributed.flat_params import FlatParams
+from asr_am.distributed.optimizer import Optimizer
+from asr_am.distributed.strategies.bmuf import Bmuf
+from asr_am.distributed.strategies.gtc import Gtc
+from asr_am.distributed.team import Team
+from asr_am.errors import InputError
+
+
+class Htm(Bmuf):
+    """group_size: P. threshold to bucket: as of `Gtc`. block_size to eta: as of `Bmuf`, whose `momentum` is called
+    momentum_at_block. residual: what is left in the learners' residuals at a block, keep or reset.
+    """
+
+    name = "htm"
+
+    def __init__(
+        self, params: FlatParams, optimizer: Optimizer, team: Team, group_size: int = 8,
+        threshold: float = 2.0, frames: Literal["sum", "mean"] = "sum", density: float | None = None,
+        momentum: Literal["after", "before"] = "after", dense_above: float | None = None, bucket: int = 1 << 22,
+        block_size: int = 50, update: Literal["classical", "nesterov", "equation4"] = "nesterov",
+        zeta: float = 1.0, C: float = 1.0, eta: float | None = None,
+        momentum_at_block: Literal["keep", "average", "reset"] = "keep",
+        residual: Literal["keep", "reset"] = "keep",
+    ) -> None:  # fmt: skip
+        size = team.size
+        if group_size < 1 or size % group_size:
+            raise InputError(f"strategy.group_size={group_size}: does not divide learners={size} into equal groups")
+        if residual not in ("keep", "reset"):
+            raise InputError(f"strategy.residual={residual}: is keep or reset")
+        group = team.split([range(first, first + group_size) for first in range(0, size, group_size)])
+        self._gtc = Gtc(params, optimizer, team, threshold, frames, density, momentum, dense_above, bucket, group)
+        super().__init__(
+            params, optimizer, team, block_size, update, zeta, C, eta, momentum_at_block, self._gtc, group
+        )  # fmt: skip
+        self._reset_residual = residual == "reset"
+
+    def _finish_block(self) -> None:
+        super()._finish_block()
+        if self._reset_residual:
+            self._gtc.residual.zero_()

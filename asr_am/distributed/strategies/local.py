@@ -1,0 +1,34 @@
+"""One learner, no communication: the reference that every other algorithm is compared with.
+
+    W <- W - alpha u(g)        Zhang et al. (ICASSP 2019), equation (1c)
+
+W weights, g gradient (the mean over the frames of a batch), alpha learning rate, u the optimizer's rule (momentum).
+"""
+
+from __future__ import annotations
+
+from asr_am.distributed.flat_params import FlatParams
+from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.optimizer import Optimizer
+from asr_am.distributed.strategy import Strategy
+from asr_am.distributed.team import Team
+from asr_am.errors import InputError
+
+
+class Local(Strategy):
+    """Staleness 0, nothing sent, nobody waited for."""
+
+    name = "local"
+
+    def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:
+        if team.size != 1:
+            raise InputError(f"strategy=local is for one learner, not {team.size}; use strategy=sync")
+        super().__init__(params, optimizer, team)
+
+    def step(self, gradient: Gradient) -> Stats | None:
+        stats = gradient(None)  # g = calGrad(W)
+        if stats is None:
+            return None
+        self.optimizer.step()  # W = apply(W, g)
+        self.staleness[0] += 1
+        return stats

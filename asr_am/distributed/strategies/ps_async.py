@@ -1,0 +1,108 @@
+"""Asynchronous SGD on parameter servers (ASGD): every gradient is applied as it comes, nobody waits for anybody.
+
+Dean et al. (NIPS 2012), Downpour SGD; with a bound, stale synchronous parallel (SSP; Ho et al., NIPS 2013):
+
+    worker j:   w ← pull();  g = ∇l(w);  push ⟨g_i, t_i⟩, t_i the version of the block that g was taken at
+    server i:   w_i ← w_i − α u(g_i);  t ← t + 1;  send ⟨w_i, t⟩ to j
+
+w_i block i of the weights, g_i of the gradient, α learning rate, u the optimizer's rule, with its momentum at the
+server; the norm of a worker's own gradient is limited. Staleness s = t − t_i, updates of the block since it was pulled:
+about the number of workers - 1. `staleness_aware` takes α / max(s, 1) (Zhang et al., IJCAI 2016): about as far per
+batch as `sync` goes; without it k workers go k times as far. `bound`, SSP's s: a worker begins a step when it has done
+at most so many more in this segment than the slowest, and waits until then; with 0, all do each step together. With one
+worker it is `local`.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from asr_am.distributed.flat_params import FlatParams
+from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
+from asr_am.distributed.param_server.base import Served
+from asr_am.distributed.param_server.server import LOOK, Reach, Server
+from asr_am.distributed.param_server.weight_shards import Push
+from asr_am.distributed.team import Team
+from asr_am.errors import InputError
+
+
+class PsAsync(Served):
+    """staleness: counted at the servers, once for each block of a gradient."""
+
+    name = "ps_async"
+
+    def __init__(
+        self, params: FlatParams, optimizer: Optimizer, team: Team, servers: int | None = None, timeout: float = 60.0,
+        apart: bool = False, staleness_aware: bool = True, bound: int | None = None,
+    ) -> None:  # fmt: skip
+        if bound is not None and bound < 0:
+            raise InputError(f"strategy.bound={bound}: must be at least 0, or null for none")
+        self._staleness_aware, self._bound = staleness_aware, bound
+        super().__init__(params, optimizer, team, servers, timeout, apart)
+
+    def step(self, gradient: Gradient) -> Stats | None:
+        self._start()
+        self.worker.settle()
+        self.worker.take()  # w = pull()
+        stats = gradient(None)  # g
+        if stats is None:
+            return None
+        self._clip()
+        self._push(stats, self.worker.versions)  # ⟨g_i, t_i⟩
+        return stats
+
+    def _make_server(self, reach: Reach, index: int) -> Server:
+        options = self.optimizer.options
+        return AsyncServer(reach, index, self.params.w, options, self._staleness_aware, self._bound)
+
+
+class AsyncServer(Server):
+    def __init__(
+        self, reach: Reach, index: int, w: Tensor, options: OptimizerOptions, staleness_aware: bool, bound: int | None
+    ) -> None:
+        super().__init__(reach, index, w, options)
+        self._staleness_aware, self._bound = staleness_aware, bound
+        self._steps = dict.fromkeys(reach.workers, 0)  # that each worker has done since the last rest
+        self._unanswered: list[int] = []
+
+    def receive(self, push: Push) -> None:
+        self.t = max(self.t, push.t)  # a restarted server takes up the newest version that it sees
+        staleness = self.t - push.t
+        self.reach.staleness[staleness] += 1
+        self.g.copy_(push.g)
+        self.update(push.rate / max(staleness, 1) if self._staleness_aware else push.rate)
+        self._steps[push.worker] += 1
+        self._unanswered.append(push.worker)
+
+    def advance(self) -> None:
+        """Answer who is not too far ahead of the slowest."""
+        slowest = self._slowest() if self._bound is not None else 0
+        for worker in list(self._unanswered):
+            if self._bound is None or worker in self.away or self._steps[worker] <= slowest + self._bound:
+                self._unanswered.remove(worker)
+                self.send(worker)
+
+    def patience(self) -> float | None:
+        return LOOK if self._unanswered else None
+
+    def receive_again(self, push: Push) -> None:
+        if push.worker not in self._unanswered:
+            super().receive_again(push)
+
+    def asked(self, worker: int) -> None:
+        """A worker that joins begins where the slowest is. A server's rank asks too, at rest."""
+        if worker not in self._steps:
+            self.send(worker)
+        elif worker not in self._unanswered:
+            self._steps[worker] = max(self._steps[worker], self._slowest(but=worker))
+            self.send(worker)
+
+    def _slowest(self, but: int = -1) -> int:
+        """Steps of the slowest worker that lives and has data left; 0 where there is none."""
+        alive = self.team.alive()
+        return min((n for j, n in self._steps.items() if j != but and j in alive and j not in self.away), default=0)
+
+    def forget(self) -> None:
+        self._steps = dict.fromkeys(self._steps, 0)
+        self._unanswered.clear()

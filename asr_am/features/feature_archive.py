@@ -1,0 +1,53 @@
+"""Kaldi archives of matrices by key, with an index that survives moving the folder."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+
+from asr_am.data.kaldi_archive import read_entry, reason
+from asr_am.data.textfile import read_lines, write_lines
+from asr_am.errors import InputError
+
+PLACE = re.compile(r"^(?P<key>\S+) (?P<path>.+):(?P<offset>\d+)$")
+DAMAGE = (OSError, EOFError, ValueError, AssertionError, RuntimeError, MemoryError, struct.error)  # kaldiio's
+REMEDY_ALIGN = "run stage 3 (align) again"
+
+
+def write_archive(folder: Path, name: str, matrices: Mapping[str, np.ndarray], *, final: Path) -> None:
+    """Write <folder>/<name>.ark and .scp, sorted by key; the .scp names the archive below `final`."""
+    lines = []
+    with (folder / f"{name}.ark").open("wb") as file:
+        for key, matrix in sorted(matrices.items()):
+            lines.append(f"{key} {final / name}.ark:{file.tell() + len(key.encode()) + 1}")
+            kaldiio.save_ark(file, {key: matrix})
+    write_lines(folder / f"{name}.scp", lines)
+
+
+def read_scp(path: Path, remedy: str) -> dict[str, str]:
+    """Places `path:offset` by key, with the archives taken from the folder of the .scp file."""
+    places = {}
+    for number, line in enumerate(read_lines(path, remedy), start=1):
+        match = PLACE.match(line)
+        if match is None:
+            raise InputError(f"{path}:{number}: '{line}' is not `<key> <archive>:<offset>`; {remedy}")
+        places[match["key"]] = f"{path.parent / Path(match['path']).name}:{match['offset']}"
+    if not places:
+        raise InputError(f"{path}: empty; {remedy}")
+    return places
+
+
+def load_matrix(place: str, remedy: str) -> np.ndarray:
+    """The matrix at `path:offset`; InputError where it is damaged or missing."""
+    try:
+        matrix = read_entry(place)
+    except DAMAGE as error:
+        raise InputError(f"{place}: damaged or missing archive ({reason(error)}); {remedy}") from error
+    if not isinstance(matrix, np.ndarray) or matrix.ndim != 2:
+        raise InputError(f"{place}: holds no matrix; {remedy}")
+    return matrix

@@ -1,0 +1,140 @@
+"""What decides the i-vectors of a corpus, and whether it has enough speech for their sizes.
+
+Stage ivectors: train UBM and extractor on the set `train`, write the i-vectors of all sets.
+
+Written: options.json, ubm.npz, extractor.npz, training.json (log-likelihoods per frame before each update), and the
+i-vectors, see `ivector_archive`. `work/` holds what a killed run goes on from. What is written does not
+depend on the number of jobs, and memory not on the amount of speech: the UBM is trained on a sample of the frames, the
+extractor on statistics that are read block by block, and i-vectors are written by groups of speakers.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from asr_am.data.textfile import read_lines, write_lines
+from asr_am.errors import InputError
+from asr_am.features.feature_archive import write_archive
+from asr_am.features.ivector.ivector_archive import REMEDY, IvectorInfo
+from asr_am.features.ivector.model_files import load_extractor, load_ubm, save_extractor, save_ubm
+from asr_am.features.ivector.speakers import Estimator, parts
+from asr_am.features.ivector.speech import Speech
+from asr_am.features.ivector.train_extractor import LIKELIHOODS, IvectorOptions, train_extractor, write_statistics
+from asr_am.features.ivector.ubm import train_ubm
+from asr_am.parallel import parallel_map
+
+OPTIONS = "options.json"
+ARCHIVE = 500  # utterances after which a new archive begins, at the next speaker
+
+
+def make_ivectors(
+    features_dir: Path, out: Path, options: IvectorOptions, *, sets: Sequence[str], jobs: int = 1, device: str = "cpu",
+    final: Path | None = None,
+) -> None:  # fmt: skip
+    """Write models and i-vectors of `sets` into `out`, which will be renamed to `final` (default: it stays `out`).
+
+    features_dir: of stage features, with MFCCs. device: cpu or cuda (which does the work of all jobs). InputError where
+    there is too little speech for the sizes.
+    """
+    if unknown := set(options.online) - set(sets):
+        raise InputError(f"ivectors.online: {min(unknown)!r} is not one of the sets {', '.join(sets)}")
+    jobs, work = (1 if device != "cpu" else jobs), out / "work"
+    speech = {subset: Speech(features_dir, subset, options.normalise, device) for subset in ("train", *sets)}
+    options.check_enough(speech["train"].reader.num_frames, len(speech["train"].reader.utterances))
+    work.mkdir(parents=True, exist_ok=True)
+    write_lines(out / OPTIONS, [json.dumps(asdict(options), indent=1)])
+    train_models(speech["train"], out, work, options, jobs)
+    for subset in sets:
+        write_ivectors(speech[subset], out, options, jobs, (final or out).resolve())
+    keys = {subset: "utterance" if subset in options.online else "speaker" for subset in sets}
+    IvectorInfo(options.dim, options.period, keys).save(out)
+    shutil.rmtree(work)
+
+
+def train_models(speech: Speech, out: Path, work: Path, options: IvectorOptions, jobs: int) -> None:
+    """ubm.npz, extractor.npz, training.json; what is there already is not made again."""
+    ubm_path, extractor_path, report = out / "ubm.npz", out / "extractor.npz", out / "training.json"
+    if not ubm_path.exists():
+        frames_ND = speech.sample(options.ubm_frames)
+        ubm, likelihoods = train_ubm(frames_ND, options.gaussians, options.ubm_iterations, seed=options.seed)
+        write_lines(report, [json.dumps({"ubm": likelihoods})])
+        save_ubm(ubm_path, ubm)
+    if not extractor_path.exists():
+        blocks = write_statistics(speech, ubm_path, work, options.posterior_scale, jobs)
+        extractor = train_extractor(blocks, work, options, jobs, speech.device)
+        likelihoods = json.loads((work / LIKELIHOODS).read_text())
+        write_lines(report, [json.dumps(json.loads(report.read_text()) | {"extractor": likelihoods})])
+        save_extractor(extractor_path, extractor)
+
+
+def write_ivectors(speech: Speech, out: Path, options: IvectorOptions, jobs: int, final: Path) -> None:
+    """The archives of one set, and the index of them all."""
+    groups: list[list[tuple[str, list[str]]]] = [[]]
+    for speaker, utterances in speech.by_speaker().items():
+        if sum(len(members) for _, members in groups[-1]) >= ARCHIVE:
+            groups.append([])
+        groups[-1].append((speaker, utterances))
+    tasks = [(out / f"{speech.subset}_ivectors.{n}", group) for n, group in enumerate(groups, start=1)]
+    missing = [task for task in tasks if not _index(task[0]).exists()]
+    work = partial(write_group, speech, options, out, final)
+    parallel_map(work, missing, jobs, f"i-vectors of {speech.subset}")
+    lines = [line for path, _ in tasks for line in read_lines(_index(path), REMEDY)]
+    write_lines(out / f"{speech.subset}_ivectors.scp", sorted(lines))
+    for path, _ in tasks:
+        _index(path).unlink()
+
+
+def _index(path: Path) -> Path:
+    return path.with_name(f"{path.name}.scp")
+
+
+def write_group(
+    speech: Speech, options: IvectorOptions, out: Path, final: Path, task: tuple[Path, list[tuple[str, list[str]]]]
+) -> None:
+    """The i-vectors of a group of speakers, as one archive."""
+    path, group = task
+    estimate = load_estimator(out, speech.device)
+    rows: dict[str, Tensor] = {}
+    if speech.subset in options.online:
+        for _, utterances in group:
+            for part in parts(utterances, options.online_utterances):
+                rows |= zip(part, estimate.online(map(speech.frames, part)), strict=True)
+    else:
+        found_BS = estimate.offline(map(speech.frames, utterances) for _, utterances in group)
+        rows |= zip((speaker for speaker, _ in group), found_BS[:, None], strict=True)
+    matrices = {key: rows_KS.float().cpu().numpy() for key, rows_KS in rows.items()}
+    write_archive(out, path.name, matrices, final=final)
+
+
+def speaker_ivectors(models: Path, features_dir: Path, subset: str, out: Path) -> None:
+    """Write an i-vector for each speaker of a set that the `models` (a folder of `make_ivectors`) were not made for."""
+    options, estimate = load_options(models), load_estimator(models)
+    speech = Speech(features_dir, subset, options.normalise)
+    speakers = speech.by_speaker()
+    found_BS = estimate.offline(map(speech.frames, utterances) for utterances in speakers.values())
+    rows = {speaker: row_S[None].float().numpy() for speaker, row_S in zip(speakers, found_BS, strict=True)}
+    write_archive(out, f"{subset}_ivectors", rows, final=out)
+    IvectorInfo(options.dim, options.period, {subset: "speaker"}).save(out)
+
+
+def load_estimator(folder: Path, device: str = "cpu") -> Estimator:
+    """What `make_ivectors` left in `folder`; InputError where a file is missing or damaged."""
+    options = load_options(folder)
+    ubm, extractor = load_ubm(folder / "ubm.npz").to(device), load_extractor(folder / "extractor.npz").to(device)
+    return Estimator(ubm, extractor, options.posterior_scale, options.max_count, options.period)
+
+
+def load_options(folder: Path) -> IvectorOptions:
+    """What the models in `folder` were made with; InputError where the file is missing or damaged."""
+    path = folder / OPTIONS
+    try:
+        return IvectorOptions(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path}: missing or damaged ({error}); {REMEDY}") from error

@@ -1,0 +1,69 @@
+"""Hidden Markov topologies: emitting states from left to right, each with a self-loop and one way out.
+
+Shapes: L graph labels.
+
+
+Probabilities of staying in a state and of leaving it, counted from alignments.
+
+Shapes: L graph labels, N frames, R runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from asr_am.hmm.alignments import Runs
+from asr_am.hmm.states import StateTable
+from asr_am.hmm.tree import DecisionTree
+
+INITIAL_LOOP = 0.75  # probability of staying before anything was counted, as in Kaldi's topologies
+
+
+def phone_states(
+    nonsilence: Iterable[int], silence: Iterable[int], phone_length: int = 3, silence_length: int = 3
+) -> dict[int, int]:
+    """How many emitting states each phone id has; `phone_length` and `silence_length` are at least 1."""
+    return dict.fromkeys(nonsilence, phone_length) | dict.fromkeys(silence, silence_length)
+
+
+def state_table(tree: DecisionTree, states_P: Mapping[int, int], loop: float = INITIAL_LOOP) -> StateTable:
+    """Every (phone, state, pdf) that `tree` can produce, all with the same probability of staying."""
+    triples = [
+        (phone, state, pdf)
+        for phone, count in sorted(states_P.items())
+        for state in range(count)
+        for pdf in tree.leaves(phone, state)
+    ]
+    size = len(triples)
+    return StateTable(
+        labels_L3=np.array(triples, dtype=np.int32).reshape(size, 3),
+        loop_L=np.full(size, np.log(loop), dtype=np.float32),
+        next_L=np.full(size, np.log1p(-loop), dtype=np.float32),
+        states_P=dict(states_P),
+        num_pdfs=tree.num_pdfs,
+    )
+
+
+FLOOR = 0.01  # no probability below this, as in Kaldi
+PRIOR = 10.0  # how many visits the pooled estimate of all contexts counts for
+
+
+def estimate_transitions(table: StateTable, runs: Runs) -> StateTable:
+    """`table` with probabilities from `runs`: a visit of length n stays n - 1 times and leaves once.
+
+    A label with few visits leans on all labels of its phone and state, and those on the initial probability.
+    """
+    size = len(table.labels_L3)
+    leave_L = np.bincount(runs.label_R - 1, minlength=size).astype(np.float64)
+    stay_L = np.bincount(runs.label_R - 1, runs.length_R - 1, minlength=size)
+    _, group_L = np.unique(table.labels_L3[:, :2], axis=0, return_inverse=True)
+    pooled_stay = np.bincount(group_L, stay_L) + PRIOR * INITIAL_LOOP
+    pooled_leave = np.bincount(group_L, leave_L) + PRIOR * (1 - INITIAL_LOOP)
+    pooled_L = (pooled_stay / (pooled_stay + pooled_leave))[group_L]
+    # a prior of PRIOR visits stands for PRIOR / (1 - loop) frames
+    weight_L = PRIOR / (1 - pooled_L)
+    loop_L = np.clip((stay_L + weight_L * pooled_L) / (stay_L + leave_L + weight_L), FLOOR, 1 - FLOOR)
+    return replace(table, loop_L=np.log(loop_L).astype(np.float32), next_L=np.log1p(-loop_L).astype(np.float32))

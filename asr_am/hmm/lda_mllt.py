@@ -1,0 +1,174 @@
+"""Linear discriminant analysis of spliced frames, whose classes are the pdfs of an alignment.
+
+Shapes: N frames of a set, P pdfs, C values of a spliced frame, D dimensions kept, S static features of a frame.
+
+The rows of the result are the directions in which the classes' means differ most, scaled so that the covariance within
+classes is the identity (Haeb-Umbach & Ney 1992; Kaldi's est-lda). Diagonal Gaussians fit what is left of it, MLLT does
+the rest.
+
+
+MLLT: a linear transform of all features that makes diagonal Gaussians fit them best (Gales 1999).
+
+Shapes: N frames, D feature dimension, G Gaussians, F = D (D + 1) / 2.
+
+The objective per frame is log |det A| - sum_d a_d G_d a_d' / (2 count) with rows a_d and
+G_d = sum_n sum_g p_ng (x_n - mean_g) (x_n - mean_g)' / var_gd. The Gaussians move with the features: means become
+A mean, variances stay, to be estimated anew in the next pass of EM.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy as np
+import scipy.linalg
+import torch
+from torch import Tensor
+
+from asr_am.errors import InputError
+from asr_am.features.adapted import Projection, splice
+from asr_am.hmm.em import Accumulators
+from asr_am.hmm.expectations import Expectation, Occupation, add_weighted_outer, packed_size, unpack
+from asr_am.hmm.frames import FrameStore
+from asr_am.hmm.gmm import DiagGmms
+from asr_am.parallel import parallel_map, track
+
+SPLICED_BLOCK = 20_000  # frames in memory at a time
+
+
+@dataclass(frozen=True)
+class ClassStats:
+    """count_P, sums_PC: of the frames of each class; second_CC: sum of x x' over all of them. float64."""
+
+    count_P: np.ndarray
+    sums_PC: np.ndarray
+    second_CC: np.ndarray
+
+
+def accumulate_classes(
+    mfcc: FrameStore, num_static: int, context: int, pdf_N: np.ndarray, num_pdfs: int, description: str
+) -> ClassStats:
+    """Statistics of spliced static features, the first `num_static` columns of `mfcc`; pdf < 0: frame left out."""
+    width = num_static * (2 * context + 1)
+    stats = ClassStats(np.zeros(num_pdfs), np.zeros((num_pdfs, width)), np.zeros((width, width)))
+    pending: list[np.ndarray] = []
+    begin = 0
+    for utterance in track(range(len(mfcc.utterances)), description):
+        span = mfcc.span(utterance)
+        pending.append(splice(mfcc.x_ND[span, :num_static], context))
+        if span.stop - begin >= SPLICED_BLOCK or utterance == len(mfcc.utterances) - 1:
+            _add(stats, np.concatenate(pending).astype(np.float64), pdf_N[begin : span.stop])
+            pending, begin = [], span.stop
+    return stats
+
+
+def _add(stats: ClassStats, x_NC: np.ndarray, pdf_N: np.ndarray) -> None:
+    order_N = np.argsort(pdf_N, kind="stable")
+    order_N = order_N[np.searchsorted(pdf_N[order_N], 0) :]
+    pdfs, first, counts = np.unique(pdf_N[order_N], return_index=True, return_counts=True)
+    if len(pdfs) == 0:
+        return
+    x_NC = x_NC[order_N]
+    stats.count_P[pdfs] += counts
+    stats.sums_PC[pdfs] += np.add.reduceat(x_NC, first, axis=0)
+    stats.second_CC[:] += x_NC.T @ x_NC
+
+
+def estimate_lda(stats: ClassStats, dim: int, num_static: int) -> Projection:
+    """The projection to the `dim` most discriminative directions, at most C. InputError where LDA has no solution."""
+    total = stats.count_P.sum()
+    mean_C = stats.sums_PC.sum(axis=0) / max(total, 1)
+    seen = stats.count_P > 0
+    scaled_PC = stats.sums_PC[seen] / np.sqrt(stats.count_P[seen, None] * total)
+    of_means_CC = scaled_PC.T @ scaled_PC
+    within_CC = stats.second_CC / max(total, 1) - of_means_CC
+    try:
+        _, vectors_CC = scipy.linalg.eigh(of_means_CC - np.outer(mean_C, mean_C), within_CC)
+    except (np.linalg.LinAlgError, ValueError) as error:
+        raise InputError(
+            f"align: {total:.0f} frames of speech have linearly dependent MFCCs, so that LDA has no solution; "
+            "look at the recordings, or use align=triphone"
+        ) from error
+    return Projection(np.ascontiguousarray(vectors_CC[:, ::-1][:, :dim].T, dtype=np.float32), num_static)
+
+
+BLOCK = 16_384  # frames in memory at a time
+TASKS = 64  # at most: what each returns has to be held
+GAUSSIANS = 1024  # whose outer products are in memory at a time
+
+
+@dataclass(frozen=True)
+class MlltStats:
+    """count: frames; quadratic_DDD: the G_d, float64."""
+
+    count: float
+    quadratic_DDD: Tensor
+
+
+def accumulate_mllt(
+    gmms: DiagGmms, frames: FrameStore, pdf_N: np.ndarray, acc: Accumulators, jobs: int, description: str,
+    device: str = "cpu",
+) -> MlltStats:  # fmt: skip
+    """One pass over the frames with a pdf >= 0; `acc`: EM's statistics of the same frames and mixtures."""
+    cuts = np.linspace(0, frames.num_frames, min(TASKS, 1 + frames.num_frames // BLOCK) + 1).astype(int).tolist()
+    tasks = [(begin, pdf_N[begin:end]) for begin, end in itertools.pairwise(cuts)]
+    work = functools.partial(_sum_squares, gmms, frames, device)
+    parts = parallel_map(work, tasks, jobs if device == "cpu" else 1, description)
+    packed_DF = torch.from_numpy(np.sum(parts, axis=0))
+    return MlltStats(float(acc.occ_G.sum()), unpack(packed_DF, gmms.dim) - _about_zero(gmms, acc))
+
+
+def _sum_squares(gmms: DiagGmms, frames: FrameStore, device: str, task: tuple[int, np.ndarray]) -> np.ndarray:
+    """The sums of x x' / var, [D, F], of the frames from `first` on whose pdfs are given."""
+    first, pdf_N = task
+    expectation = Expectation(gmms, device=device)
+    total_DF = torch.zeros(gmms.dim, packed_size(gmms.dim), dtype=torch.float64, device=expectation.device)
+    for begin in range(0, len(pdf_N), BLOCK):
+        block_N = pdf_N[begin : begin + BLOCK]
+        x_ND = expectation.tensor(frames.x_ND[first + begin : first + begin + len(block_N)])
+        precision_ND, _ = expectation(x_ND, Occupation.of_alignment(block_N))
+        add_weighted_outer(total_DF, precision_ND, x_ND)
+    return total_DF.cpu().numpy()
+
+
+def _about_zero(gmms: DiagGmms, acc: Accumulators) -> Tensor:
+    """What moments about zero have too much, [D, D, D]: sum_g (s m' + m s' - occ m m') / var_gd, s the sum of x."""
+    total_DDD = torch.zeros(gmms.dim, gmms.dim, gmms.dim, dtype=torch.float64)
+    for begin in range(0, gmms.num_gaussians, GAUSSIANS):
+        rows = slice(begin, begin + GAUSSIANS)
+        mean, var = (torch.from_numpy(part[rows].astype(np.float64)) for part in (gmms.means_GD, gmms.vars_GD))
+        centred = torch.from_numpy(acc.sums_G2D[rows, : gmms.dim] - acc.occ_G[rows, None] / 2 * mean.numpy())
+        cross_DDD = torch.einsum("gd,gef->def", 1 / var, centred[:, :, None] * mean[:, None, :])
+        total_DDD += cross_DDD + cross_DDD.transpose(1, 2)
+    return total_DDD
+
+
+def objective(stats: MlltStats, transform_DD: Tensor) -> float:
+    """Per frame."""
+    squares = torch.einsum("de,def,df->", transform_DD, stats.quadratic_DDD, transform_DD)
+    return float(torch.linalg.slogdet(transform_DD).logabsdet - squares / (2 * stats.count))
+
+
+def estimate_mllt(stats: MlltStats, sweeps: int = 40) -> tuple[np.ndarray, list[float]]:
+    """The transform [D, D] after `sweeps` over its rows, and the objective before and after each of them.
+
+    Row d becomes c G_d^-1 sqrt(count / (c G_d^-1 c')) with c its cofactors (Gales 1999, equation 21).
+    """
+    dim = len(stats.quadratic_DDD)
+    transform_DD = torch.eye(dim, dtype=torch.float64)
+    inverse_DDD = torch.linalg.inv(stats.quadratic_DDD)
+    history = [objective(stats, transform_DD)]
+    for _ in range(sweeps):
+        for d in range(dim):
+            cofactor_D = torch.linalg.inv(transform_DD)[:, d]
+            towards_D = inverse_DDD[d] @ cofactor_D
+            transform_DD[d] = towards_D * torch.sqrt(stats.count / (towards_D @ cofactor_D))
+        history.append(objective(stats, transform_DD))
+    return transform_DD.numpy(), history
+
+
+def transform_means(gmms: DiagGmms, transform_DD: np.ndarray) -> DiagGmms:
+    """The Gaussians of transformed features, their variances as they were."""
+    return replace(gmms, means_GD=(gmms.means_GD.astype(np.float64) @ transform_DD.T).astype(np.float32))

@@ -1,0 +1,187 @@
+"""Viterbi alignment of transcripts: graphs of all utterances on disk, searched with kaldi_decoder's FasterDecoder.
+
+Shapes: N frames of a set, T frames of one utterance, D feature dimension, C graph labels in one utterance's graph,
+P pdfs among them, U utterances.
+
+Graphs are compiled once for a tree and used in every pass, with the transition probabilities of that moment: at
+self-loop scale 0.1 their later changes hardly matter, and likelihoods decide. A graph's input labels are numbered
+anew from 1 to C, so that the matrix the decoder reads has only the columns the utterance needs.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import kaldi_decoder
+import kaldifst
+import numpy as np
+import torch
+
+from asr_am.data.npz import read_npz, write_npz
+from asr_am.errors import InputError
+from asr_am.hmm import REDO
+from asr_am.hmm.frames import FrameStore
+from asr_am.hmm.fst_arrays import FstArrays
+from asr_am.hmm.gmm import DiagGmms
+from asr_am.hmm.states import StateTable, Tree
+from asr_am.hmm.training_graph import read_lexicon_fst, training_graph
+from asr_am.parallel import parallel_map
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AlignOptions:
+    """Beams apply to log-likelihoods times `acoustic_scale`; what the beam loses is tried again with the retry beam."""
+
+    beam: float = 10.0
+    retry_beam: float = 40.0
+    acoustic_scale: float = 0.1
+    self_loop_scale: float = 0.1
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """Compiled graphs: utterances bounds_S1[s] to bounds_S1[s + 1] are in files <s>.ark and <s>.npz of `folder`."""
+
+    folder: Path
+    bounds_S1: tuple[int, ...]
+
+    @property
+    def shards(self) -> list[tuple[int, int, int]]:
+        """(number, first utterance, end)."""
+        return [(s, self.bounds_S1[s], self.bounds_S1[s + 1]) for s in range(len(self.bounds_S1) - 1)]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """labels_N: graph labels, 0 in the utterances of `failed`. loglik: per aligned frame."""
+
+    labels_N: np.ndarray
+    loglik: float
+    retried: int
+    failed: list[str]
+
+
+def compile_graphs(
+    folder: Path, frames: FrameStore, words_U: Sequence[Sequence[int]], lexicon: Path, tree: Tree, states: StateTable,
+    options: AlignOptions, jobs: int,
+) -> Graphs:  # fmt: skip
+    """Write the graphs of all utterances (word ids `words_U`, in the order of `frames`) into `folder`, anew."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    edges = np.linspace(0, frames.num_frames, max(4 * jobs, 8) + 1)
+    graphs = Graphs(folder, tuple(np.unique(np.searchsorted(frames.offsets_U1, edges)).tolist()))
+    build = functools.partial(_compile_shard, graphs.folder, lexicon, tree, states, options.self_loop_scale)
+    tasks = [(shard, frames.utterances[first:end], words_U[first:end]) for shard, first, end in graphs.shards]
+    parallel_map(build, tasks, jobs, f"graphs {folder.name}")
+    return graphs
+
+
+def _compile_shard(
+    folder: Path, lexicon_path: Path, tree: Tree, states: StateTable, self_loop_scale: float,
+    task: tuple[int, Sequence[str], Sequence[Sequence[int]]],
+) -> None:  # fmt: skip
+    shard, utterances, words_U = task
+    lexicon = read_lexicon_fst(lexicon_path)
+    labels = []
+    with kaldifst.VectorFstWriter(f"ark:{folder / str(shard)}.ark") as writer:
+        for utterance, words in zip(utterances, words_U, strict=True):
+            try:
+                arrays = FstArrays.from_fst(
+                    training_graph(words, lexicon, states, tree, self_loop_scale=self_loop_scale)
+                )
+            except InputError as error:
+                raise InputError(f"utterance {utterance}: {error}") from error
+            labels_C, columns_A = np.unique(np.append(arrays.ilabel_A, 0), return_inverse=True)  # column 0 is epsilon
+            writer.write(utterance, arrays.relabel(columns_A[:-1]).to_fst())
+            labels.append(labels_C[1:])
+    counts = [len(labels_C) for labels_C in labels]
+    write_npz(folder / f"{shard}.npz", {"labels": np.concatenate(labels), "counts": counts})
+
+
+def labels_of_shard(folder: Path, shard: int) -> list[np.ndarray]:
+    """For each utterance the graph labels [C] behind the input labels 1 to C of its graph."""
+    labels, counts = read_npz(folder / f"{shard}.npz", "labels", "counts", remedy=REDO)
+    return np.split(labels, np.cumsum(counts)[:-1])
+
+
+def align(
+    graphs: Graphs, frames: FrameStore, gmms: DiagGmms, states: StateTable, options: AlignOptions, jobs: int,
+    description: str, boost: dict[int, float] | None = None,
+) -> Alignment:  # fmt: skip
+    """The best path of every utterance. `boost`: factors on the likelihoods of some pdfs (Kaldi's boost-silence)."""
+    work = functools.partial(_align_shard, graphs.folder, frames, gmms, states, options, boost or {})
+    results = [path for paths in parallel_map(work, graphs.shards, jobs, description) for path in paths]
+    labels_N = np.zeros(frames.num_frames, dtype=np.int32)
+    total, aligned, retried, failed = 0.0, 0, 0, []
+    for index, (labels_T, loglik, again) in enumerate(results):
+        retried += again
+        if labels_T is None:
+            failed.append(frames.utterances[index])
+            continue
+        labels_N[frames.span(index)] = labels_T
+        total, aligned = total + loglik, aligned + len(labels_T)
+    if aligned == 0:
+        raise InputError(f"{description}: no utterance could be aligned; check transcripts, lexicon and features")
+    return Alignment(labels_N, total / aligned, retried, failed)
+
+
+Found = tuple[np.ndarray | None, float, bool]  # labels [T], log-likelihood, whether it took two tries
+
+
+def _align_shard(
+    folder: Path, frames: FrameStore, gmms: DiagGmms, states: StateTable, options: AlignOptions,
+    boost: dict[int, float], task: tuple[int, int, int],
+) -> list[Found]:  # fmt: skip
+    shard, first, end = task
+    labels_C = labels_of_shard(folder, shard)
+    acoustic_scale = np.float32(options.acoustic_scale)
+    boost_P = np.zeros(gmms.num_pdfs, dtype=np.float32)
+    boost_P[list(boost)] = np.log(list(boost.values()))
+    paths: list[Found] = []
+    with kaldifst.SequentialVectorFstReader(f"ark:{folder / str(shard)}.ark") as reader:
+        for index, labels, (_, graph) in zip(range(first, end), labels_C, reader, strict=True):
+            pdfs, column_C = np.unique(states.pdf_L[labels - 1], return_inverse=True)
+            x_TD = torch.from_numpy(np.array(frames.x_ND[frames.span(index)]))
+            ll_TP = gmms.log_likelihoods(x_TD, pdfs).numpy() + boost_P[pdfs]
+            ll_TC = np.take(ll_TP * acoustic_scale, column_C, axis=1)
+            columns_T, again = search(graph, ll_TC, options)
+            if columns_T is None:
+                paths.append((None, 0.0, again))
+                continue
+            loglik = float(np.take_along_axis(ll_TC, columns_T[:, None] - 1, axis=1).sum(dtype=np.float64))
+            paths.append((labels[columns_T - 1], loglik / options.acoustic_scale, again))
+    return paths
+
+
+def search(graph: kaldifst.StdVectorFst, ll_TC: np.ndarray, options: AlignOptions) -> tuple[np.ndarray | None, bool]:
+    """Input labels [T] of the best path to a final state (None: there is none), and whether it took two tries.
+
+    ll_TC: scaled log-likelihoods, C-contiguous float32; input label c of the graph reads column c - 1.
+    """
+    for again, beam in enumerate((options.beam, options.retry_beam)):
+        decoder = kaldi_decoder.FasterDecoder(graph, kaldi_decoder.FasterDecoderOptions(beam=beam))
+        decoder.decode(kaldi_decoder.DecodableCtc(ll_TC))
+        if decoder.reached_final():
+            _, path = decoder.get_best_path()
+            _, labels, _, _ = kaldifst.get_linear_symbol_sequence(path)
+            if len(labels) == len(ll_TC):
+                return np.array(labels, dtype=np.int64), bool(again)
+    return None, True
+
+
+def log_alignment(name: str, subset: str, alignment: Alignment, utterances: int) -> None:
+    """What became of a set, with the ids of up to ten failures."""
+    logger.info(
+        "%s: %s: %d of %d utterances aligned, %d needed the retry beam, log-likelihood per frame %.2f",
+        name, subset, utterances - len(alignment.failed), utterances, alignment.retried, alignment.loglik,
+    )  # fmt: skip
+    if alignment.failed:
+        examples = " ".join(alignment.failed[:10])
+        logger.warning("%s: %s: %d utterances have no alignment: %s", name, subset, len(alignment.failed), examples)

@@ -1,0 +1,83 @@
+"""The file of a trained acoustic model: all that decoding needs, and nothing that executes when loaded."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from asr_am.errors import InputError
+from asr_am.model.acoustic import AcousticModel
+from asr_am.model.build import kind_of, make_model, model_options
+
+FORMAT = "asr_am acoustic model 1"
+
+
+def write_torch(value: Any, path: Path) -> None:
+    """`torch.save` under a temporary name, flushed to the disk, then renamed. InputError where the disk is full."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(value, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(f"{path}: cannot be written ({error.strerror}); make room, and start again") from error
+
+
+def read_torch(path: Path, remedy: str) -> Any:
+    """`torch.load` of tensors and plain values only. InputError where the file is missing or damaged."""
+    try:
+        with zipfile.ZipFile(path) as file:  # torch does not look at the checksums
+            if damaged := file.testzip():
+                raise InputError(f"checksum of {damaged} is wrong")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch, zipfile and pickle raise a dozen kinds for a damaged file
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{path}: not readable ({reason}); {remedy}") from error
+
+
+def save_model(path: Path, model: AcousticModel, info: Mapping[str, Any]) -> None:
+    """Write a model. `info` is kept beside the weights: plain values and tensors, as `load_acoustic_model` returns."""
+    value = {
+        "format": FORMAT,
+        "model": kind_of(model.options),
+        "options": asdict(model.options),
+        "inputs": model.inputs,
+        "outputs": model.outputs,
+        "weights": model.state_dict(),
+        "info": dict(info),
+    }
+    write_torch(value, path)
+
+
+def load_acoustic_model(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """The model, in eval mode on the CPU, and what was saved about it. InputError where the file is damaged.
+
+    The model maps x_BTF float32 (and lengths_B) to logits_BTP. The info holds `dim`, `num_pdfs`, `kind` (of features),
+    `chunk` (frames it was trained on), `pdf_counts` (int64 tensor [P], for the priors), `epoch`, `heldout_loss`.
+    """
+    remedy = "train the model again"
+    value = read_torch(path, remedy)
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise InputError(f"{path}: is not an acoustic model of this program; {remedy}")
+    try:
+        options = model_options(value.get("model", "blstm"), **value["options"])
+        model = make_model(options, int(value["inputs"]), int(value["outputs"]))
+        model.load_state_dict(value["weights"])
+        info = {"dim": model.inputs, "num_pdfs": model.outputs, **value["info"]}
+    except (InputError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise InputError(
+            f"{path}: is not a complete acoustic model ({str(error).splitlines()[0]}); {remedy}"
+        ) from error
+    if not all(torch.isfinite(weight).all() for weight in model.state_dict().values()):
+        raise InputError(f"{path}: has weights that are not finite numbers; {remedy}")
+    return model.eval(), info

@@ -1,0 +1,242 @@
+"""Word errors of a hypothesis (CTM) against a reference (STM), to the last word as NIST's programs count them.
+
+The pipeline of hubscr.pl: sort both files, rewrite both by the GLM if there is one (csrfilt), give each segment its
+words by their mid-points, align (sclite -F -D), count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+from asr_am.errors import InputError
+from asr_am.score.alignment import CORRECT, DELETION, INSERTION, SUBSTITUTION, Pair, align
+from asr_am.score.csrfilt import Filter
+from asr_am.score.files import Segment, Slot, parse_ctm, parse_stm, read_ctm, read_stm, show, unexpected_words
+from asr_am.score.word_network import Network, hypothesis_network, reference_network
+
+ALL = "all"
+FILE_PREFIX_SUBSETS = {"swb": "sw_", "ch": "en_"}  # the two halves of Hub5'00
+
+_LABEL_LINE = re.compile(rb';; LABEL [^"]*"([^"]*)"[^"]*"([^"]*)"[^"]*"([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Totals over segments. `words` are reference words on the aligned branches, so they depend on the hypothesis."""
+
+    sentences: int = 0
+    correct: int = 0
+    substitutions: int = 0
+    deletions: int = 0
+    insertions: int = 0
+    sentence_errors: int = 0
+
+    @property
+    def words(self) -> int:
+        return self.correct + self.substitutions + self.deletions
+
+    @property
+    def errors(self) -> int:
+        return self.substitutions + self.deletions + self.insertions
+
+    @property
+    def wer(self) -> float | None:
+        """Word error rate in percent; None where the reference has no words."""
+        return 100.0 * self.errors / self.words if self.words else None
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.sentences + other.sentences,
+            self.correct + other.correct,
+            self.substitutions + other.substitutions,
+            self.deletions + other.deletions,
+            self.insertions + other.insertions,
+            self.sentence_errors + other.sentence_errors,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentScore:
+    """One segment: who, where, its counts, and its alignment (empty where NIST's programs did the counting)."""
+
+    file: str
+    channel: str
+    speaker: str
+    label: str
+    counts: Counts
+    pairs: tuple[Pair, ...] = ()
+    begin: float = 0.0
+    end: float = 0.0
+
+
+@dataclass
+class Score:
+    """The scored segments in file order; `subsets` maps a name to the positions of its segments."""
+
+    segments: list[SegmentScore]
+    subsets: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def total(self) -> Counts:
+        return self.subset(ALL)
+
+    def subset(self, name: str) -> Counts:
+        """The totals of one subset, or of "all"."""
+        return sum((segment.counts for segment in self._members(name)), Counts())
+
+    def speakers(self, name: str = ALL) -> dict[str, Counts]:
+        """Totals by speaker, in order of appearance."""
+        totals: dict[str, Counts] = {}
+        for segment in self._members(name):
+            totals[segment.speaker] = totals.get(segment.speaker, Counts()) + segment.counts
+        return totals
+
+    def per_segment(self, name: str = ALL) -> tuple[list[int], list[int]]:
+        """Errors and reference words of each segment, for asr_am.score.significance."""
+        members = self._members(name)
+        return [segment.counts.errors for segment in members], [segment.counts.words for segment in members]
+
+    def _members(self, name: str) -> list[SegmentScore]:
+        return self.segments if name == ALL else [self.segments[i] for i in self.subsets[name]]
+
+
+class Reference:
+    """An STM and a GLM, read and filtered once to score many hypotheses against.
+
+    `subsets` maps names to prefixes of file names; without it `swb` and `ch` where there are such files. Every label
+    that the STM declares (`;; LABEL "id" "title" "description"`) is a subset as well, named by its id in lower case.
+    """
+
+    def __init__(self, stm: Path, glm: Path | None = None, subsets: Mapping[str, str] | None = None) -> None:
+        comments, lines = read_stm(stm)
+        if glm:
+            reference_filter = Filter.for_reference(glm)
+            lines = [reference_filter.stm_line(line) for line in lines]
+        self.stm = stm
+        self.segments = [parse_stm(line) for line in lines]
+        self.subset_rules = SubsetRules.of(self.segments, comments, subsets)
+        self._hypothesis_filter = Filter.for_hypothesis(glm) if glm else None
+        self._networks = [None if segment.ignored else _network(segment) for segment in self.segments]
+
+    def score(self, ctm: Path) -> Score:
+        """Score one CTM file. Raises InputError for bad input and for words of a file that the STM lacks."""
+        scored = []
+        for number, words in self._assign(self._slots(ctm)):
+            network = self._networks[number]
+            if network is not None:
+                scored.append(_score_segment(self.segments[number], network, hypothesis_network(words)))
+        return Score(scored, self.subset_rules.split(scored))
+
+    def unexpected_words(self, ctm: Path) -> list[str]:
+        """The words of both files that hubscr's validators refuse, as "path:line: word"."""
+        return list(unexpected_words(self.segments, self._slots(ctm)))
+
+    def _slots(self, ctm: Path) -> list[Slot]:
+        lines = read_ctm(ctm)
+        if self._hypothesis_filter is None:
+            return [parse_ctm(line) for line in lines]
+        return [slot for line in lines for slot in self._hypothesis_filter.ctm_line(line)]
+
+    def _assign(self, slots: list[Slot]) -> Iterator[tuple[int, Sequence[Slot]]]:
+        """The words of each segment. Both files are sorted, so files and channels are met in the same order."""
+        channels = [list(group) for _, group in groupby(slots, key=lambda slot: (slot.file, slot.channel))]
+        numbered = groupby(enumerate(self.segments), key=lambda item: (item[1].file, item[1].channel))
+        for channel, group in numbered:
+            segments = list(group)
+            words = channels.pop(0) if channels and _channel(channels[0]) == channel else []
+            yield from zip(
+                (number for number, _ in segments), _by_middle([segment for _, segment in segments], words), strict=True
+            )
+        if channels:
+            self._refuse(channels[0][0])
+
+    def _refuse(self, slot: Slot) -> None:
+        name = f"file '{show(slot.file)}' channel '{show(slot.channel)}'"
+        if (slot.file, slot.channel) in {(segment.file, segment.channel) for segment in self.segments}:
+            raise InputError(f"{slot.where}: {name} comes in another order than in {self.stm}; unify blanks and case")
+        raise InputError(f"{slot.where}: {name} is not in {self.stm}; score it with its own reference")
+
+
+@dataclass(frozen=True)
+class SubsetRules:
+    """Which segments belong to which subset: by prefix of the file name, or by label."""
+
+    prefixes: Mapping[str, str]
+    labels: Mapping[str, str]
+
+    @classmethod
+    def of(cls, segments: list[Segment], comments: list[bytes], prefixes: Mapping[str, str] | None) -> SubsetRules:
+        if prefixes is None:
+            files = {segment.file for segment in segments}
+            prefixes = {
+                name: prefix
+                for name, prefix in FILE_PREFIX_SUBSETS.items()
+                if any(file.startswith(prefix.encode()) for file in files)
+            }
+        declared = [show(match[1].lower()) for comment in comments if (match := _LABEL_LINE.match(comment))]
+        labels = {f"label-{label}" if label == ALL or label in prefixes else label: label for label in declared}
+        return cls(prefixes, labels)
+
+    def split(self, segments: Sequence[SegmentScore]) -> dict[str, list[int]]:
+        """Positions of the segments of each subset."""
+        subsets = {
+            name: [i for i, segment in enumerate(segments) if segment.file.startswith(prefix.lower())]
+            for name, prefix in self.prefixes.items()
+        }
+        names = [set(re.split("[<,>]", segment.label)) for segment in segments]
+        for name, label in self.labels.items():
+            subsets[name] = [i for i in range(len(segments)) if label in names[i]]
+        return subsets
+
+
+def score_files(stm: Path, ctm: Path, glm: Path | None = None, subsets: Mapping[str, str] | None = None) -> Score:
+    """Score `ctm` against `stm` after the rules of `glm`; `subsets` maps names to prefixes of file names.
+
+    To score many hypotheses against one reference, keep a `Reference` and call its `score`.
+    """
+    return Reference(stm, glm, subsets).score(ctm)
+
+
+def _network(segment: Segment) -> Network:
+    try:
+        return reference_network(segment.text)
+    except InputError as error:
+        raise InputError(f"{segment.where}: {error}") from None
+
+
+def _channel(slots: list[Slot]) -> tuple[bytes, bytes]:
+    return slots[0].file, slots[0].channel
+
+
+def _by_middle(segments: list[Segment], words: list[Slot]) -> Iterator[list[Slot]]:
+    """Each segment takes the next words while they are centred before its end; the last one takes the rest."""
+    start = 0
+    for segment in segments[:-1]:
+        end = start
+        while end < len(words) and words[end].middle < segment.end:
+            end += 1
+        yield words[start:end]
+        start = end
+    yield words[start:]
+
+
+def _score_segment(segment: Segment, reference: Network, hypothesis: Network) -> SegmentScore:
+    try:
+        pairs = align(reference, hypothesis)
+    except InputError as error:
+        raise InputError(f"{segment.where}: {error}") from None
+    operations = [pair.operation for pair in pairs]
+    counts = Counts(
+        sentences=1,
+        correct=operations.count(CORRECT),
+        substitutions=operations.count(SUBSTITUTION),
+        deletions=operations.count(DELETION),
+        insertions=operations.count(INSERTION),
+        sentence_errors=int(len(operations) > operations.count(CORRECT)),
+    )
+    file, channel, speaker, label = map(show, (segment.file, segment.channel, segment.speaker, segment.label))
+    return SegmentScore(file, channel, speaker, label, counts, tuple(pairs), segment.begin, segment.end)

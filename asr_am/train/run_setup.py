@@ -1,0 +1,148 @@
+"""The weights of another run as the start of this one.
+
+Ladkat et al. (Interspeech 2019, section 3.2) train on a part of the data with one learner first, and begin every
+experiment with the same weights: train one run with train.subset=0.125, then all others with train.init=<its best.pt>.
+
+
+What the learners of one process share: options, examples, the held-out measure, and the files of the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from asr_am.distributed.flat_params import FlatParams
+from asr_am.distributed.optimizer import Optimizer
+from asr_am.distributed.strategy import Strategy
+from asr_am.distributed.team import Team
+from asr_am.egs.loader import Loader, Plan, feature_moments
+from asr_am.egs.store import EgsInfo, EgsSet, load_pdf_counts
+from asr_am.errors import InputError
+from asr_am.model.acoustic import AcousticModel
+from asr_am.model.build import make_model
+from asr_am.model.model_file import load_acoustic_model
+from asr_am.train.checkpoint import Checkpoints
+from asr_am.train.gradient import HeldOut, Learner
+from asr_am.train.run_log import Display, Journal, NoTracker, Tracker
+from asr_am.train.train_options import TrainOptions
+
+
+def start_from(path: Path, model: AcousticModel, examples: EgsInfo) -> None:
+    """Copy weights and normalisation of the model file `path` into `model`.
+
+    InputError where it is not a model file, or one of other inputs, senones or sizes.
+    """
+    start, info = load_acoustic_model(path)
+    remedy = f"train.init={path}: %s; give the best.pt of a run with this model on these examples, or null"
+    if info["kind"] != examples.kind:
+        raise InputError(remedy % f"is for features {info['kind']}, the examples have {examples.kind}")
+    ours, theirs = examples.senones, info.get("senones", "")
+    if info["num_pdfs"] != examples.num_pdfs or (ours and theirs and ours != theirs):
+        raise InputError(remedy % f"its {info['num_pdfs']} senones are not the {examples.num_pdfs} of the examples")
+    if type(start) is not type(model):
+        raise InputError(remedy % f"is a {type(start).__name__}, not a {type(model).__name__}")
+    here, there = ({name: tuple(w.shape) for name, w in m.state_dict().items()} for m in (model, start))
+    for name in sorted(here.keys() | there.keys()):
+        if here.get(name) != there.get(name):
+            raise InputError(remedy % f"{name} has shape {there.get(name)}, here it is {here.get(name)}")
+    model.load_state_dict(start.state_dict())
+
+
+StrategyFactory = Callable[[FlatParams, Optimizer, Team], Strategy]
+
+
+class Material:
+    """One training run on the sets `train` and `dev` of `egs_dir`, in the directory `out`.
+
+    learners: among which a batch of options.batch_size chunks is divided. provenance: for summary.json and the model.
+    InputError for damaged examples, a GPU that is not there, and a batch that cannot be divided.
+    """
+
+    def __init__(
+        self, egs_dir: Path, out: Path, options: TrainOptions, strategy: StrategyFactory, *, learners: int = 1,
+        tracker: Tracker | None = None, provenance: Mapping[str, object] | None = None,
+    ) -> None:  # fmt: skip
+        check_batch(options, learners)
+        self.options, self.learners, self.out = options, learners, out
+        self.provenance = dict(provenance or {})
+        self._factory = strategy
+        self.device = training_device(options)
+        self.egs, self._dev = EgsSet(egs_dir, "train"), EgsSet(egs_dir, "dev")
+        self.pdf_counts_P = torch.from_numpy(load_pdf_counts(egs_dir))
+        self._mean_F, self._deviation_F = feature_moments(self.egs)
+        self.loader = Loader(
+            self.egs, options.batch_size // learners, seed=options.seed, random_offset=options.random_offset,
+            subset=options.subset, masking=options.masking, mean_F=self._mean_F, ivector_noise=options.ivector_noise,
+            workers=options.workers,
+        )  # fmt: skip
+        out.mkdir(parents=True, exist_ok=True)
+        self.journal = Journal(out, tracker or NoTracker(), Display(options.epochs), options.plain())
+        self._plan: Plan | None = None
+
+    def model(self) -> AcousticModel:
+        """The network as it starts, the same for every learner."""
+        return deepcopy(self._start).to(self.device)
+
+    @cached_property
+    def _start(self) -> AcousticModel:
+        torch.manual_seed(self.options.seed)
+        model = make_model(self.options.model, self.egs.info.dim, self.egs.info.num_pdfs)
+        model.set_normalisation(torch.from_numpy(self._mean_F), torch.from_numpy(self._deviation_F))
+        if self.options.init:
+            start_from(Path(self.options.init), model, self.egs.info)
+        return model
+
+    def learner(self, team: Team) -> tuple[Learner, Strategy]:
+        """A learner of `team`, and its strategy."""
+        model = self.model()
+        params = FlatParams(model)
+        optimizer = Optimizer(params, self.options.optimizer)
+        strategy = self._factory(params, optimizer, team)
+        return Learner(model, params, optimizer, self.loader, self.options, self.device), strategy
+
+    def plan(self, epoch: int) -> Plan:
+        """The batches of an epoch; the last plan asked for is kept, as all learners ask for the same."""
+        if self._plan is None or self._plan.epoch != epoch:
+            self._plan = self.loader.plan(epoch)
+        return self._plan
+
+    @cached_property
+    def held_out(self) -> HeldOut:
+        loader = Loader(self._dev, max(64, self.options.batch_size // self.learners), shuffle=False)
+        return HeldOut(self.model(), loader, self.options, self.device)
+
+    def checkpoints(self, strategy: str) -> Checkpoints:
+        """The run's checkpoints, of these options, learners and examples only."""
+        info = self.egs.info
+        examples = f"{info.num_pdfs}-{info.dim}-{info.chunk}-{self.egs.frames}"
+        fingerprint = f"{self.options.fingerprint()}-{strategy}-{self.learners}-{examples}"
+        return Checkpoints(self.out / "checkpoints", fingerprint)
+
+
+def check_batch(options: TrainOptions, learners: int) -> None:
+    """InputError for a batch that cannot be divided among the learners."""
+    if options.batch_size % learners:
+        raise InputError(
+            f"train.batch_size={options.batch_size} is the batch of all learners together; "
+            f"learners={learners} cannot divide it"
+        )
+
+
+def training_device(options: TrainOptions) -> torch.device:
+    """The CPU, or this process' GPU. InputError where the options ask for a GPU that is not there."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise InputError("train.device=cuda: this machine has no GPU that torch can use; use train.device=cpu")
+    if options.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if local_rank >= torch.cuda.device_count():
+        raise InputError(
+            f"learner {local_rank} of this host has no GPU, there are {torch.cuda.device_count()}; "
+            "use fewer learners a host, or train.device=cpu"
+        )
+    return torch.device("cuda", local_rank)

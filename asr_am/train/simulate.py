@@ -1,0 +1,43 @@
+"""Training on a virtual cluster: all learners in this process, their arithmetic real and their time modelled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from asr_am.distributed.cluster_config import Cluster, Workload
+from asr_am.distributed.simulator import SimCluster
+from asr_am.distributed.team import Team
+from asr_am.train.run_log import Tracker
+from asr_am.train.run_setup import Material, StrategyFactory
+from asr_am.train.train_options import TrainOptions, cores
+from asr_am.train.trainer import Run
+
+
+def train_virtually(
+    egs_dir: Path, out: Path, options: TrainOptions, *, learners: int, cluster: Cluster, workload: Workload,
+    strategy: StrategyFactory, tracker: Tracker | None = None, provenance: Mapping[str, object] | None = None,
+    servers: int = 0,
+) -> None:  # fmt: skip
+    """`asr_am.train.trainer.train` for all of a virtual cluster: so many learners, then so many ranks that only serve.
+
+    The same seed gives the same bits. InputError where the strategy cannot do with the cluster's faults.
+    """
+    torch.set_num_threads(options.threads or cores())
+    material = Material(
+        egs_dir, out, options, strategy, learners=learners, tracker=tracker, provenance=provenance
+    )  # fmt: skip
+    elements = sum(parameter.numel() for parameter in material.model().parameters())
+    virtual = SimCluster(cluster, workload, learners + servers, options.seed, model_elements=elements)
+
+    def live(team: Team) -> None:
+        run = Run(material, team)
+        run.strategy.check(cluster.faults)
+        run.train()
+
+    try:
+        virtual.run(live)
+    finally:
+        material.journal.close()

@@ -1,0 +1,109 @@
+"""Everything that decides the outcome of a training run, and what only decides its speed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from asr_am.distributed.optimizer import OptimizerOptions
+from asr_am.egs.augment import Masking
+from asr_am.errors import InputError
+from asr_am.model.blstm import BlstmOptions
+from asr_am.model.build import Options, model_options
+from asr_am.options import build
+from asr_am.train.schedule import Newbob, Schedule
+
+_SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every", "epochs")
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """init: a best.pt to begin with; None: random weights. subset: share of the training utterances that is used,
+    whatever the seed. batch_size: chunks of a batch. accumulation: parts a batch is computed in, to save memory.
+    precision: bfloat16 autocasts the matrix products, weights stay float32. random_offset: cut utterances elsewhere in
+    each epoch. ivector_noise: standard deviation of noise on i-vectors, in those of each dimension.
+    threads: of arithmetic on the CPU, 0 = one per core, and 1 in each of several processes. workers: threads that read
+    examples. report_every, checkpoint_every: batches. device: auto, cpu or cuda.
+    """
+
+    epochs: int = 16
+    batch_size: int = 256
+    seed: int = 1
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    schedule: Schedule | Newbob = field(default_factory=Schedule)
+    model: Options = field(default_factory=BlstmOptions)
+    masking: Masking = field(default_factory=Masking)
+    ivector_noise: float = 0.0
+    random_offset: bool = False
+    init: str | None = None
+    subset: float = 1.0
+    label_smoothing: float = 0.0
+    accumulation: int = 1
+    precision: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = 0
+    workers: int = 1
+    report_every: int = 50
+    checkpoint_every: int = 500
+
+    def __post_init__(self) -> None:
+        """InputError where a value is out of range."""
+        positive = ("epochs", "batch_size", "accumulation", "report_every", "checkpoint_every")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise InputError(f"train.{name}={getattr(self, name)}: must be at least 1")
+        for name, least in (("layers", 1), ("cells", 1), ("projection", 1), ("lookahead", 0)):
+            if getattr(self.model, name, least) < least:
+                raise InputError(f"model.{name}={getattr(self.model, name)}: must be at least {least}")
+        shares = (self.label_smoothing, self.model.dropout, self.optimizer.momentum)
+        if not all(0 <= share < 1 for share in shares):
+            raise InputError("train.label_smoothing, model.dropout and momentum must be at least 0 and below 1")
+        if not 0 < self.subset <= 1:
+            raise InputError(f"train.subset={self.subset}: must be above 0 and at most 1")
+        not_negative = (self.optimizer.weight_decay, self.optimizer.clip_norm, self.workers, self.threads)
+        if min(*not_negative, self.ivector_noise) < 0:
+            raise InputError("train: weight_decay, clip_norm, workers, threads, ivector_noise must not be negative")
+        if min(asdict(self.masking).values()) < 0 or self.masking.streams < 1:
+            raise InputError("train.masking: no value may be negative, and streams must be at least 1")
+        if self.optimizer.kind == "nesterov" and self.optimizer.momentum == 0:
+            raise InputError("train.optimizer: nesterov needs a momentum above 0")
+
+    @classmethod
+    def build(
+        cls, train: Mapping[str, Any], model: Mapping[str, Any], schedule: Mapping[str, Any], seed: int
+    ) -> TrainOptions:
+        """From plain values, as configuration files hold them; InputError for an unknown name or another type."""
+        parts = {
+            "optimizer": build(OptimizerOptions, train.get("optimizer", {}), "train.optimizer"),
+            "masking": build(Masking, train.get("masking", {}), "train.masking"),
+            "model": model_options(**model),
+            "schedule": _schedule(**schedule),
+            "seed": seed,
+        }
+        return build(cls, {**train, **parts}, "train")
+
+    def plain(self) -> dict[str, Any]:
+        """As nested plain values."""
+        return asdict(self)
+
+    def fingerprint(self) -> str:
+        """A digest of all that changes the result, so that a run is not resumed with other options."""
+        values = {name: value for name, value in asdict(self).items() if name not in _SPEED_ONLY}
+        if self.init is None and self.subset == 1.0:  # as before there were these options, to resume older runs
+            del values["init"], values["subset"]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _schedule(kind: Literal["anneal", "newbob"] = "anneal", **options: Any) -> Schedule | Newbob:
+    if kind not in ("anneal", "newbob"):
+        raise InputError(f"schedule.kind={kind}: is anneal or newbob")
+    return build(Newbob, options, "schedule") if kind == "newbob" else build(Schedule, options, "schedule")
+
+
+def cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,135 @@
+"""Learners that cannot come together are told why, within the time they are given."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from asr_am.distributed.runtime.connect import connect
+from asr_am.distributed.runtime.rendezvous import Rendezvous
+from asr_am.distributed.runtime.worker_process import Environment, free_port
+from asr_am.errors import InputError
+
+SOON = 1.5  # seconds
+
+
+def who(rank: int, size: int, port: int, host: str = "127.0.0.1", **more: str) -> Environment:
+    variables = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": host, "MASTER_PORT": str(port), **more}
+    return Environment.read(variables)
+
+
+def meet(environment: Environment, seconds: float = SOON, kept: list[Rendezvous] | None = None) -> dict[int, str]:
+    meeting = Rendezvous(environment, seconds)
+    if kept is not None:
+        kept.append(meeting)  # learner 0's is the store of all
+    meeting.agree_on_run()
+    return meeting.exchange(f"tcp://mail:{environment.rank}")
+
+
+def outcomes(environments: list[Environment], seconds: float = 20.0) -> list[object]:
+    """What becomes of learners that meet at the same time."""
+    results: list[object] = [None] * len(environments)
+    kept: list[Rendezvous] = []
+
+    def attempt(place: int) -> None:
+        try:
+            results[place] = meet(environments[place], seconds, kept)
+        except InputError as error:
+            results[place] = str(error)
+
+    threads = [threading.Thread(target=attempt, args=(place,)) for place in range(len(environments))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_they_find_each_other() -> None:
+    port = free_port("127.0.0.1")
+    found = outcomes([who(rank, 3, port) for rank in range(3)])
+    assert found == [{rank: f"tcp://mail:{rank}" for rank in range(3)}] * 3
+
+
+def test_on_this_host_alone_nobody_else_reaches_the_store() -> None:
+    port = free_port("127.0.0.1")
+    meeting = Rendezvous(who(0, 1, port), SOON)
+    socket.create_connection(("127.0.0.1", port), timeout=SOON).close()
+    with pytest.raises(ConnectionRefusedError):  # another address of this host, as the network's is
+        socket.create_connection(("127.0.0.2", port), timeout=SOON)
+    del meeting
+
+
+def test_a_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(InputError, match=f"MASTER_PORT={port}: cannot be listened on .*already in use"):
+            meet(who(0, 2, port))
+        begin = time.monotonic()
+        with pytest.raises(InputError, match=r"did not succeed within 1\.5 s"):
+            meet(who(1, 2, port))
+        assert time.monotonic() - begin < 20
+
+
+def test_a_host_that_does_not_answer() -> None:
+    port = free_port("127.0.0.1")
+    with pytest.raises(InputError, match=f"MASTER_ADDR=127.0.0.1 MASTER_PORT={port}: does not answer within 1.5 s"):
+        meet(who(1, 2, port))
+    with pytest.raises(InputError, match=r"nosuchhost\.invalid .*does not answer within 0.1 s"):
+        meet(who(1, 2, port, "nosuchhost.invalid"), 0.1)
+
+
+def test_learners_that_do_not_come() -> None:
+    with pytest.raises(InputError, match=r"learners 1, 2 of WORLD_SIZE=3 have not come within 1\.5 s"):
+        meet(who(0, 3, free_port("127.0.0.1")))
+
+
+def test_learners_that_disagree() -> None:
+    port = free_port("127.0.0.1")
+    first, second = outcomes([who(0, 2, port), who(1, 3, port)], seconds=3.0)
+    assert "WORLD_SIZE=2 at learner 0, but 3 at learner 1; give all the same" in str(first)
+    assert "WORLD_SIZE=3" in str(second) or "has gone" in str(second)
+    port = free_port("127.0.0.1")
+    results = outcomes([who(0, 2, port), who(1, 2, port), who(1, 2, port)])
+    assert "RANK=1 was given to two processes" in [*results[1:]] and isinstance(results[0], dict)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"RANK": ""},
+        {"RANK": "-1"},
+        {"RANK": "2"},
+        {"WORLD_SIZE": "two"},
+        {"WORLD_SIZE": "0"},
+        {"MASTER_PORT": "99999"},
+        {"MASTER_PORT": ""},
+        {"ASR_AM_RUN": "xyz"},
+        {"ASR_AM_SUPERVISOR": "tcp://127.0.0.1:1"},
+        {"ASR_AM_KEY": "short"},
+        {"ASR_AM_INCARNATION": "x"},
+    ],
+    ids=str,
+)
+def test_a_wrong_environment_is_named(wrong: dict[str, str]) -> None:
+    good = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
+    Environment.read(good)
+    name = "ASR_AM_RUN" if "ASR_AM_SUPERVISOR" in wrong else next(iter(wrong))
+    with pytest.raises(InputError, match=name):
+        Environment.read({**good, **wrong})
+    for name in ("RANK", "MASTER_ADDR"):
+        with pytest.raises(InputError, match=name):
+            Environment.read({key: value for key, value in good.items() if key != name})
+
+
+def test_a_supervisor_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"127.0.0.1:{free_port('127.0.0.1')}"
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "ASR_AM_SUPERVISOR": f"tcp://{address}", "ASR_AM_RUN": "0" * 32}
+    for name, value in variables.items():
+        monkeypatch.setitem(os.environ, name, value)
+    with pytest.raises(InputError, match=f"within 0.5 s, the supervisor at tcp://{address} has not answered"):
+        connect(timeout=0.5)

@@ -1,0 +1,298 @@
+"""Processes that are started, watched, restarted and ended; most of them do nothing else, and start quickly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from asr_am.distributed.cluster_config import Crash, Faults
+from asr_am.distributed.leases import LearnerLost
+from asr_am.distributed.runtime import launcher as agent
+from asr_am.distributed.runtime import launcher as supervisor
+from asr_am.distributed.runtime.launcher import Agent, launch
+from asr_am.distributed.runtime.worker_process import Plan, free_port
+from asr_am.errors import InputError
+
+ROOT = Path(__file__).parents[3]
+PREAMBLE = """
+import json, os, pathlib, signal, sys, time
+rank, incarnation = int(os.environ["RANK"]), int(os.environ["ASR_AM_INCARNATION"])
+folder = pathlib.Path(sys.argv[1])
+def leave():
+    path = folder / f"{rank}.{incarnation}.json"
+    path.with_suffix(".tmp").write_text(json.dumps({**os.environ, "pid": os.getpid()}))
+    path.with_suffix(".tmp").rename(path)
+def wait_for(count):
+    while len(list(folder.glob("*.json"))) < count: time.sleep(0.01)
+leave()
+"""
+
+
+def script(folder: Path, text: str) -> list[str]:
+    """A command whose processes note their environment in `folder`, and then do `text`."""
+    return [sys.executable, "-c", PREAMBLE + text, str(folder)]
+
+
+def left(folder: Path) -> dict[str, dict[str, Any]]:
+    """What the processes noted, by `<rank>.<incarnation>`."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def assert_gone(folder: Path) -> None:
+    """The launcher's own children are gone for good."""
+    assert not [name for name, noted in left(folder).items() if Path(f"/proc/{noted['pid']}").exists()]
+
+
+def await_gone(folder: Path) -> None:
+    """Others' are, once somebody has taken note of it."""
+    deadline = time.monotonic() + 30
+    for noted in left(folder).values():
+        status = Path(f"/proc/{noted['pid']}/stat")
+        while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline, f"learner {noted['RANK']} is still there"
+            time.sleep(0.01)
+
+
+def test_learners_are_told_who_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASR_AM_SUPERVISOR", "of another run")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    launch(script(tmp_path, ""), 2, in_step=True, env={"MORE": "x"})
+    noted = left(tmp_path)
+    assert list(noted) == ["0.0", "1.0"]
+    for rank, variables in enumerate(noted.values()):
+        assert [variables[key] for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")] == [
+            str(rank), str(rank), "2", "2",
+        ]  # fmt: skip
+        assert variables["OMP_NUM_THREADS"] == "1" and variables["MORE"] == "x"
+        assert variables["MASTER_ADDR"] == "127.0.0.1" and "ASR_AM_SUPERVISOR" not in variables
+    assert noted["0.0"]["ASR_AM_RUN"] == noted["1.0"]["ASR_AM_RUN"]
+    assert noted["0.0"]["MASTER_PORT"] == noted["1.0"]["MASTER_PORT"]
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [("os.kill(os.getpid(), signal.SIGKILL)", r"was killed by signal 9 \(SIGKILL\)"), ("sys.exit(3)", "exit status 3")],
+)
+def test_in_step_the_first_death_ends_all(tmp_path: Path, end: str, said: str) -> None:
+    command = script(tmp_path, f"wait_for(3)\nif rank == 1: {end}\ntime.sleep(600)")
+    with pytest.raises(LearnerLost, match=rf"learner 1 on .* {said}; start the same command again") as error:
+        launch(command, 3, in_step=True)
+    assert error.value.rank == 1
+    assert_gone(tmp_path)
+
+
+def test_what_a_killed_learner_had_started_is_ended_too(tmp_path: Path) -> None:
+    helper = PREAMBLE + "time.sleep(600)"
+    text = f"""
+import subprocess
+subprocess.Popen([sys.executable, "-c", {helper!r}, sys.argv[1]], env={{**os.environ, "RANK": "7"}})
+wait_for(2)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with pytest.raises(LearnerLost):
+        launch(script(tmp_path, text), 1, in_step=True)
+    await_gone(tmp_path)
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_a_learner_that_gives_up_ends_all(tmp_path: Path, in_step: bool) -> None:
+    command = script(tmp_path, "wait_for(3)\nif rank == 2: sys.exit(1)\ntime.sleep(600)")
+    with pytest.raises(InputError, match=r"learner 2 on .* gave up; see its message above"):
+        launch(command, 3, in_step=in_step)
+    assert_gone(tmp_path)
+
+
+def test_out_of_step_the_dead_are_started_again_and_the_others_go_on(tmp_path: Path) -> None:
+    text = "if rank == 1: os.kill(os.getpid(), signal.SIGSEGV)\nif rank == 0: wait_for(5)"
+    launch(script(tmp_path, text), 2, in_step=False, restart_after=0.05, max_restarts=3)
+    assert list(left(tmp_path)) == ["0.0", "1.0", "1.1", "1.2", "1.3"]
+
+
+def test_when_all_are_dead_the_run_is(tmp_path: Path) -> None:
+    with pytest.raises(LearnerLost, match=r"was killed by .* as all others had before"):
+        launch(script(tmp_path, "os.kill(os.getpid(), 9)"), 2, in_step=False, restart_after=0.01, max_restarts=1)
+    assert list(left(tmp_path)) == ["0.0", "0.1", "1.0", "1.1"]
+
+
+def test_an_injected_crash_says_itself_whether_the_learner_comes_back(tmp_path: Path) -> None:
+    faults = Faults(crashes=[Crash(1, 0.0, None), Crash(2, 0.0, 0.02)])
+    text = "if rank and not incarnation: os.kill(os.getpid(), 9)\nif rank == 0: wait_for(4)"
+    launch(script(tmp_path, text), 3, in_step=False, restart_after=600, faults=faults)
+    assert list(left(tmp_path)) == ["0.0", "1.0", "2.0", "2.1"]
+
+
+def test_wrong_values_are_refused_at_once(tmp_path: Path) -> None:
+    command = script(tmp_path, "")
+    with pytest.raises(InputError, match="cannot be started"):
+        launch([str(tmp_path / "nothing")], 1, in_step=True)
+    with pytest.raises(InputError, match="there must be one of each"):
+        launch(command, 0, in_step=True)
+    with pytest.raises(InputError, match="node_rank=2: with nodes=2 it is 0 to 1"):
+        launch(command, 1, in_step=True, nodes=2, node_rank=2, address="127.0.0.1:1")
+    with pytest.raises(InputError, match="address: is missing"):
+        launch(command, 1, in_step=True, nodes=2)
+    with pytest.raises(InputError, match="address='here': is host:port"):
+        launch(command, 1, in_step=True, nodes=2, address="here")
+    with pytest.raises(InputError, match="there is no learner 4 among 2"):
+        launch(command, 2, in_step=True, faults=Faults(crashes=[Crash(4, 1.0)]))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(InputError, match=f"address={address}: cannot be listened on"):
+            launch(command, 1, in_step=False, address=address)
+    assert not left(tmp_path)
+
+
+def test_no_learner_outlives_its_launcher(tmp_path: Path) -> None:
+    text = """
+from asr_am.distributed.runtime.worker_process import die_with
+die_with(int(os.environ["ASR_AM_LAUNCHER"]))
+(folder / f"ready{rank}").touch()
+time.sleep(600)
+"""
+    code = "import sys\nfrom asr_am.distributed.runtime.launcher import launch\nlaunch(sys.argv[1:], 2, in_step=True)"
+    launchers = {}
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        folder = tmp_path / number.name
+        folder.mkdir()
+        command = [sys.executable, "-c", code, *script(folder, text)]
+        launchers[number] = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    for number, launcher in launchers.items():
+        while len(list((tmp_path / number.name).glob("ready*"))) < 2:
+            assert launcher.poll() is None
+            time.sleep(0.02)
+        launcher.send_signal(number)
+    assert [launcher.wait(30) for launcher in launchers.values()] == [143, -9]
+    for number in launchers:
+        await_gone(tmp_path / number.name)
+
+
+class Hosts:
+    """The same call of `launch` on several hosts, here in threads, of which the last is `late` by seconds. errors: by
+    node rank.
+    """
+
+    def __init__(self, folder: Path, text: str, learners: list[int], late: float = 0.0, **options: Any) -> None:
+        self.errors: dict[int, BaseException] = {}
+        self.address = f"127.0.0.1:{free_port('127.0.0.1')}"
+        self._threads = [
+            threading.Thread(target=self._run, args=(script(folder, text), node, count, len(learners), options))
+            for node, count in enumerate(learners)
+        ]
+        for thread in self._threads[:-1]:
+            thread.start()
+        time.sleep(late)
+        self._threads[-1].start()
+
+    def wait(self) -> dict[int, BaseException]:
+        deadline = time.monotonic() + 90
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0))
+        assert not any(thread.is_alive() for thread in self._threads), self.errors
+        return self.errors
+
+    def _run(self, command: list[str], node: int, learners: int, nodes: int, options: dict[str, Any]) -> None:
+        try:
+            launch(command, learners, nodes=nodes, node_rank=node, address=self.address, **options)
+        except BaseException as error:
+            self.errors[node] = error
+
+
+def test_two_hosts_in_step(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path, "wait_for(4)\nif rank == 3: os.kill(os.getpid(), 9)\ntime.sleep(600)", [2, 2], in_step=True)
+    errors = hosts.wait()
+    for node in (0, 1):
+        error = errors[node]
+        assert isinstance(error, LearnerLost) and error.rank == 3 and "SIGKILL" in str(error)
+    noted = left(tmp_path)
+    assert [noted[f"{rank}.0"]["LOCAL_RANK"] for rank in range(4)] == ["0", "1", "0", "1"]
+    assert len({(n["MASTER_ADDR"], n["MASTER_PORT"], n["ASR_AM_RUN"], n["WORLD_SIZE"]) for n in noted.values()}) == 1
+    assert_gone(tmp_path)
+
+
+def test_two_hosts_out_of_step(tmp_path: Path) -> None:
+    text = "if rank == 1 and not incarnation: os.kill(os.getpid(), 9)\nwait_for(3)"
+    hosts = Hosts(tmp_path, text, [1, 1], in_step=False, restart_after=0.05)
+    assert hosts.wait() == {}
+    assert list(left(tmp_path)) == ["0.0", "1.0", "1.1"]
+
+
+def test_orders_that_come_all_at_once_are_all_carried_out(tmp_path: Path) -> None:
+    """As from a supervisor whose last host has just come, to an agent that was not looking."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as host0:
+        port = host0.bind_to_random_port("tcp://127.0.0.1")
+        late = Agent(Plan(script(tmp_path, ""), 1, False, 2, 1, f"127.0.0.1:{port}"))
+        meeting = {"do": "run", "run": "this", "supervisor": f"tcp://127.0.0.1:{port}", "master": None}
+        for message in (meeting, {"do": "start", "rank": 1, "incarnation": 0}):
+            host0.send(json.dumps(message).encode())
+        time.sleep(0.3)
+        thread = threading.Thread(target=late.run, daemon=True)
+        thread.start()
+        reports = []
+        while not reports or reports[-1]["op"] != "ended":
+            assert host0.poll(30_000), reports
+            reports.append(json.loads(host0.recv()))
+            host0.send(b'{"do": "live"}')
+        host0.send(b'{"do": "stop"}')
+        thread.join(30)
+    assert not thread.is_alive()
+    assert list(left(tmp_path)) == ["1.0"]
+
+
+def test_hosts_that_do_not_come_or_do_not_fit(tmp_path: Path) -> None:
+    errors = Hosts(tmp_path, "", [1, 2], in_step=True).wait()
+    assert all("host 1 was started with other values" in str(errors[node]) for node in (0, 1))
+    address = f"127.0.0.1:{free_port('127.0.0.1')}"
+    with pytest.raises(InputError, match=r"host 1, 2 of 3 has not come within 0\.3 s"):
+        launch(script(tmp_path, ""), 1, in_step=True, nodes=3, address=address, timeout=0.3)
+    with pytest.raises(InputError, match=rf"address={address}: nobody answers within 0\.3 s"):
+        launch(script(tmp_path, ""), 1, in_step=True, nodes=2, node_rank=1, address=address, timeout=0.3)
+    assert not left(tmp_path)
+
+
+def test_hosts_may_come_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "PATIENCE", 0.5)
+    monkeypatch.setattr(agent, "PATIENCE", 0.5)
+    hosts = Hosts(tmp_path, "time.sleep(1)", [1, 1, 1], late=1.0, in_step=True)
+    assert hosts.wait() == {}
+    assert len(left(tmp_path)) == 3
+
+
+class SilentHost:
+    """Reports for duty, and is never heard of again."""
+
+    def __init__(self, address: str, in_step: bool) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.connect(f"tcp://{address}")
+        message = {"op": "node", "node": 1, "nodes": 2, "learners": 1, "in_step": in_step, "host": "silent"}
+        self._socket.send(b"\xff no JSON")
+        self._socket.send(b"[1]")
+        self._socket.send(json.dumps(message).encode())
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+def test_a_host_that_is_silent_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "PATIENCE", 0.5)
+    for in_step in (True, False):
+        address = f"127.0.0.1:{free_port('127.0.0.1')}"
+        host = SilentHost(address, in_step)
+        command = script(tmp_path, "time.sleep(600)" if in_step else "time.sleep(1)")
+        if in_step:
+            with pytest.raises(LearnerLost, match=r"learner 1 cannot be reached any more: .* host silent"):
+                launch(command, 1, in_step=True, nodes=2, address=address)
+        else:
+            launch(command, 1, in_step=False, nodes=2, address=address)  # the other one finishes
+        host.close()

@@ -1,0 +1,81 @@
+"""`ProcessTeam` in real processes: what learners.py does, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asr_am.distributed.runtime.launcher import launch
+from asr_am.distributed.runtime.worker_process import free_port
+
+ROOT = Path(__file__).parents[3]
+LEARNERS = Path(__file__).with_name("learners.py")
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
+
+
+def command(scenario: str, folder: Path) -> list[str]:
+    return [sys.executable, str(LEARNERS), scenario, str(folder)]
+
+
+def left(folder: Path) -> dict[str, dict[str, Any]]:
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def test_learners_in_step(tmp_path: Path) -> None:
+    launch(command("in_step", tmp_path), 3, in_step=True, env=ENVIRONMENT, encrypt=True)
+    found = left(tmp_path)
+    assert list(found) == ["0.0", "1.0", "2.0"]
+    for rank, values in enumerate(found.values()):
+        assert values["mean"] == [1.0]
+        assert values["rows"] == {str(r): [k + 1 / 3 for k in range(r)] for r in range(3)}, "to the last bit"
+        assert values["empty"] == [0, 0, 0] and values["average"] == [3.0] * 5
+        assert values["alive"] == [0, 1, 2] and values["nothing"] and values["batches"] == 5
+        usage = values["usage"]
+        collectives, letters = round(4 / 3 * 400 * 4) + round(4 / 3 * 600 * 4), 5 * 4 * 300_003
+        assert usage["bytes_sent"] == {str((rank + 1) % 3): letters + collectives, str((rank + 2) % 3): letters}
+        assert (usage["letters"], usage["refused"], usage["lost"], usage["superseded"]) == (10, 0, 0, 0)
+        assert usage["waiting_seconds"] > 0.05
+
+
+def test_learners_in_step_that_nobody_watches_notice_a_death_themselves(tmp_path: Path) -> None:
+    """As under torchrun, or Slurm."""
+    port = str(free_port("127.0.0.1"))
+    learners = []
+    for rank in range(3):
+        own = {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = {**os.environ, **ENVIRONMENT, **own}
+        learners.append(
+            subprocess.Popen(command("lost_in_step", tmp_path), env=environment, stderr=subprocess.PIPE, text=True)
+        )
+    try:
+        said = [learner.communicate(timeout=120)[1] for learner in learners]
+    finally:
+        for learner in learners:
+            learner.kill()
+    assert [learner.returncode for learner in learners] == [1, -9, 1]
+    for rank in (0, 2):
+        notice = r"learner 1 died, or cannot be reached any more(?: by learner \d)?; start the same command again"
+        assert re.search(notice, said[rank]), "found out by itself, or told by another that has"
+        assert left(tmp_path)[f"{rank}.0"]["lost"] == 1
+
+
+def test_learners_on_mail_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    launch(command("on_mail", tmp_path), 3, in_step=False, env=ENVIRONMENT, restart_after=0.1)
+    found = left(tmp_path)
+    assert list(found) == ["0.0", "1.1", "2.0"], "learner 1 was killed once"
+    assert "learner 1 on" in caplog.text and "SIGKILL" in caplog.text
+    first, back = found["0.0"], found["1.1"]
+    assert first["records"] == found["2.0"]["records"]
+    assert back["records"] == first["records"][-len(back["records"]) :]
+    assert [1, 0] in first["records"][0] and [1, 0] not in first["records"][1]
+    assert [batch_owner[1] for batch_owner in first["released"][0]] == [1], "it died with one batch"
+    living, mean = first["means"][1]
+    assert living == [0, 1, 2] and mean == [1.0] * 4
+    assert all(values["usage"]["refused"] == 0 for values in found.values())

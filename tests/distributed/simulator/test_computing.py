@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from asr_am.distributed.cluster_config import Workload
+from asr_am.distributed.flat_params import OnBucket
+from asr_am.distributed.leases import Stats
+from asr_am.distributed.simulator import SimTeam
+from tests.distributed.simulator.virtual import cluster_of, run, segment, stats
+
+
+def batch_of(frames: float, on_bucket: OnBucket | None) -> Stats:
+    return stats(frames=frames)
+
+
+def test_a_batch_takes_its_share_of_the_largest_batchs_time() -> None:
+    def main(team: SimTeam) -> list[float]:
+        team.leases(segment(4), in_step=True)  # its batches have 10 frames
+        ends = []
+        for frames in (10.0, 5.0, 0.0):
+            result = team.computing(partial(batch_of, frames))(None)
+            assert result is not None and result.weight == frames
+            ends.append(team.now())
+        assert team.computing(lambda on_bucket: None)(None) is None
+        return [*ends, team.now()]
+
+    cluster = cluster_of(2, faults={"slow": {1: 10.0}})
+    assert cluster.run(main) == {0: [3.0, 4.5, 4.5, 4.5], 1: [30.0, 45.0, 45.0, 45.0]}
+    assert [usage.faults for usage in cluster.usage] == [{}, {"slow": 2}]
+    assert [usage.waiting_seconds for usage in cluster.usage] == [0.0, 0.0]
+    by_speed = Workload("self", frames_per_second={"abacus": 20.0})
+    assert run(main, 1, workload=by_speed) == {0: [0.5, 0.75, 0.75, 0.75]}
+
+
+def gradient_in_three_buckets(on_bucket: OnBucket | None) -> Stats:
+    """6 elements in buckets of 2, told in an order that autograd might choose."""
+    if on_bucket is not None:
+        for begin in (2, 4, 0):
+            on_bucket(begin, begin + 2)
+    return stats()
+
+
+def test_buckets_are_ready_in_the_backward_pass() -> None:
+    """Forward: a third of 3 s. Backward: the last bucket after a third of it, the first at its end."""
+
+    def main(team: SimTeam) -> list[tuple[int, int, float]]:
+        told: list[tuple[int, int, float]] = []
+        team.computing(gradient_in_three_buckets)(lambda begin, end: told.append((begin, end, round(team.now(), 9))))
+        assert team.now() == 3.0
+        return told
+
+    times = [(4, 6, round(1 + 2 / 3, 9)), (2, 4, round(1 + 4 / 3, 9)), (0, 2, 3.0)]
+    assert run(main, 2) == {0: times, 1: times}
+
+
+def test_computing_is_slower_while_a_collective_is_transferred() -> None:
+    """4 learners reduce 10 elements in 6.25 s, from 1 s on. At half speed 3 s of computing take longer."""
+
+    def main(team: SimTeam) -> float:
+        def reduce() -> None:
+            team.sleep(1.0)
+            team.start_all_reduce_mean(torch.zeros(10)).wait()
+
+        begin = [0.0, 0.5, 7.0, 8.0][team.rank]
+        team.spawn(reduce, "reduce")
+        team.sleep(begin)
+        team.computing(lambda on_bucket: stats())(None)
+        end = team.now()
+        team.sleep(20.0 - end)
+        return end - begin
+
+    # 0: 1 s alone, the rest at half speed; 1: half a second alone; 2: 0.25 s at half speed, the rest alone; 3: alone
+    assert run(main) == {0: 1.0 + 4.0, 1: 0.5 + 5.0, 2: 0.25 + 2.875, 3: 3.0}
+
+
+def test_overlap_slows_to_the_end_of_the_last_of_several_transfers() -> None:
+    def main(team: SimTeam) -> float:
+        works = [team.start_all_reduce_mean(torch.zeros(1)) for _ in range(2)]  # 1.5 * 4 / 10 + 0.25 s each
+        team.computing(lambda on_bucket: stats())(None)
+        end = team.now()
+        for work in works:
+            work.wait()
+        return round(end, 9)
+
+    assert set(run(main).values()) == {round(3.0 + 0.85, 9)}  # 1.7 s at half speed do 0.85 s of the work
+
+
+def test_jitter_has_mean_one_and_its_own_stream_per_learner() -> None:
+    def main(team: SimTeam) -> list[float]:
+        ends = [0.0]
+        for _ in range(4000):
+            team.computing(lambda on_bucket: stats())(None)
+            ends.append(team.now())
+        return (np.diff(ends) / 3.0).tolist()
+
+    a, b = run(main, 2, jitter=0.5).values()
+    for factors in (a, b):
+        assert abs(np.mean(factors) - 1.0) < 0.03  # the standard error is 0.0084
+        assert abs(np.std(np.log(factors)) - 0.5) < 0.02
+    assert abs(np.corrcoef(a, b)[0, 1]) < 0.06
+
+
+def test_charges_are_queued_where_the_hardware_is_shared() -> None:
+    def main(team: SimTeam) -> tuple[float, float]:
+        team.charge("update", 20)  # 80 bytes at 40 bytes/s on each device
+        updated = team.now()
+        team.charge("averaging", 10)  # 40 bytes at 20 bytes/s, one learner of a host after the other
+        return updated, team.now()
+
+    cluster = cluster_of()
+    assert cluster.run(main) == {0: (2.0, 4.0), 1: (2.0, 6.0), 2: (2.0, 4.0), 3: (2.0, 6.0)}
+    assert cluster.usage[1].waiting_seconds == 0.0
+
+
+def test_updates_share_their_hosts_bus() -> None:
+    def main(team: SimTeam) -> float:
+        team.charge("update", 20)  # 80 bytes: 2 s at the device's 40 bytes/s, 1.6 s of the bus at 50 bytes/s
+        return team.now()
+
+    assert run(main, host_update_bandwidth=50.0) == {0: 2.0, 1: 3.6, 2: 2.0, 3: 3.6}
+    assert run(main, host_update_bandwidth=20.0) == {0: 4.0, 1: 8.0, 2: 4.0, 3: 8.0}

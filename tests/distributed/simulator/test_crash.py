@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from asr_am.distributed.leases import Outdated
+from asr_am.distributed.simulator import SimTeam
+from asr_am.distributed.team import LearnerLost
+from tests.distributed.simulator.virtual import cluster_of, run, segment, stats
+
+
+def crash(at: float, restart_after: float | None = None, learner: int = 1) -> dict[str, object]:
+    return {"crashes": [{"learner": learner, "at": at, "restart_after": restart_after}]}
+
+
+def do(team: SimTeam, begin: int, batches: int = 8) -> tuple[tuple[int, int], ...]:
+    """One segment of batches of 1 s; all (owner, incarnation) that completed a batch."""
+    leases = team.leases(segment(batches, begin), in_step=False)
+    while (lease := leases.lease()) is not None:
+        team.sleep(1.0)
+        leases.complete(stats(lease))
+    record = leases.record()
+    record.audit([2] * batches)
+    return tuple(sorted({(c.owner, c.incarnation) for c in record.completions}))
+
+
+def test_a_killed_learner_stops_where_it_is() -> None:
+    trace: list[str] = []
+
+    def main(team: SimTeam) -> int:
+        def tick() -> None:
+            while True:
+                team.sleep(1.0)
+                trace.append(f"tick {team.rank}.{team.incarnation}")
+
+        team.spawn(tick, "tick")
+        lock = team.lock()
+        try:
+            with lock:
+                team.sleep(2.5)
+        finally:
+            trace.append(f"left {team.rank}.{team.incarnation} at {team.now():g}")
+            if team.now() < 2.5:
+                try:
+                    team.post(1 - team.rank, "w", 0, torch.zeros(1))  # nothing is sent any more
+                    team.sleep(1.0)
+                    trace.append("a dead learner waited")
+                finally:
+                    trace.append(f"unwound at {team.now():g}")
+        return team.incarnation
+
+    cluster = cluster_of(2, faults=crash(1.5))
+    assert cluster.run(main) == {0: 0}
+    assert trace == ["tick 0.0", "tick 1.0", "left 1.0 at 1.5", "unwound at 1.5", "tick 0.0", "left 0.0 at 2.5"]
+    assert cluster.usage[1].faults == {"crash": 1} and cluster.usage[1].letters == 0
+
+
+def test_a_restarted_learner_takes_part_again() -> None:
+    def main(team: SimTeam) -> tuple[object, ...]:
+        owners, alive = do(team, 0), team.alive()
+        return owners, alive, list(team.gather(torch.zeros(1))), team.now()
+
+    # 8 batches of 1 s: 0 and 2 at 0, 1, 2 s; 1, back at 0.75 s, its own first batch and one more
+    results = run(main, 3, faults=crash(0.5, restart_after=0.25))
+    assert results == dict.fromkeys(range(3), (((0, 0), (1, 1), (2, 0)), (0, 1, 2), [0, 1, 2], 3.0))
+
+
+def test_meetings_do_not_wait_for_a_restarted_learner_before_it_has_opened_a_segment() -> None:
+    """All meet at the start and in the first segment. Learner 1 dies in the second one, which the others have done at
+    5 s, and is back when they have met twice in it.
+    """
+
+    def main(team: SimTeam) -> list[object]:
+        met: list[object] = [list(team.gather(torch.zeros(1)))]
+        if team.incarnation:
+            assert team.alive() == (0, 1, 2)
+            team.sleep(2.5)
+        else:
+            do(team, 0, batches=3)
+            met.append(list(team.gather(torch.zeros(1))))
+        do(team, 3, batches=6)
+        for _ in range(3):
+            mean = float(team.average(torch.full((1,), float(team.rank * 2 + 1))))
+            met.append((list(team.gather(torch.zeros(1))), mean, team.now()))
+            team.sleep(2.0)
+        return met
+
+    all_three, two = [0, 1, 2], [0, 2]
+    meetings = [(two, 3.0, 4.0), (two, 3.0, 6.0), (all_three, 3.0, 10.5)]
+    results = run(main, 3, faults=crash(1.5, restart_after=2.5))
+    assert results[0] == results[2] == [all_three, all_three, *meetings]
+    # what the others had met about is told to it: at the start, and in the second segment; then it is waited for
+    assert results[1] == [all_three, (two, 3.0, 6.5), (two, 3.0, 8.5), (all_three, 3.0, 10.5)]
+
+
+def test_a_restarted_learner_that_is_behind_is_told_so() -> None:
+    def main(team: SimTeam) -> str:
+        begin, told = 0, ""
+        while begin < 16:
+            try:
+                do(team, begin)
+                begin += 8
+            except Outdated as error:
+                told, begin = str(error), begin + 8
+        return told
+
+    results = run(main, 3, faults=crash(3.5, restart_after=3.0))
+    assert results[0] == results[2] == ""
+    assert "learner 1 asks for epoch 1 from batch 0" in results[1]
+
+
+def test_before_the_first_segment_everybody_is_waited_for() -> None:
+    def main(team: SimTeam) -> tuple[list[int], float]:
+        team.sleep(1.0 + team.rank)
+        return list(team.gather(torch.zeros(1))), team.now()
+
+    results = run(main, 3, faults=crash(1.5, restart_after=0.25))
+    # learner 1 died before it was there, and was not waited for; when it asks, it is told what the others agreed on
+    assert results == {0: ([0, 2], 3.0), 1: ([0, 2], 3.75), 2: ([0, 2], 3.0)}
+
+
+def test_two_crashes_of_one_learner() -> None:
+    faults = {
+        "crashes": [
+            {"learner": 1, "at": 1.5, "restart_after": 1.0},
+            {"learner": 1, "at": 1.75},  # it is dead already
+            {"learner": 1, "at": 4.0, "restart_after": 1.0},
+        ]
+    }
+
+    def main(team: SimTeam) -> tuple[int, float]:
+        team.sleep(3.0)
+        return team.incarnation, team.now()
+
+    cluster = cluster_of(2, faults=faults)
+    assert cluster.run(main)[0] == (0, 3.0)
+    assert cluster.usage[1].faults["crash"] == 2
+
+
+def test_a_crash_after_the_end_is_none() -> None:
+    def main(team: SimTeam) -> int:
+        team.sleep(1.0 if team.rank == 1 else 5.0)
+        return team.incarnation
+
+    cluster = cluster_of(2, faults=crash(2.0, restart_after=1.0))
+    assert cluster.run(main) == {0: 0, 1: 0} and not cluster.usage[1].faults
+
+
+def test_nobody_starts_anew_when_the_others_are_done() -> None:
+    def main(team: SimTeam) -> int:
+        team.sleep(3.0)
+        return team.incarnation
+
+    cluster = cluster_of(2, faults=crash(1.0, restart_after=100.0))
+    assert cluster.run(main) == {0: 0} and cluster.now == 3.0
+
+
+def test_all_dead_for_a_while() -> None:
+    faults = {"crashes": [{"learner": rank, "at": 1.0, "restart_after": 1.0 + rank} for rank in range(2)]}
+
+    def main(team: SimTeam) -> tuple[int, float]:
+        team.sleep(3.0)
+        return team.incarnation, team.now()
+
+    assert run(main, 2, faults=faults) == {0: (1, 5.0), 1: (1, 6.0)}
+
+
+def test_all_dead_for_good() -> None:
+    faults = {"crashes": [{"learner": rank, "at": 1.0 + rank} for rank in range(2)]}
+    with pytest.raises(LearnerLost, match="all others crashed"):
+        run(lambda team: team.sleep(5.0), 2, faults=faults)
+
+
+def test_a_dead_learner_leases_nothing() -> None:
+    def main(team: SimTeam) -> None:
+        leases = team.leases(segment(6), in_step=False)
+        try:
+            while (lease := leases.lease()) is not None:
+                team.sleep(1.0)
+                leases.complete(stats(lease))
+        finally:
+            leases.lease()
+        leases.record().audit([2] * 6)
+
+    run(main, 2, faults=crash(0.5))
+
+
+def test_the_random_stream_of_a_restarted_learner_is_another() -> None:
+    drawn: dict[int, float] = {}
+
+    def main(team: SimTeam) -> None:
+        if team.rank == 1:
+            drawn[team.incarnation] = float(torch.rand(()))
+        team.sleep(3.0)
+
+    run(main, 2, faults=crash(1.0, restart_after=0.5))
+    assert len(drawn) == 2 and drawn[0] != drawn[1]

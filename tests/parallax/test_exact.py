@@ -1,0 +1,161 @@
+"""Parallax against one device that updates touched rows only, over 104 steps; and mistakes this finds.
+
+Batches are unequal and have words twice, gradients are clipped, two learners have no batch in the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from asr_am.parallax import Config
+from asr_am.parallax import indexed_rows as rows_module
+from asr_am.parallax.indexed_rows import Rows
+from asr_am.parallax.row_optimizer import RowOptimizer
+from asr_am.parallax.row_server import Server
+from asr_am.parallax.row_worker import Worker
+from tests.parallax.words import (
+    BATCHES,
+    EVERY,
+    D,
+    assert_close,
+    make_batches,
+    reference,
+    rounds_of,
+    train_virtually,
+)  # fmt: skip
+
+CLIP = 0.3
+CASES: dict[str, tuple[str, Config]] = {
+    "everything on": ("momentum", Config(clip_norm=CLIP)),
+    "no local aggregation": ("sgd", Config(clip_norm=CLIP, local_aggregation=False)),
+    "clipping at the chief": ("nesterov", Config(clip_norm=CLIP, after_aggregation=False)),
+    "all on servers": ("adagrad", Config(clip_norm=CLIP, hybrid=False, servers=3)),
+    "gather on the workers": ("adam", Config(clip_norm=CLIP, gather_on_servers=False, merge_each=True)),
+    "everything off": (
+        "momentum",
+        Config(clip_norm=CLIP, hybrid=False, local_aggregation=False, after_aggregation=False, gather_on_servers=False),
+    ),
+    "all-gather": ("adam", Config(clip_norm=CLIP, path="all-gather")),
+    "all-reduce": ("momentum", Config(clip_norm=CLIP, path="all-reduce")),
+}
+
+
+def check(kind: str, config: Config, steps: int = BATCHES // 4 + 1) -> None:
+    wanted = reference(kind, rounds_of(make_batches(4 * steps - 2)), CLIP)
+    for found in train_virtually(kind, config, steps=steps):
+        for k, weights in enumerate(found.weights, 1):
+            assert_close(weights, wanted[EVERY * k - 1])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_numbers_are_those_of_one_device(case: str) -> None:
+    check(*CASES[case])
+
+
+def test_clipping_took_place() -> None:
+    rounds = rounds_of(make_batches(BATCHES))
+    with pytest.raises(AssertionError):
+        assert_close(reference("sgd", rounds)[-1], reference("sgd", rounds, CLIP)[-1])
+
+
+def test_moving_averages_are_those_of_one_device() -> None:
+    """On servers (hybrid and not), and of replicated parameters."""
+    wanted = reference("momentum", rounds_of(make_batches(4 * EVERY - 2)), decay=0.9)[-1]
+    for config in (Config(), Config(hybrid=False), Config(path="all-gather")):
+        config = Config(**{**vars(config), "moving_average": 0.9})
+        for found in train_virtually("momentum", config, steps=EVERY):
+            assert_close(found.averages[-1], wanted)
+
+
+def test_bfloat16_on_the_wire_casts_rows_and_nothing_else() -> None:
+    """A rare sum rounds the other way in float64, so it is not as close as the others."""
+    rounds = rounds_of(make_batches(4 * EVERY - 2))
+    wanted, uncast = reference("sgd", rounds, half=True)[-1], reference("sgd", rounds)[-1]
+    for found in train_virtually("sgd", Config(wire="bfloat16"), steps=EVERY):
+        assert_close(found.weights[-1], wanted, 3e-4)
+        with pytest.raises(AssertionError):
+            assert_close(found.weights[-1], uncast, 3e-4)
+
+
+def test_the_reported_loss_is_the_mean_over_all_words() -> None:
+    runs = train_virtually("sgd", Config(), steps=EVERY)
+    assert all(found.losses == runs[0].losses for found in runs)
+    alone = train_virtually("sgd", Config(), learners=1, steps=1)[0]
+    two = train_virtually("sgd", Config(), learners=2, steps=1)[0]
+    batches = make_batches(2)
+    words = [len(batch.inputs) for batch in batches]
+    assert alone.losses[0] != two.losses[0] and len(set(words)) == 2
+
+
+def test_bytes_are_those_of_table_3() -> None:
+    """Values that each learner sends and receives, its own server's included; 2D + 1 elements for the rows it needs."""
+    batches = make_batches(4 * EVERY - 2)
+    by_servers = train_virtually("sgd", Config(local_aggregation=False), steps=EVERY)
+    by_all_gather = train_virtually("sgd", Config(path="all-gather"), steps=EVERY)
+    for rank in range(4):
+        own, served, gathered = batches[rank::4], by_servers[rank].counts, by_all_gather[rank].counts
+        elements = sum(len(b.inputs.unique()) * D + len(b.candidates.unique()) * (D + 1) for b in own)
+        assert served["pulled"] == served["pushed"] == 4 * elements, "2 α b"
+        assert gathered["sent"] == 3 * 4 * elements
+        assert served["all-reduce"] == round(2 * 3 / 4 * 4 * (D * D + D)) * EVERY, "2 (N - 1) b / N"
+
+
+# mistakes
+
+
+def overwrite(parts: Sequence[Rows], count: int) -> Rows:
+    unique, place = torch.unique(torch.cat([part.numbers for part in parts]), return_inverse=True)
+    merged = torch.zeros(len(unique), parts[0].values.shape[1])
+    merged[place] = torch.cat([part.values for part in parts])
+    return Rows(unique, merged)
+
+
+def decay_all(self: RowOptimizer, rows: Rows, rate: float) -> None:
+    whole = torch.zeros_like(self._w)
+    whole[rows.numbers] = rows.values
+    step(self, Rows(torch.arange(len(whole)), whole), rate)
+
+
+def update_twice(self: Server, sums: Any, rate: float) -> None:
+    for optimizer, rows in zip(self._optimizers, sums, strict=True):
+        optimizer.step(rows, rate)
+    update(self, sums, rate)
+
+
+def forget_mates(self: Worker, parts: Any, table: int) -> Rows:
+    return parts[0]
+
+
+def count_replicas(self: Worker, square: Tensor) -> Tensor:
+    return norm(self, square * self._team.size)
+
+
+def norm_of_own(self: Worker, square: Tensor) -> Tensor:
+    norm(self, square)
+    return square.sqrt()
+
+
+def early(self: Server, worker: int, t: int, letter: Any) -> None:
+    pull(self, worker, min(t, self.t), letter)
+
+
+step, update, norm, pull = RowOptimizer.step, Server._update, Worker.norm, Server.pull
+MISTAKES: list[tuple[Any, str, Callable[..., Any]]] = [
+    (rows_module, "merge", overwrite), (RowOptimizer, "step", decay_all), (Server, "_update", update_twice),
+    (Worker, "_merge", forget_mates), (Worker, "norm", count_replicas), (Worker, "norm", norm_of_own),
+    (Server, "pull", early),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("owner", "name", "mistake"), MISTAKES, ids=lambda value: getattr(value, "__name__", ""))
+def test_the_comparison_catches(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, mistake: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(owner, name, mistake)
+    with pytest.raises(AssertionError):
+        check("momentum", Config(clip_norm=CLIP), steps=EVERY)

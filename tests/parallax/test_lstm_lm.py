@@ -1,0 +1,123 @@
+"""The recurrent LM's own training program on one device, and its model and loss, as they are, handed to Parallax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from asr_am import parallax
+from asr_am.distributed.cluster_config import Workload
+from asr_am.distributed.simulator import SimCluster
+from asr_am.distributed.team import Team
+from asr_am.lang.units import Units
+from asr_am.model.lstm_lm import IGNORED, LstmLm, LstmLmOptions
+from asr_am.parallax import Config
+from asr_am.train.lm import HeldOut, LmOptions, LmRun, Text, encode, make_optimizer
+from tests.parallax.words import Weights, assert_close, hardware
+
+LEARNERS, STEPS, SENTENCES = 4, 6, 3  # of a learner's batch
+WORDS = [f"w{n}" for n in range(78)]
+UNITS = Units(["</s>", "<unk>", *WORDS], {word: (n,) for n, word in enumerate(WORDS, 2)})
+
+Batch = tuple[Tensor, Tensor, int]
+"""Input and target [B, T], and the step, which seeds the samples: of all learners the same, as one device has."""
+
+
+@dataclass(frozen=True)
+class Case:
+    samples: int
+    tied: bool
+    sparse: tuple[str, ...]  # the parameters that Parallax is to find
+
+    @property
+    def options(self) -> LmOptions:
+        model = LstmLmOptions(embedding=6, cells=9, projection=6, samples=self.samples, tied=self.tied)
+        return LmOptions(model=model, optimizer="adagrad", rate=0.1, accumulator=1e-4, clip_norm=0.0, seed=3)
+
+
+CONFIG = Config(path="servers")
+CASES = [
+    Case(12, False, ("embedding.weight", "output.weight", "bias.weight")),
+    Case(12, True, ("embedding.weight", "bias.weight")),
+    Case(0, False, ("embedding.weight",)),
+]
+
+
+def make_text() -> Text:
+    rng = np.random.default_rng(1)
+    count = LEARNERS * STEPS * SENTENCES
+    sentences = [[WORDS[int(79 ** rng.random()) - 1] for _ in range(rng.integers(1, 8))] for _ in range(count)]
+    return encode(sentences, UNITS, longest=100)
+
+
+def rows(step: int) -> np.ndarray:
+    """Of the text, those of a step, by learner."""
+    return np.arange(LEARNERS * SENTENCES).reshape(LEARNERS, SENTENCES) + step * LEARNERS * SENTENCES
+
+
+def summed_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, float]:
+    torch.manual_seed(batch[2])
+    words = float((batch[1] != IGNORED).sum())
+    return model(*batch[:2]) * words, words
+
+
+def on_one_device(case: Case, text: Text, out: Path) -> Weights:
+    """The weights after `asr_am.train.lm` has done the steps, each on all rows of the step."""
+    run = LmRun(out, case.options, UNITS, text, HeldOut([], []))
+    run.model.train()
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        run.step(*text.batch(rows(step).ravel()))
+    return dict(run.model.state_dict())
+
+
+def on_a_team(case: Case, text: Text) -> tuple[Weights, tuple[str, ...]]:
+    """The weights of the same steps on four learners, and which parameters were found to be sparse."""
+
+    def live(team: Team) -> tuple[Weights, tuple[str, ...]]:
+        torch.manual_seed(case.options.seed)
+        model = LstmLm(case.options.model, len(UNITS)).train()
+        optimizer = make_optimizer(case.options, model)
+        batches = [(*text.batch(row_B), step) for step in range(STEPS) for row_B in rows(step)]
+        with parallax.get_runner(model, summed_loss, optimizer, team, CONFIG) as runner:
+            for batch in parallax.shard(batches, team):
+                runner.run(batch)
+            assert runner.plan is not None
+            return runner.weights(), tuple(choice.name for choice in runner.plan.sparse)
+
+    cluster = SimCluster(hardware(devices_per_host=2), Workload("lm", seconds_per_batch={"toy": 1.0}), LEARNERS, seed=1)
+    return cluster.run(live)[0]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_its_program_for_one_device_needs_no_change(case: Case, tmp_path: Path) -> None:
+    text = make_text()
+    weights, sparse = on_a_team(case, text)
+    assert sparse == case.sparse
+    wanted = on_one_device(case, text, tmp_path)
+    assert_close(weights, wanted)
+    torch.manual_seed(case.options.seed)
+    begin = LstmLm(case.options.model, len(UNITS)).state_dict()
+    moved = {name: float((wanted[name] - begin[name]).abs().max()) for name in wanted}
+    assert all(distance > 5e-3 for distance in moved.values()), moved
+
+
+def test_learners_may_leave_one_after_the_other() -> None:
+    """A server that waits for the next push must not take those for dead who are done."""
+    text, case = make_text(), CASES[0]
+
+    def live(team: Team) -> float:
+        torch.manual_seed(case.options.seed)
+        model = LstmLm(case.options.model, len(UNITS)).train()
+        with parallax.get_runner(model, summed_loss, make_optimizer(case.options, model), team, CONFIG) as runner:
+            loss = runner.run((*text.batch(rows(0)[team.rank]), 0))
+        team.sleep(10.0 * team.rank)
+        return loss
+
+    cluster = SimCluster(hardware(devices_per_host=2), Workload("lm", seconds_per_batch={"toy": 1.0}), LEARNERS, seed=1)
+    assert len(set(cluster.run(live).values())) == 1

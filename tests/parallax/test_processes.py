@@ -1,0 +1,40 @@
+"""Parallax in four real processes on this host, against one device."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from asr_am.distributed.runtime.launcher import launch
+from asr_am.parallax import Config
+from tests.parallax.words import BATCHES, EVERY, assert_close, make_batches, reference, rounds_of
+
+ROOT = Path(__file__).parents[3]
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
+CASES = {
+    "on": ("adam", Config(clip_norm=0.3, servers=2)),
+    "off": (
+        "adam",
+        Config(
+            clip_norm=0.3, hybrid=False, local_aggregation=False, after_aggregation=False, gather_on_servers=False,
+            servers=2,
+        ),
+    ),
+    "all-gather": ("adam", Config(clip_norm=0.3, path="all-gather")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cases", [("all-gather", "on"), ("off",)], ids=str)
+def test_real_learners_do_what_one_device_does(cases: tuple[str, ...], tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("learner.py")), str(tmp_path), *cases]
+    launch(command, 4, in_step=True, env=ENVIRONMENT)
+    wanted = reference("adam", rounds_of(make_batches(BATCHES)), 0.3)
+    for case in cases:
+        learners = [torch.load(tmp_path / f"{case}.{rank}.pt", weights_only=True) for rank in range(4)]
+        for learner in learners:
+            for k, weights in enumerate(learner["weights"], 1):
+                assert_close(weights, wanted[EVERY * k - 1])
+            assert len(learner["weights"]) == 4 and learner["losses"] == learners[0]["losses"]
