@@ -6,4 +6,4 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export OMP_NUM_THREADS=1
-exec .venv/bin/python -m tests.distributed.soak "$@"
+exec .venv/bin/python -m tests.support.soak "$@"

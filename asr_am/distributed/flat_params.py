@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-OnBucket = Callable[[int, int], None]
+BucketHook = Callable[[int, int], None]
 """Told in the backward pass that elements begin..end of the gradient are ready. It starts transfers, never waits."""
 
 
@@ -33,9 +33,9 @@ class FlatParams:
         begins = [0, *self.ends[:-1]]
         for parameter, begin, end in zip(self._parameters, begins, self.ends, strict=True):
             parameter.data = self.w[begin:end].view_as(parameter)
-        self.attach()
+        self.rebind_grads()
 
-    def attach(self) -> None:
+    def rebind_grads(self) -> None:
         """Make the parameters' gradients views of `g`, again where they were set to something else."""
         for parameter, end in zip(self._parameters, self.ends, strict=True):
             parameter.grad = self.g[end - parameter.numel() : end].view_as(parameter)
@@ -57,7 +57,7 @@ class FlatParams:
                 raise RuntimeError("a gradient no longer is a view of the flat gradients")
 
     @contextmanager
-    def announce(self, on_bucket: OnBucket | None, bucket_bytes: int = 4 << 20) -> Iterator[None]:
+    def notify_buckets(self, on_bucket: BucketHook | None, bucket_bytes: int = 4 << 20) -> Iterator[None]:
         """Call `on_bucket(begin, end)` in the backward pass inside, each time all gradients of a bucket are complete.
 
         Buckets are whole parameters of at least `bucket_bytes` together. They come from the last element to the first,
@@ -92,7 +92,7 @@ class FlatParams:
         for _, begin, end in buckets[told:]:
             on_bucket(begin, end)
 
-    def announce_all(self, on_bucket: OnBucket | None, bucket_bytes: int = 4 << 20) -> None:
+    def notify_all_buckets(self, on_bucket: BucketHook | None, bucket_bytes: int = 4 << 20) -> None:
         """What a backward pass inside `announce` calls, in its order: for a learner without data, whose `g` is zero."""
         if on_bucket is not None:
             for _, begin, end in self._buckets(bucket_bytes):

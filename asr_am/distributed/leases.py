@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from asr_am.distributed.flat_params import OnBucket
+from asr_am.distributed.flat_params import BucketHook
 from asr_am.errors import InputError
 
 
@@ -46,7 +46,7 @@ class LearnerLost(InputError):
         self.rank, self.reason = rank, reason
 
 
-class Outdated(InputError):
+class StaleSegment(InputError):
     """A learner that was restarted asks for a segment that the others have finished: a newer checkpoint is coming."""
 
 
@@ -62,7 +62,7 @@ class Lease:
     batch: int | None
     progress: float
     updates: float
-    normaliser: float
+    loss_denominator: float
 
 
 class Completion(NamedTuple):
@@ -76,7 +76,7 @@ class Completion(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Record:
+class SegmentRecord:
     """A finished segment. released: (batch, owner) of leases taken back from the dead."""
 
     segment: Segment
@@ -96,7 +96,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Totals:
+class LossSums:
     """Sums over batches: cross-entropy, correct frames, frames, and the number of batches."""
 
     loss: float = 0.0
@@ -104,11 +104,11 @@ class Totals:
     frames: float = 0.0
     batches: int = 0
 
-    def __add__(self, other: Totals) -> Totals:
-        return Totals(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: LossSums) -> LossSums:
+        return LossSums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
-    def __sub__(self, other: Totals) -> Totals:
-        return Totals(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def __sub__(self, other: LossSums) -> LossSums:
+        return LossSums(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def mean_loss(self) -> float:
@@ -120,7 +120,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Stats:
+class StepResult:
     """What one batch told. The sums are tensors, so that a GPU need not be waited for.
 
     weight: frames. examples: chunks that went into the gradient, counted where it was computed. lr: learning rate of
@@ -128,7 +128,7 @@ class Stats:
     """
 
     lease: Lease
-    weight: float
+    num_frames: float
     examples: int
     lr: float
     loss_sum: Tensor
@@ -136,7 +136,7 @@ class Stats:
     applied: bool = True
 
 
-Gradient = Callable[[OnBucket | None], Stats | None]
+GradientFn = Callable[[BucketHook | None], StepResult | None]
 """Leases a batch, sets `optimizer.lr`, runs forward and backward, fills `params.g`; None: no data left in the segment.
 
 In step, all learners get None at the same step, and the plain mean over learners of `params.g` is the gradient of the
@@ -155,18 +155,18 @@ class Leases(Protocol):
         """The next batch for this learner, waiting while one may still come back from the dead; None: all are done."""
         ...
 
-    def complete(self, outcome: Stats) -> None: ...
+    def complete(self, step_result: StepResult) -> None: ...
 
-    def totals(self) -> Totals:
+    def totals(self) -> LossSums:
         """Of all learners, in this segment so far. In step, all learners call it at the same step."""
         ...
 
-    def record(self) -> Record:
+    def record(self) -> SegmentRecord:
         """After the end of the segment, called by all learners."""
         ...
 
 
-class Rounds:
+class RoundRobinLeases:
     """In round r learner i of λ does batch begin + rλ + i: together the batches of one learner with λ times the batch.
 
     Nobody need be asked. gather: the team's, for what the others did.
@@ -198,27 +198,27 @@ class Rounds:
             self.segment.updates_before + updates, sum(frames) / self._size,
         )  # fmt: skip
 
-    def complete(self, outcome: Stats) -> None:
-        if outcome.lease.batch is None:
+    def complete(self, step_result: StepResult) -> None:
+        if step_result.lease.batch is None:
             return
-        self._done.append((outcome.lease.batch, outcome.examples, outcome.applied))
-        self._loss = self._loss + outcome.loss_sum.double()
-        self._correct = self._correct + outcome.correct.double()
-        self._frames += outcome.weight
+        self._done.append((step_result.lease.batch, step_result.examples, step_result.applied))
+        self._loss = self._loss + step_result.loss_sum.double()
+        self._correct = self._correct + step_result.correct.double()
+        self._frames += step_result.num_frames
 
-    def totals(self) -> Totals:
+    def totals(self) -> LossSums:
         own = [float(self._loss), float(self._correct), self._frames, len(self._done)]
         loss, correct, frames, batches = sum_rows(self._gather_all(torch.tensor(own, dtype=torch.float64)))
-        return Totals(loss, correct, frames, int(batches))
+        return LossSums(loss, correct, frames, int(batches))
 
-    def record(self) -> Record:
+    def record(self) -> SegmentRecord:
         rows = self._gather_all(torch.tensor(self._done, dtype=torch.float64).reshape(-1))
         completions = [
             Completion(int(batch), rank, 0, int(examples), bool(applied))
             for rank, row in rows.items()
             for batch, examples, applied in row.reshape(-1, 3).tolist()
         ]
-        return Record(self.segment, tuple(sorted(completions)))
+        return SegmentRecord(self.segment, tuple(sorted(completions)))
 
     def _gather_all(self, values: Tensor) -> dict[int, Tensor]:
         """What a learner that died had done cannot be known."""
@@ -235,7 +235,7 @@ def sum_rows(rows: dict[int, Tensor]) -> list[float]:
 
 
 @dataclass
-class LeaseTable:
+class LeaseQueue:
     """The table of a segment that all learners lease from: {batch: owner and incarnation} and what is done."""
 
     segment: Segment
@@ -243,7 +243,7 @@ class LeaseTable:
     _held: dict[int, tuple[int, int]] = field(init=False, default_factory=dict)
     _done: dict[int, Completion] = field(init=False, default_factory=dict)
     _released: list[tuple[int, int]] = field(init=False, default_factory=list)
-    totals: Totals = field(init=False, default_factory=Totals)
+    totals: LossSums = field(init=False, default_factory=LossSums)
 
     def __post_init__(self) -> None:
         self._free = list(range(self.segment.begin, self.segment.end))  # a heap: what came back goes out first
@@ -263,7 +263,7 @@ class LeaseTable:
         updates = segment.updates_before + out_before / segment.learners
         return Lease(batch, out_before / segment.total, updates, segment.frames[batch - segment.begin])
 
-    def complete(self, completion: Completion, totals: Totals) -> None:
+    def complete(self, completion: Completion, totals: LossSums) -> None:
         """Mark a batch as done, and add its sums.
 
         ValueError where this learner, or this incarnation of it, does not hold the batch.
@@ -284,19 +284,19 @@ class LeaseTable:
             self._released.append((batch, owner))
         return back
 
-    def record(self) -> Record:
+    def record(self) -> SegmentRecord:
         """RuntimeError where batches are not done."""
         if not self.finished:
             raise RuntimeError(f"{len(self._done)} of {len(self.segment)} batches done, {len(self._held)} still held")
-        return Record(self.segment, tuple(self._done[b] for b in sorted(self._done)), tuple(self._released))
+        return SegmentRecord(self.segment, tuple(self._done[b] for b in sorted(self._done)), tuple(self._released))
 
 
-def outcome_totals(outcome: Stats) -> Totals:
+def step_loss_sums(step_result: StepResult) -> LossSums:
     """The sums of one batch as plain numbers (waits for a GPU)."""
-    return Totals(float(outcome.loss_sum), float(outcome.correct), outcome.weight, 1)
+    return LossSums(float(step_result.loss_sum), float(step_result.correct), step_result.num_frames, 1)
 
 
-def record_to_json(record: Record) -> dict[str, Any]:
+def record_to_json(record: SegmentRecord) -> dict[str, Any]:
     """A line of leases.jsonl: the audit trail of a segment, in columns."""
     done = record.completions
     return {

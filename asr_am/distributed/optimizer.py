@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Vectors(Protocol):
+class FlatTensors(Protocol):
     """Weights w and gradient g, both [N]: a model's `FlatParams`, or a block of them."""
 
     w: Tensor
@@ -32,7 +32,7 @@ class OptimizerOptions:
 class Optimizer:
     """W <- W - lr x update(g) on `params`. `lr` is set before each step by whoever knows the schedule."""
 
-    def __init__(self, params: Vectors, options: OptimizerOptions) -> None:
+    def __init__(self, params: FlatTensors, options: OptimizerOptions) -> None:
         self.params, self.options = params, options
         self._flat = nn.Parameter(params.w)  # shares the storage
         self._flat.grad = params.g

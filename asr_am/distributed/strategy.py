@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.team import LearnerLost, Team
 
@@ -28,22 +28,22 @@ class Strategy(ABC):
     """
 
     name: str
-    in_step = True
-    forgiving = False
+    synchronous = True
+    fault_tolerant = False
 
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:
         self.params, self.optimizer, self.team = params, optimizer, team
         self.staleness: Counter[int] = Counter()
-        self.counts: Counter[str] = Counter()
+        self.metrics: Counter[str] = Counter()
 
     def check(self, faults: Faults) -> None:  # noqa: B027
         """InputError where the algorithm cannot do with what goes wrong on its cluster."""
 
     @abstractmethod
-    def step(self, gradient: Gradient) -> Stats | None:
+    def step(self, gradient: GradientFn) -> StepResult | None:
         """Do one update; None when the segment has no data left."""
 
-    def rest(self) -> None:  # noqa: B027
+    def drain(self) -> None:  # noqa: B027
         """After the last batch of a segment: drain what is under way, so that the state is complete."""
 
     def replica(self) -> Tensor:
@@ -54,7 +54,7 @@ class Strategy(ABC):
         """The weights [N] to validate and export; called by all learners, at rest. Never written back."""
         return self.params.w
 
-    def join(self) -> None:
+    def rejoin(self) -> None:
         """Take the place of a learner that died: others' weights, nothing else of theirs."""
         raise LearnerLost(self.team.rank, f"died, and strategy={self.name} cannot take a replacement in")
 
@@ -64,12 +64,12 @@ class Strategy(ABC):
             "weights": self.params.w,
             "optimizer": self.optimizer.state_dict(),
             "staleness": dict(self.staleness),
-            "counts": dict(self.counts),
+            "counts": dict(self.metrics),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.params.w.copy_(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
-        for counter, counted in ((self.staleness, state["staleness"]), (self.counts, state["counts"])):
+        for counter, counted in ((self.staleness, state["staleness"]), (self.metrics, state["counts"])):
             counter.clear()  # and not another: whoever counts has this one
             counter.update(counted)

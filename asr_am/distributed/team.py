@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from torch import Tensor
 
 from asr_am.distributed.leases import LearnerLost as LearnerLost
-from asr_am.distributed.leases import Leases, Rounds, Segment
+from asr_am.distributed.leases import Leases, RoundRobinLeases, Segment
 from asr_am.errors import InputError
 
 if TYPE_CHECKING:
-    from asr_am.distributed.leases import Gradient
+    from asr_am.distributed.leases import GradientFn
 
-Charge = Literal["update", "averaging"]
+CostKind = Literal["update", "averaging"]
 """Work beside the gradient that a virtual cluster has a price for: updating weights on the device (with what moves
 between it and the host), averaging two weight vectors on the host."""
 
 
 @dataclass(frozen=True)
-class Letter:
+class Message:
     """A message. clock: a number that the sender's algorithm gave it."""
 
     source: int
@@ -38,7 +38,7 @@ class Letter:
 
 
 @dataclass
-class Usage:
+class CommStats:
     """What a learner did on its team's network.
 
     bytes_sent: by the learner each went to, in real bytes; of an all-reduce or a broadcast, what a ring sends, to its
@@ -50,12 +50,12 @@ class Usage:
 
     bytes_sent: Counter[int] = field(default_factory=Counter)
     modelled_bytes: float = 0.0
-    waiting_seconds: float = 0.0
-    pull_seconds: Counter[str] = field(default_factory=Counter)
-    letters: int = 0
-    refused: int = 0
+    idle_seconds: float = 0.0
+    pull_latency: Counter[str] = field(default_factory=Counter)
+    messages_sent: int = 0
+    rejected: int = 0
     lost: int = 0
-    superseded: int = 0
+    overwritten: int = 0
     faults: Counter[str] = field(default_factory=Counter)
 
 
@@ -132,9 +132,9 @@ class Team(Group, Protocol):
     @property
     def clock(self) -> Literal["wall", "virtual"]: ...
     @property
-    def usage(self) -> Usage: ...
+    def comm_stats(self) -> CommStats: ...
 
-    def alive(self) -> Sequence[int]:
+    def live_ranks(self) -> Sequence[int]:
         """Ranks of the living, ascending."""
         ...
 
@@ -144,11 +144,11 @@ class Team(Group, Protocol):
 
     def sleep(self, seconds: float) -> None: ...
 
-    def charge(self, kind: Charge, elements: int) -> None:
+    def simulate_cost(self, kind: CostKind, elements: int) -> None:
         """Let the time for work on so many elements pass: on a virtual cluster, nothing on a real one."""
         ...
 
-    def computing(self, gradient: Gradient) -> Gradient:
+    def timed(self, gradient: GradientFn) -> GradientFn:
         """The same closure, taking the time that the cluster's devices, stragglers and faults make it take."""
         ...
 
@@ -158,20 +158,20 @@ class Team(Group, Protocol):
 
     # mail
 
-    def accept(self, tag: str, *lengths: int) -> None:
+    def register_tag(self, tag: str, *lengths: int) -> None:
         """Letters `tag` have float32 tensors of these lengths, on any device; all others are refused and counted.
 
         A length of -n stands for any up to n.
         """
         ...
 
-    def post(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
+    def send(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
         """Send a letter and return at once; the tensors may be changed afterwards. A letter that still waits for the
         one before it (of the same tag, to the same learner) to be collected is replaced. To the dead: nothing.
         """
         ...
 
-    def collect(self, tag: str, source: int | None = None, timeout: float | None = None) -> Letter | None:
+    def recv(self, tag: str, source: int | None = None, timeout: float | None = None) -> Message | None:
         """The next letter, on the CPU; None after `timeout` seconds, or when `source` is dead and left none behind."""
         ...
 
@@ -189,7 +189,7 @@ class Team(Group, Protocol):
 
     # control plane
 
-    def leases(self, segment: Segment, in_step: bool) -> Leases:
+    def leases(self, segment: Segment, synchronous: bool) -> Leases:
         """This learner's access to the batches of a segment. in_step: everybody takes one batch a step."""
         ...
 
@@ -206,14 +206,14 @@ class Team(Group, Protocol):
         ...
 
 
-def fits(lengths: Sequence[int], accepted: Sequence[int] | None) -> bool:
+def shapes_match(lengths: Sequence[int], accepted: Sequence[int] | None) -> bool:
     """Whether a letter with tensors of these lengths is one that was accepted; None: no such tag was."""
     if accepted is None or len(lengths) != len(accepted):
         return False
     return all(n == limit or n <= -limit for n, limit in zip(lengths, accepted, strict=True))
 
 
-def group_of(rank: int, size: int, groups: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
+def find_group(rank: int, size: int, groups: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
     """The members of the group that learner `rank` of `size` is in. ValueError for groups that `split` cannot make."""
     members = [member for group in groups for member in group]
     if len(set(members)) < len(members) or not set(members) <= set(range(size)):
@@ -223,7 +223,7 @@ def group_of(rank: int, size: int, groups: Sequence[Sequence[int]]) -> tuple[int
     return next((tuple(group) for group in groups if rank in group), None)
 
 
-class Done:
+class CompletedWork:
     """A collective of one."""
 
     def wait(self) -> None:
@@ -231,7 +231,7 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class CompletedGather:
     """An all-gather that is complete."""
 
     tensors: list[Tensor]
@@ -240,7 +240,7 @@ class Gathered:
         return self.tensors
 
 
-class Alone:
+class SingleProcess:
     """A team of one learner in this process."""
 
     rank = 0
@@ -250,9 +250,9 @@ class Alone:
     clock: Literal["wall", "virtual"] = "wall"
 
     def __init__(self) -> None:
-        self.usage = Usage()
+        self.comm_stats = CommStats()
 
-    def alive(self) -> Sequence[int]:
+    def live_ranks(self) -> Sequence[int]:
         return (0,)
 
     def now(self) -> float:
@@ -261,31 +261,31 @@ class Alone:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def charge(self, kind: Charge, elements: int) -> None:
+    def simulate_cost(self, kind: CostKind, elements: int) -> None:
         pass
 
-    def computing(self, gradient: Gradient) -> Gradient:
+    def timed(self, gradient: GradientFn) -> GradientFn:
         return gradient
 
     def start_all_reduce_mean(self, x: Tensor) -> Work:
-        return Done()
+        return CompletedWork()
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> Gather:
-        return Gathered([x])
+        return CompletedGather([x])
 
     def broadcast(self, x: Tensor, source: int = 0) -> None:
         pass
 
     def split(self, groups: Sequence[Sequence[int]]) -> Group | None:
-        return None if group_of(0, 1, groups) is None else self
+        return None if find_group(0, 1, groups) is None else self
 
-    def accept(self, tag: str, *lengths: int) -> None:
+    def register_tag(self, tag: str, *lengths: int) -> None:
         raise InputError("a team of one has nobody to write to; use launcher=virtual or launcher=process")
 
-    def post(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
+    def send(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
         raise InputError("a team of one has nobody to write to")
 
-    def collect(self, tag: str, source: int | None = None, timeout: float | None = None) -> Letter | None:
+    def recv(self, tag: str, source: int | None = None, timeout: float | None = None) -> Message | None:
         raise InputError("a team of one has nobody to hear from")
 
     def spawn(self, task: Callable[[], None], name: str) -> Task:
@@ -297,8 +297,8 @@ class Alone:
     def event(self) -> Event:
         raise InputError("a team of one has nobody to wait for")
 
-    def leases(self, segment: Segment, in_step: bool) -> Leases:
-        return Rounds(segment, self.rank, self.size, self.gather)
+    def leases(self, segment: Segment, synchronous: bool) -> Leases:
+        return RoundRobinLeases(segment, self.rank, self.size, self.gather)
 
     def gather(self, values: Tensor) -> dict[int, Tensor]:
         return {0: values}

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import get_args
 
 from asr_am.errors import InputError
-from asr_am.parallax.indexed_rows import Wire
-from asr_am.parallax.placement import Path
+from asr_am.parallax.indexed_rows import WireDtype
+from asr_am.parallax.placement import Method
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Config:
     local_aggregation: bool = True
     after_aggregation: bool = True
     gather_on_servers: bool = True
-    wire: Wire = "float32"
-    path: Path | None = None
+    wire: WireDtype = "float32"
+    path: Method | None = None
     dense: tuple[str, ...] = ()
     servers: int | None = None
     clip_norm: float = 0.0
@@ -37,7 +37,7 @@ class Config:
     merge_each: bool = False
 
     def __post_init__(self) -> None:
-        for name, kind in (("wire", Wire), ("path", Path)):
+        for name, kind in (("wire", WireDtype), ("path", Method)):
             value, known = getattr(self, name), get_args(kind)
             if value not in known and not (name == "path" and value is None):
                 raise InputError(f"parallax.{name}={value}: is one of {', '.join(known)}")

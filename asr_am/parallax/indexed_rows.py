@@ -13,15 +13,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Wire = Literal["float32", "bfloat16"]
+WireDtype = Literal["float32", "bfloat16"]
 
 # Adding rows by number takes so many times as long as adding them one after the other. Chosen: averaging_bandwidth of
 # conf/cluster/parallax_tb.yaml is calibrated with it. Measured on one core of a CPU: 7 to 13, `merge` with all it does.
-SCATTERED = 4
+SCATTER_COST = 4
 
 
 @dataclass(frozen=True)
-class Rows:
+class IndexedRows:
     """numbers: of the rows, int64 [K], distinct and ascending. values [K, D]."""
 
     numbers: Tensor
@@ -35,13 +35,13 @@ class Rows:
         """Sum of the squares, float64."""
         return torch.linalg.vector_norm(self.values, dtype=torch.float64).square()
 
-    def part(self, server: int, servers: int, count: int) -> Rows:
+    def part(self, server: int, servers: int, count: int) -> IndexedRows:
         """Those that live on a server, by their numbers there. count: V."""
-        here = places(self.numbers, server, servers, count)
-        return Rows(self.numbers[here] // servers, take(self.values, here))
+        here = row_positions(self.numbers, server, servers, count)
+        return IndexedRows(self.numbers[here] // servers, gather(self.values, here))
 
 
-def places(numbers: Tensor, server: int, servers: int, count: int) -> Tensor | slice:
+def row_positions(numbers: Tensor, server: int, servers: int, count: int) -> Tensor | slice:
     """Where in `numbers` [K] those are that live on a server: row r of V = `count` is row r // S of server r mod S.
 
     That splits every parameter evenly by bytes, and frequent words, which vocabularies put first, by traffic.
@@ -51,12 +51,12 @@ def places(numbers: Tensor, server: int, servers: int, count: int) -> Tensor | s
     return (numbers % servers == server).nonzero()[:, 0]
 
 
-def take(values: Tensor, where: Tensor | slice) -> Tensor:
+def gather(values: Tensor, where: Tensor | slice) -> Tensor:
     """Those rows of `values` [V, D]; by number faster than values[where]."""
     return values[where] if isinstance(where, slice) else values.index_select(0, where)
 
 
-def put(rows: Tensor, values: Tensor, where: Tensor | slice) -> None:
+def scatter(rows: Tensor, values: Tensor, where: Tensor | slice) -> None:
     """Make `rows` [K, D] those rows of `values` [V, D], each of them once."""
     if isinstance(where, slice):
         values[where] = rows
@@ -69,7 +69,7 @@ def rows_of(server: int, servers: int, count: int) -> int:
     return len(range(server, count, servers))
 
 
-def merge(parts: Sequence[Rows], count: int) -> Rows:
+def merge(parts: Sequence[IndexedRows], count: int) -> IndexedRows:
     """The sum of rows of a parameter with V = `count`; those of equal number are added in the order of the parts."""
     parts = [part for part in parts if len(part)] or list(parts[:1])
     if len(parts) == 1:
@@ -78,15 +78,15 @@ def merge(parts: Sequence[Rows], count: int) -> Rows:
         values = parts[0].values.clone()
         for part in parts[1:]:
             values += part.values
-        return Rows(parts[0].numbers, values)
+        return IndexedRows(parts[0].numbers, values)
     numbers, place = torch.unique(torch.cat([part.numbers for part in parts]), return_inverse=True)
     values = parts[0].values.new_zeros(len(numbers), parts[0].values.shape[1])
     for part, where in zip(parts, place.split([len(part) for part in parts]), strict=True):
         values.index_add_(0, where, part.values)
-    return Rows(numbers, values)
+    return IndexedRows(numbers, values)
 
 
-def accumulate(parts: Sequence[Rows], count: int, each: bool) -> tuple[Rows, int]:
+def accumulate(parts: Sequence[IndexedRows], count: int, each: bool) -> tuple[IndexedRows, int]:
     """The sum of rows, and its price: how many elements could be added one after the other in the same time.
 
     each: add one part after the other to what there is, as an accumulator does that is given them one at a time; else
@@ -101,14 +101,14 @@ def accumulate(parts: Sequence[Rows], count: int, each: bool) -> tuple[Rows, int
     return total, price
 
 
-def _price(rows: Rows, count: int) -> int:
-    return rows.values.numel() * (1 if len(rows) == count else SCATTERED)
+def _price(rows: IndexedRows, count: int) -> int:
+    return rows.values.numel() * (1 if len(rows) == count else SCATTER_COST)
 
 
 # on the wire: float32 numbers, whose bits may be those of something else
 
 
-def pack(values: Tensor, wire: Wire) -> Tensor:
+def pack(values: Tensor, wire: WireDtype) -> Tensor:
     """Values [K, D] as a letter's tensor."""
     flat = values.detach().reshape(-1)
     if wire == "float32":
@@ -119,7 +119,7 @@ def pack(values: Tensor, wire: Wire) -> Tensor:
     return half.view(torch.float32)
 
 
-def unpack(sent: Tensor, shape: Sequence[int], wire: Wire) -> Tensor:
+def unpack(sent: Tensor, shape: Sequence[int], wire: WireDtype) -> Tensor:
     if wire == "float32":
         return sent.view(*shape)
     return sent.view(torch.bfloat16)[: math.prod(shape)].float().view(*shape)

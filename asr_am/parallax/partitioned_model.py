@@ -19,24 +19,30 @@ from asr_am.distributed.param_server.weight_shards import place_servers
 from asr_am.distributed.team import Team
 from asr_am.errors import InputError
 from asr_am.parallax.config import Config
-from asr_am.parallax.indexed_rows import Rows
-from asr_am.parallax.placement import Choice, Plan
-from asr_am.parallax.replicated_table import Replica
-from asr_am.parallax.row_messages import Table, make_desk
-from asr_am.parallax.row_optimizer import Rule
-from asr_am.parallax.row_server import Server
-from asr_am.parallax.row_worker import Worker
+from asr_am.parallax.indexed_rows import IndexedRows
+from asr_am.parallax.placement import Placement, PlacementPlan
+from asr_am.parallax.replicated_table import ReplicatedTable
+from asr_am.parallax.row_messages import Table, make_messenger
+from asr_am.parallax.row_optimizer import OptimizerSpec
+from asr_am.parallax.row_server import RowServer
+from asr_am.parallax.row_worker import RowWorker
 from asr_am.parallax.sparse_weight import SparseWeight
 from asr_am.parallax.sparsity_probe import trainable
 
 DENSE = "all dense parameters"  # as one table, where they are on servers
 
 
-class SplitModel:
+class PartitionedModel:
     """params: the dense parameters. reduced_bytes: that a learner sends of them in a step's all-reduce."""
 
     def __init__(
-        self, model: nn.Module, plan: Plan, team: Team, rule: Rule, config: Config, counts: Counter[str]
+        self,
+        model: nn.Module,
+        plan: PlacementPlan,
+        team: Team,
+        rule: OptimizerSpec,
+        config: Config,
+        counts: Counter[str],
     ) -> None:
         self._model, self._team, self._config = model, team, config
         self._shapes = {name: p.shape for name, p in model.named_parameters()}
@@ -44,7 +50,7 @@ class SplitModel:
         served = [choice for choice in plan.sparse if choice.path == "servers"]
         whole = {choice.name: dict(model.named_parameters())[choice.name].detach() for choice in plan.sparse}
         self._replicas = {
-            choice.name: Replica(
+            choice.name: ReplicatedTable(
                 team, _table(choice), choice.path, whole[choice.name].reshape(choice.rows, -1), rule, counts,
                 config.moving_average,
             )
@@ -64,23 +70,23 @@ class SplitModel:
             tables.append(Table(DENSE, len(self.params), 1))
             weights.append(self.params.w.view(-1, 1).cpu())
         self._tables = tables
-        self._server: Server | None = None
-        self._worker: Worker | None = None
+        self._server: RowServer | None = None
+        self._worker: RowWorker | None = None
         self._ranks = place_servers(team.hosts, config.servers)
         if tables:
             self._serve(weights, rule, counts)
         share = 2 * (team.size - 1) / team.size
         self.reduced_bytes = round(share * self.params.g.nbytes) if config.hybrid else 0
 
-    def _serve(self, weights: list[Tensor], rule: Rule, counts: Counter[str]) -> None:
+    def _serve(self, weights: list[Tensor], rule: OptimizerSpec, counts: Counter[str]) -> None:
         team, tables, ranks, config = self._team, self._tables, self._ranks, self._config
-        desk = make_desk(team, tables, len(ranks))
+        messenger = make_messenger(team, tables, len(ranks))
         hosts = team.hosts
         chiefs = tuple(rank for rank in range(team.size) if hosts[rank] not in hosts[:rank])
         sources = chiefs if config.local_aggregation else tuple(range(team.size))
         if team.rank in ranks:
-            self._server = Server(desk, tables, ranks, sources, rule, config, weights)
-        self._worker = Worker(desk, tables, ranks, self._server, config, counts)
+            self._server = RowServer(messenger, tables, ranks, sources, rule, config, weights)
+        self._worker = RowWorker(messenger, tables, ranks, self._server, config, counts)
 
     def start(self) -> None:
         if self._server is not None:
@@ -101,7 +107,7 @@ class SplitModel:
         for rows in scaled.values():
             rows.values.mul_(share)
         if not self._config.hybrid:
-            scaled[DENSE] = Rows(self._numbers(), self.params.g.view(-1, 1) * share)
+            scaled[DENSE] = IndexedRows(self._numbers(), self.params.g.view(-1, 1) * share)
         if self._worker is not None:
             self._worker.push([scaled[table.name] for table in self._tables], rate)
         for name, replica in self._replicas.items():
@@ -142,14 +148,14 @@ class SplitModel:
 
     # at rest
 
-    def rest(self) -> None:
+    def drain(self) -> None:
         if self._server is not None and self._worker is not None:
             self._server.wait(self._worker.t)
         self._team.gather(torch.zeros(0, dtype=torch.float64))
 
     def end(self) -> None:
         """Rest, and then let learners leave: nobody does before all servers know that it may."""
-        self.rest()
+        self.drain()
         if self._server is not None:
             self._server.ended = True
         self._team.gather(torch.zeros(0, dtype=torch.float64))
@@ -157,7 +163,7 @@ class SplitModel:
     def weights(self, average: bool) -> dict[str, Tensor]:
         if average and not self._config.moving_average:
             raise InputError("parallax.moving_average=0: there are no moving averages of the weights")
-        self.rest()
+        self.drain()
         own = self._model.state_dict().keys()  # without what the model does not save
         found = {name: buffer.cpu().clone() for name, buffer in self._model.named_buffers() if name in own}
         tables = {table.name: self._assemble(k, average) for k, table in enumerate(self._tables)}
@@ -216,7 +222,7 @@ def first_names(model: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
 
 
-def _table(choice: Choice) -> Table:
+def _table(choice: Placement) -> Table:
     return Table(choice.name, choice.rows, choice.width)
 
 

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from asr_am.distributed.team import Event, LearnerLost, Team
 from asr_am.parallax.indexed_rows import (
-    Rows,
-    Wire,
+    IndexedRows,
+    WireDtype,
     pack,
     pack_head,
     pack_numbers,
@@ -39,7 +39,7 @@ from asr_am.parallax.indexed_rows import (
 )
 
 
-class Desk:
+class Messenger:
     """clock: of a letter, the step that it belongs to. Each tag has one task that receives it."""
 
     def __init__(self, team: Team, tags: Sequence[str]) -> None:
@@ -49,7 +49,7 @@ class Desk:
 
     def send(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
         if to != self.team.rank:
-            self.team.post(to, tag, clock, *tensors)
+            self.team.send(to, tag, clock, *tensors)
             return
         self._own[tag].append(tuple(tensor.detach().to("cpu", torch.float32, copy=True) for tensor in tensors))
         if self._came:
@@ -58,10 +58,10 @@ class Desk:
     def receive(self, tag: str, source: int) -> tuple[Tensor, ...]:
         """The next letter of a learner; LearnerLost where it died."""
         if source != self.team.rank:
-            letter = self.team.collect(tag, source)
-            if letter is None:
+            message = self.team.recv(tag, source)
+            if message is None:
                 raise LearnerLost(source, "died, and parallax needs the gradients and the rows of all")
-            return letter.tensors
+            return message.tensors
         waiting, came = self._own[tag], self._came[tag]
         while not waiting:
             came.clear()
@@ -83,23 +83,23 @@ class Table:
     width: int
 
 
-def make_desk(team: Team, tables: Sequence[Table], servers: int) -> Desk:
+def make_messenger(team: Team, tables: Sequence[Table], servers: int) -> Messenger:
     """Accept all letters there are, from servers and workers."""
     here = [rows_of(0, servers, table.rows) for table in tables]
     everything = [table.rows for table in tables]
     head = DOUBLE * (1 + len(tables))
     if team.size > 1:
-        team.accept("pull", 2 * DOUBLE, -sum(here))
-        team.accept("rows", -max(rows * table.width for rows, table in zip(here, tables, strict=True)))
+        team.register_tag("pull", 2 * DOUBLE, -sum(here))
+        team.register_tag("rows", -max(rows * table.width for rows, table in zip(here, tables, strict=True)))
         for tag, limits in (("local", everything), ("push", here), ("sums", here), ("clipped", here)):
             values = [-rows * table.width for rows, table in zip(limits, tables, strict=True)]
-            team.accept(tag, head, -sum(limits), *values)
+            team.register_tag(tag, head, -sum(limits), *values)
         for tag in ("norm", "square", "limit"):
-            team.accept(tag, DOUBLE)
-    return Desk(team, TAGS)
+            team.register_tag(tag, DOUBLE)
+    return Messenger(team, TAGS)
 
 
-def write_rows(parts: Sequence[Rows], rate: float, limits: Sequence[int], wire: Wire) -> tuple[Tensor, ...]:
+def write_rows(parts: Sequence[IndexedRows], rate: float, limits: Sequence[int], wire: WireDtype) -> tuple[Tensor, ...]:
     """A push: rows of each table. limits: V of each, where those are."""
     numbers = [part.numbers for part, limit in zip(parts, limits, strict=True) if len(part) < limit]
     numbers_N = torch.cat(numbers) if numbers else torch.zeros(0, dtype=torch.int64)
@@ -108,17 +108,17 @@ def write_rows(parts: Sequence[Rows], rate: float, limits: Sequence[int], wire: 
 
 
 def read_rows(
-    letter: Sequence[Tensor], tables: Sequence[Table], limits: Sequence[int], wire: Wire
-) -> tuple[list[Rows], float]:
+    message: Sequence[Tensor], tables: Sequence[Table], limits: Sequence[int], wire: WireDtype
+) -> tuple[list[IndexedRows], float]:
     """The rows, and the learning rate."""
-    rate, *counts = unpack_head(letter[0])
+    rate, *counts = unpack_head(message[0])
     lengths = [int(count) for count in counts]
     given = [0 if n == limit else n for n, limit in zip(lengths, limits, strict=True)]
-    numbers = unpack_numbers(letter[1]).split(given)
+    numbers = unpack_numbers(message[1]).split(given)
     rows = []
-    for k, (n, sent) in enumerate(zip(lengths, letter[2:], strict=True)):
+    for k, (n, sent) in enumerate(zip(lengths, message[2:], strict=True)):
         own = numbers[k] if given[k] == n else torch.arange(limits[k])
-        rows.append(Rows(own, unpack(sent, (n, tables[k].width), wire)))
+        rows.append(IndexedRows(own, unpack(sent, (n, tables[k].width), wire)))
     return rows, rate
 
 
@@ -126,5 +126,5 @@ def write_double(value: Tensor) -> Tensor:
     return value.detach().to("cpu", torch.float64).reshape(1).view(torch.float32)
 
 
-def read_double(letter: Sequence[Tensor]) -> Tensor:
-    return letter[0].clone().view(torch.float64)[0]
+def read_double(message: Sequence[Tensor]) -> Tensor:
+    return message[0].clone().view(torch.float64)[0]

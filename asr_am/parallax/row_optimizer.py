@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from asr_am.errors import InputError
-from asr_am.parallax.indexed_rows import Rows, put, take
+from asr_am.parallax.indexed_rows import IndexedRows, gather, scatter
 from asr_am.parallax.sparsity_probe import trainable
 
 RULES: tuple[Any, ...] = (
@@ -22,7 +22,7 @@ RULES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-class Rule:
+class OptimizerSpec:
     """The class and options of the optimizer of a single-device program.
 
     InputError where it is none of RULES, has several groups of parameters, lacks one that is not frozen, has some that
@@ -73,7 +73,7 @@ class Rule:
 class RowOptimizer:
     """Updates rows of w [V, D] in place. state: a tensor [V, D] for each that the rule has, but the step count."""
 
-    def __init__(self, rule: Rule, w: Tensor) -> None:
+    def __init__(self, rule: OptimizerSpec, w: Tensor) -> None:
         self._w, self._steps = w, 0
         sample = nn.Parameter(torch.zeros(1))
         sample.grad = torch.zeros(1)
@@ -84,23 +84,23 @@ class RowOptimizer:
             if key != "step" and value is not None
         }  # fmt: skip
 
-    def step(self, rows: Rows, rate: float) -> None:
+    def step(self, rows: IndexedRows, rate: float) -> None:
         """Apply the gradient `rows`. rate: learning rate."""
         self._steps += 1
         if not len(rows):
             return
         index = slice(None) if len(rows) == len(self._w) else rows.numbers
-        part = nn.Parameter(take(self._w, index))
+        part = nn.Parameter(gather(self._w, index))
         part.grad = rows.values
-        own: dict[str, Tensor] = {key: take(values, index) for key, values in self.state.items()}
+        own: dict[str, Tensor] = {key: gather(values, index) for key, values in self.state.items()}
         self._torch.param_groups[0].update(params=[part], lr=rate)
         self._torch.state.clear()
         self._torch.state[part] = {**own, "step": torch.tensor(float(self._steps - 1))}
         self._torch.step()
         if isinstance(index, Tensor):
-            put(part.detach(), self._w, index)
+            scatter(part.detach(), self._w, index)
             for key, values in self.state.items():
-                put(own[key], values, index)
+                scatter(own[key], values, index)
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self._steps, **self.state}

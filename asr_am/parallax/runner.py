@@ -24,15 +24,15 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from asr_am.distributed.flat_params import OnBucket
-from asr_am.distributed.leases import Lease, Stats
-from asr_am.distributed.team import Alone, Team, Work
+from asr_am.distributed.flat_params import BucketHook
+from asr_am.distributed.leases import Lease, StepResult
+from asr_am.distributed.team import SingleProcess, Team, Work
 from asr_am.errors import InputError
 from asr_am.parallax.config import Config
-from asr_am.parallax.partitioned_model import SplitModel, first_names
-from asr_am.parallax.placement import Plan, make_plan
-from asr_am.parallax.row_optimizer import Rule
-from asr_am.parallax.sparsity_probe import Loss, Seen, dry_step, trainable
+from asr_am.parallax.partitioned_model import PartitionedModel, first_names
+from asr_am.parallax.placement import PlacementPlan, make_placement_plan
+from asr_am.parallax.row_optimizer import OptimizerSpec
+from asr_am.parallax.sparsity_probe import AccessStats, LossFn, probe, trainable
 
 Batch = TypeVar("Batch")
 
@@ -73,7 +73,7 @@ log = logging.getLogger(__name__)
 
 
 def get_runner(
-    model: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer, resources: Team | None = None,
+    model: nn.Module, loss: LossFn, optimizer: torch.optim.Optimizer, resources: Team | None = None,
     config: Config | None = None,
 ) -> Runner:  # fmt: skip
     """model, loss, optimizer: of a program for one device; the optimizer's rule is applied where parameters live, and
@@ -86,23 +86,23 @@ def get_runner(
     and step. Frozen parameters stay as they are on every learner. InputError where the optimizer's rule is not known,
     it lacks one of the others or has some that are not the model's, or has done steps.
     """
-    return Runner(model, loss, optimizer, resources or Alone(), config or Config())
+    return Runner(model, loss, optimizer, resources or SingleProcess(), config or Config())
 
 
 class Runner(AbstractContextManager["Runner"]):
     """plan: after the first step. counts: bytes by kind, as `worker` and `replicated` count them, and "all-reduce"."""
 
     def __init__(
-        self, model: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer, team: Team, config: Config
+        self, model: nn.Module, loss: LossFn, optimizer: torch.optim.Optimizer, team: Team, config: Config
     ) -> None:
         alone = team.size == 1  # nobody to serve
         self.model, self.team = model, team
         self.config = replace(config, hybrid=True, path=None, servers=None) if alone else config
-        self.plan: Plan | None = None
+        self.plan: PlacementPlan | None = None
         self.counts: Counter[str] = Counter()
         self.steps = 0
-        self._loss, self._optimizer, self._rule = loss, optimizer, Rule(optimizer, model)
-        self._split: SplitModel | None = None
+        self._loss, self._optimizer, self._rule = loss, optimizer, OptimizerSpec(optimizer, model)
+        self._split: PartitionedModel | None = None
 
     def run(self, batch: Any | None) -> float:
         """One step on the batches of all learners; the mean loss over all their examples. None: no batch here."""
@@ -114,7 +114,7 @@ class Runner(AbstractContextManager["Runner"]):
         def average(begin: int, end: int) -> None:
             under_way.append(self.team.start_all_reduce_mean(split.params.g[begin:end]))
 
-        closure = self.team.computing(lambda on_bucket: self._gradient(split, batch, means, on_bucket))
+        closure = self.team.timed(lambda on_bucket: self._gradient(split, batch, means, on_bucket))
         split.pull()
         closure(average if self.config.hybrid else None)
         split.push(rate)
@@ -129,15 +129,15 @@ class Runner(AbstractContextManager["Runner"]):
         """The whole model's `state_dict`, on the CPU; called by all learners. average: moving averages instead."""
         return self._built.weights(average)
 
-    def rest(self) -> None:
+    def drain(self) -> None:
         """Until all updates are done everywhere; called by all learners."""
         if self._split is not None:
-            self._split.rest()
+            self._split.drain()
 
     def state_dict(self) -> dict[str, Any]:
         """This learner's part of a checkpoint: tensors and plain values; called by all learners."""
         split = self._built
-        self.rest()
+        self.drain()
         assert self.plan is not None  # it was built from one
         return {
             "steps": self.steps, "made_with": self._made_with(), "counts": dict(self.counts),
@@ -154,7 +154,7 @@ class Runner(AbstractContextManager["Runner"]):
         for what, now in self._made_with().items():
             if (then := made_with.get(what)) != now:
                 raise InputError(f"the checkpoint was made with {what} {then}, not {now}; go on with the same")
-        self._build(Plan.of_state(state["plan"]), state["split"])
+        self._build(PlacementPlan.of_state(state["plan"]), state["split"])
         self.steps = state["steps"]
         self.counts.update(state["counts"])
 
@@ -168,43 +168,43 @@ class Runner(AbstractContextManager["Runner"]):
         return {"learners on machines": list(self.team.hosts), "the optimizer": self._rule.described(), **options}
 
     @property
-    def _built(self) -> SplitModel:
+    def _built(self) -> PartitionedModel:
         if self._split is None:
             raise RuntimeError("no step was done")
         return self._split
 
     def _gradient(
-        self, split: SplitModel, batch: Any | None, means: list[float], on_bucket: OnBucket | None
-    ) -> Stats:  # fmt: skip
+        self, split: PartitionedModel, batch: Any | None, means: list[float], on_bucket: BucketHook | None
+    ) -> StepResult:  # fmt: skip
         """The backward pass, so that the mean over learners is the gradient of the mean over all examples.
 
         means: filled with the mean loss.
         """
         params, zero = split.params, torch.zeros(())
-        params.attach()  # which a zero_grad that was left in the program undoes
+        params.rebind_grads()  # which a zero_grad that was left in the program undoes
         params.g.zero_()
         loss_sum, examples = (None, 0.0) if batch is None else self._loss(self.model, batch)
         both = torch.tensor([0.0 if loss_sum is None else float(loss_sum.detach()), examples])
         both = both.to(params.g.device)
         self.team.start_all_reduce_mean(both).wait()
-        total, normaliser = both.tolist()
-        normaliser = max(normaliser, 1e-30)  # no examples at all: a gradient of zero
-        means.append(total / normaliser)
+        total, loss_denominator = both.tolist()
+        loss_denominator = max(loss_denominator, 1e-30)  # no examples at all: a gradient of zero
+        means.append(total / loss_denominator)
         if loss_sum is None:
-            params.announce_all(on_bucket)
+            params.notify_all_buckets(on_bucket)
         else:
-            with params.announce(on_bucket):
-                (loss_sum / normaliser).backward()
-        return Stats(Lease(None, 0.0, 0.0, normaliser), examples, 0, 0.0, zero, zero)
+            with params.notify_buckets(on_bucket):
+                (loss_sum / loss_denominator).backward()
+        return StepResult(Lease(None, 0.0, 0.0, loss_denominator), examples, 0, 0.0, zero, zero)
 
     # once
 
-    def _prepare(self, batch: Any | None) -> SplitModel:
+    def _prepare(self, batch: Any | None) -> PartitionedModel:
         """The dry step, and what follows from it."""
         self._check_equal()
         parameters = trainable(self.model)
         names = [name for name, _ in parameters]
-        seen = [Seen(0.0, False)] * len(names) if batch is None else dry_step(self.model, self._loss, batch)
+        seen = [AccessStats(0.0, False)] * len(names) if batch is None else probe(self.model, self._loss, batch)
         own = [float(batch is not None), *(x for one in seen for x in (one.alpha, float(one.lookups)))]
         rows = self.team.gather(torch.tensor(own, dtype=torch.float64)).values()
         all_seen = torch.stack([row[1:].view(-1, 2) for row in rows if row[0]])
@@ -218,10 +218,10 @@ class Runner(AbstractContextManager["Runner"]):
         ]  # fmt: skip
         shapes = [(name, *_rows_and_width(p)) for name, p in parameters]
         return self._build(
-            make_plan(shapes, alphas.tolist(), sparse, self.team.size, self.config.path, self.config.hybrid)
+            make_placement_plan(shapes, alphas.tolist(), sparse, self.team.size, self.config.path, self.config.hybrid)
         )
 
-    def _build(self, plan: Plan, state: dict[str, Any] | None = None) -> SplitModel:
+    def _build(self, plan: PlacementPlan, state: dict[str, Any] | None = None) -> PartitionedModel:
         """state: of a checkpoint, which servers have before anybody can ask them."""
         self.plan = plan
         if len(plan.sparse) == len(plan.choices):
@@ -230,7 +230,7 @@ class Runner(AbstractContextManager["Runner"]):
             log.info("bytes a learner transfers in a step, by the way its gradient goes:\n%s", plan)
             if not plan.sparse and self.config.hybrid:
                 log.info("no sparse parameters: this is synchronous SGD by all-reduce (strategy=sync)")
-        split = SplitModel(self.model, plan, self.team, self._rule, self.config, self.counts)
+        split = PartitionedModel(self.model, plan, self.team, self._rule, self.config, self.counts)
         self._optimizer.param_groups[0]["params"].clear()  # or they would be kept here, too
         if state is not None:
             split.load_state_dict(state)

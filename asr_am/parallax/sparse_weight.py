@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from asr_am.errors import InputError
-from asr_am.parallax.indexed_rows import Rows, merge, take
+from asr_am.parallax.indexed_rows import IndexedRows, gather, merge
 
 Fetch = Callable[[Tensor], Tensor]
 """Pulls the rows of these numbers [K], distinct and ascending, as they are in the present step [K, D]."""
@@ -75,12 +75,12 @@ class SparseWeight:
             raise AttributeError(name)
         self._refuse(self.name, name)
 
-    def gradient(self) -> Rows:
+    def gradient(self) -> IndexedRows:
         """Of the rows that were looked up since the last call, duplicates added up; forgets them and all rows held."""
         used = [(numbers, values.grad) for numbers, values in self._used]
         self.forget()
         width = self.shape[1:].numel()
-        parts = [Rows(numbers, grad.reshape(len(numbers), width)) for numbers, grad in used if grad is not None]
+        parts = [IndexedRows(numbers, grad.reshape(len(numbers), width)) for numbers, grad in used if grad is not None]
         return merge(parts, len(self)) if parts else self._nothing()
 
     def forget(self) -> None:
@@ -118,17 +118,17 @@ class SparseWeight:
         with torch.no_grad():
             held = self._held
             if not len(held):
-                held = self._held = Rows(needed, self._fetch(needed))
+                held = self._held = IndexedRows(needed, self._fetch(needed))
                 return held.values
             missing = needed[~torch.isin(needed, held.numbers, assume_unique=True)]
             if len(missing):
                 numbers, order = torch.cat([held.numbers, missing]).sort()
-                held = self._held = Rows(numbers, take(torch.cat([held.values, self._fetch(missing)]), order))
-            return take(held.values, torch.searchsorted(held.numbers, needed))
+                held = self._held = IndexedRows(numbers, gather(torch.cat([held.values, self._fetch(missing)]), order))
+            return gather(held.values, torch.searchsorted(held.numbers, needed))
 
-    def _nothing(self) -> Rows:
+    def _nothing(self) -> IndexedRows:
         numbers = torch.zeros(0, dtype=torch.int64, device=self.device)
-        return Rows(numbers, torch.zeros(0, self.shape[1:].numel(), dtype=self.dtype, device=self.device))
+        return IndexedRows(numbers, torch.zeros(0, self.shape[1:].numel(), dtype=self.dtype, device=self.device))
 
     @staticmethod
     def _refuse(name: str, what: str) -> NoReturn:

@@ -18,22 +18,22 @@ from torch.utils._pytree import tree_leaves
 
 from asr_am.parallax.sparse_weight import INDEX_SELECT
 
-Loss = Callable[[nn.Module, Any], tuple[Tensor, float]]
+LossFn = Callable[[nn.Module, Any], tuple[Tensor, float]]
 """Of a model and a batch: the loss summed over the batch, and how many examples (words, frames) it is summed over."""
 
-HARMLESS = {"size", "dim", "numel", "__len__", "is_floating_point", "is_complex", "data_ptr"}
+METADATA_OPS = {"size", "dim", "numel", "__len__", "is_floating_point", "is_complex", "data_ptr"}
 VIEWS = {"T", "mT", "H", "mH", "data", "real", "imag"}  # attributes through which values are read
 
 
 @dataclass(frozen=True)
-class Seen:
+class AccessStats:
     """alpha: share of rows with a gradient. lookups: whether lookups read the parameter, and nothing else."""
 
     alpha: float
     lookups: bool
 
 
-class Readers(TorchFunctionMode):
+class AccessRecorder(TorchFunctionMode):
     """Notes which parameters are read by lookups, and which in other ways."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 def reads_values(function: Any) -> bool:
     """Not: shapes, types and the like."""
     name = getattr(function, "__name__", "")
-    return getattr(function.__self__, "__name__", "") in VIEWS if name == "__get__" else name not in HARMLESS
+    return getattr(function.__self__, "__name__", "") in VIEWS if name == "__get__" else name not in METADATA_OPS
 
 
 def looked_up(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -78,10 +78,10 @@ def looked_up(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return table if rows else None
 
 
-def dry_step(model: nn.Module, loss: Loss, batch: Any) -> list[Seen]:
+def probe(model: nn.Module, loss: LossFn, batch: Any) -> list[AccessStats]:
     """What one batch shows of each parameter that is not frozen, in their order; leaves the model as it was."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    readers = Readers()
+    readers = AccessRecorder()
     with torch.random.fork_rng():
         with readers:
             loss_sum, _ = loss(model, batch)
@@ -89,14 +89,14 @@ def dry_step(model: nn.Module, loss: Loss, batch: Any) -> list[Seen]:
     seen = []
     for _, parameter in trainable(model):
         lookups = id(parameter) in readers.looked_up and id(parameter) not in readers.read
-        seen.append(Seen(touched(parameter), lookups))
+        seen.append(AccessStats(nonzero_row_share(parameter), lookups))
         parameter.grad = None
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
     return seen
 
 
-def touched(parameter: Tensor) -> float:
+def nonzero_row_share(parameter: Tensor) -> float:
     """The share of its rows that have a gradient other than zero."""
     g = parameter.grad
     if g is None or not parameter.dim():

@@ -10,16 +10,16 @@ from omegaconf import DictConfig
 
 from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
-from asr_am.stages.target import Unit
+from asr_am.stages.target import Target
 
 
-def units(cfg: DictConfig) -> list[Unit]:
+def units(cfg: DictConfig) -> list[Target]:
     """One unit, exp/<corpus>/align, with a directory per GMM system in it."""
     root = corpus_dir(cfg)
     inputs = [root / "data", root / "lang", root / "features/mfcc"]
     options = values(cfg.align)
     out = root / "align"
-    return [Unit(out, inputs, options, partial(align, root, out, options, cfg.nj))]
+    return [Target(out, inputs, options, partial(align, root, out, options, cfg.nj))]
 
 
 def align(root: Path, final: Path, options: dict, jobs: int, out: Path) -> None:

@@ -30,7 +30,7 @@ from asr_am.options import build
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from asr_am.stages.target import Unit
+    from asr_am.stages.target import Target
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def row_for_hours(rows: Sequence[Mapping[str, float]], hours: float) -> Mapping[
     raise InputError(f"corpus.sizes: no row for {hours:g} hours of speech; add one with more hours")
 
 
-def beside(file: str | None, name: str) -> str | None:
+def sibling(file: str | None, name: str) -> str | None:
     """None without `file`, too."""
     path = Path(file).with_name(name) if file else None
     return str(path) if path and path.exists() else None
@@ -87,7 +87,7 @@ def register() -> None:
     """Make them known to OmegaConf; does nothing the second time."""
     OmegaConf.register_new_resolver("hours_of", hours_of, replace=True)
     OmegaConf.register_new_resolver("row_for_hours", row_for_hours, replace=True)
-    OmegaConf.register_new_resolver("beside", beside, replace=True)
+    OmegaConf.register_new_resolver("beside", sibling, replace=True)
 
 
 # Before numpy is loaded: two threads on contended cores are far slower than one. Training sets its own number.
@@ -98,7 +98,7 @@ ROOT = Path(__file__).resolve().parents[2]
 log = logging.getLogger(__name__)
 
 
-def stage(name: str, units: Callable[[DictConfig], list[Unit]]) -> Callable[[], None]:
+def stage(name: str, units: Callable[[DictConfig], list[Target]]) -> Callable[[], None]:
     """The `main` of a stage module: compose the config, make the stage's units one after the other.
 
     A user's mistake (InputError) ends the process with exit 1 and one line on stderr.

@@ -13,10 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
-from asr_am.stages.target import Unit
+from asr_am.stages.target import Target
 
 
-def units(cfg: DictConfig) -> list[Unit]:
+def units(cfg: DictConfig) -> list[Target]:
     """One unit: exp/<corpus>/data."""
     if cfg.data_dir and "data_dir" not in cfg.corpus.prepare:
         raise InputError(f"--data-dir {cfg.data_dir}: corpus {cfg.corpus.name} takes no --data-dir; leave it out")
@@ -32,7 +32,7 @@ def units(cfg: DictConfig) -> list[Unit]:
     for path in inputs:
         if not path.exists():
             raise InputError(f"{path}: no such file or folder, which corpus {cfg.corpus.name} is made from; correct it")
-    return [Unit(out, inputs, options, work)]
+    return [Target(out, inputs, options, work)]
 
 
 def prepare(target: dict, speeds: list[float], jobs: int, sets: list[str], out: Path) -> None:

@@ -11,12 +11,12 @@ from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import input_dirs
 from asr_am.stages.systems import SystemPlan, graph_dir, grid_of, language_models, plans, weightings
-from asr_am.stages.target import Unit
+from asr_am.stages.target import Target
 
 
-def units(cfg: DictConfig) -> list[Unit]:
+def units(cfg: DictConfig) -> list[Target]:
     """For every system and LM a graph, where systems share it only once, and a decoding run."""
-    made: dict[Path, Unit] = {}
+    made: dict[Path, Target] = {}
     for system in plans(cfg):
         for lm in language_models(cfg):
             for unit in (graph_unit(cfg, system, lm), decode_unit(cfg, system, lm)):
@@ -27,29 +27,29 @@ def units(cfg: DictConfig) -> list[Unit]:
     return list(made.values())
 
 
-def graph_unit(cfg: DictConfig, system: SystemPlan, lm: str) -> Unit:
+def graph_unit(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     """HCLG of a system's states with an LM."""
     root = corpus_dir(cfg)
     options = {"self_loop_scale": cfg.decode.self_loop_scale}
     inputs = [root / "lang", root / "lm" / lm, root / "align"]
-    return Unit(graph_dir(cfg, system, lm), inputs, options, partial(graph, root, system.gmm, lm, options))
+    return Target(graph_dir(cfg, system, lm), inputs, options, partial(graph, root, system.gmm, lm, options))
 
 
-def decode_unit(cfg: DictConfig, system: SystemPlan, lm: str) -> Unit:
+def decode_unit(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     """Dev and test of a system with an LM."""
     root = corpus_dir(cfg)
     grid, options = grid_of(cfg), values(cfg.decode)
     inputs = [root / "data", root / "align", *input_dirs(cfg, system.features), graph_dir(cfg, system, lm)]
     inputs += [system.model] if system.model else []
     work = partial(decode, root, system, graph_dir(cfg, system, lm), grid, options, cfg.nj)
-    return Unit(root / "decode" / f"{system.name}_{lm}", inputs, options, work)
+    return Target(root / "decode" / f"{system.name}_{lm}", inputs, options, work)
 
 
-def likelihood_unit(cfg: DictConfig, run: str) -> Unit:
+def likelihood_unit(cfg: DictConfig, run: str) -> Target:
     """The scores of a decoding run as Kaldi archives, for Kaldi's own decoders."""
     root = corpus_dir(cfg)
     decoded, out = root / "decode" / run, root / "likelihoods" / run
-    return Unit(out, [decoded], {}, partial(likelihoods, decoded, out))
+    return Target(out, [decoded], {}, partial(likelihoods, decoded, out))
 
 
 def graph(root: Path, gmm: str, lm: str, options: dict, out: Path) -> None:

@@ -9,17 +9,17 @@ from omegaconf import DictConfig
 
 from asr_am.features.fusion import base_of
 from asr_am.stages.app import corpus_dir, stage, values
-from asr_am.stages.target import Unit
+from asr_am.stages.target import Target
 
 
-def units(cfg: DictConfig) -> list[Unit]:
+def units(cfg: DictConfig) -> list[Target]:
     """One unit, named by the features and the alignment it pairs."""
     root = corpus_dir(cfg)
     kind, system = cfg.features.name, cfg.align.system
     options = {"kind": kind, "system": system} | values(cfg.egs)
     options |= {"random_phase": True} if cfg.features.get("random_phase") else {}
     work = partial(pair, root, options, cfg.nj)
-    return [Unit(egs_dir(cfg), [*input_dirs(cfg, kind), root / "align"], options, work)]
+    return [Target(egs_dir(cfg), [*input_dirs(cfg, kind), root / "align"], options, work)]
 
 
 def input_dirs(cfg: DictConfig, kind: str) -> list[Path]:

@@ -8,17 +8,17 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from asr_am.stages.app import corpus_dir, stage, values
-from asr_am.stages.target import Unit
+from asr_am.stages.target import Target
 
 
-def units(cfg: DictConfig) -> list[Unit]:
+def units(cfg: DictConfig) -> list[Target]:
     """One unit per kind of features."""
     data_dir = corpus_dir(cfg) / "data"
     made = []
     for kind, options in values(cfg.features.kinds).items():
         out = corpus_dir(cfg) / "features" / kind
         options = {"sampling_rate": cfg.corpus.sampling_rate, "sets": list(cfg.corpus.sets)} | options
-        made.append(Unit(out, [data_dir], options, partial(extract, data_dir, out, kind, options, cfg.nj)))
+        made.append(Target(out, [data_dir], options, partial(extract, data_dir, out, kind, options, cfg.nj)))
     return made
 
 

@@ -8,21 +8,21 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from asr_am.stages.app import corpus_dir, stage, values
-from asr_am.stages.target import Unit
+from asr_am.stages.target import Target
 
 
-def units(cfg: DictConfig) -> list[Unit]:
+def units(cfg: DictConfig) -> list[Target]:
     """The lexicon's unit, then one per LM in `corpus.lms`."""
     root = corpus_dir(cfg)
     options = values(cfg.corpus.lang)
-    lang = Unit(root / "lang", [root / "data"], options, partial(lexicon, root / "data", options))
+    lang = Target(root / "lang", [root / "data"], options, partial(lexicon, root / "data", options))
     lms = []
     for name, lm in values(cfg.corpus.lms).items():
         inputs = [root / "data", root / "lang"]
         if lm.get("arpa") and not (root / "data/lm" / lm["arpa"]).is_file():  # not the corpus' own
             inputs += [path for path in [Path(lm["arpa"]).expanduser()] if path.is_file()]
         work = partial(language_model, root / "data", root / "lang", name, lm)
-        lms.append(Unit(root / "lm" / name, inputs, lm, work))
+        lms.append(Target(root / "lm" / name, inputs, lm, work))
     return [lang, *lms]
 
 

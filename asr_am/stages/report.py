@@ -11,19 +11,19 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from asr_am.stages.app import ROOT, corpus_dir, stage
-from asr_am.stages.target import Unit
+from asr_am.stages.target import Target
 
 SHOWN = "score/*/*.json", "train/*/summary.json", "rescore/*/rescore.json", "lm/*/lm.json", "data/corpus.json"
 LEFT_OUT = ("corpus", "nj", "data_dir", "logger", "run")  # overrides that the figures do not depend on
 
 
-def units(cfg: DictConfig) -> list[Unit]:
+def units(cfg: DictConfig) -> list[Target]:
     """One unit, made again when anything that it shows is new or changed."""
     root = corpus_dir(cfg)
     shown = sorted(path for pattern in SHOWN for path in root.glob(pattern))
     command = command_line(cfg.corpus.name)
     work = partial(write, root, command)
-    return [Unit(root / "report", shown, {"command": command}, work, beside=[root / "RESULTS.md"])]
+    return [Target(root / "report", shown, {"command": command}, work, extra_outputs=[root / "RESULTS.md"])]
 
 
 def command_line(corpus: str) -> str:

@@ -13,12 +13,12 @@ from omegaconf import DictConfig
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.systems import grid_of, language_models, plans, weightings
-from asr_am.stages.target import KEY, Unit, git_commit
+from asr_am.stages.target import KEY, Target, git_commit
 
 log = logging.getLogger(__name__)
 
 
-def units(cfg: DictConfig) -> list[Unit]:
+def units(cfg: DictConfig) -> list[Target]:
     """The LM's training, and one unit per system and n-gram LM."""
     if not cfg.rescore:
         log.info("rescoring is off; rescore=true trains lm=%s and rescores with it", cfg.lm.name)
@@ -34,7 +34,7 @@ def mixture_name(cfg: DictConfig, lm: str) -> str:
     return f"{lm}+{cfg.lm.name}"
 
 
-def lm_unit(cfg: DictConfig) -> Unit:
+def lm_unit(cfg: DictConfig) -> Target:
     """The recurrent LM, trained on a text of the corpus or on any text file."""
     root = corpus_dir(cfg)
     if cfg.lm.name in cfg.corpus.lms:
@@ -42,7 +42,7 @@ def lm_unit(cfg: DictConfig) -> Unit:
     text = find_text(root / "data/lm", cfg.lm.text)
     inputs = [root / "data", root / "lang", text]
     config = {key: value for key, value in values(cfg.lm).items() if key != "nbest"}
-    return Unit(root / "lm" / cfg.lm.name, inputs, config, partial(train, root, config, text))
+    return Target(root / "lm" / cfg.lm.name, inputs, config, partial(train, root, config, text))
 
 
 def find_text(folder: Path, text: str) -> Path:
@@ -57,25 +57,25 @@ def find_text(folder: Path, text: str) -> Path:
     )
 
 
-def rescore_unit(cfg: DictConfig, run: str, lm: str) -> Unit:
+def rescore_unit(cfg: DictConfig, run: str, lm: str) -> Target:
     """Dev and test of one decoding run."""
     root = corpus_dir(cfg)
     decoded, out = root / "decode" / run, root / "rescore" / f"{run}+{cfg.lm.name}"
     arpa, recurrent = root / "lm" / lm, root / "lm" / cfg.lm.name
     options = {"nbest": cfg.lm.nbest, "grid": grid_of(cfg)}
     work = partial(rescore, root, decoded, arpa, recurrent, options, cfg.nj)
-    return Unit(out, [root / "data", decoded, arpa, recurrent], options, work)
+    return Target(out, [root / "data", decoded, arpa, recurrent], options, work)
 
 
 def train(root: Path, config: dict, text: Path, out: Path) -> None:
     """Train the recurrent LM, or go on training it, into `out`."""
     from asr_am.lang.lang_dir import read_symbols, vocabulary
     from asr_am.lang.transcripts import read_transcripts
-    from asr_am.train.lm import HeldOut, LmOptions, finish, prepare
+    from asr_am.train.lm import HeldOutText, LmOptions, finish, prepare
 
     words = vocabulary(read_symbols(root / "lang/words.txt"))
     dev, test = (
-        HeldOut([sentence for _, sentence in read_transcripts(root / "data", subset)], words)
+        HeldOutText([sentence for _, sentence in read_transcripts(root / "data", subset)], words)
         for subset in ("dev", "test")
     )
     options = LmOptions.build(config["model"], config["train"])

@@ -20,7 +20,7 @@ from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.rescore import mixture_name
 from asr_am.stages.systems import SystemPlan, grid_of, language_models, plans, weightings
-from asr_am.stages.target import Unit, git_commit
+from asr_am.stages.target import Target, git_commit
 
 if TYPE_CHECKING:
     from asr_am.score.scoring import Reference, Score
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def units(cfg: DictConfig) -> list[Unit]:
+def units(cfg: DictConfig) -> list[Target]:
     """One unit per system and LM, and where rescoring is on, per system and mixture."""
     root = corpus_dir(cfg)
     made = []
@@ -42,7 +42,7 @@ def units(cfg: DictConfig) -> list[Unit]:
                 run = f"{system.name}_{lm}"
                 words = root / part / run
                 work = partial(score_run, root, words, system, lm, options, cfg.nj)
-                made.append(Unit(root / "score" / run, [root / "data", words], options, work))
+                made.append(Target(root / "score" / run, [root / "data", words], options, work))
     return made
 
 

@@ -20,24 +20,24 @@ from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.decode import graph_unit
 from asr_am.stages.systems import SystemPlan, graph_dir
-from asr_am.stages.target import Unit
+from asr_am.stages.target import Target
 
 GMM = "sat"
 
 
-def units(cfg: DictConfig) -> list[Unit]:
+def units(cfg: DictConfig) -> list[Target]:
     """The matrix, the graph of the first pass, the speakers' transforms, their i-vectors."""
     root = corpus_dir(cfg)
     made = []
     if "lda_mllt" in cfg.align:
-        made.append(Unit(root / "features/lda", [root / "align"], {}, partial(copy_matrix, root / "align/lda_mllt")))
+        made.append(Target(root / "features/lda", [root / "align"], {}, partial(copy_matrix, root / "align/lda_mllt")))
     if GMM in cfg.align:
         plan, lm = SystemPlan(GMM, GMM, "fmllr", None, None), cfg.speaker.lm or next(iter(cfg.corpus.lms))
         graph = graph_dir(cfg, plan, lm)
         inputs = [root / "lang", root / "features/mfcc", root / "align", graph]
         options = values(cfg.speaker) | {"sets": [name for name in cfg.corpus.sets if name != "train"]}
         work = partial(adapt, root, graph, options, cfg.nj)
-        made += [graph_unit(cfg, plan, lm), Unit(root / "features/fmllr", inputs, options, work, version=2)]
+        made += [graph_unit(cfg, plan, lm), Target(root / "features/fmllr", inputs, options, work, version=2)]
     if "ivector" in cfg.features.name.split("+"):
         made.append(ivector_unit(cfg))
     return made
@@ -73,13 +73,13 @@ def adapt(root: Path, graph: Path, options: dict, jobs: int, out: Path) -> None:
     shutil.rmtree(work)
 
 
-def ivector_unit(cfg: DictConfig) -> Unit:
+def ivector_unit(cfg: DictConfig) -> Target:
     """UBM, extractor and i-vectors, from the MFCCs."""
     root = corpus_dir(cfg)
     options = {key: value for key, value in values(cfg.ivectors).items() if key not in ("name", "device")}
     out, sets = root / "features/ivector", list(cfg.corpus.sets)
     work = partial(extract_ivectors, root / "features", out, options, sets, cfg.nj, cfg.ivectors.device)
-    return Unit(out, [root / "features/mfcc"], options | {"sets": sets}, work)
+    return Target(out, [root / "features/mfcc"], options | {"sets": sets}, work)
 
 
 def extract_ivectors(

@@ -33,7 +33,7 @@ KEY = ".key"
 
 
 @dataclass(frozen=True)
-class Unit:
+class Target:
     """One output directory and how to make it.
 
     work: called with the directory to write into; what it finds there is its own, from a run that was cut short.
@@ -52,13 +52,13 @@ class Unit:
     out: Path
     inputs: Sequence[Path]
     config: Mapping[str, object]
-    work: Callable[[Path], None]
+    build: Callable[[Path], None]
     in_place: bool = False
     keep_if: str = "*"
-    apart: Sequence[str] = ()
-    beside: Sequence[Path] = ()
+    exclude: Sequence[str] = ()
+    extra_outputs: Sequence[Path] = ()
     version: int = 1
-    leads: bool = True
+    is_leader: bool = True
 
     def key(self) -> str:
         """Hexadecimal digest of all that the output depends on; InputError where an input is missing or damaged."""
@@ -73,8 +73,8 @@ class Unit:
             log.info("%s is up to date", self.out)
             return False
         place = self._place(key)
-        if not self.leads:
-            self.work(place)
+        if not self.is_leader:
+            self.build(place)
             return True
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self.out):
@@ -101,15 +101,17 @@ class Unit:
         if place.suffix == ".new":
             log.info("%s was made from other inputs or values: it stays until %s is finished", self.out, place)
         try:
-            self.work(place)
+            self.build(place)
         except BaseException:
             if fresh and self.in_place and not any(place.glob(self.keep_if)):
                 shutil.rmtree(place)
             raise
         seconds = time.monotonic() - begin
-        made = [p for p in sorted(place.rglob("*")) if p.is_file() and p.relative_to(place).parts[0] not in self.apart]
+        made = [
+            p for p in sorted(place.rglob("*")) if p.is_file() and p.relative_to(place).parts[0] not in self.exclude
+        ]
         files = {str(p.relative_to(place)): p.stat().st_size for p in made}
-        files |= {os.path.relpath(p, self.out): p.stat().st_size for p in self.beside}
+        files |= {os.path.relpath(p, self.out): p.stat().st_size for p in self.extra_outputs}
         done = {
             "key": key,
             "config": self.config,

@@ -17,23 +17,24 @@ from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import egs_dir
-from asr_am.stages.target import Unit
-from asr_am.stages.train_worker import learn, ranks_apart, run_arguments, strategy_of, without_name
+from asr_am.stages.target import Target
+from asr_am.stages.train_worker import num_dedicated_servers, run_arguments, run_worker, strategy_of, without_name
 
 SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every")  # change how fast, not what
-APART = ("init", "subset")  # count only where they are set
+OPTIONAL_KEYS = ("init", "subset")  # count only where they are set
 CHECKPOINT = "checkpoints/checkpoint-?????????"  # a run that has none is removed if it cannot start
 
 
-def units(cfg: DictConfig) -> list[Unit]:
+def units(cfg: DictConfig) -> list[Target]:
     """One training run."""
     launcher = cfg.launcher.name
-    if launcher == "alone" and cfg.learners + ranks_apart(cfg) != 1:
-        more = " and servers of their own" if ranks_apart(cfg) else ""
+    if launcher == "alone" and cfg.learners + num_dedicated_servers(cfg) != 1:
+        more = " and servers of their own" if num_dedicated_servers(cfg) else ""
         raise InputError(f"learners={cfg.learners}{more} need launcher=virtual, launcher=process or launcher=torchrun")
     groups = {name: values(cfg[name]) for name in ("train", "model", "schedule", "strategy")}
     config: dict = {**groups, "seed": cfg.seed}
-    config["train"] = {name: value for name, value in groups["train"].items() if name not in SPEED_ONLY + APART}
+    config["strategy"] |= {"_target_": key_target(cfg.strategy._target_)}
+    config["train"] = {name: value for name, value in groups["train"].items() if name not in SPEED_ONLY + OPTIONAL_KEYS}
     if launcher != "alone":
         config |= {"launcher": launcher, "learners": cfg.learners}
         if launcher == "virtual" or cfg.workload.emulate:
@@ -45,11 +46,17 @@ def units(cfg: DictConfig) -> list[Unit]:
     out = corpus_dir(cfg) / "train" / cfg.run
     leads = int(os.environ.get("RANK", "0") if launcher == "torchrun" else cfg.launcher.get("node_rank", 0)) == 0
     return [
-        Unit(
+        Target(
             out, inputs, config, partial(train_run, cfg, leads), in_place=True, keep_if=CHECKPOINT,
-            apart=("wandb", "checkpoints"), leads=leads,
+            exclude=("wandb", "checkpoints"), is_leader=leads,
         )
     ]  # fmt: skip
+
+
+def key_target(target: str) -> str:
+    """A strategy's class as keys of training runs name it: the modules have moved since, the keys have not."""
+    old = "asr_am.distributed.parallax.strategy." if target.endswith(".Parallax") else None
+    return old + "Parallax" if old else target.replace(".distributed.strategies.", ".distributed.")
 
 
 def check_run(cfg: DictConfig) -> None:
@@ -69,7 +76,7 @@ def check_run(cfg: DictConfig) -> None:
     options = TrainOptions.build(values(cfg.train), without_name(cfg.model), values(cfg.schedule), cfg.seed)
     check_batch(options, cfg.learners)
     training_device(options)
-    size, strategy = cfg.learners + ranks_apart(cfg), strategy_of(cfg)
+    size, strategy = cfg.learners + num_dedicated_servers(cfg), strategy_of(cfg)
     cluster, workload = Cluster.build(values(cfg.cluster)), Workload.build(values(cfg.workload))
     cluster.faults.check(size)
     if cfg.launcher.name != "virtual":  # only its faults count
@@ -87,7 +94,7 @@ def train_run(cfg: DictConfig, leads: bool, out: Path) -> None:
     if leads:
         check_run(cfg)
         OmegaConf.save(cfg, out / "config.yaml", resolve=True)
-    launchers = {"alone": _alone, "virtual": _virtual, "process": _processes, "torchrun": learn}
+    launchers = {"alone": _alone, "virtual": _virtual, "process": _processes, "torchrun": run_worker}
     launchers[cfg.launcher.name](cfg, out)
 
 
@@ -109,13 +116,13 @@ def _processes(cfg: DictConfig, out: Path) -> None:
     from asr_am.distributed.cluster_config import Faults
     from asr_am.distributed.runtime.launcher import launch
 
-    launcher, size = cfg.launcher, cfg.learners + ranks_apart(cfg)
+    launcher, size = cfg.launcher, cfg.learners + num_dedicated_servers(cfg)
     if size % launcher.nodes:
         raise InputError(f"{size} learners and servers cannot be divided among launcher.nodes={launcher.nodes} hosts")
     command = [sys.executable, "-m", "asr_am.stages.train_worker", str(out / "config.yaml")]
     options = {key: value for key, value in values(launcher).items() if key not in ("name", "suffix")}
     launch(
-        command, size // launcher.nodes, in_step=strategy_of(cfg).func.in_step,
+        command, size // launcher.nodes, synchronous=strategy_of(cfg).func.synchronous,
         faults=Faults.build(values(cfg.cluster.faults)), **options,
     )  # fmt: skip
 

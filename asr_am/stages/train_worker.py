@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from asr_am.distributed.team import Team
 
 log = logging.getLogger(__name__)
-FAILED = 70  # exit status that says no more than that: where the others can go on without a learner, they do
+EXIT_FAILURE = 70  # exit status that says no more than that: where the others can go on without a learner, they do
 
 
 def run_arguments(cfg: DictConfig, out: Path) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def run_arguments(cfg: DictConfig, out: Path) -> dict[str, Any]:
         "strategy": strategy_of(cfg),
         "tracker": instantiate(cfg.logger),
         "provenance": provenance,
-        "servers": ranks_apart(cfg),
+        "servers": num_dedicated_servers(cfg),
     }
 
 
@@ -64,7 +64,7 @@ def without_name(group: DictConfig) -> dict[str, Any]:
     return {key: value for key, value in values(group).items() if key != "name"}
 
 
-def ranks_apart(cfg: DictConfig) -> int:
+def num_dedicated_servers(cfg: DictConfig) -> int:
     """Ranks, after those of the learners, that only serve parameters."""
     if not cfg.strategy.get("apart", False):
         return 0
@@ -73,18 +73,18 @@ def ranks_apart(cfg: DictConfig) -> int:
     return int(cfg.strategy.servers)
 
 
-def learn(cfg: DictConfig, out: Path) -> None:
+def run_worker(cfg: DictConfig, out: Path) -> None:
     """Train as the learner that the environment says this process is."""
     from asr_am.distributed.cluster_config import Faults
     from asr_am.train.trainer import train
 
     arguments = run_arguments(cfg, out)
-    if cfg.launcher.name == "torchrun" and not arguments["strategy"].func.in_step:
+    if cfg.launcher.name == "torchrun" and not arguments["strategy"].func.synchronous:
         raise InputError(f"strategy={cfg.strategy.name} does not move in step, as torchrun's do; use launcher=process")
-    train(**arguments, team=connected(cfg), faults=Faults.build(values(cfg.cluster.faults)))
+    train(**arguments, team=connect_team(cfg), faults=Faults.build(values(cfg.cluster.faults)))
 
 
-def connected(cfg: DictConfig) -> Team:
+def connect_team(cfg: DictConfig) -> Team:
     """This process' end of the team; InputError where the others cannot be reached."""
     from asr_am.distributed.cluster_config import Cluster, Workload
     from asr_am.distributed.runtime.connect import connect
@@ -105,13 +105,13 @@ def main() -> None:
     start_logging(corpus_dir(cfg) / "log" / f"train-learner{rank}.log", quiet=rank != "0")
     status = 0
     try:
-        learn(cfg, path.parent)
+        run_worker(cfg, path.parent)
     except InputError as error:
         log.error("learner %s: %s", rank, error)
         status = 1
     except Exception:
         log.exception("learner %s failed", rank)
-        status = FAILED
+        status = EXIT_FAILURE
     end_process(status)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from asr_am.distributed.strategy import Strategy
-from asr_am.distributed.team import Team, Usage
+from asr_am.distributed.team import CommStats, Team
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class Measures:
 def measure(team: Team, strategy: Strategy, consensus: Tensor) -> Measures:
     """Called by all learners, at rest. consensus: as `Strategy.consensus` returned it."""
     own = {
-        "usage": usage_state(team.usage),
+        "usage": usage_state(team.comm_stats),
         "staleness": strategy.staleness,
-        "counts": strategy.counts,
+        "counts": strategy.metrics,
         "restarts": team.incarnation,
         "squared_distance": float((strategy.replica() - consensus).square().sum()),
     }
     by_rank = _gather(team, own)
     rows = list(by_rank.values())
     usages = [row["usage"] for row in rows]
-    pulls = _sum(usage["pull_seconds"] for usage in usages)
+    pulls = _sum(comm_stats["pull_latency"] for comm_stats in usages)
     links = {
         f"{rank}-{to}": int(sent) for rank, row in by_rank.items() for to, sent in row["usage"]["bytes_sent"].items()
     }
@@ -62,15 +62,15 @@ def measure(team: Team, strategy: Strategy, consensus: Tensor) -> Measures:
         counts=_sum(row["counts"] for row in rows),
         bytes_sent=sum(links.values()),
         bytes_per_link=links,
-        modelled_bytes=sum(usage["modelled_bytes"] for usage in usages),
-        waiting_seconds={rank: round(row["usage"]["waiting_seconds"], 3) for rank, row in by_rank.items()},
+        modelled_bytes=sum(comm_stats["modelled_bytes"] for comm_stats in usages),
+        waiting_seconds={rank: round(row["usage"]["idle_seconds"], 3) for rank, row in by_rank.items()},
         pull_seconds=dict(sorted(pulls.items(), key=lambda pull: float(pull[0]))),
-        letters=sum(usage["letters"] for usage in usages),
-        refused=sum(usage["refused"] for usage in usages),
-        lost=sum(usage["lost"] for usage in usages),
-        superseded=sum(usage["superseded"] for usage in usages),
+        letters=sum(comm_stats["messages_sent"] for comm_stats in usages),
+        refused=sum(comm_stats["rejected"] for comm_stats in usages),
+        lost=sum(comm_stats["lost"] for comm_stats in usages),
+        superseded=sum(comm_stats["overwritten"] for comm_stats in usages),
         restarts=sum(row["restarts"] for row in rows),
-        faults_fired=_sum(usage["faults"] for usage in usages),
+        faults_fired=_sum(comm_stats["faults"] for comm_stats in usages),
         consensus_distance=(sum(row["squared_distance"] for row in rows) / len(rows)) ** 0.5,
     )
 
@@ -89,11 +89,18 @@ def _sum(counters: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-def usage_state(usage: Usage) -> dict[str, Any]:
+def usage_state(comm_stats: CommStats) -> dict[str, Any]:
     """Plain values of a learner's usage, for its checkpoint."""
-    return {key: dict(value) if isinstance(value, Counter) else value for key, value in vars(usage).items()}
+    return {key: dict(value) if isinstance(value, Counter) else value for key, value in vars(comm_stats).items()}
 
 
-def load_usage(usage: Usage, state: dict[str, Any]) -> None:
+RENAMED = {
+    "letters": "messages_sent", "refused": "rejected", "superseded": "overwritten", "pull_seconds": "pull_latency",
+    "waiting_seconds": "idle_seconds",
+}  # fmt: skip
+"""Names in checkpoints of earlier versions."""
+
+
+def load_usage(comm_stats: CommStats, state: dict[str, Any]) -> None:
     for key, value in state.items():
-        setattr(usage, key, Counter(value) if isinstance(value, dict) else value)
+        setattr(comm_stats, RENAMED.get(key, key), Counter(value) if isinstance(value, dict) else value)

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.leases import Lease, Leases, Stats
+from asr_am.distributed.flat_params import BucketHook, FlatParams
+from asr_am.distributed.leases import Lease, Leases, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.egs.loader import IGNORE, Batch, Loader, Plan
 from asr_am.egs.stateless_rng import seed_of
@@ -56,7 +56,7 @@ def count_correct(logits_BTP: Tensor, targets_BT: Tensor) -> Tensor:
 
 
 @dataclass
-class Learner:
+class ModelState:
     """One learner: its model and what it needs to compute gradients. `optimizer` is told the learning rate."""
 
     model: AcousticModel
@@ -66,7 +66,7 @@ class Learner:
     options: TrainOptions
     device: torch.device
 
-    def backward(self, batch: Batch, normaliser: float, on_bucket: OnBucket | None) -> tuple[Tensor, Tensor]:
+    def backward(self, batch: Batch, loss_denominator: float, on_bucket: BucketHook | None) -> tuple[Tensor, Tensor]:
         """Fill `params.g` with the gradient of the summed loss / `normaliser`; returns loss and correct sums."""
         self.params.g.zero_()
         loss_sum, correct = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
@@ -77,21 +77,21 @@ class Learner:
             with autocast(self.options, self.device):
                 logits_BTP = self.model(x_BTF.to(self.device, non_blocking=True), lengths_B)
             part_loss = cross_entropy_sum(logits_BTP, targets_BT, self.options.label_smoothing)
-            with self.params.announce(on_bucket if k == len(parts) - 1 else None):
-                (part_loss / normaliser).backward()
+            with self.params.notify_buckets(on_bucket if k == len(parts) - 1 else None):
+                (part_loss / loss_denominator).backward()
             loss_sum += part_loss.detach()
             correct += count_correct(logits_BTP, targets_BT)
         return loss_sum, correct
 
 
-class SegmentGradients:
+class GradientComputer:
     """A strategy's gradient closure for one segment: each call leases a batch, runs forward and backward on it.
 
     schedule: of the learning rate in this epoch. read_ahead: assemble batches before they are asked for, where it is
     known already which ones they will be.
     """
 
-    def __init__(self, learner: Learner, plan: Plan, leases: Leases, schedule: Schedule, read_ahead: bool) -> None:
+    def __init__(self, learner: ModelState, plan: Plan, leases: Leases, schedule: Schedule, read_ahead: bool) -> None:
         self._learner, self._plan, self._schedule = learner, plan, schedule
         self._leases: Iterator[Lease] = iter(leases.lease, None)
         self._batches: Iterator[Batch] | None = None
@@ -101,7 +101,7 @@ class SegmentGradients:
             numbers = [lease.batch for lease in known if lease.batch is not None]
             self._batches = learner.loader.batches(plan, numbers)
 
-    def __call__(self, on_bucket: OnBucket | None) -> Stats | None:
+    def __call__(self, on_bucket: BucketHook | None) -> StepResult | None:
         lease = next(self._leases, None)
         if lease is None:
             return None
@@ -110,15 +110,15 @@ class SegmentGradients:
         learner.optimizer.lr = rate
         if lease.batch is None:
             learner.params.g.zero_()
-            learner.params.announce_all(on_bucket)
-            return Stats(lease, 0, 0, rate, torch.zeros(()), torch.zeros(()))
+            learner.params.notify_all_buckets(on_bucket)
+            return StepResult(lease, 0, 0, rate, torch.zeros(()), torch.zeros(()))
         batch = next(self._batches) if self._batches else learner.loader.batch(self._plan, lease.batch)
         seed_dropout(seed_of(learner.options.seed, epoch, batch.id), learner.device)  # whoever does this batch
-        loss_sum, correct = learner.backward(batch, lease.normaliser, on_bucket)
-        return Stats(lease, batch.frames, len(batch.lengths_B), rate, loss_sum, correct)
+        loss_sum, correct = learner.backward(batch, lease.loss_denominator, on_bucket)
+        return StepResult(lease, batch.frames, len(batch.lengths_B), rate, loss_sum, correct)
 
 
-class HeldOut:
+class Validator:
     """Loss and frame error on examples that are never trained on, with a copy of the model."""
 
     def __init__(self, model: AcousticModel, loader: Loader, options: TrainOptions, device: torch.device) -> None:

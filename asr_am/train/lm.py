@@ -38,7 +38,7 @@ from asr_am.model.lm_scorer import word_logprobs
 from asr_am.model.lstm_lm import IGNORED, LstmLm, LstmLmOptions
 from asr_am.model.model_file import read_torch, write_torch
 from asr_am.options import build
-from asr_am.train.run_log import Display, JsonLines
+from asr_am.train.run_log import JsonLines, ProgressBar
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ GAIN = 1e-3  # share by which dev perplexity must fall, or the rate does
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutText:
     """A set's transcripts, and the lexicon's words, which are the ones that perplexity counts."""
 
     sentences: Sequence[Sequence[str]]
@@ -155,7 +155,7 @@ class HeldOut:
 
 
 @dataclass
-class Cursor:
+class LmProgress:
     """Where a run stands. done: batches of the epoch. worse: epochs since the best one. loss, units: sums of the epoch.
     kept: bytes of metrics.jsonl. perplexities: dev, of each epoch.
     """
@@ -175,26 +175,26 @@ class Cursor:
 class LmRun:
     """One training run in `out`; goes on from its checkpoint if there is one."""
 
-    def __init__(self, out: Path, options: LmOptions, units: Units, text: Text, dev: HeldOut) -> None:
+    def __init__(self, out: Path, options: LmOptions, units: Units, text: Text, dev: HeldOutText) -> None:
         self.out, self.options, self.units, self.text, self.dev = out, options, units, text, dev
         torch.manual_seed(options.seed)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model = LstmLm(options.model, len(units)).to(self.device)
         self.optimizer = make_optimizer(options, self.model)
-        self.cursor = Cursor(rate=options.rate)
+        self.cursor = LmProgress(rate=options.rate)
 
     def train(self) -> None:
         """To the last epoch, or until dev perplexity has not fallen for `patience` epochs."""
         self._resume()
         self.metrics = JsonLines(self.out / "metrics.jsonl", self.cursor.kept)
-        self.display = Display(self.options.epochs)
-        self.display.start()
+        self.progress_bar = ProgressBar(self.options.epochs)
+        self.progress_bar.start()
         try:
             while self.cursor.epoch < self.options.epochs and self.cursor.worse < self.options.patience:
                 self._do_epoch()
                 self._finish_epoch()
         finally:
-            self.display.stop()
+            self.progress_bar.stop()
             self.metrics.close()
 
     def step(self, input_BT: Tensor, target_BT: Tensor) -> float:
@@ -210,7 +210,7 @@ class LmRun:
     def _do_epoch(self) -> None:
         cursor = self.cursor
         batches = self.text.batches(self.options.batch_size, self.options.seed, cursor.epoch)
-        self.display.epoch(cursor.epoch, len(batches), cursor.done)
+        self.progress_bar.epoch(cursor.epoch, len(batches), cursor.done)
         for group in self.optimizer.param_groups:
             group["lr"] = cursor.rate
         self.model.train()
@@ -223,7 +223,7 @@ class LmRun:
                 raise InputError(f"{self.out}: the loss is {loss} in epoch {cursor.epoch + 1}; lower lm.train.rate")
             cursor.loss, cursor.units = cursor.loss + loss * count, cursor.units + count
             cursor.done, cursor.seconds = cursor.done + 1, cursor.seconds + time.monotonic() - begin
-            self.display.done(cursor.done)
+            self.progress_bar.done(cursor.done)
             if cursor.done % self.options.checkpoint_every == 0:
                 self._save()
 
@@ -262,7 +262,7 @@ class LmRun:
         try:
             if state["format"] != FORMAT:
                 raise ValueError("another format")
-            self.cursor = Cursor(**state["cursor"])
+            self.cursor = LmProgress(**state["cursor"])
             self.model.load_state_dict(state["weights"])
             self.optimizer.load_state_dict(state["optimizer"])
             torch.set_rng_state(state["rng"])
@@ -273,7 +273,7 @@ class LmRun:
 
 
 def prepare(
-    out: Path, options: LmOptions, text: Path, vocabulary: Sequence[str], dev: HeldOut, *,
+    out: Path, options: LmOptions, text: Path, vocabulary: Sequence[str], dev: HeldOutText, *,
     kind: Literal["word", "sentencepiece"], pieces: int,
 ) -> LmRun:  # fmt: skip
     """A run on a text file. vocabulary: the lexicon's words. kind, pieces: of units, see `make_units`."""
@@ -297,7 +297,7 @@ def make_optimizer(options: LmOptions, model: nn.Module) -> torch.optim.Optimize
     return torch.optim.SGD(model.parameters(), lr=options.rate)
 
 
-def finish(run: LmRun, name: str, source: Path, test: HeldOut, provenance: Mapping[str, Any]) -> None:
+def finish(run: LmRun, name: str, source: Path, test: HeldOutText, provenance: Mapping[str, Any]) -> None:
     """summary.json, with the best model's perplexity of dev and test, and lm.json, which the report reads."""
     model, units, info = load_lm(run.out / "best.pt")
     dev = run.dev

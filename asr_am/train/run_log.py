@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from asr_am.data.textfile import write_lines
-from asr_am.distributed.leases import Record, record_to_json
+from asr_am.distributed.leases import SegmentRecord, record_to_json
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class WandbTracker:
             self._run = None
 
 
-class Display:
+class ProgressBar:
     """A bar for the current epoch with loss and frames per second behind it."""
 
     def __init__(self, epochs: int) -> None:
@@ -134,14 +134,14 @@ class JsonLines:
         self._file.close()
 
 
-class Journal:
+class RunLog:
     """metrics.jsonl, leases.jsonl, summary.json, the tracker and the progress line of the run in `out`.
 
     Only the coordinator writes; another learner that takes its place opens the journal then.
     """
 
-    def __init__(self, out: Path, tracker: Tracker, display: Display, config: Mapping[str, Any]) -> None:
-        self.out, self.tracker, self.display, self._config = out, tracker, display, config
+    def __init__(self, out: Path, tracker: Tracker, progress_bar: ProgressBar, config: Mapping[str, Any]) -> None:
+        self.out, self.tracker, self.progress_bar, self._config = out, tracker, progress_bar, config
         self._is_open = False
 
     def open(self, keep: tuple[int, int] | None) -> None:
@@ -151,7 +151,7 @@ class Journal:
         self._metrics = JsonLines(self.out / "metrics.jsonl", keep[0] if keep else None)
         self._leases = JsonLines(self.out / "leases.jsonl", keep[1] if keep else None)
         self.tracker.start(self.out, self._config)
-        self.display.start()
+        self.progress_bar.start()
         self._is_open = True
 
     def sizes(self) -> tuple[int, int]:
@@ -161,7 +161,7 @@ class Journal:
         self._metrics.write(record)
         self.tracker.log(record, step)
 
-    def leases(self, record: Record) -> None:
+    def leases(self, record: SegmentRecord) -> None:
         self._leases.write(record_to_json(record))
 
     def summary(self, summary: Mapping[str, Any]) -> None:
@@ -169,7 +169,7 @@ class Journal:
 
     def close(self) -> None:
         if self._is_open:
-            self.display.stop()
+            self.progress_bar.stop()
             self.tracker.finish()
             self._metrics.close()
             self._leases.close()

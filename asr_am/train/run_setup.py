@@ -27,12 +27,12 @@ from asr_am.model.acoustic import AcousticModel
 from asr_am.model.build import make_model
 from asr_am.model.model_file import load_acoustic_model
 from asr_am.train.checkpoint import Checkpoints
-from asr_am.train.gradient import HeldOut, Learner
-from asr_am.train.run_log import Display, Journal, NoTracker, Tracker
+from asr_am.train.gradient import ModelState, Validator
+from asr_am.train.run_log import NoTracker, ProgressBar, RunLog, Tracker
 from asr_am.train.train_options import TrainOptions
 
 
-def start_from(path: Path, model: AcousticModel, examples: EgsInfo) -> None:
+def init_weights(path: Path, model: AcousticModel, examples: EgsInfo) -> None:
     """Copy weights and normalisation of the model file `path` into `model`.
 
     InputError where it is not a model file, or one of other inputs, senones or sizes.
@@ -56,7 +56,7 @@ def start_from(path: Path, model: AcousticModel, examples: EgsInfo) -> None:
 StrategyFactory = Callable[[FlatParams, Optimizer, Team], Strategy]
 
 
-class Material:
+class RunSetup:
     """One training run on the sets `train` and `dev` of `egs_dir`, in the directory `out`.
 
     learners: among which a batch of options.batch_size chunks is divided. provenance: for summary.json and the model.
@@ -81,7 +81,7 @@ class Material:
             workers=options.workers,
         )  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)
-        self.journal = Journal(out, tracker or NoTracker(), Display(options.epochs), options.plain())
+        self.run_log = RunLog(out, tracker or NoTracker(), ProgressBar(options.epochs), options.plain())
         self._plan: Plan | None = None
 
     def model(self) -> AcousticModel:
@@ -94,16 +94,16 @@ class Material:
         model = make_model(self.options.model, self.egs.info.dim, self.egs.info.num_pdfs)
         model.set_normalisation(torch.from_numpy(self._mean_F), torch.from_numpy(self._deviation_F))
         if self.options.init:
-            start_from(Path(self.options.init), model, self.egs.info)
+            init_weights(Path(self.options.init), model, self.egs.info)
         return model
 
-    def learner(self, team: Team) -> tuple[Learner, Strategy]:
+    def learner(self, team: Team) -> tuple[ModelState, Strategy]:
         """A learner of `team`, and its strategy."""
         model = self.model()
         params = FlatParams(model)
         optimizer = Optimizer(params, self.options.optimizer)
         strategy = self._factory(params, optimizer, team)
-        return Learner(model, params, optimizer, self.loader, self.options, self.device), strategy
+        return ModelState(model, params, optimizer, self.loader, self.options, self.device), strategy
 
     def plan(self, epoch: int) -> Plan:
         """The batches of an epoch; the last plan asked for is kept, as all learners ask for the same."""
@@ -112,9 +112,9 @@ class Material:
         return self._plan
 
     @cached_property
-    def held_out(self) -> HeldOut:
+    def validator(self) -> Validator:
         loader = Loader(self._dev, max(64, self.options.batch_size // self.learners), shuffle=False)
-        return HeldOut(self.model(), loader, self.options, self.device)
+        return Validator(self.model(), loader, self.options, self.device)
 
     def checkpoints(self, strategy: str) -> Checkpoints:
         """The run's checkpoints, of these options, learners and examples only."""

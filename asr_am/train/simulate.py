@@ -11,9 +11,9 @@ from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.simulator import SimCluster
 from asr_am.distributed.team import Team
 from asr_am.train.run_log import Tracker
-from asr_am.train.run_setup import Material, StrategyFactory
+from asr_am.train.run_setup import RunSetup, StrategyFactory
 from asr_am.train.train_options import TrainOptions, cores
-from asr_am.train.trainer import Run
+from asr_am.train.trainer import Trainer
 
 
 def train_virtually(
@@ -26,18 +26,18 @@ def train_virtually(
     The same seed gives the same bits. InputError where the strategy cannot do with the cluster's faults.
     """
     torch.set_num_threads(options.threads or cores())
-    material = Material(
+    setup = RunSetup(
         egs_dir, out, options, strategy, learners=learners, tracker=tracker, provenance=provenance
     )  # fmt: skip
-    elements = sum(parameter.numel() for parameter in material.model().parameters())
+    elements = sum(parameter.numel() for parameter in setup.model().parameters())
     virtual = SimCluster(cluster, workload, learners + servers, options.seed, model_elements=elements)
 
     def live(team: Team) -> None:
-        run = Run(material, team)
+        run = Trainer(setup, team)
         run.strategy.check(cluster.faults)
         run.train()
 
     try:
         virtual.run(live)
     finally:
-        material.journal.close()
+        setup.run_log.close()

@@ -83,10 +83,10 @@ def growth(gmms: DiagGmms, frames: int) -> float:
 def ours(gmms: DiagGmms, speakers: list[Speaker]) -> np.ndarray:
     """Transforms [S, D, D + 1], all speakers together."""
     expectation = Expectation(gmms)
-    stats = FmllrStats.zeros(len(speakers), DIM, expectation.device)
+    step_result = FmllrStats.zeros(len(speakers), DIM, expectation.device)
     for blocks in batches(Block(s, x, x, Occupation.of_alignment(pdf)) for s, (x, pdf) in enumerate(speakers)):
-        add_blocks(stats, expectation, blocks)
-    return estimate(stats, SWEEPS, identity(stats))[0].numpy()
+        add_blocks(step_result, expectation, blocks)
+    return estimate(step_result, SWEEPS, identity(step_result))[0].numpy()
 
 
 def plain(gmms: DiagGmms, speakers: list[Speaker]) -> np.ndarray:

@@ -114,7 +114,7 @@ def epoch_hours(setting: Setting) -> float:
     strategy = instantiate({key: value for key, value in values(setting.config().strategy).items() if key != "name"})
     learners = hardware.devices
     rounds = -(-setting.batches // learners)
-    alike = cell.slowdown == 1 or strategy.func.in_step
+    alike = cell.slowdown == 1 or strategy.func.synchronous
     share = round(rounds * SHARE) if alike and not setting.whole else rounds
     batches = min(share * learners, setting.batches)
     epoch = time_epoch(strategy, hardware, setting.workload(), learners=learners, batches=batches)

@@ -39,7 +39,7 @@ def main() -> None:
     if options.learner:
         learner(int(options.megabytes * 1e6 / 4), options.rounds)
     else:
-        launch([sys.executable, *sys.argv, "--learner"], 2, in_step=True, encrypt=options.encrypt)
+        launch([sys.executable, *sys.argv, "--learner"], 2, synchronous=True, encrypt=options.encrypt)
 
 
 def learner(elements: int, rounds: int) -> None:
@@ -64,17 +64,17 @@ def learner(elements: int, rounds: int) -> None:
 
 
 def mail(team: ProcessTeam, x: Tensor) -> Exchange:
-    team.accept("weights", len(x))
-    team.accept("answer")
+    team.register_tag("weights", len(x))
+    team.register_tag("answer")
 
     def exchange(n: int) -> None:
         if team.rank == 0:
-            team.post(1, "weights", n, x)
-            assert team.collect("answer", 1) is not None
+            team.send(1, "weights", n, x)
+            assert team.recv("answer", 1) is not None
         else:
-            letter = team.collect("weights", 0)
-            assert letter is not None and letter.tensors[0][-1] == 0
-            team.post(0, "answer", n)
+            message = team.recv("weights", 0)
+            assert message is not None and message.tensors[0][-1] == 0
+            team.send(0, "answer", n)
 
     return exchange
 

@@ -81,7 +81,7 @@ def run_host(options: argparse.Namespace) -> None:
     run(f"ip link set {LINK} up")
     run(f"ip link set {LOOPBACK} up")
     launch(
-        options.command, options.learners, in_step=True, nodes=2, node_rank=options.node,
+        options.command, options.learners, synchronous=True, nodes=2, node_rank=options.node,
         address=f"{ADDRESSES[0]}:{PORT}", encrypt=False,
     )  # fmt: skip
 

@@ -27,8 +27,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.leases import Lease, Stats
+from asr_am.distributed.flat_params import BucketHook, FlatParams
+from asr_am.distributed.leases import Lease, StepResult
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.runtime.connect import connect
 from asr_am.distributed.runtime.launcher import launch
@@ -84,7 +84,7 @@ def compare(name: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
         command = [sys.executable, *sys.argv, "--learner", name, str(results)]
-        launch(command, 2, in_step=STRATEGIES[name].in_step)
+        launch(command, 2, synchronous=STRATEGIES[name].synchronous)
         found = json.loads(results.read_text())
     alone = statistics.median(found["alone"])
     print(f"{name}: K {spread(found['alone'])} ms")
@@ -121,11 +121,11 @@ def learner(options: argparse.Namespace) -> None:
     for _ in range(options.rounds):
         alone.append(timed(team, communicate))
         for row in rows:
-            before = strategy.counts["exchanges"]
-            seconds, own = run(strategy, row.computing, options.steps)
+            before = strategy.metrics["exchanges"]
+            seconds, own = run(strategy, row.timed, options.steps)
             row.step.append(seconds)
             row.own.append(own)
-            row.exchanges += (strategy.counts["exchanges"] - before) / (options.rounds * (options.steps + 1))
+            row.exchanges += (strategy.metrics["exchanges"] - before) / (options.rounds * (options.steps + 1))
     if team.rank == 0:
         Path(results).write_text(json.dumps({"alone": alone, "rows": [vars(row) for row in rows]}))
     team.close()
@@ -143,9 +143,9 @@ def build(kind: type[Hybrid | Adpsgd], team: ProcessTeam, elements: int) -> Stra
 def run(strategy: Strategy, computing: float, steps: int) -> tuple[float, float]:
     """Seconds of a step, in the course of several, and how many of them this thread was computing."""
 
-    def gradient(on_bucket: OnBucket | None) -> Stats:
+    def gradient(on_bucket: BucketHook | None) -> StepResult:
         strategy.team.sleep(computing)
-        return Stats(Lease(0, 0.0, 0.0, 1.0), 1.0, 1, 0.01, torch.zeros(()), torch.zeros(()))
+        return StepResult(Lease(0, 0.0, 0.0, 1.0), 1.0, 1, 0.01, torch.zeros(()), torch.zeros(()))
 
     strategy.team.gather(torch.zeros(0))
     strategy.step(gradient)  # communication was at rest until here
@@ -153,7 +153,7 @@ def run(strategy: Strategy, computing: float, steps: int) -> tuple[float, float]
     for _ in range(steps):
         strategy.step(gradient)
     seconds, own = (time.perf_counter() - begin) / steps, (time.thread_time() - worked) / steps
-    strategy.rest()
+    strategy.drain()
     return seconds, own
 
 
@@ -172,17 +172,17 @@ def all_reduce(team: ProcessTeam, strategy: Strategy) -> Callable[[], None]:
 def exchange(team: ProcessTeam, strategy: Strategy) -> Callable[[], None]:
     """One learner's weights to the other, which then sends its own."""
     x = strategy.params.w.clone()
-    team.accept("there", len(x))
-    team.accept("back", len(x))
+    team.register_tag("there", len(x))
+    team.register_tag("back", len(x))
     team.gather(torch.zeros(0))
 
     def communicate() -> None:
         if team.rank == 0:
-            team.post(1, "there", 0, x)
-            team.collect("back")
+            team.send(1, "there", 0, x)
+            team.recv("back")
         else:
-            team.collect("there")
-            team.post(0, "back", 0, x)
+            team.recv("there")
+            team.send(0, "back", 0, x)
 
     return communicate
 

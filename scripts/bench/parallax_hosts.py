@@ -57,7 +57,7 @@ from asr_am import parallax
 from asr_am.distributed.runtime.connect import connect
 from asr_am.distributed.runtime.team import ProcessTeam
 from asr_am.distributed.runtime.worker_process import end_process
-from asr_am.distributed.team import Gather, Letter, Team
+from asr_am.distributed.team import Gather, Message, Team
 from asr_am.model.lstm_lm import IGNORED, LstmLm, LstmLmOptions
 from asr_am.parallax import Config, Runner
 from asr_am.parallax.placement import transfer
@@ -217,13 +217,13 @@ class OwnLetters:
         return InRing(x, lengths or [len(x)] * self.size) if self.ring else self._team.start_all_gather(x, lengths)
 
     def accept(self, tag: str, *lengths: int) -> None:
-        self._team.accept(self._prefix + tag, *lengths)
+        self._team.register_tag(self._prefix + tag, *lengths)
 
-    def post(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
-        self._team.post(to, self._prefix + tag, clock, *tensors)
+    def send(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
+        self._team.send(to, self._prefix + tag, clock, *tensors)
 
-    def collect(self, tag: str, source: int | None = None, timeout: float | None = None) -> Letter | None:
-        return self._team.collect(self._prefix + tag, source, timeout)
+    def recv(self, tag: str, source: int | None = None, timeout: float | None = None) -> Message | None:
+        return self._team.recv(self._prefix + tag, source, timeout)
 
 
 class InRing:
@@ -246,12 +246,12 @@ def take_turn(
     """Of a step: seconds and words of all learners, bytes of the kernel and of the library's count."""
     hosts, size, steps = team.hosts, team.size, len(batches)
     cast(OwnLetters, runner.team).ring = name == RING
-    runner.rest()
+    runner.drain()
     before = counted(runner)
     begin = time.perf_counter()
     for batch in batches:
         runner.run(batch)
-    runner.rest()
+    runner.drain()
     seconds = time.perf_counter() - begin
     own = (counted(runner) - before) / steps
     own[2:] *= hosts.index(hosts[team.rank]) == team.rank  # the kernel's counts are a host's

@@ -142,10 +142,10 @@ def throughput(setting: Setting) -> float:
         with parallax.get_runner(zeros, lambda m, rows: (m(rows), 1.0), optimizer, team, setting.config) as runner:
             for step in range(1 + STEPS):
                 if step == 1:
-                    runner.rest()
+                    runner.drain()
                     first = team.now()
                 runner.run([log_uniform(n, v, generator) for n, v in zip(model.touched, sizes, strict=True)])
-            runner.rest()
+            runner.drain()
             return (team.now() - first) / STEPS
 
     seconds = max(cluster.run(live).values())

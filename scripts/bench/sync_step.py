@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.leases import Lease, Stats
+from asr_am.distributed.flat_params import BucketHook, FlatParams
+from asr_am.distributed.leases import Lease, StepResult
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.runtime.connect import connect
 from asr_am.distributed.runtime.launcher import launch
@@ -55,7 +55,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "seconds.json"
-        launch([sys.executable, *sys.argv, "--results", str(results)], options.learners, in_step=True)
+        launch([sys.executable, *sys.argv, "--results", str(results)], options.learners, synchronous=True)
         sys.exit(report(json.loads(results.read_text())) > TARGET)
 
 
@@ -104,12 +104,14 @@ def sync(model: nn.Module, team: ProcessTeam) -> Step:
     strategy = Sync(params, optimizer, team)
 
     def step(x_BTF: Tensor, targets_BT: Tensor) -> None:
-        def gradient(on_bucket: OnBucket | None) -> Stats:
+        def gradient(on_bucket: BucketHook | None) -> StepResult:
             params.g.zero_()
             loss = loss_of(model, x_BTF, targets_BT)
-            with params.announce(on_bucket):
+            with params.notify_buckets(on_bucket):
                 loss.backward()
-            return Stats(Lease(0, 0.0, 0.0, targets_BT.numel()), 1.0, len(x_BTF), RATE, loss.detach(), torch.zeros(()))
+            return StepResult(
+                Lease(0, 0.0, 0.0, targets_BT.numel()), 1.0, len(x_BTF), RATE, loss.detach(), torch.zeros(())
+            )
 
         strategy.step(gradient)
 

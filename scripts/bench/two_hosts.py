@@ -36,8 +36,8 @@ from namespaces import LINK, run_on_two_hosts, sent_bytes
 from torch import Tensor
 
 from asr_am.distributed.cluster_config import Workload
-from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.leases import Lease, Stats
+from asr_am.distributed.flat_params import BucketHook, FlatParams
+from asr_am.distributed.leases import Lease, StepResult
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.runtime.connect import connect
 from asr_am.distributed.runtime.team import ProcessTeam
@@ -133,16 +133,16 @@ def take_turn(strategy: Strategy, g: Tensor, steps: int) -> dict[str, float]:
     """Per step: `seconds`; bytes between the hosts, `wire` by the kernel's count, `own` by the team's."""
     team, params = strategy.team, strategy.params
 
-    def gradient(on_bucket: OnBucket | None) -> Stats:
+    def gradient(on_bucket: BucketHook | None) -> StepResult:
         def ready(begin: int, end: int) -> None:
             params.g[begin:end] = g[begin:end]
             if on_bucket is not None:
                 on_bucket(begin, end)
 
-        params.announce_all(ready)
-        return Stats(Lease(0, 0.0, 0.0, FRAMES), FRAMES, 1, RATE, torch.zeros(()), torch.zeros(()))
+        params.notify_all_buckets(ready)
+        return StepResult(Lease(0, 0.0, 0.0, FRAMES), FRAMES, 1, RATE, torch.zeros(()), torch.zeros(()))
 
-    closure = team.computing(gradient)
+    closure = team.timed(gradient)
     before, begin = between_hosts(team), time.perf_counter()
     for _ in range(steps):
         strategy.step(closure)
@@ -156,7 +156,7 @@ def between_hosts(team: Team) -> Tensor:
 
     The kernel counts for a host, so each of its learners answers for its share.
     """
-    own = sum(count for to, count in team.usage.bytes_sent.items() if to // PER_HOST != team.rank // PER_HOST)
+    own = sum(count for to, count in team.comm_stats.bytes_sent.items() if to // PER_HOST != team.rank // PER_HOST)
     mine = torch.tensor([(sent_bytes(LINK) or 0) / PER_HOST, own], dtype=torch.float64)
     return torch.stack(list(team.gather(mine).values())).sum(0)
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from asr_am.distributed.cluster_config import Cluster, Workload
-from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.leases import Gradient, Leases, Segment, Stats
+from asr_am.distributed.flat_params import BucketHook, FlatParams
+from asr_am.distributed.leases import GradientFn, Leases, Segment, StepResult
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.simulator import SimCluster, SimTeam
 from asr_am.distributed.strategies.sync import Sync
@@ -43,7 +43,7 @@ class Learner:
         self.optimizer.lr = 0.01
         self.chunks = chunks
 
-    def backward(self, batch: int, on_bucket: OnBucket | None = None) -> Tensor:
+    def backward(self, batch: int, on_bucket: BucketHook | None = None) -> Tensor:
         generator = torch.Generator().manual_seed(batch)
         x_BTF = torch.randn(self.chunks, CHUNK, INPUTS, generator=generator)
         targets_BT = torch.randint(0, OUTPUTS, (self.chunks, CHUNK), generator=generator)
@@ -51,17 +51,17 @@ class Learner:
         with torch.autocast("cpu", torch.bfloat16):
             logits_BTP = self.model(x_BTF, None)
         loss = cross_entropy_sum(logits_BTP, targets_BT) / targets_BT.numel()
-        with self.params.announce(on_bucket):
+        with self.params.notify_buckets(on_bucket):
             loss.backward()
         return loss.detach()
 
-    def gradient(self, leases: Leases) -> Gradient:
-        def closure(on_bucket: OnBucket | None) -> Stats | None:
+    def gradient(self, leases: Leases) -> GradientFn:
+        def closure(on_bucket: BucketHook | None) -> StepResult | None:
             lease = leases.lease()
             if lease is None or lease.batch is None:
                 return None
             loss = self.backward(lease.batch, on_bucket)
-            return Stats(lease, lease.normaliser, self.chunks, self.optimizer.lr, loss, torch.zeros(()))
+            return StepResult(lease, lease.loss_denominator, self.chunks, self.optimizer.lr, loss, torch.zeros(()))
 
         return closure
 
@@ -74,7 +74,7 @@ def run_virtual(learners: int, rounds: int, chunks: int) -> Tensor:
     def life(team: SimTeam) -> Tensor:
         learner = everyone[team.rank]
         strategy = Sync(learner.params, learner.optimizer, team)
-        gradient = team.computing(learner.gradient(team.leases(segment, in_step=True)))
+        gradient = team.timed(learner.gradient(team.leases(segment, synchronous=True)))
         while strategy.step(gradient) is not None:
             pass
         return learner.params.w

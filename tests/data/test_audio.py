@@ -11,7 +11,7 @@ from lhotse import AudioSource, Recording
 from asr_am.data.audio import read_utterances
 from asr_am.data.validate import check_header
 from asr_am.errors import InputError
-from tests.data.corpus import RATE, utterance, write_recording
+from tests.support.manifest_corpus import RATE, utterance, write_recording
 
 
 @pytest.mark.parametrize("subtype", ["PCM_16", "ULAW", "FLOAT"])

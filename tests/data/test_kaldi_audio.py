@@ -12,7 +12,7 @@ from asr_am.data.audio import read_utterances
 from asr_am.data.kaldi_audio import AudioOptions, Found, Side, examine
 from asr_am.data.kaldi_dir import Record, Span
 from asr_am.data.validate import check_header
-from tests.data.corpus import utterance
+from tests.support.manifest_corpus import utterance
 
 RATE = 16000
 SECONDS = 5

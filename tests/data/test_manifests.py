@@ -8,7 +8,7 @@ from lhotse import SupervisionSegment
 
 from asr_am.data.manifests import channel_of, read_recordings, read_supervisions, write_set
 from asr_am.errors import InputError
-from tests.data.corpus import utterance, write_corpus, write_recording
+from tests.support.manifest_corpus import utterance, write_corpus, write_recording
 
 
 def test_a_set_reads_back_sorted_by_id(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from asr_am.data.manifests import read_recordings, read_supervisions, write_set
 from asr_am.data.speed import perturb_speed
 from asr_am.data.validate import validate_data_dir
 from asr_am.errors import InputError
-from tests.data.corpus import RATE, write_corpus
+from tests.support.manifest_corpus import RATE, write_corpus
 
 
 def test_every_utterance_has_a_copy_at_each_speed_from_another_speaker(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from asr_am.data.audio import read_utterances
 from asr_am.data.manifests import SUPERVISIONS, read_recordings, read_supervisions
 from asr_am.data.validate import validate_data_dir
 from asr_am.errors import InputError
-from tests.data.corpus import RATE, write_corpus
+from tests.support.manifest_corpus import RATE, write_corpus
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from asr_am.hmm.adaptation import FmllrOptions
 from asr_am.hmm.gmm_system import TRANSFORMS, UNADAPTED, System
 from asr_am.lang.prepare import prepare_lm
 from asr_am.options import build
-from tests.hmm.synthetic import Spoken
 from tests.hmm.test_train_adapted import trained  # noqa: F401 (a fixture)
+from tests.support.synthetic_speech import Spoken
 
 OPTIONS = AdaptOptions(
     passes=2, first_beam=8.0, lm_weight=10.0, search=SearchOptions(beam=10.0, lattice_beam=4.0),

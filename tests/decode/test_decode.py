@@ -23,7 +23,7 @@ from asr_am.errors import InputError
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
 from asr_am.transcribe import load
-from tests.decode.corpus import write_network, write_system
+from tests.support.decoding_corpus import write_network, write_system
 
 GRID = (Weights(5.0), Weights(10.0), Weights(10.0, 0.5))
 OPTIONS = DecodeOptions(SearchOptions(beam=10.0, lattice_beam=3.0), GRID, nbest=3)

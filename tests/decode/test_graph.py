@@ -10,8 +10,17 @@ import pytest
 from asr_am.decode.graph import build_hclg, read_fst, read_hclg
 from asr_am.errors import InputError
 from asr_am.hmm.states import Tree
-from tests.decode.synthetic import small_graph, small_lm
-from tests.hmm.reference import LeftTree, MonoTree, RightTree, add, paths_of, sentences_said, small_lang, small_states
+from tests.support.hmm_reference import (
+    LeftTree,
+    MonoTree,
+    RightTree,
+    add,
+    paths_of,
+    sentences_said,
+    small_lang,
+    small_states,
+)
+from tests.support.synthetic_lattices import small_graph, small_lm
 
 FRAMES = 5  # at most two words of two states
 TOLERANCE = 0.02  # minimization rounds each arc to 1/1024

@@ -24,7 +24,7 @@ from asr_am.lang.lang_dir import Lang, vocabulary
 from asr_am.lang.units import make_units
 from asr_am.model.lm_file import load_lm, save_lm
 from asr_am.model.lstm_lm import LstmLm, LstmLmOptions
-from tests.decode.corpus import write_system
+from tests.support.decoding_corpus import write_system
 
 GRID = [Weights(5.0), Weights(10.0), Weights(10.0, 0.5), Weights(20.0, -0.5)]
 MANY = 2000  # more sentences than the lattices hold

@@ -19,8 +19,8 @@ from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.training_graph import sort_lexicon, training_graph
 from asr_am.lang.lang_dir import Lang
-from tests.decode.synthetic import alignment, first_pronunciations, log_likelihoods, small_graph
-from tests.hmm.reference import LeftTree, small_lang, small_states
+from tests.support.hmm_reference import LeftTree, small_lang, small_states
+from tests.support.synthetic_lattices import alignment, first_pronunciations, log_likelihoods, small_graph
 
 WIDE = SearchOptions(beam=200.0, lattice_beam=200.0, acoustic_scale=0.1)
 GRID = [Weights(lm, insertion) for lm in (1.0, 5.0, 10.0, 20.0) for insertion in (-1.0, 0.0, 1.0)]

@@ -18,8 +18,8 @@ from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import DecodeOptions
 from asr_am.errors import InputError
 from asr_am.transcribe import LONGEST, SHORTEST, load, main, pieces, read_audio
-from tests.data.corpus import RATE
-from tests.decode.corpus import write_system
+from tests.support.decoding_corpus import write_system
+from tests.support.manifest_corpus import RATE
 
 RUN_OPTIONS = DecodeOptions(SearchOptions(beam=10.0, lattice_beam=3.0), (Weights(10.0),), nbest=0)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from asr_am.decode.scorer import ArchiveSource, NeuralScorer, Window, log_posteriors, log_priors, write_log_likelihoods
 from asr_am.errors import InputError
-from tests.hmm.reference import LeftTree, small_lang, small_states
+from tests.support.hmm_reference import LeftTree, small_lang, small_states
 
 FEATURES, PDFS = 4, 6
 

@@ -13,9 +13,9 @@ from asr_am.decode.lattice import Lattice, Weights
 from asr_am.decode.search import SearchOptions, search
 from asr_am.lang.lang_dir import Lang
 from asr_am.lang.prepare import prepare_lang
-from tests.data.corpus import utterance, write_recording
-from tests.decode.synthetic import alignment, log_likelihoods, small_graph
-from tests.hmm.reference import LeftTree, small_lang, small_states
+from tests.support.hmm_reference import LeftTree, small_lang, small_states
+from tests.support.manifest_corpus import utterance, write_recording
+from tests.support.synthetic_lattices import alignment, log_likelihoods, small_graph
 
 
 def laid(lang: Lang, text: str, names: str, seed: int = 0) -> tuple[list[TimedWord], list[tuple[int, int]]]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_am.distributed.leases import Gradient
+from asr_am.distributed.leases import GradientFn
 from asr_am.distributed.optimizer import OptimizerOptions
 from asr_am.distributed.strategies.bmuf import Bmuf
 from asr_am.distributed.strategies.gtc import Gtc
@@ -20,11 +20,11 @@ from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
 from asr_am.errors import InputError
-from tests.distributed import reference
-from tests.distributed.life import Life, MakeStrategy, train
 from tests.distributed.test_gtc import Seen
 from tests.distributed.test_resume import check_resume, without
-from tests.distributed.toy import Problem, heldout, start_weights
+from tests.support import reference_algorithms as reference
+from tests.support.toy_problem import Problem, heldout, start_weights
+from tests.support.toy_training import Life, MakeStrategy, train
 
 PROBLEM = Problem()  # 105 rounds of 4 learners, 5 of them not complete; blocks end in the midst of segments
 ROUNDS, BLOCK = 105, 6
@@ -72,7 +72,7 @@ def check_bmuf(make: Callable[..., Bmuf], **options: Any) -> None:
     expected = bmuf(**given)
     for life in lives.values():
         assert_agree(life.consensus, expected)
-        assert life.strategy.counts["blocks"] == ROUNDS // BLOCK and life.strategy.staleness == {0: ROUNDS}
+        assert life.strategy.metrics["blocks"] == ROUNDS // BLOCK and life.strategy.staleness == {0: ROUNDS}
 
 
 @pytest.mark.parametrize("update", ["classical", "nesterov", "equation4"])
@@ -175,7 +175,7 @@ def test_htm_between_the_limits() -> None:
     assert [len(s.state_dict()["delta"]) > 0 for s in strategies] == [True, False, True, False], "leaders filter"
     assert all(s.state_dict()["residual"].any() for s in strategies)
     for rank, strategy in enumerate(strategies):
-        across = {to for to, count in strategy.team.usage.bytes_sent.items() if to // 2 != rank // 2 and count}
+        across = {to for to, count in strategy.team.comm_stats.bytes_sent.items() if to // 2 != rank // 2 and count}
         assert across == ({2} if rank == 0 else {0} if rank == 2 else set()), "only leaders write to other groups"
 
 
@@ -284,7 +284,7 @@ class NotBroadcast(Htm):
     def _finish_block(self) -> None:
         own = self.params.w.clone()
         super()._finish_block()
-        if self._leaders is None:
+        if self._group_leaders is None:
             self.params.w.copy_(own + 1e-3)
 
 
@@ -293,9 +293,9 @@ class CompressesAnyway(Htm):
 
     def step(self, gradient: Any) -> Any:
         def small_left_out(on_bucket: Any) -> Any:
-            stats = gradient(on_bucket)
+            step_result = gradient(on_bucket)
             self.params.g.masked_fill_(self.params.g.abs() < 1e-3, 0.0)
-            return stats
+            return step_result
 
         return super().step(small_left_out)
 
@@ -325,5 +325,5 @@ def test_nothing_in_a_state_can_be_left_out(key: str) -> None:
         check_resume(partial(without(Htm, key), **options), OptimizerOptions(), plainly)
 
 
-def plainly(team: Team, strategy: Strategy, gradient: Gradient) -> Gradient:
+def plainly(team: Team, strategy: Strategy, gradient: GradientFn) -> GradientFn:
     return gradient

@@ -19,8 +19,8 @@ from asr_am.distributed.strategies.hybrid import Hybrid
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import LearnerLost, Team
-from tests.distributed.life import Checkpoints, Life, MakeStrategy, hardware, train
-from tests.distributed.toy import Problem
+from tests.support.toy_problem import Problem
+from tests.support.toy_training import Checkpoints, Life, MakeStrategy, hardware, train
 
 PROBLEM = Problem(batches=63, epochs=2)
 
@@ -51,7 +51,7 @@ def watch(make: MakeStrategy, seen: list[Sent | Joined]) -> MakeStrategy:
     """The same strategies, and what they send, and how they join, in order."""
 
     def build(params: FlatParams, optimizer: Optimizer, team: Team) -> Strategy:
-        post = team.post
+        post = team.send
 
         def watched_post(to: int, tag: str, clock: int, *tensors: Tensor) -> None:
             weights = tensors[0].clone() if tensors else None
@@ -59,17 +59,17 @@ def watch(make: MakeStrategy, seen: list[Sent | Joined]) -> MakeStrategy:
             seen.append(Sent(team.rank, team.incarnation, to, tag, weights, strategy._x.clone()))
             post(to, tag, clock, *tensors)
 
-        team.post = watched_post  # type: ignore[method-assign]
+        team.send = watched_post  # type: ignore[method-assign]
         strategy = make(params, optimizer, team)
         assert isinstance(strategy, Adpsgd)
-        join = strategy.join
+        join = strategy.rejoin
 
         def watched_join() -> None:
             join()
             momentum = bool(optimizer.state_dict()["state"])
             seen.append(Joined(team.rank, strategy._x.clone(), params.w.clone(), momentum))
 
-        strategy.join = watched_join  # type: ignore[method-assign]
+        strategy.rejoin = watched_join  # type: ignore[method-assign]
         return strategy
 
     return build
@@ -170,15 +170,15 @@ class Eager(Adpsgd):
 class Stubborn(Adpsgd):
     """Keeps the weights of the last checkpoint."""
 
-    def join(self) -> None:
-        self._ask_around()
+    def rejoin(self) -> None:
+        self._request_weights()
         self._begin_gossip()
 
 
 class Inheriting(Adpsgd):
     """Keeps the momentum of the last checkpoint."""
 
-    def join(self) -> None:
+    def rejoin(self) -> None:
         before = self.optimizer.state_dict()
         super().join()
         self.optimizer.load_state_dict(before)

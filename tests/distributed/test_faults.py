@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.distributed.soak import KINDS, STRATEGIES, soak
+from tests.support.soak import KINDS, STRATEGIES, soak
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

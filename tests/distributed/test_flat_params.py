@@ -68,7 +68,7 @@ def test_buckets_are_announced_when_ready_and_cover_everything_once(model: nn.Mo
             assert torch.equal(params.g[begin:end], final[begin:end])
             told.append((begin, end))
 
-        with params.announce(on_bucket, bucket_bytes):
+        with params.notify_buckets(on_bucket, bucket_bytes):
             loss_of(model).backward()
         covered = sorted(told)
         assert covered[0][0] == 0 and covered[-1][1] == len(params)
@@ -84,17 +84,17 @@ class Unordered(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.last, self.unused, self.first = nn.Linear(3, 2), nn.Linear(2, 2), nn.Linear(5, 3)
+        self.last_step, self.unused, self.first = nn.Linear(3, 2), nn.Linear(2, 2), nn.Linear(5, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.first(x))
+        return self.last_step(self.first(x))
 
 
 def test_buckets_come_in_one_order_whatever_the_backward_pass_does() -> None:
     model = Unordered()
     params = FlatParams(model)
     idle: list[tuple[int, int]] = []
-    params.announce_all(lambda *bucket: idle.append(bucket), bucket_bytes=1)
+    params.notify_all_buckets(lambda *bucket: idle.append(bucket), bucket_bytes=1)
     told: list[tuple[int, int]] = []
 
     def on_bucket(begin: int, end: int) -> None:
@@ -102,11 +102,11 @@ def test_buckets_come_in_one_order_whatever_the_backward_pass_does() -> None:
         if begin >= params.ends[3]:  # of `first`, the only ones that can be told before the end
             assert params.g[begin:end].any()
 
-    with params.announce(on_bucket, bucket_bytes=1):
+    with params.notify_buckets(on_bucket, bucket_bytes=1):
         model(torch.ones(5)).square().sum().backward()
     assert told == idle and len(told) == 6
 
-    with pytest.raises(ZeroDivisionError), params.announce(on_bucket, bucket_bytes=1):
+    with pytest.raises(ZeroDivisionError), params.notify_buckets(on_bucket, bucket_bytes=1):
         1 / 0  # noqa: B018
     assert len(told) == 6, "nothing is announced of a backward pass that failed"
 

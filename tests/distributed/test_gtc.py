@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.flat_params import BucketHook, FlatParams
+from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.strategies import gtc
 from asr_am.distributed.strategies.gtc import Gtc
@@ -21,8 +21,8 @@ from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
 from asr_am.errors import InputError
-from tests.distributed.life import Life, MakeStrategy, hardware, train, train_alone
-from tests.distributed.toy import Problem, heldout, make_model, start_weights
+from tests.support.toy_problem import Problem, heldout, make_model, start_weights
+from tests.support.toy_training import Life, MakeStrategy, hardware, train, train_alone
 
 PROBLEM = Problem()  # 105 rounds of 4 learners, 5 of them not complete
 TAU = 20.0  # of sums over frames: a ninth of all elements are sent
@@ -35,18 +35,18 @@ class Seen:
     """An `Around` that keeps every gradient [N] and rate, by learner."""
 
     g: defaultdict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
-    normaliser: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    loss_denominator: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     rate: list[float] = field(default_factory=list)
 
-    def __call__(self, team: Team, strategy: Strategy, gradient: Gradient) -> Gradient:
-        def seen(on_bucket: OnBucket | None) -> Stats | None:
-            stats = gradient(on_bucket)
-            if stats is not None:
+    def __call__(self, team: Team, strategy: Strategy, gradient: GradientFn) -> GradientFn:
+        def seen(on_bucket: BucketHook | None) -> StepResult | None:
+            step_result = gradient(on_bucket)
+            if step_result is not None:
                 self.g[team.rank].append(strategy.params.g.clone())
-                self.normaliser[team.rank].append(stats.lease.normaliser)
+                self.loss_denominator[team.rank].append(step_result.lease.loss_denominator)
                 if team.rank == 0:
-                    self.rate.append(stats.lr)
-            return stats
+                    self.rate.append(step_result.lr)
+            return step_result
 
         return seen
 
@@ -59,7 +59,7 @@ def replay(seen: Seen, tau: float, momentum: str, sums: bool) -> tuple[Tensor, l
     residuals = [torch.zeros_like(params.w) for _ in range(size)]
     own_velocity = [torch.zeros_like(params.w) for _ in range(size)]
     for step, rate in enumerate(seen.rate):
-        unit = gtc.exact_unit(tau / (seen.normaliser[0][step] if sums else 1.0) / size, size)
+        unit = gtc.exact_unit(tau / (seen.loss_denominator[0][step] if sums else 1.0) / size, size)
         threshold, total = unit * size, torch.zeros_like(params.w)
         for i, r in enumerate(residuals):
             g = seen.g[i][step]
@@ -91,7 +91,7 @@ def check_replay(make: MakeStrategy, tau: float, momentum: str = "after", sums: 
     for rank, life in lives.items():
         assert torch.equal(life.replica, w)
         assert torch.equal(life.strategy.residual, residuals[rank])  # type: ignore[attr-defined]
-    counts = lives[1].strategy.counts
+    counts = lives[1].strategy.metrics
     assert counts["elements"] == 105 * len(w) and 0.1 < counts["sent"] / counts["elements"] < 0.95
 
 
@@ -150,7 +150,7 @@ def test_one_learner_is_local_to_the_bit() -> None:
     life = train_alone(alone, Gtc)
     for ours, theirs in zip(life.consensus, train_alone(alone, Local).consensus, strict=True):
         assert torch.equal(ours, theirs)
-    assert not life.strategy.counts and life.strategy.staleness == {0: 105}
+    assert not life.strategy.metrics and life.strategy.staleness == {0: 105}
     assert torch.equal(train(alone, Gtc)[0].replica, life.replica)
 
 
@@ -161,8 +161,8 @@ def test_encodings_and_buckets_change_no_bit(options: dict[str, Any]) -> None:
     plain, other = train(PROBLEM, partial(Gtc, threshold=TAU)), train(PROBLEM, partial(Gtc, threshold=TAU, **options))
     assert_same_bits(other)
     assert all(torch.equal(a, b) for a, b in zip(plain[0].consensus, other[0].consensus, strict=True))
-    counts = other[0].strategy.counts
-    assert counts["sent"] == plain[0].strategy.counts["sent"] and not plain[0].strategy.counts["dense"]
+    counts = other[0].strategy.metrics
+    assert counts["sent"] == plain[0].strategy.metrics["sent"] and not plain[0].strategy.metrics["dense"]
     if options.get("dense_above") == 0.0:
         assert counts["dense"] > 90, "all steps in which anything was sent"
     elif "dense_above" in options:
@@ -172,8 +172,8 @@ def test_encodings_and_buckets_change_no_bit(options: dict[str, Any]) -> None:
 def test_it_sends_what_it_says_and_less_than_sync() -> None:
     sent, in_full = (train(PROBLEM, make)[2].strategy for make in (partial(Gtc, threshold=TAU), Sync))
     lengths = 3 * 4 * 105  # one number to each other learner and step
-    assert sum(sent.team.usage.bytes_sent.values()) == 3 * 4 * sent.counts["sent"] + lengths
-    assert sum(sent.team.usage.bytes_sent.values()) < 0.5 * sum(in_full.team.usage.bytes_sent.values())
+    assert sum(sent.team.comm_stats.bytes_sent.values()) == 3 * 4 * sent.metrics["sent"] + lengths
+    assert sum(sent.team.comm_stats.bytes_sent.values()) < 0.5 * sum(in_full.team.comm_stats.bytes_sent.values())
 
 
 def test_it_learns_what_sync_does() -> None:
@@ -189,7 +189,7 @@ def test_the_threshold_finds_the_density_that_is_wanted(start: float) -> None:
     lives, early = train(replace(PROBLEM, epochs=14), make), train(replace(PROBLEM, epochs=10), make)
     assert_same_bits(lives)
     assert len({life.strategy.state_dict()["threshold"] for life in lives.values()}) == 1
-    counts = lives[0].strategy.counts - early[0].strategy.counts
+    counts = lives[0].strategy.metrics - early[0].strategy.metrics
     assert counts["sent"] / counts["elements"] == pytest.approx(0.1, rel=0.3)
 
 
@@ -217,12 +217,12 @@ def test_options_that_make_no_sense_are_refused() -> None:
 
 
 def test_gradients_that_are_no_numbers_are_not_hidden() -> None:
-    def spoil(team: Team, strategy: Strategy, gradient: Gradient) -> Gradient:
-        def spoilt(on_bucket: OnBucket | None) -> Stats | None:
-            stats = gradient(on_bucket)
+    def spoil(team: Team, strategy: Strategy, gradient: GradientFn) -> GradientFn:
+        def spoilt(on_bucket: BucketHook | None) -> StepResult | None:
+            step_result = gradient(on_bucket)
             if team.rank == 2:
                 strategy.params.g[5] = float("nan")
-            return stats
+            return step_result
 
         return spoilt
 

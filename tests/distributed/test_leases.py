@@ -12,16 +12,16 @@ from asr_am.distributed.leases import (
     Completion,
     LearnerLost,
     Lease,
-    LeaseTable,
-    Record,
-    Rounds,
+    LeaseQueue,
+    LossSums,
+    RoundRobinLeases,
     Segment,
-    Totals,
+    SegmentRecord,
     record_to_json,
 )
-from asr_am.distributed.team import Alone
+from asr_am.distributed.team import SingleProcess
 
-ONE = Totals(loss=2.0, correct=1.0, frames=3.0, batches=1)
+ONE = LossSums(loss=2.0, correct=1.0, frames=3.0, batches=1)
 
 
 def segment(begin: int = 0, end: int = 7, total: int = 7, updates_before: int = 0, learners: int = 1) -> Segment:
@@ -48,7 +48,7 @@ class Desk:
 
     def __init__(self, whole: Segment, size: int) -> None:
         self._values: list[dict[int, Tensor]] = []
-        self.rounds = [Rounds(whole, rank, size, partial(self._meet, rank)) for rank in range(size)]
+        self.rounds = [RoundRobinLeases(whole, rank, size, partial(self._meet, rank)) for rank in range(size)]
 
     def _meet(self, rank: int, values: Tensor) -> dict[int, Tensor]:
         if rank == 0:
@@ -74,19 +74,19 @@ def test_rounds_share_a_segment_out_and_idle_where_data_runs_out() -> None:
     for own in leases:
         first, second = own[0], own[1]
         assert first and second
-        assert (first.progress, first.updates, first.normaliser) == (1 / 4, 41, (13 + 14 + 15) / 3)
-        assert (second.progress, second.updates, second.normaliser) == (2 / 4, 42, (16 + 17) / 3)
+        assert (first.progress, first.updates, first.loss_denominator) == (1 / 4, 41, (13 + 14 + 15) / 3)
+        assert (second.progress, second.updates, second.loss_denominator) == (2 / 4, 42, (16 + 17) / 3)
 
 
 def test_rounds_of_several_learners_are_those_of_one_with_their_batches_together() -> None:
     frames = tuple(range(1, 12))
     together = tuple(sum(frames[k : k + 4]) for k in range(0, 11, 4))
-    alone = Rounds(Segment(0, 0, 3, 3, together, 5, 1), 0, 1, Alone().gather)
-    team = [Rounds(Segment(0, 0, 11, 11, frames, 5, 4), rank, 4, Alone().gather) for rank in range(4)]
+    alone = RoundRobinLeases(Segment(0, 0, 3, 3, together, 5, 1), 0, 1, SingleProcess().gather)
+    team = [RoundRobinLeases(Segment(0, 0, 11, 11, frames, 5, 4), rank, 4, SingleProcess().gather) for rank in range(4)]
     while (whole := alone.lease()) is not None:
         for part in (rounds.lease() for rounds in team):
             assert part and (part.progress, part.updates) == (whole.progress, whole.updates)
-            assert part.normaliser * 4 == whole.normaliser
+            assert part.loss_denominator * 4 == whole.loss_denominator
     assert [rounds.lease() for rounds in team] == [None] * 4
 
 
@@ -104,19 +104,19 @@ def test_rounds_know_what_all_learners_did() -> None:
     ]  # fmt: skip
     with pytest.raises(NotYetAll):
         desk.rounds[0].totals()
-    assert desk.rounds[1].totals() == Totals(10.0, 5.0, 15.0, 5)
+    assert desk.rounds[1].totals() == LossSums(10.0, 5.0, 15.0, 5)
 
 
 def test_totals_in_step_are_added_in_double_precision() -> None:
-    rounds = Rounds(segment(), 0, 1, Alone().gather)
+    rounds = RoundRobinLeases(segment(), 0, 1, SingleProcess().gather)
     lease = rounds.lease()
     assert lease is not None
     rounds.complete(Done(lease, weight=2.0**24 + 1, correct=torch.tensor(2**24 + 1)))
-    assert rounds.totals() == Totals(2.0, 2.0**24 + 1, 2.0**24 + 1, 1)
+    assert rounds.totals() == LossSums(2.0, 2.0**24 + 1, 2.0**24 + 1, 1)
 
 
 def test_in_step_nobody_can_be_missing() -> None:
-    rounds = Rounds(segment(), 0, 3, lambda values: {0: values, 2: values})
+    rounds = RoundRobinLeases(segment(), 0, 3, lambda values: {0: values, 2: values})
     for ask in (rounds.totals, rounds.record):
         with pytest.raises(LearnerLost, match="learner 1 died") as caught:
             ask()
@@ -125,29 +125,29 @@ def test_in_step_nobody_can_be_missing() -> None:
 
 def test_a_segment_begins_with_a_round() -> None:
     with pytest.raises(ValueError, match="does not begin a round"):
-        Rounds(segment(begin=3), 0, 2, Alone().gather)
+        RoundRobinLeases(segment(begin=3), 0, 2, SingleProcess().gather)
 
 
 # from a table
 
 
 def test_a_table_hands_batches_out_in_order_once() -> None:
-    table = LeaseTable(segment(begin=2, end=6, total=8, updates_before=10, learners=4))
+    table = LeaseQueue(segment(begin=2, end=6, total=8, updates_before=10, learners=4))
     taken = [table.lease(owner) for owner in (0, 1, 0, 1)]
-    assert [(lease.batch, lease.progress, lease.updates, lease.normaliser) for lease in taken if lease] == [
+    assert [(lease.batch, lease.progress, lease.updates, lease.loss_denominator) for lease in taken if lease] == [
         (n, n / 8, 10 + n / 4, 10 + n) for n in range(2, 6)
     ]
     assert table.lease(0) is None and not table.finished
     for batch, owner in ((2, 0), (3, 1), (4, 0), (5, 1)):
         table.complete(Completion(batch, owner, 0, 100, applied=batch != 4), ONE)
-    assert table.finished and table.totals == Totals(8.0, 4.0, 12.0, 4)
+    assert table.finished and table.totals == LossSums(8.0, 4.0, 12.0, 4)
     record = table.record()
     record.audit([100] * 4)
     assert [done.applied for done in record.completions] == [True, True, False, True]
 
 
 def test_only_the_holder_completes_and_only_once() -> None:
-    table = LeaseTable(segment(learners=2))
+    table = LeaseQueue(segment(learners=2))
     table.lease(owner=0, incarnation=1)
     for owner, incarnation, batch in ((1, 1, 0), (0, 0, 0), (0, 1, 1)):
         with pytest.raises(ValueError, match="not held by it"):
@@ -159,7 +159,7 @@ def test_only_the_holder_completes_and_only_once() -> None:
 
 
 def test_the_leases_of_the_dead_come_first_when_handed_out_again() -> None:
-    table = LeaseTable(segment(learners=2))
+    table = LeaseQueue(segment(learners=2))
     for owner in (0, 1, 0):
         table.lease(owner)
     table.complete(Completion(0, 0, 0, 1), ONE)
@@ -173,7 +173,7 @@ def test_the_leases_of_the_dead_come_first_when_handed_out_again() -> None:
 def test_every_batch_is_completed_once_whoever_dies() -> None:
     for seed in range(50):
         rng = random.Random(seed)
-        table, incarnation = LeaseTable(segment(end=40, total=40, learners=5)), [0] * 5
+        table, incarnation = LeaseQueue(segment(end=40, total=40, learners=5)), [0] * 5
         held: list[list[int]] = [[] for _ in range(5)]
         completed: list[int] = []
         releases = 0
@@ -207,20 +207,20 @@ def test_the_audit_finds(fault: str) -> None:
         "missing": done[:-1], "twice": [*done, done[3]], "examples": [*done[:-1], Completion(6, 0, 0, 105)],
         "foreign": [*done, Completion(7, 0, 0, 107)],
     }[fault]  # fmt: skip
-    Record(segment(), tuple(done)).audit(range(100, 107))
+    SegmentRecord(segment(), tuple(done)).audit(range(100, 107))
     with pytest.raises(RuntimeError, match=r"epoch 2: batches 0\.\.6 were not completed exactly once"):
-        Record(segment(), tuple(wrong)).audit(range(100, 107))
+        SegmentRecord(segment(), tuple(wrong)).audit(range(100, 107))
 
 
 def test_a_record_as_a_line_of_json() -> None:
     done = (Completion(0, 1, 2, 9), Completion(1, 0, 0, 8, applied=False))
-    assert record_to_json(Record(segment(end=2), done, ((0, 3),))) == {
+    assert record_to_json(SegmentRecord(segment(end=2), done, ((0, 3),))) == {
         "epoch": 2, "batch": [0, 1], "owner": [1, 0], "incarnation": [2, 0], "examples": [9, 8],
         "applied": [True, False], "released": [[0, 3]],
     }  # fmt: skip
 
 
 def test_totals_add_and_subtract() -> None:
-    both = ONE + Totals(4.0, 2.0, 3.0, 1)
-    assert both == Totals(6.0, 3.0, 6.0, 2) and both - ONE == Totals(4.0, 2.0, 3.0, 1)
-    assert both.mean_loss == 1.0 and both.accuracy == 0.5 and Totals().mean_loss == 0.0
+    both = ONE + LossSums(4.0, 2.0, 3.0, 1)
+    assert both == LossSums(6.0, 3.0, 6.0, 2) and both - ONE == LossSums(4.0, 2.0, 3.0, 1)
+    assert both.mean_loss == 1.0 and both.accuracy == 0.5 and LossSums().mean_loss == 0.0

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.leases import Lease, Stats
+from asr_am.distributed.flat_params import BucketHook, FlatParams
+from asr_am.distributed.leases import Lease, StepResult
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.strategies.local import Local
-from asr_am.distributed.team import Alone
+from asr_am.distributed.team import SingleProcess
 from asr_am.errors import InputError
 
 STEPS = 100
@@ -32,23 +32,23 @@ class Gradients:
     def __init__(self, model: nn.Module, params: FlatParams, optimizer: Optimizer, start: int = 0) -> None:
         self.model, self.params, self.optimizer, self.step = model, params, optimizer, start
 
-    def __call__(self, on_bucket: OnBucket | None) -> Stats | None:
+    def __call__(self, on_bucket: BucketHook | None) -> StepResult | None:
         if self.step == STEPS:
             return None
         self.optimizer.lr = 0.1 / (1 + self.step / 50)
         self.params.g.zero_()
         loss = loss_of(self.model, self.step)
-        with self.params.announce(on_bucket):
+        with self.params.notify_buckets(on_bucket):
             loss.backward()
         lease = Lease(self.step, self.step / STEPS, self.step, 1.0)
         self.step += 1
-        return Stats(lease, 8, 8, self.optimizer.lr, loss.detach(), torch.zeros(()))
+        return StepResult(lease, 8, 8, self.optimizer.lr, loss.detach(), torch.zeros(()))
 
 
 def make_local(options: OptimizerOptions) -> tuple[nn.Module, Local]:
     model = make_model()
     params = FlatParams(model)
-    return model, Local(params, Optimizer(params, options), Alone())
+    return model, Local(params, Optimizer(params, options), SingleProcess())
 
 
 def torch_optimizer(kind: str, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -110,7 +110,7 @@ def test_a_saved_state_goes_on_with_the_same_bits(kind: str) -> None:
 
 
 def test_more_than_one_learner_is_refused() -> None:
-    class Two(Alone):
+    class Two(SingleProcess):
         size = 2
 
     params = FlatParams(make_model())

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 import torch
 
-from asr_am.distributed.flat_params import OnBucket
-from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.flat_params import BucketHook
+from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import OptimizerOptions
 from asr_am.distributed.strategies.adpsgd import Adpsgd
 from asr_am.distributed.strategies.bmuf import Bmuf
@@ -24,8 +24,8 @@ from asr_am.distributed.strategies.psp import Psp
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
-from tests.distributed.life import Around, Checkpoints, Life, hardware, train
-from tests.distributed.toy import Problem
+from tests.support.toy_problem import Problem
+from tests.support.toy_training import Around, Checkpoints, Life, hardware, train
 
 IN_STEP = {
     "sync": Sync, "sync of weights": partial(Sync, form="weights"), "hybrid": Hybrid, "dpsgd": Dpsgd,
@@ -35,13 +35,13 @@ IN_STEP = {
 }  # fmt: skip
 
 
-def beat(team: Team, strategy: Strategy, gradient: Gradient) -> Gradient:
+def beat(team: Team, strategy: Strategy, gradient: GradientFn) -> GradientFn:
     """Have each learner take its gradients at its own moment of a two-second beat.
 
     Then what happens after a checkpoint happens in the same order whenever the run begins again.
     """
 
-    def timed(on_bucket: OnBucket | None) -> Stats | None:
+    def timed(on_bucket: BucketHook | None) -> StepResult | None:
         begin = 2 * (math.floor(team.now() / 2) + 1) + team.rank / 16
         team.sleep(begin - team.now())
         return gradient(on_bucket)
@@ -65,7 +65,7 @@ def check_resume(make: Callable[..., Strategy], options: OptimizerOptions, aroun
         assert all(torch.equal(a, b) for a, b in zip(life.consensus, found, strict=True))
         assert torch.equal(life.replica, last.replica)
         assert [done for part in parts[rank] for done in part.did] == life.did
-        assert last.strategy.staleness == life.strategy.staleness and last.strategy.counts == life.strategy.counts
+        assert last.strategy.staleness == life.strategy.staleness and last.strategy.metrics == life.strategy.metrics
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])

@@ -12,7 +12,7 @@ from asr_am.egs.augment import Masking
 from asr_am.egs.loader import IGNORE, Loader, cut, feature_moments
 from asr_am.egs.store import EgsSet
 from asr_am.errors import InputError
-from tests.egs.examples import write_examples
+from tests.support.egs_examples import write_examples
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from asr_am.egs.store import EgsSet, load_pdf_counts
 from asr_am.errors import InputError
-from tests.egs.examples import write_examples
+from tests.support.egs_examples import write_examples
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from asr_am.errors import InputError
 from asr_am.features import extract
 from asr_am.features.extract import extract_features
 from asr_am.features.spectral import SpectralExtractor, SpectralOptions
-from tests.data.corpus import RATE, write_corpus
+from tests.support.manifest_corpus import RATE, write_corpus
 
 LOGMEL: dict[str, Any] = {"kind": "logmel", "sampling_rate": RATE, "num_bins": 40}
 MFCC: dict[str, Any] = {"kind": "mfcc", "sampling_rate": RATE, "num_bins": 23, "num_ceps": 13}

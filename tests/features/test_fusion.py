@@ -13,7 +13,7 @@ from asr_am.features.extract import extract_features
 from asr_am.features.feature_archive import write_archive
 from asr_am.features.fusion import InputReader, columns
 from asr_am.features.ivector.ivector_archive import IvectorInfo
-from tests.data.corpus import RATE, write_corpus
+from tests.support.manifest_corpus import RATE, write_corpus
 
 FUSION = "fmllr+ivector+logmel"
 SETS = ("train", "dev", "test")

@@ -12,7 +12,7 @@ from asr_am.errors import InputError
 from asr_am.features.extract import extract_features
 from asr_am.features.reader import FeatureReader
 from asr_am.parallel import parallel_map
-from tests.data.corpus import RATE, write_corpus
+from tests.support.manifest_corpus import RATE, write_corpus
 
 KINDS = [("mfcc", 39), ("logmel", 120)]
 

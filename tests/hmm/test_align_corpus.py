@@ -21,7 +21,7 @@ from asr_am.hmm.train_mono import shortest
 from asr_am.hmm.training import require_aligned
 from asr_am.lang.lang_dir import Lang
 from asr_am.options import build
-from tests.hmm.synthetic import Spoken, make_lang, speak, workplace, write_features
+from tests.support.synthetic_speech import Spoken, make_lang, speak, workplace, write_features
 
 MONO = MonoOptions(iterations=10, realign=range(1, 11), gaussians=60, increase_until=5)
 TRI = TriOptions(iterations=4, realign=(3,), gaussians=80, increase_until=3, leaves=40, min_leaf_occupancy=20)

@@ -11,7 +11,7 @@ import pytest
 from asr_am.errors import InputError
 from asr_am.features.adapted import Projection, splice
 from asr_am.hmm.lda_mllt import accumulate_classes, estimate_lda
-from tests.hmm.synthetic import store
+from tests.support.synthetic_speech import store
 
 S, CLASSES = 6, 8
 

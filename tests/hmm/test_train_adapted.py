@@ -13,8 +13,8 @@ from asr_am.hmm import align_corpus as module
 from asr_am.hmm.adaptation import FmllrOptions
 from asr_am.hmm.align_corpus import LdaOptions, SatOptions, align_corpus
 from asr_am.hmm.gmm_system import PROJECTION, TRANSFORMS, UNADAPTED, System
-from tests.hmm.synthetic import Spoken, write_features
 from tests.hmm.test_align_corpus import MONO, TRI, phones_in, write_corpus
+from tests.support.synthetic_speech import Spoken, write_features
 
 SMALL = {"iterations": 4, "realign": (3,), "gaussians": 60, "increase_until": 3, "leaves": 20, "min_leaf_occupancy": 20}
 LDA = LdaOptions(**SMALL, context=1, dim=10, mllt=(2, 3))  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.transducer import add_self_loops, h_transducer, is_disambiguation, merge_windows
-from tests.hmm.reference import LeftTree, MonoTree, paths_of, small_lang, small_states
+from tests.support.hmm_reference import LeftTree, MonoTree, paths_of, small_lang, small_states
 
 
 @st.composite

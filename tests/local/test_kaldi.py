@@ -21,7 +21,7 @@ from asr_am.decode.ctm import CtmWord, write_ctm
 from asr_am.errors import InputError
 from asr_am.score.scoring import score_files
 from local.kaldi.prepare import prepare
-from tests.local.kaldi_corpus import LEXICON, RATE, WORDS, edit, noise, write_kaldi_dir
+from tests.support.kaldi_corpus import LEXICON, RATE, WORDS, edit, noise, write_kaldi_dir
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pathlib import Path
 import kaldiio
 import pytest
 
-from tests.local.kaldi_corpus import LEXICON, write_kaldi_dir
+from tests.support.kaldi_corpus import LEXICON, write_kaldi_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 

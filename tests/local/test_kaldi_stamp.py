@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 
 from asr_am.stages.data import units
 from local.kaldi.prepare import prepare
-from tests.local.kaldi_corpus import LEXICON, RATE, edit, noise, write_kaldi_dir
+from tests.support.kaldi_corpus import LEXICON, RATE, edit, noise, write_kaldi_dir
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 

@@ -11,7 +11,7 @@ from asr_am.model.lstm_lookahead import Lstm, LstmOptions
 from asr_am.model.model_file import load_acoustic_model, save_model
 from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainer import train
-from tests.egs.examples import write_examples
+from tests.support.egs_examples import write_examples
 
 
 def make(lookahead: int = 3) -> Lstm:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from asr_am.parallax import Config
 from asr_am.parallax import indexed_rows as rows_module
-from asr_am.parallax.indexed_rows import Rows
+from asr_am.parallax.indexed_rows import IndexedRows
 from asr_am.parallax.row_optimizer import RowOptimizer
-from asr_am.parallax.row_server import Server
-from asr_am.parallax.row_worker import Worker
-from tests.parallax.words import (
+from asr_am.parallax.row_server import RowServer
+from asr_am.parallax.row_worker import RowWorker
+from tests.support.toy_lm import (
     BATCHES,
     EVERY,
     D,
@@ -108,47 +108,47 @@ def test_bytes_are_those_of_table_3() -> None:
 # mistakes
 
 
-def overwrite(parts: Sequence[Rows], count: int) -> Rows:
+def overwrite(parts: Sequence[IndexedRows], count: int) -> IndexedRows:
     unique, place = torch.unique(torch.cat([part.numbers for part in parts]), return_inverse=True)
     merged = torch.zeros(len(unique), parts[0].values.shape[1])
     merged[place] = torch.cat([part.values for part in parts])
-    return Rows(unique, merged)
+    return IndexedRows(unique, merged)
 
 
-def decay_all(self: RowOptimizer, rows: Rows, rate: float) -> None:
+def decay_all(self: RowOptimizer, rows: IndexedRows, rate: float) -> None:
     whole = torch.zeros_like(self._w)
     whole[rows.numbers] = rows.values
-    step(self, Rows(torch.arange(len(whole)), whole), rate)
+    step(self, IndexedRows(torch.arange(len(whole)), whole), rate)
 
 
-def update_twice(self: Server, sums: Any, rate: float) -> None:
+def update_twice(self: RowServer, sums: Any, rate: float) -> None:
     for optimizer, rows in zip(self._optimizers, sums, strict=True):
         optimizer.step(rows, rate)
     update(self, sums, rate)
 
 
-def forget_mates(self: Worker, parts: Any, table: int) -> Rows:
+def forget_mates(self: RowWorker, parts: Any, table: int) -> IndexedRows:
     return parts[0]
 
 
-def count_replicas(self: Worker, square: Tensor) -> Tensor:
+def count_replicas(self: RowWorker, square: Tensor) -> Tensor:
     return norm(self, square * self._team.size)
 
 
-def norm_of_own(self: Worker, square: Tensor) -> Tensor:
+def norm_of_own(self: RowWorker, square: Tensor) -> Tensor:
     norm(self, square)
     return square.sqrt()
 
 
-def early(self: Server, worker: int, t: int, letter: Any) -> None:
-    pull(self, worker, min(t, self.t), letter)
+def early(self: RowServer, worker: int, t: int, message: Any) -> None:
+    pull(self, worker, min(t, self.t), message)
 
 
-step, update, norm, pull = RowOptimizer.step, Server._update, Worker.norm, Server.pull
+step, update, norm, pull = RowOptimizer.step, RowServer._update, RowWorker.norm, RowServer.pull
 MISTAKES: list[tuple[Any, str, Callable[..., Any]]] = [
-    (rows_module, "merge", overwrite), (RowOptimizer, "step", decay_all), (Server, "_update", update_twice),
-    (Worker, "_merge", forget_mates), (Worker, "norm", count_replicas), (Worker, "norm", norm_of_own),
-    (Server, "pull", early),
+    (rows_module, "merge", overwrite), (RowOptimizer, "step", decay_all), (RowServer, "_update", update_twice),
+    (RowWorker, "_merge", forget_mates), (RowWorker, "norm", count_replicas), (RowWorker, "norm", norm_of_own),
+    (RowServer, "pull", early),
 ]  # fmt: skip
 
 

@@ -17,8 +17,8 @@ from asr_am.distributed.team import Team
 from asr_am.lang.units import Units
 from asr_am.model.lstm_lm import IGNORED, LstmLm, LstmLmOptions
 from asr_am.parallax import Config
-from asr_am.train.lm import HeldOut, LmOptions, LmRun, Text, encode, make_optimizer
-from tests.parallax.words import Weights, assert_close, hardware
+from asr_am.train.lm import HeldOutText, LmOptions, LmRun, Text, encode, make_optimizer
+from tests.support.toy_lm import Weights, assert_close, hardware
 
 LEARNERS, STEPS, SENTENCES = 4, 6, 3  # of a learner's batch
 WORDS = [f"w{n}" for n in range(78)]
@@ -68,7 +68,7 @@ def summed_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, float]:
 
 def on_one_device(case: Case, text: Text, out: Path) -> Weights:
     """The weights after `asr_am.train.lm` has done the steps, each on all rows of the step."""
-    run = LmRun(out, case.options, UNITS, text, HeldOut([], []))
+    run = LmRun(out, case.options, UNITS, text, HeldOutText([], []))
     run.model.train()
     for step in range(STEPS):
         torch.manual_seed(step)

@@ -10,9 +10,9 @@ import torch
 
 from asr_am.distributed.runtime.launcher import launch
 from asr_am.parallax import Config
-from tests.parallax.words import BATCHES, EVERY, assert_close, make_batches, reference, rounds_of
+from tests.support.toy_lm import BATCHES, EVERY, assert_close, make_batches, reference, rounds_of
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
 CASES = {
     "on": ("adam", Config(clip_norm=0.3, servers=2)),
@@ -30,7 +30,7 @@ CASES = {
 @pytest.mark.parametrize("cases", [("all-gather", "on"), ("off",)], ids=str)
 def test_real_learners_do_what_one_device_does(cases: tuple[str, ...], tmp_path: Path) -> None:
     command = [sys.executable, str(Path(__file__).with_name("learner.py")), str(tmp_path), *cases]
-    launch(command, 4, in_step=True, env=ENVIRONMENT)
+    launch(command, 4, synchronous=True, env=ENVIRONMENT)
     wanted = reference("adam", rounds_of(make_batches(BATCHES)), 0.3)
     for case in cases:
         learners = [torch.load(tmp_path / f"{case}.{rank}.pt", weights_only=True) for rank in range(4)]

@@ -14,10 +14,10 @@ from asr_am.distributed.cluster_config import Workload
 from asr_am.distributed.simulator import SimCluster, SimTeam
 from asr_am.errors import InputError
 from asr_am.parallax import Config
-from asr_am.parallax.placement import Path
+from asr_am.parallax.placement import Method
 from asr_am.parallax.row_optimizer import RULES
-from asr_am.parallax.sparsity_probe import Loss
-from tests.parallax.words import (
+from asr_am.parallax.sparsity_probe import LossFn
+from tests.support.toy_lm import (
     MAKE,
     Batch,
     C,
@@ -33,7 +33,7 @@ from tests.parallax.words import (
 )  # fmt: skip
 
 
-def single_device(steps: int, prepare: Callable[[Words], None], loss: Loss = summed_loss) -> dict[str, Tensor]:
+def single_device(steps: int, prepare: Callable[[Words], None], loss: LossFn = summed_loss) -> dict[str, Tensor]:
     """Weights after training by SGD with torch alone."""
     model = make_model()
     prepare(model)
@@ -52,7 +52,7 @@ def freeze(model: Words) -> None:
 
 
 @pytest.mark.parametrize("path", ["servers", "all-gather"])
-def test_frozen_parameters_stay_as_they_are(path: Path) -> None:
+def test_frozen_parameters_stay_as_they_are(path: Method) -> None:
     def main(team: SimTeam) -> Weights:
         model = make_model()
         freeze(model)
@@ -210,7 +210,7 @@ def test_no_push_overtakes_another_where_nothing_is_pulled() -> None:
         with parallax.get_runner(model, loss, optimizer, team, Config(path="servers")) as runner:
             for batch in parallax.shard(batches, team):
                 runner.run(batch)
-        return team.usage.superseded
+        return team.comm_stats.overwritten
 
     cluster = SimCluster(
         hardware(hosts=2, devices_per_host=1, jitter=0.0), Workload("w", seconds_per_batch={"toy": 0.05}), 2, seed=1

@@ -14,19 +14,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr_am import parallax
-from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.leases import LearnerLost, Lease, Stats
+from asr_am.distributed.flat_params import BucketHook, FlatParams
+from asr_am.distributed.leases import LearnerLost, Lease, StepResult
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.simulator import SimTeam
 from asr_am.distributed.strategies.parallax import Parallax
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.errors import InputError
 from asr_am.parallax import Config
-from asr_am.parallax.placement import Plan, cheapest, transfer
-from asr_am.parallax.row_server import Server
+from asr_am.parallax.placement import PlacementPlan, cheapest_method, transfer
+from asr_am.parallax.row_server import RowServer
 from asr_am.parallax.sparse_weight import SparseWeight
-from asr_am.parallax.sparsity_probe import dry_step
-from tests.parallax.words import (
+from asr_am.parallax.sparsity_probe import probe
+from tests.support.toy_lm import (
     MAKE,
     Batch,
     Weights,
@@ -46,14 +46,14 @@ from tests.parallax.words import (
 def test_table_3_chooses() -> None:
     assert transfer("servers", 0.1, 1000.0, 8) == 200 and transfer("all-gather", 0.1, 1000.0, 8) == 1400
     assert transfer("all-reduce", 0.1, 1000.0, 8) == 1750
-    assert [cheapest(alpha, 8) for alpha in (0.01, 0.8, 0.9)] == ["servers", "servers", "all-reduce"]
-    assert cheapest(0.1, 2) == cheapest(0.1, 1) == "all-gather"
+    assert [cheapest_method(alpha, 8) for alpha in (0.01, 0.8, 0.9)] == ["servers", "servers", "all-reduce"]
+    assert cheapest_method(0.1, 2) == cheapest_method(0.1, 1) == "all-gather"
 
 
 def test_the_dry_step_finds_sparse_parameters_by_how_they_are_read() -> None:
     model, batch = make_model(), make_batches(1)[0]
     before, rng = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
-    seen = dict(zip([name for name, _ in model.named_parameters()], dry_step(model, summed_loss, batch), strict=True))
+    seen = dict(zip([name for name, _ in model.named_parameters()], probe(model, summed_loss, batch), strict=True))
     assert {name for name, one in seen.items() if one.lookups} == {"inputs.weight", "outputs", "bias"}
     assert seen["inputs.weight"].alpha == len(batch.inputs.unique()) / 60
     assert seen["hidden.weight"].alpha == 1.0
@@ -67,7 +67,7 @@ def test_sparse_gradients_count_as_well_and_names_do_not() -> None:
     def loss(model: nn.Module, batch: Tensor) -> tuple[Tensor, float]:
         return model["embedding"](model["linear"](batch)).square().sum(), 1.0  # type: ignore[index]
 
-    seen = dry_step(model, loss, torch.tensor([1, 1, 4]))
+    seen = probe(model, loss, torch.tensor([1, 1, 4]))
     assert [(one.alpha, one.lookups) for one in seen] == [(2 / 9, True), (1.0, False), (1.0, False)]
 
 
@@ -233,12 +233,12 @@ def test_without_sparse_parameters_it_is_sync_to_the_bit_and_says_so(caplog: pyt
         strategy = make(params, optimizer := Optimizer(params, OptimizerOptions(momentum=0.9)), team)
         for batch in parallax.shard(data, team):
 
-            def gradient(on_bucket: OnBucket | None, batch: Tensor | None = batch) -> Stats:
+            def gradient(on_bucket: BucketHook | None, batch: Tensor | None = batch) -> StepResult:
                 params.g.zero_()
                 optimizer.lr = 0.1
-                with params.announce(on_bucket):
+                with params.notify_buckets(on_bucket):
                     (dense_loss(model, batch)[0] / 6.0).backward()  # type: ignore[arg-type]
-                return Stats(Lease(None, 0, 0, 6.0), 6.0, 0, 0.1, torch.zeros(()), torch.zeros(()))
+                return StepResult(Lease(None, 0, 0, 6.0), 6.0, 0, 0.1, torch.zeros(()), torch.zeros(()))
 
             strategy.step(gradient)
         return params.w
@@ -291,7 +291,7 @@ def test_a_run_goes_on_with_the_same_bits(options: dict[str, Any]) -> None:
 
 def test_plans_are_plain_values() -> None:
     state = {"learners": 2, "choices": [["e", 5, 2, 0.5, True, "servers"]]}
-    assert Plan.of_state(state).state_dict() == state
+    assert PlacementPlan.of_state(state).state_dict() == state
 
 
 def test_a_learner_that_has_loaded_asks_no_server_that_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,14 +299,14 @@ def test_a_learner_that_has_loaded_asks_no_server_that_has_not(monkeypatch: pyte
     config, batches = Config(path="servers", moving_average=0.9), make_batches(32)
     wanted, states = on_cluster(lambda team: part_of_a_run(team, config, batches, {})), {}
     on_cluster(lambda team: part_of_a_run(team, config, batches[:16], states))
-    load = Server.load_state_dict
+    load = RowServer.load_state_dict
 
-    def slowly(self: Server, state: dict[str, Any]) -> None:
+    def slowly(self: RowServer, state: dict[str, Any]) -> None:
         self.t = state["t"]
         self._team.sleep(5.0)
         load(self, state)
 
-    monkeypatch.setattr(Server, "load_state_dict", slowly)
+    monkeypatch.setattr(RowServer, "load_state_dict", slowly)
     for rank, found in on_cluster(lambda team: part_of_a_run(team, config, batches[16:], states)).items():
         for ours, theirs in zip(found, wanted[rank], strict=True):
             assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

@@ -17,7 +17,7 @@ from asr_am.distributed.runtime.worker_process import free_port
 from asr_am.errors import InputError
 from asr_am.parallax.ssh_launch import SSH, Machine, launch
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PROGRAM = str(Path(__file__).with_name("program.py"))
 MACHINES = (Machine("127.0.0.1", (0, 2)), Machine("localhost", (1, 3)))
 SSHD = shutil.which("sshd", path=os.defpath + ":/usr/sbin:/usr/local/sbin")

@@ -11,7 +11,7 @@ from asr_am.report.comparisons import Timed, by_batch, by_strategy, fault_kinds,
 from asr_am.report.plot_style import Style
 from asr_am.report.runs import Group, group_runs, read_training_runs
 from asr_am.report.strategy_plots import draw_batches, draw_loss, draw_speedup
-from tests.report.files import write_distributed, write_run
+from tests.support.report_files import write_distributed, write_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

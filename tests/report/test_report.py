@@ -14,7 +14,7 @@ from asr_am.report.comparisons import against_gmm
 from asr_am.report.results import group_by_seed, read_coverage, read_scores, without_seed
 from asr_am.report.runs import read_training_runs
 from asr_am.report.write import write_report
-from tests.report.files import SEGMENTS, write_run, write_score
+from tests.support.report_files import SEGMENTS, write_run, write_score
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from asr_am.errors import InputError
 from asr_am.report.write import write_report
-from tests.report.files import SEGMENTS, write_score
+from tests.support.report_files import SEGMENTS, write_score
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from asr_am.distributed.cluster_config import Faults
 from asr_am.errors import InputError
 from asr_am.report.formatting import describe_faults, duration, labels, shared, size, spans
 from asr_am.report.runs import group_runs, read_training_run
-from tests.report.files import write_distributed, write_run
+from tests.support.report_files import write_distributed, write_run
 
 
 def test_a_run_of_today(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from asr_am.report.results import read_scores
 from asr_am.report.runs import group_runs, read_training_runs
 from asr_am.report.strategies import strategy_sections
 from asr_am.report.write import write_report
-from tests.report.files import SEGMENTS, write_distributed, write_run, write_score
+from tests.support.report_files import SEGMENTS, write_distributed, write_run, write_score
 
 HOUR = 3600.0
 HALF = SEGMENTS // 2

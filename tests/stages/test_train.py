@@ -15,8 +15,8 @@ from asr_am.stages.app import values
 from asr_am.stages.egs import egs_dir
 from asr_am.stages.target import KEY
 from asr_am.stages.train import units
-from asr_am.stages.train_worker import learn
-from tests.egs.examples import write_examples
+from asr_am.stages.train_worker import run_worker
+from tests.support.egs_examples import write_examples
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -71,10 +71,10 @@ def test_the_cluster_is_a_source_of_a_virtual_run_only() -> None:
 
 def test_the_other_hosts_take_part_and_mark_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     two = ("strategy=sync", "learners=8", "launcher=process", "launcher.nodes=2", "launcher.address=h:1")
-    assert units(config(*two))[0].leads
-    assert not units(config(*two, "launcher.node_rank=1"))[0].leads
+    assert units(config(*two))[0].is_leader
+    assert not units(config(*two, "launcher.node_rank=1"))[0].is_leader
     monkeypatch.setenv("RANK", "3")
-    assert not units(config("strategy=sync", "learners=8", "launcher=torchrun"))[0].leads
+    assert not units(config("strategy=sync", "learners=8", "launcher=torchrun"))[0].is_leader
 
 
 def test_several_learners_need_a_launcher() -> None:
@@ -85,7 +85,7 @@ def test_several_learners_need_a_launcher() -> None:
 def test_torchrun_is_for_strategies_that_move_in_step(tmp_path: Path) -> None:
     (tmp_path / KEY).write_text("0")
     with pytest.raises(InputError, match="strategy=ps_sync does not move in step"):
-        learn(config("strategy=ps_sync", "learners=2", "launcher=torchrun", "logger=none"), tmp_path)
+        run_worker(config("strategy=ps_sync", "learners=2", "launcher=torchrun", "logger=none"), tmp_path)
 
 
 TINY = (

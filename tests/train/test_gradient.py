@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.leases import Rounds, Segment
+from asr_am.distributed.leases import RoundRobinLeases, Segment
 from asr_am.distributed.optimizer import Optimizer
-from asr_am.distributed.team import Alone
+from asr_am.distributed.team import SingleProcess
 from asr_am.egs.loader import IGNORE, Batch, Loader, Plan
 from asr_am.egs.store import EgsSet
 from asr_am.model.blstm import Blstm, BlstmOptions
-from asr_am.train.gradient import CACHED, HeldOut, Learner, SegmentGradients, cross_entropy_sum
+from asr_am.train.gradient import CACHED, GradientComputer, ModelState, Validator, cross_entropy_sum
 from asr_am.train.schedule import Schedule
 from asr_am.train.train_options import TrainOptions
-from tests.egs.examples import write_examples
+from tests.support.egs_examples import write_examples
 
 
 @pytest.fixture
@@ -23,19 +23,19 @@ def egs_dir(tmp_path: Path) -> Path:
     return write_examples(tmp_path / "egs")
 
 
-def make_learner(egs_dir: Path, **options: object) -> Learner:
+def make_learner(egs_dir: Path, **options: object) -> ModelState:
     chosen = TrainOptions(model=BlstmOptions(1, 8, 6), **options)  # type: ignore[arg-type]
     torch.manual_seed(0)
     model = Blstm(chosen.model, 6, 6)
     params = FlatParams(model)
     loader = Loader(EgsSet(egs_dir, "train"), chosen.batch_size, random_offset=True)
-    return Learner(model, params, Optimizer(params, chosen.optimizer), loader, chosen, torch.device("cpu"))
+    return ModelState(model, params, Optimizer(params, chosen.optimizer), loader, chosen, torch.device("cpu"))
 
 
-def rounds(plan: Plan, rank: int = 0, size: int = 1, begin: int = 0) -> Rounds:
+def rounds(plan: Plan, rank: int = 0, size: int = 1, begin: int = 0) -> RoundRobinLeases:
     frames = [int(plan.frames_N[plan.chunks(n)].sum()) for n in range(begin, len(plan))]
     segment = Segment(plan.epoch, begin, len(plan), len(plan), tuple(frames), updates_before=0, learners=1)
-    return Rounds(segment, rank, size, Alone().gather)
+    return RoundRobinLeases(segment, rank, size, SingleProcess().gather)
 
 
 def test_padding_changes_neither_loss_nor_gradient(egs_dir: Path) -> None:
@@ -44,7 +44,7 @@ def test_padding_changes_neither_loss_nor_gradient(egs_dir: Path) -> None:
     batch = learner.loader.batch(learner.loader.plan(0), 0)
     assert batch.lengths_B.min() < 7
     loss, correct = learner.backward(batch, batch.frames, None)
-    together = learner.params.g.clone()
+    backend = learner.params.g.clone()
     learner.params.g.zero_()
     alone, right = torch.zeros(()), 0
     for x_TF, targets_T, length in zip(batch.x_BTF, batch.targets_BT, batch.lengths_B.tolist(), strict=True):
@@ -54,7 +54,7 @@ def test_padding_changes_neither_loss_nor_gradient(egs_dir: Path) -> None:
         alone += part.detach()
         right += int((logits_BTP.argmax(2)[0] == targets_T[:length]).sum())
     torch.testing.assert_close(loss, alone)
-    torch.testing.assert_close(together, learner.params.g, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(backend, learner.params.g, rtol=1e-4, atol=1e-7)
     assert int(correct) == right
 
 
@@ -101,12 +101,12 @@ def test_each_batch_once_at_the_rate_of_its_share(egs_dir: Path) -> None:
     schedule = Schedule(base=1.0, batch_ratio=2, warmup_epochs=1)
     learner = make_learner(egs_dir, batch_size=3)
     plan = learner.loader.plan(0)
-    gradient = SegmentGradients(learner, plan, leases := rounds(plan), schedule, read_ahead=True)
+    gradient = GradientComputer(learner, plan, leases := rounds(plan), schedule, read_ahead=True)
     examples = []
-    while (stats := gradient(None)) is not None:
-        leases.complete(stats)
-        assert stats.lr == learner.optimizer.lr == pytest.approx(1 + len(examples) / len(plan))
-        examples.append(stats.examples)
+    while (step_result := gradient(None)) is not None:
+        leases.complete(step_result)
+        assert step_result.lr == learner.optimizer.lr == pytest.approx(1 + len(examples) / len(plan))
+        examples.append(step_result.examples)
     leases.record().audit(examples)
     assert leases.totals().frames == plan.frames_N.sum() and sum(examples) == len(plan.utterance_N)
 
@@ -115,21 +115,21 @@ def test_learners_together_compute_the_gradient_of_one(egs_dir: Path) -> None:
     """The plain mean over three learners, one of them without data, is the gradient of the whole round's mean loss."""
     alone = make_learner(egs_dir, batch_size=9)
     plan = alone.loader.plan(0)
-    whole = SegmentGradients(alone, plan, rounds(plan), Schedule(), read_ahead=False)
+    whole = GradientComputer(alone, plan, rounds(plan), Schedule(), read_ahead=False)
     parts = []
     for rank in range(3):
         learner = make_learner(egs_dir, batch_size=3)
         plan = learner.loader.plan(0)
         turns = rounds(plan, rank, size=3)
-        parts.append((learner, SegmentGradients(learner, plan, turns, Schedule(), read_ahead=rank == 1)))
+        parts.append((learner, GradientComputer(learner, plan, turns, Schedule(), read_ahead=rank == 1)))
     buckets: list[tuple[int, int]] = []
     while whole(None) is not None:
-        stats = [gradient(lambda *bucket: buckets.append(bucket)) for _, gradient in parts]
+        step_result = [gradient(lambda *bucket: buckets.append(bucket)) for _, gradient in parts]
         mean = torch.stack([learner.params.g for learner, _ in parts]).mean(dim=0)
         torch.testing.assert_close(mean, alone.params.g)
-        assert {s.lr for s in stats if s} == {alone.optimizer.lr}
+        assert {s.lr for s in step_result if s} == {alone.optimizer.lr}
     assert [gradient(None) for _, gradient in parts] == [None] * 3
-    assert stats[2] is not None and stats[2].lease.batch is None and not parts[2][0].params.g.any()
+    assert step_result[2] is not None and step_result[2].lease.batch is None and not parts[2][0].params.g.any()
     assert len(set(buckets)) * 3 * -(-len(plan) // 3) == len(buckets), "an idle turn announces the same buckets"
 
 
@@ -139,7 +139,7 @@ def test_dropout_depends_on_the_batch_and_not_on_what_came_before(egs_dir: Path)
     plan = learner.loader.plan(2)
 
     def gradient_of(batch: int, first: int) -> torch.Tensor:
-        gradient = SegmentGradients(learner, plan, rounds(plan, begin=first), Schedule(), read_ahead=False)
+        gradient = GradientComputer(learner, plan, rounds(plan, begin=first), Schedule(), read_ahead=False)
         for _ in range(batch - first + 1):
             gradient(None)
         return learner.params.g.clone()
@@ -151,7 +151,7 @@ def test_dropout_depends_on_the_batch_and_not_on_what_came_before(egs_dir: Path)
 def test_held_out_loss_is_the_mean_over_frames_and_leaves_the_model_alone(egs_dir: Path) -> None:
     learner = make_learner(egs_dir)
     dev = EgsSet(egs_dir, "dev")
-    held_out = HeldOut(learner.model, Loader(dev, 3, shuffle=False), learner.options, learner.device)
+    held_out = Validator(learner.model, Loader(dev, 3, shuffle=False), learner.options, learner.device)
     other = torch.randn_like(learner.params.w)
     before = learner.params.w.clone()
     loss, error = held_out(other)

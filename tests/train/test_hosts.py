@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from asr_am.distributed.runtime.security import make_key_file, new_key
-from tests.egs.examples import write_examples
-from tests.train.test_virtual import lease_log
+from tests.support.egs_examples import write_examples
+from tests.train.test_simulate import lease_log
 
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 
@@ -69,7 +69,7 @@ def egs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_sync_under_torchrun(hosts: list[str], egs_dir: Path, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
     torchrun += [f"--master-addr={ADDRESSES[0]}", "--master-port=29413"]
-    learner = ["-m", "tests.train.processes", "sync", str(egs_dir), str(tmp_path), "-1"]
+    learner = ["-m", "tests.support.train_worker_main", "sync", str(egs_dir), str(tmp_path), "-1"]
     commands = [[*torchrun, f"--node-rank={node}", *learner] for node in range(2)]
     on_both(hosts, commands, {**os.environ, "ASR_AM_KEY": new_key()})
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -78,7 +78,7 @@ def test_sync_under_torchrun(hosts: list[str], egs_dir: Path, tmp_path: Path) ->
 
 def test_adpsgd_under_our_supervisor_with_a_key_file(hosts: list[str], egs_dir: Path, tmp_path: Path) -> None:
     make_key_file(tmp_path / "team.key")
-    learner = [sys.executable, "-m", "tests.train.processes", "adpsgd", str(egs_dir), str(tmp_path), "-1"]
+    learner = [sys.executable, "-m", "tests.support.train_worker_main", "adpsgd", str(egs_dir), str(tmp_path), "-1"]
     program = (
         "import sys; from asr_am.distributed.runtime.launcher import launch; launch(sys.argv[2:], 2, in_step=False, "
     )

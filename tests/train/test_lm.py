@@ -18,7 +18,7 @@ from asr_am.lang.ngram import estimate
 from asr_am.lang.units import BOUNDARY, Units
 from asr_am.model.lm_file import load_lm
 from asr_am.model.lstm_lm import IGNORED, LstmLmOptions
-from asr_am.train.lm import HeldOut, LmOptions, LmRun, encode, finish, prepare
+from asr_am.train.lm import HeldOutText, LmOptions, LmRun, encode, finish, prepare
 
 WORDS = [*"ABCDEFGH", "<unk>"]
 OPTIONS = LmOptions(
@@ -35,7 +35,7 @@ def sentences(count: int, seed: int) -> list[list[str]]:
     ]
 
 
-DEV = HeldOut(sentences(40, 2), WORDS)
+DEV = HeldOutText(sentences(40, 2), WORDS)
 
 
 def write(folder: Path) -> Path:
@@ -53,7 +53,7 @@ def run_in(folder: Path, options: LmOptions = OPTIONS, kind: str = "word") -> Lm
 def trained(tmp_path_factory: pytest.TempPathFactory) -> LmRun:
     run = run_in(tmp_path_factory.mktemp("lm") / "lstm")
     run.train()
-    finish(run, "lstm", Path("text.txt"), HeldOut([["A", "X", "A"]], WORDS), {"commit": "abc"})
+    finish(run, "lstm", Path("text.txt"), HeldOutText([["A", "X", "A"]], WORDS), {"commit": "abc"})
     return run
 
 

@@ -10,9 +10,9 @@ from asr_am.model.blstm import BlstmOptions
 from asr_am.train.schedule import Newbob, Schedule
 from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainer import train
-from tests.egs.examples import write_examples
-from tests.train.test_loop import final_state, lines
-from tests.train.test_virtual import virtually
+from tests.support.egs_examples import write_examples
+from tests.train.test_simulate import virtually
+from tests.train.test_trainer import final_state, lines
 
 NEWBOB = Newbob(base=0.4, minimum=0.05)
 

@@ -12,14 +12,14 @@ import pytest
 
 from asr_am.distributed.runtime.launcher import launch
 from asr_am.distributed.team import LearnerLost
-from tests.egs.examples import write_examples
-from tests.train.test_virtual import STRATEGIES, lease_log, virtually
+from tests.support.egs_examples import write_examples
+from tests.train.test_simulate import STRATEGIES, lease_log, virtually
 
 
 def really(egs_dir: Path, out: Path, strategy: str, killed: int = -1) -> dict[str, Any]:
     """The summary of a run with four processes, one of which may be killed."""
-    command = [sys.executable, "-m", "tests.train.processes", strategy, str(egs_dir), str(out), str(killed)]
-    launch(command, 4, in_step=strategy != "adpsgd", restart_after=0.1)
+    command = [sys.executable, "-m", "tests.support.train_worker_main", strategy, str(egs_dir), str(out), str(killed)]
+    launch(command, 4, synchronous=strategy != "adpsgd", restart_after=0.1)
     return json.loads((out / "summary.json").read_text())
 
 

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asr_am.distributed.team import Letter
+from asr_am.distributed.team import Message
 from asr_am.errors import InputError
 
-NOTE = 6  # float32 numbers, the bytes of three doubles
+METADATA_LEN = 6  # float32 numbers, the bytes of three doubles
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Shards:
     """elements: N of all weights. ranks: of the servers, ascending."""
 
     elements: int
@@ -77,19 +77,19 @@ class Push:
     t: int
     g: Tensor
     frames: float
-    rate: float
+    lr: float
     batch: int
 
 
-def write_note(frames: float, rate: float, batch: int) -> Tensor:
+def pack_metadata(frames: float, lr: float, batch: int) -> Tensor:
     """Three doubles as bytes of float32 numbers [NOTE], so that no bit is lost."""
-    return torch.tensor([frames, rate, batch], dtype=torch.float64).view(torch.float32)
+    return torch.tensor([frames, lr, batch], dtype=torch.float64).view(torch.float32)
 
 
-def read_push(letter: Letter) -> Push:
-    g, note = letter.tensors
-    frames, rate, batch = note.clone().view(torch.float64).tolist()
-    return Push(letter.source, letter.clock, g, frames, rate, int(batch))
+def read_push(message: Message) -> Push:
+    g, note = message.tensors
+    frames, lr, batch = note.clone().view(torch.float64).tolist()
+    return Push(message.source, message.clock, g, frames, lr, int(batch))
 
 
 def mean_gradient(g: Tensor, pushes: Sequence[Push]) -> None:
@@ -103,6 +103,6 @@ def mean_gradient(g: Tensor, pushes: Sequence[Push]) -> None:
         g.add_(push.g, alpha=push.frames / frames)
 
 
-def rate_of(pushes: Sequence[Push]) -> float:
+def lr_of(pushes: Sequence[Push]) -> float:
     """The learning rate of a step: that of its first batch."""
-    return min(pushes, key=lambda push: push.batch).rate
+    return min(pushes, key=lambda push: push.batch).lr

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.param_server.server import Server
-from asr_am.distributed.param_server.weight_shards import NOTE, Blocks, Push, write_note
+from asr_am.distributed.param_server.server import ParameterServer
+from asr_am.distributed.param_server.weight_shards import METADATA_LEN, Push, Shards, pack_metadata
 from asr_am.distributed.team import LearnerLost, Team
 
-FOUND_DEAD = 5  # times, until a server is given up
+MAX_DEAD_CHECKS = 5  # times, until a server is given up
 
 
 class Worker:
@@ -28,31 +28,31 @@ class Worker:
     forgiving: wait for a dead server's replacement; else LearnerLost.
     """
 
-    def __init__(self, team: Team, blocks: Blocks, params: FlatParams, timeout: float, forgiving: bool) -> None:
+    def __init__(self, team: Team, blocks: Shards, params: FlatParams, timeout: float, fault_tolerant: bool) -> None:
         self._team, self._blocks, self._params = team, blocks, params
-        self._timeout, self._forgiving = timeout, forgiving
-        self.server: Server | None = None  # of this rank
+        self._timeout, self._fault_tolerant = timeout, fault_tolerant
+        self.server: ParameterServer | None = None  # of this rank
         self.versions = [0] * len(blocks)
         self._arrived: dict[int, tuple[int, Tensor]] = {}
-        self._answered = team.event()
+        self._shard_arrived = team.event()
         self._lock = team.lock()  # of versions, what was asked for and has arrived, and writing to params.w
         self._g = torch.zeros(len(blocks) * blocks.size)
-        self._note = torch.zeros(NOTE)
+        self._metadata = torch.zeros(METADATA_LEN)
         self._pushed: list[int] | None = None  # t of each block, since the last rest
-        self._asked: list[dict[int, float]] = [{} for _ in blocks.ranks]  # others' blocks: when pushed, by t
-        self._left: int | None = None  # the rest that this worker is away before
-        self._heard: set[int] = set()  # blocks whose servers know
-        self._leaving = team.event()
-        self._reborn: set[int] = set()  # blocks whose servers were restarted, since this worker asked last
-        team.accept("weights", blocks.size)
-        team.accept("lost")
-        team.accept("heard")
+        self._push_times: list[dict[int, float]] = [{} for _ in blocks.ranks]  # others' blocks: when pushed, by t
+        self._drain_announced: int | None = None  # the rest that this worker is away before
+        self._acked: set[int] = set()  # blocks whose servers know
+        self._drain_changed = team.event()
+        self._restarted: set[int] = set()  # blocks whose servers were restarted, since this worker asked last
+        team.register_tag("weights", blocks.size)
+        team.register_tag("lost")
+        team.register_tag("heard")
 
     def start(self) -> None:
         self._team.spawn(self._receive, "worker: weights")
-        self._team.spawn(self._lend, "worker: lost")
-        self._team.spawn(self._hear, "worker: heard")
-        self._team.spawn(self._insist, "worker: away")
+        self._team.spawn(self._serve_snapshots, "worker: lost")
+        self._team.spawn(self._ack_loop, "worker: heard")
+        self._team.spawn(self._retry_loop, "worker: away")
 
     def newest(self, block: int) -> int:
         """t of a block's newest copy here."""
@@ -60,18 +60,18 @@ class Worker:
 
     # pushing
 
-    def push(self, t: Sequence[int], frames: float, rate: float, batch: int, silent: Sequence[int] = ()) -> None:
+    def push(self, t: Sequence[int], frames: float, lr: float, batch: int, silent: Sequence[int] = ()) -> None:
         """`params.g`, the gradient of a batch, block by block with timestamps t, but for some."""
         self._g[: len(self._params)].copy_(self._params.g)
-        self._note, self._pushed = write_note(frames, rate, batch), list(t)
-        for block in self._around():
+        self._metadata, self._pushed = pack_metadata(frames, lr, batch), list(t)
+        for block in self._server_order():
             if block not in silent:
                 if self._blocks.ranks[block] != self._team.rank:
                     with self._lock:
-                        self._asked[block][t[block]] = self._team.now()
+                        self._push_times[block][t[block]] = self._team.now()
                 self._push(block)
 
-    def _around(self) -> list[int]:
+    def _server_order(self) -> list[int]:
         """All blocks, from that of the next server after this rank to this rank's own: not all begin with the same."""
         rank, ranks = self._team.rank, self._blocks.ranks
         return sorted(range(len(ranks)), key=lambda block: (ranks[block] - rank - 1) % self._team.size)
@@ -80,15 +80,15 @@ class Worker:
         assert self._pushed is not None
         server, t, g = self._blocks.ranks[block], self._pushed[block], self._blocks.of(self._g, block)
         if server != self._team.rank:
-            self._team.post(server, "push", t, g, self._note)
+            self._team.send(server, "push", t, g, self._metadata)
             return
         assert self.server is not None
-        frames, rate, batch = self._note.view(torch.float64).tolist()
-        self.server.push(Push(server, t, g.clone(), frames, rate, int(batch)))
+        frames, lr, batch = self._metadata.view(torch.float64).tolist()
+        self.server.push(Push(server, t, g.clone(), frames, lr, int(batch)))
 
     # pulling
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait until every server has answered what was pushed last."""
         if self._pushed is not None:
             self.wait([t + 1 for t in self._pushed], len(self._blocks))
@@ -100,32 +100,32 @@ class Worker:
         """
         wanted, gone = list(wanted), Counter[int]()
         while True:
-            self._answered.clear()
+            self._shard_arrived.clear()
             missing = [block for block in range(len(self._blocks)) if self.newest(block) < wanted[block]]
             if len(self._blocks) - len(missing) >= need:
                 return
-            if not self._answered.wait(self._timeout) or self._reborn:
+            if not self._shard_arrived.wait(self._timeout) or self._restarted:
                 with self._lock:
-                    reborn, self._reborn = self._reborn, set()
+                    reborn, self._restarted = self._restarted, set()
                 if self._pushed is None:
-                    alive = self._team.alive()
+                    alive = self._team.live_ranks()
                     back = [block for block in reborn if self._blocks.ranks[block] in alive]
                     for block in back:
                         self._forget(block)
                         wanted[block] = 0
                     missing = sorted({*missing, *back})
-                self._ask_again(missing, gone)
+                self._retry(missing, gone)
 
-    def linger(self, t: int, seconds: float) -> None:
+    def wait_extra(self, t: int, seconds: float) -> None:
         """Wait for so many seconds at most until all blocks are of version t."""
         end = self._team.now() + seconds
         while (left := end - self._team.now()) > 0:
-            self._answered.clear()
+            self._shard_arrived.clear()
             if all(self.newest(block) >= t for block in range(len(self._blocks))):
                 return
-            self._answered.wait(left)
+            self._shard_arrived.wait(left)
 
-    def take(self, least: int = 0) -> int:
+    def apply_arrived(self, least: int = 0) -> int:
         """Copy the blocks that have come into `params.w`, if they are of version `least` at least; how many were not,
         and were dropped.
         """
@@ -138,129 +138,129 @@ class Worker:
                     self.versions[block] = t
         return sum(t < least for t, _ in arrived.values())
 
-    def arrive(self, block: int, t: int, w: Tensor) -> None:
+    def on_shard(self, block: int, t: int, w: Tensor) -> None:
         """A block has come: the newest counts."""
         with self._lock:
             if t > self.newest(block):
                 self._arrived[block] = t, w
-        self._answered.set()
+        self._shard_arrived.set()
 
-    def ask(self, blocks: Sequence[int]) -> None:
+    def pull(self, blocks: Sequence[int]) -> None:
         """Have servers send their blocks."""
         for block in blocks:
             if self._blocks.ranks[block] != self._team.rank:
-                self._team.post(self._blocks.ranks[block], "pull", 0)
+                self._team.send(self._blocks.ranks[block], "pull", 0)
             elif self.server is not None:
                 with self.server.lock:
-                    self.server.asked(self._team.rank)
+                    self.server.on_pull(self._team.rank)
 
     def _forget(self, block: int) -> None:
         with self._lock:
             self._arrived.pop(block, None)
             self.versions[block] = -1
 
-    def _ask_again(self, missing: Sequence[int], gone: Counter[int]) -> None:
+    def _retry(self, missing: Sequence[int], gone: Counter[int]) -> None:
         """gone: how often the server of a block was found dead."""
-        alive = self._team.alive()
+        alive = self._team.live_ranks()
         for block in missing:
             server = self._blocks.ranks[block]
             gone[block] = 0 if server in alive else gone[block] + 1
             if server in alive and self._pushed is not None:
                 self._push(block)
             elif server in alive:
-                self.ask([block])
-            elif not self._forgiving or gone[block] == FOUND_DEAD:
+                self.pull([block])
+            elif not self._fault_tolerant or gone[block] == MAX_DEAD_CHECKS:
                 raise LearnerLost(server, f"died, the server of block {block}")
 
     # rest, and joining
 
-    def leave(self, rests: int) -> None:
+    def announce_drained(self, drain_count: int) -> None:
         """Tell all servers that nothing more comes from here before the next rest, and what did not."""
-        self._heard.clear()
-        self._left = rests
-        for block in self._around():
-            self._leave(block, rests)
-        self._leaving.set()
+        self._acked.clear()
+        self._drain_announced = drain_count
+        for block in self._server_order():
+            self._announce_drained_to(block, drain_count)
+        self._drain_changed.set()
 
-    def _leave(self, block: int, rests: int) -> None:
+    def _announce_drained_to(self, block: int, drain_count: int) -> None:
         server, pushed = self._blocks.ranks[block], self._pushed
         t = 0 if pushed is None else pushed[block] + 1
         if server != self._team.rank:
-            self._team.post(server, "away", rests, torch.tensor([float(t)]))
+            self._team.send(server, "away", drain_count, torch.tensor([float(t)]))
         elif self.server is not None:
-            self._heard.add(block)
-            self.server.go_away(server, t, rests)
+            self._acked.add(block)
+            self.server.mark_drained(server, t, drain_count)
 
-    def complete(self, versions: Sequence[int]) -> None:
+    def pull_versions(self, versions: Sequence[int]) -> None:
         """Pull all blocks in these versions, at rest, where nothing that was pushed waits for an answer."""
-        self._pushed = self._left = None
+        self._pushed = self._drain_announced = None
         with self._lock:
-            for asked in self._asked:
+            for asked in self._push_times:
                 asked.clear()
         wanted = list(versions)
         if self.server is not None:  # which may have come back since they agreed
             wanted[self.server.index] = min(wanted[self.server.index], self.server.t)
-        self.ask([block for block in range(len(self._blocks)) if self.newest(block) < wanted[block]])
+        self.pull([block for block in range(len(self._blocks)) if self.newest(block) < wanted[block]])
         self.wait(wanted, len(self._blocks))
-        self.take()
+        self.apply_arrived()
 
-    def refresh(self) -> None:
+    def pull_all(self) -> None:
         """Pull the block of every living server, whatever is here."""
-        alive = self._team.alive()
+        alive = self._team.live_ranks()
         living = [block for block, server in enumerate(self._blocks.ranks) if server in alive]
         for block in living:
             self._forget(block)
-        self.ask(living)
+        self.pull(living)
         self.wait([0 if block in living else -1 for block in range(len(self._blocks))], len(self._blocks))
-        self.take()
+        self.apply_arrived()
 
     # tasks
 
     def _receive(self) -> None:
         while True:
-            letter = self._team.collect("weights")
-            if letter is not None:
-                block = self._blocks.ranks.index(letter.source)
-                self._count_delay(block, letter.clock)
-                self.arrive(block, letter.clock, letter.tensors[0])
+            message = self._team.recv("weights")
+            if message is not None:
+                block = self._blocks.ranks.index(message.source)
+                self._count_delay(block, message.clock)
+                self.on_shard(block, message.clock, message.tensors[0])
 
     def _count_delay(self, block: int, t: int) -> None:
         """Version t of a block answers the newest older push; the ones before that are not answered any more."""
         with self._lock:
-            pushed = {step: self._asked[block].pop(step) for step in list(self._asked[block]) if step < t}
+            pushed = {step: self._push_times[block].pop(step) for step in list(self._push_times[block]) if step < t}
         if pushed:
-            self._team.usage.pull_seconds[f"{self._team.now() - pushed[max(pushed)]:.2g}"] += 1
+            self._team.comm_stats.pull_latency[f"{self._team.now() - pushed[max(pushed)]:.2g}"] += 1
 
-    def _lend(self) -> None:
+    def _serve_snapshots(self) -> None:
         while True:
-            letter = self._team.collect("lost")
-            if letter is None or letter.source not in self._blocks.ranks:
+            message = self._team.recv("lost")
+            if message is None or message.source not in self._blocks.ranks:
                 continue
-            block = self._blocks.ranks.index(letter.source)
+            block = self._blocks.ranks.index(message.source)
             with self._lock:
                 t, copy = self._arrived.get(block) or (
                     self.versions[block], self._blocks.padded(self._params.w, block)
                 )  # fmt: skip
-            self._team.post(letter.source, "copy", max(t, 0), copy)
-            self._heard.discard(block)
-            self._leaving.set()
+            self._team.send(message.source, "copy", max(t, 0), copy)
+            self._acked.discard(block)
+            self._drain_changed.set()
             with self._lock:
-                self._reborn.add(block)
-            self._answered.set()
+                self._restarted.add(block)
+            self._shard_arrived.set()
 
-    def _hear(self) -> None:
+    def _ack_loop(self) -> None:
         while True:
-            letter = self._team.collect("heard")
-            if letter is not None and letter.clock == self._left:
-                self._heard.add(self._blocks.ranks.index(letter.source))
+            message = self._team.recv("heard")
+            if message is not None and message.clock == self._drain_announced:
+                self._acked.add(self._blocks.ranks.index(message.source))
 
-    def _insist(self) -> None:
+    def _retry_loop(self) -> None:
         """While this worker is away, tell servers again that do not know."""
         while True:
-            self._leaving.wait()
-            self._leaving.clear()
-            while (left := self._left) is not None and len(self._heard) < len(self._blocks):
+            self._drain_changed.wait()
+            self._drain_changed.clear()
+            while (left := self._drain_announced) is not None and len(self._acked) < len(self._blocks):
                 self._team.sleep(self._timeout)
-                for block in set(range(len(self._blocks))) - self._heard:
-                    if self._left == left:
-                        self._leave(block, left)
+                for block in set(range(len(self._blocks))) - self._acked:
+                    if self._drain_announced == left:
+                        self._announce_drained_to(block, left)

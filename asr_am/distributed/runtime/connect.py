@@ -10,16 +10,16 @@ import torch
 
 from asr_am.distributed.cluster_config import Faults, Workload
 from asr_am.distributed.leases import LearnerLost
-from asr_am.distributed.runtime.control_client import RELIABLE, ControlLine, Supervised
-from asr_am.distributed.runtime.event_loop import Reactor, Waiting
-from asr_am.distributed.runtime.fault_injection import Fates, Pace, arm_crash
-from asr_am.distributed.runtime.membership import Roster
-from asr_am.distributed.runtime.messaging import PostOffice
+from asr_am.distributed.runtime.control_client import RELIABLE, ControlClient, CoordinatedBackend
+from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
+from asr_am.distributed.runtime.fault_injection import ComputeEmulator, MessageFaults, arm_crash
+from asr_am.distributed.runtime.membership import Membership
+from asr_am.distributed.runtime.messaging import Transport
 from asr_am.distributed.runtime.security import address_towards, choose_key, is_loopback, split_address
 from asr_am.distributed.runtime.team import ProcessTeam
-from asr_am.distributed.runtime.wire import Header, Kind
-from asr_am.distributed.runtime.worker_process import Environment, die_with
-from asr_am.distributed.team import Usage
+from asr_am.distributed.runtime.wire import Kind, WireHeader
+from asr_am.distributed.runtime.worker_process import WorkerEnv, set_parent_death_signal
+from asr_am.distributed.team import CommStats
 from asr_am.errors import InputError
 
 
@@ -33,89 +33,111 @@ def connect(
     key_file, encrypt: as of `launch`, for learners that it has not started. InputError where the others cannot be
     reached within `timeout` seconds, or were started with something else.
     """
-    who = Environment.read()
+    env = WorkerEnv.read()
     faults = faults or Faults()
-    faults.check(who.size)
+    faults.check(env.size)
     if torch.cuda.is_available():
-        torch.cuda.set_device(who.local_rank % torch.cuda.device_count())
-    usage = Usage()
-    pace = Pace(faults, workload, device, who.rank, usage)
-    if who.launcher is not None:
-        die_with(who.launcher)
-    elif who.key is None and who.master is not None:
-        loopback = is_loopback(who.master[0])
-        who = replace(who, key=choose_key(key_file, encrypt, loopback=loopback, one_start=who.size == 1))
-    build = _connect_gang if who.supervisor is None else _connect_supervised
-    team = build(who, faults, usage, pace, timeout)
-    arm_crash(faults, who.rank, who.incarnation, usage)
+        torch.cuda.set_device(env.local_rank % torch.cuda.device_count())
+    comm_stats = CommStats()
+    compute_emulator = ComputeEmulator(faults, workload, device, env.rank, comm_stats)
+    if env.launcher is not None:
+        set_parent_death_signal(env.launcher)
+    elif env.key is None and env.master is not None:
+        loopback = is_loopback(env.master[0])
+        env = replace(env, key=choose_key(key_file, encrypt, loopback=loopback, one_start=env.size == 1))
+    build = _connect_torch if env.supervisor is None else _connect_coordinated
+    team = build(env, faults, comm_stats, compute_emulator, timeout)
+    arm_crash(faults, env.rank, env.incarnation, comm_stats)
     return team
 
 
-def _connect_gang(who: Environment, faults: Faults, usage: Usage, pace: Pace, timeout: float) -> ProcessTeam:
+def _connect_torch(
+    env: WorkerEnv, faults: Faults, comm_stats: CommStats, compute_emulator: ComputeEmulator, timeout: float
+) -> ProcessTeam:
     from asr_am.distributed.runtime.rendezvous import Rendezvous
-    from asr_am.distributed.runtime.torch_group import Gang
+    from asr_am.distributed.runtime.torch_group import TorchBackend
 
-    assert who.master is not None
-    meeting = Rendezvous(who, timeout)
-    host = address_towards(*who.master)
-    me = Header(Kind.HELLO, meeting.agree_on_run(), who.rank, 0)
-    waiting, roster = Waiting(usage), Roster(who.rank, who.size)
-    reactor = Reactor(waiting)
-    gang: Gang | None = None
+    assert env.master is not None
+    rendezvous = Rendezvous(env, timeout)
+    host = address_towards(*env.master)
+    me = WireHeader(Kind.HELLO, rendezvous.agree_on_run(), env.rank, 0)
+    wait_monitor, membership = WaitMonitor(comm_stats), Membership(env.rank, env.size)
+    event_loop = EventLoop(wait_monitor)
+    backend: TorchBackend | None = None
 
     def on_loss(rank: int, reason: str) -> None:
-        waiting.fail(LearnerLost(rank, reason))
-        if gang is not None:
-            gang.lose()
+        wait_monitor.fail(LearnerLost(rank, reason))
+        if backend is not None:
+            backend.lose()
 
-    fates = Fates(faults, who.rank, 0)
-    office = PostOffice(reactor, me, host, roster, waiting, usage, fates, who.key, on_loss=on_loss)
+    message_faults = MessageFaults(faults, env.rank, 0)
+    transport = Transport(
+        event_loop, me, host, membership, wait_monitor, comm_stats, message_faults, env.key, on_loss=on_loss
+    )
     try:
-        addresses = meeting.exchange(office.address)
-        roster.fill({rank: (0, address) for rank, address in addresses.items()})
-        office.connect_all()
-        reactor.start()
-        if not waiting.wait_for(lambda: not office.broken, timeout):
-            rank = min(office.broken)
+        addresses = rendezvous.exchange(transport.address)
+        membership.fill({rank: (0, address) for rank, address in addresses.items()})
+        transport.connect_all()
+        event_loop.start()
+        if not wait_monitor.wait_for(lambda: not transport.broken, timeout):
+            rank = min(transport.broken)
             raise InputError(f"no connection to the mail of learner {rank} at {addresses[rank]} in {timeout:g} s")
-        gang = meeting.within(partial(Gang, meeting.store, roster, waiting, usage, host), "torch.distributed")
+        backend = rendezvous.within(
+            partial(TorchBackend, rendezvous.store, membership, wait_monitor, comm_stats, host), "torch.distributed"
+        )
     except BaseException:
-        reactor.stop()
+        event_loop.stop()
         raise
-    return ProcessTeam(0, who.hosts, usage, roster, waiting, reactor, office, gang, pace)
+    return ProcessTeam(
+        0, env.hosts, comm_stats, membership, wait_monitor, event_loop, transport, backend, compute_emulator
+    )
 
 
-def _connect_supervised(who: Environment, faults: Faults, usage: Usage, pace: Pace, timeout: float) -> ProcessTeam:
-    assert who.supervisor is not None and who.run is not None
-    host = address_towards(*split_address(who.supervisor.removeprefix("tcp://"), "ASR_AM_SUPERVISOR"))
-    me = Header(Kind.HELLO, bytes.fromhex(who.run), who.rank, who.incarnation)
-    waiting, roster = Waiting(usage), Roster(who.rank, who.size)
-    reactor = Reactor(waiting)
-    fates = Fates(faults, who.rank, who.incarnation)
-    office = PostOffice(reactor, me, host, roster, waiting, usage, fates, who.key, reliable=RELIABLE)
+def _connect_coordinated(
+    env: WorkerEnv, faults: Faults, comm_stats: CommStats, compute_emulator: ComputeEmulator, timeout: float
+) -> ProcessTeam:
+    assert env.supervisor is not None and env.run is not None
+    host = address_towards(*split_address(env.supervisor.removeprefix("tcp://"), "ASR_AM_SUPERVISOR"))
+    me = WireHeader(Kind.HELLO, bytes.fromhex(env.run), env.rank, env.incarnation)
+    wait_monitor, membership = WaitMonitor(comm_stats), Membership(env.rank, env.size)
+    event_loop = EventLoop(wait_monitor)
+    message_faults = MessageFaults(faults, env.rank, env.incarnation)
+    transport = Transport(
+        event_loop, me, host, membership, wait_monitor, comm_stats, message_faults, env.key, reliable=RELIABLE
+    )
     greeted = False
 
-    def on_news(message: dict[str, Any]) -> None:
+    def on_event(message: dict[str, Any]) -> None:
         nonlocal greeted
         if message["news"] == "peers":
-            with waiting.change():
-                roster.fill({int(rank): (entry[0], entry[1]) for rank, entry in message["peers"].items()})
+            with wait_monitor.change():
+                membership.fill({int(rank): (entry[0], entry[1]) for rank, entry in message["peers"].items()})
                 greeted = True
         elif message["news"] == "born":
-            office.born(message["rank"], message["incarnation"], message["address"])
+            transport.on_peer_started(message["rank"], message["incarnation"], message["address"])
         elif message["news"] == "died":
-            office.died(message["rank"], message["incarnation"])
+            transport.on_peer_died(message["rank"], message["incarnation"])
 
-    line = ControlLine(reactor, who.supervisor, waiting, who.key, on_news)
-    reactor.start()
+    line = ControlClient(event_loop, env.supervisor, wait_monitor, env.key, on_event)
+    event_loop.start()
     try:
-        line.tell("hello", run=who.run, rank=who.rank, incarnation=who.incarnation, address=office.address)
-        if not waiting.wait_for(lambda: greeted, timeout):
+        line.notify("hello", run=env.run, rank=env.rank, incarnation=env.incarnation, address=transport.address)
+        if not wait_monitor.wait_for(lambda: greeted, timeout):
             raise InputError(
-                f"within {timeout:g} s, the supervisor at {who.supervisor} has not answered, or not all learners came"
+                f"within {timeout:g} s, the supervisor at {env.supervisor} has not answered, or not all learners came"
             )
     except BaseException:
-        reactor.stop()
+        event_loop.stop()
         raise
-    together = Supervised(line, office, who.rank, who.incarnation)
-    return ProcessTeam(who.incarnation, who.hosts, usage, roster, waiting, reactor, office, together, pace)
+    backend = CoordinatedBackend(line, transport, env.rank, env.incarnation)
+    return ProcessTeam(
+        env.incarnation,
+        env.hosts,
+        comm_stats,
+        membership,
+        wait_monitor,
+        event_loop,
+        transport,
+        backend,
+        compute_emulator,
+    )

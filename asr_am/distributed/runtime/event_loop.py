@@ -24,15 +24,15 @@ from itertools import count
 
 import zmq
 
-from asr_am.distributed.team import Usage
+from asr_am.distributed.team import CommStats
 
 
-class Closed(Exception):
+class CommClosed(Exception):
     """Ends a communication task when its team is closed."""
 
 
 @dataclass(eq=False)
-class Waiter:
+class PendingWait:
     """A thread that waits. done: `ready` said so, and is not to be asked again."""
 
     ready: Callable[[], bool]
@@ -40,13 +40,13 @@ class Waiter:
     done: bool = False
 
 
-class Waiting:
+class WaitMonitor:
     """Made in the training task, whose waits count in `usage`."""
 
-    def __init__(self, usage: Usage) -> None:
-        self._usage = usage
+    def __init__(self, comm_stats: CommStats) -> None:
+        self._comm_stats = comm_stats
         self._lock = threading.RLock()
-        self._waiters: list[Waiter] = []
+        self._waiters: list[PendingWait] = []
         self._training = threading.get_ident()
         self._failure: BaseException | None = None
         self._closed = False
@@ -81,7 +81,7 @@ class Waiting:
         if threading.get_ident() == self._training and self._failure is not None:
             raise self._failure
         if self._closed:
-            raise Closed("the team is closed")
+            raise CommClosed("the team is closed")
 
     def wait_for(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
         """Until `ready()`, which is called by whoever makes a change; False after `timeout` seconds."""
@@ -98,7 +98,7 @@ class Waiting:
     def count(self, seconds: float) -> None:
         """Add to the training task's waiting time, if it is the caller."""
         if threading.get_ident() == self._training:
-            self._usage.waiting_seconds += seconds
+            self._comm_stats.idle_seconds += seconds
 
     def _wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
         end = None if timeout is None else time.monotonic() + timeout
@@ -106,7 +106,7 @@ class Waiting:
             self.check()
             if ready():
                 return True
-            waiter = Waiter(ready, threading.Condition(self._lock))
+            waiter = PendingWait(ready, threading.Condition(self._lock))
             self._waiters.append(waiter)
             try:
                 while not waiter.done:
@@ -127,15 +127,15 @@ class Waiting:
 class TeamLock:
     """A lock of this learner's tasks."""
 
-    def __init__(self, waiting: Waiting) -> None:
-        self._waiting, self._lock = waiting, threading.Lock()
+    def __init__(self, wait_monitor: WaitMonitor) -> None:
+        self._wait_monitor, self._lock = wait_monitor, threading.Lock()
 
     def __enter__(self) -> None:
-        self._waiting.check()
+        self._wait_monitor.check()
         if not self._lock.acquire(blocking=False):
             begin = time.monotonic()
             self._lock.acquire()
-            self._waiting.count(time.monotonic() - begin)
+            self._wait_monitor.count(time.monotonic() - begin)
 
     def __exit__(self, *exception: object) -> None:
         self._lock.release()
@@ -144,32 +144,32 @@ class TeamLock:
 class TeamEvent:
     """`threading.Event` whose `wait` also ends with the team."""
 
-    def __init__(self, waiting: Waiting) -> None:
-        self._waiting, self._set = waiting, False
+    def __init__(self, wait_monitor: WaitMonitor) -> None:
+        self._wait_monitor, self._set = wait_monitor, False
 
     def is_set(self) -> bool:
         return self._set
 
     def set(self) -> None:
-        with self._waiting.change():
+        with self._wait_monitor.change():
             self._set = True
 
     def clear(self) -> None:
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        return self._waiting.wait_for(self.is_set, timeout)
+        return self._wait_monitor.wait_for(self.is_set, timeout)
 
 
 Action = Callable[[], None]
 
 
-class Reactor:
+class EventLoop:
     """What an action raises is raised in the training task, and ends the thread."""
 
-    def __init__(self, waiting: Waiting) -> None:
+    def __init__(self, wait_monitor: WaitMonitor) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._waiting = waiting
+        self._wait_monitor = wait_monitor
         self._poller = zmq.Poller()
         self._ready: dict[object, Action] = {}
         self._commands: deque[Action] = deque()
@@ -237,7 +237,7 @@ class Reactor:
                 while self._alarms and self._alarms[0][0] <= time.monotonic():
                     heapq.heappop(self._alarms)[2]()
         except Exception as error:
-            self._waiting.fail(error)
+            self._wait_monitor.fail(error)
         finally:
             self._end()
 

@@ -11,43 +11,43 @@ import time
 from collections.abc import Callable
 
 from asr_am.distributed.cluster_config import Faults, Workload
-from asr_am.distributed.flat_params import OnBucket
-from asr_am.distributed.leases import Gradient, Stats
-from asr_am.distributed.team import Usage
+from asr_am.distributed.flat_params import BucketHook
+from asr_am.distributed.leases import GradientFn, StepResult
+from asr_am.distributed.team import CommStats
 
 log = logging.getLogger(__name__)
 
 
-class Fates:
+class MessageFaults:
     """What becomes of the letters of one learner."""
 
     def __init__(self, faults: Faults, rank: int, incarnation: int) -> None:
         self._faults = faults
         self._random = random.Random(f"{rank}.{incarnation}")
 
-    def loses(self, usage: Usage) -> bool:
+    def loses(self, comm_stats: CommStats) -> bool:
         lost = self._random.random() < self._faults.lost_share
         if lost:
-            usage.lost += 1
-            usage.faults["lost"] += 1
+            comm_stats.lost += 1
+            comm_stats.faults["lost"] += 1
         return lost
 
-    def due(self, usage: Usage, tag: str) -> float:
+    def due(self, comm_stats: CommStats, tag: str) -> float:
         """When the next letter, of this tag, may go out."""
         may_be_late = self._faults.late_tag in (None, tag)
         if not may_be_late or self._random.random() >= self._faults.late_share:
             return 0.0
-        usage.faults["late"] += 1
+        comm_stats.faults["late"] += 1
         return time.monotonic() + self._faults.late_seconds
 
 
-def arm_crash(faults: Faults, rank: int, incarnation: int, usage: Usage) -> threading.Timer | None:
+def arm_crash(faults: Faults, rank: int, incarnation: int, comm_stats: CommStats) -> threading.Timer | None:
     """Let this process kill itself when its time has come; only the first incarnation does."""
     crash = next((crash for crash in faults.crashes if crash.learner == rank), None)
     if crash is None:
         return None
     if incarnation > 0:
-        usage.faults["crash"] += 1  # its last incarnation's
+        comm_stats.faults["crash"] += 1  # its last incarnation's
         return None
     timer = threading.Timer(crash.at, _crash, (rank,))
     timer.daemon = True
@@ -60,18 +60,20 @@ def _crash(rank: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Pace:
+class ComputeEmulator:
     """How long this learner's batches take. full: frames of the largest batch."""
 
-    def __init__(self, faults: Faults, workload: Workload | None, device: str, rank: int, usage: Usage) -> None:
+    def __init__(
+        self, faults: Faults, workload: Workload | None, device: str, rank: int, comm_stats: CommStats
+    ) -> None:
         self._slow = faults.slow.get(rank, 1.0)
         self._workload = workload if workload and workload.emulate else None
         if self._workload:
             self._workload.check(device)
-        self._device, self._usage = device, usage
+        self._device, self._comm_stats = device, comm_stats
         self.full = 0.0
 
-    def apply(self, gradient: Gradient, sleep: Callable[[float], None]) -> Gradient:
+    def apply(self, gradient: GradientFn, sleep: Callable[[float], None]) -> GradientFn:
         """The same closure, its time stretched: buckets are announced as much later as everything takes longer.
 
         The time that the closure waits for others (for a batch to do) is not stretched.
@@ -79,23 +81,23 @@ class Pace:
         if self._slow == 1.0 and self._workload is None:
             return gradient
 
-        def stretched(on_bucket: OnBucket | None) -> Stats | None:
+        def stretched(on_bucket: BucketHook | None) -> StepResult | None:
             buckets: list[tuple[float, int, int]] = []
-            waited, begin = self._usage.waiting_seconds, time.monotonic()
+            waited, begin = self._comm_stats.idle_seconds, time.monotonic()
             record = None if on_bucket is None else lambda a, b: buckets.append((time.monotonic(), a, b))
-            stats = gradient(record)
+            step_result = gradient(record)
             end = time.monotonic()
-            if stats is None:
+            if step_result is None:
                 return None
-            begin += self._usage.waiting_seconds - waited
+            begin += self._comm_stats.idle_seconds - waited
             took = max(end - begin, 1e-9)
-            target = self._seconds(stats.weight, took)
+            target = self._seconds(step_result.num_frames, took)
             for ready, first, last in buckets:
                 _sleep_until(begin + (ready - begin) * target / took, sleep)
                 assert on_bucket is not None
                 on_bucket(first, last)
             _sleep_until(begin + target, sleep)
-            return stats
+            return step_result
 
         return stretched
 
@@ -104,7 +106,7 @@ class Pace:
         if self._workload is not None:
             took = self._workload.seconds(self._device, frames, max(self.full, frames))
         if self._slow > 1.0 and took > 0:
-            self._usage.faults["slow"] += 1
+            self._comm_stats.faults["slow"] += 1
         return self._slow * took
 
 

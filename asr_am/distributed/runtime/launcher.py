@@ -22,24 +22,24 @@ import zmq
 
 from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.leases import LearnerLost
-from asr_am.distributed.runtime.coordinator import Message, Server, Session, read_json
-from asr_am.distributed.runtime.security import PATIENCE, choose_key, is_loopback, open_socket, split_address
+from asr_am.distributed.runtime.coordinator import ControlMessage, ControlServer, Coordinator, read_json
+from asr_am.distributed.runtime.security import HEARTBEAT_TIMEOUT, choose_key, is_loopback, open_socket, split_address
 from asr_am.distributed.runtime.worker_process import (
-    Children,
-    Ended,
-    Meeting,
-    Plan,
+    ExitStatus,
+    LaunchSpec,
+    RendezvousInfo,
+    WorkerProcesses,
     describe,
     ended_by_sigterm,
     free_port,
-    learner_environment,
+    worker_environment,
 )
 from asr_am.errors import InputError
 
 log = logging.getLogger(__name__)
 
-TURN = 0.05  # seconds between two looks at the processes
-GAVE_UP = 1  # exit status of a learner that has said what the user has to mend
+POLL_INTERVAL = 0.05  # seconds between two looks at the processes
+EXIT_USER_ERROR = 1  # exit status of a learner that has said what the user has to mend
 
 
 @dataclass
@@ -54,88 +54,93 @@ class Host:
 class Supervisor:
     """hosts: the others, by node rank. running: learners that live or are about to be started."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan, self._name = plan, socket.gethostname()
-        self._server = Server(plan.address, plan.key)
-        master = (self._server.host, free_port(self._server.host)) if plan.in_step else None
-        self._meeting = Meeting(secrets.token_hex(16), None if master else self._server.url, master)
-        self._children = Children(plan.command, partial(learner_environment, plan, self._meeting))
-        self._session = None if plan.in_step else Session(plan.size, self._send)
+    def __init__(self, spec: LaunchSpec) -> None:
+        self._spec, self._name = spec, socket.gethostname()
+        self._server = ControlServer(spec.address, spec.key)
+        master = (self._server.host, free_port(self._server.host)) if spec.synchronous else None
+        self._rendezvous = RendezvousInfo(secrets.token_hex(16), None if master else self._server.url, master)
+        self._workers = WorkerProcesses(spec.command, partial(worker_environment, spec, self._rendezvous))
+        self._coordinator = None if spec.synchronous else Coordinator(spec.size, self._send)
         self._hosts: dict[int, Host] = {}
         self._connections: dict[int, bytes] = {}
         self._ranks: dict[bytes, int] = {}
         self._running: set[int] = set()
         self._restarts: dict[int, tuple[float, int]] = {}
         self._finished = False
-        self._beaten = 0.0
+        self._heartbeat_sent = 0.0
 
     def run(self) -> None:
         """Until all learners have finished. LearnerLost, InputError: what ended the run."""
         try:
-            self._assemble()
-            for rank in range(self._plan.size):
+            self._await_nodes()
+            for rank in range(self._spec.size):
                 self._start(rank, 0)
             while self._running:
-                self._turn()
-            self._tell_hosts({"do": "stop"})
+                self._poll()
+            self._notify_hosts({"do": "stop"})
         except LearnerLost as error:
-            self._tell_hosts({"do": "stop", "error": error.reason, "lost": error.rank})
+            self._notify_hosts({"do": "stop", "error": error.reason, "lost": error.rank})
             raise
         except BaseException as error:
-            self._tell_hosts({"do": "stop", "error": f"host 0 stopped: {error or type(error).__name__}"})
+            self._notify_hosts({"do": "stop", "error": f"host 0 stopped: {error or type(error).__name__}"})
             raise
         finally:
-            self._children.end()
+            self._workers.end()
             self._server.close()
 
-    def _turn(self) -> None:
-        for connection, message in self._server.receive(TURN):
+    def _poll(self) -> None:
+        for connection, message in self._server.receive(POLL_INTERVAL):
             self._handle(connection, message)
-            self._beat(time.monotonic())  # there may be many of them
-        for child in self._children.ended():
-            self._on_end(child, self._name)
+            self._heartbeat(time.monotonic())  # there may be many of them
+        for exit_status in self._workers.ended():
+            self._on_end(exit_status, self._name)
         now = time.monotonic()
         for rank, (due, incarnation) in list(self._restarts.items()):
             if due <= now:
                 del self._restarts[rank]
                 self._restart(rank, incarnation)
-        self._look_after_hosts(now)
+        self._check_heartbeats(now)
 
     # learners
 
     def _start(self, rank: int, incarnation: int) -> None:
         self._running.add(rank)
-        node = rank // self._plan.learners
+        node = rank // self._spec.learners
         if node == 0:
-            self._children.start(rank, incarnation)
+            self._workers.start(rank, incarnation)
         else:
             self._server.send(self._hosts[node].connection, {"do": "start", "rank": rank, "incarnation": incarnation})
 
     def _restart(self, rank: int, incarnation: int) -> None:
-        assert self._session is not None
+        assert self._coordinator is not None
         log.info("learner %d is started again", rank)
-        self._session.expect(rank, incarnation)
+        self._coordinator.expect(rank, incarnation)
         self._start(rank, incarnation)
 
-    def _on_end(self, child: Ended, host: str) -> None:
+    def _on_end(self, exit_status: ExitStatus, host: str) -> None:
         """A learner's process has ended, there."""
-        how = f"on {host} {describe(child.status)}"
-        self._running.discard(child.rank)
-        if child.status == 0:
+        how = f"on {host} {describe(exit_status.status)}"
+        self._running.discard(exit_status.rank)
+        if exit_status.status == 0:
             self._finished = True
-            if self._session is not None:
-                self._session.leave(child.rank, None)
-        elif child.status == GAVE_UP:
-            raise InputError(f"learner {child.rank} on {host} gave up; see its message above")
-        elif self._session is None:
-            raise LearnerLost(child.rank, how)
+            if self._coordinator is not None:
+                self._coordinator.leave(exit_status.rank, None)
+        elif exit_status.status == EXIT_USER_ERROR:
+            raise InputError(f"learner {exit_status.rank} on {host} gave up; see its message above")
+        elif self._coordinator is None:
+            raise LearnerLost(exit_status.rank, how)
         else:
-            self._lose(child.rank, how, self._plan.restart_seconds(child.rank, child.incarnation), child.incarnation)
+            self._lose(
+                exit_status.rank,
+                how,
+                self._spec.restart_seconds(exit_status.rank, exit_status.incarnation),
+                exit_status.incarnation,
+            )
 
     def _lose(self, rank: int, how: str, restart_after: float | None, incarnation: int) -> None:
         """Let the others go on without a learner, and start it again if it may be."""
-        assert self._session is not None
-        self._session.leave(rank, how)
+        assert self._coordinator is not None
+        self._coordinator.leave(rank, how)
         if restart_after is not None:
             log.warning("learner %d %s; it is started again", rank, how)
             self._restarts[rank] = time.monotonic() + restart_after, incarnation + 1
@@ -147,7 +152,7 @@ class Supervisor:
 
     # messages
 
-    def _handle(self, connection: bytes, message: Message) -> None:
+    def _handle(self, connection: bytes, message: ControlMessage) -> None:
         op = message.get("op")
         if op == "hello":
             self._register(connection, message)
@@ -156,163 +161,165 @@ class Supervisor:
         elif connection in self._ranks:
             self._serve(self._ranks[connection], message)
         else:
-            self._hear(connection, message)
+            self._on_node(connection, message)
 
-    def _register(self, connection: bytes, message: Message) -> None:
+    def _register(self, connection: bytes, message: ControlMessage) -> None:
         """A learner of this run says who it is; anybody else is not listened to."""
         rank, incarnation, address = message.get("rank"), message.get("incarnation"), message.get("address")
-        seat = self._session.seats.get(rank) if self._session and isinstance(rank, int) else None
-        ours = message.get("run") == self._meeting.run and seat is not None and seat.incarnation == incarnation
+        member = self._coordinator.members.get(rank) if self._coordinator and isinstance(rank, int) else None
+        ours = message.get("run") == self._rendezvous.run and member is not None and member.incarnation == incarnation
         if not ours or not isinstance(address, str) or not isinstance(incarnation, int):
-            self._server.door.refuse(f"somebody who is not of this run, and says it is learner {rank!r:.20}")
+            self._server.connection_monitor.reject(
+                f"somebody who is not of this run, and says it is learner {rank!r:.20}"
+            )
             return
-        assert self._session is not None and isinstance(rank, int)
+        assert self._coordinator is not None and isinstance(rank, int)
         self._ranks.pop(self._connections.get(rank, b""), None)
         self._connections[rank], self._ranks[connection] = connection, rank
-        self._session.register(rank, incarnation, address)
+        self._coordinator.register(rank, incarnation, address)
 
-    def _serve(self, rank: int, message: Message) -> None:
-        assert self._session is not None
-        if rank not in self._session.seats:
+    def _serve(self, rank: int, message: ControlMessage) -> None:
+        assert self._coordinator is not None
+        if rank not in self._coordinator.members:
             return  # it has just died
         try:
-            self._session.handle(rank, message)
+            self._coordinator.handle(rank, message)
         except Exception as error:  # one learner's mistake, which must not end the others
             answer = {"error": f"{message.get('op')}: {error}"}
             self._send(rank, answer | ({"id": message["id"]} if "id" in message else {}))
 
-    def _send(self, rank: int, message: Message) -> None:
+    def _send(self, rank: int, message: ControlMessage) -> None:
         self._server.send(self._connections[rank], message)
 
     # other hosts
 
-    def _assemble(self) -> None:
+    def _await_nodes(self) -> None:
         """Wait for the agents on all other hosts."""
-        deadline = time.monotonic() + self._plan.timeout
-        while len(self._hosts) < self._plan.nodes - 1:
+        deadline = time.monotonic() + self._spec.timeout
+        while len(self._hosts) < self._spec.nodes - 1:
             left = deadline - time.monotonic()
             if left <= 0:
-                refused = self._server.door.refused
+                refused = self._server.connection_monitor.rejected
                 hint = f"; {refused} connections were refused: have all hosts the same key_file?" if refused else ""
-                missing = sorted(set(range(1, self._plan.nodes)) - self._hosts.keys())
+                missing = sorted(set(range(1, self._spec.nodes)) - self._hosts.keys())
                 raise InputError(
-                    f"host {', '.join(map(str, missing))} of {self._plan.nodes} has not come within "
-                    f"{self._plan.timeout:g} s; start the same command there with its node_rank and this address{hint}"
+                    f"host {', '.join(map(str, missing))} of {self._spec.nodes} has not come within "
+                    f"{self._spec.timeout:g} s; start the same command there with its node_rank and this address{hint}"
                 )
             for connection, message in self._server.receive(min(left, 1.0)):
-                self._admit(connection, message)
+                self._register_node(connection, message)
         for host in self._hosts.values():
             host.heard = time.monotonic()  # they said nothing while they waited for the last of them
-        self._tell_hosts({"do": "run", "run": self._meeting.run, "supervisor": self._meeting.supervisor,
-                          "master": self._meeting.master})  # fmt: skip
+        self._notify_hosts({"do": "run", "run": self._rendezvous.run, "supervisor": self._rendezvous.supervisor,
+                          "master": self._rendezvous.master})  # fmt: skip
 
-    def _admit(self, connection: bytes, message: Message) -> None:
+    def _register_node(self, connection: bytes, message: ControlMessage) -> None:
         if message.get("op") != "node":
             return
-        plan, node = self._plan, message.get("node")
+        spec, node = self._spec, message.get("node")
         theirs = [message.get(key) for key in ("nodes", "learners", "in_step")]
         wrong = None
-        if theirs != [plan.nodes, plan.learners, plan.in_step]:
+        if theirs != [spec.nodes, spec.learners, spec.synchronous]:
             wrong = f"host {node} was started with other values of learners, nodes or strategy than host 0"
-        elif not isinstance(node, int) or not 0 < node < plan.nodes or node in self._hosts:
+        elif not isinstance(node, int) or not 0 < node < spec.nodes or node in self._hosts:
             wrong = f"node_rank={node}: is another host's"
         if wrong:
             self._server.send(connection, {"do": "stop", "error": wrong})
             raise InputError(wrong)
         self._hosts[int(str(node))] = Host(str(message.get("host")), connection, time.monotonic())
 
-    def _hear(self, connection: bytes, message: Message) -> None:
+    def _on_node(self, connection: bytes, message: ControlMessage) -> None:
         """An agent's report, or its sign of life."""
         for host in self._hosts.values():
             if host.connection == connection:
                 host.heard = time.monotonic()
                 if message.get("op") == "ended":
-                    self._on_end(Ended(message["rank"], message["incarnation"], message["status"]), host.name)
+                    self._on_end(ExitStatus(message["rank"], message["incarnation"], message["status"]), host.name)
 
-    def _look_after_hosts(self, now: float) -> None:
+    def _check_heartbeats(self, now: float) -> None:
         for node, host in list(self._hosts.items()):
-            if now - host.heard > PATIENCE:
+            if now - host.heard > HEARTBEAT_TIMEOUT:
                 del self._hosts[node]
                 self._lose_host(node, f"cannot be reached any more: nothing is heard from host {host.name}")
-        self._beat(now)
+        self._heartbeat(now)
 
-    def _beat(self, now: float) -> None:
-        if now - self._beaten > PATIENCE / 5:
-            self._beaten = now
-            self._tell_hosts({"do": "live"})
+    def _heartbeat(self, now: float) -> None:
+        if now - self._heartbeat_sent > HEARTBEAT_TIMEOUT / 5:
+            self._heartbeat_sent = now
+            self._notify_hosts({"do": "live"})
 
     def _lose_host(self, node: int, how: str) -> None:
-        for rank in sorted(self._running & set(self._plan.ranks_of(node))):
+        for rank in sorted(self._running & set(self._spec.ranks_of(node))):
             self._running.discard(rank)
             self._restarts.pop(rank, None)
-            if self._session is None:
+            if self._coordinator is None:
                 raise LearnerLost(rank, how)
             self._lose(rank, how, None, 0)
 
-    def _tell_hosts(self, message: Message) -> None:
+    def _notify_hosts(self, message: ControlMessage) -> None:
         for host in self._hosts.values():
             self._server.send(host.connection, message)
 
 
-class Agent:
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+class NodeAgent:
+    def __init__(self, spec: LaunchSpec) -> None:
+        self._spec = spec
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = open_socket(self._context, zmq.DEALER, plan.key)
-        self._socket.connect(f"tcp://{plan.address}")
-        self._children: Children | None = None
+        self._socket = open_socket(self._context, zmq.DEALER, spec.key)
+        self._socket.connect(f"tcp://{spec.address}")
+        self._workers: WorkerProcesses | None = None
 
     def run(self) -> None:
         """Until the supervisor says that it is over. LearnerLost, InputError: what ended the run."""
         try:
-            meeting = self._report_for_duty()
-            self._children = Children(self._plan.command, partial(learner_environment, self._plan, meeting))
+            rendezvous = self._join_supervisor()
+            self._workers = WorkerProcesses(self._spec.command, partial(worker_environment, self._spec, rendezvous))
             heard, said = time.monotonic(), 0.0
             while True:
-                for message in self._receive(TURN):
+                for message in self._receive(POLL_INTERVAL):
                     heard = time.monotonic()
                     if message.get("do") == "start":
-                        self._children.start(message["rank"], message["incarnation"])
+                        self._workers.start(message["rank"], message["incarnation"])
                     elif message.get("do") == "stop":
                         self._stop(message)
                         return
-                for child in self._children.ended():
-                    self._send({"op": "ended", **vars(child)})
-                if time.monotonic() - heard > PATIENCE:
-                    raise InputError(f"the supervisor at {self._plan.address} cannot be reached any more")
-                if time.monotonic() - said > PATIENCE / 5:
+                for exit_status in self._workers.ended():
+                    self._send({"op": "ended", **vars(exit_status)})
+                if time.monotonic() - heard > HEARTBEAT_TIMEOUT:
+                    raise InputError(f"the supervisor at {self._spec.address} cannot be reached any more")
+                if time.monotonic() - said > HEARTBEAT_TIMEOUT / 5:
                     said = time.monotonic()
                     self._send({"op": "live"})
         finally:
-            if self._children is not None:
-                self._children.end()
+            if self._workers is not None:
+                self._workers.end()
             self._socket.close(linger=500)
             self._context.term()
 
-    def _report_for_duty(self) -> Meeting:
+    def _join_supervisor(self) -> RendezvousInfo:
         """Tell the supervisor of this host, and hear from it when all hosts are there."""
-        plan = self._plan
+        spec = self._spec
         self._send({
-            "op": "node", "node": plan.node_rank, "nodes": plan.nodes, "learners": plan.learners,
-            "in_step": plan.in_step, "host": socket.gethostname(),
+            "op": "node", "node": spec.node_rank, "nodes": spec.nodes, "learners": spec.learners,
+            "in_step": spec.synchronous, "host": socket.gethostname(),
         })  # fmt: skip
-        for message in self._receive(plan.timeout):
+        for message in self._receive(spec.timeout):
             if message.get("do") == "run":
                 master = message["master"]
-                return Meeting(message["run"], message["supervisor"], (master[0], master[1]) if master else None)
+                return RendezvousInfo(message["run"], message["supervisor"], (master[0], master[1]) if master else None)
             self._stop(message)
         raise InputError(
-            f"address={plan.address}: nobody answers within {plan.timeout:g} s; is the same command with node_rank=0 "
+            f"address={spec.address}: nobody answers within {spec.timeout:g} s; is the same command with node_rank=0 "
             "running there, with the same key_file?"
         )
 
-    def _stop(self, message: Message) -> None:
+    def _stop(self, message: ControlMessage) -> None:
         if message.get("lost") is not None:
             raise LearnerLost(message["lost"], message["error"])
         if message.get("error"):
             raise InputError(message["error"])
 
-    def _receive(self, seconds: float) -> Iterator[Message]:
+    def _receive(self, seconds: float) -> Iterator[ControlMessage]:
         """What comes within that time, and all that is there then. What the caller does not take stays for the next."""
         wait = int(1000 * seconds)
         while self._socket.poll(wait):
@@ -321,12 +328,12 @@ class Agent:
             if message is not None:
                 yield message
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: ControlMessage) -> None:
         self._socket.send(json.dumps(message).encode())
 
 
 def launch(
-    command: Sequence[str], learners: int, *, in_step: bool, nodes: int = 1, node_rank: int = 0,
+    command: Sequence[str], learners: int, *, synchronous: bool, nodes: int = 1, node_rank: int = 0,
     address: str | None = None, restart_after: float = 1.0, max_restarts: int = 3, timeout: float = 60.0,
     key_file: str | None = None, encrypt: bool | None = None, faults: Faults | None = None,
     env: Mapping[str, str] | None = None,
@@ -344,12 +351,12 @@ def launch(
     """
     loopback = address is None or is_loopback(split_address(address, "address")[0])
     key = choose_key(key_file, encrypt, loopback=loopback, one_start=nodes == 1)
-    plan = Plan(
-        command, learners, in_step, nodes, node_rank, address, restart_after, max_restarts, timeout,
+    spec = LaunchSpec(
+        command, learners, synchronous, nodes, node_rank, address, restart_after, max_restarts, timeout,
         key, faults or Faults(), env or {},
     )  # fmt: skip
     with ended_by_sigterm():
         if node_rank == 0:
-            Supervisor(plan).run()
+            Supervisor(spec).run()
         else:
-            Agent(plan).run()
+            NodeAgent(spec).run()

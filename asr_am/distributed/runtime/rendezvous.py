@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
-from asr_am.distributed.runtime.worker_process import Environment
+from asr_am.distributed.runtime.worker_process import WorkerEnv
 from asr_am.errors import InputError
 
 Result = TypeVar("Result")
@@ -23,15 +23,15 @@ Result = TypeVar("Result")
 class Rendezvous:
     """timeout: seconds from now on for everybody to come."""
 
-    def __init__(self, who: Environment, timeout: float) -> None:
-        assert who.master is not None
-        self._who, self._timeout = who, timeout
-        self._name = f"MASTER_ADDR={who.master[0]} MASTER_PORT={who.master[1]}"
+    def __init__(self, env: WorkerEnv, timeout: float) -> None:
+        assert env.master is not None
+        self._env, self._timeout = env, timeout
+        self._name = f"MASTER_ADDR={env.master[0]} MASTER_PORT={env.master[1]}"
         self._deadline = time.monotonic() + timeout
-        serves = who.rank == 0 and not who.hosted
+        serves = env.rank == 0 and not env.agent_store
         if not serves:
-            self._await_listener(who.master)
-        self.store: Store = PrefixStore(f"asr_am/{who.restarts}", self._open(who.master, serves))
+            self._await_listener(env.master)
+        self.store: Store = PrefixStore(f"asr_am/{env.restarts}", self._open(env.master, serves))
 
     def within(self, function: Callable[[], Result], what: str) -> Result:
         """`function()`, given up at the deadline: torch does not always keep to the timeouts that it is given."""
@@ -55,35 +55,35 @@ class Rendezvous:
 
     def agree_on_run(self) -> bytes:
         """The run's identity, from learner 0."""
-        if self._who.run is not None:
-            return bytes.fromhex(self._who.run)
-        with self._talking():
-            if self._who.rank == 0:
+        if self._env.run is not None:
+            return bytes.fromhex(self._env.run)
+        with self._store_errors():
+            if self._env.rank == 0:
                 self.store.set("run", secrets.token_hex(16))
             self._await(["run"], lambda missing: "learner 0 has not come")
             return bytes.fromhex(self.store.get("run").decode())
 
     def exchange(self, address: str) -> dict[int, str]:
         """Everybody's mail address, by rank. InputError where learners disagree, come twice, or do not come."""
-        rank, size = self._who.rank, self._who.size
+        rank, size = self._env.rank, self._env.size
         keys = [f"learner/{other}" for other in range(size)]
-        with self._talking():
+        with self._store_errors():
             if self.store.add(f"times/{rank}", 1) > 1:
                 raise InputError(f"RANK={rank} was given to two processes")
             self.store.set(keys[rank], json.dumps([size, address]))
             self._await(keys, lambda missing: (
                 f"learners {', '.join(key.split('/')[1] for key in missing)} of WORLD_SIZE={size} have not come"
             ))  # fmt: skip
-            cards: list[list[Any]] = [json.loads(self.store.get(key)) for key in keys]
-        for other, (theirs, _) in enumerate(cards):
+            peer_info: list[list[Any]] = [json.loads(self.store.get(key)) for key in keys]
+        for other, (theirs, _) in enumerate(peer_info):
             if theirs != size:
                 raise InputError(
                     f"WORLD_SIZE={size} at learner {rank}, but {theirs} at learner {other}; give all the same"
                 )
-        return {other: address for other, (_, address) in enumerate(cards)}
+        return {other: address for other, (_, address) in enumerate(peer_info)}
 
     @contextmanager
-    def _talking(self) -> Iterator[None]:
+    def _store_errors(self) -> Iterator[None]:
         try:
             yield
         except DistError as error:
@@ -119,11 +119,11 @@ class Rendezvous:
                     ) from error
                 time.sleep(0.1)
 
-    def _await(self, keys: Sequence[str], complaint: Callable[[Sequence[str]], str]) -> None:
+    def _await(self, keys: Sequence[str], describe: Callable[[Sequence[str]], str]) -> None:
         missing = list(keys)
         while missing := [key for key in missing if not self.store.check([key])]:
             if self._left() <= 0:
-                raise InputError(f"{self._name}: {complaint(missing)} within {self._timeout:g} s")
+                raise InputError(f"{self._name}: {describe(missing)} within {self._timeout:g} s")
             time.sleep(0.05)
 
     def _left(self) -> float:

@@ -24,7 +24,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from asr_am.errors import InputError
 
-HOW = "python -m asr_am.distributed.runtime.security FILE"
+KEYGEN_CMD = "python -m asr_am.distributed.runtime.security FILE"
 
 
 def make_key_file(path: Path) -> None:
@@ -44,13 +44,13 @@ def read_key_file(path: Path) -> str:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             key = file.read(64).strip()
     except OSError as error:
-        raise InputError(f"key_file={path}: cannot be read ({error.strerror}); make one with {HOW}") from error
+        raise InputError(f"key_file={path}: cannot be read ({error.strerror}); make one with {KEYGEN_CMD}") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"key_file={path}: holds no key; make a new file with {HOW}") from error
+        raise InputError(f"key_file={path}: holds no key; make a new file with {KEYGEN_CMD}") from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InputError(
             f"key_file={path}: others have access to it (mode {mode:03o}); chmod 600 {path}, or, where somebody may "
-            f"have read it, make a new one with {HOW}"
+            f"have read it, make a new one with {KEYGEN_CMD}"
         )
     return check_key(key, f"key_file={path}")
 
@@ -69,7 +69,7 @@ def choose_key(key_file: str | None, encrypt: bool | None, *, loopback: bool, on
         if one_start:
             return new_key()
         raise InputError(
-            f"launcher.key_file: is missing; make a file with {HOW} and give it on all hosts, or, in a network where "
+            f"launcher.key_file: is missing; make a file with {KEYGEN_CMD} and give it on all hosts, or, in a network where "
             "you trust everybody, launcher.encrypt=false"
         )
     return None
@@ -84,7 +84,7 @@ def check_key(key: str, what: str) -> str:
     try:
         zmq.curve_public(key.encode())
     except (ValueError, zmq.ZMQError) as error:
-        raise InputError(f"{what}: holds no key; make a new file with {HOW}") from error
+        raise InputError(f"{what}: holds no key; make a new file with {KEYGEN_CMD}") from error
     return key
 
 
@@ -98,7 +98,7 @@ def is_loopback(host: str) -> bool:
 
 def main() -> None:
     if len(sys.argv) != 2:
-        sys.exit(f"usage: {HOW}")
+        sys.exit(f"usage: {KEYGEN_CMD}")
     try:
         make_key_file(Path(sys.argv[1]))
     except InputError as error:
@@ -109,7 +109,7 @@ if __name__ == "__main__":
     main()
 
 
-PATIENCE = 10.0  # seconds after which a host that does not answer counts as gone
+HEARTBEAT_TIMEOUT = 10.0  # seconds after which a host that does not answer counts as gone
 SIOCGIFADDR = 0x8915  # Linux: IPv4 address of an interface
 
 
@@ -122,8 +122,8 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, key: str | N
     """
     zmq_socket = context.socket(kind)
     zmq_socket.setsockopt(zmq.LINGER, 0)
-    zmq_socket.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * PATIENCE / 4))
-    zmq_socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(1000 * PATIENCE))
+    zmq_socket.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * HEARTBEAT_TIMEOUT / 4))
+    zmq_socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(1000 * HEARTBEAT_TIMEOUT))
     zmq_socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     if key is not None:
         public = zmq.curve_public(key.encode())
@@ -186,7 +186,7 @@ def split_address(text: str, what: str) -> tuple[str, int]:
 log = logging.getLogger(__name__)
 
 
-class Door:
+class ConnectionMonitor:
     """Counts them, and logs the first and how many there were in the end: not each, which would let strangers fill the
     disk. Made before the socket is bound; used by the thread that has the socket.
 
@@ -200,7 +200,7 @@ class Door:
 
     def __init__(self, zmq_socket: zmq.Socket[bytes], name: str, on_refusal: Callable[[], None] | None = None) -> None:
         self._socket, self._name, self._on_refusal = zmq_socket, name, on_refusal
-        self.refused = 0
+        self.rejected = 0
         self.monitor = zmq_socket.get_monitor_socket(
             zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_DISCONNECTED
@@ -209,7 +209,7 @@ class Door:
         self._done = 0
         self._told = False  # why the connection ends that ends next
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take note of what has happened to connections."""
         while True:
             try:
@@ -223,29 +223,29 @@ class Door:
                 self._done += 1
             elif kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 self._told = True
-                self.refuse("a connection with a wrong key or none, or with a message that came before")
+                self.reject("a connection with a wrong key or none, or with a message that came before")
             elif kind == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
                 self._told = True
             else:
                 if descriptor in self._open and not self._told:
-                    self.refuse("a connection that did not begin as this run's do")
+                    self.reject("a connection that did not begin as this run's do")
                 self._open.discard(descriptor)
                 self._told = False
             if self._done >= len(self._open):
                 self._open.clear()
                 self._done = 0
 
-    def refuse(self, what: str) -> None:
-        self.refused += 1
-        if self.refused == 1:
+    def reject(self, what: str) -> None:
+        self.rejected += 1
+        if self.rejected == 1:
             log.warning("%s refused %s; more of the kind are counted only", self._name, what)
         if self._on_refusal is not None:
             self._on_refusal()
 
     def close(self) -> None:
         """Before the socket is closed."""
-        self.look()
-        if self.refused > 1:
-            log.warning("%s refused %d connections and messages in all", self._name, self.refused)
+        self.poll()
+        if self.rejected > 1:
+            log.warning("%s refused %d connections and messages in all", self._name, self.rejected)
         self._socket.disable_monitor()
         self.monitor.close(linger=0)

@@ -9,23 +9,23 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from asr_am.distributed.leases import Gradient, LearnerLost, Leases, Segment
-from asr_am.distributed.runtime.event_loop import Closed, Reactor, TeamEvent, TeamLock, Waiting
-from asr_am.distributed.runtime.fault_injection import Pace
-from asr_am.distributed.runtime.membership import Roster
-from asr_am.distributed.runtime.messaging import PostOffice
-from asr_am.distributed.team import Charge, Gather, Group, Letter, Usage, Work
+from asr_am.distributed.leases import GradientFn, LearnerLost, Leases, Segment
+from asr_am.distributed.runtime.event_loop import CommClosed, EventLoop, TeamEvent, TeamLock, WaitMonitor
+from asr_am.distributed.runtime.fault_injection import ComputeEmulator
+from asr_am.distributed.runtime.membership import Membership
+from asr_am.distributed.runtime.messaging import Transport
+from asr_am.distributed.team import CommStats, CostKind, Gather, Group, Message, Work
 
-CLOSING = 5.0  # seconds for communication tasks to end
+SHUTDOWN_TIMEOUT = 5.0  # seconds for communication tasks to end
 
 
-class Together(Protocol):
+class Backend(Protocol):
     """What learners do all together: a `Gang` or `Supervised`. everybody: the collectives of all."""
 
     @property
-    def everybody(self) -> Group: ...
+    def world(self) -> Group: ...
     def split(self, groups: Sequence[Sequence[int]]) -> Group | None: ...
-    def leases(self, segment: Segment, in_step: bool) -> Leases: ...
+    def leases(self, segment: Segment, synchronous: bool) -> Leases: ...
     def gather(self, values: Tensor) -> dict[int, Tensor]: ...
     def average(self, x: Tensor) -> Tensor: ...
     def close(self) -> None: ...
@@ -37,68 +37,78 @@ class ProcessTeam:
     clock: Literal["wall", "virtual"] = "wall"
 
     def __init__(
-        self, incarnation: int, hosts: Sequence[int], usage: Usage, roster: Roster, waiting: Waiting, reactor: Reactor,
-        office: PostOffice, together: Together, pace: Pace,
+        self, incarnation: int, hosts: Sequence[int], comm_stats: CommStats, membership: Membership, wait_monitor: WaitMonitor, event_loop: EventLoop,
+        transport: Transport, backend: Backend, compute_emulator: ComputeEmulator,
     ) -> None:  # fmt: skip
-        self.rank, self.size, self.incarnation, self.usage = roster.rank, roster.size, incarnation, usage
+        self.rank, self.size, self.incarnation, self.comm_stats = (
+            membership.rank,
+            membership.size,
+            incarnation,
+            comm_stats,
+        )
         self.hosts = tuple(hosts)
-        self._roster, self._waiting, self._reactor, self._office = roster, waiting, reactor, office
-        self._together, self._pace = together, pace
+        self._membership, self._wait_monitor, self._event_loop, self._transport = (
+            membership,
+            wait_monitor,
+            event_loop,
+            transport,
+        )
+        self._backend, self._compute_emulator = backend, compute_emulator
         self._tasks: list[threading.Thread] = []
         self._closed = False
 
-    def alive(self) -> Sequence[int]:
-        self._waiting.check()
-        return self._roster.alive()
+    def live_ranks(self) -> Sequence[int]:
+        self._wait_monitor.check()
+        return self._membership.live_ranks()
 
     def now(self) -> float:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
         """Ends early where the team does."""
-        self._waiting.pause(seconds)
+        self._wait_monitor.pause(seconds)
 
-    def charge(self, kind: Charge, elements: int) -> None:
+    def simulate_cost(self, kind: CostKind, elements: int) -> None:
         pass
 
-    def computing(self, gradient: Gradient) -> Gradient:
-        return self._pace.apply(gradient, self.sleep)
+    def timed(self, gradient: GradientFn) -> GradientFn:
+        return self._compute_emulator.apply(gradient, self.sleep)
 
     def start_all_reduce_mean(self, x: Tensor) -> Work:
-        self._waiting.check()
-        return self._together.everybody.start_all_reduce_mean(x)
+        self._wait_monitor.check()
+        return self._backend.world.start_all_reduce_mean(x)
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> Gather:
-        self._waiting.check()
-        return self._together.everybody.start_all_gather(x, lengths)
+        self._wait_monitor.check()
+        return self._backend.world.start_all_gather(x, lengths)
 
     def broadcast(self, x: Tensor, source: int = 0) -> None:
-        self._waiting.check()
-        self._together.everybody.broadcast(x, source)
+        self._wait_monitor.check()
+        self._backend.world.broadcast(x, source)
 
     def split(self, groups: Sequence[Sequence[int]]) -> Group | None:
-        self._waiting.check()
-        return self._together.split(groups)
+        self._wait_monitor.check()
+        return self._backend.split(groups)
 
-    def accept(self, tag: str, *lengths: int) -> None:
-        self._office.accept(tag, lengths)
+    def register_tag(self, tag: str, *lengths: int) -> None:
+        self._transport.register_tag(tag, lengths)
 
-    def post(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
+    def send(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
         if to == self.rank or not 0 <= to < self.size:
             raise ValueError(f"learner {self.rank} of {self.size} writes to {to}")
-        self._office.post(to, tag, clock, tensors)
+        self._transport.send(to, tag, clock, tensors)
 
-    def collect(self, tag: str, source: int | None = None, timeout: float | None = None) -> Letter | None:
-        return self._office.collect(tag, source, timeout)
+    def recv(self, tag: str, source: int | None = None, timeout: float | None = None) -> Message | None:
+        return self._transport.recv(tag, source, timeout)
 
     def spawn(self, task: Callable[[], None], name: str) -> threading.Thread:
         def run() -> None:
             try:
                 task()
-            except Closed:
+            except CommClosed:
                 pass
             except BaseException as error:
-                self._waiting.fail(error)
+                self._wait_monitor.fail(error)
 
         thread = threading.Thread(target=run, name=name, daemon=True)
         self._tasks.append(thread)
@@ -106,32 +116,32 @@ class ProcessTeam:
         return thread
 
     def lock(self) -> TeamLock:
-        return TeamLock(self._waiting)
+        return TeamLock(self._wait_monitor)
 
     def event(self) -> TeamEvent:
-        return TeamEvent(self._waiting)
+        return TeamEvent(self._wait_monitor)
 
-    def leases(self, segment: Segment, in_step: bool) -> Leases:
-        self._waiting.check()
-        self._pace.full = max(segment.frames, default=0)
-        return self._together.leases(segment, in_step)
+    def leases(self, segment: Segment, synchronous: bool) -> Leases:
+        self._wait_monitor.check()
+        self._compute_emulator.full = max(segment.frames, default=0)
+        return self._backend.leases(segment, synchronous)
 
     def gather(self, values: Tensor) -> dict[int, Tensor]:
-        self._waiting.check()
-        return self._together.gather(values)
+        self._wait_monitor.check()
+        return self._backend.gather(values)
 
     def average(self, x: Tensor) -> Tensor:
-        self._waiting.check()
-        return self._together.average(x)
+        self._wait_monitor.check()
+        return self._backend.average(x)
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        failure = self._waiting.failure
-        self._together.close()
-        self._office.leave(failure.rank if isinstance(failure, LearnerLost) else None)
-        self._waiting.close()
+        failure = self._wait_monitor.failure
+        self._backend.close()
+        self._transport.send_goodbye(failure.rank if isinstance(failure, LearnerLost) else None)
+        self._wait_monitor.close()
         for task in self._tasks:
-            task.join(CLOSING)
-        self._reactor.stop()
+            task.join(SHUTDOWN_TIMEOUT)
+        self._event_loop.stop()

@@ -17,52 +17,54 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from asr_am.distributed.leases import LearnerLost, Leases, Rounds, Segment
-from asr_am.distributed.runtime.event_loop import Waiting
-from asr_am.distributed.runtime.membership import Roster
-from asr_am.distributed.runtime.security import PATIENCE, interface_of
-from asr_am.distributed.team import Alone, Group, Usage, group_of
+from asr_am.distributed.leases import LearnerLost, Leases, RoundRobinLeases, Segment
+from asr_am.distributed.runtime.event_loop import WaitMonitor
+from asr_am.distributed.runtime.membership import Membership
+from asr_am.distributed.runtime.security import HEARTBEAT_TIMEOUT, interface_of
+from asr_am.distributed.team import CommStats, Group, SingleProcess, find_group
 from asr_am.errors import InputError
 
 Complete = Callable[[dist.Work], None]
 """Wait for a collective on the CPU; LearnerLost where it never will be complete."""
 
 
-class GangGroup:
+class TorchGroup:
     """The `Group` of learners `ranks` of a gang, the `rank`th of which this process is."""
 
     def __init__(
-        self, group: dist.ProcessGroup, ranks: Sequence[int], rank: int, usage: Usage, complete: Complete
+        self, group: dist.ProcessGroup, ranks: Sequence[int], rank: int, comm_stats: CommStats, complete: Complete
     ) -> None:
         self.rank, self.size = rank, len(ranks)
-        self._group, self._ranks, self._usage, self._complete = group, ranks, usage, complete
+        self._group, self._ranks, self._comm_stats, self._complete = group, ranks, comm_stats, complete
 
-    def start_all_reduce_mean(self, x: Tensor) -> Mean:
+    def start_all_reduce_mean(self, x: Tensor) -> MeanWork:
         self._count(self.rank + 1, round(2 * (self.size - 1) / self.size * x.nbytes))
-        return Mean(UnderWay(dist.all_reduce(x, group=self._group, async_op=True), x, self._complete), x, self.size)
+        return MeanWork(
+            PendingWork(dist.all_reduce(x, group=self._group, async_op=True), x, self._complete), x, self.size
+        )
 
-    def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> Rows:
+    def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> GatherWork:
         """Each sends its x to each other, so that no byte of padding goes over the wire."""
         sizes = [len(x)] * self.size if lengths is None else list(lengths)
         received, sent = x.new_empty(sum(sizes)), x.repeat(self.size)
         for other in range(1, self.size):
             self._count(self.rank + other, x.nbytes)
         work = dist.all_to_all_single(received, sent, sizes, [len(x)] * self.size, group=self._group, async_op=True)
-        return Rows(UnderWay(work, sent, self._complete), received, sizes)
+        return GatherWork(PendingWork(work, sent, self._complete), received, sizes)
 
     def broadcast(self, x: Tensor, source: int = 0) -> None:
         if (self.rank + 1) % self.size != source:
             self._count(self.rank + 1, x.nbytes)
         work = dist.broadcast(x, self._ranks[source], group=self._group, async_op=True)
-        UnderWay(work, x, self._complete).wait()
+        PendingWork(work, x, self._complete).wait()
 
     def _count(self, to: int, count: int) -> None:
         """Bytes that this member sends to another."""
         if self.size > 1:
-            self._usage.bytes_sent[self._ranks[to % self.size]] += count
+            self._comm_stats.bytes_sent[self._ranks[to % self.size]] += count
 
 
-class UnderWay:
+class PendingWork:
     """A collective that still reads or writes `x`."""
 
     def __init__(self, work: dist.Work, x: Tensor, complete: Complete) -> None:
@@ -75,10 +77,10 @@ class UnderWay:
             self._complete(self._work)
 
 
-class Mean:
+class MeanWork:
     """A sum under way that becomes a mean."""
 
-    def __init__(self, sum_under_way: UnderWay, x: Tensor, size: int) -> None:
+    def __init__(self, sum_under_way: PendingWork, x: Tensor, size: int) -> None:
         self._sum, self._x, self._size = sum_under_way, x, size
         self._complete = False
 
@@ -90,10 +92,10 @@ class Mean:
         self._complete = True
 
 
-class Rows:
+class GatherWork:
     """An all-gather under way."""
 
-    def __init__(self, work: UnderWay, received: Tensor, lengths: Sequence[int]) -> None:
+    def __init__(self, work: PendingWork, received: Tensor, lengths: Sequence[int]) -> None:
         self._work, self._received, self._lengths = work, received, lengths
 
     def wait(self) -> list[Tensor]:
@@ -101,41 +103,47 @@ class Rows:
         return list(torch.split(self._received, list(self._lengths)))
 
 
-LONG = timedelta(days=7)  # validation may be long; the dead are found by the mail
-CLOSING = 5.0  # seconds
+NO_TIMEOUT = timedelta(days=7)  # validation may be long; the dead are found by the mail
+SHUTDOWN_TIMEOUT = 5.0  # seconds
 
 
-class Gang:
+class TorchBackend:
     """The team's collectives and control plane. address: of this host; all learners make this at the same time."""
 
-    def __init__(self, store: dist.Store, roster: Roster, waiting: Waiting, usage: Usage, address: str) -> None:
-        self._roster, self._waiting, self._usage = roster, waiting, usage
+    def __init__(
+        self, store: dist.Store, membership: Membership, wait_monitor: WaitMonitor, comm_stats: CommStats, address: str
+    ) -> None:
+        self._membership, self._wait_monitor, self._comm_stats = membership, wait_monitor, comm_stats
         name = interface_of(address)
         if name is not None:
             for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                 os.environ.setdefault(variable, name)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=store, rank=roster.rank, world_size=roster.size, timeout=LONG)
-        self._control = dist.new_group(backend="gloo", timeout=LONG)
+        dist.init_process_group(
+            backend, store=store, rank=membership.rank, world_size=membership.size, timeout=NO_TIMEOUT
+        )
+        self._control = dist.new_group(backend="gloo", timeout=NO_TIMEOUT)
         assert dist.group.WORLD is not None
         self._groups = [dist.group.WORLD, self._control]
-        self.everybody: Group = GangGroup(dist.group.WORLD, range(roster.size), roster.rank, usage, self.complete)
+        self.world: Group = TorchGroup(
+            dist.group.WORLD, range(membership.size), membership.rank, comm_stats, self.complete
+        )
 
     def split(self, groups: Sequence[Sequence[int]]) -> Group | None:
         """torch.distributed has all make all of them, in one order."""
-        rank = self._roster.rank
-        own = group_of(rank, self._roster.size, groups)
+        rank = self._membership.rank
+        own = find_group(rank, self._membership.size, groups)
         for ranks in groups:
             if len(ranks) == 1:
                 continue
-            made = dist.new_group(list(ranks), timeout=LONG)
+            made = dist.new_group(list(ranks), timeout=NO_TIMEOUT)
             if rank in ranks:
                 self._groups.append(made)
         if own is None:
             return None
         if len(own) == 1:
-            return Alone()
-        return GangGroup(self._groups[-1], own, own.index(rank), self._usage, self.complete)
+            return SingleProcess()
+        return TorchGroup(self._groups[-1], own, own.index(rank), self._comm_stats, self.complete)
 
     def gather(self, values: Tensor) -> dict[int, Tensor]:
         """Ragged: first the lengths, then rows of the greatest length."""
@@ -149,25 +157,25 @@ class Gang:
     def average(self, x: Tensor) -> Tensor:
         mean = x.detach().to("cpu", torch.float32, copy=True)
         self.complete(dist.all_reduce(mean, group=self._control, async_op=True))
-        return mean.div_(self._roster.size).to(x.device, x.dtype)
+        return mean.div_(self._membership.size).to(x.device, x.dtype)
 
-    def leases(self, segment: Segment, in_step: bool) -> Leases:
-        if not in_step:
+    def leases(self, segment: Segment, synchronous: bool) -> Leases:
+        if not synchronous:
             raise RuntimeError("a gang takes batches in step; start the others with a supervisor")
-        return Rounds(segment, self._roster.rank, self._roster.size, self.gather)
+        return RoundRobinLeases(segment, self._membership.rank, self._membership.size, self.gather)
 
     def complete(self, work: dist.Work) -> None:
         """Until a collective on the CPU is complete; LearnerLost where it never will be."""
         done = threading.Event()
 
         def tell(_: object) -> None:
-            with self._waiting.change():
+            with self._wait_monitor.change():
                 done.set()
 
         work.get_future().add_done_callback(tell)
-        self._waiting.wait_for(lambda: done.is_set() or bool(self._roster.left))
+        self._wait_monitor.wait_for(lambda: done.is_set() or bool(self._membership.left))
         try:
-            if not done.is_set() and not self._waiting.wait_for(done.is_set, CLOSING):
+            if not done.is_set() and not self._wait_monitor.wait_for(done.is_set, SHUTDOWN_TIMEOUT):
                 raise RuntimeError("it is not complete")
             work.wait()
         except RuntimeError as error:
@@ -175,17 +183,17 @@ class Gang:
 
     def explain(self, error: RuntimeError) -> Exception:
         """Why a collective failed: wait for the mail to find out who is gone."""
-        self._waiting.wait_for(lambda: bool(self._roster.left), 1.5 * PATIENCE)  # raises LearnerLost
-        if self._roster.left:
-            return LearnerLost(self._roster.left[0], "has ended while the others went on")
+        self._wait_monitor.wait_for(lambda: bool(self._membership.left), 1.5 * HEARTBEAT_TIMEOUT)  # raises LearnerLost
+        if self._membership.left:
+            return LearnerLost(self._membership.left[0], "has ended while the others went on")
         return InputError(f"a collective failed, although all learners live: {str(error).partition(chr(10))[0]}")
 
     def close(self) -> None:
         """Without waiting for collectives that cannot be completed any more."""
-        end = dist.destroy_process_group if self._waiting.failure is None else self._abort
+        end = dist.destroy_process_group if self._wait_monitor.failure is None else self._abort
         thread = threading.Thread(target=end, name="close", daemon=True)
         thread.start()
-        thread.join(CLOSING)
+        thread.join(SHUTDOWN_TIMEOUT)
 
     def lose(self) -> None:
         """A learner is gone: end the collectives between GPUs, which this process would wait for in CUDA for ever."""
@@ -197,6 +205,6 @@ class Gang:
             group.abort()
 
     def _all_gather(self, row: Tensor) -> list[Tensor]:
-        rows = [torch.empty_like(row) for _ in range(self._roster.size)]
+        rows = [torch.empty_like(row) for _ in range(self._membership.size)]
         self.complete(dist.all_gather(rows, row, group=self._control, async_op=True))
         return rows

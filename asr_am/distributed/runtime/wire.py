@@ -13,11 +13,11 @@ from enum import IntEnum
 MAGIC = b"asrm"
 VERSION = 1
 FLOAT32 = 1
-PIECE = 1 << 18  # numbers; 1 MiB stays in a core's cache between the socket and the letter
-MOST_TENSORS = 8
-MOST_NUMBERS = 1 << 40
+CHUNK = 1 << 18  # numbers; 1 MiB stays in a core's cache between the socket and the letter
+MAX_TENSORS = 8
+MAX_NUMBERS = 1 << 40
 FIRST_CLOCK = -(1 << 63)
-_HEADER = struct.Struct(f"<4s4B16s2Iq16sQIQ{MOST_TENSORS}Q")
+_HEADER = struct.Struct(f"<4s4B16s2Iq16sQIQ{MAX_TENSORS}Q")
 SIZE = _HEADER.size
 
 
@@ -32,13 +32,13 @@ class Kind(IntEnum):
     """
 
     HELLO = 1
-    PIECE = 2
-    TAKEN = 3
-    LEAVE = 4
+    CHUNK = 2
+    ACK = 3
+    GOODBYE = 4
 
 
 @dataclass(frozen=True)
-class Header:
+class WireHeader:
     """source, incarnation: of whoever sends this message. tag, clock, lengths: of the letter. letter: its number at
     its sender, from 1. attempt: one more after each time the connection broke. offset: of the piece, in numbers.
     """
@@ -49,18 +49,18 @@ class Header:
     incarnation: int
     clock: int = 0
     tag: str = ""
-    letter: int = 0
-    attempt: int = 0
+    seq: int = 0
+    conn_epoch: int = 0
     offset: int = 0
     lengths: tuple[int, ...] = ()
 
 
-def encode(header: Header) -> bytes:
+def encode(header: WireHeader) -> bytes:
     """The SIZE bytes of a header."""
-    lengths = header.lengths + (0,) * (MOST_TENSORS - len(header.lengths))
+    lengths = header.lengths + (0,) * (MAX_TENSORS - len(header.lengths))
     return _HEADER.pack(
         MAGIC, VERSION, header.kind, FLOAT32, len(header.lengths), header.run, header.source, header.incarnation,
-        header.clock, header.tag.encode("ascii"), header.letter, header.attempt, header.offset, *lengths,
+        header.clock, header.tag.encode("ascii"), header.seq, header.conn_epoch, header.offset, *lengths,
     )  # fmt: skip
 
 
@@ -70,16 +70,16 @@ def check_tag(tag: str) -> None:
         raise ValueError(f"tag {tag!r}: is 1 to 16 printable ASCII characters")
 
 
-def decode(data: bytes) -> Header:
+def decode(data: bytes) -> WireHeader:
     """The header in `data`; Malformed where it is none, whatever the bytes."""
     if len(data) != SIZE:
         raise Malformed(f"a header has {SIZE} bytes, not {len(data)}")
-    magic, version, kind, dtype, count, run, source, incarnation, clock, tag, letter, attempt, offset, *lengths = (
+    magic, version, kind, dtype, count, run, source, incarnation, clock, tag, message, attempt, offset, *lengths = (
         _HEADER.unpack(data)
     )
     if magic != MAGIC or version != VERSION or dtype != FLOAT32:
         raise Malformed(f"starts with {data[:8]!r}: another program, format or type of numbers")
-    if count > MOST_TENSORS or any(lengths[count:]) or sum(lengths) > MOST_NUMBERS or offset > sum(lengths):
+    if count > MAX_TENSORS or any(lengths[count:]) or sum(lengths) > MAX_NUMBERS or offset > sum(lengths):
         raise Malformed(f"{count} tensors of lengths {lengths}, offset {offset}")
     name = tag.rstrip(b"\0")
     if not name.isascii() or (name and not name.decode().isprintable()):
@@ -88,5 +88,5 @@ def decode(data: bytes) -> Header:
         known = Kind(kind)
     except ValueError:
         raise Malformed(f"kind {kind}") from None
-    return Header(known, run, source, incarnation, clock, name.decode(), letter, attempt, offset,
+    return WireHeader(known, run, source, incarnation, clock, name.decode(), message, attempt, offset,
                   tuple(lengths[:count]))  # fmt: skip

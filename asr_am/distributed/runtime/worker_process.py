@@ -33,7 +33,7 @@ PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class Environment:
+class WorkerEnv:
     """local_size: learners on each host. supervisor: tcp://host:port, None for a gang, which has `master`: host and
     port of torch's store. hosted: torchrun serves that store itself. restarts: of the gang, by torchrun. run: 32
     hexadecimal digits, None where the gang has to agree on some. launcher: its process. key: for encryption.
@@ -47,7 +47,7 @@ class Environment:
     run: str | None
     supervisor: str | None
     master: tuple[str, int] | None
-    hosted: bool
+    agent_store: bool
     restarts: int
     launcher: int | None
     key: str | None
@@ -58,7 +58,7 @@ class Environment:
         return tuple(rank // self.local_size for rank in range(self.size))
 
     @classmethod
-    def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
+    def read(cls, variables: Mapping[str, str] = os.environ) -> WorkerEnv:
         """InputError naming the variable that is missing or wrong."""
         if "RANK" not in variables:
             raise InputError("RANK is not in the environment; start learners with launcher=process, torchrun or Slurm")
@@ -83,7 +83,7 @@ class Environment:
             run=run,
             supervisor=supervisor,
             master=master,
-            hosted=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             restarts=_whole(variables, "TORCHELASTIC_RESTART_COUNT", default="0"),
             launcher=_whole(variables, "ASR_AM_LAUNCHER") if "ASR_AM_LAUNCHER" in variables else None,
             key=check_key(variables["ASR_AM_KEY"], "ASR_AM_KEY") if "ASR_AM_KEY" in variables else None,
@@ -97,7 +97,7 @@ def _whole(variables: Mapping[str, str], name: str, *, default: str = "", least:
     return int(text)
 
 
-def die_with(launcher: int) -> None:
+def set_parent_death_signal(launcher: int) -> None:
     """Let the kernel end this process with its parent, if that is the launcher (Linux)."""
     if os.getppid() != launcher:
         return  # there is something in between, such as a shell
@@ -107,11 +107,11 @@ def die_with(launcher: int) -> None:
 
 
 LOCALHOST = "127.0.0.1"
-NOT_HANDED_OUT = range(20000, 32000)  # Linux gives connections ports from 32768 on
+NON_EPHEMERAL_PORTS = range(20000, 32000)  # Linux gives connections ports from 32768 on
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchSpec:
     """learners: on each of `nodes` hosts; this is host `node_rank`. address: host:port of the supervisor, on host 0;
     None on a single host. restart_after: seconds before a dead learner of a team that is not in step is started again,
     at most `max_restarts` times; `faults` knows better for the crashes it has. timeout: seconds for the other hosts to
@@ -120,7 +120,7 @@ class Plan:
 
     command: Sequence[str]
     learners: int
-    in_step: bool
+    synchronous: bool
     nodes: int = 1
     node_rank: int = 0
     address: str | None = None
@@ -163,7 +163,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class RendezvousInfo:
     """Where the learners of a run find each other. supervisor: tcp://host:port, None for a team in step, which has
     `master`, host and port of torch's store.
     """
@@ -173,31 +173,31 @@ class Meeting:
     master: tuple[str, int] | None = None
 
 
-def learner_environment(plan: Plan, meeting: Meeting, rank: int, incarnation: int) -> dict[str, str]:
+def worker_environment(spec: LaunchSpec, rendezvous: RendezvousInfo, rank: int, incarnation: int) -> dict[str, str]:
     """As torchrun sets it, and what the mail needs beside."""
-    environment = {key: value for key, value in os.environ.items() if key not in OF_ANOTHER_RUN}
+    environment = {key: value for key, value in os.environ.items() if key not in STALE_ENV}
     environment.setdefault("OMP_NUM_THREADS", "1")  # two arithmetic threads on contended cores are far slower than one
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of a store that is not there yet, torch warns at length
-    environment |= plan.environment
+    environment |= spec.environment
     environment |= {
         "RANK": str(rank),
-        "WORLD_SIZE": str(plan.size),
-        "LOCAL_RANK": str(rank - plan.ranks.start),
-        "LOCAL_WORLD_SIZE": str(plan.learners),
-        "ASR_AM_RUN": meeting.run,
+        "WORLD_SIZE": str(spec.size),
+        "LOCAL_RANK": str(rank - spec.ranks.start),
+        "LOCAL_WORLD_SIZE": str(spec.learners),
+        "ASR_AM_RUN": rendezvous.run,
         "ASR_AM_INCARNATION": str(incarnation),
         "ASR_AM_LAUNCHER": str(os.getpid()),
     }
-    if plan.key is not None:
-        environment["ASR_AM_KEY"] = plan.key
-    if meeting.supervisor is not None:
-        environment["ASR_AM_SUPERVISOR"] = meeting.supervisor
-    if meeting.master is not None:
-        environment |= {"MASTER_ADDR": meeting.master[0], "MASTER_PORT": str(meeting.master[1])}
+    if spec.key is not None:
+        environment["ASR_AM_KEY"] = spec.key
+    if rendezvous.supervisor is not None:
+        environment["ASR_AM_SUPERVISOR"] = rendezvous.supervisor
+    if rendezvous.master is not None:
+        environment |= {"MASTER_ADDR": rendezvous.master[0], "MASTER_PORT": str(rendezvous.master[1])}
     return environment
 
 
-OF_ANOTHER_RUN = (
+STALE_ENV = (
     "ASR_AM_SUPERVISOR", "ASR_AM_KEY", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
 )  # fmt: skip
@@ -205,18 +205,18 @@ OF_ANOTHER_RUN = (
 
 def free_port(host: str) -> int:
     """A TCP port that nobody listens on at present, and that the system gives to nobody who does not ask for it."""
-    for port in random.SystemRandom().sample(NOT_HANDED_OUT, 100):
+    for port in random.SystemRandom().sample(NON_EPHEMERAL_PORTS, 100):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
             probe.bind((host, port))
             return port
     raise InputError(f"{host}: has no free port, or is no address of this host")
 
 
-GRACE = 3.0  # seconds between asking a process to end and making it
+TERMINATE_GRACE = 3.0  # seconds between asking a process to end and making it
 
 
 @dataclass(frozen=True)
-class Ended:
+class ExitStatus:
     """status: as `Popen.returncode`, below 0 the signal that killed it."""
 
     rank: int
@@ -235,7 +235,7 @@ def describe(status: int) -> str:
     return f"was killed by signal {-status} ({name})"
 
 
-class Children:
+class WorkerProcesses:
     """environment: of a learner's process, by rank and incarnation."""
 
     def __init__(self, command: Sequence[str], environment: Callable[[int, int], Mapping[str, str]]) -> None:
@@ -252,10 +252,10 @@ class Children:
             raise InputError(f"{self._command[0]}: cannot be started ({error})") from error
         self._running[rank] = incarnation, process
 
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[ExitStatus]:
         """Those that ended since the last call, the killed ones first: others end because of them."""
         found = [
-            Ended(rank, incarnation, process.returncode)
+            ExitStatus(rank, incarnation, process.returncode)
             for rank, (incarnation, process) in self._running.items()
             if process.poll() is not None
         ]
@@ -269,7 +269,7 @@ class Children:
         self._running.clear()
         for process in processes:
             _signal(process, signal.SIGTERM)
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + TERMINATE_GRACE
         for process in processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(deadline - time.monotonic(), 0))

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 from asr_am.distributed.cluster_config import Cluster, Crash, Workload
 from asr_am.distributed.simulator.collectives import Collectives
-from asr_am.distributed.simulator.control import Control
-from asr_am.distributed.simulator.messaging import FLOAT_BYTES, Mail
-from asr_am.distributed.simulator.network import Network
-from asr_am.distributed.simulator.scheduler import Scheduler, Task
-from asr_am.distributed.simulator.sim_learner import Member, random_stream
+from asr_am.distributed.simulator.control import SimControl
+from asr_am.distributed.simulator.messaging import FLOAT_BYTES, SimMessaging
+from asr_am.distributed.simulator.network import SimNetwork
+from asr_am.distributed.simulator.scheduler import Scheduler, SimTask
+from asr_am.distributed.simulator.sim_learner import SimLearner, random_stream
 from asr_am.distributed.simulator.team import SimTeam
-from asr_am.distributed.team import LearnerLost, Usage
+from asr_am.distributed.team import CommStats, LearnerLost
 
 T = TypeVar("T")
 
@@ -36,12 +36,14 @@ class SimCluster:
             raise ValueError("the workload has bytes of its own: say how many elements the model has that is trained")
         self.hardware, self.workload, self.seed, self._model_elements = hardware, workload, seed, model_elements
         self.scheduler = Scheduler()
-        self.members = [Member(rank, hardware.host_of(rank)) for rank in range(learners)]
-        self.network = Network(hardware)
+        self.members = [SimLearner(rank, hardware.host_of(rank)) for rank in range(learners)]
+        self.network = SimNetwork(hardware)
         self.collectives = Collectives(self.scheduler, self.members, self.network, hardware.overlap_speed)
         streams = [random_stream(seed, rank, 0, "mail") for rank in range(learners)]
-        self.mail = Mail(self.scheduler, self.members, self.network, self.modelled_bytes, hardware.faults, streams)
-        self.control = Control(self.scheduler, self.members)
+        self.mail = SimMessaging(
+            self.scheduler, self.members, self.network, self.modelled_bytes, hardware.faults, streams
+        )
+        self.control = SimControl(self.scheduler, self.members)
         self._main: Callable[[SimTeam], Any] | None = None
         self._results: dict[int, Any] = {}
         self._running = 0  # learners
@@ -53,9 +55,9 @@ class SimCluster:
         return self.scheduler.now
 
     @property
-    def usage(self) -> list[Usage]:
+    def comm_stats(self) -> list[CommStats]:
         """By rank."""
-        return [member.usage for member in self.members]
+        return [learner.comm_stats for learner in self.members]
 
     def modelled_bytes(self, count: float) -> float:
         """What `count` bytes of the model that is trained stand for in the workload."""
@@ -71,8 +73,8 @@ class SimCluster:
         if self._main is not None:
             raise RuntimeError("a virtual cluster is for one run; make another")
         self._main = main
-        for member in self.members:
-            self._start(member)
+        for learner in self.members:
+            self._start(learner)
         for crash in self.hardware.faults.crashes:
             self.scheduler.call_at(crash.at, partial(self._crash, crash))
         try:
@@ -83,59 +85,59 @@ class SimCluster:
             raise LearnerLost(self.members[0].rank, "and all others crashed")
         return dict(sorted(self._results.items()))
 
-    def spawn(self, member: Member, function: Callable[[], object], name: str) -> Task:
+    def spawn(self, learner: SimLearner, function: Callable[[], object], name: str) -> SimTask:
         """A task of a learner; an error in it is raised in the training task."""
-        purpose = f"torch {len(member.tasks)} {name}"
-        seed = random_stream(self.seed, member.rank, member.incarnation, purpose).integers(2**62)
-        task = self.scheduler.spawn(function, f"learner {member.rank} {name!r}", int(seed))
-        task.on_end = lambda task: self.scheduler.throw(member.training, task.error) if task.error else None
-        member.tasks.append(task)
+        purpose = f"torch {len(learner.tasks)} {name}"
+        seed = random_stream(self.seed, learner.rank, learner.incarnation, purpose).integers(2**62)
+        task = self.scheduler.spawn(function, f"learner {learner.rank} {name!r}", int(seed))
+        task.on_end = lambda task: self.scheduler.throw(learner.training, task.error) if task.error else None
+        learner.tasks.append(task)
         return task
 
-    def _start(self, member: Member) -> None:
+    def _start(self, learner: SimLearner) -> None:
         assert self._main is not None
-        member.tasks.clear()
+        learner.tasks.clear()
         self._running += 1
-        task = self.spawn(member, partial(self._main, SimTeam(self, member)), "training")
-        task.waited = member.waited
-        task.on_end = partial(self._ended, member)
+        task = self.spawn(learner, partial(self._main, SimTeam(self, learner)), "training")
+        task.waited = learner.waited
+        task.on_end = partial(self._ended, learner)
 
-    def _ended(self, member: Member, task: Task) -> None:
+    def _ended(self, learner: SimLearner, task: SimTask) -> None:
         """A training task was killed, has failed, which ends the run, or has come to its end."""
         if task.killed:
             return
         error = task.error or task.pending
         if error is not None:
             raise error
-        self._results[member.rank] = task.result
-        self._remove(member, "has left the team")
+        self._results[learner.rank] = task.result
+        self._remove(learner, "has left the team")
 
-    def _remove(self, member: Member, reason: str) -> None:
+    def _remove(self, learner: SimLearner, reason: str) -> None:
         """Take a learner out of everything, and end what it still does."""
         self._running -= 1
-        member.alive = False
-        self.control.lose(member.rank)
-        self.mail.lose(member.rank)
-        self.collectives.lose(member.rank, reason)
-        for task in member.tasks:
+        learner.alive = False
+        self.control.lose(learner.rank)
+        self.mail.lose(learner.rank)
+        self.collectives.lose(learner.rank, reason)
+        for task in learner.tasks:
             self.scheduler.kill(task)
 
     def _crash(self, crash: Crash) -> None:
-        member = self.members[crash.learner]
-        if not member.alive:
+        learner = self.members[crash.learner]
+        if not learner.alive:
             return
-        member.usage.faults["crash"] += 1
-        self._remove(member, "crashed")
+        learner.comm_stats.faults["crash"] += 1
+        self._remove(learner, "crashed")
         if crash.restart_after is not None:
             self._restarts += 1
-            self.scheduler.call_at(self.now + crash.restart_after, partial(self._restart, member))
+            self.scheduler.call_at(self.now + crash.restart_after, partial(self._restart, learner))
 
-    def _restart(self, member: Member) -> None:
+    def _restart(self, learner: SimLearner) -> None:
         self._restarts -= 1
-        member.incarnation += 1
-        member.alive, member.joined = True, False
-        self.mail.restart(member.rank)
-        self._start(member)
+        learner.incarnation += 1
+        learner.alive, learner.joined = True, False
+        self.mail.restart(learner.rank)
+        self._start(learner)
 
     def _over(self) -> bool:
         """Nobody runs, and nobody will: who starts anew after another is done would find nothing to do."""

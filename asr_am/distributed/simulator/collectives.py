@@ -15,9 +15,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from asr_am.distributed.simulator.network import Network, ring_share
-from asr_am.distributed.simulator.scheduler import Scheduler, Signal
-from asr_am.distributed.simulator.sim_learner import Member
+from asr_am.distributed.simulator.network import SimNetwork, ring_share
+from asr_am.distributed.simulator.scheduler import Condition, Scheduler
+from asr_am.distributed.simulator.sim_learner import SimLearner
 from asr_am.distributed.team import LearnerLost
 
 
@@ -45,27 +45,29 @@ class Collectives:
     overlap_speed: of computing while one's transfer is under way.
     """
 
-    def __init__(self, scheduler: Scheduler, members: Sequence[Member], network: Network, overlap_speed: float) -> None:
+    def __init__(
+        self, scheduler: Scheduler, members: Sequence[SimLearner], network: SimNetwork, overlap_speed: float
+    ) -> None:
         self.scheduler, self.network = scheduler, network
-        self.changed = Signal(scheduler)  # complete, or lost
+        self.changed = Condition(scheduler)  # complete, or lost
         self.lost: tuple[int, str] | None = None
         self._overlap_speed = overlap_speed
-        self._members = members
+        self._learners = members
         self._transfers = [0] * len(members)
-        self._speed_changed = [Signal(scheduler) for _ in members]
-        self._circles: dict[tuple[int, tuple[int, ...]], Circle] = {}
-        self.everybody = Circle(self, members, whole=True)
+        self._speed_changed = [Condition(scheduler) for _ in members]
+        self._groups: dict[tuple[int, tuple[int, ...]], CollectiveGroup] = {}
+        self.world = CollectiveGroup(self, members, whole=True)
 
-    def circle(self, split: int, ranks: tuple[int, ...]) -> Circle:
+    def group(self, split: int, ranks: tuple[int, ...]) -> CollectiveGroup:
         """The group of these members; the same for all of them. split: how many their team had been through before."""
-        return self._circles.setdefault((split, ranks), Circle(self, [self._members[rank] for rank in ranks]))
+        return self._groups.setdefault((split, ranks), CollectiveGroup(self, [self._learners[rank] for rank in ranks]))
 
     def compute(self, rank: int, seconds: float) -> None:
         """Let the time pass that so many seconds of undisturbed computing take."""
         scheduler, left = self.scheduler, seconds
         while left > 0:
             begin, speed = scheduler.now, self._overlap_speed if self._transfers[rank] else 1.0
-            if not self._speed_changed[rank].park("computing", left / speed):
+            if not self._speed_changed[rank].suspend("computing", left / speed):
                 return
             left -= (scheduler.now - begin) * speed
 
@@ -73,7 +75,7 @@ class Collectives:
         """All that is under way, and all that will be started, cannot be completed any more."""
         if self.lost is None:
             self.lost = (rank, reason)
-        for member in self._members:
+        for member in self._learners:
             self._add_transfers(member.rank, -self._transfers[member.rank])
         self.changed.wake()
 
@@ -81,7 +83,7 @@ class Collectives:
         if self.lost is not None:
             raise LearnerLost(*self.lost)
 
-    def transfer(self, members: Sequence[Member], change: int) -> None:
+    def transfer(self, members: Sequence[SimLearner], change: int) -> None:
         """A transfer of these begins (+1) or ends (-1)."""
         if self.lost is None:
             for member in members:
@@ -92,13 +94,13 @@ class Collectives:
         self._speed_changed[rank].wake()
 
 
-class Circle:
+class CollectiveGroup:
     """The collectives of one group, one after the other, each from when its last member starts it.
 
     whole: the team itself, whose all-reduces are timed by a bandwidth of their own.
     """
 
-    def __init__(self, collectives: Collectives, members: Sequence[Member], whole: bool = False) -> None:
+    def __init__(self, collectives: Collectives, members: Sequence[SimLearner], whole: bool = False) -> None:
         self._all, self.members, self._whole = collectives, members, whole
         self._hosts = [member.host for member in members]
         self._started = [0] * len(members)
@@ -188,36 +190,36 @@ def mean_in_order(tensors: Iterable[Tensor]) -> Tensor:
 class SimWork:
     """A collective under way."""
 
-    _circle: Circle
+    _group: CollectiveGroup
     _collective: Collective
 
     def wait(self) -> None:
-        self._circle.wait(self._collective)
+        self._group.wait(self._collective)
 
 
 @dataclass
 class SimGather:
     """An all-gather under way."""
 
-    _circle: Circle
+    _group: CollectiveGroup
     _collective: Collective
 
     def wait(self) -> list[Tensor]:
-        self._circle.wait(self._collective)
+        self._group.wait(self._collective)
         return self._collective.result
 
 
 class SimGroup:
     """The `Group` of member `rank` of a circle. modelled: bytes that stand for so many real ones."""
 
-    def __init__(self, circle: Circle, rank: int, modelled: Callable[[float], float]) -> None:
-        self.rank, self.size = rank, len(circle.members)
-        self._circle, self._modelled = circle, modelled
+    def __init__(self, group: CollectiveGroup, rank: int, modelled: Callable[[float], float]) -> None:
+        self.rank, self.size = rank, len(group.members)
+        self._group, self._modelled = group, modelled
 
     def start_all_reduce_mean(self, x: Tensor) -> SimWork:
         self._count(self.rank + 1, ring_share(self.size) * x.nbytes)
-        end = partial(self._circle.all_reduce_end, self._modelled(x.nbytes))
-        return SimWork(self._circle, self._start("all-reduce", x, [len(x)] * self.size, end, put_mean))
+        end = partial(self._group.all_reduce_end, self._modelled(x.nbytes))
+        return SimWork(self._group, self._start("all-reduce", x, [len(x)] * self.size, end, put_mean))
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> SimGather:
         sizes = [len(x)] * self.size if lengths is None else lengths
@@ -225,8 +227,8 @@ class SimGroup:
         counts = [scale(size * x.element_size()) for size in sizes]
         for other in range(1, self.size):
             self._count(self.rank + other, x.nbytes, counts[self.rank])
-        end = partial(self._circle.all_gather_end, counts)
-        return SimGather(self._circle, self._start("all-gather", x.clone(), sizes, end, lambda tensors: tensors))
+        end = partial(self._group.all_gather_end, counts)
+        return SimGather(self._group, self._start("all-gather", x.clone(), sizes, end, lambda tensors: tensors))
 
     def broadcast(self, x: Tensor, source: int = 0) -> None:
         def copy(tensors: list[Tensor]) -> list[Tensor]:
@@ -236,18 +238,18 @@ class SimGroup:
 
         if (self.rank + 1) % self.size != source:  # the last of the chain
             self._count(self.rank + 1, x.nbytes)
-        end = partial(self._circle.broadcast_end, self._modelled(x.nbytes))
-        self._circle.wait(self._start(f"broadcast from {source}", x, [len(x)] * self.size, end, copy))
+        end = partial(self._group.broadcast_end, self._modelled(x.nbytes))
+        self._group.wait(self._start(f"broadcast from {source}", x, [len(x)] * self.size, end, copy))
 
     def _start(
         self, kind: str, x: Tensor, lengths: Sequence[int], end: Callable[[float], float],
         finish: Callable[[list[Tensor]], list[Tensor]],
     ) -> Collective:  # fmt: skip
-        return self._circle.start(self.rank, kind, x, lengths, end, finish)
+        return self._group.start(self.rank, kind, x, lengths, end, finish)
 
     def _count(self, to: int, count: float, modelled: float | None = None) -> None:
         """Bytes that this member sends to another."""
         if self.size > 1:
-            usage = self._circle.members[self.rank].usage
-            usage.bytes_sent[self._circle.members[to % self.size].rank] += round(count)
-            usage.modelled_bytes += self._modelled(round(count)) if modelled is None else modelled
+            comm_stats = self._group.members[self.rank].comm_stats
+            comm_stats.bytes_sent[self._group.members[to % self.size].rank] += round(count)
+            comm_stats.modelled_bytes += self._modelled(round(count)) if modelled is None else modelled

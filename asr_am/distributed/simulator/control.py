@@ -12,23 +12,23 @@ from torch import Tensor
 from asr_am.distributed.leases import (
     Completion,
     Lease,
-    LeaseTable,
-    Outdated,
-    Record,
+    LeaseQueue,
+    LossSums,
     Segment,
-    Stats,
-    Totals,
-    outcome_totals,
+    SegmentRecord,
+    StaleSegment,
+    StepResult,
+    step_loss_sums,
 )
-from asr_am.distributed.simulator.scheduler import Scheduler, Signal
-from asr_am.distributed.simulator.sim_learner import Member
+from asr_am.distributed.simulator.scheduler import Condition, Scheduler
+from asr_am.distributed.simulator.sim_learner import SimLearner
 
-Place = tuple[int, int]  # epoch and first batch of a segment
-START: Place = (-1, -1)  # before the first
+SegmentId = tuple[int, int]  # epoch and first batch of a segment
+START: SegmentId = (-1, -1)  # before the first
 
 
 @dataclass
-class Meeting:
+class SimBarrier:
     """Values of the living, by rank, until all are there; then the result for everybody, late ones too."""
 
     kind: str
@@ -37,38 +37,38 @@ class Meeting:
     complete: bool = False
 
 
-class Control:
+class SimControl:
     """Meetings are matched by segment and by how many a learner had in it. A restarted learner is waited for once it
     has opened a segment; what the others met about before is answered to it from memory.
     """
 
-    def __init__(self, scheduler: Scheduler, members: Sequence[Member]) -> None:
-        self._scheduler, self._members = scheduler, members
-        self._places: list[Place] = [START] * len(members)
+    def __init__(self, scheduler: Scheduler, members: Sequence[SimLearner]) -> None:
+        self._scheduler, self._learners = scheduler, members
+        self._places: list[SegmentId] = [START] * len(members)
         self._met = [0] * len(members)
         self._newest = START
-        self._tables: dict[Place, LeaseTable] = {}
-        self._meetings: dict[tuple[Place, int], Meeting] = {}
-        self._changed = Signal(scheduler)
+        self._tables: dict[SegmentId, LeaseQueue] = {}
+        self._meetings: dict[tuple[SegmentId, int], SimBarrier] = {}
+        self._changed = Condition(scheduler)
 
     def open(self, rank: int, segment: Segment) -> None:
         """Learner `rank` goes on to a segment."""
-        member, place = self._members[rank], (segment.epoch, segment.begin)
-        if not member.joined and place < self._newest:
-            raise Outdated(
+        learner, place = self._learners[rank], (segment.epoch, segment.begin)
+        if not learner.joined and place < self._newest:
+            raise StaleSegment(
                 f"learner {rank} asks for epoch {segment.epoch + 1} from batch {segment.begin}, which the others have "
                 "finished; read the last checkpoint again"
             )
-        member.joined = True
+        learner.joined = True
         self._newest = max(self._newest, place)
         self._places[rank], self._met[rank] = place, 0
         self._forget()
 
-    def table(self, segment: Segment) -> LeaseTable:
+    def table(self, segment: Segment) -> LeaseQueue:
         """The one table of a segment."""
         place = (segment.epoch, segment.begin)
         if place not in self._tables:
-            self._tables[place] = LeaseTable(segment)
+            self._tables[place] = LeaseQueue(segment)
         if self._tables[place].segment != segment:
             raise RuntimeError(f"learners disagree about the segment at {place}")
         return self._tables[place]
@@ -77,7 +77,7 @@ class Control:
         """Wait for all living learners' values; what `combine` makes of them, ordered by rank."""
         key = (self._places[rank], self._met[rank])
         self._met[rank] += 1
-        meeting = self._meetings.setdefault(key, Meeting(kind))
+        meeting = self._meetings.setdefault(key, SimBarrier(kind))
         if meeting.kind != kind:
             raise RuntimeError(f"learner {rank} is out of step: it calls {kind} where others called {meeting.kind}")
         if not meeting.complete:
@@ -94,14 +94,14 @@ class Control:
         self._changed.wait_for(ready, f"the others to {kind}")
         return meeting.result
 
-    def wait_for_lease(self, rank: int, incarnation: int, table: LeaseTable) -> Lease | None:
+    def wait_for_lease(self, rank: int, incarnation: int, table: LeaseQueue) -> Lease | None:
         """A lease, once one is free; None when all batches are done."""
         lease: Lease | None = None
 
         def ready() -> bool:
             nonlocal lease
-            member = self._members[rank]
-            if not member.alive or member.incarnation != incarnation:
+            learner = self._learners[rank]
+            if not learner.alive or learner.incarnation != incarnation:
                 raise GreenletExit
             lease = table.lease(rank, incarnation)
             return lease is not None or table.finished
@@ -109,7 +109,7 @@ class Control:
         self._changed.wait_for(ready, "a lease")
         return lease
 
-    def complete(self, table: LeaseTable, completion: Completion, totals: Totals) -> None:
+    def complete(self, table: LeaseQueue, completion: Completion, totals: LossSums) -> None:
         table.complete(completion, totals)
         if table.finished:
             self._changed.wake()
@@ -123,37 +123,39 @@ class Control:
         self._places[rank], self._met[rank] = START, 0
         self._changed.wake()
 
-    def _missing(self, meeting: Meeting) -> list[int]:
-        expected = (m.rank for m in self._members if m.alive and m.joined)
+    def _missing(self, meeting: SimBarrier) -> list[int]:
+        expected = (m.rank for m in self._learners if m.alive and m.joined)
         return [rank for rank in expected if rank not in meeting.values]
 
     def _forget(self) -> None:
         """Drop what no learner can ask for any more."""
-        oldest = min(self._places[m.rank] for m in self._members if m.alive and m.joined)
+        oldest = min(self._places[m.rank] for m in self._learners if m.alive and m.joined)
         for key in [key for key in self._meetings if START < key[0] < oldest]:
             del self._meetings[key]
         for place in [place for place in self._tables if place < oldest]:
             del self._tables[place]
 
 
-class SharedLeases:
+class SimQueueLeases:
     """One learner's view of a table (`leases.Leases`)."""
 
     ahead = False
 
-    def __init__(self, control: Control, table: LeaseTable, rank: int, incarnation: int) -> None:
+    def __init__(self, control: SimControl, table: LeaseQueue, rank: int, incarnation: int) -> None:
         self._control, self._table, self._rank, self._incarnation = control, table, rank, incarnation
 
     def lease(self) -> Lease | None:
         return self._control.wait_for_lease(self._rank, self._incarnation, self._table)
 
-    def complete(self, outcome: Stats) -> None:
-        assert outcome.lease.batch is not None, "a table has no idle turns"
-        completion = Completion(outcome.lease.batch, self._rank, self._incarnation, outcome.examples, outcome.applied)
-        self._control.complete(self._table, completion, outcome_totals(outcome))
+    def complete(self, step_result: StepResult) -> None:
+        assert step_result.lease.batch is not None, "a table has no idle turns"
+        completion = Completion(
+            step_result.lease.batch, self._rank, self._incarnation, step_result.examples, step_result.applied
+        )
+        self._control.complete(self._table, completion, step_loss_sums(step_result))
 
-    def totals(self) -> Totals:
+    def totals(self) -> LossSums:
         return self._table.totals
 
-    def record(self) -> Record:
+    def record(self) -> SegmentRecord:
         return self._table.record()

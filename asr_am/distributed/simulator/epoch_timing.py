@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from asr_am.distributed.cluster_config import Cluster, Workload
-from asr_am.distributed.flat_params import FlatParams, OnBucket
-from asr_am.distributed.leases import Gradient, Leases, Segment, Stats
+from asr_am.distributed.flat_params import BucketHook, FlatParams
+from asr_am.distributed.leases import GradientFn, Leases, Segment, StepResult
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.simulator.cluster import SimCluster
 from asr_am.distributed.simulator.team import SimTeam
@@ -54,11 +54,11 @@ def time_epoch(
     def live(team: SimTeam) -> None:
         params = FlatParams(_Weights(elements))
         learner = strategy(params, Optimizer(params, OptimizerOptions(momentum=0.0)), team)
-        leases = team.leases(segment, learner.in_step)
-        gradient = team.computing(_free_gradient(leases, params, density))
-        while (stats := learner.step(gradient)) is not None:
-            leases.complete(stats)
-        learner.rest()
+        leases = team.leases(segment, learner.synchronous)
+        gradient = team.timed(_free_gradient(leases, params, density))
+        while (step_result := learner.step(gradient)) is not None:
+            leases.complete(step_result)
+        learner.drain()
         record = leases.record()
         if team.rank == 0:
             record.audit((1,) * batches)
@@ -75,18 +75,18 @@ class _Weights(nn.Module):
         self.w = nn.Parameter(torch.zeros(elements))
 
 
-def _free_gradient(leases: Leases, params: FlatParams, density: float) -> Gradient:
+def _free_gradient(leases: Leases, params: FlatParams, density: float) -> GradientFn:
     """A closure that leases a batch; the gradient is zero, but for a share of `density`."""
     nothing = torch.zeros(())
     large = round(density * len(params))
 
-    def gradient(on_bucket: OnBucket | None) -> Stats | None:
+    def gradient(on_bucket: BucketHook | None) -> StepResult | None:
         lease = leases.lease()
         if lease is None:
             return None
         params.g[:large] = LARGE
-        params.announce_all(on_bucket)
+        params.notify_all_buckets(on_bucket)
         idle = lease.batch is None
-        return Stats(lease, float(not idle), int(not idle), 0.0, nothing, nothing)
+        return StepResult(lease, float(not idle), int(not idle), 0.0, nothing, nothing)
 
     return gradient

@@ -14,28 +14,28 @@ from collections.abc import Mapping, Sequence
 from asr_am.distributed.cluster_config import Cluster
 
 
-class Queue:
+class ServiceQueue:
     """Something that does one job after the other. free_at: when those it has will be done."""
 
     def __init__(self) -> None:
         self.free_at = 0.0
 
-    def book(self, earliest: float, seconds: float) -> float:
+    def reserve(self, earliest: float, seconds: float) -> float:
         """When a job of so many seconds begins that may not begin before `earliest`."""
         begin = max(earliest, self.free_at)
         self.free_at = begin + seconds
         return begin
 
 
-class Network:
+class SimNetwork:
     """A cluster's network cards, one for each direction of each host, and what each host averages and updates with."""
 
     def __init__(self, hardware: Cluster) -> None:
         self._hardware = hardware
-        self._out = [Queue() for _ in range(hardware.hosts)]
-        self._in = [Queue() for _ in range(hardware.hosts)]
-        self._averaging = [Queue() for _ in range(hardware.hosts)]
-        self._buses = [Queue() for _ in range(hardware.hosts)]
+        self._out = [ServiceQueue() for _ in range(hardware.hosts)]
+        self._in = [ServiceQueue() for _ in range(hardware.hosts)]
+        self._averaging = [ServiceQueue() for _ in range(hardware.hosts)]
+        self._buses = [ServiceQueue() for _ in range(hardware.hosts)]
 
     def deliver(self, now: float, source: int, to: int, count: float) -> float:
         """When a message of `count` bytes from host to host, sent now, is there.
@@ -47,13 +47,13 @@ class Network:
         if source == to:
             return now + count / hardware.host_bandwidth + hardware.host_latency
         seconds = count / hardware.nic_bandwidth
-        leaves = self._out[source].book(now, seconds)
-        return self._in[to].book(leaves, seconds) + seconds + hardware.nic_latency
+        leaves = self._out[source].reserve(now, seconds)
+        return self._in[to].reserve(leaves, seconds) + seconds + hardware.nic_latency
 
     def average(self, now: float, host: int, count: float) -> float:
         """When `host` has averaged weights of `count` bytes."""
         seconds = count / self._hardware.averaging_bandwidth
-        return self._averaging[host].book(now, seconds) + seconds
+        return self._averaging[host].reserve(now, seconds) + seconds
 
     def update(self, now: float, host: int, count: float) -> float:
         """When a device of `host` has updated weights of `count` bytes.
@@ -61,7 +61,7 @@ class Network:
         A device does not fill the bus that it shares, so the next may begin before it is done.
         """
         hardware = self._hardware
-        begin = self._buses[host].book(now, count / hardware.host_update_bandwidth)
+        begin = self._buses[host].reserve(now, count / hardware.host_update_bandwidth)
         return begin + count / min(hardware.update_bandwidth, hardware.host_update_bandwidth)
 
     def all_reduce_seconds(self, learners: int, count: float) -> float:
@@ -82,7 +82,7 @@ class Network:
             return begin
         if len(set(hosts)) == 1:
             return begin + count / hardware.host_bandwidth + steps * hardware.host_latency
-        begin, seconds = self._through_cards(begin, dict.fromkeys(hosts, count), dict.fromkeys(hosts, count))
+        begin, seconds = self._through_nics(begin, dict.fromkeys(hosts, count), dict.fromkeys(hosts, count))
         return begin + max(seconds, count / hardware.all_reduce_bandwidth) + hardware.all_reduce_latency
 
     def exchange(self, begin: float, hosts: Sequence[int], counts: Sequence[float]) -> float:
@@ -99,16 +99,16 @@ class Network:
             return begin + inside + hardware.host_latency
         out = {host: here[host] * (size - learners[host]) for host in learners}
         into = {host: (total - here[host]) * learners[host] for host in learners}
-        begin, seconds = self._through_cards(begin, out, into)
+        begin, seconds = self._through_nics(begin, out, into)
         return begin + max(inside, seconds, sum(out.values()) / hardware.fabric_bandwidth) + hardware.nic_latency
 
-    def _through_cards(self, begin: float, out: Mapping[int, float], into: Mapping[int, float]) -> tuple[float, float]:
+    def _through_nics(self, begin: float, out: Mapping[int, float], into: Mapping[int, float]) -> tuple[float, float]:
         """When the cards of these hosts are free for so many bytes each way, and the seconds of the slowest."""
         jobs = [(self._out[host], count) for host, count in out.items()]
         jobs += [(self._in[host], count) for host, count in into.items()]
-        begin = max([begin, *(card.free_at for card, _ in jobs)])
-        for card, count in jobs:
-            card.book(begin, count / self._hardware.nic_bandwidth)
+        begin = max([begin, *(nic.free_at for nic, _ in jobs)])
+        for nic, count in jobs:
+            nic.reserve(begin, count / self._hardware.nic_bandwidth)
         return begin, max(count for _, count in jobs) / self._hardware.nic_bandwidth
 
 

@@ -74,23 +74,23 @@ def _set_nesting(wanted: int) -> None:
         torch.autocast_decrement_nesting()
 
 
-class Task:
+class SimTask:
     """waited: told the seconds that the task spent waiting for others. waits_for: for people."""
 
     def __init__(self, scheduler: Scheduler, function: Callable[[], object], name: str, seed: int) -> None:
         self.name = name
         self.waited: Callable[[float], None] = lambda seconds: None
-        self.on_end: Callable[[Task], None] = lambda task: None
+        self.on_end: Callable[[SimTask], None] = lambda task: None
         self.finished = False
         self.killed = False
         self.result: object = None
         self.error: BaseException | None = None
         self.waits_for = ""
-        self.ticket = 0  # of the present stay in `park`, 0 before the first, -1 outside: entries for another are void
+        self.wait_id = 0  # of the present stay in `park`, 0 before the first, -1 outside: entries for another are void
         self.woken = -1  # the last ticket that `wake` was called for
         self.pending: BaseException | None = None
         self.torch_state = TorchState.of_new_task(seed)
-        self.ended = Signal(scheduler)
+        self.ended = Condition(scheduler)
         self._function = function
         self.greenlet = greenlet(self._run)
 
@@ -111,40 +111,40 @@ class Scheduler:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.current: Task | None = None
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self.current: SimTask | None = None
+        self._event_queue: list[tuple[float, int, Callable[[], None]]] = []
         self._entries = 0
-        self._living: dict[Task, None] = {}  # ordered
-        self._hub, self._hub_state = getcurrent(), TorchState.capture()
+        self._living: dict[SimTask, None] = {}  # ordered
+        self._event_loop, self._event_loop_state = getcurrent(), TorchState.capture()
 
     # from the hub or from a task
 
     def call_at(self, when: float, callback: Callable[[], None]) -> None:
         """Have the hub call `callback`, which must not park."""
         self._entries += 1
-        heapq.heappush(self._agenda, (when, self._entries, callback))
+        heapq.heappush(self._event_queue, (when, self._entries, callback))
 
-    def spawn(self, function: Callable[[], object], name: str, seed: int) -> Task:
+    def spawn(self, function: Callable[[], object], name: str, seed: int) -> SimTask:
         """A task that starts as soon as the present one parks. seed: of its torch random stream."""
-        task = Task(self, function, name, seed)
+        task = SimTask(self, function, name, seed)
         self._living[task] = None
         self.call_at(self.now, partial(self._resume, task, 0, True))
         return task
 
-    def wake(self, task: Task) -> None:
+    def wake(self, task: SimTask) -> None:
         """End its present stay in `park`."""
-        if task.woken != task.ticket:
-            task.woken = task.ticket
-            self.call_at(self.now, partial(self._resume, task, task.ticket, True))
+        if task.woken != task.wait_id:
+            task.woken = task.wait_id
+            self.call_at(self.now, partial(self._resume, task, task.wait_id, True))
 
-    def throw(self, task: Task, error: BaseException) -> None:
+    def throw(self, task: SimTask, error: BaseException) -> None:
         """Have `park` raise `error` in a task, now or the next time."""
         task.pending = error
         self.wake(task)
 
     # from a task
 
-    def park(self, why: str, timeout: float | None = None) -> bool:
+    def suspend(self, why: str, timeout: float | None = None) -> bool:
         """Let others run until this task is woken (True) or `timeout` seconds have passed (False)."""
         task = self.current
         if task is None:
@@ -157,30 +157,30 @@ class Scheduler:
             )
         if task.pending is None:
             self._entries += 1
-            task.ticket, task.waits_for = self._entries, why
+            task.wait_id, task.waits_for = self._entries, why
             if timeout is not None:
-                self.call_at(self.now + max(timeout, 0.0), partial(self._resume, task, task.ticket, False))
-            woken = self._hub.switch()
+                self.call_at(self.now + max(timeout, 0.0), partial(self._resume, task, task.wait_id, False))
+            woken = self._event_loop.switch()
         if task.pending is not None:
             error, task.pending = task.pending, None
             raise error
         return woken
 
     def sleep(self, seconds: float) -> None:
-        self.park(f"{seconds:g} s to pass", seconds)
+        self.suspend(f"{seconds:g} s to pass", seconds)
 
     # from the hub
 
     def run(self, over: Callable[[], bool]) -> None:
         """Until `over`; RuntimeError where all wait for each other. What a callback raises ends it."""
-        self._hub, self._hub_state = getcurrent(), TorchState.capture()
+        self._event_loop, self._event_loop_state = getcurrent(), TorchState.capture()
         while not over():
-            if not self._agenda:
+            if not self._event_queue:
                 raise RuntimeError(f"deadlock at {self.now:.6f} s: {self._who_waits()}")
-            self.now, _, act = heapq.heappop(self._agenda)
+            self.now, _, act = heapq.heappop(self._event_queue)
             act()
 
-    def kill(self, task: Task) -> None:
+    def kill(self, task: SimTask) -> None:
         """End a task where it stands: what its `finally` clauses do happens now, and cannot wait."""
         task.killed = True
         if not task.finished:
@@ -190,19 +190,19 @@ class Scheduler:
         while self._living:
             self.kill(next(iter(self._living)))
 
-    def _resume(self, task: Task, ticket: int, woken: bool) -> None:
+    def _resume(self, task: SimTask, wait_id: int, woken: bool) -> None:
         """Go on with a task, unless it has gone on since the ticket was drawn."""
-        if not task.finished and task.ticket == ticket:
+        if not task.finished and task.wait_id == wait_id:
             self._enter(task, partial(task.greenlet.switch, woken))
 
-    def _enter(self, task: Task, switch: Callable[[], object]) -> None:
-        task.greenlet.parent = self._hub
+    def _enter(self, task: SimTask, switch: Callable[[], object]) -> None:
+        task.greenlet.parent = self._event_loop
         task.torch_state.restore()
-        task.ticket, self.current = -1, task
+        task.wait_id, self.current = -1, task
         switch()
         self.current = None
         task.torch_state = TorchState.capture()
-        self._hub_state.restore()
+        self._event_loop_state.restore()
         if task.killed or task.greenlet.dead:
             task.finished = True
             self._living.pop(task, None)
@@ -213,26 +213,26 @@ class Scheduler:
         return "; ".join(f"{task.name} waits for {task.waits_for}" for task in self._living)
 
 
-class Signal:
+class Condition:
     """Tasks that wait for something; woken in the order in which they came, each to look for itself."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._parked: list[Task] = []
+        self._suspended: list[SimTask] = []
 
     def wake(self) -> None:
-        for task in self._parked:
+        for task in self._suspended:
             self._scheduler.wake(task)
 
-    def park(self, why: str, timeout: float | None = None) -> bool:
+    def suspend(self, why: str, timeout: float | None = None) -> bool:
         """Until the next `wake` (True), or for `timeout` seconds (False)."""
         task = self._scheduler.current
         assert task is not None, "only tasks wait"
-        self._parked.append(task)
+        self._suspended.append(task)
         try:
-            return self._scheduler.park(why, timeout)
+            return self._scheduler.suspend(why, timeout)
         finally:
-            self._parked.remove(task)
+            self._suspended.remove(task)
 
     def wait_for(self, ready: Callable[[], bool], why: str, timeout: float | None = None) -> bool:
         """Until `ready`, asked at every `wake`; False after `timeout` seconds. Counts as waiting for others."""
@@ -243,7 +243,7 @@ class Signal:
                 left = None if timeout is None else begin + timeout - scheduler.now
                 if left is not None and left <= 0:
                     return False
-                self.park(why, left)
+                self.suspend(why, left)
             return True
         finally:
             if task is not None:
@@ -255,8 +255,8 @@ class SimLock:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._queue: deque[Task] = deque()
-        self._passed_on = Signal(scheduler)
+        self._queue: deque[SimTask] = deque()
+        self._passed_on = Condition(scheduler)
 
     def __enter__(self) -> SimLock:
         task = self._scheduler.current
@@ -274,7 +274,7 @@ class SimLock:
     def __exit__(self, *exception: object) -> None:
         self._leave(self._queue[0])
 
-    def _leave(self, task: Task) -> None:
+    def _leave(self, task: SimTask) -> None:
         self._queue.remove(task)
         self._passed_on.wake()
 
@@ -285,7 +285,7 @@ class SimEvent:
     def __init__(self, scheduler: Scheduler) -> None:
         self._is_set = False
         self._times_set = 0
-        self._changed = Signal(scheduler)
+        self._changed = Condition(scheduler)
 
     def set(self) -> None:
         self._is_set = True

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from asr_am.distributed.simulator.scheduler import Task
-from asr_am.distributed.team import Usage
+from asr_am.distributed.simulator.scheduler import SimTask
+from asr_am.distributed.team import CommStats
 
 
 @dataclass
-class Member:
+class SimLearner:
     """alive: its training task runs. joined: meetings wait for it; a restarted learner's, once it has opened a segment.
 
     usage: of all its incarnations. tasks: the training task, then those it spawned.
@@ -21,23 +21,23 @@ class Member:
 
     rank: int
     host: int
-    usage: Usage = field(default_factory=Usage)
+    comm_stats: CommStats = field(default_factory=CommStats)
     incarnation: int = 0
     alive: bool = True
     joined: bool = True
-    tasks: list[Task] = field(default_factory=list)
+    tasks: list[SimTask] = field(default_factory=list)
 
     @property
-    def training(self) -> Task:
+    def training(self) -> SimTask:
         return self.tasks[0]
 
     def waited(self, seconds: float) -> None:
-        self.usage.waiting_seconds += seconds
+        self.comm_stats.idle_seconds += seconds
 
 
-def living(members: Sequence[Member]) -> tuple[int, ...]:
+def living(members: Sequence[SimLearner]) -> tuple[int, ...]:
     """Ranks of the living, ascending."""
-    return tuple(member.rank for member in members if member.alive)
+    return tuple(learner.rank for learner in members if learner.alive)
 
 
 def random_stream(seed: int, rank: int, incarnation: int, purpose: str) -> np.random.Generator:

@@ -21,11 +21,11 @@ from typing import Any
 from torch import Tensor
 
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
-from asr_am.distributed.strategies.topology import is_sender, receiver_beside, require_even
+from asr_am.distributed.strategies.topology import is_sender, nearest_receiver, require_even
 from asr_am.distributed.strategy import Strategy
-from asr_am.distributed.team import Letter, Team
+from asr_am.distributed.team import Message, Team
 from asr_am.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ class Adpsgd(Strategy):
     """
 
     name = "adpsgd"
-    in_step = False
-    forgiving = True
+    synchronous = False
+    fault_tolerant = True
 
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team, timeout: float = 60.0) -> None:
         require_even(team.size, "adpsgd")
@@ -51,11 +51,11 @@ class Adpsgd(Strategy):
         self._merged = 0  # averagings merged into x since it was pulled
         self._side = 1  # of a sender: the neighbour that the next exchange is with
         self._lock = team.lock()  # of x
-        self._updated, self._quiet, self._awake = team.event(), team.event(), team.event()
-        self._quiet.set()
+        self._updated, self._idle, self._active = team.event(), team.event(), team.event()
+        self._idle.set()
         for tag in ("weights", "answer", "welcome"):
-            team.accept(tag, len(params))
-        team.accept("join")
+            team.register_tag(tag, len(params))
+        team.register_tag("join")
         self._sends = is_sender(team.rank)
         if team.incarnation == 0:
             self._begin_gossip()
@@ -63,25 +63,25 @@ class Adpsgd(Strategy):
     def _begin_gossip(self) -> None:
         """Once this learner has weights worth giving to others: at the start, or when it has joined."""
         self.team.spawn(self._send if self._sends else self._receive, "gossip")
-        self.team.spawn(self._welcome, "welcome")
+        self.team.spawn(self._serve_weights, "welcome")
 
-    def step(self, gradient: Gradient) -> Stats | None:
-        self._awake.set()
-        stats = gradient(None)  # g = calGrad(W)
-        if stats is None:
+    def step(self, gradient: GradientFn) -> StepResult | None:
+        self._active.set()
+        step_result = gradient(None)  # g = calGrad(W)
+        if step_result is None:
             return None
         w = self.params.w
         with self._lock:
             w.copy_(self._x)  # W = pull_weights()
-            self.team.charge("update", len(w))
+            self.team.simulate_cost("update", len(w))
             self.optimizer.step()  # W = apply(W, g)
             self._x.copy_(w)  # push_weights(W)
             self.staleness[self._merged] += 1
             self._merged = 0
             if self._sends:
-                self._quiet.clear()
+                self._idle.clear()
                 self._updated.set()
-        return stats
+        return step_result
 
     def _send(self) -> None:
         """A sender's communication task: one exchange for each update that it wakes up for."""
@@ -89,89 +89,89 @@ class Adpsgd(Strategy):
         while True:
             self._updated.wait()
             self._updated.clear()
-            partner = receiver_beside(self.team.rank, self._side, self.team.size, self.team.alive())
+            partner = nearest_receiver(self.team.rank, self._side, self.team.size, self.team.live_ranks())
             if partner is not None:
                 exchange += 1
                 self._exchange(partner, exchange)
             self._side = -self._side  # left and right in turn
             with self._lock:
                 if not self._updated.is_set():
-                    self._quiet.set()
+                    self._idle.set()
 
     def _exchange(self, partner: int, exchange: int) -> None:
         with self._lock:
             own = self._x.clone()  # s_i
-        self.team.post(partner, "weights", exchange, own)
+        self.team.send(partner, "weights", exchange, own)
         theirs = self._answer_to(exchange, partner)  # s_j
         if theirs is None:
-            self.counts["half_done"] += 1
+            self.metrics["half_done"] += 1
             return
         with self._lock:
             self._average(theirs.sub_(own))
-        self.counts["exchanges"] += 1
+        self.metrics["exchanges"] += 1
 
     def _answer_to(self, exchange: int, partner: int) -> Tensor | None:
         deadline = self.team.now() + self._timeout
-        while (letter := self.team.collect("answer", partner, deadline - self.team.now())) is not None:
-            if letter.clock == exchange:  # others answer an exchange that was given up
-                return letter.tensors[0].to(self._x.device, copy=True)
+        while (message := self.team.recv("answer", partner, deadline - self.team.now())) is not None:
+            if message.clock == exchange:  # others answer an exchange that was given up
+                return message.tensors[0].to(self._x.device, copy=True)
         return None
 
     def _receive(self) -> None:
         """A receiver's communication task."""
         while True:
-            letter = self.team.collect("weights")
-            if letter is None:
+            message = self.team.recv("weights")
+            if message is None:
                 continue
-            self._awake.wait()  # at rest, what is left of exchanges that were given up leaves x alone
-            theirs = letter.tensors[0].to(self._x.device, copy=True)  # s_i
+            self._active.wait()  # at rest, what is left of exchanges that were given up leaves x alone
+            theirs = message.tensors[0].to(self._x.device, copy=True)  # s_i
             with self._lock:
                 own = self._x.clone()  # s_j
                 self._average(theirs.sub_(own))
-            self.team.post(letter.source, "answer", letter.clock, own)
+            self.team.send(message.source, "answer", message.clock, own)
 
     def _average(self, difference: Tensor) -> None:
         """x += (the other's snapshot - own snapshot) / 2, holding the lock."""
-        self.team.charge("averaging", len(self._x))
+        self.team.simulate_cost("averaging", len(self._x))
         self._x.add_(difference, alpha=0.5)
         self._merged += 1
 
-    def _welcome(self) -> None:
+    def _serve_weights(self) -> None:
         """Give the weights to learners that take the place of dead ones."""
         while True:
-            letter = self.team.collect("join")
-            if letter is not None:
-                self.team.post(letter.source, "welcome", letter.clock, self.replica())
+            message = self.team.recv("join")
+            if message is not None:
+                self.team.send(message.source, "welcome", message.clock, self.replica())
 
-    def join(self) -> None:
-        rank, letter = self.team.rank, self._ask_around()
-        if letter is not None:
-            self._x.copy_(letter.tensors[0])
+    def rejoin(self) -> None:
+        rank, message = self.team.rank, self._request_weights()
+        if message is not None:
+            self._x.copy_(message.tensors[0])
             self.params.w.copy_(self._x)
             self.optimizer.reset()
             self._merged = 0
-            log.info("learner %d is back, with learner %d's weights and a fresh momentum", rank, letter.source)
+            log.info("learner %d is back, with learner %d's weights and a fresh momentum", rank, message.source)
         else:
             log.warning("learner %d is back; nobody answered, so it has the weights of the last checkpoint", rank)
         self._begin_gossip()
 
-    def _ask_around(self) -> Letter | None:
+    def _request_weights(self) -> Message | None:
         """The weights of the first neighbour that answers; each is asked three times, as letters may be lost."""
         rank, size = self.team.rank, self.team.size
         for distance in range(1, 3 * size):
             neighbour = (rank + distance) % size
-            if neighbour != rank and neighbour in self.team.alive():
-                self.team.post(neighbour, "join", self.team.incarnation)
-                letter = self.team.collect("welcome", neighbour, timeout=10.0)
-                if letter is not None:
-                    return letter
+            if neighbour != rank and neighbour in self.team.live_ranks():
+                self.team.send(neighbour, "join", self.team.incarnation)
+                message = self.team.recv("welcome", neighbour, timeout=10.0)
+                if message is not None:
+                    return message
         return None
 
-    def rest(self) -> None:
+    def drain(self) -> None:
         if self._sends:
-            self._quiet.wait()
+            self._idle.wait()
         self.team.gather(self._x.new_empty(0).double())  # no exchange is under way any more, anywhere
-        self._awake.clear()
+        self._active.clear()
 
     def replica(self) -> Tensor:
         with self._lock:

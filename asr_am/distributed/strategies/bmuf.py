@@ -28,11 +28,11 @@ import torch
 from torch import Tensor
 
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.strategies.local import Local
 from asr_am.distributed.strategy import Strategy
-from asr_am.distributed.team import Alone, Group, Team
+from asr_am.distributed.team import Group, SingleProcess, Team
 from asr_am.errors import InputError
 
 
@@ -53,37 +53,37 @@ class Bmuf(Strategy):
         update: Literal["classical", "nesterov", "equation4"] = "nesterov",
         zeta: float = 1.0, C: float = 1.0, eta: float | None = None,
         momentum: Literal["keep", "average", "reset"] = "keep",
-        inside: Strategy | None = None, group: Group | None = None,
+        inner: Strategy | None = None, group: Group | None = None,
     ) -> None:  # fmt: skip
         super().__init__(params, optimizer, team)
-        self._inside = inside or Local(params, optimizer, Alone())
-        self._group = group or Alone()
-        self.staleness, self.counts = self._inside.staleness, self._inside.counts
+        self._inner = inner or Local(params, optimizer, SingleProcess())
+        self._group = group or SingleProcess()
+        self.staleness, self.metrics = self._inner.staleness, self._inner.metrics
         models = team.size // self._group.size
         self._eta, self._zeta = _block_momentum(models, zeta, C, eta), zeta
         _check(block_size, update, momentum)
         self._block_size, self._update, self._momentum = block_size, update, momentum
-        self._leaders: Group | None = team
+        self._group_leaders: Group | None = team
         if self._group.size > 1:
-            self._leaders = team.split([range(0, team.size, self._group.size)])
-        size = len(params) if self._leaders else 0
+            self._group_leaders = team.split([range(0, team.size, self._group.size)])
+        size = len(params) if self._group_leaders else 0
         self._W_g, self._delta = params.w[:size].clone(), torch.zeros_like(params.w[:size])
         self._steps = 0  # of the present block
 
-    def step(self, gradient: Gradient) -> Stats | None:
-        stats = self._inside.step(gradient)
-        if stats is None:
+    def step(self, gradient: GradientFn) -> StepResult | None:
+        step_result = self._inner.step(gradient)
+        if step_result is None:
             return None
         self._steps += 1
         if self._steps == self._block_size:
             self._steps = 0
             self._finish_block()
-        return stats
+        return step_result
 
     def _finish_block(self) -> None:
         w = self.params.w
-        if self._leaders is not None:
-            self._leaders.start_all_reduce_mean(w).wait()  # (1)
+        if self._group_leaders is not None:
+            self._group_leaders.start_all_reduce_mean(w).wait()  # (1)
             self._filter(w)
         self._group.broadcast(w)
         if self._momentum == "reset":
@@ -91,7 +91,7 @@ class Bmuf(Strategy):
         elif self._momentum == "average":
             for velocity in _velocities(self.optimizer, len(w)):
                 self.team.start_all_reduce_mean(velocity).wait()
-        self.counts["blocks"] += 1
+        self.metrics["blocks"] += 1
 
     def _filter(self, w: Tensor) -> None:
         """W̄(t) to W_g(t), in place.
@@ -109,20 +109,20 @@ class Bmuf(Strategy):
             w.add_(delta, alpha=eta)
         self._W_g.copy_(w)
 
-    def rest(self) -> None:
-        self._inside.rest()
+    def drain(self) -> None:
+        self._inner.drain()
 
     def consensus(self) -> Tensor:
         """The mean of the learners' weights, also in the midst of a block."""
-        self._inside.consensus()
+        self._inner.consensus()
         return self.team.average(self.params.w)
 
     def state_dict(self) -> dict[str, Any]:
         block = {"steps": self._steps, "W_g": self._W_g, "delta": self._delta}
-        return {**self._inside.state_dict(), **block}
+        return {**self._inner.state_dict(), **block}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._inside.load_state_dict(state)
+        self._inner.load_state_dict(state)
         self._steps = state["steps"]
         self._W_g.copy_(state["W_g"])
         self._delta.copy_(state["delta"])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.strategies.topology import Mixing, mixing_row, require_even
 from asr_am.distributed.strategy import Strategy
@@ -38,7 +38,7 @@ class Dpsgd(Strategy):
         super().__init__(params, optimizer, team)
         self._mixing: Mixing = mixing
         self._steps = 0
-        team.accept("weights", len(params))
+        team.register_tag("weights", len(params))
 
     def check(self, faults: Faults) -> None:
         if faults.lost_share > 0:
@@ -47,34 +47,34 @@ class Dpsgd(Strategy):
                 "use strategy=adpsgd, or set it to 0"
             )
 
-    def step(self, gradient: Gradient) -> Stats | None:
-        stats = gradient(None)  # g_i = calGrad(W_i)
-        if stats is None:
+    def step(self, gradient: GradientFn) -> StepResult | None:
+        step_result = gradient(None)  # g_i = calGrad(W_i)
+        if step_result is None:
             return None
         self.optimizer.step()  # W_i' = apply(W_i, g_i)
         self._mix()  # W_i = Σ_j M_ij W_j'
         self.staleness[0] += 1
         self._steps += 1
-        return stats
+        return step_result
 
     def _mix(self) -> None:
         w, team = self.params.w, self.team
         row = mixing_row(self._mixing, team.rank, team.size, self._steps)
         for other in row.keys() - {team.rank}:
-            team.post(other, "weights", self._steps, w)
+            team.send(other, "weights", self._steps, w)
         mixed = torch.zeros_like(w)
         for other, weight in row.items():  # in rank order, so that all add in the same order
             mixed.add_(w if other == team.rank else self._weights_of(other), alpha=weight)
-        team.charge("averaging", len(w) * (len(row) - 1))
+        team.simulate_cost("averaging", len(w) * (len(row) - 1))
         w.copy_(mixed)
 
     def _weights_of(self, other: int) -> Tensor:
-        letter = self.team.collect("weights", source=other)
-        if letter is None:
+        message = self.team.recv("weights", source=other)
+        if message is None:
             raise LearnerLost(other, "died")
-        if letter.clock != self._steps:
-            raise RuntimeError(f"learner {other} is at step {letter.clock}, learner {self.team.rank} at {self._steps}")
-        return letter.tensors[0].to(self.params.w.device)
+        if message.clock != self._steps:
+            raise RuntimeError(f"learner {other} is at step {message.clock}, learner {self.team.rank} at {self._steps}")
+        return message.tensors[0].to(self.params.w.device)
 
     def consensus(self) -> Tensor:
         return self.team.average(self.params.w)

@@ -26,16 +26,16 @@ import torch
 from torch import Tensor
 
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
-from asr_am.distributed.strategies.threshold_codec import MOST, decode, encode, exact_unit
+from asr_am.distributed.strategies.threshold_codec import MAX_ELEMENTS, decode, encode, round_to_exact
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Gather, Group, Team, Work
 from asr_am.errors import InputError
 
 log = logging.getLogger(__name__)
 
-ADAPT = 1.05  # what τ is multiplied or divided by after a step that sent too much or too little
+THRESHOLD_FACTOR = 1.05  # what τ is multiplied or divided by after a step that sent too much or too little
 
 
 class Gtc(Strategy):
@@ -61,33 +61,33 @@ class Gtc(Strategy):
         self._group = group or team
         _check(optimizer, threshold, frames, density, momentum, dense_above, bucket)
         self._tau, self._density = threshold, density
-        self._sums, self._rule_first = frames == "sum", momentum == "before"
+        self._sums, self._momentum_first = frames == "sum", momentum == "before"
         self._dense_above = 2 / self._group.size if dense_above is None else dense_above
         ends = [*range(bucket, len(params), bucket), len(params)]
         self._buckets = [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
         self.residual = torch.zeros_like(params.w) if self._group.size > 1 else params.w.new_empty(0)
 
-    def step(self, gradient: Gradient) -> Stats | None:
-        stats = gradient(None)  # g_i = calGrad(W)
-        if stats is None:
+    def step(self, gradient: GradientFn) -> StepResult | None:
+        step_result = gradient(None)  # g_i = calGrad(W)
+        if step_result is None:
             return None
         if self._group.size == 1:
             self.optimizer.step()
         else:
-            self._compressed_step(stats.lease.normaliser if self._sums else 1.0)
+            self._compressed_step(step_result.lease.loss_denominator if self._sums else 1.0)
         self.staleness[0] += 1
-        return stats
+        return step_result
 
     def _compressed_step(self, frames: float) -> None:
         """frames: by which τ is divided."""
         w, g, rate = self.params.w, self.params.g, self.optimizer.lr
-        if self._rule_first:
+        if self._momentum_first:
             self.optimizer.lr = -1.0
             self.optimizer.step(self.residual)  # r_i <- r_i + u(g_i)
             self.optimizer.lr = rate
             g.zero_()
-        self._exchange(exact_unit(self._tau / (frames * self._group.size), self._group.size))
-        if self._rule_first:
+        self._exchange(round_to_exact(self._tau / (frames * self._group.size), self._group.size))
+        if self._momentum_first:
             w.add_(g, alpha=-rate)
         else:
             self.optimizer.step()
@@ -97,27 +97,27 @@ class Gtc(Strategy):
         messages: list[tuple[Tensor, Gather]] = []
         threshold = unit * self._group.size  # exactly, so that what is sent and what is left add up
         for part in self._buckets:
-            g = None if self._rule_first else self.params.g[part]
-            words = encode(self.residual[part], threshold, g)
-            length = torch.tensor([len(words)], dtype=torch.int32, device=words.device)
-            messages.append((words, self._group.start_all_gather(length)))
+            g = None if self._momentum_first else self.params.g[part]
+            packed = encode(self.residual[part], threshold, g)
+            length = torch.tensor([len(packed)], dtype=torch.int32, device=packed.device)
+            messages.append((packed, self._group.start_all_gather(length)))
         total, under_way = 0, []
-        for part, (words, length_gather) in zip(self._buckets, messages, strict=True):
+        for part, (packed, length_gather) in zip(self._buckets, messages, strict=True):
             lengths = torch.cat(length_gather.wait()).tolist()
             total += sum(lengths)
-            under_way.append(self._send(self.params.g[part], words, lengths))
+            under_way.append(self._send(self.params.g[part], packed, lengths))
         for part, work in zip(self._buckets, under_way, strict=True):
             self._receive(self.params.g[part], work, unit)
-        self.counts["elements"] += len(self.params)
+        self.metrics["elements"] += len(self.params)
         self._adapt(total / (len(self.params) * self._group.size))
 
-    def _send(self, g: Tensor, words: Tensor, lengths: list[int]) -> Gather | Work:
+    def _send(self, g: Tensor, packed: Tensor, lengths: list[int]) -> Gather | Work:
         """A bucket's message, encoded as all choose from the lengths of all."""
-        self.counts["sent"] += len(words)
+        self.metrics["sent"] += len(packed)
         if sum(lengths) <= self._dense_above * len(g) * self._group.size:
-            return self._group.start_all_gather(words, lengths)
-        self.counts["dense"] += 1
-        decode(words, g, 1.0)
+            return self._group.start_all_gather(packed, lengths)
+        self.metrics["dense"] += 1
+        decode(packed, g, 1.0)
         return self._group.start_all_reduce_mean(g)
 
     def _receive(self, g: Tensor, work: Gather | Work, unit: float) -> None:
@@ -130,7 +130,7 @@ class Gtc(Strategy):
     def _adapt(self, density: float) -> None:
         """The same at all learners of the group, as `density` is over all of them."""
         if self._density is not None:
-            self._tau *= ADAPT if density > self._density else 1 / ADAPT
+            self._tau *= THRESHOLD_FACTOR if density > self._density else 1 / THRESHOLD_FACTOR
 
     def consensus(self) -> Tensor:
         self._report()
@@ -142,7 +142,7 @@ class Gtc(Strategy):
         if not math.isfinite(norm):
             raise InputError(f"strategy={self.name}: a gradient was no number; try a smaller schedule.base")
         if self.team.rank == 0 and self._group.size > 1:
-            share = self.counts["sent"] / max(self.counts["elements"], 1)
+            share = self.metrics["sent"] / max(self.metrics["elements"], 1)
             log.info("%s: density %.3g, threshold %.3g, norm of the residual %.3g", self.name, share, self._tau, norm)
 
     def state_dict(self) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _check(
         raise InputError(f"strategy.density={density}: is a share of all elements, above 0 and below 1, or null")
     if dense_above is not None and not 0 <= dense_above <= 1:
         raise InputError(f"strategy.dense_above={dense_above}: is a share of all elements, 0 to 1, or null")
-    if not 0 < bucket <= MOST:
-        raise InputError(f"strategy.bucket={bucket}: a word has 31 bits for the index, so 1 to {MOST} elements")
+    if not 0 < bucket <= MAX_ELEMENTS:
+        raise InputError(f"strategy.bucket={bucket}: a word has 31 bits for the index, so 1 to {MAX_ELEMENTS} elements")
     if momentum == "before" and optimizer.options.weight_decay:
         raise InputError("strategy.momentum=before: weight decay would decay the residual; set weight_decay=0")

@@ -21,10 +21,10 @@ from typing import Any
 from torch import Tensor
 
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.strategy import Strategy
-from asr_am.distributed.team import Done, Team, Work
+from asr_am.distributed.team import CompletedWork, Team, Work
 
 
 class Hybrid(Strategy):
@@ -35,12 +35,12 @@ class Hybrid(Strategy):
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:
         super().__init__(params, optimizer, team)
         self._pushed = params.w.clone()  # A_1 = A_0: nothing was pushed before the first step
-        self._under_way: Work = Done()
+        self._under_way: Work = CompletedWork()
         self._steps = 0
 
-    def step(self, gradient: Gradient) -> Stats | None:
-        stats = gradient(None)  # g_t = calGrad(A_{t-1})
-        if stats is None:
+    def step(self, gradient: GradientFn) -> StepResult | None:
+        step_result = gradient(None)  # g_t = calGrad(A_{t-1})
+        if step_result is None:
             return None
         self._under_way.wait()
         self.params.w.copy_(self._pushed)  # A_t = pull_weights(), which the next gradient is of
@@ -48,9 +48,9 @@ class Hybrid(Strategy):
         self._under_way = self.team.start_all_reduce_mean(self._pushed)  # push_weights(W'_t)
         self.staleness[min(self._steps, 1)] += 1  # the first gradient is of the weights it updates
         self._steps += 1
-        return stats
+        return step_result
 
-    def rest(self) -> None:
+    def drain(self) -> None:
         self._under_way.wait()
 
     def replica(self) -> Tensor:

@@ -8,7 +8,7 @@ W weights, g gradient (the mean over the frames of a batch), alpha learning rate
 from __future__ import annotations
 
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
@@ -25,10 +25,10 @@ class Local(Strategy):
             raise InputError(f"strategy=local is for one learner, not {team.size}; use strategy=sync")
         super().__init__(params, optimizer, team)
 
-    def step(self, gradient: Gradient) -> Stats | None:
-        stats = gradient(None)  # g = calGrad(W)
-        if stats is None:
+    def step(self, gradient: GradientFn) -> StepResult | None:
+        step_result = gradient(None)  # g = calGrad(W)
+        if step_result is None:
             return None
         self.optimizer.step()  # W = apply(W, g)
         self.staleness[0] += 1
-        return stats
+        return step_result

@@ -18,16 +18,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
-from asr_am.distributed.param_server.base import Served
-from asr_am.distributed.param_server.server import LOOK, Reach, Server
+from asr_am.distributed.param_server.base import ParameterServerStrategy
+from asr_am.distributed.param_server.server import POLL_INTERVAL, ParameterServer, ServerContext
 from asr_am.distributed.param_server.weight_shards import Push
 from asr_am.distributed.team import Team
 from asr_am.errors import InputError
 
 
-class PsAsync(Served):
+class PsAsync(ParameterServerStrategy):
     """staleness: counted at the servers, once for each block of a gradient."""
 
     name = "ps_async"
@@ -41,56 +41,62 @@ class PsAsync(Served):
         self._staleness_aware, self._bound = staleness_aware, bound
         super().__init__(params, optimizer, team, servers, timeout, apart)
 
-    def step(self, gradient: Gradient) -> Stats | None:
+    def step(self, gradient: GradientFn) -> StepResult | None:
         self._start()
-        self.worker.settle()
-        self.worker.take()  # w = pull()
-        stats = gradient(None)  # g
-        if stats is None:
+        self.worker.flush()
+        self.worker.apply_arrived()  # w = pull()
+        step_result = gradient(None)  # g
+        if step_result is None:
             return None
         self._clip()
-        self._push(stats, self.worker.versions)  # ⟨g_i, t_i⟩
-        return stats
+        self._push(step_result, self.worker.versions)  # ⟨g_i, t_i⟩
+        return step_result
 
-    def _make_server(self, reach: Reach, index: int) -> Server:
+    def _make_server(self, context: ServerContext, index: int) -> ParameterServer:
         options = self.optimizer.options
-        return AsyncServer(reach, index, self.params.w, options, self._staleness_aware, self._bound)
+        return AsyncServer(context, index, self.params.w, options, self._staleness_aware, self._bound)
 
 
-class AsyncServer(Server):
+class AsyncServer(ParameterServer):
     def __init__(
-        self, reach: Reach, index: int, w: Tensor, options: OptimizerOptions, staleness_aware: bool, bound: int | None
+        self,
+        context: ServerContext,
+        index: int,
+        w: Tensor,
+        options: OptimizerOptions,
+        staleness_aware: bool,
+        bound: int | None,
     ) -> None:
-        super().__init__(reach, index, w, options)
+        super().__init__(context, index, w, options)
         self._staleness_aware, self._bound = staleness_aware, bound
-        self._steps = dict.fromkeys(reach.workers, 0)  # that each worker has done since the last rest
+        self._steps = dict.fromkeys(context.workers, 0)  # that each worker has done since the last rest
         self._unanswered: list[int] = []
 
     def receive(self, push: Push) -> None:
         self.t = max(self.t, push.t)  # a restarted server takes up the newest version that it sees
         staleness = self.t - push.t
-        self.reach.staleness[staleness] += 1
+        self.context.staleness[staleness] += 1
         self.g.copy_(push.g)
-        self.update(push.rate / max(staleness, 1) if self._staleness_aware else push.rate)
+        self.update(push.lr / max(staleness, 1) if self._staleness_aware else push.lr)
         self._steps[push.worker] += 1
         self._unanswered.append(push.worker)
 
-    def advance(self) -> None:
+    def apply_ready(self) -> None:
         """Answer who is not too far ahead of the slowest."""
         slowest = self._slowest() if self._bound is not None else 0
         for worker in list(self._unanswered):
-            if self._bound is None or worker in self.away or self._steps[worker] <= slowest + self._bound:
+            if self._bound is None or worker in self.drained or self._steps[worker] <= slowest + self._bound:
                 self._unanswered.remove(worker)
                 self.send(worker)
 
-    def patience(self) -> float | None:
-        return LOOK if self._unanswered else None
+    def next_timeout(self) -> float | None:
+        return POLL_INTERVAL if self._unanswered else None
 
-    def receive_again(self, push: Push) -> None:
+    def on_duplicate(self, push: Push) -> None:
         if push.worker not in self._unanswered:
-            super().receive_again(push)
+            super().on_duplicate(push)
 
-    def asked(self, worker: int) -> None:
+    def on_pull(self, worker: int) -> None:
         """A worker that joins begins where the slowest is. A server's rank asks too, at rest."""
         if worker not in self._steps:
             self.send(worker)
@@ -100,9 +106,9 @@ class AsyncServer(Server):
 
     def _slowest(self, but: int = -1) -> int:
         """Steps of the slowest worker that lives and has data left; 0 where there is none."""
-        alive = self.team.alive()
-        return min((n for j, n in self._steps.items() if j != but and j in alive and j not in self.away), default=0)
+        alive = self.team.live_ranks()
+        return min((n for j, n in self._steps.items() if j != but and j in alive and j not in self.drained), default=0)
 
-    def forget(self) -> None:
+    def clear_pending(self) -> None:
         self._steps = dict.fromkeys(self._steps, 0)
         self._unanswered.clear()

@@ -17,54 +17,54 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import OptimizerOptions, clip
-from asr_am.distributed.param_server.base import Served
-from asr_am.distributed.param_server.server import LOOK, Reach, Server
-from asr_am.distributed.param_server.weight_shards import Push, mean_gradient, rate_of
+from asr_am.distributed.param_server.base import ParameterServerStrategy
+from asr_am.distributed.param_server.server import POLL_INTERVAL, ParameterServer, ServerContext
+from asr_am.distributed.param_server.weight_shards import Push, lr_of, mean_gradient
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import LearnerLost
 
 INSIST = 5.0  # seconds until a server asks the others again for their parts of the norm
 
 
-class PsSync(Served):
+class PsSync(ParameterServerStrategy):
     name = "ps_sync"
-    forgiving = False
+    fault_tolerant = False
 
-    def step(self, gradient: Gradient) -> Stats | None:
+    def step(self, gradient: GradientFn) -> StepResult | None:
         self._start()
-        self.worker.settle()
-        self.worker.take()  # w^t
-        stats = gradient(None)  # g_j
-        if stats is None:
+        self.worker.flush()
+        self.worker.apply_arrived()  # w^t
+        step_result = gradient(None)  # g_j
+        if step_result is None:
             return None
-        self._push(stats, self.worker.versions)  # ⟨g_j, t⟩
+        self._push(step_result, self.worker.versions)  # ⟨g_j, t⟩
         self.staleness[0] += 1
-        return stats
+        return step_result
 
-    def join(self) -> None:
-        Strategy.join(self)  # refuses
+    def rejoin(self) -> None:
+        Strategy.rejoin(self)  # refuses
 
-    def _make_server(self, reach: Reach, index: int) -> Server:
-        return SyncServer(reach, index, self.params.w, self.optimizer.options)
+    def _make_server(self, context: ServerContext, index: int) -> ParameterServer:
+        return SyncServer(context, index, self.params.w, self.optimizer.options)
 
 
-class SyncServer(Server):
+class SyncServer(ParameterServer):
     """It holds no lock while it waits for the others' parts of the norm: they may wait for what a worker of this rank
     has to push again.
     """
 
-    def __init__(self, reach: Reach, index: int, w: Tensor, options: OptimizerOptions) -> None:
-        super().__init__(reach, index, w, options)
+    def __init__(self, context: ServerContext, index: int, w: Tensor, options: OptimizerOptions) -> None:
+        super().__init__(context, index, w, options)
         self._pushes: dict[int, Push] = {}
         self._rate: float | None = None  # of the step whose g_i is there
         self._squares: dict[tuple[int, int], Tensor] = {}  # of g_i, by step and rank
         self._asked = 0.0  # when the others were told of a norm, or asked
         self._clips = options.clip_norm > 0
         if self._clips:
-            self.team.accept("norm", 2)
-            self.team.accept("norm wanted")
+            self.team.register_tag("norm", 2)
+            self.team.register_tag("norm wanted")
 
     def start(self) -> None:
         super().start()
@@ -77,13 +77,13 @@ class SyncServer(Server):
             raise RuntimeError(f"worker {push.worker} is at step {push.t}, server {self.index} at {self.t}")
         self._pushes[push.worker] = push
 
-    def advance(self) -> None:
+    def apply_ready(self) -> None:
         if self._pushes and self._all_came():
             pushes = list(self._pushes.values())
             self._pushes = {}
-            self.team.charge("averaging", len(pushes) * len(self.g))
+            self.team.simulate_cost("averaging", len(pushes) * len(self.g))
             mean_gradient(self.g, pushes)  # g_i
-            self._rate = rate_of(pushes)
+            self._rate = lr_of(pushes)
             if self._clips:
                 self._squares[self.t, self.team.rank] = self.g.double().square().sum().reshape(1)
                 self._asked = self.team.now()
@@ -94,26 +94,28 @@ class SyncServer(Server):
             self.broadcast()
 
     def _all_came(self) -> bool:
-        missing = [j for j in self.reach.workers if j not in self._pushes and self.away.get(j, self.t + 1) > self.t]
+        missing = [
+            j for j in self.context.workers if j not in self._pushes and self.drained.get(j, self.t + 1) > self.t
+        ]
         self._require_alive(missing, "waits for the gradients of all")
         return not missing
 
     def _require_alive(self, ranks: Sequence[int], why: str) -> None:
-        alive = self.team.alive()
+        alive = self.team.live_ranks()
         for rank in ranks:
             if rank not in alive:
                 raise LearnerLost(rank, f"died, and strategy=ps_sync {why}")
 
-    def patience(self) -> float | None:
-        return LOOK if self._pushes or self._rate is not None else None
+    def next_timeout(self) -> float | None:
+        return POLL_INTERVAL if self._pushes or self._rate is not None else None
 
-    def forget(self) -> None:
+    def clear_pending(self) -> None:
         self._pushes.clear()
 
     # the norm of the whole mean gradient: the squares of all blocks, added in their order by every server
 
     def _others(self) -> list[int]:
-        return [rank for rank in self.reach.blocks.ranks if rank != self.team.rank]
+        return [rank for rank in self.context.blocks.ranks if rank != self.team.rank]
 
     def _clipped(self) -> bool:
         """Limit g_i, once the others' parts of the norm are known."""
@@ -123,9 +125,9 @@ class SyncServer(Server):
             if self.team.now() >= self._asked + INSIST:
                 self._asked = self.team.now()
                 for rank in missing:
-                    self.team.post(rank, "norm wanted", self.t)
+                    self.team.send(rank, "norm wanted", self.t)
             return False
-        norm = torch.cat([self._squares[self.t, rank] for rank in self.reach.blocks.ranks]).sum().sqrt()
+        norm = torch.cat([self._squares[self.t, rank] for rank in self.context.blocks.ranks]).sum().sqrt()
         clip(self.g, norm.float(), self.options.clip_norm)
         for old in [key for key in self._squares if key[0] < self.t]:  # the last step's stay: others may still ask
             del self._squares[old]
@@ -133,21 +135,21 @@ class SyncServer(Server):
 
     def _tell(self, ranks: Sequence[int], t: int) -> None:
         for rank in ranks:
-            self.team.post(rank, "norm", t, self._squares[t, self.team.rank].view(torch.float32))
+            self.team.send(rank, "norm", t, self._squares[t, self.team.rank].view(torch.float32))
 
     def _hear(self) -> None:
         while True:
-            letter = self.team.collect("norm")
-            if letter is not None:
+            message = self.team.recv("norm")
+            if message is not None:
                 with self.lock:
-                    self._squares[letter.clock, letter.source] = letter.tensors[0].clone().view(torch.float64)
-                    self.advance()
+                    self._squares[message.clock, message.source] = message.tensors[0].clone().view(torch.float64)
+                    self.apply_ready()
 
     def _repeat(self) -> None:
         """Tell again whom a letter has not reached; who asks for a step to come is told then."""
         while True:
-            letter = self.team.collect("norm wanted")
-            if letter is not None:
+            message = self.team.recv("norm wanted")
+            if message is not None:
                 with self.lock:
-                    if (letter.clock, self.team.rank) in self._squares:
-                        self._tell([letter.source], letter.clock)
+                    if (message.clock, self.team.rank) in self._squares:
+                        self._tell([message.source], message.clock)

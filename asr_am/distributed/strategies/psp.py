@@ -39,17 +39,17 @@ from typing import Any, Literal
 from torch import Tensor
 
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
-from asr_am.distributed.param_server.base import Served
-from asr_am.distributed.param_server.server import LOOK, Reach, Server
-from asr_am.distributed.param_server.weight_shards import Push, mean_gradient, rate_of
+from asr_am.distributed.param_server.base import ParameterServerStrategy
+from asr_am.distributed.param_server.server import POLL_INTERVAL, ParameterServer, ServerContext
+from asr_am.distributed.param_server.weight_shards import Push, lr_of, mean_gradient
 from asr_am.distributed.team import Team
 from asr_am.errors import InputError
 
 
 @dataclass(frozen=True)
-class Turns:
+class RoundRobinSubset:
     """Who sends to whom, where it is not everybody to everybody: `count` of `receivers`, in turn."""
 
     count: int
@@ -59,8 +59,8 @@ class Turns:
         return (sender + receiver + t) % self.receivers < self.count
 
 
-def turns(sparing: bool, count: int, receivers: int) -> Turns:
-    return Turns(count if sparing else receivers, receivers)
+def round_robin(sparing: bool, count: int, receivers: int) -> RoundRobinSubset:
+    return RoundRobinSubset(count if sparing else receivers, receivers)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class PspOptions:
     late_blocks: Literal["drop", "cache"] = "drop"
     sparing: bool = False
 
-    def need(self, blocks: int) -> int:
+    def num_required(self, blocks: int) -> int:
         """How many blocks a worker waits for."""
         return math.ceil(self.b * blocks - 1e-9)
 
@@ -93,7 +93,7 @@ class PspOptions:
             raise InputError(f"strategy.late_blocks={self.late_blocks}: is drop or cache")
 
 
-class Psp(Served):
+class Psp(ParameterServerStrategy):
     name = "psp"
 
     def __init__(
@@ -105,88 +105,93 @@ class Psp(Served):
         super().__init__(params, optimizer, team, servers, timeout, apart)
         self._rule.check(len(self.workers))
         self._t = 0
-        self._need = self._rule.need(len(self.blocks))
-        self._pushing = turns(sparing, c or len(self.workers), len(self.workers))
-        self._rested = True  # the weights at hand are complete
+        self._num_required = self._rule.num_required(len(self.blocks))
+        self._pushing = round_robin(sparing, c or len(self.workers), len(self.workers))
+        self._weights_complete = True  # the weights at hand are complete
 
-    def step(self, gradient: Gradient) -> Stats | None:
+    def step(self, gradient: GradientFn) -> StepResult | None:
         self._start()
-        if not self._rested:
+        if not self._weights_complete:
             self._pull()
-        stats = gradient(None)
-        if stats is None:
+        step_result = gradient(None)
+        if step_result is None:
             return None
         self._clip()
         team, worker, t, blocks = self.team, self.worker, self._t, range(len(self.blocks))
         late = all(worker.newest(block) > t for block in blocks)
         self.staleness[t - min(worker.versions)] += 1
         silent = [block for block in blocks if not self._pushing.sends(team.rank, block, t)]
-        self._push(stats, [t] * len(blocks), silent)
-        self._t, self._rested = t + 1, False
-        return replace(stats, applied=False) if late else stats
+        self._push(step_result, [t] * len(blocks), silent)
+        self._t, self._weights_complete = t + 1, False
+        return replace(step_result, applied=False) if late else step_result
 
     def _pull(self) -> None:
         """w^t, and t, with what has come until now of late blocks dropped."""
         worker, rule, blocks = self.worker, self._rule, range(len(self.blocks))
-        worker.wait([self._t] * len(blocks), self._need)
-        self._t = sorted((worker.newest(block) for block in blocks), reverse=True)[self._need - 1]
+        worker.wait([self._t] * len(blocks), self._num_required)
+        self._t = sorted((worker.newest(block) for block in blocks), reverse=True)[self._num_required - 1]
         if rule.tau2 > 0:
-            worker.linger(self._t, rule.tau2)
-        if dropped := worker.take(0 if rule.late_blocks == "cache" else self._t):
-            self.counts["late_blocks"] += dropped
+            worker.wait_extra(self._t, rule.tau2)
+        if dropped := worker.apply_arrived(0 if rule.late_blocks == "cache" else self._t):
+            self.metrics["late_blocks"] += dropped
 
-    def _make_server(self, reach: Reach, index: int) -> Server:
-        return PspServer(reach, index, self.params.w, self.optimizer.options, self._rule)
+    def _make_server(self, context: ServerContext, index: int) -> ParameterServer:
+        return PspServer(context, index, self.params.w, self.optimizer.options, self._rule)
 
-    def _complete(self, versions: Sequence[int]) -> None:
+    def _pull_final(self, versions: Sequence[int]) -> None:
         """At rest, all take up the largest t, but for the blocks of dead servers: nobody could pull those."""
-        self._t, self._rested = max(versions), True
+        self._t, self._weights_complete = max(versions), True
         if self.server is not None:
             with self.server.lock:
                 self.server.t = self._t
-        super()._complete(versions)
+        super()._pull_final(versions)
         for block, version in enumerate(versions):
             if version >= 0:
                 self.worker.versions[block] = self._t
 
-    def join(self) -> None:
-        super().join()
-        self._t, self._rested = max(self.worker.versions), True
+    def rejoin(self) -> None:
+        super().rejoin()
+        self._t, self._weights_complete = max(self.worker.versions), True
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._t, self._rested = max(self.worker.versions), True
+        self._t, self._weights_complete = max(self.worker.versions), True
 
 
-class PspServer(Server):
-    def __init__(self, reach: Reach, index: int, w: Tensor, options: OptimizerOptions, rule: PspOptions) -> None:
-        super().__init__(reach, index, w, options)
-        k, S = len(reach.workers), len(reach.blocks)
+class PspServer(ParameterServer):
+    def __init__(
+        self, context: ServerContext, index: int, w: Tensor, options: OptimizerOptions, rule: PspOptions
+    ) -> None:
+        super().__init__(context, index, w, options)
+        k, S = len(context.workers), len(context.blocks)
         self._c, self._tau1 = rule.c or k, rule.tau1
-        self._pushing, self._sending = turns(rule.sparing, self._c, k), turns(rule.sparing, rule.need(S), S)
+        self._pushing, self._sending = (
+            round_robin(rule.sparing, self._c, k),
+            round_robin(rule.sparing, rule.num_required(S), S),
+        )
         self._sparing = rule.sparing
         self._gradients: dict[int, dict[int, Push]] = {}  # by step and worker
         self._known: set[int] = set()  # workers that have pushed anything
-        self._enough: float | None = None  # since when c gradients are there
+        self._quorum_since: float | None = None  # since when c gradients are there
 
     def receive(self, push: Push) -> None:
         if push.t >= self.t:
             self._gradients.setdefault(push.t, {})[push.worker] = push
         else:
-            self.reach.counts["late_gradients"] += 1
+            self.context.metrics["late_gradients"] += 1
             if push.worker not in self._known:
                 self.send(push.worker)  # which may wait for what this server's last incarnation did not send
         self._known.add(push.worker)
 
-    def advance(self) -> None:
+    def apply_ready(self) -> None:
         while self._is_due():
             self._step()
 
-    def patience(self) -> float | None:
+    def next_timeout(self) -> float | None:
         if not self._gradients:
             return None
-        enough = self._enough
-        return LOOK if enough is None else max(enough + self._tau1 - self.team.now(), 0.0)
+        enough = self._quorum_since
+        return POLL_INTERVAL if enough is None else max(enough + self._tau1 - self.team.now(), 0.0)
 
     def _is_due(self) -> bool:
         """Whether the wait for gradients of step t is over."""
@@ -195,8 +200,8 @@ class PspServer(Server):
         oldest = min(self._gradients)
         if len(self._gradients[oldest]) >= self._c:
             self.t = oldest
-            self._enough = self.team.now() if self._enough is None else self._enough
-            return self.team.now() >= self._enough + self._tau1 or self._all_responded()
+            self._quorum_since = self.team.now() if self._quorum_since is None else self._quorum_since
+            return self.team.now() >= self._quorum_since + self._tau1 or self._all_responded()
         if not self._all_responded():
             return False
         self.t = oldest
@@ -206,32 +211,32 @@ class PspServer(Server):
         """Whether no gradient of step t can come any more."""
         here = self._gradients.get(self.t, {})
         missing = [
-            j for j in self.reach.workers
-            if j not in here and self.last.get(j, -1) <= self.t and self.away.get(j, self.t + 1) > self.t
+            j for j in self.context.workers
+            if j not in here and self.last_step.get(j, -1) <= self.t and self.drained.get(j, self.t + 1) > self.t
             and self._pushing.sends(j, self.index, self.t)
         ]  # fmt: skip
-        return not missing or not set(missing) & set(self.team.alive())
+        return not missing or not set(missing) & set(self.team.live_ranks())
 
     def _step(self) -> None:
         pushes = list(self._gradients.pop(self.t).values())
-        self._enough = None
-        k = len(self.reach.workers)
+        self._quorum_since = None
+        k = len(self.context.workers)
         pushed = {push.worker for push in pushes}
-        d = len(pushes) + sum(j not in pushed and first <= self.t for j, first in self.away.items())
-        self.team.charge("averaging", len(pushes) * len(self.g))
+        d = len(pushes) + sum(j not in pushed and first <= self.t for j, first in self.drained.items())
+        self.team.simulate_cost("averaging", len(pushes) * len(self.g))
         mean_gradient(self.g, pushes)  # g_i / d
-        self.update(rate_of(pushes) * (d / k))
+        self.update(lr_of(pushes) * (d / k))
         self.broadcast()
 
     def sends_to(self, worker: int) -> bool:
-        return worker in self.away or self._sending.sends(self.index, worker, self.t)
+        return worker in self.drained or self._sending.sends(self.index, worker, self.t)
 
-    def go_away(self, worker: int, t: int, rests: int) -> None:
-        super().go_away(worker, t, rests)
+    def mark_drained(self, worker: int, t: int, rests: int) -> None:
+        super().mark_drained(worker, t, rests)
         if self._sparing:
             with self.lock:
                 self.send(worker)  # it waits for an answer that it may not be sent
 
-    def forget(self) -> None:
+    def clear_pending(self) -> None:
         self._gradients.clear()
-        self._enough = None
+        self._quorum_since = None

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Literal
 
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.leases import Gradient, Stats
+from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team, Work
@@ -36,33 +36,33 @@ class Sync(Strategy):
         super().__init__(params, optimizer, team)
         self._average_weights, self._overlap = form == "weights", overlap
 
-    def step(self, gradient: Gradient) -> Stats | None:
-        stats = self._step_weights(gradient) if self._average_weights else self._step_gradients(gradient)
-        if stats is not None:
+    def step(self, gradient: GradientFn) -> StepResult | None:
+        step_result = self._step_weights(gradient) if self._average_weights else self._step_gradients(gradient)
+        if step_result is not None:
             self.staleness[0] += 1
-        return stats
+        return step_result
 
-    def _step_gradients(self, gradient: Gradient) -> Stats | None:
+    def _step_gradients(self, gradient: GradientFn) -> StepResult | None:
         g = self.params.g
         under_way: list[Work] = []
 
         def average(begin: int, end: int) -> None:
             under_way.append(self.team.start_all_reduce_mean(g[begin:end]))
 
-        stats = gradient(average if self._overlap else None)  # g_i = calGrad(W)
-        if stats is None:
+        step_result = gradient(average if self._overlap else None)  # g_i = calGrad(W)
+        if step_result is None:
             return None
         if not self._overlap:
             average(0, len(g))
         for work in under_way:  # g = mean g_i
             work.wait()
         self.optimizer.step()  # W = apply(W, g)
-        return stats
+        return step_result
 
-    def _step_weights(self, gradient: Gradient) -> Stats | None:
-        stats = gradient(None)  # g_i = calGrad(W)
-        if stats is None:
+    def _step_weights(self, gradient: GradientFn) -> StepResult | None:
+        step_result = gradient(None)  # g_i = calGrad(W)
+        if step_result is None:
             return None
         self.optimizer.step()  # W_i' = apply(W, g_i)
         self.team.start_all_reduce_mean(self.params.w).wait()  # W = allreduce(W_i') / λ
-        return stats
+        return step_result

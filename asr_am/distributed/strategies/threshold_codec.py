@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MOST = 1 << 31  # elements that 31 bits can count
+MAX_ELEMENTS = 1 << 31  # elements that 31 bits can count
 INDEX, SIGN = 0x7FFFFFFF, -0x80000000  # of a word
 BLOCK = 32  # elements that are in a core's first cache while they are added, compared and searched
 
@@ -34,19 +34,19 @@ def encode(residual: Tensor, threshold: float, gradient: Tensor | None = None) -
     return torch.from_numpy(room[:count].copy())
 
 
-def decode(words: Tensor, into: Tensor, value: float) -> None:
+def decode(packed: Tensor, into: Tensor, value: float) -> None:
     """Add ±value to `into` [N] at the index of each word [n], of one message or of several one after the other.
 
     IndexError (on a CPU): an index beyond N.
     """
     if into.is_cuda:
-        sign = (words >> 31).mul_(2).add_(1)  # -1 or 1
-        into.scatter_add_(0, (words & INDEX).long(), sign.to(into.dtype).mul_(value))
+        sign = (packed >> 31).mul_(2).add_(1)  # -1 or 1
+        into.scatter_add_(0, (packed & INDEX).long(), sign.to(into.dtype).mul_(value))
     else:
-        _decode(words.numpy(), into.numpy(), np.float32(value))
+        _decode(packed.numpy(), into.numpy(), np.float32(value))
 
 
-def exact_unit(value: float, most: int) -> float:
+def round_to_exact(value: float, most: int) -> float:
     """`value` to so few bits that sums of up to `most` of it are exact in float32, whatever their order."""
     mantissa, exponent = math.frexp(value)
     bits = 24 - most.bit_length()
@@ -68,7 +68,7 @@ def _encode_whole(residual: Tensor, threshold: float, gradient: Tensor | None) -
 
 
 @numba.njit(nogil=True)
-def _encode(r: np.ndarray, threshold: np.float32, gradient: np.ndarray | None, words: np.ndarray) -> int:
+def _encode(r: np.ndarray, threshold: np.float32, gradient: np.ndarray | None, packed: np.ndarray) -> int:
     """As `encode`, into `words` [N]; returns n."""
     n = 0
     for begin in range(0, len(r), BLOCK):
@@ -84,12 +84,12 @@ def _encode(r: np.ndarray, threshold: np.float32, gradient: np.ndarray | None, w
                 value = part[i]
                 if abs(value) > threshold:
                     part[i] = value - np.copysign(threshold, value)
-                    words[n] = (begin + i) | (SIGN if value < 0 else 0)
+                    packed[n] = (begin + i) | (SIGN if value < 0 else 0)
                     n += 1
     return n
 
 
 @numba.njit(nogil=True, boundscheck=True)
-def _decode(words: np.ndarray, into: np.ndarray, value: np.float32) -> None:
-    for word in words:
+def _decode(packed: np.ndarray, into: np.ndarray, value: np.float32) -> None:
+    for word in packed:
         into[word & INDEX] += -value if word < 0 else value

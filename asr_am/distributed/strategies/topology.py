@@ -43,7 +43,7 @@ def is_sender(rank: int) -> bool:
     return rank % 2 == 0
 
 
-def receiver_beside(rank: int, side: int, size: int, alive: Collection[int]) -> int | None:
+def nearest_receiver(rank: int, side: int, size: int, alive: Collection[int]) -> int | None:
     """The nearest living receiver on one side (+1 or -1) of a sender, None where none is alive."""
     around = ((rank + side * distance) % size for distance in range(1, size, 2))
     return next((other for other in around if other in alive), None)

@@ -11,18 +11,18 @@ import pytest
 
 from asr_am.distributed.runtime.connect import connect
 from asr_am.distributed.runtime.rendezvous import Rendezvous
-from asr_am.distributed.runtime.worker_process import Environment, free_port
+from asr_am.distributed.runtime.worker_process import WorkerEnv, free_port
 from asr_am.errors import InputError
 
 SOON = 1.5  # seconds
 
 
-def who(rank: int, size: int, port: int, host: str = "127.0.0.1", **more: str) -> Environment:
+def who(rank: int, size: int, port: int, host: str = "127.0.0.1", **more: str) -> WorkerEnv:
     variables = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": host, "MASTER_PORT": str(port), **more}
-    return Environment.read(variables)
+    return WorkerEnv.read(variables)
 
 
-def meet(environment: Environment, seconds: float = SOON, kept: list[Rendezvous] | None = None) -> dict[int, str]:
+def meet(environment: WorkerEnv, seconds: float = SOON, kept: list[Rendezvous] | None = None) -> dict[int, str]:
     meeting = Rendezvous(environment, seconds)
     if kept is not None:
         kept.append(meeting)  # learner 0's is the store of all
@@ -30,7 +30,7 @@ def meet(environment: Environment, seconds: float = SOON, kept: list[Rendezvous]
     return meeting.exchange(f"tcp://mail:{environment.rank}")
 
 
-def outcomes(environments: list[Environment], seconds: float = 20.0) -> list[object]:
+def outcomes(environments: list[WorkerEnv], seconds: float = 20.0) -> list[object]:
     """What becomes of learners that meet at the same time."""
     results: list[object] = [None] * len(environments)
     kept: list[Rendezvous] = []
@@ -117,13 +117,13 @@ def test_learners_that_disagree() -> None:
 )
 def test_a_wrong_environment_is_named(wrong: dict[str, str]) -> None:
     good = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
-    Environment.read(good)
+    WorkerEnv.read(good)
     name = "ASR_AM_RUN" if "ASR_AM_SUPERVISOR" in wrong else next(iter(wrong))
     with pytest.raises(InputError, match=name):
-        Environment.read({**good, **wrong})
+        WorkerEnv.read({**good, **wrong})
     for name in ("RANK", "MASTER_ADDR"):
         with pytest.raises(InputError, match=name):
-            Environment.read({key: value for key, value in good.items() if key != name})
+            WorkerEnv.read({key: value for key, value in good.items() if key != name})
 
 
 def test_a_supervisor_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

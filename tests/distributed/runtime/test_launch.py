@@ -20,8 +20,8 @@ from asr_am.distributed.cluster_config import Crash, Faults
 from asr_am.distributed.leases import LearnerLost
 from asr_am.distributed.runtime import launcher as agent
 from asr_am.distributed.runtime import launcher as supervisor
-from asr_am.distributed.runtime.launcher import Agent, launch
-from asr_am.distributed.runtime.worker_process import Plan, free_port
+from asr_am.distributed.runtime.launcher import NodeAgent, launch
+from asr_am.distributed.runtime.worker_process import LaunchSpec, free_port
 from asr_am.errors import InputError
 
 ROOT = Path(__file__).parents[3]
@@ -67,7 +67,7 @@ def await_gone(folder: Path) -> None:
 def test_learners_are_told_who_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASR_AM_SUPERVISOR", "of another run")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    launch(script(tmp_path, ""), 2, in_step=True, env={"MORE": "x"})
+    launch(script(tmp_path, ""), 2, synchronous=True, env={"MORE": "x"})
     noted = left(tmp_path)
     assert list(noted) == ["0.0", "1.0"]
     for rank, variables in enumerate(noted.values()):
@@ -87,7 +87,7 @@ def test_learners_are_told_who_they_are(tmp_path: Path, monkeypatch: pytest.Monk
 def test_in_step_the_first_death_ends_all(tmp_path: Path, end: str, said: str) -> None:
     command = script(tmp_path, f"wait_for(3)\nif rank == 1: {end}\ntime.sleep(600)")
     with pytest.raises(LearnerLost, match=rf"learner 1 on .* {said}; start the same command again") as error:
-        launch(command, 3, in_step=True)
+        launch(command, 3, synchronous=True)
     assert error.value.rank == 1
     assert_gone(tmp_path)
 
@@ -101,55 +101,55 @@ wait_for(2)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     with pytest.raises(LearnerLost):
-        launch(script(tmp_path, text), 1, in_step=True)
+        launch(script(tmp_path, text), 1, synchronous=True)
     await_gone(tmp_path)
 
 
 @pytest.mark.parametrize("in_step", [True, False])
-def test_a_learner_that_gives_up_ends_all(tmp_path: Path, in_step: bool) -> None:
+def test_a_learner_that_gives_up_ends_all(tmp_path: Path, synchronous: bool) -> None:
     command = script(tmp_path, "wait_for(3)\nif rank == 2: sys.exit(1)\ntime.sleep(600)")
     with pytest.raises(InputError, match=r"learner 2 on .* gave up; see its message above"):
-        launch(command, 3, in_step=in_step)
+        launch(command, 3, synchronous=synchronous)
     assert_gone(tmp_path)
 
 
 def test_out_of_step_the_dead_are_started_again_and_the_others_go_on(tmp_path: Path) -> None:
     text = "if rank == 1: os.kill(os.getpid(), signal.SIGSEGV)\nif rank == 0: wait_for(5)"
-    launch(script(tmp_path, text), 2, in_step=False, restart_after=0.05, max_restarts=3)
+    launch(script(tmp_path, text), 2, synchronous=False, restart_after=0.05, max_restarts=3)
     assert list(left(tmp_path)) == ["0.0", "1.0", "1.1", "1.2", "1.3"]
 
 
 def test_when_all_are_dead_the_run_is(tmp_path: Path) -> None:
     with pytest.raises(LearnerLost, match=r"was killed by .* as all others had before"):
-        launch(script(tmp_path, "os.kill(os.getpid(), 9)"), 2, in_step=False, restart_after=0.01, max_restarts=1)
+        launch(script(tmp_path, "os.kill(os.getpid(), 9)"), 2, synchronous=False, restart_after=0.01, max_restarts=1)
     assert list(left(tmp_path)) == ["0.0", "0.1", "1.0", "1.1"]
 
 
 def test_an_injected_crash_says_itself_whether_the_learner_comes_back(tmp_path: Path) -> None:
     faults = Faults(crashes=[Crash(1, 0.0, None), Crash(2, 0.0, 0.02)])
     text = "if rank and not incarnation: os.kill(os.getpid(), 9)\nif rank == 0: wait_for(4)"
-    launch(script(tmp_path, text), 3, in_step=False, restart_after=600, faults=faults)
+    launch(script(tmp_path, text), 3, synchronous=False, restart_after=600, faults=faults)
     assert list(left(tmp_path)) == ["0.0", "1.0", "2.0", "2.1"]
 
 
 def test_wrong_values_are_refused_at_once(tmp_path: Path) -> None:
     command = script(tmp_path, "")
     with pytest.raises(InputError, match="cannot be started"):
-        launch([str(tmp_path / "nothing")], 1, in_step=True)
+        launch([str(tmp_path / "nothing")], 1, synchronous=True)
     with pytest.raises(InputError, match="there must be one of each"):
-        launch(command, 0, in_step=True)
+        launch(command, 0, synchronous=True)
     with pytest.raises(InputError, match="node_rank=2: with nodes=2 it is 0 to 1"):
-        launch(command, 1, in_step=True, nodes=2, node_rank=2, address="127.0.0.1:1")
+        launch(command, 1, synchronous=True, nodes=2, node_rank=2, address="127.0.0.1:1")
     with pytest.raises(InputError, match="address: is missing"):
-        launch(command, 1, in_step=True, nodes=2)
+        launch(command, 1, synchronous=True, nodes=2)
     with pytest.raises(InputError, match="address='here': is host:port"):
-        launch(command, 1, in_step=True, nodes=2, address="here")
+        launch(command, 1, synchronous=True, nodes=2, address="here")
     with pytest.raises(InputError, match="there is no learner 4 among 2"):
-        launch(command, 2, in_step=True, faults=Faults(crashes=[Crash(4, 1.0)]))
+        launch(command, 2, synchronous=True, faults=Faults(crashes=[Crash(4, 1.0)]))
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(InputError, match=f"address={address}: cannot be listened on"):
-            launch(command, 1, in_step=False, address=address)
+            launch(command, 1, synchronous=False, address=address)
     assert not left(tmp_path)
 
 
@@ -209,7 +209,9 @@ class Hosts:
 
 
 def test_two_hosts_in_step(tmp_path: Path) -> None:
-    hosts = Hosts(tmp_path, "wait_for(4)\nif rank == 3: os.kill(os.getpid(), 9)\ntime.sleep(600)", [2, 2], in_step=True)
+    hosts = Hosts(
+        tmp_path, "wait_for(4)\nif rank == 3: os.kill(os.getpid(), 9)\ntime.sleep(600)", [2, 2], synchronous=True
+    )
     errors = hosts.wait()
     for node in (0, 1):
         error = errors[node]
@@ -222,7 +224,7 @@ def test_two_hosts_in_step(tmp_path: Path) -> None:
 
 def test_two_hosts_out_of_step(tmp_path: Path) -> None:
     text = "if rank == 1 and not incarnation: os.kill(os.getpid(), 9)\nwait_for(3)"
-    hosts = Hosts(tmp_path, text, [1, 1], in_step=False, restart_after=0.05)
+    hosts = Hosts(tmp_path, text, [1, 1], synchronous=False, restart_after=0.05)
     assert hosts.wait() == {}
     assert list(left(tmp_path)) == ["0.0", "1.0", "1.1"]
 
@@ -231,7 +233,7 @@ def test_orders_that_come_all_at_once_are_all_carried_out(tmp_path: Path) -> Non
     """As from a supervisor whose last host has just come, to an agent that was not looking."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as host0:
         port = host0.bind_to_random_port("tcp://127.0.0.1")
-        late = Agent(Plan(script(tmp_path, ""), 1, False, 2, 1, f"127.0.0.1:{port}"))
+        late = NodeAgent(LaunchSpec(script(tmp_path, ""), 1, False, 2, 1, f"127.0.0.1:{port}"))
         meeting = {"do": "run", "run": "this", "supervisor": f"tcp://127.0.0.1:{port}", "master": None}
         for message in (meeting, {"do": "start", "rank": 1, "incarnation": 0}):
             host0.send(json.dumps(message).encode())
@@ -250,20 +252,20 @@ def test_orders_that_come_all_at_once_are_all_carried_out(tmp_path: Path) -> Non
 
 
 def test_hosts_that_do_not_come_or_do_not_fit(tmp_path: Path) -> None:
-    errors = Hosts(tmp_path, "", [1, 2], in_step=True).wait()
+    errors = Hosts(tmp_path, "", [1, 2], synchronous=True).wait()
     assert all("host 1 was started with other values" in str(errors[node]) for node in (0, 1))
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
     with pytest.raises(InputError, match=r"host 1, 2 of 3 has not come within 0\.3 s"):
-        launch(script(tmp_path, ""), 1, in_step=True, nodes=3, address=address, timeout=0.3)
+        launch(script(tmp_path, ""), 1, synchronous=True, nodes=3, address=address, timeout=0.3)
     with pytest.raises(InputError, match=rf"address={address}: nobody answers within 0\.3 s"):
-        launch(script(tmp_path, ""), 1, in_step=True, nodes=2, node_rank=1, address=address, timeout=0.3)
+        launch(script(tmp_path, ""), 1, synchronous=True, nodes=2, node_rank=1, address=address, timeout=0.3)
     assert not left(tmp_path)
 
 
 def test_hosts_may_come_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "PATIENCE", 0.5)
     monkeypatch.setattr(agent, "PATIENCE", 0.5)
-    hosts = Hosts(tmp_path, "time.sleep(1)", [1, 1, 1], late=1.0, in_step=True)
+    hosts = Hosts(tmp_path, "time.sleep(1)", [1, 1, 1], late=1.0, synchronous=True)
     assert hosts.wait() == {}
     assert len(left(tmp_path)) == 3
 
@@ -271,11 +273,11 @@ def test_hosts_may_come_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 class SilentHost:
     """Reports for duty, and is never heard of again."""
 
-    def __init__(self, address: str, in_step: bool) -> None:
+    def __init__(self, address: str, synchronous: bool) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.connect(f"tcp://{address}")
-        message = {"op": "node", "node": 1, "nodes": 2, "learners": 1, "in_step": in_step, "host": "silent"}
+        message = {"op": "node", "node": 1, "nodes": 2, "learners": 1, "in_step": synchronous, "host": "silent"}
         self._socket.send(b"\xff no JSON")
         self._socket.send(b"[1]")
         self._socket.send(json.dumps(message).encode())
@@ -286,13 +288,13 @@ class SilentHost:
 
 def test_a_host_that_is_silent_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "PATIENCE", 0.5)
-    for in_step in (True, False):
+    for synchronous in (True, False):
         address = f"127.0.0.1:{free_port('127.0.0.1')}"
-        host = SilentHost(address, in_step)
-        command = script(tmp_path, "time.sleep(600)" if in_step else "time.sleep(1)")
-        if in_step:
+        host = SilentHost(address, synchronous)
+        command = script(tmp_path, "time.sleep(600)" if synchronous else "time.sleep(1)")
+        if synchronous:
             with pytest.raises(LearnerLost, match=r"learner 1 cannot be reached any more: .* host silent"):
-                launch(command, 1, in_step=True, nodes=2, address=address)
+                launch(command, 1, synchronous=True, nodes=2, address=address)
         else:
-            launch(command, 1, in_step=False, nodes=2, address=address)  # the other one finishes
+            launch(command, 1, synchronous=False, nodes=2, address=address)  # the other one finishes
         host.close()

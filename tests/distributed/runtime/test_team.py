@@ -29,7 +29,7 @@ def left(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_learners_in_step(tmp_path: Path) -> None:
-    launch(command("in_step", tmp_path), 3, in_step=True, env=ENVIRONMENT, encrypt=True)
+    launch(command("in_step", tmp_path), 3, synchronous=True, env=ENVIRONMENT, encrypt=True)
     found = left(tmp_path)
     assert list(found) == ["0.0", "1.0", "2.0"]
     for rank, values in enumerate(found.values()):
@@ -37,11 +37,16 @@ def test_learners_in_step(tmp_path: Path) -> None:
         assert values["rows"] == {str(r): [k + 1 / 3 for k in range(r)] for r in range(3)}, "to the last bit"
         assert values["empty"] == [0, 0, 0] and values["average"] == [3.0] * 5
         assert values["alive"] == [0, 1, 2] and values["nothing"] and values["batches"] == 5
-        usage = values["usage"]
-        collectives, letters = round(4 / 3 * 400 * 4) + round(4 / 3 * 600 * 4), 5 * 4 * 300_003
-        assert usage["bytes_sent"] == {str((rank + 1) % 3): letters + collectives, str((rank + 2) % 3): letters}
-        assert (usage["letters"], usage["refused"], usage["lost"], usage["superseded"]) == (10, 0, 0, 0)
-        assert usage["waiting_seconds"] > 0.05
+        comm_stats = values["usage"]
+        collectives, messages = round(4 / 3 * 400 * 4) + round(4 / 3 * 600 * 4), 5 * 4 * 300_003
+        assert comm_stats["bytes_sent"] == {str((rank + 1) % 3): messages + collectives, str((rank + 2) % 3): messages}
+        assert (comm_stats["letters"], comm_stats["refused"], comm_stats["lost"], comm_stats["superseded"]) == (
+            10,
+            0,
+            0,
+            0,
+        )
+        assert comm_stats["waiting_seconds"] > 0.05
 
 
 def test_learners_in_step_that_nobody_watches_notice_a_death_themselves(tmp_path: Path) -> None:
@@ -67,7 +72,7 @@ def test_learners_in_step_that_nobody_watches_notice_a_death_themselves(tmp_path
 
 
 def test_learners_on_mail_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    launch(command("on_mail", tmp_path), 3, in_step=False, env=ENVIRONMENT, restart_after=0.1)
+    launch(command("on_mail", tmp_path), 3, synchronous=False, env=ENVIRONMENT, restart_after=0.1)
     found = left(tmp_path)
     assert list(found) == ["0.0", "1.1", "2.0"], "learner 1 was killed once"
     assert "learner 1 on" in caplog.text and "SIGKILL" in caplog.text

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr_am.distributed.runtime.wire import MOST_TENSORS, SIZE, Header, Kind, Malformed, check_tag, decode, encode
+from asr_am.distributed.runtime.wire import MAX_TENSORS, SIZE, Kind, Malformed, WireHeader, check_tag, decode, encode
 
-HEADER = Header(Kind.PIECE, bytes(range(16)), 3, 1, -7, "weights", 12, 2, 4, (5, 0, 6))
+HEADER = WireHeader(Kind.CHUNK, bytes(range(16)), 3, 1, -7, "weights", 12, 2, 4, (5, 0, 6))
 
 
 @st.composite
-def headers(draw: st.DrawFn) -> Header:
+def headers(draw: st.DrawFn) -> WireHeader:
     u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
-    lengths = tuple(draw(st.lists(st.integers(0, 2**36), max_size=MOST_TENSORS)))
+    lengths = tuple(draw(st.lists(st.integers(0, 2**36), max_size=MAX_TENSORS)))
     tag = st.text(st.characters(codec="ascii", categories=("L", "N", "P")), min_size=1, max_size=16)
-    return Header(
+    return WireHeader(
         draw(st.sampled_from(Kind)), draw(st.binary(min_size=16, max_size=16)), draw(u32), draw(u32),
         draw(st.integers(-(2**63), 2**63 - 1)), draw(tag), draw(u64), draw(u32),
         draw(st.integers(0, sum(lengths))), lengths,
@@ -24,7 +24,7 @@ def headers(draw: st.DrawFn) -> Header:
 
 
 @given(headers())
-def test_a_header_is_read_as_it_was_written(header: Header) -> None:
+def test_a_header_is_read_as_it_was_written(header: WireHeader) -> None:
     data = encode(header)
     assert len(data) == SIZE and decode(data) == header
 
@@ -48,7 +48,7 @@ def test_a_damaged_header_is_read_or_malformed(place: int, value: int) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [{0: 0}, {4: 2}, {5: 9}, {6: 2}, {7: MOST_TENSORS + 1}, {7: 2}, {40: 200}, {40: 10}],
+    [{0: 0}, {4: 2}, {5: 9}, {6: 2}, {7: MAX_TENSORS + 1}, {7: 2}, {40: 200}, {40: 10}],
     ids=["magic", "version", "kind", "type", "too many tensors", "length unused", "tag", "tag unprintable"],
 )
 def test_every_field_that_cannot_be_is_malformed(damage: dict[int, int]) -> None:

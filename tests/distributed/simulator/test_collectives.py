@@ -6,7 +6,7 @@ import torch
 from asr_am.distributed.cluster_config import Workload
 from asr_am.distributed.simulator import SimTeam
 from asr_am.distributed.team import LearnerLost
-from tests.distributed.simulator.virtual import cluster_of, run, stats
+from tests.support.round_cluster import cluster_of, run, step_result
 
 RING = 2 * 3 / 4  # of the message through each of 4 learners' links
 X10 = RING * 40 / 10.0 + 0.25  # seconds for 10 elements of 4 bytes at 10 bytes/s: 6.25
@@ -24,9 +24,9 @@ def test_the_mean_is_added_in_rank_order_and_costs_the_rings_time() -> None:
 
     cluster = cluster_of()
     assert cluster.run(main) == dict.fromkeys(range(4), (True, 4.0 + X10))
-    assert [usage.waiting_seconds for usage in cluster.usage] == [X10, 1 + X10, 2 + X10, 3 + X10]
-    for rank, usage in enumerate(cluster.usage):
-        assert usage.bytes_sent == {(rank + 1) % 4: 60} and usage.modelled_bytes == 60
+    assert [comm_stats.idle_seconds for comm_stats in cluster.comm_stats] == [X10, 1 + X10, 2 + X10, 3 + X10]
+    for rank, comm_stats in enumerate(cluster.comm_stats):
+        assert comm_stats.bytes_sent == {(rank + 1) % 4: 60} and comm_stats.modelled_bytes == 60
 
 
 def test_bytes_are_those_of_the_workload() -> None:
@@ -37,7 +37,7 @@ def test_bytes_are_those_of_the_workload() -> None:
     workload = Workload("big", bytes=4000.0, seconds_per_batch={"abacus": 3.0})
     cluster = cluster_of(workload=workload, model_elements=20)  # each real byte stands for 50
     assert set(cluster.run(main).values()) == {RING * 2000 / 10.0 + 0.25}
-    assert cluster.usage[0].bytes_sent == {1: 60} and cluster.usage[0].modelled_bytes == 3000
+    assert cluster.comm_stats[0].bytes_sent == {1: 60} and cluster.comm_stats[0].modelled_bytes == 3000
     with pytest.raises(ValueError, match="how many elements"):
         cluster_of(workload=workload)
 
@@ -66,7 +66,7 @@ def test_one_learner_reduces_with_nobody() -> None:
         return team.now(), float(x.sum())
 
     cluster = cluster_of(1)
-    assert cluster.run(main) == {0: (0.0, 30.0)} and not cluster.usage[0].bytes_sent
+    assert cluster.run(main) == {0: (0.0, 30.0)} and not cluster.comm_stats[0].bytes_sent
 
 
 def test_learners_must_agree_about_the_length() -> None:
@@ -88,7 +88,7 @@ def test_a_lost_learner_ends_collectives_for_all(at: float) -> None:
         with pytest.raises(LearnerLost):
             team.start_all_reduce_mean(torch.zeros(10))
         for _ in range(5):  # at full speed: nothing is transferred any more
-            team.computing(lambda on_bucket: stats())(None)
+            team.timed(lambda on_bucket: step_result())(None)
         return caught.value.rank, str(caught.value), lost_at, team.now()
 
     results = run(main, faults={"crashes": [{"learner": 2, "at": at}]})

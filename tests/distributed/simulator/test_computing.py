@@ -6,41 +6,41 @@ import numpy as np
 import torch
 
 from asr_am.distributed.cluster_config import Workload
-from asr_am.distributed.flat_params import OnBucket
-from asr_am.distributed.leases import Stats
+from asr_am.distributed.flat_params import BucketHook
+from asr_am.distributed.leases import StepResult
 from asr_am.distributed.simulator import SimTeam
-from tests.distributed.simulator.virtual import cluster_of, run, segment, stats
+from tests.support.round_cluster import cluster_of, run, segment, step_result
 
 
-def batch_of(frames: float, on_bucket: OnBucket | None) -> Stats:
-    return stats(frames=frames)
+def batch_of(frames: float, on_bucket: BucketHook | None) -> StepResult:
+    return step_result(frames=frames)
 
 
 def test_a_batch_takes_its_share_of_the_largest_batchs_time() -> None:
     def main(team: SimTeam) -> list[float]:
-        team.leases(segment(4), in_step=True)  # its batches have 10 frames
+        team.leases(segment(4), synchronous=True)  # its batches have 10 frames
         ends = []
         for frames in (10.0, 5.0, 0.0):
-            result = team.computing(partial(batch_of, frames))(None)
-            assert result is not None and result.weight == frames
+            result = team.timed(partial(batch_of, frames))(None)
+            assert result is not None and result.num_frames == frames
             ends.append(team.now())
-        assert team.computing(lambda on_bucket: None)(None) is None
+        assert team.timed(lambda on_bucket: None)(None) is None
         return [*ends, team.now()]
 
     cluster = cluster_of(2, faults={"slow": {1: 10.0}})
     assert cluster.run(main) == {0: [3.0, 4.5, 4.5, 4.5], 1: [30.0, 45.0, 45.0, 45.0]}
-    assert [usage.faults for usage in cluster.usage] == [{}, {"slow": 2}]
-    assert [usage.waiting_seconds for usage in cluster.usage] == [0.0, 0.0]
+    assert [comm_stats.faults for comm_stats in cluster.comm_stats] == [{}, {"slow": 2}]
+    assert [comm_stats.idle_seconds for comm_stats in cluster.comm_stats] == [0.0, 0.0]
     by_speed = Workload("self", frames_per_second={"abacus": 20.0})
     assert run(main, 1, workload=by_speed) == {0: [0.5, 0.75, 0.75, 0.75]}
 
 
-def gradient_in_three_buckets(on_bucket: OnBucket | None) -> Stats:
+def gradient_in_three_buckets(on_bucket: BucketHook | None) -> StepResult:
     """6 elements in buckets of 2, told in an order that autograd might choose."""
     if on_bucket is not None:
         for begin in (2, 4, 0):
             on_bucket(begin, begin + 2)
-    return stats()
+    return step_result()
 
 
 def test_buckets_are_ready_in_the_backward_pass() -> None:
@@ -48,7 +48,7 @@ def test_buckets_are_ready_in_the_backward_pass() -> None:
 
     def main(team: SimTeam) -> list[tuple[int, int, float]]:
         told: list[tuple[int, int, float]] = []
-        team.computing(gradient_in_three_buckets)(lambda begin, end: told.append((begin, end, round(team.now(), 9))))
+        team.timed(gradient_in_three_buckets)(lambda begin, end: told.append((begin, end, round(team.now(), 9))))
         assert team.now() == 3.0
         return told
 
@@ -67,7 +67,7 @@ def test_computing_is_slower_while_a_collective_is_transferred() -> None:
         begin = [0.0, 0.5, 7.0, 8.0][team.rank]
         team.spawn(reduce, "reduce")
         team.sleep(begin)
-        team.computing(lambda on_bucket: stats())(None)
+        team.timed(lambda on_bucket: step_result())(None)
         end = team.now()
         team.sleep(20.0 - end)
         return end - begin
@@ -79,7 +79,7 @@ def test_computing_is_slower_while_a_collective_is_transferred() -> None:
 def test_overlap_slows_to_the_end_of_the_last_of_several_transfers() -> None:
     def main(team: SimTeam) -> float:
         works = [team.start_all_reduce_mean(torch.zeros(1)) for _ in range(2)]  # 1.5 * 4 / 10 + 0.25 s each
-        team.computing(lambda on_bucket: stats())(None)
+        team.timed(lambda on_bucket: step_result())(None)
         end = team.now()
         for work in works:
             work.wait()
@@ -92,7 +92,7 @@ def test_jitter_has_mean_one_and_its_own_stream_per_learner() -> None:
     def main(team: SimTeam) -> list[float]:
         ends = [0.0]
         for _ in range(4000):
-            team.computing(lambda on_bucket: stats())(None)
+            team.timed(lambda on_bucket: step_result())(None)
             ends.append(team.now())
         return (np.diff(ends) / 3.0).tolist()
 
@@ -105,19 +105,19 @@ def test_jitter_has_mean_one_and_its_own_stream_per_learner() -> None:
 
 def test_charges_are_queued_where_the_hardware_is_shared() -> None:
     def main(team: SimTeam) -> tuple[float, float]:
-        team.charge("update", 20)  # 80 bytes at 40 bytes/s on each device
+        team.simulate_cost("update", 20)  # 80 bytes at 40 bytes/s on each device
         updated = team.now()
-        team.charge("averaging", 10)  # 40 bytes at 20 bytes/s, one learner of a host after the other
+        team.simulate_cost("averaging", 10)  # 40 bytes at 20 bytes/s, one learner of a host after the other
         return updated, team.now()
 
     cluster = cluster_of()
     assert cluster.run(main) == {0: (2.0, 4.0), 1: (2.0, 6.0), 2: (2.0, 4.0), 3: (2.0, 6.0)}
-    assert cluster.usage[1].waiting_seconds == 0.0
+    assert cluster.comm_stats[1].idle_seconds == 0.0
 
 
 def test_updates_share_their_hosts_bus() -> None:
     def main(team: SimTeam) -> float:
-        team.charge("update", 20)  # 80 bytes: 2 s at the device's 40 bytes/s, 1.6 s of the bus at 50 bytes/s
+        team.simulate_cost("update", 20)  # 80 bytes: 2 s at the device's 40 bytes/s, 1.6 s of the bus at 50 bytes/s
         return team.now()
 
     assert run(main, host_update_bandwidth=50.0) == {0: 2.0, 1: 3.6, 2: 2.0, 3: 3.6}

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asr_am.distributed.leases import Rounds
+from asr_am.distributed.leases import RoundRobinLeases
 from asr_am.distributed.simulator import SimTeam
-from tests.distributed.simulator.virtual import cluster_of, run, segment, stats
+from tests.support.round_cluster import cluster_of, run, segment, step_result
 
 
 def test_gather_waits_for_all_and_takes_no_time() -> None:
@@ -17,7 +17,7 @@ def test_gather_waits_for_all_and_takes_no_time() -> None:
     rows = {0: [], 1: [0.0], 2: [0.0, 1.0], 3: [0.0, 1.0, 2.0]}
     cluster = cluster_of()
     assert cluster.run(main) == dict.fromkeys(range(4), (rows, torch.float64, 3.0))
-    assert [usage.waiting_seconds for usage in cluster.usage] == [3.0, 2.0, 1.0, 0.0]
+    assert [comm_stats.idle_seconds for comm_stats in cluster.comm_stats] == [3.0, 2.0, 1.0, 0.0]
 
 
 def test_average_is_added_in_rank_order_and_leaves_its_argument_alone() -> None:
@@ -58,14 +58,14 @@ def test_a_death_lets_the_others_go_on(arrived: bool) -> None:
 
 def work(team: SimTeam, batches: int = 8, seconds: float = 1.0) -> list[int]:
     """Do a segment's batches as they are leased; returns the own ones."""
-    leases = team.leases(segment(batches), in_step=False)
+    leases = team.leases(segment(batches), synchronous=False)
     assert not leases.ahead
     own = []
     while (lease := leases.lease()) is not None:
         team.sleep(seconds * (1 + team.rank))
         assert lease.batch is not None
         own.append(lease.batch)
-        leases.complete(stats(lease))
+        leases.complete(step_result(lease))
     record, totals = leases.record(), leases.totals()
     record.audit([2] * batches)
     assert {c.batch for c in record.completions if (c.owner, c.incarnation) == (team.rank, team.incarnation)} >= set(
@@ -85,12 +85,12 @@ def test_the_fast_do_more_and_nobody_leaves_before_all_is_done() -> None:
 
 def test_in_step_leases_are_rounds() -> None:
     def main(team: SimTeam) -> list[int | None]:
-        leases = team.leases(segment(6), in_step=True)
-        assert isinstance(leases, Rounds)
+        leases = team.leases(segment(6), synchronous=True)
+        assert isinstance(leases, RoundRobinLeases)
         own = []
         while (lease := leases.lease()) is not None:
             own.append(lease.batch)
-            leases.complete(stats(lease))
+            leases.complete(step_result(lease))
         leases.record().audit([2] * 6)
         assert leases.totals().batches == 6
         return own
@@ -104,12 +104,12 @@ def test_leases_of_the_dead_come_back_also_at_the_very_end() -> None:
     def main(team: SimTeam) -> tuple[list[int | None], float]:
         if team.rank == 2:
             team.sleep(0.5)
-        leases = team.leases(segment(4), in_step=False)
+        leases = team.leases(segment(4), synchronous=False)
         own = []
         while (lease := leases.lease()) is not None:
             team.sleep(50.0 if team.rank == 2 else 1.0)
             own.append(lease.batch)
-            leases.complete(stats(lease))
+            leases.complete(step_result(lease))
         record = leases.record()
         record.audit([2] * 4)
         assert record.released == ((2, 2),)
@@ -117,7 +117,7 @@ def test_leases_of_the_dead_come_back_also_at_the_very_end() -> None:
 
     cluster = cluster_of(3, faults={"crashes": [{"learner": 2, "at": 20.0}]})
     assert cluster.run(main) == {0: ([0, 3], 21.0), 1: ([1, 2], 21.0)}  # 1 has waited for longer
-    assert cluster.usage[2].faults == {"crash": 1} and cluster.usage[1].waiting_seconds == 19.0
+    assert cluster.comm_stats[2].faults == {"crash": 1} and cluster.comm_stats[1].idle_seconds == 19.0
 
 
 def test_nothing_is_kept_of_segments_that_all_have_left() -> None:
@@ -125,7 +125,7 @@ def test_nothing_is_kept_of_segments_that_all_have_left() -> None:
 
     def main(team: SimTeam) -> tuple[int, int]:
         for n in range(10):
-            team.leases(segment(4, begin=4 * n), in_step=False)
+            team.leases(segment(4, begin=4 * n), synchronous=False)
             team.average(torch.zeros(1))
         return len(cluster.control._tables), len(cluster.control._meetings)
 
@@ -134,4 +134,4 @@ def test_nothing_is_kept_of_segments_that_all_have_left() -> None:
 
 def test_learners_must_agree_about_the_segment() -> None:
     with pytest.raises(RuntimeError, match="disagree about the segment"):
-        run(lambda team: team.leases(segment(4 + team.rank), in_step=False))
+        run(lambda team: team.leases(segment(4 + team.rank), synchronous=False))

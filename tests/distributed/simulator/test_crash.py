@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asr_am.distributed.leases import Outdated
+from asr_am.distributed.leases import StaleSegment
 from asr_am.distributed.simulator import SimTeam
 from asr_am.distributed.team import LearnerLost
-from tests.distributed.simulator.virtual import cluster_of, run, segment, stats
+from tests.support.round_cluster import cluster_of, run, segment, step_result
 
 
 def crash(at: float, restart_after: float | None = None, learner: int = 1) -> dict[str, object]:
@@ -15,10 +15,10 @@ def crash(at: float, restart_after: float | None = None, learner: int = 1) -> di
 
 def do(team: SimTeam, begin: int, batches: int = 8) -> tuple[tuple[int, int], ...]:
     """One segment of batches of 1 s; all (owner, incarnation) that completed a batch."""
-    leases = team.leases(segment(batches, begin), in_step=False)
+    leases = team.leases(segment(batches, begin), synchronous=False)
     while (lease := leases.lease()) is not None:
         team.sleep(1.0)
-        leases.complete(stats(lease))
+        leases.complete(step_result(lease))
     record = leases.record()
     record.audit([2] * batches)
     return tuple(sorted({(c.owner, c.incarnation) for c in record.completions}))
@@ -42,7 +42,7 @@ def test_a_killed_learner_stops_where_it_is() -> None:
             trace.append(f"left {team.rank}.{team.incarnation} at {team.now():g}")
             if team.now() < 2.5:
                 try:
-                    team.post(1 - team.rank, "w", 0, torch.zeros(1))  # nothing is sent any more
+                    team.send(1 - team.rank, "w", 0, torch.zeros(1))  # nothing is sent any more
                     team.sleep(1.0)
                     trace.append("a dead learner waited")
                 finally:
@@ -52,12 +52,12 @@ def test_a_killed_learner_stops_where_it_is() -> None:
     cluster = cluster_of(2, faults=crash(1.5))
     assert cluster.run(main) == {0: 0}
     assert trace == ["tick 0.0", "tick 1.0", "left 1.0 at 1.5", "unwound at 1.5", "tick 0.0", "left 0.0 at 2.5"]
-    assert cluster.usage[1].faults == {"crash": 1} and cluster.usage[1].letters == 0
+    assert cluster.comm_stats[1].faults == {"crash": 1} and cluster.comm_stats[1].messages_sent == 0
 
 
 def test_a_restarted_learner_takes_part_again() -> None:
     def main(team: SimTeam) -> tuple[object, ...]:
-        owners, alive = do(team, 0), team.alive()
+        owners, alive = do(team, 0), team.live_ranks()
         return owners, alive, list(team.gather(torch.zeros(1))), team.now()
 
     # 8 batches of 1 s: 0 and 2 at 0, 1, 2 s; 1, back at 0.75 s, its own first batch and one more
@@ -73,7 +73,7 @@ def test_meetings_do_not_wait_for_a_restarted_learner_before_it_has_opened_a_seg
     def main(team: SimTeam) -> list[object]:
         met: list[object] = [list(team.gather(torch.zeros(1)))]
         if team.incarnation:
-            assert team.alive() == (0, 1, 2)
+            assert team.live_ranks() == (0, 1, 2)
             team.sleep(2.5)
         else:
             do(team, 0, batches=3)
@@ -100,7 +100,7 @@ def test_a_restarted_learner_that_is_behind_is_told_so() -> None:
             try:
                 do(team, begin)
                 begin += 8
-            except Outdated as error:
+            except StaleSegment as error:
                 told, begin = str(error), begin + 8
         return told
 
@@ -134,7 +134,7 @@ def test_two_crashes_of_one_learner() -> None:
 
     cluster = cluster_of(2, faults=faults)
     assert cluster.run(main)[0] == (0, 3.0)
-    assert cluster.usage[1].faults["crash"] == 2
+    assert cluster.comm_stats[1].faults["crash"] == 2
 
 
 def test_a_crash_after_the_end_is_none() -> None:
@@ -143,7 +143,7 @@ def test_a_crash_after_the_end_is_none() -> None:
         return team.incarnation
 
     cluster = cluster_of(2, faults=crash(2.0, restart_after=1.0))
-    assert cluster.run(main) == {0: 0, 1: 0} and not cluster.usage[1].faults
+    assert cluster.run(main) == {0: 0, 1: 0} and not cluster.comm_stats[1].faults
 
 
 def test_nobody_starts_anew_when_the_others_are_done() -> None:
@@ -173,11 +173,11 @@ def test_all_dead_for_good() -> None:
 
 def test_a_dead_learner_leases_nothing() -> None:
     def main(team: SimTeam) -> None:
-        leases = team.leases(segment(6), in_step=False)
+        leases = team.leases(segment(6), synchronous=False)
         try:
             while (lease := leases.lease()) is not None:
                 team.sleep(1.0)
-                leases.complete(stats(lease))
+                leases.complete(step_result(lease))
         finally:
             leases.lease()
         leases.record().audit([2] * 6)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from asr_am.distributed.cluster_config import Workload
 from asr_am.distributed.simulator import SimTeam
-from asr_am.distributed.team import Alone, Group, LearnerLost
-from tests.distributed.simulator.virtual import cluster_of, run, stats
+from asr_am.distributed.team import Group, LearnerLost, SingleProcess
+from tests.support.round_cluster import cluster_of, run, step_result
 
 HOSTS = [[0, 1], [2, 3]]
 LENGTHS = [5, 1, 0, 2]
@@ -40,9 +40,9 @@ def test_a_ragged_gather_sends_each_one_s_bytes_to_each_other() -> None:
     cluster = cluster_of()
     expected = ([row(rank).tolist() for rank in range(4)], 3.0 + 2 * 24 / 100.0 + 0.5)
     assert cluster.run(main) == dict.fromkeys(range(4), expected)
-    for rank, usage in enumerate(cluster.usage):
+    for rank, comm_stats in enumerate(cluster.comm_stats):
         others = {other: 4 * LENGTHS[rank] for other in range(4) if other != rank}
-        assert usage.bytes_sent == others and usage.modelled_bytes == 12 * LENGTHS[rank]
+        assert comm_stats.bytes_sent == others and comm_stats.modelled_bytes == 12 * LENGTHS[rank]
 
 
 def test_the_fabric_between_all_hosts_and_the_links_inside_limit_it_too() -> None:
@@ -62,7 +62,7 @@ def test_a_few_numbers_are_timed_as_they_are_and_parts_of_the_model_as_the_workl
     workload = Workload("big", bytes=4000.0, seconds_per_batch={"abacus": 3.0})
     cluster = cluster_of(workload=workload, model_elements=20)  # each real byte stands for 50
     assert cluster.run(main)[0] == pytest.approx([4 * 40 / 100.0 + 0.5, 50 * 4 * 40 / 100.0 + 0.5])
-    assert cluster.usage[0].modelled_bytes == 51 * 120
+    assert cluster.comm_stats[0].modelled_bytes == 51 * 120
 
 
 def test_what_is_sent_may_be_changed_after_the_wait() -> None:
@@ -94,7 +94,7 @@ def test_groups_inside_hosts_go_beside_each_other() -> None:
     for rank, (reduced, sent, times) in results.items():
         assert (reduced, sent) == ((0.5, 1.0) if rank < 2 else (2.5, 3.0))
         assert times == pytest.approx(seconds + 1000 * seconds)
-    assert [dict(usage.bytes_sent) for usage in cluster.usage] == [{1: 40}, {0: 80}, {3: 40}, {2: 80}]
+    assert [dict(comm_stats.bytes_sent) for comm_stats in cluster.comm_stats] == [{1: 40}, {0: 80}, {3: 40}, {2: 80}]
 
 
 def test_leaders_reduce_between_the_hosts_and_others_are_not_in_it() -> None:
@@ -129,7 +129,7 @@ def test_only_members_compute_slower_meanwhile() -> None:
         if leaders is not None:
             leaders.start_all_reduce_mean(torch.zeros(10))
         team.sleep(0.0)
-        team.computing(lambda on_bucket: stats())(None)
+        team.timed(lambda on_bucket: step_result())(None)
         return leave(team)
 
     ends = run(main)
@@ -146,7 +146,7 @@ def test_a_broadcast_from_the_middle() -> None:
     cluster = cluster_of()
     assert cluster.run(main) == dict.fromkeys(range(4), 2.0)
     assert cluster.now == 40 / 10.0 + 0.25
-    assert [sum(usage.bytes_sent.values()) for usage in cluster.usage] == [40, 0, 40, 40]
+    assert [sum(comm_stats.bytes_sent.values()) for comm_stats in cluster.comm_stats] == [40, 0, 40, 40]
 
 
 def test_a_lost_learner_ends_the_collectives_of_all_groups() -> None:
@@ -183,7 +183,7 @@ def test_groups_that_make_no_sense_are_refused() -> None:
 
 
 def test_alone() -> None:
-    team = Alone()
+    team = SingleProcess()
     x = torch.tensor([3.0])
     group = team.split([[0]])
     assert group is team and team.split([]) is None

@@ -8,20 +8,20 @@ import torch
 from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.simulator import SimTeam
 from asr_am.errors import InputError
-from tests.distributed.simulator.virtual import run
+from tests.support.round_cluster import run
 
 
 def test_only_letters_of_the_tag_are_late() -> None:
     def main(team: SimTeam) -> tuple[float, float] | None:
         for tag in ("weights", "push"):
-            team.accept(tag, 1)
+            team.register_tag(tag, 1)
             if team.rank == 0:
-                team.post(1, tag, 0, torch.zeros(1))
+                team.send(1, tag, 0, torch.zeros(1))
         if team.rank != 1:
             return None
         times = []
         for tag in ("push", "weights"):
-            assert team.collect(tag) is not None
+            assert team.recv(tag) is not None
             times.append(team.now())
         return times[0], times[1]
 

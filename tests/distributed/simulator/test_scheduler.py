@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from asr_am.distributed.simulator import SimTeam
-from tests.distributed.simulator.virtual import cluster_of, run
+from tests.support.round_cluster import cluster_of, run
 
 
 def test_only_modelled_time_passes_and_the_earliest_goes_on_first() -> None:
@@ -25,21 +25,21 @@ def test_only_modelled_time_passes_and_the_earliest_goes_on_first() -> None:
 
 def test_same_seed_same_bits_other_seed_other_times() -> None:
     def main(team: SimTeam) -> list[object]:
-        team.accept("w", 3)
-        compute = team.computing(lambda on_bucket: None)
+        team.register_tag("w", 3)
+        compute = team.timed(lambda on_bucket: None)
         trace: list[object] = [compute(None), torch.rand(2).tolist()]
         x = torch.rand(5)
         for _ in range(5):
             team.sleep(float(torch.rand(())))
-            team.post((team.rank + 1) % team.size, "w", 0, x[:3])
-            letter = team.collect("w", timeout=2.0)
+            team.send((team.rank + 1) % team.size, "w", 0, x[:3])
+            message = team.recv("w", timeout=2.0)
             team.start_all_reduce_mean(x).wait()
-            trace += [team.now(), x.tolist(), None if letter is None else letter.tensors[0].tolist()]
+            trace += [team.now(), x.tolist(), None if message is None else message.tensors[0].tolist()]
         return trace
 
     def once(seed: int) -> tuple[object, ...]:
         cluster = cluster_of(seed=seed, jitter=0.3, faults={"lost_share": 0.3, "late_share": 0.3, "late_seconds": 1.0})
-        return cluster.run(main), cluster.now, cluster.usage
+        return cluster.run(main), cluster.now, cluster.comm_stats
 
     torch.manual_seed(3)
     first = once(1)
@@ -53,7 +53,7 @@ def test_a_deadlock_is_an_error_that_says_who_waits_for_what() -> None:
         if team.rank == 0:
             team.event().wait()
         elif team.rank == 1:
-            team.collect("weights", source=0)
+            team.recv("weights", source=0)
         elif team.rank == 2:
             team.start_all_reduce_mean(torch.zeros(1)).wait()
         else:
@@ -98,7 +98,7 @@ def test_locks_are_passed_on_in_order_and_waiting_is_counted() -> None:
     cluster = cluster_of(1)
     cluster.run(main)
     assert order == ["a 0", "c 5", "b 6", "training 7"]
-    assert cluster.usage[0].waiting_seconds == 4.0  # of the training task, from 3 to 7; sleeping is not waiting
+    assert cluster.comm_stats[0].idle_seconds == 4.0  # of the training task, from 3 to 7; sleeping is not waiting
 
 
 def test_a_lock_is_left_by_an_error_and_refuses_its_holder() -> None:
@@ -208,7 +208,7 @@ def test_an_error_of_a_learner_ends_the_run_and_unwinds_the_others() -> None:
     def main(team: SimTeam) -> None:
         def listen() -> None:
             try:
-                team.collect("nothing")
+                team.recv("nothing")
             finally:
                 unwound.append(f"task {team.rank}")
 

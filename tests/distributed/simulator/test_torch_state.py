@@ -9,7 +9,7 @@ import torch
 
 from asr_am.distributed.simulator import SimTeam
 from asr_am.distributed.simulator.scheduler import TorchState
-from tests.distributed.simulator.virtual import run
+from tests.support.round_cluster import run
 
 
 def gradients_flow_while_another_validates() -> object:

@@ -22,7 +22,7 @@ from asr_am.features.ivector.train_extractor import (
     minimise_divergence,
 )
 from asr_am.features.ivector.ubm import DiagUbm
-from tests.features.ivector.reference import Drawn, draw, ivector, log_density, posteriors, random_extractor
+from tests.support.ivector_reference import Drawn, draw, ivector, log_density, posteriors, random_extractor
 
 GAUSSIANS, FEATURES, DIM = 4, 5, 3
 

@@ -7,7 +7,7 @@ import torch
 from asr_am.errors import InputError
 from asr_am.features.ivector.statistics import Totals, second_order, segment_statistics
 from asr_am.features.ivector.ubm import VARIANCE_FLOOR, DiagUbm, train_ubm
-from tests.features.ivector.reference import posteriors
+from tests.support.ivector_reference import posteriors
 
 WEIGHTS = np.array([0.5, 0.3, 0.2])
 MEANS = np.array([[-4.0, 0.0], [3.0, 3.0], [3.0, -4.0]])

@@ -1,0 +1,153 @@
+"""What strangers send to the ports of encrypted mail, and what happens to it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from asr_am.distributed.runtime import security as sockets
+from asr_am.distributed.runtime.security import new_key
+from asr_am.distributed.runtime.wire import Kind, WireHeader
+from tests.support.tcp_proxy import Tap, knock
+from tests.support.transport_fixtures import RUN, Office, Stranger, transports
+
+LETTER = WireHeader(Kind.CHUNK, RUN, 1, 0, clock=5, tag="w", seq=1, lengths=(2,))
+TWO = np.array([1, 2], np.float32).tobytes()
+GREETINGS = {
+    "random": os.urandom(4096),
+    "HTTP": b"GET / HTTP/1.0\r\n\r\n",
+    "ZMTP 1": b"\x01\x00\x06\x00secret",
+    "ZMTP 2": b"\xff\0\0\0\0\0\0\0\x01\x7f\x01\x05\0\0\0\x06secret",
+    "ZMTP 3, PLAIN": b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x00PLAIN".ljust(64, b"\0") + b"\x04\x08\x05HELLO\0\0",
+    "ZMTP 3, CURVE": b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x00CURVE".ljust(64, b"\0") + b"\x04\xc8\x05HELLO" + bytes(194),
+}
+
+
+@contextmanager
+def two_and_a_tap(key: str | None, change: Callable[[bytes], bytes] = bytes) -> Iterator[tuple[Office, Office, Tap]]:
+    """Learner 1 writes to learner 0 over a line that is tapped."""
+    with transports(2, key=key) as (a, b):
+        tap = Tap(a.mail.address, change)
+        b.event_loop.call(lambda: b.mail.on_peer_started(0, 1, tap.address))
+        a.mail._me = replace(a.mail._me, incarnation=1)
+        while b.membership[0].incarnation == 0:
+            time.sleep(0.001)
+        a.mail.register_tag("w", (2,))
+        yield a, b, tap
+        tap.close()
+
+
+@pytest.mark.parametrize("greeting", GREETINGS.values(), ids=GREETINGS.keys())
+def test_bytes_that_are_no_greeting_are_counted_and_logged_once(
+    greeting: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with transports(2, key=new_key()) as (a, b):
+        a.mail.register_tag("w", (2,))
+        for _ in range(3):
+            knock(a.mail.address, greeting)
+        a.until("refused == 3")
+        b.mail.send(0, "w", 5, (torch.ones(2),))
+        assert a.recv("w").clock == 5
+    said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == 2 and "learner 0 refused a connection" in said[0] and "refused 3" in said[1], said
+
+
+def test_bytes_that_are_no_greeting_do_no_harm_where_nothing_is_encrypted() -> None:
+    with transports(2) as (a, b):
+        a.mail.register_tag("w", (2,))
+        for greeting in GREETINGS.values():
+            knock(a.mail.address, greeting)
+        b.mail.send(0, "w", 5, (torch.ones(2),))
+        assert a.recv("w").clock == 5 and a.mail.recv("w", None, 0.1) is None
+
+
+def test_a_recorded_connection_opens_nothing() -> None:
+    with two_and_a_tap(new_key()) as (a, b, tap):
+        b.mail.send(0, "w", 5, (torch.ones(2),))
+        assert a.recv("w").clock == 5 and sum(map(len, tap.tape)) > 500
+        for count in range(1, 4):
+            knock(a.mail.address, *tap.tape)
+            a.until(f"refused == {count}")
+        b.mail.send(0, "w", 6, (torch.ones(2),))
+        assert a.recv("w").clock == 6 and a.mail.recv("w", None, 0.1) is None
+    with two_and_a_tap(None) as (a, b, tap):  # so that the test can fail: in clear, it is heard
+        b.mail.send(0, "w", 5, (torch.ones(2),))
+        a.recv("w")
+        knock(a.mail.address, *tap.tape)
+        a.until("refused == 1")  # by its number, as a letter that came before
+        assert a.mail._connection_monitor.rejected == 0, "to whoever could record it, this door was open"
+
+
+def test_a_message_repeated_on_its_own_connection_ends_that_and_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "PATIENCE", 0.5)
+    repeated = threading.Event()
+
+    def repeat(data: bytes) -> bytes:
+        """What is sent first after a letter has been read goes twice."""
+        if not armed.is_set() or repeated.is_set():
+            return data
+        repeated.set()
+        return data + data
+
+    armed = threading.Event()
+    with two_and_a_tap(new_key(), repeat) as (a, b, tap):
+        for clock in range(5, 9):
+            b.mail.send(0, "w", clock, (torch.full((2,), float(clock)),))
+            message = a.recv("w")
+            assert message.clock == clock and message.tensors[0].tolist() == [clock] * 2
+            armed.set()
+        a.until("refused == 1")
+        assert repeated.is_set() and tap.connections == 2, "made again, after ZeroMQ ended it"
+        assert a.mail._connection_monitor.rejected == 1 and a.mail.recv("w", None, 0.1) is None
+
+
+def test_a_bit_that_was_changed_on_the_way_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "PATIENCE", 0.5)
+    changed = threading.Event()
+
+    def change(data: bytes) -> bytes:
+        if not armed.is_set() or changed.is_set():
+            return data
+        changed.set()
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+    armed = threading.Event()
+    with two_and_a_tap(new_key(), change) as (a, b, tap):
+        for clock in range(5, 8):
+            b.mail.send(0, "w", clock, (torch.full((2,), float(clock)),))
+            assert a.recv("w").tensors[0].tolist() == [clock] * 2
+            armed.set()
+        assert changed.is_set() and tap.connections == 2 and a.mail._connection_monitor.rejected == 1
+
+
+def test_a_flood_of_malformed_messages_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with transports(2) as (a, _):
+        stranger = Stranger(a)
+        for count in range(200):
+            stranger.send(os.urandom(count), b"x")
+        a.until("refused == 200")
+        stranger.close()
+    said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == 2 and "a message: a header has" in said[0] and "refused 200" in said[1]
+
+
+def test_waiting_in_the_handshake_keeps_nobody_out() -> None:
+    with (
+        transports(2, key=new_key()) as (a, b),
+        socket.create_connection(("127.0.0.1", int(a.mail.address.split(":")[2]))),
+    ):
+        a.mail.register_tag("w", (2,))
+        b.mail.send(0, "w", 5, (torch.ones(2),))
+        assert a.recv("w").clock == 5
+        knock(a.mail.address, GREETINGS["random"])
+        a.until("refused == 1")

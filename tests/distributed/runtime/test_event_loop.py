@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from asr_am.distributed.runtime.event_loop import CommClosed, TeamEvent, TeamLock, WaitMonitor
+from asr_am.distributed.team import CommStats
+
+
+def in_a_task(wait_monitor: WaitMonitor, call: object) -> list[BaseException | object]:
+    """What `call` returns or raises in a thread of its own, once that is over."""
+    results: list[BaseException | object] = []
+
+    def run() -> None:
+        try:
+            results.append(call())  # type: ignore[operator]
+        except BaseException as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(0.1)
+    wait_monitor.close()
+    thread.join(30)
+    return results
+
+
+def test_closing_ends_every_wait_of_a_task() -> None:
+    for call in ("event", "pause", "lock"):
+        wait_monitor = WaitMonitor(CommStats())
+        event, lock = TeamEvent(wait_monitor), TeamLock(wait_monitor)
+        calls = {
+            "event": event.wait,
+            "pause": lambda w=wait_monitor: w.pause(60),
+            "lock": lambda w=wait_monitor: w.pause(60),
+        }
+        (result,) = in_a_task(wait_monitor, calls[call])
+        assert isinstance(result, CommClosed), call
+        with pytest.raises(CommClosed):
+            lock.__enter__()
+
+
+def test_a_failure_is_raised_in_the_training_task_only() -> None:
+    wait_monitor = WaitMonitor(CommStats())
+    event = TeamEvent(wait_monitor)
+    threading.Timer(0.05, lambda: wait_monitor.fail(KeyError("first"))).start()
+    with pytest.raises(KeyError, match="first"):
+        event.wait()
+    wait_monitor.fail(ValueError("second"))
+    with pytest.raises(KeyError, match="first"):
+        wait_monitor.check()
+    threading.Timer(0.02, event.set).start()
+    assert in_a_task(wait_monitor, event.wait) == [True]
+
+
+def test_only_who_is_ready_is_woken() -> None:
+    wait_monitor, asked = WaitMonitor(CommStats()), []
+    messages: list[int] = []
+
+    def ready() -> bool:
+        asked.append(threading.get_ident())
+        return len(messages) == 50
+
+    thread = threading.Thread(target=lambda: wait_monitor.wait_for(ready))
+    thread.start()
+    while not asked:
+        time.sleep(0.001)
+    for message in range(50):
+        with wait_monitor.change():
+            messages.append(message)
+    thread.join(30)
+    assert not thread.is_alive() and asked.count(thread.ident) == 1 and len(asked) == 51
+
+
+def test_events_wait_with_and_without_a_timeout() -> None:
+    wait_monitor = WaitMonitor(CommStats())
+    event = TeamEvent(wait_monitor)
+    assert event.wait(0.01) is False and not event.is_set()
+    event.set()
+    assert event.wait() is True and event.is_set()
+    event.clear()
+    assert event.wait(0) is False
+
+
+def test_the_training_task_counts_what_it_waits_for_others() -> None:
+    comm_stats = CommStats()
+    wait_monitor = WaitMonitor(comm_stats)
+    TeamEvent(wait_monitor).wait(0.05)
+    assert 0.05 <= comm_stats.idle_seconds < 5
+    counted = comm_stats.idle_seconds
+    wait_monitor.pause(0.05)
+    assert comm_stats.idle_seconds == counted, "a sleep is not for others"
+    lock = TeamLock(wait_monitor)
+    held = threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            time.sleep(0.05)
+
+    threading.Thread(target=hold).start()
+    held.wait()
+    with lock:
+        assert comm_stats.idle_seconds > counted
+    counted = comm_stats.idle_seconds
+    thread = threading.Thread(target=lambda: TeamEvent(wait_monitor).wait(0.05))
+    thread.start()
+    thread.join()
+    assert comm_stats.idle_seconds == counted, "another task's"

@@ -1,0 +1,73 @@
+"""GTC, BMUF, HTM and the collectives of groups in four real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asr_am.distributed.runtime.launcher import launch
+from asr_am.distributed.runtime.worker_process import free_port
+from tests.support.synchronous_worker import PROBLEM, STRATEGIES
+from tests.support.toy_training import train
+
+ROOT = Path(__file__).parents[3]
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
+
+
+def command(scenario: str, folder: Path) -> list[str]:
+    return [sys.executable, str(Path(__file__).with_name("in_step.py")), scenario, str(folder)]
+
+
+def left(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [torch.load(path, weights_only=True) for path in sorted(folder.glob(f"{name}.?.pt"))]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    launch(command("train", folder), 4, synchronous=True, env=ENVIRONMENT)
+    return folder
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_real_learners_are_virtual_ones(trained: Path, name: str) -> None:
+    """To the bit, but for means of more than two, which gloo adds in an order of its own."""
+    virtual = train(PROBLEM, STRATEGIES[name])
+    for rank, found in enumerate(left(trained, name)):
+        life = virtual[rank]
+        if name == "bmuf":
+            torch.testing.assert_close(found["replica"], life.replica, rtol=0.0, atol=1e-6)
+        else:
+            assert torch.equal(found["replica"], life.replica)
+        assert found["sent"] == life.strategy.team.comm_stats.bytes_sent
+    assert len(left(trained, name)) == 4
+
+
+def test_all_that_groups_can_do(tmp_path: Path) -> None:
+    launch(command("collectives", tmp_path), 4, synchronous=True, env=ENVIRONMENT)
+    for rank, found in enumerate(left(tmp_path, "collectives")):
+        assert found["x"].tolist() == [1.0 if rank < 2 else 3.0] * 5
+        assert found["numbers"].tolist() == ([0, 1] if rank < 2 else [2, 3])
+        assert found["rows"].tolist() == [0, 0, 1, 0, 1, 2] and found["rows"].dtype == torch.int32
+        assert found["y"].tolist() == [{0: 1.5, 3: 1.5}.get(rank, float(rank))] * 3 and found["z"].tolist() == [2.0] * 2
+
+
+def test_all_groups_hear_of_a_lost_learner(tmp_path: Path) -> None:
+    port = str(free_port("127.0.0.1"))
+    learners = []
+    for rank in range(4):
+        own = {"RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        learners.append(subprocess.Popen(command("lost", tmp_path), env={**os.environ, **ENVIRONMENT, **own}))
+    try:
+        statuses = [learner.wait(120) for learner in learners]
+    finally:
+        for learner in learners:
+            learner.kill()
+    assert statuses == [1, 1, 1, -9]
+    assert [found["lost"] for found in left(tmp_path, "lost")] == [3, 3, 3]

@@ -1,0 +1,172 @@
+"""The README's table of strategies and features, cell by cell."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from asr_am.distributed.cluster_config import Crash, Faults, Workload
+from asr_am.distributed.optimizer import OptimizerOptions
+from asr_am.distributed.strategies.adpsgd import Adpsgd
+from asr_am.distributed.strategies.dpsgd import Dpsgd
+from asr_am.distributed.strategies.hybrid import Hybrid
+from asr_am.distributed.strategies.sync import Sync
+from asr_am.distributed.team import LearnerLost
+from asr_am.model.blstm import BlstmOptions
+from asr_am.train import gradient
+from asr_am.train.schedule import Schedule
+from asr_am.train.simulate import train_virtually
+from asr_am.train.train_options import TrainOptions
+from tests.distributed.test_reference_equivalence import MATRICES
+from tests.support import reference_algorithms as reference
+from tests.support.egs_examples import write_examples
+from tests.support.soak import FORGIVING, STRATEGIES
+from tests.support.toy_problem import Problem
+from tests.support.toy_training import hardware, in_time, train
+
+# clipping and Adam: what the optimizer is given
+
+RULES: dict[str, tuple[OptimizerOptions, reference.MakeRule]] = {
+    "clipping": (OptimizerOptions(clip_norm=0.8), partial(reference.Momentum, clip=0.8)),
+    "adam": (OptimizerOptions("adam"), reference.Adam),
+}
+
+
+def problem_with(rule: str) -> Problem:
+    return Problem(batches=44, epochs=2, lr=0.01 if rule == "adam" else 0.05, options=RULES[rule][0])
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    return float((one.double() - other.double()).abs().max())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_sync_of_gradients_applies_it_to_the_mean_gradient(rule: str) -> None:
+    problem, (_, make_rule) = problem_with(rule), RULES[rule]
+    for life in train(problem, Sync).values():
+        assert apart(life.consensus[-1], reference.sync(problem, make_rule)[-1]) < 1e-5
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_others_apply_it_to_each_learner_s_gradient(rule: str) -> None:
+    problem, (_, make_rule) = problem_with(rule), RULES[rule]
+    of_the_mean = reference.sync(problem, make_rule)[-1]
+    averaged = reference.dpsgd(problem, MATRICES["all"], make_rule)[-1]
+    for life in train(problem, partial(Sync, form="weights")).values():
+        assert apart(life.replica, averaged[0]) < 1e-5 and apart(averaged[0], of_the_mean) > 1e-3
+    for life in train(problem, Hybrid).values():
+        assert apart(life.replica, reference.hybrid_own(problem, make_rule)[-1]) < 1e-5
+    for rank, life in train(problem, Dpsgd).items():
+        assert apart(life.replica, reference.dpsgd(problem, MATRICES["pairs"], make_rule)[-1][rank]) < 1e-5
+    lives = train(problem, Adpsgd, cluster=hardware(jitter=0.0), around=in_time)
+    expected = reference.adpsgd(problem, [lives[rank].did for rank in range(4)], make_rule)
+    assert max(apart(lives[rank].replica, expected[rank]) for rank in range(4)) < 1e-5
+
+
+# real training: accumulation, bfloat16, dropout, a learner's crash, going on from a checkpoint
+
+
+@pytest.fixture(scope="module")
+def egs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_examples(tmp_path_factory.mktemp("egs") / "egs")
+
+
+Train = Callable[..., tuple[Tensor, float]]
+
+
+@pytest.fixture
+def run(egs_dir: Path, tmp_path: Path) -> Train:
+    """Trains two learners; all their weights [2, N] and the last held-out loss."""
+    runs = 0
+
+    def trained(
+        name: str, dropout: float = 0.0, into: str = "", crash: Crash | None = None, **options: Any
+    ) -> tuple[Tensor, float]:  # fmt: skip
+        nonlocal runs
+        runs += 1
+        out = tmp_path / (into or str(runs))
+        chosen = TrainOptions(**{
+            "epochs": 2, "batch_size": 8, "model": BlstmOptions(1, 8, 6, dropout=dropout), "threads": 1,
+            "schedule": Schedule(base=0.3), "device": "cpu", "checkpoint_every": 2, **options,
+        })  # fmt: skip
+        cluster = replace(hardware(), faults=Faults(crashes=[crash] if crash else []))
+        train_virtually(
+            egs_dir, out, chosen, learners=2, cluster=cluster, strategy=STRATEGIES[name],
+            workload=Workload("toy", seconds_per_batch={"toy": 1.0}),
+        )  # fmt: skip
+        newest = max((out / "checkpoints").iterdir())
+        states = [torch.load(newest / f"learner-{rank}.pt", weights_only=True)["strategy"] for rank in range(2)]
+        weights = torch.stack([state.get("x", state["weights"]) for state in states])
+        return weights, json.loads((out / "summary.json").read_text())["heldout_loss"][-1]
+
+    return trained
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_accumulation_changes_rounding_only(name: str, run: Train) -> None:
+    whole, parts = run(name), run(name, accumulation=3)
+    difference = apart(whole[0], parts[0])
+    assert difference < 1e-5 and (difference > 0 or name in ("gtc", "htm"))  # thresholds mostly swallow it
+    assert parts[1] == pytest.approx(whole[1], abs=2e-6)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_bfloat16_is_close(name: str, run: Train) -> None:
+    exact, rounded = run(name), run(name, precision="bfloat16")
+    difference = apart(exact[0], rounded[0])
+    assert difference < 0.1 and (difference > 1e-6 or name == "gtc")  # whose threshold may swallow it
+    assert rounded[0].dtype == torch.float32
+    assert rounded[1] != exact[1] and rounded[1] == pytest.approx(exact[1], rel=0.02)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_dropout_is_the_same_every_time_and_after_a_checkpoint(name: str, run: Train) -> None:
+    without, with_dropout = run(name), run(name, dropout=0.3)
+    assert torch.equal(run(name, dropout=0.3)[0], with_dropout[0])
+    assert apart(without[0], with_dropout[0]) > 1e-3
+    if name not in FORGIVING:
+        run(name, dropout=0.3, into="stopped", epochs=1)
+        assert torch.equal(run(name, dropout=0.3, into="stopped")[0], with_dropout[0])
+
+
+def test_a_batch_has_its_own_dropout_whoever_does_it(run: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[Counter[int]] = []
+    seed_dropout = gradient.seed_dropout
+
+    def record(seed: int, device: torch.device) -> None:
+        seeds[-1][seed] += 1
+        seed_dropout(seed, device)
+
+    monkeypatch.setattr(gradient, "seed_dropout", record)
+    for name in ("sync", "dpsgd", "adpsgd"):
+        seeds.append(Counter())
+        run(name, dropout=0.3)
+    assert len(seeds[0]) > 8
+    assert seeds[0].keys() == seeds[1].keys() == seeds[2].keys()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_learner_crashes(name: str, run: Train, tmp_path: Path) -> None:
+    """In step the run ends, and goes on to the same bits when started again; adpsgd goes on by itself."""
+    for at in (0.3, 2.2, 4.1):
+        into, crash = f"crash at {at}", Crash(1, at, restart_after=1.0)
+        if name in FORGIVING:
+            run(name, into=into, crash=crash)
+            summary = json.loads((tmp_path / into / "summary.json").read_text())
+            assert summary["restarts"] == 1
+            lines = [json.loads(line) for line in (tmp_path / into / "leases.jsonl").read_text().splitlines()]
+            done = [(line["epoch"], batch) for line in lines for batch in line["batch"]]
+            assert len(done) == len(set(done)) == sum(summary["batches_per_learner"].values())
+        else:
+            with pytest.raises(LearnerLost, match="learner 1 "):
+                run(name, into=into, crash=crash, dropout=0.3)
+            assert torch.equal(run(name, into=into, dropout=0.3)[0], run(name, dropout=0.3)[0])

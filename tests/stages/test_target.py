@@ -1,0 +1,235 @@
+"""Units of work: made once, redone when a source changes, safe against being killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from asr_am.errors import InputError
+from asr_am.stages.target import Target
+
+
+def copy_of(source: Path) -> Callable[[Path], None]:
+    return lambda place: (place / "copy.txt").write_text(source.read_text() + "!") and None
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source.txt"
+    path.write_text("words")
+    return path
+
+
+def unit(tmp_path: Path, source: Path, **changes: object) -> Target:
+    given = {"out": tmp_path / "out", "inputs": [source], "config": {"a": 1}, "work": copy_of(source)}
+    return Target(**(given | changes))  # type: ignore[arg-type]
+
+
+def test_made_once_then_up_to_date(tmp_path: Path, source: Path) -> None:
+    assert unit(tmp_path, source).run()
+    assert (tmp_path / "out/copy.txt").read_text() == "words!"
+    assert not unit(tmp_path, source).run()
+    assert sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith(".")) == ["out", "source.txt"]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_redone_when_a_source_a_value_or_an_output_changes(tmp_path: Path, source: Path, in_place: bool) -> None:
+    assert unit(tmp_path, source, in_place=in_place).run()
+    source.write_text("other words")
+    assert unit(tmp_path, source, in_place=in_place).run()
+    assert (tmp_path / "out/copy.txt").read_text() == "other words!"
+    assert unit(tmp_path, source, in_place=in_place, config={"a": 2}).run()
+    assert unit(tmp_path, source, in_place=in_place, config={"a": 2}, version=2).run()
+    (tmp_path / "out/copy.txt").write_text("")
+    assert unit(tmp_path, source, in_place=in_place, config={"a": 2}, version=2).run()
+    assert (tmp_path / "out.old").exists() == in_place
+
+
+def test_a_run_that_does_not_end_takes_nobodys_place(tmp_path: Path, source: Path) -> None:
+    def interrupted(place: Path) -> None:
+        (place / "checkpoint").write_text("half")
+        raise KeyboardInterrupt
+
+    def refused(place: Path) -> None:
+        (place / "config.yaml").write_text("a: -1")
+        raise InputError("a=-1: must be positive")
+
+    def run(value: int, work: Callable[[Path], None] | None = None) -> None:
+        work = work or copy_of(source)
+        unit(tmp_path, source, config={"a": value}, work=work, in_place=True, keep_if="checkpoint").run()
+
+    def folders() -> dict[str, str]:
+        return {
+            path.parent.name: path.read_text() for path in sorted(tmp_path.glob("*/c*")) if path.name != "config.yaml"
+        }
+
+    run(1)
+    source.write_text("second")
+    run(2)
+    finished = {"out": "second!", "out.old": "words!"}
+    assert folders() == finished
+    for value in (-1, -2):  # two typos
+        with pytest.raises(InputError, match="must be positive"):
+            run(value, refused)
+        assert folders() == finished and not (tmp_path / "out.new").exists()
+    with pytest.raises(KeyboardInterrupt):
+        run(3, interrupted)
+    assert folders() == {**finished, "out.new": "half"}
+    with pytest.raises(InputError):
+        run(-3, refused)
+    assert folders() == finished
+    run(2)
+    assert folders() == finished, "and it is up to date"
+
+
+def test_an_unfinished_run_never_replaces_a_finished_one(tmp_path: Path, source: Path) -> None:
+    def run(value: int, work: Callable[[Path], None] | None = None) -> None:
+        work = work or copy_of(source)
+        unit(tmp_path, source, config={"a": value}, work=work, in_place=True).run()
+
+    for value in (1, 2):
+        run(value)
+    (tmp_path / "out/.done").unlink()  # as if the second had been cut short
+    run(3)
+    assert (tmp_path / "out.old/.done").exists() and (tmp_path / "out.unfinished").exists()
+
+
+def test_what_other_programs_write_beside_the_output_is_no_part_of_it(tmp_path: Path, source: Path) -> None:
+    def work(place: Path) -> None:
+        (place / "wandb").mkdir()
+        (place / "wandb/debug.log").write_text("one line\n")
+
+    made = unit(tmp_path, source, work=work, in_place=True, apart=("wandb",))
+    assert made.run()
+    (tmp_path / "out/wandb/debug.log").write_text("one line\nand another\n")
+    assert not made.run()
+
+
+def test_redone_downstream_of_what_was_redone(tmp_path: Path, source: Path) -> None:
+    def chain(value: int) -> list[bool]:
+        first = unit(tmp_path, source, config={"a": value})
+        work = copy_of(tmp_path / "out/copy.txt")
+        return [first.run(), Target(tmp_path / "second", [first.out], {}, work).run()]
+
+    assert chain(1) == [True, True]
+    assert chain(1) == [False, False]
+    assert chain(2) == [True, True]
+
+
+def test_missing_and_unfinished_inputs_are_named(tmp_path: Path, source: Path) -> None:
+    with pytest.raises(InputError, match="gone does not exist"):
+        unit(tmp_path, source, inputs=[tmp_path / "gone"]).run()
+    with pytest.raises(ZeroDivisionError):
+        unit(tmp_path, source, in_place=True, work=lambda place: (place / "half").write_text(str(1 / 0)) and None).run()
+    with pytest.raises(InputError, match="out is unfinished"):
+        Target(tmp_path / "second", [tmp_path / "out"], {}, copy_of(source)).run()
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.write_text("w"), Path.unlink], ids=["cut", "gone"])
+def test_a_damaged_input_is_named(tmp_path: Path, source: Path, damage: Callable[[Path], object]) -> None:
+    first = unit(tmp_path, source)
+    first.run()
+    second = Target(tmp_path / "second", [first.out], {}, lambda place: None)
+    second.run()
+    damage(tmp_path / "out/copy.txt")
+    with pytest.raises(InputError, match=r"out/copy.txt is missing, or has not the size"):
+        second.run()
+    assert first.run() and not second.run()
+
+
+def test_files_beside_the_output_are_part_of_it(tmp_path: Path, source: Path) -> None:
+    table = tmp_path / "table.md"
+    made = unit(tmp_path, source, work=lambda place: table.write_text("1 2 3") and None, beside=[table])
+    assert made.run() and not made.run()
+    table.write_text("1")
+    assert made.run() and table.read_text() == "1 2 3"
+    table.unlink()
+    assert made.run() and not made.run()
+
+
+def test_failure_keeps_the_old_output(tmp_path: Path, source: Path) -> None:
+    unit(tmp_path, source).run()
+
+    def fail(place: Path) -> None:
+        (place / "copy.txt").write_text("half")
+        raise InputError("no")
+
+    with pytest.raises(InputError):
+        unit(tmp_path, source, config={"a": 2}, work=fail).run()
+    assert (tmp_path / "out/copy.txt").read_text() == "words!"
+    assert not unit(tmp_path, source).run()
+
+
+SCRIPT = """
+    import sys, time
+    from pathlib import Path
+    from asr_am.stages.target import Unit
+
+    def work(place):
+        for step in range(3):
+            if not (place / str(step)).exists():
+                (place / str(step)).write_text(sys.argv[2])
+                print("made", step, flush=True)
+            if step == int(sys.argv[3]):
+                time.sleep(60)
+
+    Unit(Path(sys.argv[1]) / "out", [], {}, work).run()
+"""
+
+
+def test_killed_in_the_middle_then_taken_up(tmp_path: Path) -> None:
+    def start(mark: str, stop_at: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path), mark, str(stop_at)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    first = start("first", 1)
+    assert first.stdout
+    assert [first.stdout.readline() for _ in range(2)] == ["made 0\n", "made 1\n"]
+    with pytest.raises(InputError, match="another process"):
+        Target(tmp_path / "out", [], {}, lambda place: None).run()
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    assert not (tmp_path / "out").exists()
+    second = start("second", 9)
+    assert second.communicate(timeout=30)[0] == "made 2\n"
+    assert [(tmp_path / "out" / str(step)).read_text() for step in range(3)] == ["first", "first", "second"]
+
+
+def test_killed_between_the_two_renames(tmp_path: Path, source: Path) -> None:
+    unit(tmp_path, source).run()
+    (tmp_path / "out").rename(tmp_path / "out.partial")
+    called = []
+    unit(tmp_path, source, work=called.append).run()
+    assert (tmp_path / "out/copy.txt").read_text() == "words!" and not called
+
+
+POOL = """
+    import os, sys, time
+    from pathlib import Path
+    from asr_am.parallel import parallel_map
+    from asr_am.stages.target import Unit
+
+    def item(number):
+        os.write(1, b"began\\n")  # at once, so that two workers never share a line
+        time.sleep(60)
+
+    Unit(Path(sys.argv[1]) / "out", [], {}, lambda place: parallel_map(item, [1, 2, 3], 2, "waiting")).run()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_killed_alone_its_workers_end_and_let_go_of_the_unit(tmp_path: Path, how: signal.Signals) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(POOL), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        assert [parent.stdout.readline() for _ in range(2)] == ["began\n", "began\n"]
+        parent.send_signal(how)
+        assert parent.stdout.read() == "", "ends when nobody has it open any more"
+    assert Target(tmp_path / "out", [], {}, lambda place: None).run()

@@ -1,0 +1,46 @@
+"""One learner of a team that strangers want to get into: python -m tests.support.intruder_worker EGS OUT LINE.
+
+Learner 1 reaches the supervisor over the tapped line at LINE (tcp://host:port). All leave their mail's address in OUT;
+learner 0 stays in its third gradient until OUT has a file `over`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from asr_am.distributed.runtime.connect import connect
+from asr_am.distributed.runtime.worker_process import end_process
+from asr_am.train.gradient import ModelState
+from asr_am.train.trainer import train
+from tests.train.test_simulate import OPTIONS, STRATEGIES
+
+
+def wait_in_gradient(number: int, over: Path) -> None:
+    whole = ModelState.backward
+    calls = count(1)
+
+    def backward(learner: ModelState, *arguments: Any) -> Any:
+        held = next(calls) == number
+        while held and not over.exists():
+            time.sleep(0.02)
+        return whole(learner, *arguments)
+
+    ModelState.backward = backward  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    egs_dir, out, line = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    if os.environ["RANK"] == "1":
+        os.environ["ASR_AM_SUPERVISOR"] = line
+    team = connect()
+    (out / f"{team.rank}.tmp").write_text(team._transport.address)
+    (out / f"{team.rank}.tmp").rename(out / f"{team.rank}.mail")
+    if team.rank == 0:
+        wait_in_gradient(3, out / "over")
+    train(egs_dir, out, OPTIONS, strategy=STRATEGIES["adpsgd"], team=team)
+    end_process()

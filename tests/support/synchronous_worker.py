@@ -1,0 +1,86 @@
+"""Learners for test_in_step.py, as processes of their own: python in_step.py SCENARIO FOLDER."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from asr_am.distributed.leases import LearnerLost, SegmentRecord
+from asr_am.distributed.runtime.connect import connect
+from asr_am.distributed.runtime.team import ProcessTeam
+from asr_am.distributed.runtime.worker_process import end_process
+from asr_am.distributed.strategies.bmuf import Bmuf
+from asr_am.distributed.strategies.gtc import Gtc
+from asr_am.distributed.strategies.htm import Htm
+from tests.support.toy_problem import Problem
+from tests.support.toy_training import MakeStrategy, Training
+
+PROBLEM = Problem(batches=43, epochs=1)
+STRATEGIES: dict[str, MakeStrategy] = {
+    "gtc": partial(Gtc, threshold=20.0, bucket=30), "gtc dense": partial(Gtc, threshold=20.0, dense_above=0.0),
+    "bmuf": partial(Bmuf, block_size=3), "htm": partial(Htm, group_size=2, threshold=20.0, block_size=3),
+}  # fmt: skip
+
+
+class OwnTraining(Training):
+    """Nobody else's gradients are counted in this process."""
+
+    def _audit(self, record: SegmentRecord) -> None:
+        segment = record.segment
+        record.audit([batch.examples for batch in self.problem.of(segment.epoch)[segment.begin : segment.end]])
+
+
+def train(team: ProcessTeam, folder: Path) -> None:
+    """With each strategy after the other; leaves weights [N] and what was sent to whom."""
+    for name, make in STRATEGIES.items():
+        before = team.comm_stats.bytes_sent.copy()
+        life = OwnTraining(PROBLEM, make).live(team)
+        sent = {to: count - before[to] for to, count in team.comm_stats.bytes_sent.items() if count > before[to]}
+        torch.save({"replica": life.replica, "sent": sent}, folder / f"{name}.{team.rank}.pt")
+
+
+def collectives(team: ProcessTeam, folder: Path) -> None:
+    """Every call that groups have."""
+    pairs, ends, single = team.split([[0, 1], [2, 3]]), team.split([[0, 3]]), team.split([[r] for r in range(4)])
+    assert pairs is not None and single is not None and single.size == 1
+    x = torch.full((5,), float(team.rank))
+    pairs.broadcast(x, source=1)
+    rows = team.start_all_gather(torch.arange(team.rank, dtype=torch.int32), range(4)).wait()
+    numbers = pairs.start_all_gather(torch.tensor([team.rank])).wait()
+    y = torch.full((3,), float(team.rank))
+    if ends is not None:
+        ends.start_all_reduce_mean(y).wait()
+    z = torch.full((2,), float(team.rank))
+    team.broadcast(z, source=2)
+    found = {"x": x, "y": y, "z": z, "numbers": torch.cat(numbers), "rows": torch.cat(rows)}
+    torch.save(found, folder / f"collectives.{team.rank}.pt")
+
+
+def lost(team: ProcessTeam, folder: Path) -> None:
+    """Learner 3 is killed between two collectives of its group; the other group hears of it, too."""
+    pairs = team.split([[0, 1], [2, 3]])
+    assert pairs is not None
+    for step in range(1000):
+        if team.rank == 3 and step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            pairs.start_all_gather(torch.zeros(1000)).wait()
+        except LearnerLost as error:
+            torch.save({"lost": error.rank}, folder / f"lost.{team.rank}.pt")
+            team.close()
+            end_process(1)
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    own = connect(timeout=60)
+    {"train": train, "collectives": collectives, "lost": lost}[sys.argv[1]](own, Path(sys.argv[2]))
+    own.close()
+    end_process()

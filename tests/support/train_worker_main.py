@@ -1,0 +1,44 @@
+"""One learner of a real team, for tests: python -m tests.support.train_worker_main STRATEGY EGS OUT KILLED.
+
+KILLED: the learner that kills itself, as `kill -9` does, in its fifth gradient; -1: nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from asr_am.distributed.runtime.connect import connect
+from asr_am.distributed.runtime.worker_process import end_process
+from asr_am.train.gradient import ModelState
+from asr_am.train.trainer import train
+from tests.train.test_simulate import OPTIONS, STRATEGIES
+
+
+def die_in(kind: type, method: str, number: int) -> None:
+    """Have this process kill itself, as `kill -9` does, in call `number`, from 1, of a method."""
+    whole = getattr(kind, method)
+    calls = iter(range(1, number + 1))
+
+    def fatal(self: Any, *arguments: Any) -> Any:
+        if next(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole(self, *arguments)
+
+    setattr(kind, method, fatal)
+
+
+def die_in_gradient(number: int) -> None:
+    die_in(ModelState, "backward", number)
+
+
+if __name__ == "__main__":
+    strategy, egs_dir, out, killed = sys.argv[1:]
+    team = connect()
+    if team.rank == int(killed) and team.incarnation == 0:
+        die_in_gradient(5)
+    train(Path(egs_dir), Path(out), OPTIONS, strategy=STRATEGIES[strategy], team=team)
+    end_process()

@@ -1,0 +1,83 @@
+"""Post offices of several learners in one process, and strangers between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import zmq
+
+from asr_am.distributed.cluster_config import Faults
+from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
+from asr_am.distributed.runtime.fault_injection import MessageFaults
+from asr_am.distributed.runtime.membership import Membership
+from asr_am.distributed.runtime.messaging import Transport
+from asr_am.distributed.runtime.security import open_socket
+from asr_am.distributed.runtime.wire import Kind, WireHeader, encode
+from asr_am.distributed.team import CommStats, Message
+
+RUN = bytes(range(16))
+PATIENCE = 30.0  # seconds after which a test has failed
+
+
+class Office:
+    """A learner's mail without the learner."""
+
+    def __init__(
+        self, rank: int, size: int, incarnation: int = 0, key: str | None = None, faults: Faults | None = None
+    ):
+        self.rank, self.incarnation, self.comm_stats = rank, incarnation, CommStats()
+        self.wait_monitor, self.membership = WaitMonitor(self.comm_stats), Membership(rank, size)
+        self.event_loop = EventLoop(self.wait_monitor)
+        self.lost: list[int] = []
+        self.mail = Transport(
+            self.event_loop, WireHeader(Kind.HELLO, RUN, rank, incarnation), "127.0.0.1", self.membership, self.wait_monitor,
+            self.comm_stats, MessageFaults(faults or Faults(), rank, incarnation), key,
+        )  # fmt: skip
+
+    def recv(self, tag: str, source: int | None = None, timeout: float = PATIENCE) -> Message:
+        message = self.mail.recv(tag, source, timeout)
+        assert message is not None, f"no letter {tag!r} has come to {self.rank}"
+        return message
+
+    def until(self, what: str) -> None:
+        """Wait for a usage count, such as `refused == 3`."""
+        name, _, value = what.split()
+        for _ in range(int(PATIENCE / 0.01)):
+            if getattr(self.comm_stats, name) == int(value):
+                return
+            time.sleep(0.01)
+        raise AssertionError(f"{what} never came true: {getattr(self.comm_stats, name)}")
+
+
+@contextmanager
+def transports(size: int, key: str | None = None, faults: Faults | None = None) -> Iterator[list[Office]]:
+    """They know each other's addresses."""
+    team = [Office(rank, size, key=key, faults=faults) for rank in range(size)]
+    try:
+        for transport in team:
+            transport.membership.fill({other.rank: (0, other.mail.address) for other in team if other is not transport})
+            transport.event_loop.start()
+        yield team
+    finally:
+        for transport in team:
+            transport.event_loop.stop()
+
+
+class Stranger:
+    """Raw ZeroMQ to an office's port."""
+
+    def __init__(self, transport: Office, key: str | None = None) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = open_socket(self._context, zmq.DEALER, key)
+        self._socket.connect(transport.mail.address)
+
+    def send(self, *frames: bytes | WireHeader) -> None:
+        self._socket.send_multipart([encode(f) if isinstance(f, WireHeader) else f for f in frames])
+
+    def hears(self, milliseconds: int) -> bool:
+        return bool(self._socket.poll(milliseconds))
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)

@@ -1,0 +1,237 @@
+"""Training of a real model on the virtual cluster: the whole loop, its files, and what a crash leaves of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asr_am.distributed.cluster_config import Cluster, Faults, Workload
+from asr_am.distributed.strategies.adpsgd import Adpsgd
+from asr_am.distributed.strategies.dpsgd import Dpsgd
+from asr_am.distributed.strategies.hybrid import Hybrid
+from asr_am.distributed.strategies.local import Local
+from asr_am.distributed.strategies.ps_sync import PsSync
+from asr_am.distributed.strategies.sync import Sync
+from asr_am.distributed.team import LearnerLost
+from asr_am.errors import InputError
+from asr_am.model.blstm import BlstmOptions
+from asr_am.model.model_file import load_acoustic_model
+from asr_am.train.run_setup import StrategyFactory
+from asr_am.train.schedule import Schedule
+from asr_am.train.simulate import train_virtually
+from asr_am.train.train_options import TrainOptions
+from asr_am.train.trainer import Trainer, train
+from tests.support.egs_examples import write_examples
+from tests.train.test_trainer import Ended
+
+OPTIONS = TrainOptions(
+    epochs=2, batch_size=8, model=BlstmOptions(1, 8, 6), schedule=Schedule(base=0.1), random_offset=True, threads=1,
+    report_every=3, checkpoint_every=4, device="cpu",
+)  # fmt: skip
+WORKLOAD = Workload("test", seconds_per_batch={"cpu": 1.0})
+STRATEGIES: dict[str, StrategyFactory] = {"sync": Sync, "hybrid": Hybrid, "dpsgd": Dpsgd, "adpsgd": Adpsgd}
+
+
+def cluster(**faults: object) -> Cluster:
+    return Cluster(
+        name="test", hosts=2, devices_per_host=2, device="cpu", nic_bandwidth=1e6, nic_latency=1e-3,
+        host_bandwidth=1e7, host_latency=1e-4, all_reduce_bandwidth=1e6, all_reduce_latency=1e-3, overlap_speed=0.5,
+        update_bandwidth=1e7, averaging_bandwidth=1e7, jitter=0.1,
+        faults=Cluster.build({**_PLAIN, "faults": faults}).faults,
+    )  # fmt: skip
+
+
+_PLAIN = {
+    "name": "plain", "hosts": 1, "devices_per_host": 1, "device": "cpu", "nic_bandwidth": 1.0, "nic_latency": 0.0,
+    "host_bandwidth": 1.0, "host_latency": 0.0, "all_reduce_bandwidth": 1.0, "all_reduce_latency": 0.0,
+    "overlap_speed": 1.0, "update_bandwidth": 1.0, "averaging_bandwidth": 1.0,
+}  # fmt: skip
+
+
+def virtually(
+    egs_dir: Path, out: Path, strategy: StrategyFactory, options: TrainOptions = OPTIONS, **faults: object
+) -> dict[str, Any]:
+    """The summary of a run with four learners."""
+    train_virtually(
+        egs_dir, out, options, learners=4, cluster=cluster(**faults), workload=WORKLOAD, strategy=strategy
+    )  # fmt: skip
+    return json.loads((out / "summary.json").read_text())
+
+
+def with_epochs(epochs: int) -> TrainOptions:
+    return TrainOptions(**{**OPTIONS.__dict__, "epochs": epochs})
+
+
+def states(out: Path) -> list[str]:
+    newest = sorted((out / "checkpoints").iterdir())[-1]
+    return [str(torch.load(newest / f"learner-{rank}.pt", weights_only=True)["strategy"]) for rank in range(4)]
+
+
+def lease_log(out: Path) -> list[Mapping[str, Any]]:
+    return [json.loads(line) for line in (out / "leases.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def egs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_examples(tmp_path_factory.mktemp("egs") / "egs", frames_U=(60,) * 12)
+
+
+def test_sync_on_four_learners_is_one_learner_with_the_whole_batch(egs_dir: Path, tmp_path: Path) -> None:
+    train(egs_dir, tmp_path / "one", OPTIONS, strategy=Local)
+    one = json.loads((tmp_path / "one/summary.json").read_text())
+    four = virtually(egs_dir, tmp_path / "four", Sync)
+    assert four["heldout_loss"] == pytest.approx(one["heldout_loss"], rel=1e-4)
+    assert four["train_loss"] == pytest.approx(one["train_loss"], rel=1e-4)
+    assert four["learners"] == 4 and four["clock"] == "virtual" and four["consensus_distance"] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_same_seed_gives_the_same_bits_and_seconds(egs_dir: Path, tmp_path: Path, name: str) -> None:
+    first, second = (virtually(egs_dir, tmp_path / out, STRATEGIES[name]) for out in ("a", "b"))
+    assert first == second and states(tmp_path / "a") == states(tmp_path / "b")
+    assert sum(first["batches_per_learner"].values()) == sum(first["staleness"].values()) - idle_turns(tmp_path / "a")
+    assert first["seconds"] > 0 and first["bytes_sent"] > 0 and len(first["waiting_seconds"]) == 4
+    assert (first["consensus_distance"][-1] > 0) == (name in ("dpsgd", "adpsgd"))
+
+
+def idle_turns(out: Path) -> int:
+    """Turns without a batch, in rounds that are not full; the batches of an epoch are known from the lease log."""
+    if json.loads((out / "summary.json").read_text())["strategy"] == "adpsgd":
+        return 0
+    epochs = Counter(record["epoch"] for record in lease_log(out) for _ in record["batch"])
+    return sum(-batches % 4 for batches in epochs.values())
+
+
+@pytest.mark.parametrize("name", ["sync", "hybrid", "dpsgd"])
+def test_a_resumed_run_gives_the_same_bits(egs_dir: Path, tmp_path: Path, name: str) -> None:
+    virtually(egs_dir, tmp_path / "whole", STRATEGIES[name])
+    with pytest.raises(LearnerLost, match=r"learner 2 (crashed|died)"):
+        virtually(egs_dir, tmp_path / "cut", STRATEGIES[name], crashes=[{"learner": 2, "at": 14.0}])
+    assert (tmp_path / "cut/checkpoints").exists() and not (tmp_path / "cut/summary.json").exists()
+    resumed = virtually(egs_dir, tmp_path / "cut", STRATEGIES[name])
+    assert states(tmp_path / "cut") == states(tmp_path / "whole")
+    assert resumed["heldout_loss"] == json.loads((tmp_path / "whole/summary.json").read_text())["heldout_loss"]
+    assert lease_log(tmp_path / "cut") == lease_log(tmp_path / "whole")
+
+
+def test_a_learner_that_lost_its_part_does_not_take_anothers(egs_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(LearnerLost):
+        virtually(egs_dir, tmp_path / "cut", Dpsgd, crashes=[{"learner": 2, "at": 14.0}])
+    sorted((tmp_path / "cut/checkpoints").iterdir())[-1].joinpath("learner-2.pt").unlink()
+    with pytest.raises(InputError, match=r"learner-2.pt: not readable .*remove it to go on"):
+        virtually(egs_dir, tmp_path / "cut", Dpsgd)
+
+
+def test_adpsgd_goes_on_without_a_learner_that_then_rejoins(egs_dir: Path, tmp_path: Path) -> None:
+    crash = {"learner": 1, "at": 2.5, "restart_after": 5.0}
+    summary = virtually(egs_dir, tmp_path, Adpsgd, crashes=[crash], slow={"2": 10})
+    done = Counter((record["epoch"], batch) for record in lease_log(tmp_path) for batch in record["batch"])
+    assert set(done.values()) == {1}
+    assert any(record["released"] for record in lease_log(tmp_path)), "its lease was handed out again"
+    owners = {
+        pair for record in lease_log(tmp_path) for pair in zip(record["owner"], record["incarnation"], strict=True)
+    }
+    assert {(1, 0), (1, 1)} <= owners, "it worked before and after"
+    assert summary["restarts"] == 1 and summary["faults_fired"]["crash"] == 1 and summary["faults_fired"]["slow"] > 0
+    batches = {int(rank): count for rank, count in summary["batches_per_learner"].items()}
+    assert batches[2] < min(batches[0], batches[3]) / 3, "the slow one did less"
+    assert all(loss < 2.5 for loss in summary["heldout_loss"])
+
+
+@pytest.mark.parametrize("restart_after", [None, 0.5])
+@pytest.mark.parametrize("method", ["_save_best", "_summary"])
+def test_another_writes_the_files_that_the_coordinator_dies_over(
+    egs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, restart_after: float | None
+) -> None:
+    whole = getattr(Trainer, method)
+
+    def stuck(run: Trainer, *arguments: Any) -> Any:
+        if run.team.rank == 0 and run.team.incarnation == 0:
+            run.team.sleep(1000.0)
+        return whole(run, *arguments)
+
+    monkeypatch.setattr(Trainer, method, stuck)
+    crash = {"learner": 0, "at": 500.0, "restart_after": restart_after}
+    summary = virtually(egs_dir, tmp_path, Adpsgd, crashes=[crash])
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [record["epoch"] for record in records if "heldout_loss" in record] == [1, 2]
+    assert summary["epochs_done"] == len(summary["heldout_loss"]) == 2
+    assert load_acoustic_model(tmp_path / "best.pt")[1]["epoch"] == summary["best_epoch"]
+
+
+def test_the_seconds_of_a_segment_are_of_who_saw_all_of_it(egs_dir: Path, tmp_path: Path) -> None:
+    long = replace(OPTIONS, epochs=1, checkpoint_every=1000)
+    whole = virtually(egs_dir, tmp_path / "whole", Adpsgd, long)
+    crash = {"learner": 0, "at": 0.5 * whole["seconds"], "restart_after": 0.5}
+    summary = virtually(egs_dir, tmp_path / "crash", Adpsgd, long, crashes=[crash])
+    assert summary["seconds"] >= 0.95 * whole["seconds"]
+
+
+def test_a_run_that_fails_ends_its_tracking(egs_dir: Path, tmp_path: Path) -> None:
+    tracker = Ended()
+    wild = replace(OPTIONS, schedule=Schedule(base=1e30))
+    with pytest.raises(InputError, match="the loss is"):
+        train_virtually(
+            egs_dir, tmp_path, wild, learners=4, cluster=cluster(), workload=WORKLOAD, strategy=Sync, tracker=tracker
+        )  # fmt: skip
+    assert tracker.ends == 1
+
+
+def test_more_epochs_go_on_where_adpsgd_stopped(egs_dir: Path, tmp_path: Path) -> None:
+    short = virtually(egs_dir, tmp_path, Adpsgd, with_epochs(1))
+    long = virtually(egs_dir, tmp_path, Adpsgd)
+    assert long["heldout_loss"][0] == short["heldout_loss"][0] and len(long["heldout_loss"]) == 2
+    assert long["heldout_loss"][1] < long["heldout_loss"][0]
+
+
+def test_a_batch_that_cannot_be_divided_is_refused(egs_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="learners=4 cannot divide it"):
+        virtually(egs_dir, tmp_path, Sync, TrainOptions(**{**OPTIONS.__dict__, "batch_size": 6}))
+
+
+def test_local_is_for_one_and_a_ring_is_even(egs_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="one learner, not 4"):
+        virtually(egs_dir, tmp_path, Local)
+    odd = partial(train_virtually, egs_dir, tmp_path, TrainOptions(**{**OPTIONS.__dict__, "batch_size": 9}), learners=3)
+    for strategy in (Adpsgd, Dpsgd):
+        with pytest.raises(InputError, match="an even number; use 4 or 2"):
+            odd(cluster=cluster(), workload=WORKLOAD, strategy=strategy)
+
+
+def test_a_network_that_loses_letters_is_not_for_dpsgd(egs_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"faults\.lost_share=0\.1: dpsgd sends no letter again"):
+        virtually(egs_dir, tmp_path / "virtual", Dpsgd, lost_share=0.1)
+
+
+def test_a_real_team_asks_its_strategy_about_faults_too(egs_dir: Path, tmp_path: Path) -> None:
+    class Fragile(Local):
+        def check(self, faults: Faults) -> None:
+            raise InputError(f"no strategy for {faults.lost_share}")
+
+    with pytest.raises(InputError, match=r"no strategy for 0\.1"):
+        train(egs_dir, tmp_path, OPTIONS, strategy=Fragile, faults=Faults(lost_share=0.1))
+
+
+def test_as_many_servers_go_on_as_there_were(egs_dir: Path, tmp_path: Path) -> None:
+    virtually(egs_dir, tmp_path, partial(PsSync, servers=1), with_epochs(1))
+    with pytest.raises(InputError, match=r"has 1 servers, this run 2; set strategy\.servers=1"):
+        virtually(egs_dir, tmp_path, partial(PsSync, servers=2))
+
+
+def test_learners_that_see_different_checkpoints_do_not_begin(
+    egs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resume(run: Trainer) -> None:
+        run.cursor.epoch = int(run.team.rank == 2)
+
+    monkeypatch.setattr(Trainer, "_resume", resume)
+    with pytest.raises(InputError, match="the learners see different checkpoints"):
+        virtually(egs_dir, tmp_path, Sync)

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asr_am.egs.augment import Masking
+from asr_am.errors import InputError
+from asr_am.model.blstm import BlstmOptions
+from asr_am.model.model_file import load_acoustic_model
+from asr_am.train.run_log import NoTracker, RunLog, WandbTracker
+from asr_am.train.schedule import Schedule
+from asr_am.train.train_options import TrainOptions
+from asr_am.train.trainer import train
+from tests.support.egs_examples import write_examples
+
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = TrainOptions(
+    epochs=3, batch_size=3, model=BlstmOptions(1, 8, 6, dropout=0.2), schedule=Schedule(base=0.3), random_offset=True,
+    masking=Masking(1, 2, 1, 2, streams=1), threads=1, report_every=4, checkpoint_every=3, precision="bfloat16",
+    device="cpu",
+)  # fmt: skip
+
+
+class Killer(NoTracker):
+    """Kills this process, as `kill -9` does, at the given report."""
+
+    def __init__(self, reports: int) -> None:
+        self.reports = reports
+
+    def log(self, record: Mapping[str, Any], step: int) -> None:
+        self.reports -= 1
+        if self.reports == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Ended(NoTracker):
+    """Counts how often it was told that the run is over."""
+
+    ends = 0
+
+    def finish(self) -> None:
+        self.ends += 1
+
+
+def run_and_die(egs_dir: Path, out: Path, reports: int) -> int:
+    """Train in a process of its own that kills itself after so many reports; its exit status."""
+    code = "import sys; from pathlib import Path; from tests.train.test_trainer import *; " \
+           "train(Path(sys.argv[1]), Path(sys.argv[2]), OPTIONS, tracker=Killer(int(sys.argv[3])))"  # fmt: skip
+    command = [sys.executable, "-c", code, str(egs_dir), str(out), str(reports)]
+    return subprocess.run(command, cwd=ROOT, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what depends on the clock."""
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in record.items() if k != "frames_per_second"} for record in records]
+
+
+def final_state(out: Path) -> dict[str, Any]:
+    newest = sorted((out / "checkpoints").iterdir())[-1]
+    return torch.load(newest / "learner-0.pt", weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def egs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_examples(tmp_path_factory.mktemp("egs") / "egs")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(egs_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed")
+    train(egs_dir, out, OPTIONS)
+    return out
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    egs_dir = write_examples(tmp_path / "egs", frames_U=(60,) * 20)
+    options = TrainOptions(epochs=4, batch_size=8, model=BlstmOptions(1, 16, 8), schedule=Schedule(base=0.3), threads=1)
+    train(egs_dir, tmp_path, options)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["heldout_loss"][-1] < 0.5 * math.log(6)  # the loss of knowing nothing
+    assert min(summary["heldout_frame_error"]) < 0.25
+
+
+def test_the_files_of_a_run(egs_dir: Path, undisturbed: Path) -> None:
+    summary = json.loads((undisturbed / "summary.json").read_text())
+    assert summary["strategy"] == "local" and summary["learners"] == 1 and summary["clock"] == "wall"
+    batches = sum(summary["batches_per_learner"].values())
+    assert summary["staleness"] == {"0": batches} and summary["bytes_sent"] == 0
+    assert len(summary["heldout_loss"]) == len(summary["heldout_frame_error"]) == summary["epochs"] == 3
+    assert summary["seconds"] > 0 and summary["frames_per_second"] > 0
+    reports = [record for record in lines(undisturbed) if "loss" in record]
+    assert [record["batch"] for record in reports] == list(range(4, batches + 1, 4))
+    model, info = load_acoustic_model(undisturbed / "best.pt")
+    assert info["epoch"] == summary["best_epoch"] and info["heldout_loss"] == min(summary["heldout_loss"])
+    assert info["kind"] == "logmel" and info["pdf_counts"].sum() == 60
+    assert model(torch.zeros(1, 7, info["dim"])).shape == (1, 7, info["num_pdfs"])
+    assert len(list((undisturbed / "checkpoints").iterdir())) == 2
+
+
+def test_killed_anywhere_and_resumed_gives_the_same_bits(egs_dir: Path, undisturbed: Path, tmp_path: Path) -> None:
+    statuses = [run_and_die(egs_dir, tmp_path, reports) for reports in (2, 4)]
+    assert statuses == [-signal.SIGKILL] * 2
+    train(egs_dir, tmp_path, OPTIONS)
+    assert lines(tmp_path) == lines(undisturbed)
+    ours, theirs = final_state(tmp_path), final_state(undisturbed)
+    assert torch.equal(ours["strategy"]["weights"], theirs["strategy"]["weights"])
+    assert str(ours["strategy"]["optimizer"]) == str(theirs["strategy"]["optimizer"])
+    first, second = (load_acoustic_model(out / "best.pt")[0].state_dict() for out in (tmp_path, undisturbed))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_finished_run_does_nothing_and_more_epochs_go_on(egs_dir: Path, undisturbed: Path, tmp_path: Path) -> None:
+    short = TrainOptions(**{**OPTIONS.__dict__, "epochs": 2})
+    train(egs_dir, tmp_path, short)
+    before = lines(tmp_path)
+    train(egs_dir, tmp_path, short)
+    assert lines(tmp_path) == before
+    train(egs_dir, tmp_path, OPTIONS)
+    assert lines(tmp_path) == lines(undisturbed)
+
+
+def test_killed_before_the_last_summary_it_is_still_written(
+    egs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(run_log: RunLog, summary: Mapping[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    one = TrainOptions(**{**OPTIONS.__dict__, "epochs": 1})
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RunLog, "summary", dies)
+        train(egs_dir, tmp_path, one)
+    train(egs_dir, tmp_path, one)
+    assert json.loads((tmp_path / "summary.json").read_text())["epochs_done"] == 1
+
+
+def test_the_number_of_threads_and_workers_changes_nothing(egs_dir: Path, undisturbed: Path, tmp_path: Path) -> None:
+    train(egs_dir, tmp_path, TrainOptions(**{**OPTIONS.__dict__, "workers": 3}))
+    assert lines(tmp_path) == lines(undisturbed)
+
+
+def test_other_options_or_a_damaged_checkpoint_are_refused(egs_dir: Path, tmp_path: Path) -> None:
+    one = TrainOptions(**{**OPTIONS.__dict__, "epochs": 1})
+    train(egs_dir, tmp_path, one)
+    with pytest.raises(InputError, match="other options"):
+        train(egs_dir, tmp_path, TrainOptions(**{**one.__dict__, "seed": 2}))
+    for name, key in (("run.pt", "cursor"), ("learner-0.pt", "strategy")):
+        part = sorted((tmp_path / "checkpoints").iterdir())[-1] / name
+        whole = part.read_bytes()
+        state = torch.load(part, weights_only=True)
+        for damaged in (b"", whole[: len(whole) // 2]):
+            part.write_bytes(damaged)
+            with pytest.raises(InputError, match=rf"checkpoint-\d+/{name}: not readable"):
+                train(egs_dir, tmp_path, OPTIONS)
+        torch.save({k: value for k, value in state.items() if k != key}, part)
+        with pytest.raises(InputError, match="not complete"):
+            train(egs_dir, tmp_path, OPTIONS)
+        part.write_bytes(whole)
+
+
+def test_a_loss_that_is_no_number_names_the_last_good_checkpoint(egs_dir: Path, tmp_path: Path) -> None:
+    good = TrainOptions(epochs=1, batch_size=3, model=BlstmOptions(1, 8, 6), threads=1, report_every=1)
+    train(egs_dir, tmp_path, good)
+    newest = sorted((tmp_path / "checkpoints").iterdir())[-1]
+    state = torch.load(newest / "learner-0.pt", weights_only=True)
+    state["strategy"]["weights"].fill_(torch.inf)
+    torch.save(state, newest / "learner-0.pt")
+    tracker = Ended()
+    with pytest.raises(InputError, match=rf"loss is nan in epoch 2.*{newest.name}"):
+        train(egs_dir, tmp_path, TrainOptions(**{**good.__dict__, "epochs": 2}), tracker=tracker)
+    assert tracker.ends == 1, "also of a run that fails"
+
+
+def test_wandb_offline_writes_and_its_failure_is_a_warning(
+    egs_dir: Path, undisturbed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        def init(self, **_: object) -> None:
+            raise ConnectionError("no route to host")
+
+    monkeypatch.setitem(sys.modules, "wandb", Broken())  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING):
+        train(egs_dir, tmp_path, OPTIONS, tracker=WandbTracker())
+    assert "no route to host" in caplog.text
+    assert lines(tmp_path) == lines(undisturbed)
+
+
+def test_options_out_of_range_are_input_errors() -> None:
+    for wrong in ({"epochs": 0}, {"precision": "int4"}, {"label_smoothing": 1.0}, {"optimiser": "sgd"}):
+        with pytest.raises(InputError):
+            TrainOptions.build(wrong, {}, {}, seed=1)
+    with pytest.raises(InputError, match=r"model\.depth: there is no such option"):
+        TrainOptions.build({}, {"depth": 3}, {}, seed=1)
+    for groups in (({}, {"layers": 0}, {}), ({"masking": {"streams": 0}}, {}, {}), ({}, {}, {"base": -0.1})):
+        with pytest.raises(InputError, match="must"):
+            TrainOptions.build(*groups, seed=1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(egs_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no GPU"):
+        train(egs_dir, tmp_path, TrainOptions(device="cuda"))
