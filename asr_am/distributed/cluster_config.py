@@ -1,7 +1,8 @@
-"""What a run is timed on, and what goes wrong in it: hardware, workload, and faults, as plain values from config.
+"""Cluster, workload and fault configuration, as plain validated values.
 
-`conf/cluster/*.yaml` describe hardware and faults, `conf/workload/*.yaml` what is timed on the hardware. Both act on
-virtual teams (modelled); of a real one only faults and emulated computing time do (injected).
+`conf/cluster/*.yaml` describe hardware and faults, `conf/workload/*.yaml` the work that is timed on the hardware. A
+virtual cluster models all of it. On real processes only faults and emulated computing time apply (injected).
+
 Units: seconds, bytes, bytes per second.
 """
 
@@ -18,7 +19,13 @@ from asr_am.options import build
 
 @dataclass(frozen=True)
 class Crash:
-    """Learner `learner` dies at time `at`, and starts anew after `restart_after` seconds; None: never."""
+    """A crash of one learner.
+
+    Attributes:
+        learner: rank of the learner that dies.
+        at: time of its death, in seconds from the start.
+        restart_after: seconds until it is restarted, None for never.
+    """
 
     learner: int
     at: float
@@ -33,8 +40,15 @@ class Crash:
 
 @dataclass(frozen=True)
 class Faults:
-    """slow: learner -> factor on the seconds of its batches. late_share of all letters, or of those with the tag
-    `late_tag`, take late_seconds longer than the links make them; lost_share of all letters never arrive.
+    """Faults of a cluster.
+
+    Attributes:
+        slow: factor on the seconds of a learner's batches, by learner.
+        crashes: crashes of learners.
+        late_share: share of messages that arrive late_seconds later than the links imply.
+        late_seconds: the delay of late messages.
+        lost_share: share of messages that never arrive.
+        late_tag: only messages with this tag are late, None for all.
     """
 
     slow: Mapping[int, float] = field(default_factory=dict)
@@ -54,7 +68,7 @@ class Faults:
 
     @classmethod
     def build(cls, values: Mapping[str, Any]) -> Faults:
-        """From plain config values; InputError names a key that is unknown or whose value is wrong."""
+        """Builds the faults from plain config values. Raises InputError that names an unknown key or a bad value."""
         _require_mapping("cluster.faults", values)
         given = dict(values)
         slow = given.pop("slow", None) or {}
@@ -67,7 +81,7 @@ class Faults:
         return build(cls, given, "cluster.faults")
 
     def check(self, learners: int) -> None:
-        """InputError where a fault is meant for a learner that a team of `learners` does not have."""
+        """Raises InputError if a fault names a learner that a team of `learners` does not have."""
         for key, named in (("slow", list(self.slow)), ("crashes", [crash.learner for crash in self.crashes])):
             if named and max(named) >= learners:
                 raise InputError(
@@ -78,15 +92,27 @@ class Faults:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Hosts with equal devices, one learner on each, placed host by host.
+    """Hosts with equal devices, one learner on each device, placed host by host.
 
-    nic_bandwidth: of a host's network card, in each direction, shared by its learners; nic_latency: of a message
-    between hosts. fabric_bandwidth: most that all hosts together send to each other when all send to all.
-    host_bandwidth, host_latency: of messages inside a host. all_reduce_bandwidth: through each learner's link in a
-    ring. overlap_speed: share of its computing speed that a device keeps while a collective of its learner is
-    transferred. update_bandwidth: price of a weight update, per device. averaging_bandwidth: price of averaging
-    weights, per host, shared by its learners. host_update_bandwidth: most that the updates of a host's devices reach
-    together, on the bus that they share. jitter: sigma of the lognormal factor, of mean 1, on the seconds of a batch.
+    Attributes:
+        name: name of the configuration.
+        hosts: number of hosts.
+        devices_per_host: devices on each host.
+        device: kind of device, a key of the workload's figures.
+        nic_bandwidth: of a host's network card in each direction, shared by its learners.
+        nic_latency: of a message between hosts.
+        host_bandwidth: of messages inside a host.
+        host_latency: of messages inside a host.
+        all_reduce_bandwidth: through each learner's link in a ring.
+        all_reduce_latency: of a collective.
+        overlap_speed: share of its computing speed that a device keeps while a collective of its learner is
+            transferred.
+        update_bandwidth: bytes of weights that a device updates per second.
+        averaging_bandwidth: bytes of weights that a host averages per second, shared by its learners.
+        host_update_bandwidth: most that the updates of a host's devices reach together, on their shared bus.
+        fabric_bandwidth: most that all hosts together send to each other when all send to all.
+        jitter: sigma of the lognormal factor, with mean 1, on the seconds of a batch.
+        faults: faults of the cluster.
     """
 
     name: str
@@ -118,7 +144,7 @@ class Cluster:
 
     @classmethod
     def build(cls, values: Mapping[str, Any]) -> Cluster:
-        """From plain config values; InputError names a key that is unknown, missing, or whose value is wrong."""
+        """Builds the cluster from plain config values. Raises InputError that names a bad, unknown or missing key."""
         return build(cls, {**values, "faults": Faults.build(values.get("faults") or {})}, "cluster")
 
     @property
@@ -129,7 +155,7 @@ class Cluster:
         return rank // self.devices_per_host
 
     def check(self, learners: int) -> None:
-        """InputError where `learners` do not fit, or a fault is meant for one that there is not."""
+        """Raises InputError if `learners` do not fit on the cluster, or a fault names one outside the team."""
         if learners > self.devices:
             raise InputError(
                 f"learners={learners}: cluster {self.name} has {self.hosts} hosts x {self.devices_per_host} devices; "
@@ -140,10 +166,14 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a batch costs. bytes: of all dense weights, None: those of the model that is trained.
+    """Cost of a batch. Exactly one of `seconds_per_batch` and `frames_per_second` is given.
 
-    seconds_per_batch: by device, for a full batch; or frames_per_second: by device. emulate: real learners sleep, so
-    that each batch takes these seconds.
+    Attributes:
+        name: name of the configuration.
+        bytes: of all dense weights, None for those of the model that is trained.
+        seconds_per_batch: seconds of a full batch, by kind of device.
+        frames_per_second: speed, by kind of device.
+        emulate: real learners sleep so that each batch takes these seconds.
     """
 
     name: str
@@ -163,18 +193,24 @@ class Workload:
 
     @classmethod
     def build(cls, values: Mapping[str, Any]) -> Workload:
-        """From plain config values; InputError names a key that is unknown, missing, or whose value is wrong."""
+        """Builds the workload from plain config values. Raises InputError that names a bad, unknown or missing key."""
         return build(cls, values, "workload")
 
     def check(self, device: str) -> None:
-        """InputError where the workload has no figure for `device`."""
+        """Raises InputError if the workload has no figure for `device`."""
         key = "seconds_per_batch" if self.seconds_per_batch is not None else "frames_per_second"
         known = getattr(self, key)
         if device not in known:
             raise InputError(f"workload.{key}: no figure for device {device!r}, only for {', '.join(known)}; add one")
 
     def seconds(self, device: str, frames: float, full: float) -> float:
-        """Seconds of computing for a batch of `frames` frames, where the largest batches have `full`."""
+        """Returns the seconds of computing of a batch.
+
+        Args:
+            device: kind of device.
+            frames: frames of the batch.
+            full: frames of the largest batches.
+        """
         if self.seconds_per_batch is not None:
             return self.seconds_per_batch[device] * (frames / full if full else 0.0)
         assert self.frames_per_second is not None
@@ -187,7 +223,7 @@ def _require_mapping(key: str, value: object) -> None:
 
 
 def _to_rank(key: str, value: object) -> int:
-    """A config's mapping may have its learners' numbers as text."""
+    """Returns a learner's number, which may be text as a key of a config's mapping."""
     try:
         return int(str(value))
     except ValueError:
@@ -202,7 +238,7 @@ def _require_whole(key: str, value: int, least: int) -> None:
 def _require(
     key: str, value: float, least: float = -math.inf, above: float = -math.inf, most: float | None = None
 ) -> None:
-    """InputError unless value >= least, > above and <= most (None: finite)."""
+    """Raises InputError unless value >= least, > above and <= most (None: finite)."""
     below = math.isfinite(value) if most is None else value <= most
     if least <= value and above < value and below:
         return

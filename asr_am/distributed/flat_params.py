@@ -1,6 +1,6 @@
-"""A model's parameters and gradients as two one-dimensional tensors.
+"""Flat parameters: a model's parameters and gradients as two one-dimensional tensors.
 
-Every algorithm here adds, averages or sends whole weight vectors; on one flat buffer each of these is one call.
+Every algorithm adds, averages or sends whole weight vectors. On one flat buffer each of these is one call.
 
 Shapes: N elements of all parameters together.
 """
@@ -14,13 +14,23 @@ import torch
 from torch import nn
 
 BucketHook = Callable[[int, int], None]
-"""Told in the backward pass that elements begin..end of the gradient are ready. It starts transfers, never waits."""
+"""Called in the backward pass as f(begin, end) when these elements of the gradient are ready. It may start transfers
+and must not wait."""
 
 
 class FlatParams:
-    """`w` [N] and `g` [N] hold the values and the gradients of `model`; its parameters become views of them.
+    """Flat weights `w` [N] and gradient `g` [N] of a model, whose parameters become views of them.
 
-    The parameters must share a dtype and a device, and the model must be on its device already.
+    Args:
+        model: on its device already. Its trainable parameters must share one dtype.
+
+    Attributes:
+        w: weights [N].
+        g: gradient [N].
+        ends: end of each parameter in `w`, in order of registration.
+
+    Raises:
+        ValueError: the parameters differ in dtype or device.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -36,7 +46,7 @@ class FlatParams:
         self.rebind_grads()
 
     def rebind_grads(self) -> None:
-        """Make the parameters' gradients views of `g`, again where they were set to something else."""
+        """Makes the parameters' `grad` views of `g` again, after something replaced them."""
         for parameter, end in zip(self._parameters, self.ends, strict=True):
             parameter.grad = self.g[end - parameter.numel() : end].view_as(parameter)
 
@@ -44,39 +54,45 @@ class FlatParams:
         return len(self.w)
 
     def check(self) -> None:
-        """RuntimeError where a parameter or its gradient was re-pointed away from `w` and `g`.
+        """Checks that all parameters and gradients are still views of `w` and `g`.
 
-        `p.data = ...`, `zero_grad(set_to_none=True)`, `model.to(...)` and cuDNN's `flatten_parameters` all do that.
+        `p.data = ...`, `zero_grad(set_to_none=True)`, `model.to(...)` and cuDNN's `flatten_parameters` all break that.
+
+        Raises:
+            RuntimeError: one is not.
         """
         item = self.w.element_size()
         for parameter, end in zip(self._parameters, self.ends, strict=True):
             offset = (end - parameter.numel()) * item
             if parameter.data_ptr() != self.w.data_ptr() + offset:
-                raise RuntimeError("a parameter no longer is a view of the flat weights")
+                raise RuntimeError("a parameter is no longer a view of the flat weights")
             if parameter.grad is None or parameter.grad.data_ptr() != self.g.data_ptr() + offset:
-                raise RuntimeError("a gradient no longer is a view of the flat gradients")
+                raise RuntimeError("a gradient is no longer a view of the flat gradients")
 
     @contextmanager
     def notify_buckets(self, on_bucket: BucketHook | None, bucket_bytes: int = 4 << 20) -> Iterator[None]:
-        """Call `on_bucket(begin, end)` in the backward pass inside, each time all gradients of a bucket are complete.
+        """Calls `on_bucket` in the backward pass inside the context when all gradients of a bucket are complete.
 
-        Buckets are whole parameters of at least `bucket_bytes` together. They come from the last element to the first,
-        each once, whatever order the backward pass takes and whatever it leaves out: a collective must be started in
-        the same order by all.
+        Buckets are reported from the last element to the first, each once, whatever order the backward pass takes and
+        whichever parameters it leaves out. All learners must start their collectives in the same order.
+
+        Args:
+            on_bucket: called as on_bucket(begin, end), None to do nothing.
+            bucket_bytes: least size of a bucket, which consists of whole parameters.
         """
         if on_bucket is None:
             yield
             return
         buckets = self._buckets(bucket_bytes)
         missing = [len(members) for members, _, _ in buckets]
-        told = 0
+        next_bucket = 0
 
         def ready(bucket: int) -> None:
-            nonlocal told
+            nonlocal next_bucket
             missing[bucket] -= 1
-            while told < len(buckets) and missing[told] == 0:
-                _, begin, end = buckets[told]
-                told += 1
+            while next_bucket < len(buckets) and missing[next_bucket] == 0:
+                _, begin, end = buckets[next_bucket]
+                next_bucket += 1
                 on_bucket(begin, end)
 
         hooks = [
@@ -89,17 +105,17 @@ class FlatParams:
         finally:
             for hook in hooks:
                 hook.remove()
-        for _, begin, end in buckets[told:]:
+        for _, begin, end in buckets[next_bucket:]:
             on_bucket(begin, end)
 
     def notify_all_buckets(self, on_bucket: BucketHook | None, bucket_bytes: int = 4 << 20) -> None:
-        """What a backward pass inside `announce` calls, in its order: for a learner without data, whose `g` is zero."""
+        """Calls `on_bucket` as `notify_buckets` would, for a learner without data, whose `g` is zero."""
         if on_bucket is not None:
             for _, begin, end in self._buckets(bucket_bytes):
                 on_bucket(begin, end)
 
     def _buckets(self, bucket_bytes: int) -> list[tuple[list[nn.Parameter], int, int]]:
-        """Parameters grouped from the last to the first, as their gradients become ready: (members, begin, end)."""
+        """Returns (parameters, begin, end) of each bucket, from the last to the first: as gradients become ready."""
         buckets: list[tuple[list[nn.Parameter], int, int]] = []
         members: list[nn.Parameter] = []
         end = len(self.w)

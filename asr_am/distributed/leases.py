@@ -1,8 +1,11 @@
-"""Who does which batch: every batch of an epoch handed out, and completed exactly once.
+"""Leases: they hand out every batch of an epoch, and see to it that each is completed exactly once.
 
-An epoch is done in segments; between two of them the team is at rest, and a checkpoint is written. Strategies that
-move in step take the batches of a segment in `Rounds`; the others from a `LeaseTable`, where a fast learner takes more
-than a slow one, and a dead learner's leases are handed out again (on its death, never because it is slow).
+An epoch is done in segments. Between two segments the team is drained and a checkpoint is written. Synchronous
+strategies take the batches of a segment in turn (`RoundRobinLeases`). The others lease from one queue (`LeaseQueue`),
+where a fast learner takes more batches than a slow one. A dead learner's leases are handed out again: on its death,
+never because it is slow.
+
+Shapes: K values.
 """
 
 from __future__ import annotations
@@ -21,9 +24,16 @@ from asr_am.errors import InputError
 
 @dataclass(frozen=True)
 class Segment:
-    """Batches begin..end of epoch `epoch` (from 0), of `total` in it. frames: of each batch begin..end.
+    """A contiguous part of an epoch's batches.
 
-    updates_before: of the whole team, in earlier epochs: rounds of a batch per learner. learners: that do batches.
+    Attributes:
+        epoch: number of the epoch, from 0.
+        begin: first batch.
+        end: one past the last batch.
+        total: number of batches of the whole epoch.
+        frames: number of frames of each batch begin..end.
+        updates_before: rounds of one batch per learner in all earlier epochs.
+        learners: number of learners that compute gradients (dedicated parameter servers do not).
     """
 
     epoch: int
@@ -39,7 +49,12 @@ class Segment:
 
 
 class LearnerLost(InputError):
-    """A learner that the others cannot go on without is gone. rank: which. reason: how, after "learner 3 ..."."""
+    """Ends the run: a learner is gone that the others cannot continue without.
+
+    Args:
+        rank: the lost learner.
+        reason: completes the sentence "learner 3 ...".
+    """
 
     def __init__(self, rank: int, reason: str) -> None:
         super().__init__(f"learner {rank} {reason}; start the same command again to go on from the last checkpoint")
@@ -47,16 +62,20 @@ class LearnerLost(InputError):
 
 
 class StaleSegment(InputError):
-    """A learner that was restarted asks for a segment that the others have finished: a newer checkpoint is coming."""
+    """A restarted learner asked for a segment that the others have finished. It has to load the newer checkpoint."""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A batch to do. batch: its number in the epoch, None for an idle turn in the last round (a gradient of zero).
+    """A batch to compute.
 
-    progress: share of the epoch handed out before it. updates: of the whole team in the run before it (the schedule
-    follows both). normaliser: frames to divide the sum of the batch's losses by: from a table, its own; in step, such
-    that the plain mean over learners is the gradient of the mean loss over all frames of the round.
+    Attributes:
+        batch: its number in the epoch, None for an idle turn in the last round (a gradient of zero).
+        progress: share of the epoch that was handed out before it, for the learning rate schedule.
+        updates: updates of the whole team in the run before it, for the schedule.
+        loss_denominator: frames to divide the batch's summed loss by. From a `LeaseQueue` these are the batch's own.
+            From `RoundRobinLeases` they are the round's frames / learners, so that the plain mean over learners is the
+            gradient of the mean loss over all frames of the round.
     """
 
     batch: int | None
@@ -66,7 +85,15 @@ class Lease:
 
 
 class Completion(NamedTuple):
-    """examples: counted by whoever computed the gradient. applied: False where the algorithm dropped it."""
+    """A completed batch.
+
+    Attributes:
+        batch: its number in the epoch.
+        owner: the learner that computed it.
+        incarnation: the owner's number of restarts then.
+        examples: training examples, as counted by the gradient computation.
+        applied: False if the algorithm dropped the gradient.
+    """
 
     batch: int
     owner: int
@@ -77,14 +104,27 @@ class Completion(NamedTuple):
 
 @dataclass(frozen=True)
 class SegmentRecord:
-    """A finished segment. released: (batch, owner) of leases taken back from the dead."""
+    """The audit trail of a finished segment.
+
+    Attributes:
+        segment: the segment.
+        completions: one entry per batch, by batch.
+        released: (batch, owner) of each lease that was taken back from a dead learner.
+    """
 
     segment: Segment
     completions: tuple[Completion, ...]
     released: tuple[tuple[int, int], ...] = ()
 
     def audit(self, examples: Iterable[int]) -> None:
-        """RuntimeError unless every batch was completed, each once, with all of its examples, counted per batch."""
+        """Checks that every batch was completed once, with all of its examples.
+
+        Args:
+            examples: number of examples of each batch of the segment, in order.
+
+        Raises:
+            RuntimeError: a batch is missing, was completed twice, or lacks examples.
+        """
         found = sorted((completion.batch, completion.examples) for completion in self.completions)
         wanted = list(zip(range(self.segment.begin, self.segment.end), examples, strict=True))
         if found != wanted:
@@ -97,7 +137,14 @@ class SegmentRecord:
 
 @dataclass(frozen=True)
 class LossSums:
-    """Sums over batches: cross-entropy, correct frames, frames, and the number of batches."""
+    """Sums over batches.
+
+    Attributes:
+        loss: summed cross-entropy in nats.
+        correct: correctly classified frames.
+        frames: frames.
+        batches: batches.
+    """
 
     loss: float = 0.0
     correct: float = 0.0
@@ -121,10 +168,16 @@ class LossSums:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one batch told. The sums are tensors, so that a GPU need not be waited for.
+    """Result of one step. The sums stay tensors to avoid a GPU sync.
 
-    weight: frames. examples: chunks that went into the gradient, counted where it was computed. lr: learning rate of
-    the step. applied: False where the algorithm dropped the gradient.
+    Attributes:
+        lease: the lease of the batch.
+        num_frames: frames of the batch, its weight in a mean.
+        examples: training examples that went into the gradient, counted where it was computed.
+        lr: learning rate of the step.
+        loss_sum: summed loss, a scalar.
+        correct: correctly classified frames, a scalar.
+        applied: False if the algorithm dropped the gradient.
     """
 
     lease: Lease
@@ -137,39 +190,54 @@ class StepResult:
 
 
 GradientFn = Callable[[BucketHook | None], StepResult | None]
-"""Leases a batch, sets `optimizer.lr`, runs forward and backward, fills `params.g`; None: no data left in the segment.
+"""Leases a batch, sets `optimizer.lr`, runs forward and backward, and fills `params.g`.
 
-In step, all learners get None at the same step, and the plain mean over learners of `params.g` is the gradient of the
-mean loss over all frames of the round: a learner with fewer frames weighs less, one without data has zeros.
-Otherwise it is the gradient of the mean loss of its own batch.
+Its argument is called when a bucket of the gradient is ready (None: never). It returns None if the segment has no data
+left. In a synchronous strategy all learners get None at the same step, and the plain mean of `params.g` over learners
+is the gradient of the mean loss over all frames of the round: a learner with fewer frames weighs less, and one without
+data has zeros. Otherwise `params.g` is the gradient of the mean loss of the learner's own batch.
 """
 
 
 class Leases(Protocol):
-    """One learner's access to the batches of a segment. ahead: whether it may lease before it has completed."""
+    """One learner's access to the batches of a segment."""
 
     @property
-    def ahead(self) -> bool: ...
-
-    def lease(self) -> Lease | None:
-        """The next batch for this learner, waiting while one may still come back from the dead; None: all are done."""
+    def ahead(self) -> bool:
+        """True if the learner may lease its next batch before it has completed the present one."""
         ...
 
-    def complete(self, step_result: StepResult) -> None: ...
+    def lease(self) -> Lease | None:
+        """Leases the next batch for this learner.
+
+        Waits while none is free but a dead learner's batch may still be handed out again. Returns None when all
+        batches of the segment are done.
+        """
+        ...
+
+    def complete(self, step_result: StepResult) -> None:
+        """Marks the batch of a step as completed."""
+        ...
 
     def totals(self) -> LossSums:
-        """Of all learners, in this segment so far. In step, all learners call it at the same step."""
+        """Returns the sums of all learners in this segment so far. Synchronous learners call it at the same step."""
         ...
 
     def record(self) -> SegmentRecord:
-        """After the end of the segment, called by all learners."""
+        """Returns the record of the segment. Called by all learners after its end."""
         ...
 
 
 class RoundRobinLeases:
-    """In round r learner i of λ does batch begin + rλ + i: together the batches of one learner with λ times the batch.
+    """Leases of a synchronous strategy: in round r learner i of λ computes batch begin + rλ + i.
 
-    Nobody need be asked. gather: the team's, for what the others did.
+    A round is one batch of a single learner with λ times the batch size. No communication is needed to lease.
+
+    Args:
+        segment: must begin with a round.
+        rank: i.
+        size: λ.
+        gather: `Team.gather`, to collect what the others did.
     """
 
     ahead = True
@@ -191,10 +259,10 @@ class RoundRobinLeases:
             return None
         self._round += 1
         frames = self.segment.frames[first : first + self._size]
-        own = self.segment.begin + first + self._rank
+        batch = self.segment.begin + first + self._rank
         updates = (self.segment.begin + first) // self._size
         return Lease(
-            own if own < self.segment.end else None, updates / self._rounds_total,
+            batch if batch < self.segment.end else None, updates / self._rounds_total,
             self.segment.updates_before + updates, sum(frames) / self._size,
         )  # fmt: skip
 
@@ -207,8 +275,8 @@ class RoundRobinLeases:
         self._frames += step_result.num_frames
 
     def totals(self) -> LossSums:
-        own = [float(self._loss), float(self._correct), self._frames, len(self._done)]
-        loss, correct, frames, batches = sum_rows(self._gather_all(torch.tensor(own, dtype=torch.float64)))
+        sums = [float(self._loss), float(self._correct), self._frames, len(self._done)]
+        loss, correct, frames, batches = sum_rows(self._gather_all(torch.tensor(sums, dtype=torch.float64)))
         return LossSums(loss, correct, frames, int(batches))
 
     def record(self) -> SegmentRecord:
@@ -221,7 +289,7 @@ class RoundRobinLeases:
         return SegmentRecord(self.segment, tuple(sorted(completions)))
 
     def _gather_all(self, values: Tensor) -> dict[int, Tensor]:
-        """What a learner that died had done cannot be known."""
+        """Gathers from all learners. Raises LearnerLost if one died, as its part cannot be known."""
         rows = self._gather(values)
         for rank in range(self._size):
             if rank not in rows:
@@ -230,43 +298,61 @@ class RoundRobinLeases:
 
 
 def sum_rows(rows: dict[int, Tensor]) -> list[float]:
-    """The sum of all learners' vectors, added in rank order."""
+    """Returns the sum of all learners' vectors [K], added in rank order."""
     return torch.stack([rows[rank] for rank in sorted(rows)]).sum(dim=0).tolist()
 
 
 @dataclass
 class LeaseQueue:
-    """The table of a segment that all learners lease from: {batch: owner and incarnation} and what is done."""
+    """The queue of a segment's batches that all learners lease from.
+
+    Attributes:
+        segment: the segment.
+        totals: sums over the completed batches.
+    """
 
     segment: Segment
-    _free: list[int] = field(init=False)
-    _held: dict[int, tuple[int, int]] = field(init=False, default_factory=dict)
+    _free: list[int] = field(init=False)  # a heap: batches taken back go out first
+    _held: dict[int, tuple[int, int]] = field(init=False, default_factory=dict)  # batch: (owner, incarnation)
     _done: dict[int, Completion] = field(init=False, default_factory=dict)
-    _released: list[tuple[int, int]] = field(init=False, default_factory=list)
+    _released: list[tuple[int, int]] = field(init=False, default_factory=list)  # (batch, owner)
     totals: LossSums = field(init=False, default_factory=LossSums)
 
     def __post_init__(self) -> None:
-        self._free = list(range(self.segment.begin, self.segment.end))  # a heap: what came back goes out first
+        self._free = list(range(self.segment.begin, self.segment.end))
 
     @property
     def finished(self) -> bool:
         return len(self._done) == len(self.segment)
 
     def lease(self, owner: int, incarnation: int = 0) -> Lease | None:
-        """The next batch for a learner; None when none is free: `finished` says whether one may still come back."""
+        """Leases the next batch to a learner.
+
+        Args:
+            owner: the learner.
+            incarnation: its number of restarts.
+
+        Returns:
+            The lease, or None if no batch is free. One may still be taken back unless the segment is `finished`.
+        """
         if not self._free:
             return None
         segment = self.segment
-        out_before = segment.begin + len(self._held) + len(self._done)
+        handed_out = segment.begin + len(self._held) + len(self._done)
         batch = heapq.heappop(self._free)
         self._held[batch] = (owner, incarnation)
-        updates = segment.updates_before + out_before / segment.learners
-        return Lease(batch, out_before / segment.total, updates, segment.frames[batch - segment.begin])
+        updates = segment.updates_before + handed_out / segment.learners
+        return Lease(batch, handed_out / segment.total, updates, segment.frames[batch - segment.begin])
 
     def complete(self, completion: Completion, totals: LossSums) -> None:
-        """Mark a batch as done, and add its sums.
+        """Marks a batch as done and adds its sums.
 
-        ValueError where this learner, or this incarnation of it, does not hold the batch.
+        Args:
+            completion: the batch, and the learner that computed it.
+            totals: the sums of the batch.
+
+        Raises:
+            ValueError: this incarnation of the learner does not hold the batch.
         """
         holder = (completion.owner, completion.incarnation)
         if self._held.get(completion.batch) != holder:
@@ -276,28 +362,28 @@ class LeaseQueue:
         self.totals += totals
 
     def release(self, owner: int) -> list[int]:
-        """Take back all that a dead learner held; returns those batches."""
-        back = sorted(batch for batch, (holder, _) in self._held.items() if holder == owner)
-        for batch in back:
+        """Takes back all batches that a dead learner held, and returns them."""
+        released = sorted(batch for batch, (holder, _) in self._held.items() if holder == owner)
+        for batch in released:
             del self._held[batch]
             heapq.heappush(self._free, batch)
             self._released.append((batch, owner))
-        return back
+        return released
 
     def record(self) -> SegmentRecord:
-        """RuntimeError where batches are not done."""
+        """Returns the record of the finished segment. Raises RuntimeError if batches are not done."""
         if not self.finished:
             raise RuntimeError(f"{len(self._done)} of {len(self.segment)} batches done, {len(self._held)} still held")
         return SegmentRecord(self.segment, tuple(self._done[b] for b in sorted(self._done)), tuple(self._released))
 
 
 def step_loss_sums(step_result: StepResult) -> LossSums:
-    """The sums of one batch as plain numbers (waits for a GPU)."""
+    """Returns the sums of one batch as plain numbers. Waits for the GPU."""
     return LossSums(float(step_result.loss_sum), float(step_result.correct), step_result.num_frames, 1)
 
 
 def record_to_json(record: SegmentRecord) -> dict[str, Any]:
-    """A line of leases.jsonl: the audit trail of a segment, in columns."""
+    """Returns a line of leases.jsonl: the audit trail of a segment, in columns."""
     done = record.completions
     return {
         "epoch": record.segment.epoch + 1,

@@ -1,4 +1,4 @@
-"""The update rule on the flat parameters: torch's optimizers over one vector, after clipping.
+"""The update rule on flat parameters: torch's optimizers over one vector, after clipping.
 
 Shapes: N elements of all parameters together.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class FlatTensors(Protocol):
-    """Weights w and gradient g, both [N]: a model's `FlatParams`, or a block of them."""
+    """Weights w [N] and gradient g [N]: a model's `FlatParams`, or a shard of them."""
 
     w: Tensor
     g: Tensor
@@ -21,7 +21,14 @@ class FlatTensors(Protocol):
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """kind: sgd, nesterov or adam (decoupled weight decay). clip_norm: upper limit of the gradient's norm, 0 = none."""
+    """Options of the update rule.
+
+    Attributes:
+        kind: sgd, nesterov, or adam (with decoupled weight decay).
+        momentum: momentum, Adam's β1. Adam's β2 is 0.98.
+        weight_decay: weight decay.
+        clip_norm: upper limit of the gradient's norm, 0 for none.
+    """
 
     kind: Literal["sgd", "nesterov", "adam"] = "sgd"
     momentum: float = 0.9
@@ -30,7 +37,15 @@ class OptimizerOptions:
 
 
 class Optimizer:
-    """W <- W - lr x update(g) on `params`. `lr` is set before each step by whoever knows the schedule."""
+    """Applies W <- W - lr x update(g) to flat parameters.
+
+    Args:
+        params: weights and gradient.
+        options: the rule. Raises ValueError for an unknown kind.
+
+    Attributes:
+        lr: learning rate, set before each step by the caller.
+    """
 
     def __init__(self, params: FlatTensors, options: OptimizerOptions) -> None:
         self.params, self.options = params, options
@@ -57,14 +72,14 @@ class Optimizer:
         self._torch.param_groups[0]["lr"] = value
 
     def step(self, w: Tensor | None = None) -> None:
-        """Clip `params.g`, and apply it to `params.w`, or to other weights [N] in their place."""
+        """Clips `params.g` and applies it to `params.w`, or to other weights `w` [N] in their place."""
         if self.options.clip_norm > 0:
             clip(self.params.g, torch.linalg.vector_norm(self.params.g), self.options.clip_norm)
         self._flat.data = self.params.w if w is None else w
         self._torch.step()
 
     def reset(self) -> None:
-        """Forget momentum, as at the start."""
+        """Clears momentum and moments, as at the start."""
         self._torch.state.clear()
 
     def state_dict(self) -> dict[str, Any]:
@@ -75,5 +90,11 @@ class Optimizer:
 
 
 def clip(g: Tensor, norm: Tensor, limit: float) -> None:
-    """Scale `g` down so that a gradient of this `norm`, which it is or is a part of, has at most `limit`."""
+    """Scales a gradient down in place, so that its norm is at most `limit`.
+
+    Args:
+        g: the gradient, or a part of it.
+        norm: norm of the whole gradient, a scalar.
+        limit: upper limit of the norm.
+    """
     g.mul_((limit / (norm + 1e-6)).clamp(max=1.0))

@@ -1,7 +1,10 @@
-"""What a distributed training algorithm is to the training loop.
+"""The interface between a distributed training algorithm and the training loop.
 
-A strategy owns the step: it is handed the gradient as a closure, so that its file reads like the pseudo-code of its
-paper, and one strategy can be built out of others.
+A strategy owns the whole step: it receives the gradient as a closure, computes it when the algorithm says so, and
+communicates and updates the weights. Its file can so read like the pseudo-code of its paper, and one strategy can be
+built out of others.
+
+Shapes: N elements of all parameters together.
 """
 
 from __future__ import annotations
@@ -22,9 +25,15 @@ from asr_am.distributed.team import LearnerLost, Team
 class Strategy(ABC):
     """One algorithm at one learner.
 
-    in_step: all learners take their steps together (collectives are allowed); otherwise only mail is used. forgiving:
-    the others go on without a lost learner; else it ends the run. staleness: updates by the staleness of their
-    gradient. counts: what else an algorithm counts of itself.
+    Attributes:
+        name: its name in the configuration.
+        synchronous: all learners take their steps together, which allows collectives. Otherwise only messages are used.
+        fault_tolerant: the others go on without a learner that died. Otherwise its death ends the run.
+        params: flat weights and gradient of this learner's model.
+        optimizer: the update rule.
+        team: this learner's end of the team.
+        staleness: number of updates by the staleness of their gradient.
+        metrics: further counts of the algorithm. Their key in checkpoints and summaries is "counts".
     """
 
     name: str
@@ -37,29 +46,43 @@ class Strategy(ABC):
         self.metrics: Counter[str] = Counter()
 
     def check(self, faults: Faults) -> None:  # noqa: B027
-        """InputError where the algorithm cannot do with what goes wrong on its cluster."""
+        """Raises InputError if the algorithm cannot cope with the faults of its cluster."""
 
     @abstractmethod
     def step(self, gradient: GradientFn) -> StepResult | None:
-        """Do one update; None when the segment has no data left."""
+        """Does one update.
+
+        Args:
+            gradient: leases a batch and fills `params.g`, called once.
+
+        Returns:
+            The result of the batch, None if the segment has no data left.
+        """
 
     def drain(self) -> None:  # noqa: B027
-        """After the last batch of a segment: drain what is under way, so that the state is complete."""
+        """Completes everything under way after the last batch of a segment (see `team`: drained)."""
 
     def replica(self) -> Tensor:
-        """This learner's own weights [N], at rest."""
+        """Returns this learner's own weights [N]. Called when drained."""
         return self.params.w
 
     def consensus(self) -> Tensor:
-        """The weights [N] to validate and export; called by all learners, at rest. Never written back."""
+        """Returns the weights [N] to validate and export. Called by all learners when drained.
+
+        The result is never written back into the training.
+        """
         return self.params.w
 
     def rejoin(self) -> None:
-        """Take the place of a learner that died: others' weights, nothing else of theirs."""
+        """Rejoins after a restart: copies weights from the live learners, no optimizer state.
+
+        Raises:
+            LearnerLost: the strategy is not fault tolerant.
+        """
         raise LearnerLost(self.team.rank, f"died, and strategy={self.name} cannot take a replacement in")
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values from which `load_state_dict` continues with the same bits, at rest."""
+        """Returns tensors and plain values from which `load_state_dict` continues bit for bit. Called when drained."""
         return {
             "weights": self.params.w,
             "optimizer": self.optimizer.state_dict(),
@@ -68,8 +91,9 @@ class Strategy(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a state that `state_dict` returned."""
         self.params.w.copy_(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
         for counter, counted in ((self.staleness, state["staleness"]), (self.metrics, state["counts"])):
-            counter.clear()  # and not another: whoever counts has this one
+            counter.clear()  # in place: servers and inner strategies share the counter
             counter.update(counted)

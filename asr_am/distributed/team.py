@@ -1,8 +1,20 @@
-"""The learners that train together, as a strategy sees them. Nothing here says how they are connected.
+"""The interface through which a strategy talks to the other learners, whatever connects them.
 
-Three kinds of call: *collectives* (all learners of the team or of a group of it, in the same order), *mail* (one to
-one, never waiting for the receiver), and the *control plane* (leases, gather, average: what measuring and validating
-need, between the living; it takes no time on a virtual clock).
+`Team` is one learner's end. Three modules implement it: `SingleProcess` below, `runtime/team.py` (real processes) and
+`simulator/team.py` (a virtual cluster). Its methods fall into four parts:
+
+    collectives     every member of the team, or of a group of it, starts the same calls in the same order
+    messages        one learner to another, tagged, never waiting for the receiver
+    tasks           communication tasks beside the training task, with locks and events
+    control plane   leases, gather and average among the live learners, for the training loop's bookkeeping
+                    (validation, checkpoints, statistics). It takes no time on a virtual clock.
+
+*Drained*: an epoch is done in segments, and at the end of each one the team is drained. All batches of the segment are
+completed, no collective, exchange or push is under way, and no message that could still arrive changes a weight.
+Checkpoints are written and models validated only then. A single worker is drained once it has pushed its last gradient
+of the segment. `Strategy.drain` brings about both.
+
+Shapes: N elements of all parameters together, K values.
 """
 
 from __future__ import annotations
@@ -23,13 +35,20 @@ if TYPE_CHECKING:
     from asr_am.distributed.leases import GradientFn
 
 CostKind = Literal["update", "averaging"]
-"""Work beside the gradient that a virtual cluster has a price for: updating weights on the device (with what moves
-between it and the host), averaging two weight vectors on the host."""
+"""Work that a virtual cluster charges time for, beside gradients: updating weights on the device (with the transfers
+between device and host), and averaging two weight vectors on the host."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """A message. clock: a number that the sender's algorithm gave it."""
+    """A received message.
+
+    Attributes:
+        source: rank of the sender.
+        tag: kind of message, as given to `Team.register_tag`.
+        clock: a number that the sender's algorithm attached: a step, a version, or an exchange.
+        tensors: float32 payload, on the CPU.
+    """
 
     source: int
     tag: str
@@ -39,13 +58,20 @@ class Message:
 
 @dataclass
 class CommStats:
-    """What a learner did on its team's network.
+    """Communication statistics of one learner.
 
-    bytes_sent: by the learner each went to, in real bytes; of an all-reduce or a broadcast, what a ring sends, to its
-    next member. modelled_bytes: the same, of the workload that a virtual cluster times. waiting_seconds: of the
-    training task, for others. pull_seconds: blocks of weights by the seconds (two digits) between the push that asked
-    another rank for one and its coming. refused: letters, and strangers' connections and messages. lost, superseded:
-    letters. faults: injected or modelled ones that took place, by kind.
+    Attributes:
+        bytes_sent: bytes really sent, by destination rank. An all-reduce or a broadcast counts what a ring sends, to
+            the next member.
+        modelled_bytes: bytes sent as the workload of a virtual cluster sizes them.
+        idle_seconds: seconds that the training task waited for others.
+        pull_latency: number of weight shards by seconds (as text, two digits) from the push to the reply with the
+            updated shard. Shards that are served on the learner's own rank are not counted.
+        messages_sent: messages handed to the network.
+        rejected: messages, connections and unauthenticated packets that were refused.
+        lost: messages that fault injection dropped.
+        overwritten: messages that a newer one of the same tag and destination replaced before they left.
+        faults: injected or modelled faults that took place, by kind.
     """
 
     bytes_sent: Counter[int] = field(default_factory=Counter)
@@ -63,7 +89,11 @@ class Work(Protocol):
     """A collective under way."""
 
     def wait(self) -> None:
-        """Until it is complete; LearnerLost where that cannot happen any more."""
+        """Returns when the collective is complete.
+
+        Raises:
+            LearnerLost: a member died, so the collective cannot complete.
+        """
         ...
 
 
@@ -71,16 +101,24 @@ class Gather(Protocol):
     """An all-gather under way."""
 
     def wait(self) -> list[Tensor]:
-        """Every member's tensor, by rank, not to be changed; LearnerLost as for `Work`."""
+        """Returns every member's tensor in rank order. They must not be modified.
+
+        Raises:
+            LearnerLost: a member died, so the collective cannot complete.
+        """
         ...
 
 
 class Lock(Protocol):
+    """The part of `threading.Lock` that strategies use."""
+
     def __enter__(self) -> object: ...
     def __exit__(self, *exception: object) -> None: ...
 
 
 class Event(Protocol):
+    """The part of `threading.Event` that strategies use."""
+
     def set(self) -> None: ...
     def clear(self) -> None: ...
     def is_set(self) -> bool: ...
@@ -88,133 +126,231 @@ class Event(Protocol):
 
 
 class Task(Protocol):
+    """A running communication task."""
+
     def join(self, timeout: float | None = None) -> None: ...
 
 
 class Group(Protocol):
-    """One member's end of `size` learners that do collectives together: a whole team, or a part of it (`Team.split`).
+    """One member's end of a group of learners that do collectives together: a whole team, or a part (`Team.split`).
 
-    rank: among the members. All members start the same collectives in the same order; a tensor must not be touched
-    before `wait` returns.
+    All members start the same collectives in the same order. A tensor must not be touched until `wait` returns.
     """
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """This learner's number among the members, from 0."""
+        ...
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The number of members."""
+        ...
 
     def start_all_reduce_mean(self, x: Tensor) -> Work:
-        """Replace x [N] by its mean over all members, the same bits for all."""
+        """Starts to replace `x` by its mean over all members, with the same bits on every member.
+
+        Args:
+            x: [N], of the same length on every member.
+        """
         ...
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> Gather:
-        """Every member's x [n], int32 or float32. lengths: n by rank, where they differ.
+        """Starts to collect every member's `x`.
 
-        Where nobody says lengths, x is a few numbers *about* the model, timed as they are; else it is parts of the
-        model, timed as those of the workload are.
+        Args:
+            x: [n], int32 or float32.
+            lengths: n by rank, where members differ. A virtual cluster times `x` as a part of the model (scaled to the
+                workload's bytes) if lengths are given, else as a few numbers *about* the model, at their real size.
         """
         ...
 
     def broadcast(self, x: Tensor, source: int = 0) -> None:
-        """Replace x [N] by that of member `source`."""
+        """Replaces `x` [N] by that of member `source`."""
         ...
 
 
 class Team(Group, Protocol):
-    """One learner's end of a team of `size`. incarnation: 0, and one more after each restart of this learner. hosts: a
-    number for the host of each rank.
-    """
+    """One learner's end of the team. The collectives of `Group` act on all of its learners."""
 
     @property
-    def incarnation(self) -> int: ...
+    def incarnation(self) -> int:
+        """The number of restarts of this learner, 0 for its first process."""
+        ...
+
     @property
-    def hosts(self) -> Sequence[int]: ...
+    def hosts(self) -> Sequence[int]:
+        """The number of the host of each rank."""
+        ...
+
     @property
-    def clock(self) -> Literal["wall", "virtual"]: ...
+    def clock(self) -> Literal["wall", "virtual"]:
+        """The kind of time that `now` returns."""
+        ...
+
     @property
-    def comm_stats(self) -> CommStats: ...
+    def comm_stats(self) -> CommStats:
+        """This learner's statistics, counted by the team."""
+        ...
 
     def live_ranks(self) -> Sequence[int]:
-        """Ranks of the living, ascending."""
+        """Returns the ranks of the live learners, ascending."""
         ...
+
+    # time
 
     def now(self) -> float:
-        """Seconds, wall or virtual."""
+        """Returns the time in seconds, wall or virtual."""
         ...
 
-    def sleep(self, seconds: float) -> None: ...
+    def sleep(self, seconds: float) -> None:
+        """Waits, in wall or virtual time."""
+        ...
 
     def simulate_cost(self, kind: CostKind, elements: int) -> None:
-        """Let the time for work on so many elements pass: on a virtual cluster, nothing on a real one."""
+        """Lets the time for work on `elements` elements pass on a virtual cluster. Does nothing on a real one."""
         ...
 
     def timed(self, gradient: GradientFn) -> GradientFn:
-        """The same closure, taking the time that the cluster's devices, stragglers and faults make it take."""
+        """Returns the same closure, taking the time that the cluster's devices, stragglers and faults imply."""
         ...
+
+    # collectives
 
     def split(self, groups: Sequence[Sequence[int]]) -> Group | None:
-        """The one of these disjoint groups, of ascending ranks, that this learner is in; called by all learners."""
+        """Splits the team into groups. All learners call it with the same argument.
+
+        Args:
+            groups: disjoint groups of ascending ranks. They need not cover the team.
+
+        Returns:
+            This learner's end of its group, None if it is in none.
+
+        Raises:
+            ValueError: the groups overlap, are not ascending, or name unknown ranks.
+        """
         ...
 
-    # mail
+    # messages
 
     def register_tag(self, tag: str, *lengths: int) -> None:
-        """Letters `tag` have float32 tensors of these lengths, on any device; all others are refused and counted.
+        """Declares a kind of message. Messages that fit no declared tag are rejected and counted.
 
-        A length of -n stands for any up to n.
+        Args:
+            tag: the kind of message.
+            lengths: number of elements of each float32 tensor of a message. A length of -n allows any up to n.
         """
         ...
 
     def send(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
-        """Send a letter and return at once; the tensors may be changed afterwards. A letter that still waits for the
-        one before it (of the same tag, to the same learner) to be collected is replaced. To the dead: nothing.
+        """Sends a message and returns at once.
+
+        At most one message per tag and destination waits behind the one that the receiver has not yet taken: a newer
+        one replaces it (`CommStats.overwritten`). Messages to dead learners are dropped.
+
+        Args:
+            to: rank of the receiver.
+            tag: a registered tag.
+            clock: a number for `Message.clock`.
+            tensors: float32, on any device, copied before the call returns.
         """
         ...
 
     def recv(self, tag: str, source: int | None = None, timeout: float | None = None) -> Message | None:
-        """The next letter, on the CPU; None after `timeout` seconds, or when `source` is dead and left none behind."""
+        """Waits for the next message.
+
+        Args:
+            tag: the kind of message.
+            source: rank of the sender, None for any.
+            timeout: seconds to wait, None for no limit.
+
+        Returns:
+            The message, or None after `timeout` or when `source` is dead and has left none.
+        """
         ...
 
     # tasks
 
     def spawn(self, task: Callable[[], None], name: str) -> Task:
-        """Run a communication task beside the training task; what it raises is raised in the training task.
+        """Runs a communication task beside the training task.
 
-        It may loop for ever: `close` ends it in whatever call of the team it waits.
+        A task may loop for ever: `close` ends it in whichever call of the team it waits. An exception that it raises
+        is raised in the training task.
+
+        Args:
+            task: what to run.
+            name: shown in error messages. A virtual cluster seeds the task's random numbers with it.
         """
         ...
 
-    def lock(self) -> Lock: ...
-    def event(self) -> Event: ...
+    def lock(self) -> Lock:
+        """Returns a lock between the tasks of this learner."""
+        ...
+
+    def event(self) -> Event:
+        """Returns an event between the tasks of this learner."""
+        ...
 
     # control plane
 
     def leases(self, segment: Segment, synchronous: bool) -> Leases:
-        """This learner's access to the batches of a segment. in_step: everybody takes one batch a step."""
+        """Returns this learner's access to the batches of a segment.
+
+        Args:
+            segment: the batches to hand out.
+            synchronous: every learner takes one batch per step (`RoundRobinLeases`), instead of leasing batches from
+                one queue (`LeaseQueue`).
+
+        Raises:
+            StaleSegment: this learner was restarted and the others have finished the segment. Load the newer
+                checkpoint and try again.
+        """
         ...
 
     def gather(self, values: Tensor) -> dict[int, Tensor]:
-        """Every living learner's `values` [K], float64 and few, by rank; also a barrier of the living."""
+        """Collects a few numbers of every live learner. Also a barrier of the live learners.
+
+        Args:
+            values: [K], float64.
+
+        Returns:
+            The values of each live learner, by rank.
+        """
         ...
 
     def average(self, x: Tensor) -> Tensor:
-        """The mean [N] over the living learners. Not part of an algorithm: for validation and checkpoints."""
+        """Returns the mean [N] of `x` over the live learners, for validation and checkpoints only.
+
+        It is not part of an algorithm and takes no virtual time.
+        """
         ...
 
     def close(self) -> None:
-        """End communication tasks, give back connections."""
+        """Ends the communication tasks and closes connections."""
         ...
 
 
 def shapes_match(lengths: Sequence[int], accepted: Sequence[int] | None) -> bool:
-    """Whether a letter with tensors of these lengths is one that was accepted; None: no such tag was."""
+    """Returns whether tensors of these lengths fit a tag, registered with `accepted` (None: no such tag)."""
     if accepted is None or len(lengths) != len(accepted):
         return False
     return all(n == limit or n <= -limit for n, limit in zip(lengths, accepted, strict=True))
 
 
 def find_group(rank: int, size: int, groups: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
-    """The members of the group that learner `rank` of `size` is in. ValueError for groups that `split` cannot make."""
+    """Finds the group of a learner.
+
+    Args:
+        rank: the learner.
+        size: number of learners of the team.
+        groups: disjoint groups of ascending ranks.
+
+    Returns:
+        The group's members, None if the learner is in none.
+
+    Raises:
+        ValueError: `Team.split` cannot make these groups.
+    """
     members = [member for group in groups for member in group]
     if len(set(members)) < len(members) or not set(members) <= set(range(size)):
         raise ValueError(f"groups {groups} are not disjoint, or not of learners 0 to {size - 1}")
@@ -224,7 +360,7 @@ def find_group(rank: int, size: int, groups: Sequence[Sequence[int]]) -> tuple[i
 
 
 class CompletedWork:
-    """A collective of one."""
+    """A collective that needs no wait, as in a team of one."""
 
     def wait(self) -> None:
         pass
@@ -241,7 +377,7 @@ class CompletedGather:
 
 
 class SingleProcess:
-    """A team of one learner in this process."""
+    """A team of one learner in this process. Messages and tasks raise InputError."""
 
     rank = 0
     size = 1
@@ -280,22 +416,22 @@ class SingleProcess:
         return None if find_group(0, 1, groups) is None else self
 
     def register_tag(self, tag: str, *lengths: int) -> None:
-        raise InputError("a team of one has nobody to write to; use launcher=virtual or launcher=process")
+        raise InputError("a team of one cannot exchange messages: use launcher=virtual or launcher=process")
 
     def send(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
-        raise InputError("a team of one has nobody to write to")
+        raise InputError("a team of one cannot send messages: use launcher=virtual or launcher=process")
 
     def recv(self, tag: str, source: int | None = None, timeout: float | None = None) -> Message | None:
-        raise InputError("a team of one has nobody to hear from")
+        raise InputError("a team of one cannot receive messages: use launcher=virtual or launcher=process")
 
     def spawn(self, task: Callable[[], None], name: str) -> Task:
-        raise InputError("a team of one has no communication tasks")
+        raise InputError("a team of one has no communication tasks: use launcher=virtual or launcher=process")
 
     def lock(self) -> Lock:
-        raise InputError("a team of one has nothing to lock")
+        raise InputError("a team of one has no communication tasks to lock out: use launcher=virtual or process")
 
     def event(self) -> Event:
-        raise InputError("a team of one has nobody to wait for")
+        raise InputError("a team of one has no communication tasks to wait for: use launcher=virtual or process")
 
     def leases(self, segment: Segment, synchronous: bool) -> Leases:
         return RoundRobinLeases(segment, self.rank, self.size, self.gather)
