@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from asr_am.data.textfile import write_lines
-from asr_am.decode.lattice import Lattice, Weights, arc_posteriors, read_lattices
+from asr_am.decode.lattice import Lattice, LmScale, arc_posteriors, read_lattices
 from asr_am.decode.scorer import GmmScorer
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import SHARD, DecodeOptions, Job, decode_shards
@@ -31,8 +31,8 @@ from asr_am.hmm.states import StateTable
 from asr_am.hmm.training import speech_pdfs
 from asr_am.lang.lang_dir import Lang
 
-RECORD = "adaptation.json"
-SURE = 0.01  # posterior below which a pdf is not taken to have been in a frame
+ADAPTATION_FILE = "adaptation.json"
+MIN_POSTERIOR = 0.01  # posterior below which a pdf is not taken to have been in a frame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class AdaptOptions:
 
 
 @dataclass(frozen=True)
-class Place:
+class AdaptationPaths:
     """system: folder of a speaker-adapted system. graph: HCLG.fst. work: folder for what a killed run goes on from."""
 
     system: Path
@@ -109,51 +109,51 @@ class DecodedGroup:
     lattices: Sequence[Path]
     states: StateTable
     speech_P: np.ndarray
-    plain: AdaptedReader
-    seen: AdaptedReader
+    unadapted: AdaptedReader
+    current: AdaptedReader
     lm_weight: float
 
     def blocks(self) -> Iterator[Block]:
-        """See `asr_am.hmm.adaptation.Group`: an utterance a block."""
+        """See `asr_am.hmm.adaptation.SpeakerGroup`: an utterance a block."""
         for path in self.lattices:
             for utterance, lattice in read_lattices(path):
                 if utterance in self.speaker_of:
                     occupation = self._occupation(lattice)
-                    yield Block(self.speaker_of[utterance], self.plain[utterance], self.seen[utterance], occupation)
+                    yield Block(self.speaker_of[utterance], self.unadapted[utterance], self.current[utterance], occupation)
 
     def _occupation(self, lattice: Lattice) -> Occupation:
         """The posteriors of the pdfs of each frame."""
-        posterior_A = arc_posteriors(lattice, [Weights(self.lm_weight)])[:, 0]
+        posterior_A = arc_posteriors(lattice, [LmScale(self.lm_weight)])[:, 0]
         emitting = np.flatnonzero(lattice.label_A)
         pdf_A = self.states.pdf_L[lattice.label_A[emitting] - 1]
         key_A = lattice.frame_S[lattice.source_A[emitting]].astype(np.int64) * self.states.num_pdfs + pdf_A
         keys, where = np.unique(key_A, return_inverse=True)
         weight = np.bincount(where, posterior_A[emitting])
         frame, pdf = np.divmod(keys, self.states.num_pdfs)
-        kept = (weight >= SURE) & self.speech_P[pdf]
+        kept = (weight >= MIN_POSTERIOR) & self.speech_P[pdf]
         return Occupation(frame[kept], pdf[kept], weight[kept].astype(np.float32))
 
 
-def save_adaptation(folder: Path, place: Place, options: AdaptOptions) -> None:
+def save_adaptation(folder: Path, place: AdaptationPaths, options: AdaptOptions) -> None:
     """Note in `folder`, features/fmllr, how its speakers were adapted, for those that come later."""
     paths = {name: os.path.relpath(getattr(place, name), folder) for name in ("system", "lang_dir", "graph")}
-    write_lines(folder / RECORD, [json.dumps(paths | {"options": asdict(options)}, indent=1)])
+    write_lines(folder / ADAPTATION_FILE, [json.dumps(paths | {"options": asdict(options)}, indent=1)])
 
 
-def load_adaptation(folder: Path) -> tuple[Place, AdaptOptions]:
+def load_adaptation(folder: Path) -> tuple[AdaptationPaths, AdaptOptions]:
     """What `save_adaptation` noted; `work` and `features_dir` are the folder and the one above. InputError: damaged."""
-    path = folder / RECORD
+    path = folder / ADAPTATION_FILE
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         options = value.pop("options")
         parts = {"search": SearchOptions(**options["search"]), "fmllr": FmllrOptions(**options["fmllr"])}
         paths = {name: Path(os.path.normpath(folder / value[name])) for name in ("system", "lang_dir", "graph")}
-        return Place(features_dir=folder.parent, work=folder, **paths), AdaptOptions(**options | parts)
+        return AdaptationPaths(features_dir=folder.parent, work=folder, **paths), AdaptOptions(**options | parts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: missing or damaged ({error}); run stage 4 (speaker) again") from error
 
 
-def adapt_set(place: Place, subset: str, options: AdaptOptions, jobs: int) -> dict[str, np.ndarray]:
+def adapt_set(place: AdaptationPaths, subset: str, options: AdaptOptions, jobs: int) -> dict[str, np.ndarray]:
     """The transform [D, E] of every speaker of a set, after `options.passes`. InputError where files are missing."""
     states, lang = StateTable.load(place.system / "states.npz"), Lang.load(place.lang_dir)
     adapted = DiagGmms.load(place.system / "gmm.npz")
@@ -164,11 +164,11 @@ def adapt_set(place: Place, subset: str, options: AdaptOptions, jobs: int) -> di
     speakers = {utterance: reader.speaker(utterance) for utterance in utterances}
     for number in range(1, options.passes + 1):
         folder, title = place.work / f"{subset}_{number}", f"{subset} pass {number}"
-        how = DecodeOptions(options.search_of(number), (Weights(options.lm_weight),), nbest=0)
+        how = DecodeOptions(options.search_of(number), (LmScale(options.lm_weight),), nbest=0)
         job = Job(source, place.graph, place.lang_dir, place.system / "states.npz", how)
         decode_shards(job, utterances, folder, jobs, f"{title}: decoding")
-        seen = source.open() if source.transforms else reader
-        groups = _groups(speakers, folder, states, speech_pdfs(lang, states), reader, seen, options.lm_weight)
+        current = source.open() if source.transforms else reader
+        groups = _groups(speakers, folder, states, speech_pdfs(lang, states), reader, current, options.lm_weight)
         gmms = DiagGmms.load(source.gmms)
         transforms = adapt_speakers(groups, gmms, options.fmllr, jobs, title, adapted, start)
         write_transforms(folder, subset, transforms, final=folder)
@@ -177,8 +177,8 @@ def adapt_set(place: Place, subset: str, options: AdaptOptions, jobs: int) -> di
 
 
 def _groups(
-    speakers: Mapping[str, str], folder: Path, states: StateTable, speech_P: np.ndarray, plain: AdaptedReader,
-    seen: AdaptedReader, lm_weight: float,
+    speakers: Mapping[str, str], folder: Path, states: StateTable, speech_P: np.ndarray, unadapted: AdaptedReader,
+    current: AdaptedReader, lm_weight: float,
 ) -> list[DecodedGroup]:  # fmt: skip
     """Groups of speakers with the shards in `folder` that have their utterances, which are in the order of speakers."""
     groups = []
@@ -188,5 +188,5 @@ def _groups(
         shards = range(own[0] // SHARD, own[-1] // SHARD + 1)
         lattices = [folder / f"{shard:05d}.lat" for shard in shards]
         speaker_of = {utterance: index[speaker] for utterance, speaker in speakers.items() if speaker in index}
-        groups.append(DecodedGroup(members, speaker_of, lattices, states, speech_P, plain, seen, lm_weight))
+        groups.append(DecodedGroup(members, speaker_of, lattices, states, speech_P, unadapted, current, lm_weight))
     return groups

@@ -172,9 +172,9 @@ class GmmSource:
     def load(self) -> GmmScorer:
         from asr_am.features.adapted import open_features
         from asr_am.hmm.gmm import DiagGmms
-        from asr_am.hmm.gmm_system import System
+        from asr_am.hmm.gmm_system import GmmSystem
 
-        reader = open_features(self.features_dir, System.kind(self.align_dir), self.subset)
+        reader = open_features(self.features_dir, GmmSystem.kind(self.align_dir), self.subset)
         return GmmScorer(DiagGmms.load(self.align_dir / "gmm.npz"), reader.__getitem__)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from asr_am.data.textfile import write_lines
-from asr_am.decode.lattice import Weights
+from asr_am.decode.lattice import LmScale
 from asr_am.decode.scorer import GmmSource, NeuralSource, ScoreSource, Window
 from asr_am.decode.search import SearchOptions
 from asr_am.errors import InputError
@@ -33,7 +33,7 @@ class System:
     model: Path | None = None
     window: Window = field(default_factory=lambda: Window(0, 0))
     search: SearchOptions = field(default_factory=SearchOptions)
-    weights: Weights = field(default_factory=lambda: Weights(10.0))
+    weights: LmScale = field(default_factory=lambda: LmScale(10.0))
 
     @property
     def graph(self) -> Path:
@@ -52,9 +52,9 @@ class System:
     def kind(self) -> str:
         """The kind of features the model takes."""
         if self.model is None:
-            from asr_am.hmm.gmm_system import System as Gmm
+            from asr_am.hmm.gmm_system import GmmSystem
 
-            return Gmm.kind(self.align_dir)
+            return GmmSystem.kind(self.align_dir)
         from asr_am.model.model_file import load_acoustic_model
 
         return str(load_acoustic_model(self.model)[1]["kind"])
@@ -82,7 +82,7 @@ class System:
             for name in PATHS:
                 value[name] = None if value[name] is None else Path(os.path.normpath(folder / value[name]))
             value |= {"window": Window.parse(value["window"]), "search": SearchOptions(**value["search"])}
-            system = cls(**value | {"weights": Weights(**value["weights"])})
+            system = cls(**value | {"weights": LmScale(**value["weights"])})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{path}: not the record of a decoding run ({error}); run stage 7 (decode) again"

@@ -94,11 +94,11 @@ def write_transforms(folder: Path, subset: str, transforms: Mapping[str, np.ndar
 def read_transforms(folder: Path, subset: str, dim: int | None = None) -> dict[str, np.ndarray]:
     """[D, E] by speaker; InputError where a file is missing or damaged, or a transform not of `dim` features."""
     found = {}
-    for speaker, place in read_scp(folder / f"{subset}_trans.scp", REMEDY).items():
-        transform_DE = load_matrix(place, REMEDY)
+    for speaker, location in read_scp(folder / f"{subset}_trans.scp", REMEDY).items():
+        transform_DE = load_matrix(location, REMEDY)
         rows, columns = transform_DE.shape
         if columns != rows + 1 or rows != (dim or rows) or not np.isfinite(transform_DE).all():
-            raise InputError(f"{place}: speaker {speaker} has no transform of {dim or rows} features; {REMEDY}")
+            raise InputError(f"{location}: speaker {speaker} has no transform of {dim or rows} features; {REMEDY}")
         found[speaker] = transform_DE
     return found
 

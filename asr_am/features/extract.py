@@ -42,7 +42,7 @@ MAX_ARCHIVES = 200
 
 
 @dataclass(frozen=True)
-class Task:
+class ExtractTask:
     """What goes into one archive: recordings, each with its utterances."""
 
     archive: Path
@@ -50,7 +50,7 @@ class Task:
 
 
 @dataclass
-class Written:
+class ArchiveResult:
     """What went into one archive: (utterance, byte offset, frames), and what was noticed on the way."""
 
     archive: Path
@@ -94,7 +94,7 @@ def extract_features(
     (out / "options.json").write_text(json.dumps({"kind": kind, **asdict(options)}, indent=2) + "\n", encoding="utf-8")
 
 
-def make_tasks(data_dir: Path, subset: str, out: Path, sampling_rate: int, resample: bool) -> list[Task]:
+def make_tasks(data_dir: Path, subset: str, out: Path, sampling_rate: int, resample: bool) -> list[ExtractTask]:
     """Divide the recordings of a set, in their order, into archives of about equal amounts of speech."""
     segments = defaultdict(list)
     for segment in read_supervisions(data_dir, subset):
@@ -102,7 +102,7 @@ def make_tasks(data_dir: Path, subset: str, out: Path, sampling_rate: int, resam
     recordings = {recording.id: recording for recording in read_recordings(data_dir, subset)}
     total = sum(segment.duration for members in segments.values() for segment in members)
     num_archives = min(math.ceil(total / ARCHIVE_SECONDS), MAX_ARCHIVES)
-    tasks = [Task(out / f"{subset}.{number}.ark", []) for number in range(1, num_archives + 1)]
+    tasks = [ExtractTask(out / f"{subset}.{number}.ark", []) for number in range(1, num_archives + 1)]
     done = 0.0
     for recording_id, members in sorted(segments.items()):
         if recording_id not in recordings:
@@ -126,9 +126,9 @@ def _at_rate(recording: Recording, sampling_rate: int, resample: bool) -> Record
     return recording.resample(sampling_rate)
 
 
-def write_archive(task: Task, extractor: SpectralExtractor) -> Written:
+def write_archive(task: ExtractTask, extractor: SpectralExtractor) -> ArchiveResult:
     """Compute and write the features of one archive."""
-    result = Written(task.archive)
+    result = ArchiveResult(task.archive)
     with task.archive.open("wb") as file:
         for recording, segments in task.items:
             for segment, samples_N in read_utterances(recording, segments):
@@ -160,7 +160,7 @@ def _checked_features(
 
 
 def write_index(
-    out: Path, subset: str, written: Sequence[Written], final: Path, kind: str, options: SpectralOptions
+    out: Path, subset: str, written: Sequence[ArchiveResult], final: Path, kind: str, options: SpectralOptions
 ) -> None:
     """Join what the archives hold: scp, utt2spk, CMVN statistics, lhotse manifest, list of dropped utterances."""
     rows = sorted(
@@ -172,7 +172,7 @@ def write_index(
         key=lambda row: row[0].id,
     )
     _report(out, subset, written, len(rows))
-    write_lines(out / f"{subset}.scp", [f"{segment.id} {place}" for segment, place, _ in rows])
+    write_lines(out / f"{subset}.scp", [f"{segment.id} {location}" for segment, location, _ in rows])
     write_lines(out / f"{subset}_utt2spk", [f"{segment.id} {segment.speaker}" for segment, _, _ in rows])
     write_cmvn(out, subset, written, final)
     manifest = [_manifest_item(segment, frames, final / f"{subset}.scp", kind, options) for segment, _, frames in rows]
@@ -183,7 +183,7 @@ def write_index(
     )
 
 
-def write_cmvn(out: Path, subset: str, written: Sequence[Written], final: Path) -> None:
+def write_cmvn(out: Path, subset: str, written: Sequence[ArchiveResult], final: Path) -> None:
     """Sum the statistics of every speaker over the archives and write them as double matrices."""
     total: dict[str, np.ndarray] = {}
     for result in written:
@@ -217,7 +217,7 @@ def _manifest_item(
     )
 
 
-def _report(out: Path, subset: str, written: Sequence[Written], kept: int) -> None:
+def _report(out: Path, subset: str, written: Sequence[ArchiveResult], kept: int) -> None:
     """Log and list what was dropped or clipped. Raises InputError if nothing is left."""
     dropped = sorted(item for result in written for item in result.dropped)
     clipped = [item for result in written for item in result.clipped]

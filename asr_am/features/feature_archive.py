@@ -14,7 +14,7 @@ from asr_am.data.kaldi_archive import read_entry, reason
 from asr_am.data.textfile import read_lines, write_lines
 from asr_am.errors import InputError
 
-PLACE = re.compile(r"^(?P<key>\S+) (?P<path>.+):(?P<offset>\d+)$")
+LOCATION = re.compile(r"^(?P<key>\S+) (?P<path>.+):(?P<offset>\d+)$")
 DAMAGE = (OSError, EOFError, ValueError, AssertionError, RuntimeError, MemoryError, struct.error)  # kaldiio's
 REMEDY_ALIGN = "run stage 3 (align) again"
 
@@ -31,23 +31,23 @@ def write_archive(folder: Path, name: str, matrices: Mapping[str, np.ndarray], *
 
 def read_scp(path: Path, remedy: str) -> dict[str, str]:
     """Places `path:offset` by key, with the archives taken from the folder of the .scp file."""
-    places = {}
+    locations = {}
     for number, line in enumerate(read_lines(path, remedy), start=1):
-        match = PLACE.match(line)
+        match = LOCATION.match(line)
         if match is None:
             raise InputError(f"{path}:{number}: '{line}' is not `<key> <archive>:<offset>`; {remedy}")
-        places[match["key"]] = f"{path.parent / Path(match['path']).name}:{match['offset']}"
-    if not places:
+        locations[match["key"]] = f"{path.parent / Path(match['path']).name}:{match['offset']}"
+    if not locations:
         raise InputError(f"{path}: empty; {remedy}")
-    return places
+    return locations
 
 
-def load_matrix(place: str, remedy: str) -> np.ndarray:
+def load_matrix(location: str, remedy: str) -> np.ndarray:
     """The matrix at `path:offset`; InputError where it is damaged or missing."""
     try:
-        matrix = read_entry(place)
+        matrix = read_entry(location)
     except DAMAGE as error:
-        raise InputError(f"{place}: damaged or missing archive ({reason(error)}); {remedy}") from error
+        raise InputError(f"{location}: damaged or missing archive ({reason(error)}); {remedy}") from error
     if not isinstance(matrix, np.ndarray) or matrix.ndim != 2:
-        raise InputError(f"{place}: holds no matrix; {remedy}")
+        raise InputError(f"{location}: holds no matrix; {remedy}")
     return matrix

@@ -41,12 +41,14 @@ class FeatureReader:
         self.deltas = has_deltas(kind)
         self.dim = (3 if self.deltas else 1) * read_options(folder).dim
         self.variance = normalises_variance(kind) if variance is None else variance
-        self._places = read_scp(folder / f"{subset}.scp", REMEDY)
+        self._locations = read_scp(folder / f"{subset}.scp", REMEDY)
         self._speakers = _read_utt2spk(folder / f"{subset}_utt2spk")
         cmvn_scp = folder / f"{subset}_cmvn.scp"
-        self._stats = {speaker: load_matrix(place, REMEDY) for speaker, place in read_scp(cmvn_scp, REMEDY).items()}
-        self.utterances = sorted(self._places)
-        if self._places.keys() != self._speakers.keys():
+        self._stats = {
+            speaker: load_matrix(location, REMEDY) for speaker, location in read_scp(cmvn_scp, REMEDY).items()
+        }
+        self.utterances = sorted(self._locations)
+        if self._locations.keys() != self._speakers.keys():
             raise InputError(f"{folder}: {subset}.scp and {subset}_utt2spk list different utterances; {REMEDY}")
         if missing := set(self._speakers.values()) - self._stats.keys():
             raise InputError(f"{cmvn_scp}: no statistics for speaker {min(missing)}; {REMEDY}")
@@ -64,7 +66,7 @@ class FeatureReader:
         return len(self.utterances)
 
     def __contains__(self, utterance: str) -> bool:
-        return utterance in self._places
+        return utterance in self._locations
 
     def __getitem__(self, utterance: str) -> np.ndarray:
         """float32 [T, dim]. Raises InputError for an unknown utterance or a damaged archive."""
@@ -77,12 +79,12 @@ class FeatureReader:
 
     def raw(self, utterance: str) -> np.ndarray:
         """float32 [T, D]: as on disk. Errors as above."""
-        stats = self._stats[self._speakers[utterance]] if utterance in self._places else None
+        stats = self._stats[self._speakers[utterance]] if utterance in self._locations else None
         if stats is None:
             raise InputError(f"utterance {utterance}: has no features (it may have been too short); {REMEDY}")
-        static_TD = load_matrix(self._places[utterance], REMEDY)
+        static_TD = load_matrix(self._locations[utterance], REMEDY)
         if static_TD.shape[1] + 1 != stats.shape[1]:
-            raise InputError(f"{self._places[utterance]}: {static_TD.shape[1]} values per frame; {REMEDY}")
+            raise InputError(f"{self._locations[utterance]}: {static_TD.shape[1]} values per frame; {REMEDY}")
         return static_TD
 
 

@@ -5,7 +5,7 @@ whom nothing is known the identity would be a bad transform; the mean of the tra
 
 Shapes: N frames of a block, D feature dimension, E = D + 1, S speakers of a group.
 
-Speakers are dealt with in groups of `GROUP`, each by one worker: all transforms of a group are updated together, and
+Speakers are dealt with in groups of `GROUP_SIZE`, each by one worker: all transforms of a group are updated together, and
 memory does not grow with the corpus.
 """
 
@@ -30,7 +30,7 @@ from asr_am.parallel import parallel_map
 
 logger = logging.getLogger(__name__)
 
-GROUP = 16  # speakers
+GROUP_SIZE = 16  # speakers
 BLOCK = 16_384  # frames whose statistics are taken together
 
 
@@ -59,12 +59,12 @@ class Block(NamedTuple):
 
     speaker: int
     x_ND: np.ndarray
-    seen_ND: np.ndarray
+    current_ND: np.ndarray
     occupation: Occupation
 
 
-class Group(Protocol):
-    """Up to GROUP speakers and their frames."""
+class SpeakerGroup(Protocol):
+    """Up to GROUP_SIZE speakers and their frames."""
 
     @property
     def speakers(self) -> Sequence[str]: ...
@@ -72,7 +72,7 @@ class Group(Protocol):
     def blocks(self) -> Iterator[Block]: ...
 
 
-class Adapted(NamedTuple):
+class SpeakerTransform(NamedTuple):
     """transform: float32 [D, E]. kind: full, shift or none. frames: of speech. gain: in log-likelihood per frame."""
 
     speaker: str
@@ -92,18 +92,18 @@ class AlignedGroup:
 
     speakers: Sequence[str]
     base: FrameStore
-    seen: FrameStore
+    current: FrameStore
     pieces_S: Sequence[Sequence[tuple[slice, np.ndarray]]]
 
     def blocks(self) -> Iterator[Block]:
-        """See `Group`."""
+        """See `SpeakerGroup`."""
         for speaker, pieces in enumerate(self.pieces_S):
             for span, pdf_T in pieces:
-                yield Block(speaker, self.base.x_ND[span], self.seen.x_ND[span], Occupation.of_alignment(pdf_T))
+                yield Block(speaker, self.base.x_ND[span], self.current.x_ND[span], Occupation.of_alignment(pdf_T))
 
 
 def aligned_groups(
-    base: FrameStore, seen: FrameStore, speakers_U: Sequence[str], pdf_N: np.ndarray
+    base: FrameStore, current: FrameStore, speakers_U: Sequence[str], pdf_N: np.ndarray
 ) -> Iterator[AlignedGroup]:
     """The speakers of a set in groups, in the order of their names."""
     utterances: dict[str, list[int]] = {}
@@ -111,16 +111,16 @@ def aligned_groups(
         utterances.setdefault(speaker, []).append(utterance)
     for speakers in in_groups(sorted(utterances)):
         spans_S = [[base.span(utterance) for utterance in utterances[speaker]] for speaker in speakers]
-        yield AlignedGroup(speakers, base, seen, [[(span, pdf_N[span]) for span in spans] for spans in spans_S])
+        yield AlignedGroup(speakers, base, current, [[(span, pdf_N[span]) for span in spans] for spans in spans_S])
 
 
 def in_groups(speakers: Sequence[str]) -> list[Sequence[str]]:
     """The same whatever the number of workers."""
-    return [speakers[begin : begin + GROUP] for begin in range(0, len(speakers), GROUP)]
+    return [speakers[begin : begin + GROUP_SIZE] for begin in range(0, len(speakers), GROUP_SIZE)]
 
 
 def adapt_speakers(
-    groups: Sequence[Group], gmms: DiagGmms, options: FmllrOptions, jobs: int, title: str,
+    groups: Sequence[SpeakerGroup], gmms: DiagGmms, options: FmllrOptions, jobs: int, title: str,
     target: DiagGmms | None = None, start: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """The transform [D, E] of every speaker, with a line of what was gained and how many got none.
@@ -144,21 +144,21 @@ def adapt_speakers(
 
 
 def adapt_group(
-    gmms: DiagGmms, target: DiagGmms | None, start: np.ndarray | None, options: FmllrOptions, group: Group
-) -> list[Adapted]:
+    gmms: DiagGmms, target: DiagGmms | None, start: np.ndarray | None, options: FmllrOptions, group: SpeakerGroup
+) -> list[SpeakerTransform]:
     """The transforms of one group of speakers."""
     expectation = Expectation(gmms, target, options.device)
     stats = FmllrStats.zeros(len(group.speakers), gmms.dim, expectation.device)
     for blocks in batches(group.blocks()):
-        add_blocks(stats, expectation, blocks)
+        accumulate_blocks(stats, expectation, blocks)
     start_SDE = identity(stats)
     if start is not None:
         start_SDE[:] = torch.from_numpy(start.astype(np.float64)).to(expectation.device)
-    transform_SDE, kinds = transforms_of(stats, options, start_SDE)
+    transform_SDE, kinds = estimate_transforms(stats, options, start_SDE)
     before_S, after_S = objective(stats, start_SDE), objective(stats, transform_SDE)
     gain_S = torch.where(stats.count_S > 0, after_S - before_S, 0.0)
     columns = (transform_SDE.float().cpu().numpy(), kinds, stats.count_S.tolist(), gain_S.tolist())
-    return [Adapted(*row) for row in zip(group.speakers, *columns, strict=True)]
+    return [SpeakerTransform(*row) for row in zip(group.speakers, *columns, strict=True)]
 
 
 def batches(blocks: Iterable[Block]) -> Iterator[list[Block]]:
@@ -173,21 +173,23 @@ def batches(blocks: Iterable[Block]) -> Iterator[list[Block]]:
         yield batch
 
 
-def add_blocks(stats: FmllrStats, expectation: Expectation, blocks: Sequence[Block]) -> None:
+def accumulate_blocks(stats: FmllrStats, expectation: Expectation, blocks: Sequence[Block]) -> None:
     """Add the statistics of some frames, those of one speaker next to one another."""
     edges = np.cumsum([0, *(len(block.x_ND) for block in blocks)]).tolist()
     occupation = Occupation.joined([block.occupation for block in blocks], edges)
-    seen_ND = expectation.tensor(np.concatenate([block.seen_ND for block in blocks]))
+    current_ND = expectation.tensor(np.concatenate([block.current_ND for block in blocks]))
     x_ND = expectation.tensor(np.concatenate([block.x_ND for block in blocks]))
-    precision_ND, linear_ND = expectation(seen_ND, occupation)
-    for speaker, members in itertools.groupby(range(len(blocks)), key=lambda index: blocks[index].speaker):
-        own = list(members)
-        rows = slice(edges[own[0]], edges[own[-1] + 1])
-        frames = sum(blocks[index].occupation.frames for index in own)
+    precision_ND, linear_ND = expectation(current_ND, occupation)
+    for speaker, group in itertools.groupby(range(len(blocks)), key=lambda index: blocks[index].speaker):
+        indices = list(group)
+        rows = slice(edges[indices[0]], edges[indices[-1] + 1])
+        frames = sum(blocks[index].occupation.frames for index in indices)
         stats.add(speaker, frames, x_ND[rows], precision_ND[rows], linear_ND[rows])
 
 
-def transforms_of(stats: FmllrStats, options: FmllrOptions, start_SDE: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
+def estimate_transforms(
+    stats: FmllrStats, options: FmllrOptions, start_SDE: torch.Tensor
+) -> tuple[torch.Tensor, list[str]]:
     """Transforms [S, D, E] and for each whether it is full, a shift, or none (the one in `start_SDE`).
 
     A transform that is not finite, or worse than none, is not used: a speaker's frames may all be alike.

@@ -15,12 +15,12 @@ from pathlib import Path
 from asr_am.errors import InputError
 from asr_am.features.reader import FeatureReader
 from asr_am.hmm.frames import FrameStore
-from asr_am.hmm.gmm_system import System
+from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.train_lda_mllt import LdaOptions, train_lda_mllt
 from asr_am.hmm.train_mono import MonoOptions, train_mono
 from asr_am.hmm.train_sat import SatOptions, train_sat
 from asr_am.hmm.train_tri import TriOptions, train_tri
-from asr_am.hmm.training import Material, Workplace
+from asr_am.hmm.training import AlignedData, TrainingContext
 from asr_am.lang.lang_dir import Lang
 from asr_am.lang.transcripts import read_transcripts
 
@@ -42,19 +42,19 @@ def align_corpus(
     scratch = out / "scratch"
     scratch.mkdir(parents=True, exist_ok=True)
     lang = Lang.load(lang_dir)
-    materials = {subset: load_material(data_dir, features_dir, lang, subset, scratch) for subset in sets}
+    sets_data = {subset: load_set(data_dir, features_dir, lang, subset, scratch) for subset in sets}
     if lda_mllt is not None:
-        lda_mllt.check(materials["train"].frames.dim)
+        lda_mllt.check(sets_data["train"].frames.dim)
     elif sat is not None:
         raise InputError("align: sat has a section but lda_mllt, which it begins from, has none; add it")
-    place = Workplace(materials, lang, scratch, jobs)
-    systems = {"mono": partial(train_mono, place, mono), "tri": partial(train_tri, place, out / "mono", tri)}
+    ctx = TrainingContext(sets_data, lang, scratch, jobs)
+    systems = {"mono": partial(train_mono, ctx, mono), "tri": partial(train_tri, ctx, out / "mono", tri)}
     if lda_mllt is not None:
-        systems["lda_mllt"] = partial(train_lda_mllt, place, out / "tri", lda_mllt)
+        systems["lda_mllt"] = partial(train_lda_mllt, ctx, out / "tri", lda_mllt)
     if sat is not None:
-        systems["sat"] = partial(train_sat, place, out / "lda_mllt", sat)
+        systems["sat"] = partial(train_sat, ctx, out / "lda_mllt", sat)
     for name, train in systems.items():
-        if System.is_complete(out / name):
+        if GmmSystem.is_complete(out / name):
             continue
         shutil.rmtree(out / name, ignore_errors=True)  # what a killed run left
         began = time.monotonic()
@@ -63,7 +63,7 @@ def align_corpus(
     shutil.rmtree(scratch)
 
 
-def load_material(data_dir: Path, features_dir: Path, lang: Lang, subset: str, scratch: Path) -> Material:
+def load_set(data_dir: Path, features_dir: Path, lang: Lang, subset: str, scratch: Path) -> AlignedData:
     """Frames (from `scratch` where they are already there) and transcripts of a set."""
     reader = FeatureReader(features_dir, "mfcc", subset)
     transcripts = dict(read_transcripts(data_dir, subset))
@@ -81,4 +81,4 @@ def load_material(data_dir: Path, features_dir: Path, lang: Lang, subset: str, s
         frames = FrameStore.write(folder, reader.utterances, reader.__getitem__, f"reading features of {subset}")
     words_U = [lang.word_ids(" ".join(transcripts[utterance])) for utterance in frames.utterances]
     logger.info("%s: %d utterances, %d frames of dimension %d", subset, len(words_U), frames.num_frames, frames.dim)
-    return Material(frames, words_U, [reader.speaker(utterance) for utterance in frames.utterances])
+    return AlignedData(frames, words_U, [reader.speaker(utterance) for utterance in frames.utterances])

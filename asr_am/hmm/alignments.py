@@ -25,7 +25,7 @@ from asr_am.data.kaldi_archive import read_archive, reason
 from asr_am.data.npz import DAMAGE
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
-from asr_am.hmm import REDO
+from asr_am.hmm import REMEDY
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.states import StateTable
 
@@ -104,10 +104,10 @@ def read_alignments(folder: Path, subset: str) -> Iterator[tuple[str, np.ndarray
     try:
         for utterance, labels_T in read_archive(ark):
             if not isinstance(labels_T, np.ndarray) or labels_T.dtype != np.int32 or labels_T.ndim != 1:
-                raise InputError(f"{ark}: {utterance} is not a vector of integers; {REDO}")
+                raise InputError(f"{ark}: {utterance} is not a vector of integers; {REMEDY}")
             yield utterance, labels_T
     except (*DAMAGE, AssertionError, IndexError) as error:
-        raise InputError(f"{ark}: damaged ({reason(error)}); {REDO}") from error
+        raise InputError(f"{ark}: damaged ({reason(error)}); {REMEDY}") from error
 
 
 def load_labels(folder: Path, subset: str, frames: FrameStore, table: StateTable) -> np.ndarray:
@@ -130,14 +130,14 @@ def check_alignments(folder: Path, subset: str, lengths: Mapping[str, int], tabl
     for utterance, labels_T in read_alignments(folder, subset):
         name = f"{folder / subset}.ark: {utterance}"
         if utterance not in lengths:
-            raise InputError(f"{name} is not an utterance of the features; {REDO}")
+            raise InputError(f"{name} is not an utterance of the features; {REMEDY}")
         if len(labels_T) != lengths[utterance]:
-            raise InputError(f"{name} has {len(labels_T)} frames, its features {lengths[utterance]}; {REDO}")
+            raise InputError(f"{name} has {len(labels_T)} frames, its features {lengths[utterance]}; {REMEDY}")
         if labels_T.min() < 1 or labels_T.max() > len(table.labels_L3):
-            raise InputError(f"{name} has graph labels outside 1..{len(table.labels_L3)}; {REDO}")
+            raise InputError(f"{name} has graph labels outside 1..{len(table.labels_L3)}; {REMEDY}")
         if table.pdf_L[labels_T - 1].max() >= table.num_pdfs:
-            raise InputError(f"{name} has a pdf beyond the {table.num_pdfs} of the model; {REDO}")
+            raise InputError(f"{name} has a pdf beyond the {table.num_pdfs} of the model; {REMEDY}")
         count += 1
     if count == 0:
-        raise InputError(f"{folder / subset}.ark: no utterance is aligned; {REDO}")
+        raise InputError(f"{folder / subset}.ark: no utterance is aligned; {REMEDY}")
     return count

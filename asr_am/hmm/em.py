@@ -50,11 +50,11 @@ class UpdateOptions:
 
 def accumulate(
     gmms: DiagGmms, frames: FrameStore, pdf_N: np.ndarray, jobs: int, description: str,
-    sums_of: FrameStore | None = None,
+    stats_frames: FrameStore | None = None,
 ) -> Accumulators:  # fmt: skip
     """The E step over all frames of the store; pdf_N int, negative for frames to leave out.
 
-    sums_of: other features of the same frames, whose sums are taken with the posteriors of `frames` (what Kaldi's
+    stats_frames: other features of the same frames, whose sums are taken with the posteriors of `frames` (what Kaldi's
     gmm-acc-stats-twofeats does: the result of `update` has the same Gaussians for those features).
     """
     order_N = np.argsort(pdf_N, kind="stable")
@@ -63,7 +63,7 @@ def accumulate(
         (first, bounds_P1[first : last + 1] - bounds_P1[first], order_N[bounds_P1[first] : bounds_P1[last]])
         for first, last in _even_ranges(bounds_P1, 2 * jobs)
     ]
-    parts = parallel_map(functools.partial(_accumulate_range, gmms, frames, sums_of), tasks, jobs, description)
+    parts = parallel_map(functools.partial(_accumulate_range, gmms, frames, stats_frames), tasks, jobs, description)
     return Accumulators(
         np.concatenate([part.occ_G for part in parts]), np.concatenate([part.sums_G2D for part in parts]),
         sum(part.loglik for part in parts), sum(part.frames for part in parts),
@@ -78,7 +78,7 @@ def _even_ranges(bounds_P1: np.ndarray, count: int) -> list[tuple[int, int]]:
 
 
 def _accumulate_range(
-    gmms: DiagGmms, frames: FrameStore, sums_of: FrameStore | None, task: tuple[int, np.ndarray, np.ndarray]
+    gmms: DiagGmms, frames: FrameStore, stats_frames: FrameStore | None, task: tuple[int, np.ndarray, np.ndarray]
 ) -> Accumulators:
     """Statistics of the pdfs from `first` on; rows bounds[i] to bounds[i + 1] of `order` are the i-th one's frames."""
     first, bounds, order = task
@@ -91,7 +91,7 @@ def _accumulate_range(
         into = slice(rows.start - start, rows.stop - start)
         for block in range(begin, end, BLOCK):
             chosen = order[block : min(block + BLOCK, end)]
-            other_ND = None if sums_of is None else torch.from_numpy(sums_of.x_ND[chosen])
+            other_ND = None if stats_frames is None else torch.from_numpy(stats_frames.x_ND[chosen])
             _accumulate_block(linear, constant, torch.from_numpy(frames.x_ND[chosen]), other_ND, total, into)
     return total
 

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from asr_am.hmm.expectations import add_weighted_outer, packed_size, unpack
 
 RIDGE = 1e-9  # of the mean diagonal, added to each G_d: a feature that never moves leaves it singular
-ENOUGH = 1e-5  # gain in log-likelihood per frame of one sweep, below which the next would not pay
+MIN_GAIN = 1e-5  # gain in log-likelihood per frame of one sweep, below which the next would not pay
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def estimate(stats: FmllrStats, sweeps: int, start_SDE: Tensor) -> tuple[Tensor,
     for _ in range(sweeps):
         _sweep(transform_SDE, inverse_SDEE, free_SDE, stats)
         history.append(_objective(stats, quadratic_SDEE, transform_SDE))
-        if (history[-1] - history[-2]).max() < ENOUGH:
+        if (history[-1] - history[-2]).max() < MIN_GAIN:
             break
     return transform_SDE, history
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from asr_am.data.npz import read_npz, write_npz
 from asr_am.errors import InputError
-from asr_am.hmm import REDO
+from asr_am.hmm import REMEDY
 from asr_am.parallel import track
 
 
@@ -30,14 +30,14 @@ class FrameStore:
     def __init__(self, folder: Path) -> None:
         """Open what `write` left in `folder`; InputError where it is missing or damaged."""
         self.folder = folder
-        utterances, self.offsets_U1, dim = read_npz(folder / "index.npz", "utterances", "offsets", "dim", remedy=REDO)
+        utterances, self.offsets_U1, dim = read_npz(folder / "index.npz", "utterances", "offsets", "dim", remedy=REMEDY)
         self.utterances: list[str] = utterances.tolist()
         self.dim = int(dim)
         try:
             shape = self.num_frames, self.dim
             self.x_ND: np.ndarray = np.memmap(folder / "frames.f32", dtype=np.float32, mode="r", shape=shape)
         except (OSError, ValueError) as error:
-            raise InputError(f"{folder / 'frames.f32'}: not readable ({error}); {REDO}") from error
+            raise InputError(f"{folder / 'frames.f32'}: not readable ({error}); {REMEDY}") from error
 
     @property
     def num_frames(self) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from asr_am.data.npz import read_npz, write_npz
 from asr_am.errors import InputError
-from asr_am.hmm import REDO
+from asr_am.hmm import REMEDY
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ class DiagGmms:
     @classmethod
     def load(cls, path: Path) -> DiagGmms:
         """Read what `save` wrote; InputError where the file is missing, damaged or inconsistent."""
-        arrays = read_npz(path, "weights", "means", "vars", "offsets", remedy=REDO)
+        arrays = read_npz(path, "weights", "means", "vars", "offsets", remedy=REMEDY)
         try:
             _validate(*arrays)
         except ValueError as error:
-            raise InputError(f"{path}: holds {error}; {REDO}") from error
+            raise InputError(f"{path}: holds {error}; {REMEDY}") from error
         return cls(*arrays)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asr_am.errors import InputError
-from asr_am.hmm import REDO
+from asr_am.hmm import REMEDY
 from asr_am.hmm.gmm import DiagGmms
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.tree import DecisionTree
@@ -17,7 +17,7 @@ TRANSFORMS = "transforms"  # and the transforms of its training speakers
 
 
 @dataclass(frozen=True)
-class System:
+class GmmSystem:
     """tree.json, states.npz and gmm.npz, which belong together."""
 
     tree: DecisionTree
@@ -32,7 +32,7 @@ class System:
         self.gmms.save(folder / "gmm.npz")
 
     @classmethod
-    def load(cls, folder: Path) -> System:
+    def load(cls, folder: Path) -> GmmSystem:
         """InputError where a file is missing or damaged, or where they do not belong together."""
         system = cls(
             DecisionTree.load(folder / "tree.json"),
@@ -40,7 +40,7 @@ class System:
             DiagGmms.load(folder / "gmm.npz"),
         )
         if not system.tree.num_pdfs == system.states.num_pdfs == system.gmms.num_pdfs:
-            raise InputError(f"{folder}: tree, states and mixtures have different numbers of pdfs; {REDO}")
+            raise InputError(f"{folder}: tree, states and mixtures have different numbers of pdfs; {REMEDY}")
         return system
 
     @staticmethod

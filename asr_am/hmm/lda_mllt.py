@@ -95,8 +95,8 @@ def estimate_lda(stats: ClassStats, dim: int, num_static: int) -> Projection:
 
 
 BLOCK = 16_384  # frames in memory at a time
-TASKS = 64  # at most: what each returns has to be held
-GAUSSIANS = 1024  # whose outer products are in memory at a time
+MAX_TASKS = 64  # at most: what each returns has to be held
+GAUSSIAN_BLOCK = 1024  # whose outer products are in memory at a time
 
 
 @dataclass(frozen=True)
@@ -112,15 +112,15 @@ def accumulate_mllt(
     device: str = "cpu",
 ) -> MlltStats:  # fmt: skip
     """One pass over the frames with a pdf >= 0; `acc`: EM's statistics of the same frames and mixtures."""
-    cuts = np.linspace(0, frames.num_frames, min(TASKS, 1 + frames.num_frames // BLOCK) + 1).astype(int).tolist()
+    cuts = np.linspace(0, frames.num_frames, min(MAX_TASKS, 1 + frames.num_frames // BLOCK) + 1).astype(int).tolist()
     tasks = [(begin, pdf_N[begin:end]) for begin, end in itertools.pairwise(cuts)]
-    work = functools.partial(_sum_squares, gmms, frames, device)
+    work = functools.partial(_accumulate_range, gmms, frames, device)
     parts = parallel_map(work, tasks, jobs if device == "cpu" else 1, description)
     packed_DF = torch.from_numpy(np.sum(parts, axis=0))
-    return MlltStats(float(acc.occ_G.sum()), unpack(packed_DF, gmms.dim) - _about_zero(gmms, acc))
+    return MlltStats(float(acc.occ_G.sum()), unpack(packed_DF, gmms.dim) - _mean_correction(gmms, acc))
 
 
-def _sum_squares(gmms: DiagGmms, frames: FrameStore, device: str, task: tuple[int, np.ndarray]) -> np.ndarray:
+def _accumulate_range(gmms: DiagGmms, frames: FrameStore, device: str, task: tuple[int, np.ndarray]) -> np.ndarray:
     """The sums of x x' / var, [D, F], of the frames from `first` on whose pdfs are given."""
     first, pdf_N = task
     expectation = Expectation(gmms, device=device)
@@ -133,11 +133,11 @@ def _sum_squares(gmms: DiagGmms, frames: FrameStore, device: str, task: tuple[in
     return total_DF.cpu().numpy()
 
 
-def _about_zero(gmms: DiagGmms, acc: Accumulators) -> Tensor:
+def _mean_correction(gmms: DiagGmms, acc: Accumulators) -> Tensor:
     """What moments about zero have too much, [D, D, D]: sum_g (s m' + m s' - occ m m') / var_gd, s the sum of x."""
     total_DDD = torch.zeros(gmms.dim, gmms.dim, gmms.dim, dtype=torch.float64)
-    for begin in range(0, gmms.num_gaussians, GAUSSIANS):
-        rows = slice(begin, begin + GAUSSIANS)
+    for begin in range(0, gmms.num_gaussians, GAUSSIAN_BLOCK):
+        rows = slice(begin, begin + GAUSSIAN_BLOCK)
         mean, var = (torch.from_numpy(part[rows].astype(np.float64)) for part in (gmms.means_GD, gmms.vars_GD))
         centred = torch.from_numpy(acc.sums_G2D[rows, : gmms.dim] - acc.occ_G[rows, None] / 2 * mean.numpy())
         cross_DDD = torch.einsum("gd,gef->def", 1 / var, centred[:, :, None] * mean[:, None, :])

@@ -18,7 +18,7 @@ import numpy as np
 
 from asr_am.data.npz import read_npz, write_npz
 from asr_am.errors import InputError
-from asr_am.hmm import REDO
+from asr_am.hmm import REMEDY
 
 
 class Tree(Protocol):
@@ -75,14 +75,14 @@ class StateTable:
     def load(cls, path: Path) -> StateTable:
         """Read what `save` wrote; InputError where the file is missing, damaged or inconsistent."""
         labels, loop, leave, phones, counts, num_pdfs = read_npz(
-            path, "labels", "loop", "next", "phones", "counts", "num_pdfs", remedy=REDO
+            path, "labels", "loop", "next", "phones", "counts", "num_pdfs", remedy=REMEDY
         )
         try:
             states_P = dict(zip(phones.tolist(), counts.tolist(), strict=True))
             table = cls(labels, loop, leave, states_P, int(num_pdfs))
             table._validate()
         except (ValueError, TypeError, IndexError) as error:
-            raise InputError(f"{path}: holds {error}; {REDO}") from error
+            raise InputError(f"{path}: holds {error}; {REMEDY}") from error
         return table
 
     def _validate(self) -> None:

@@ -13,9 +13,9 @@ from asr_am.errors import InputError
 from asr_am.hmm.em import UpdateOptions, accumulate, update
 from asr_am.hmm.flat_start import equal_alignment, flat_gmms
 from asr_am.hmm.frames import FrameStore
-from asr_am.hmm.gmm_system import System
+from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.hmm_topology import phone_states, state_table
-from asr_am.hmm.training import EmOptions, Material, Workplace, finish, pdfs_of, train_mixtures
+from asr_am.hmm.training import AlignedData, EmOptions, TrainingContext, align_and_save, pdfs_of, train_mixtures
 from asr_am.hmm.tree import monophone_tree
 from asr_am.hmm.viterbi import align
 
@@ -48,9 +48,9 @@ class MonoOptions(EmOptions):
             raise InputError(f"align: mono.frames is {self.frames!r}; it must be a whole number, 0 to train on all")
 
 
-def train_mono(place: Workplace, options: MonoOptions, out: Path, *, final: Path) -> None:
+def train_mono(ctx: TrainingContext, options: MonoOptions, out: Path, *, final: Path) -> None:
     """Train on set "train", align all sets, write the system and its alignments to `out` (final name: `final`)."""
-    lang, part = place.lang, shortest(place, options.frames)
+    lang, part = ctx.lang, shortest(ctx, options.frames)
     states_P = phone_states(lang.nonsilence_phones, lang.silence_phones, options.phone_states, options.silence_states)
     tree = monophone_tree(lang.roots, states_P)
     states = state_table(tree, states_P)
@@ -61,28 +61,28 @@ def train_mono(place: Workplace, options: MonoOptions, out: Path, *, final: Path
         logger.warning("mono: %d utterances are too short for their transcripts", len(alignment.failed))
     first = UpdateOptions(options.flat_min_occupancy, options.variance_floor)
     acc = accumulate(gmms, part.train, pdfs_of(alignment.labels_N, states), part.jobs, "mono flat start")
-    system = System(tree, states, update(gmms, acc, first, var_D))
+    system = GmmSystem(tree, states, update(gmms, acc, first, var_D))
     gmms, alignment = train_mixtures("mono", part, system, graphs, alignment, options, var_D)
-    if part is not place:
-        graphs = place.compile("train", tree, states, options.align)
-        alignment = align(graphs, place.train, gmms, states, options.align, place.jobs, "mono: align all")
-    finish("mono", place, replace(system, gmms=gmms), graphs, alignment, options, out, final)
+    if part is not ctx:
+        graphs = ctx.compile("train", tree, states, options.align)
+        alignment = align(graphs, ctx.train, gmms, states, options.align, ctx.jobs, "mono: align all")
+    align_and_save("mono", ctx, replace(system, gmms=gmms), graphs, alignment, options, out, final)
 
 
-def shortest(place: Workplace, num_frames: int) -> Workplace:
+def shortest(ctx: TrainingContext, num_frames: int) -> TrainingContext:
     """`place` with the shortest utterances of "train" alone, in their order, that have at least that many frames; as it
     is where it has no more, or for 0.
     """
-    material = place.sets["train"]
-    length_U = np.diff(place.train.offsets_U1)
+    data = ctx.sets["train"]
+    length_U = np.diff(ctx.train.offsets_U1)
     if not 0 < num_frames < length_U.sum():
-        return place
+        return ctx
     order = np.argsort(length_U, kind="stable")
     kept = np.sort(order[: 1 + np.searchsorted(np.cumsum(length_U[order]), num_frames)])
-    index_of = {place.train.utterances[index]: index for index in kept}
+    index_of = {ctx.train.utterances[index]: index for index in kept}
     frames = FrameStore.write(
-        place.scratch / "frames_shortest", list(index_of),
-        lambda utterance: place.train.x_ND[place.train.span(index_of[utterance])], "shortest utterances",
+        ctx.scratch / "frames_shortest", list(index_of),
+        lambda utterance: ctx.train.x_ND[ctx.train.span(index_of[utterance])], "shortest utterances",
     )  # fmt: skip
     logger.info("mono: trained on the shortest %d utterances, %d frames", len(kept), frames.num_frames)
-    return replace(place, sets=place.sets | {"train": Material(frames, [material.words_U[index] for index in kept])})
+    return replace(ctx, sets=ctx.sets | {"train": AlignedData(frames, [data.words_U[index] for index in kept])})

@@ -22,10 +22,10 @@ from asr_am.hmm.em import UpdateOptions, accumulate, update
 from asr_am.hmm.flat_start import flat_gmms
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms
-from asr_am.hmm.gmm_system import PROJECTION, TRANSFORMS, UNADAPTED, System
-from asr_am.hmm.train_lda_mllt import projected_place
-from asr_am.hmm.train_tri import TriOptions, grow
-from asr_am.hmm.training import Workplace, finish, pdfs_of, train_mixtures, without_silence
+from asr_am.hmm.gmm_system import PROJECTION, TRANSFORMS, UNADAPTED, GmmSystem
+from asr_am.hmm.train_lda_mllt import projected_context
+from asr_am.hmm.train_tri import TriOptions, init_system
+from asr_am.hmm.training import TrainingContext, align_and_save, pdfs_of, train_mixtures, without_silence
 from asr_am.hmm.viterbi import Alignment, align
 
 
@@ -37,18 +37,18 @@ class SatOptions(TriOptions):
     fmllr: FmllrOptions = field(default_factory=FmllrOptions)
 
 
-def train_sat(place: Workplace, previous: Path, options: SatOptions, out: Path, *, final: Path) -> None:
+def train_sat(ctx: TrainingContext, previous: Path, options: SatOptions, out: Path, *, final: Path) -> None:
     """Train on set "train" from the LDA+MLLT system `previous`, align all sets, write everything to `out`.
 
     The frames of `place` are MFCCs with deltas.
     """
-    projection = Projection.load(previous / PROJECTION, place.train.dim // 3)
-    speakers = SpeakerFeatures(projected_place(place, projection), options.fmllr)
-    first = System.load(previous)
-    labels_N = load_labels(previous / "ali", "train", place.train, first.states)
+    projection = Projection.load(previous / PROJECTION, ctx.train.dim // 3)
+    speakers = SpeakerFeatures(projected_context(ctx, projection), options.fmllr)
+    first = GmmSystem.load(previous)
+    labels_N = load_labels(previous / "ali", "train", ctx.train, first.states)
     speakers.adapt("sat pass 0", "train", first, labels_N)
-    adapted = speakers.adapted_place()
-    system, alignment, var_D = grow("sat", adapted, previous, options)
+    adapted = speakers.adapted_context()
+    system, alignment, var_D = init_system("sat", adapted, previous, options)
     graphs = adapted.compile("train", system.tree, system.states, options.align)
 
     def transform(
@@ -64,59 +64,59 @@ def train_sat(place: Workplace, previous: Path, options: SatOptions, out: Path, 
     projection.save(out / PROJECTION)
     unadapted = unadapted_gmms(speakers, system, alignment, options)
     speakers.adapt("sat", "train", system, alignment.labels_N)
-    for subset in set(place.sets) - {"train"}:
+    for subset in set(ctx.sets) - {"train"}:
         adapt_from_scratch(speakers, subset, system, unadapted, options)
     (out / TRANSFORMS).mkdir(exist_ok=True)
     write_transforms(out / TRANSFORMS, "train", speakers.transforms["train"], final=final / TRANSFORMS)
     unadapted.save(out / UNADAPTED)
-    finish("sat", speakers.adapted_place(), system, graphs, alignment, options, out, final)
+    align_and_save("sat", speakers.adapted_context(), system, graphs, alignment, options, out, final)
 
 
 @dataclass
 class SpeakerFeatures:
     """The projected frames of the sets in `place`, and by set what the speakers' latest transforms make of them."""
 
-    place: Workplace
+    ctx: TrainingContext
     options: FmllrOptions
     frames: dict[str, FrameStore] = field(default_factory=dict)
     transforms: dict[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
 
     def adapt(
-        self, title: str, subset: str, system: System, labels_N: np.ndarray, target: DiagGmms | None = None
+        self, title: str, subset: str, system: GmmSystem, labels_N: np.ndarray, target: DiagGmms | None = None
     ) -> FrameStore:
         """New transforms of a set, from posteriors of `system` on its frames as they are; the frames they make.
 
         target: what to adapt to, if not to the mixtures of `system`.
         """
-        material, jobs = self.place.sets[subset], self.place.jobs
-        base, lang = material.frames, self.place.lang
+        data, jobs = self.ctx.sets[subset], self.ctx.jobs
+        base, lang = data.frames, self.ctx.lang
         pdf_N = without_silence(pdfs_of(labels_N, system.states), lang, system.states)
-        groups = list(aligned_groups(base, self.frames.get(subset, base), material.speakers_U, pdf_N))
+        groups = list(aligned_groups(base, self.frames.get(subset, base), data.speakers_U, pdf_N))
         start = mean_transform(self.transforms["train"]) if "train" in self.transforms else None
         transforms = adapt_speakers(groups, system.gmms, self.options, jobs, title, target, start)
         index_of = {utterance: index for index, utterance in enumerate(base.utterances)}
 
         def adapted(utterance: str) -> np.ndarray:
             index = index_of[utterance]
-            return apply(transforms[material.speakers_U[index]], base.x_ND[base.span(index)])
+            return apply(transforms[data.speakers_U[index]], base.x_ND[base.span(index)])
 
         self.transforms[subset] = transforms
         self.frames[subset] = FrameStore.write(
-            self.place.scratch / f"frames_fmllr_{subset}", base.utterances, adapted, f"adapting {subset}"
+            self.ctx.scratch / f"frames_fmllr_{subset}", base.utterances, adapted, f"adapting {subset}"
         )
         return self.frames[subset]
 
-    def adapted_place(self) -> Workplace:
+    def adapted_context(self) -> TrainingContext:
         """The same sets with the adapted frames of those that were adapted."""
-        sets = {n: replace(m, frames=self.frames.get(n, m.frames)) for n, m in self.place.sets.items()}
-        return replace(self.place, sets=sets)
+        sets = {n: replace(m, frames=self.frames.get(n, m.frames)) for n, m in self.ctx.sets.items()}
+        return replace(self.ctx, sets=sets)
 
 
-def unadapted_gmms(speakers: SpeakerFeatures, system: System, alignment: Alignment, options: SatOptions) -> DiagGmms:
+def unadapted_gmms(speakers: SpeakerFeatures, system: GmmSystem, alignment: Alignment, options: SatOptions) -> DiagGmms:
     """The system's mixtures for features without adaptation: posteriors from adapted frames, sums of the others."""
-    base, pdf_N = speakers.place.train, pdfs_of(alignment.labels_N, system.states)
+    base, pdf_N = speakers.ctx.train, pdfs_of(alignment.labels_N, system.states)
     acc = accumulate(
-        system.gmms, speakers.frames["train"], pdf_N, speakers.place.jobs, "sat: unadapted mixtures", sums_of=base
+        system.gmms, speakers.frames["train"], pdf_N, speakers.ctx.jobs, "sat: unadapted mixtures", stats_frames=base
     )
     _, var_D = flat_gmms(base, 1)
     keep_all = UpdateOptions(min_occupancy=0.0, variance_floor=options.variance_floor)
@@ -124,13 +124,13 @@ def unadapted_gmms(speakers: SpeakerFeatures, system: System, alignment: Alignme
 
 
 def adapt_from_scratch(
-    speakers: SpeakerFeatures, subset: str, system: System, unadapted: DiagGmms, options: SatOptions
+    speakers: SpeakerFeatures, subset: str, system: GmmSystem, unadapted: DiagGmms, options: SatOptions
 ) -> None:
     """Transforms of a set whose transcripts are known: align without adaptation, adapt, align again, adapt again."""
     plain = replace(system, gmms=unadapted)
-    graphs = speakers.place.compile(subset, system.tree, system.states, options.align)
+    graphs = speakers.ctx.compile(subset, system.tree, system.states, options.align)
     for pass_, (model, target) in enumerate(((plain, system.gmms), (system, None)), start=1):
         title = f"sat: {subset} pass {pass_}"
-        frames = speakers.adapted_place().sets[subset].frames
-        result = align(graphs, frames, model.gmms, system.states, options.align, speakers.place.jobs, f"{title}: align")
+        frames = speakers.adapted_context().sets[subset].frames
+        result = align(graphs, frames, model.gmms, system.states, options.align, speakers.ctx.jobs, f"{title}: align")
         speakers.adapt(title, subset, model, result.labels_N, target)

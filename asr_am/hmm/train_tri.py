@@ -15,10 +15,10 @@ import numpy as np
 from asr_am.hmm.alignments import Runs, load_labels, runs_of
 from asr_am.hmm.flat_start import flat_gmms
 from asr_am.hmm.gmm import DiagGmms, single_gaussians
-from asr_am.hmm.gmm_system import System
+from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.hmm_topology import estimate_transitions, state_table
 from asr_am.hmm.states import StateTable
-from asr_am.hmm.training import EmOptions, Workplace, finish, train_mixtures
+from asr_am.hmm.training import EmOptions, TrainingContext, align_and_save, train_mixtures
 from asr_am.hmm.tree import DecisionTree
 from asr_am.hmm.tree_build import TreeOptions, TreeStats, accumulate_tree_stats, build_tree, phone_questions
 from asr_am.hmm.viterbi import Alignment
@@ -26,12 +26,12 @@ from asr_am.lang.lang_dir import Lang
 from asr_am.lang.lexicon import base_phone, strip_position
 
 logger = logging.getLogger(__name__)
-PER_STATE = 2.0  # or a lexicon of many phones would leave none for contexts
+LEAVES_PER_STATE = 2.0  # or a lexicon of many phones would leave none for contexts
 
 
 @dataclass(frozen=True, kw_only=True)
 class TriOptions(EmOptions):
-    """leaves, min_leaf_occupancy, merge: see TreeOptions. There may be PER_STATE leaves for each state of a phone."""
+    """leaves, min_leaf_occupancy, merge: see TreeOptions. There may be LEAVES_PER_STATE leaves for each state of a phone."""
 
     iterations: int = 35
     realign: Sequence[int] = (10, 20, 30)
@@ -42,35 +42,37 @@ class TriOptions(EmOptions):
     merge: bool = True
 
 
-def train_tri(place: Workplace, previous: Path, options: TriOptions, out: Path, *, final: Path) -> None:
+def train_tri(ctx: TrainingContext, previous: Path, options: TriOptions, out: Path, *, final: Path) -> None:
     """Train on set "train" with the alignments in `previous`, align all sets, write everything to `out`."""
-    system, alignment, var_D = grow("tri", place, previous, options)
-    graphs = place.compile("train", system.tree, system.states, options.align)
-    gmms, alignment = train_mixtures("tri", place, system, graphs, alignment, options, var_D)
-    finish("tri", place, replace(system, gmms=gmms), graphs, alignment, options, out, final)
+    system, alignment, var_D = init_system("tri", ctx, previous, options)
+    graphs = ctx.compile("train", system.tree, system.states, options.align)
+    gmms, alignment = train_mixtures("tri", ctx, system, graphs, alignment, options, var_D)
+    align_and_save("tri", ctx, replace(system, gmms=gmms), graphs, alignment, options, out, final)
 
 
-def grow(name: str, place: Workplace, previous: Path, options: TriOptions) -> tuple[System, Alignment, np.ndarray]:
+def init_system(
+    name: str, ctx: TrainingContext, previous: Path, options: TriOptions
+) -> tuple[GmmSystem, Alignment, np.ndarray]:
     """A system with a new tree and one Gaussian a leaf, from the alignments in `previous` of the frames in `place`.
 
     Also those alignments, with the new tree's pdfs, and the variance of all frames [D].
     """
     old_states = StateTable.load(previous / "states.npz")
-    labels_N = load_labels(previous / "ali", "train", place.train, old_states)
-    runs = runs_of(labels_N, place.train.offsets_U1, old_states)
-    stats = accumulate_tree_stats(place.train, runs)
-    extra = word_position_questions(place.lang) + digit_questions(place.lang)
-    questions = phone_questions(stats, place.lang.roots, place.lang.silence_phones, extra)
-    growing = TreeOptions(options.leaves, options.min_leaf_occupancy, options.merge, PER_STATE)
-    tree = build_tree(stats, place.lang.roots, old_states.states_P, place.lang.silence_phones, questions, growing)
+    labels_N = load_labels(previous / "ali", "train", ctx.train, old_states)
+    runs = runs_of(labels_N, ctx.train.offsets_U1, old_states)
+    stats = accumulate_tree_stats(ctx.train, runs)
+    extra = word_position_questions(ctx.lang) + digit_questions(ctx.lang)
+    questions = phone_questions(stats, ctx.lang.roots, ctx.lang.silence_phones, extra)
+    growing = TreeOptions(options.leaves, options.min_leaf_occupancy, options.merge, LEAVES_PER_STATE)
+    tree = build_tree(stats, ctx.lang.roots, old_states.states_P, ctx.lang.silence_phones, questions, growing)
     logger.info("%s: %d contexts seen, %d questions, %d pdfs", name, len(stats.state_M), len(questions), tree.num_pdfs)
 
     states = state_table(tree, old_states.states_P)
     labels_N = convert_labels(labels_N, runs, tree, states)
-    states = estimate_transitions(states, runs_of(labels_N, place.train.offsets_U1, states))
-    background, var_D = flat_gmms(place.train, tree.num_pdfs)
+    states = estimate_transitions(states, runs_of(labels_N, ctx.train.offsets_U1, states))
+    background, var_D = flat_gmms(ctx.train, tree.num_pdfs)
     gmms = gaussians_of_leaves(stats, tree, background, options.variance_floor * var_D)
-    return System(tree, states, gmms), Alignment(labels_N, float("nan"), 0, []), var_D
+    return GmmSystem(tree, states, gmms), Alignment(labels_N, float("nan"), 0, []), var_D
 
 
 def word_position_questions(lang: Lang) -> list[set[int]]:

@@ -19,7 +19,7 @@ from asr_am.hmm.em import UpdateOptions, accumulate, mix_up, update
 from asr_am.hmm.flat_start import flat_gmms
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms
-from asr_am.hmm.gmm_system import System
+from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.hmm_topology import estimate_transitions
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.tree import DecisionTree
@@ -27,7 +27,7 @@ from asr_am.hmm.viterbi import Alignment, AlignOptions, Graphs, align, compile_g
 from asr_am.lang.lang_dir import Lang
 
 logger = logging.getLogger(__name__)
-MOST_FAILED = 0.5  # share of the training utterances without alignment beyond which there is no point in going on
+MAX_FAILED_SHARE = 0.5  # share of the training utterances without alignment beyond which there is no point in going on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class EmOptions:
 
 
 @dataclass(frozen=True)
-class Material:
+class AlignedData:
     """One set: its frames, and the word ids and speakers of its utterances in the same order."""
 
     frames: FrameStore
@@ -82,10 +82,10 @@ class Material:
 
 
 @dataclass(frozen=True)
-class Workplace:
+class TrainingContext:
     """Where systems are trained. sets: by name, "train" is trained on; scratch: folder for graphs; jobs: processes."""
 
-    sets: dict[str, Material]
+    sets: dict[str, AlignedData]
     lang: Lang
     scratch: Path
     jobs: int
@@ -96,9 +96,9 @@ class Workplace:
 
     def compile(self, subset: str, tree: DecisionTree, states: StateTable, options: AlignOptions) -> Graphs:
         """The graphs of all transcripts of a set."""
-        material = self.sets[subset]
+        data = self.sets[subset]
         folder, lexicon = self.scratch / f"graphs_{subset}", self.lang.directory / "L.fst"
-        return compile_graphs(folder, material.frames, material.words_U, lexicon, tree, states, options, self.jobs)
+        return compile_graphs(folder, data.frames, data.words_U, lexicon, tree, states, options, self.jobs)
 
 
 # What some systems do before the EM of some passes (number, title): transform the frames, and the Gaussians with them,
@@ -107,25 +107,25 @@ Transform = Callable[[int, str, DiagGmms, FrameStore, np.ndarray], tuple[DiagGmm
 
 
 def train_mixtures(
-    name: str, place: Workplace, system: System, graphs: Graphs, alignment: Alignment, options: EmOptions,
+    name: str, ctx: TrainingContext, system: GmmSystem, graphs: Graphs, alignment: Alignment, options: EmOptions,
     global_var_D: np.ndarray, transform: Transform | None = None,
 ) -> tuple[DiagGmms, Alignment]:  # fmt: skip
     """EM from `system` and `alignment`; returns the mixtures after the last pass and the last alignment made."""
-    gmms, states, frames = system.gmms, system.states, place.train
+    gmms, states, frames = system.gmms, system.states, ctx.train
     rng = np.random.default_rng(options.seed)
-    boost = dict.fromkeys(silence_pdfs(place.lang, states), options.boost_silence)
+    boost = dict.fromkeys(silence_pdfs(ctx.lang, states), options.boost_silence)
     start, last_increase = gmms.num_gaussians, min(options.increase_until, options.iterations)
     for iteration in range(1, options.iterations + 1):
         title = f"{name} pass {iteration}/{options.iterations}"
         if iteration in options.realign:
-            alignment = align(graphs, frames, gmms, states, options.align, place.jobs, f"{title}: align", boost)
+            alignment = align(graphs, frames, gmms, states, options.align, ctx.jobs, f"{title}: align", boost)
         pdf_N = pdfs_of(alignment.labels_N, states)
         if transform is not None:
             before = frames
             gmms, frames = transform(iteration, title, gmms, frames, alignment.labels_N)
             if frames is not before:
                 _, global_var_D = flat_gmms(frames, 1)
-        acc = accumulate(gmms, frames, pdf_N, place.jobs, f"{title}: EM")
+        acc = accumulate(gmms, frames, pdf_N, ctx.jobs, f"{title}: EM")
         gmms = update(gmms, acc, options.update, global_var_D)
         if iteration <= last_increase:
             target = start + (options.gaussians - start) * iteration // last_increase
@@ -135,30 +135,30 @@ def train_mixtures(
     return gmms, alignment
 
 
-def finish(
-    name: str, place: Workplace, system: System, graphs: Graphs, alignment: Alignment, options: EmOptions, out: Path,
+def align_and_save(
+    name: str, ctx: TrainingContext, system: GmmSystem, graphs: Graphs, alignment: Alignment, options: EmOptions, out: Path,
     final: Path,
 ) -> None:  # fmt: skip
     """Final transition probabilities and alignments of every set, written to `out` with the model last."""
     tree, states, gmms = system.tree, system.states, system.gmms
-    states = estimate_transitions(states, runs_of(alignment.labels_N, place.train.offsets_U1, states))
-    for subset, material in place.sets.items():
+    states = estimate_transitions(states, runs_of(alignment.labels_N, ctx.train.offsets_U1, states))
+    for subset, data in ctx.sets.items():
         if subset != "train":
-            graphs = place.compile(subset, tree, states, options.align)
-        result = align(graphs, material.frames, gmms, states, options.align, place.jobs, f"{name}: align {subset}")
-        log_alignment(name, subset, result, len(material.frames.utterances))
+            graphs = ctx.compile(subset, tree, states, options.align)
+        result = align(graphs, data.frames, gmms, states, options.align, ctx.jobs, f"{name}: align {subset}")
+        log_alignment(name, subset, result, len(data.frames.utterances))
         if subset == "train":
-            require_aligned(name, result.failed, len(material.frames.utterances))
-        write_alignments(out / "ali", subset, material.frames, result.labels_N, final=final / "ali")
+            require_aligned(name, result.failed, len(data.frames.utterances))
+        write_alignments(out / "ali", subset, data.frames, result.labels_N, final=final / "ali")
         write_lines(out / "ali" / f"{subset}_failed.txt", result.failed)
-        lengths = dict(zip(material.frames.utterances, np.diff(material.frames.offsets_U1).tolist(), strict=True))
+        lengths = dict(zip(data.frames.utterances, np.diff(data.frames.offsets_U1).tolist(), strict=True))
         check_alignments(out / "ali", subset, lengths, states)
-    System(tree, states, gmms).save(out)
+    GmmSystem(tree, states, gmms).save(out)
 
 
 def require_aligned(name: str, failed: Sequence[str], count: int) -> None:
     """InputError where most of the training utterances have no alignment."""
-    if len(failed) > MOST_FAILED * count:
+    if len(failed) > MAX_FAILED_SHARE * count:
         raise InputError(
             f"{name}: {len(failed)} of {count} training utterances cannot be aligned, the first {failed[0]}; do "
             "text and audio belong together, and is the lexicon of this language? Utterances of minutes may need wider "

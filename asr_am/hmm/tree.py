@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_am.errors import InputError
-from asr_am.hmm import REDO
+from asr_am.hmm import REMEDY
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class DecisionTree:
             )
             return cls(width, roots)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise InputError(f"{path}: not a readable decision tree ({error}); {REDO}") from error
+            raise InputError(f"{path}: not a readable decision tree ({error}); {REMEDY}") from error
 
 
 def monophone_tree(roots: Sequence[Sequence[int]], states_P: Mapping[int, int]) -> DecisionTree:

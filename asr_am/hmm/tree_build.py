@@ -138,15 +138,15 @@ class TreeOptions:
 
 
 @dataclass(eq=False)
-class _Growing:
+class _TreeNode:
     """A node while the tree grows: its rows of the statistics, and once it is split its question and children."""
 
     rows: np.ndarray
     root: int  # number of the (root, state) it belongs to
     position: int = -1
     question: frozenset[int] = frozenset()
-    yes: _Growing | None = None
-    no: _Growing | None = None
+    yes: _TreeNode | None = None
+    no: _TreeNode | None = None
     pdf: int = -1
 
 
@@ -156,11 +156,11 @@ def build_tree(
 ) -> DecisionTree:  # fmt: skip
     """A triphone tree for the contexts in `stats`; every root has `states_P` of its first phone many states."""
     keys = [(index, state) for index, phones in enumerate(roots) for state in range(states_P[phones[0]])]
-    tops = [_Growing(_rows_of(stats, roots[index], state), number) for number, (index, state) in enumerate(keys)]
+    tops = [_TreeNode(_rows_of(stats, roots[index], state), number) for number, (index, state) in enumerate(keys)]
     open_nodes = [top for top, (index, _) in zip(tops, keys, strict=True) if not set(roots[index]) <= set(silence)]
     leaves, smallest_gain = _grow(stats, tops, open_nodes, questions, options)
     _number_leaves(stats, leaves, smallest_gain if options.merge else 0.0)
-    nodes = dict(zip(keys, map(_finished, tops), strict=True))
+    nodes = dict(zip(keys, map(_freeze, tops), strict=True))
     return DecisionTree(
         3,
         tuple(
@@ -175,16 +175,16 @@ def _rows_of(stats: TreeStats, phones: Sequence[int], state: int) -> np.ndarray:
 
 
 def _grow(
-    stats: TreeStats, tops: Sequence[_Growing], open_nodes: Sequence[_Growing], questions: Sequence[frozenset[int]],
+    stats: TreeStats, tops: Sequence[_TreeNode], open_nodes: Sequence[_TreeNode], questions: Sequence[frozenset[int]],
     options: TreeOptions,
-) -> tuple[list[_Growing], float]:  # fmt: skip
+) -> tuple[list[_TreeNode], float]:  # fmt: skip
     """Split the best node again and again. Returns the leaves in the order of the roots, and the least gain taken."""
-    asked_QP = _question_matrix(questions, int(stats.windows_M3.max(initial=0)))
+    question_QP = _question_matrix(questions, int(stats.windows_M3.max(initial=0)))
     ticket = itertools.count()  # ties: first come, first served
-    queue: list[tuple[float, int, _Growing, int, int]] = []
+    queue: list[tuple[float, int, _TreeNode, int, int]] = []
 
-    def consider(node: _Growing) -> None:
-        gain, position, question = _best_split(stats, node.rows, asked_QP, options.min_occupancy)
+    def consider(node: _TreeNode) -> None:
+        gain, position, question = _best_split(stats, node.rows, question_QP, options.min_occupancy)
         if gain > 0:
             heapq.heappush(queue, (-gain, next(ticket), node, position, question))
 
@@ -195,9 +195,9 @@ def _grow(
     limit = max(options.leaves, len(tops) - seen + round(options.per_state * seen))
     while queue and len(tops) + len(gains) < limit:
         negative_gain, _, node, position, question = heapq.heappop(queue)
-        answer = asked_QP[question, stats.windows_M3[node.rows, position]]
+        answer = question_QP[question, stats.windows_M3[node.rows, position]]
         node.position, node.question = position, questions[question]
-        node.yes, node.no = _Growing(node.rows[answer], node.root), _Growing(node.rows[~answer], node.root)
+        node.yes, node.no = _TreeNode(node.rows[answer], node.root), _TreeNode(node.rows[~answer], node.root)
         consider(node.yes)
         consider(node.no)
         gains.append(-negative_gain)
@@ -206,14 +206,14 @@ def _grow(
 
 def _question_matrix(questions: Sequence[frozenset[int]], highest: int) -> np.ndarray:
     """bool [Q, phone id]."""
-    asked_QP = np.zeros((len(questions), highest + 1), dtype=bool)
+    question_QP = np.zeros((len(questions), highest + 1), dtype=bool)
     for index, phones in enumerate(questions):
-        asked_QP[index, [phone for phone in phones if phone <= highest]] = True
-    return asked_QP
+        question_QP[index, [phone for phone in phones if phone <= highest]] = True
+    return question_QP
 
 
 def _best_split(
-    stats: TreeStats, rows: np.ndarray, asked_QP: np.ndarray, min_occupancy: float
+    stats: TreeStats, rows: np.ndarray, question_QP: np.ndarray, min_occupancy: float
 ) -> tuple[float, int, int]:
     """(gain, position, question) of the best split of `rows`; gain 0 where none leaves both sides enough frames."""
     best = (0.0, -1, -1)
@@ -228,7 +228,7 @@ def _best_split(
         phone_M = stats.windows_M3[rows, position]
         order = np.argsort(phone_M, kind="stable")
         phones_U, starts = np.unique(phone_M[order], return_index=True)
-        yes_QF = asked_QP[:, phones_U].astype(np.float64) @ np.add.reduceat(sums_MF[order], starts, axis=0)
+        yes_QF = question_QP[:, phones_U].astype(np.float64) @ np.add.reduceat(sums_MF[order], starts, axis=0)
         no_QF = total_F - yes_QF
         possible = np.flatnonzero(np.minimum(yes_QF[:, 0], no_QF[:, 0]) >= min_occupancy)
         if len(possible) == 0:
@@ -240,11 +240,11 @@ def _best_split(
     return best
 
 
-def _leaves(node: _Growing) -> list[_Growing]:
+def _leaves(node: _TreeNode) -> list[_TreeNode]:
     return [node] if node.yes is None or node.no is None else _leaves(node.yes) + _leaves(node.no)
 
 
-def _number_leaves(stats: TreeStats, leaves: list[_Growing], threshold: float) -> None:
+def _number_leaves(stats: TreeStats, leaves: list[_TreeNode], threshold: float) -> None:
     """Give every leaf its pdf; leaves of one root and state that lose less than `threshold` by merging get the same."""
     pdf = 0
     for _, group in itertools.groupby(leaves, key=lambda leaf: leaf.root):
@@ -254,7 +254,7 @@ def _number_leaves(stats: TreeStats, leaves: list[_Growing], threshold: float) -
             pdf += 1
 
 
-def _merge(stats: TreeStats, leaves: list[_Growing], threshold: float) -> list[list[_Growing]]:
+def _merge(stats: TreeStats, leaves: list[_TreeNode], threshold: float) -> list[list[_TreeNode]]:
     """Clusters of leaves: the two with the least loss are merged while that loss is below `threshold`."""
     clusters = [[leaf] for leaf in leaves]
     sums_XF = np.array([stats.sums_MF[leaf.rows].sum(axis=0) for leaf in leaves])
@@ -272,7 +272,7 @@ def _merge(stats: TreeStats, leaves: list[_Growing], threshold: float) -> list[l
     return clusters
 
 
-def _finished(node: _Growing) -> Node:
+def _freeze(node: _TreeNode) -> Node:
     if node.yes is None or node.no is None:
         return node.pdf
-    return Split(node.position, node.question, _finished(node.yes), _finished(node.no))
+    return Split(node.position, node.question, _freeze(node.yes), _freeze(node.no))

@@ -24,7 +24,7 @@ import torch
 
 from asr_am.data.npz import read_npz, write_npz
 from asr_am.errors import InputError
-from asr_am.hmm import REDO
+from asr_am.hmm import REMEDY
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.gmm import DiagGmms
@@ -107,7 +107,7 @@ def _compile_shard(
 
 def labels_of_shard(folder: Path, shard: int) -> list[np.ndarray]:
     """For each utterance the graph labels [C] behind the input labels 1 to C of its graph."""
-    labels, counts = read_npz(folder / f"{shard}.npz", "labels", "counts", remedy=REDO)
+    labels, counts = read_npz(folder / f"{shard}.npz", "labels", "counts", remedy=REMEDY)
     return np.split(labels, np.cumsum(counts)[:-1])
 
 
@@ -132,19 +132,19 @@ def align(
     return Alignment(labels_N, total / aligned, retried, failed)
 
 
-Found = tuple[np.ndarray | None, float, bool]  # labels [T], log-likelihood, whether it took two tries
+AlignedPath = tuple[np.ndarray | None, float, bool]  # labels [T], log-likelihood, whether it took two tries
 
 
 def _align_shard(
     folder: Path, frames: FrameStore, gmms: DiagGmms, states: StateTable, options: AlignOptions,
     boost: dict[int, float], task: tuple[int, int, int],
-) -> list[Found]:  # fmt: skip
+) -> list[AlignedPath]:  # fmt: skip
     shard, first, end = task
     labels_C = labels_of_shard(folder, shard)
     acoustic_scale = np.float32(options.acoustic_scale)
     boost_P = np.zeros(gmms.num_pdfs, dtype=np.float32)
     boost_P[list(boost)] = np.log(list(boost.values()))
-    paths: list[Found] = []
+    paths: list[AlignedPath] = []
     with kaldifst.SequentialVectorFstReader(f"ark:{folder / str(shard)}.ark") as reader:
         for index, labels, (_, graph) in zip(range(first, end), labels_C, reader, strict=True):
             pdfs, column_C = np.unique(states.pdf_L[labels - 1], return_inverse=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from asr_am.hmm.align_corpus import load_material
-from asr_am.hmm.gmm_system import System
+from asr_am.hmm.align_corpus import load_set
+from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.viterbi import AlignOptions, align, compile_graphs
 from asr_am.lang.lang_dir import Lang
 
@@ -29,22 +29,22 @@ def main() -> None:
 
     torch.set_num_threads(1)
     lang = Lang.load(options.exp / "lang")
-    system = System.load(options.exp / "align" / options.system)
+    system = GmmSystem.load(options.exp / "align" / options.system)
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        material = load_material(options.exp / "data", options.exp / "features", lang, options.set, scratch)
+        data = load_set(options.exp / "data", options.exp / "features", lang, options.set, scratch)
         began = time.process_time()
         graphs = compile_graphs(
-            scratch / "graphs", material.frames, material.words_U, lang.directory / "L.fst", system.tree, system.states,
+            scratch / "graphs", data.frames, data.words_U, lang.directory / "L.fst", system.tree, system.states,
             AlignOptions(), 1,
         )  # fmt: skip
-        print(f"graphs: {1000 * (time.process_time() - began) / len(material.words_U):.2f} ms per utterance (CPU)")
+        print(f"graphs: {1000 * (time.process_time() - began) / len(data.words_U):.2f} ms per utterance (CPU)")
         seconds = []
         for _ in range(options.repeat):
             cpu, wall = time.process_time(), time.perf_counter()
-            align(graphs, material.frames, system.gmms, system.states, AlignOptions(), 1, "align")
+            align(graphs, data.frames, system.gmms, system.states, AlignOptions(), 1, "align")
             seconds.append((time.process_time() - cpu, time.perf_counter() - wall))
-    cpu, wall = (material.frames.num_frames / min(column) for column in zip(*seconds, strict=True))
+    cpu, wall = (data.frames.num_frames / min(column) for column in zip(*seconds, strict=True))
     print(f"alignment with {system.gmms.num_gaussians} Gaussians: {cpu:,.0f} frames/s of CPU, {wall:,.0f} of wall time")
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from asr_am.hmm.adaptation import Block, FmllrOptions, adapt_speakers, add_blocks, batches, in_groups
+from asr_am.hmm.adaptation import Block, FmllrOptions, accumulate_blocks, adapt_speakers, batches, in_groups
 from asr_am.hmm.expectations import Expectation, Occupation
 from asr_am.hmm.fmllr import FmllrStats, estimate, identity
 from asr_am.hmm.gmm import DiagGmms
@@ -85,7 +85,7 @@ def ours(gmms: DiagGmms, speakers: list[Speaker]) -> np.ndarray:
     expectation = Expectation(gmms)
     step_result = FmllrStats.zeros(len(speakers), DIM, expectation.device)
     for blocks in batches(Block(s, x, x, Occupation.of_alignment(pdf)) for s, (x, pdf) in enumerate(speakers)):
-        add_blocks(step_result, expectation, blocks)
+        accumulate_blocks(step_result, expectation, blocks)
     return estimate(step_result, SWEEPS, identity(step_result))[0].numpy()
 
 

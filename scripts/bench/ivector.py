@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import torch
 
+from asr_am.features.ivector.estimator import Estimator
 from asr_am.features.ivector.extractor import Extractor
-from asr_am.features.ivector.speakers import Estimator
 from asr_am.features.ivector.ubm import DiagUbm
 
 FEATURES, UTTERANCES, FRAMES = 39, 10, 300

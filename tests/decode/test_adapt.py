@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from asr_am.decode import adapt as module
-from asr_am.decode.adapt import RECORD, AdaptOptions, Place, adapt_set, load_adaptation, save_adaptation
+from asr_am.decode.adapt import ADAPTATION_FILE, AdaptOptions, AdaptationPaths, adapt_set, load_adaptation, save_adaptation
 from asr_am.decode.graph import build_hclg
 from asr_am.decode.search import SearchOptions
 from asr_am.errors import InputError
 from asr_am.features.adapted import read_transforms
 from asr_am.hmm.adaptation import FmllrOptions
-from asr_am.hmm.gmm_system import TRANSFORMS, UNADAPTED, System
+from asr_am.hmm.gmm_system import TRANSFORMS, UNADAPTED, GmmSystem
 from asr_am.lang.prepare import prepare_lm
 from asr_am.options import build
 from tests.hmm.test_train_adapted import trained  # noqa: F401 (a fixture)
@@ -28,23 +28,23 @@ OPTIONS = AdaptOptions(
 
 
 @pytest.fixture(scope="module")
-def place(trained: tuple[Path, dict[str, Spoken]]) -> Place:  # noqa: F811
+def place(trained: tuple[Path, dict[str, Spoken]]) -> AdaptationPaths:  # noqa: F811
     root, sets = trained
     for name in ("lm", "graph", "data/lm"):
         (root / name).mkdir()
     sentences = [" ".join(words) for words in sets["train"].text.values()]
     (root / "data/lm/train.txt").write_text("".join(f"{sentence}\n" for sentence in sentences))
     prepare_lm(root / "data", root / "lang", root / "lm", name="lm", order=2, arpa=None, text="train")
-    system = System.load(root / "align/sat")
+    system = GmmSystem.load(root / "align/sat")
     build_hclg(root / "lang", root / "lm", system.states, system.tree, root / "graph")
-    return Place(root / "align/sat", root / "features", root / "lang", root / "graph/HCLG.fst", root / "work")
+    return AdaptationPaths(root / "align/sat", root / "features", root / "lang", root / "graph/HCLG.fst", root / "work")
 
 
 def apart(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.linalg.norm(one - other))
 
 
-def test_unknown_speech_gets_nearly_the_transforms_of_known_speech(place: Place) -> None:
+def test_unknown_speech_gets_nearly_the_transforms_of_known_speech(place: AdaptationPaths) -> None:
     """The training speakers, as if nobody had transcribed them."""
     known = read_transforms(place.system / TRANSFORMS, "train")
     found = adapt_set(place, "train", OPTIONS, 1)
@@ -53,7 +53,7 @@ def test_unknown_speech_gets_nearly_the_transforms_of_known_speech(place: Place)
         assert apart(found[speaker], known[speaker]) < 0.5 * apart(found[speaker], known[other])
 
 
-def test_a_killed_run_goes_on_from_its_lattices(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_goes_on_from_its_lattices(place: AdaptationPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = replace(place, work=tmp_path)
     estimates = module.adapt_speakers
     titles = []
@@ -76,7 +76,7 @@ def test_a_killed_run_goes_on_from_its_lattices(place: Place, tmp_path: Path, mo
         np.testing.assert_array_equal(resumed[speaker], expected[speaker])
 
 
-def test_a_system_without_unadapted_mixtures_is_refused(place: Place, tmp_path: Path) -> None:
+def test_a_system_without_unadapted_mixtures_is_refused(place: AdaptationPaths, tmp_path: Path) -> None:
     for path in place.system.iterdir():
         if path.name != UNADAPTED:
             (tmp_path / path.name).symlink_to(path)
@@ -84,16 +84,16 @@ def test_a_system_without_unadapted_mixtures_is_refused(place: Place, tmp_path: 
         adapt_set(replace(place, system=tmp_path), "dev", OPTIONS, 1)
 
 
-def test_how_it_was_done_is_noted_for_later_speakers(place: Place, tmp_path: Path) -> None:
+def test_how_it_was_done_is_noted_for_later_speakers(place: AdaptationPaths, tmp_path: Path) -> None:
     folder = tmp_path / "features/fmllr"
     folder.mkdir(parents=True)
     save_adaptation(folder, place, OPTIONS)
     found, options = load_adaptation(folder)
     assert options == OPTIONS and found == replace(place, features_dir=tmp_path / "features", work=folder)
-    whole = (folder / RECORD).read_text()
+    whole = (folder / ADAPTATION_FILE).read_text()
     for damaged in ("", whole[:-20], whole.replace("passes", "passers"), whole.replace("system", "sistem"), "[]"):
-        (folder / RECORD).write_text(damaged)
-        with pytest.raises(InputError, match=rf"{RECORD}: missing or damaged .*; run stage 4 \(speaker\) again"):
+        (folder / ADAPTATION_FILE).write_text(damaged)
+        with pytest.raises(InputError, match=rf"{ADAPTATION_FILE}: missing or damaged .*; run stage 4 \(speaker\) again"):
             load_adaptation(folder)
 
 

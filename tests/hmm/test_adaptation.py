@@ -55,7 +55,7 @@ def test_a_speaker_of_whom_little_is_known_is_taken_for_an_average_one(tmp_path:
 
 def test_workers_and_blocks_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base, speakers_U, pdf_N = talk(tmp_path)
-    monkeypatch.setattr("asr_am.hmm.adaptation.GROUP", 1)
+    monkeypatch.setattr("asr_am.hmm.adaptation.GROUP_SIZE", 1)
     groups = list(aligned_groups(base, base, speakers_U, pdf_N))
     alone, together = (adapt_speakers(groups, model(), FmllrOptions(), jobs, "set") for jobs in (1, 2))
     monkeypatch.setattr("asr_am.hmm.adaptation.BLOCK", 100)

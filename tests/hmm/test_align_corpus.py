@@ -15,13 +15,13 @@ from asr_am.errors import InputError
 from asr_am.hmm import align_corpus as module
 from asr_am.hmm.align_corpus import LdaOptions, MonoOptions, SatOptions, TriOptions, align_corpus
 from asr_am.hmm.frames import FrameStore
-from asr_am.hmm.gmm_system import System
+from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.train_mono import shortest
 from asr_am.hmm.training import require_aligned
 from asr_am.lang.lang_dir import Lang
 from asr_am.options import build
-from tests.support.synthetic_speech import Spoken, make_lang, speak, workplace, write_features
+from tests.support.synthetic_speech import Spoken, make_lang, speak, training_context, write_features
 
 MONO = MonoOptions(iterations=10, realign=range(1, 11), gaussians=60, increase_until=5)
 TRI = TriOptions(iterations=4, realign=(3,), gaussians=80, increase_until=3, leaves=40, min_leaf_occupancy=20)
@@ -64,7 +64,7 @@ def test_from_a_flat_start_to_the_truth(trained: tuple[Path, dict[str, Spoken]])
     root, sets = trained
     assert sorted(path.name for path in (root / "align").iterdir()) == ["mono", "tri"]
     for system in ("mono", "tri"):
-        loaded = System.load(root / "align" / system)
+        loaded = GmmSystem.load(root / "align" / system)
         assert loaded.tree.width == (3 if system == "tri" else 1)
         for subset, spoken in sets.items():
             found = phones_in(root / "align" / system, subset)
@@ -84,23 +84,23 @@ def test_monophones_of_the_shortest_utterances(trained: tuple[Path, dict[str, Sp
         found = phones_in(root / "short/mono", subset)
         right_N = np.concatenate([found[n] == states.labels_L3[t - 1, :2] for n, t in spoken.labels.items()])
         assert right_N[:, 0].mean() > 0.9, subset
-    gmms = [System.load(root / name / "mono").gmms.means_GD for name in ("align", "short")]
+    gmms = [GmmSystem.load(root / name / "mono").gmms.means_GD for name in ("align", "short")]
     assert not np.array_equal(*gmms)
 
 
 def test_the_shortest_utterances(tmp_path: Path) -> None:
-    place, _ = workplace(tmp_path)
-    length_U = np.diff(place.train.offsets_U1)
-    names = np.array(place.train.utterances)
+    ctx, _ = training_context(tmp_path)
+    length_U = np.diff(ctx.train.offsets_U1)
+    names = np.array(ctx.train.utterances)
     for count in (1, 7, len(names) - 1):
         frames = int(np.sort(length_U)[:count].sum())
-        part = shortest(place, frames)
-        assert part.train.num_frames == frames and part.sets["dev"] is place.sets["dev"]
+        part = shortest(ctx, frames)
+        assert part.train.num_frames == frames and part.sets["dev"] is ctx.sets["dev"]
         assert set(part.train.utterances) == set(names[np.argsort(length_U, kind="stable")[:count]])
-        index = place.train.utterances.index(part.train.utterances[0])
-        assert np.array_equal(part.train.x_ND[part.train.span(0)], place.train.x_ND[place.train.span(index)])
-        assert part.sets["train"].words_U[0] == place.sets["train"].words_U[index]
-    assert shortest(place, 0) is place and shortest(place, int(length_U.sum())) is place
+        index = ctx.train.utterances.index(part.train.utterances[0])
+        assert np.array_equal(part.train.x_ND[part.train.span(0)], ctx.train.x_ND[ctx.train.span(index)])
+        assert part.sets["train"].words_U[0] == ctx.sets["train"].words_U[index]
+    assert shortest(ctx, 0) is ctx and shortest(ctx, int(length_U.sum())) is ctx
     for unusable in (-1, None, "many"):
         with pytest.raises(InputError, match=rf"mono\.frames is {unusable!r}"):
             replace(MONO, frames=unusable)
@@ -118,7 +118,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("asr_am.hmm.training.write_alignments", killed)
         run(root, out)
-    assert not System.is_complete(out / "mono")
+    assert not GmmSystem.is_complete(out / "mono")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(module, "train_tri", killed)
         run(root, out)
@@ -161,7 +161,7 @@ def test_systems_that_do_not_belong_together_are_refused(
         source = root / "align" / ("mono" if name == "gmm.npz" else "tri") / name
         (tmp_path / name).write_bytes(source.read_bytes())
     with pytest.raises(InputError, match="different numbers of pdfs"):
-        System.load(tmp_path)
+        GmmSystem.load(tmp_path)
 
 
 def test_damaged_states_and_frames_are_input_errors(trained: tuple[Path, dict[str, Spoken]], tmp_path: Path) -> None:

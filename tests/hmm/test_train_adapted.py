@@ -12,7 +12,7 @@ from asr_am.errors import InputError
 from asr_am.hmm import align_corpus as module
 from asr_am.hmm.adaptation import FmllrOptions
 from asr_am.hmm.align_corpus import LdaOptions, SatOptions, align_corpus
-from asr_am.hmm.gmm_system import PROJECTION, TRANSFORMS, UNADAPTED, System
+from asr_am.hmm.gmm_system import PROJECTION, TRANSFORMS, UNADAPTED, GmmSystem
 from tests.hmm.test_align_corpus import MONO, TRI, phones_in, write_corpus
 from tests.support.synthetic_speech import Spoken, write_features
 
@@ -53,7 +53,7 @@ def accuracy(folder: Path, subset: str, spoken: Spoken) -> float:
 def test_every_system_finds_the_states(trained: tuple[Path, dict[str, Spoken]]) -> None:
     root, sets = trained
     for system, kind in (("mono", "mfcc"), ("tri", "mfcc"), ("lda_mllt", "lda"), ("sat", "fmllr")):
-        assert System.kind(root / "align" / system) == kind
+        assert GmmSystem.kind(root / "align" / system) == kind
         for subset, spoken in sets.items():
             assert accuracy(root / "align" / system, subset, spoken) > 0.75, (system, subset)
     assert sorted(path.name for path in (root / "align").iterdir()) == ["lda_mllt", "mono", "sat", "tri"]
@@ -104,7 +104,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("asr_am.hmm.train_sat.unadapted_gmms", killed)
         run(root, out)
-    assert System.is_complete(out / "lda_mllt") and not System.is_complete(out / "sat")
+    assert GmmSystem.is_complete(out / "lda_mllt") and not GmmSystem.is_complete(out / "sat")
     with monkeypatch.context() as patch:
         patch.setattr(module, "train_lda_mllt", killed)
         run(root, out)

@@ -17,21 +17,21 @@ from asr_am.hmm.flat_start import equal_alignment, flat_gmms
 from asr_am.hmm.gmm import single_gaussians
 from asr_am.hmm.training import silence_pdfs
 from asr_am.hmm.viterbi import AlignOptions, align, compile_graphs, search
-from tests.support.synthetic_speech import EASY, all_labels, make_lang, material, speak, workplace
+from tests.support.synthetic_speech import EASY, aligned_data, all_labels, make_lang, speak, training_context
 
 
 def test_the_states_that_spoke_are_found_by_any_number_of_workers(tmp_path: Path) -> None:
-    place, spoken = workplace(tmp_path)
-    graphs = place.compile("train", spoken.tree, spoken.states, EASY)
-    found = align(graphs, place.train, spoken.gmms, spoken.states, EASY, 1, "align")
+    ctx, spoken = training_context(tmp_path)
+    graphs = ctx.compile("train", spoken.tree, spoken.states, EASY)
+    found = align(graphs, ctx.train, spoken.gmms, spoken.states, EASY, 1, "align")
     assert found.failed == [] and found.retried == 0
-    assert (found.labels_N == all_labels(place.train, spoken)).mean() > 0.99
-    x_ND, means_PD = place.train.x_ND, spoken.gmms.means_GD
+    assert (found.labels_N == all_labels(ctx.train, spoken)).mean() > 0.99
+    x_ND, means_PD = ctx.train.x_ND, spoken.gmms.means_GD
     own_ND = x_ND - means_PD[spoken.states.pdf_L[found.labels_N - 1]]
     density = -0.5 * (own_ND**2).sum(axis=1) - 0.5 * own_ND.shape[1] * np.log(2 * np.pi)
     assert found.loglik == pytest.approx(density.mean(), rel=1e-3)
 
-    in_two = align(graphs, place.train, spoken.gmms, spoken.states, EASY, 2, "align")
+    in_two = align(graphs, ctx.train, spoken.gmms, spoken.states, EASY, 2, "align")
     np.testing.assert_array_equal(in_two.labels_N, found.labels_N)
 
 
@@ -74,7 +74,7 @@ def test_utterances_too_short_for_their_words_are_listed(tmp_path: Path) -> None
     names = sorted(spoken.frames)
     for name in (names[1], names[4]):
         spoken.frames[name] = spoken.frames[name][:2]
-    train = material(tmp_path / "train", lang, spoken)
+    train = aligned_data(tmp_path / "train", lang, spoken)
     graphs = compile_graphs(
         tmp_path / "graphs", train.frames, train.words_U, lang.directory / "L.fst", spoken.tree, spoken.states, EASY, 1
     )
@@ -88,19 +88,19 @@ def test_utterances_too_short_for_their_words_are_listed(tmp_path: Path) -> None
 
     for name in names:
         spoken.frames[name] = spoken.frames[name][:2]
-    hopeless = material(tmp_path / "hopeless", lang, spoken)
+    hopeless = aligned_data(tmp_path / "hopeless", lang, spoken)
     with pytest.raises(InputError, match="no utterance could be aligned"):
         align(graphs, hopeless.frames, spoken.gmms, spoken.states, EASY, 1, "align")
 
 
 def test_an_equal_alignment_is_a_path_with_even_lengths(tmp_path: Path) -> None:
-    place, spoken = workplace(tmp_path)
-    graphs = place.compile("train", spoken.tree, spoken.states, EASY)
-    found = equal_alignment(graphs, place.train, 0, 1)
+    ctx, spoken = training_context(tmp_path)
+    graphs = ctx.compile("train", spoken.tree, spoken.states, EASY)
+    found = equal_alignment(graphs, ctx.train, 0, 1)
     assert found.failed == [] and (found.labels_N > 0).all()
-    np.testing.assert_array_equal(found.labels_N, equal_alignment(graphs, place.train, 0, 2).labels_N)
-    for index in range(len(place.train.utterances)):
-        labels_T = found.labels_N[place.train.span(index)]
+    np.testing.assert_array_equal(found.labels_N, equal_alignment(graphs, ctx.train, 0, 2).labels_N)
+    for index in range(len(ctx.train.utterances)):
+        labels_T = found.labels_N[ctx.train.span(index)]
         lengths = np.diff(np.flatnonzero(np.diff(labels_T, prepend=-1, append=-1)))
         assert lengths.max() - lengths.min() <= 1
         assert (spoken.states.labels_L3[labels_T[[0, -1]] - 1, 1] == [0, 2]).all(), "from a first to a last state"
@@ -108,23 +108,23 @@ def test_an_equal_alignment_is_a_path_with_even_lengths(tmp_path: Path) -> None:
 
 def test_flat_gmms_have_the_moments_of_all_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the last bit, however many blocks they are summed in."""
-    place, _ = workplace(tmp_path)
+    ctx, _ = training_context(tmp_path)
     monkeypatch.setattr("asr_am.hmm.flat_start.BLOCK", 100)
-    gmms, var_D = flat_gmms(place.train, 3)
-    x_ND = place.train.x_ND
+    gmms, var_D = flat_gmms(ctx.train, 3)
+    x_ND = ctx.train.x_ND
     mean_D = x_ND.mean(axis=0, dtype=np.float64)
     np.testing.assert_array_equal(var_D, np.square(x_ND).mean(axis=0, dtype=np.float64) - mean_D**2)
     np.testing.assert_array_equal(gmms.means_GD, np.tile(mean_D, (3, 1)).astype(np.float32))
 
 
 def test_boosting_silence_makes_more_of_it(tmp_path: Path) -> None:
-    place, spoken = workplace(tmp_path, 10)
+    ctx, spoken = training_context(tmp_path, 10)
     flat = single_gaussians(np.zeros_like(spoken.gmms.means_GD), np.ones_like(spoken.gmms.vars_GD))
-    graphs = place.compile("train", spoken.tree, spoken.states, EASY)
-    pdfs = silence_pdfs(place.lang, spoken.states)
+    graphs = ctx.compile("train", spoken.tree, spoken.states, EASY)
+    pdfs = silence_pdfs(ctx.lang, spoken.states)
     silent = []
     for factor in (1.0, 4.0):
-        found = align(graphs, place.train, flat, spoken.states, EASY, 1, "align", dict.fromkeys(pdfs, factor))
+        found = align(graphs, ctx.train, flat, spoken.states, EASY, 1, "align", dict.fromkeys(pdfs, factor))
         silent.append(np.isin(spoken.states.pdf_L[found.labels_N - 1], pdfs).mean())
     assert silent[0] == 0 and silent[1] > 0.3, "all states alike: only the boost speaks for silence"
 
@@ -132,11 +132,11 @@ def test_boosting_silence_makes_more_of_it(tmp_path: Path) -> None:
 @pytest.fixture
 def written(tmp_path: Path):  # type: ignore[no-untyped-def]
     """A folder with alignments named for another place, the frames they fit, and the states."""
-    place, spoken = workplace(tmp_path, 6)
-    labels_N = all_labels(place.train, spoken)
-    write_alignments(tmp_path / "ali", "train", place.train, labels_N, final=Path("/final/ali"))
-    lengths = dict(zip(place.train.utterances, np.diff(place.train.offsets_U1).tolist(), strict=True))
-    return tmp_path / "ali", place.train, labels_N, lengths, spoken.states
+    ctx, spoken = training_context(tmp_path, 6)
+    labels_N = all_labels(ctx.train, spoken)
+    write_alignments(tmp_path / "ali", "train", ctx.train, labels_N, final=Path("/final/ali"))
+    lengths = dict(zip(ctx.train.utterances, np.diff(ctx.train.offsets_U1).tolist(), strict=True))
+    return tmp_path / "ali", ctx.train, labels_N, lengths, spoken.states
 
 
 def test_alignments_survive_a_rename(written, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

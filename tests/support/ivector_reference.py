@@ -12,7 +12,7 @@ import torch
 from scipy.stats import multivariate_normal, norm
 
 from asr_am.features.ivector.extractor import Extractor
-from asr_am.features.ivector.statistics import Statistics, Totals
+from asr_am.features.ivector.statistics import Statistics, StatisticsTotals
 from asr_am.features.ivector.ubm import DiagUbm
 
 
@@ -58,13 +58,13 @@ class Drawn:
     gaussian_UT: np.ndarray
     y_US: np.ndarray
 
-    def statistics(self, gaussians: int) -> tuple[Statistics, Totals]:
+    def statistics(self, gaussians: int) -> tuple[Statistics, StatisticsTotals]:
         """With the Gaussians known."""
         hard_UTG = np.eye(gaussians)[self.gaussian_UT]
         counts, first = hard_UTG.sum(axis=1), np.einsum("utg,utd->ugd", hard_UTG, self.x_UTD)
         second = np.einsum("utg,utd,ute->gde", hard_UTG, self.x_UTD, self.x_UTD)
         rows = Statistics(torch.from_numpy(counts), torch.from_numpy(first))
-        return rows, Totals(rows.counts_KG.sum(dim=0), rows.first_KGD.sum(dim=0), torch.from_numpy(second))
+        return rows, StatisticsTotals(rows.counts_KG.sum(dim=0), rows.first_KGD.sum(dim=0), torch.from_numpy(second))
 
 
 def draw(extractor: Extractor, utterances: int, frames: int, seed: int) -> Drawn:

@@ -15,7 +15,7 @@ from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms, single_gaussians
 from asr_am.hmm.hmm_topology import phone_states, state_table
 from asr_am.hmm.states import StateTable
-from asr_am.hmm.training import Material, Workplace
+from asr_am.hmm.training import AlignedData, TrainingContext
 from asr_am.hmm.tree import DecisionTree, monophone_tree
 from asr_am.hmm.viterbi import AlignOptions
 from asr_am.lang.lang_dir import Lang
@@ -76,17 +76,17 @@ def store(folder: Path, frames: dict[str, np.ndarray]) -> FrameStore:
     return FrameStore.write(folder, sorted(frames), frames.__getitem__, "frames")
 
 
-def material(folder: Path, lang: Lang, spoken: Spoken) -> Material:
+def aligned_data(folder: Path, lang: Lang, spoken: Spoken) -> AlignedData:
     frames = store(folder, spoken.frames)
-    return Material(frames, [lang.word_ids(" ".join(spoken.text[name])) for name in frames.utterances])
+    return AlignedData(frames, [lang.word_ids(" ".join(spoken.text[name])) for name in frames.utterances])
 
 
-def workplace(folder: Path, utterances: int = 40) -> tuple[Workplace, Spoken]:
+def training_context(folder: Path, utterances: int = 40) -> tuple[TrainingContext, Spoken]:
     """A place to train in, with a train and a dev set, and what was said in train."""
     lang = make_lang(folder)
     train, dev = speak(lang, utterances), speak(lang, 4, seed=1)
-    sets = {"train": material(folder / "train", lang, train), "dev": material(folder / "dev", lang, dev)}
-    return Workplace(sets, lang, folder / "scratch", 1), train
+    sets = {"train": aligned_data(folder / "train", lang, train), "dev": aligned_data(folder / "dev", lang, dev)}
+    return TrainingContext(sets, lang, folder / "scratch", 1), train
 
 
 def all_labels(frames: FrameStore, spoken: Spoken) -> np.ndarray:

@@ -22,9 +22,9 @@ from torch import Tensor
 from asr_am.data.textfile import read_lines, write_lines
 from asr_am.errors import InputError
 from asr_am.features.feature_archive import write_archive
+from asr_am.features.ivector.estimator import Estimator, split_speaker
 from asr_am.features.ivector.ivector_archive import REMEDY, IvectorInfo
 from asr_am.features.ivector.model_files import load_extractor, load_ubm, save_extractor, save_ubm
-from asr_am.features.ivector.speakers import Estimator, parts
 from asr_am.features.ivector.speech import Speech
 from asr_am.features.ivector.train_extractor import LIKELIHOODS, IvectorOptions, train_extractor, write_statistics
 from asr_am.features.ivector.ubm import train_ubm
@@ -104,7 +104,7 @@ def write_group(
     rows: dict[str, Tensor] = {}
     if speech.subset in options.online:
         for _, utterances in group:
-            for part in parts(utterances, options.online_utterances):
+            for part in split_speaker(utterances, options.online_utterances):
                 rows |= zip(part, estimate.online(map(speech.frames, part)), strict=True)
     else:
         found_BS = estimate.offline(map(speech.frames, utterances) for _, utterances in group)

@@ -96,12 +96,12 @@ class Extractor:
         mean_BS[:, 0] -= self.offset
         return mean_BS
 
-    def frames_log_likelihood(self, count_G: Tensor, second_GDD: Tensor, pieces: int) -> float:
+    def frames_log_likelihood(self, count_G: Tensor, second_GDD: Tensor, num_utterances: int) -> float:
         """What `Posterior.log_evidence`, summed over `pieces`, lacks of the log-likelihood of all of their frames."""
         factor_GDD = torch.linalg.cholesky(self.covariances_GDD)
         log_G = 2 * factor_GDD.diagonal(dim1=1, dim2=2).log().sum(dim=1) + len(second_GDD[0]) * math.log(2 * math.pi)
         spread_G = torch.cholesky_solve(second_GDD, factor_GDD).diagonal(dim1=1, dim2=2).sum(dim=1)
-        return float(-0.5 * (count_G * log_G + spread_G).sum() - 0.5 * pieces * self.offset**2)
+        return float(-0.5 * (count_G * log_G + spread_G).sum() - 0.5 * num_utterances * self.offset**2)
 
 
 def initial_extractor(means_GD: Tensor, covariances_GDD: Tensor, dim: int, seed: int) -> Extractor:

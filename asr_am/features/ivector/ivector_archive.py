@@ -56,7 +56,7 @@ class IvectorReader:
             raise InputError(f"{folder / INFO}: has no set {subset!r}, only {sorted(info.keys)}; {REMEDY}")
         self.dim, self.period, self._speaker, self._by = info.dim, info.period, speaker, info.keys[subset]
         self._scp = folder / f"{subset}_ivectors.scp"
-        self._places = read_scp(self._scp, REMEDY)
+        self._locations = read_scp(self._scp, REMEDY)
 
     def key(self, utterance: str) -> str:
         """What the i-vectors of an utterance are stored under: its own id, or its speaker's."""
@@ -65,11 +65,13 @@ class IvectorReader:
     def __getitem__(self, utterance: str) -> np.ndarray:
         """float32 [K, S], a row for each `period` frames. InputError, naming the speaker, where there is none."""
         key, speaker = self.key(utterance), self._speaker(utterance)
-        if key not in self._places:
+        if key not in self._locations:
             raise InputError(f"{self._scp}: no i-vector for speaker {speaker} (utterance {utterance}); {REMEDY}")
-        rows_KS = load_matrix(self._places[key], REMEDY)
+        rows_KS = load_matrix(self._locations[key], REMEDY)
         if rows_KS.shape[1] != self.dim or len(rows_KS) == 0 or not np.isfinite(rows_KS).all():
-            raise InputError(f"{self._places[key]}: no i-vector of {self.dim} numbers for speaker {speaker}; {REMEDY}")
+            raise InputError(
+                f"{self._locations[key]}: no i-vector of {self.dim} numbers for speaker {speaker}; {REMEDY}"
+            )
         return rows_KS
 
     def per_frame(self, utterance: str, num_frames: int) -> np.ndarray:

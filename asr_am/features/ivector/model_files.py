@@ -12,7 +12,7 @@ from asr_am.data.npz import read_npz, write_npz
 from asr_am.errors import InputError
 from asr_am.features.ivector.extractor import Extractor
 from asr_am.features.ivector.ivector_archive import REMEDY
-from asr_am.features.ivector.statistics import Statistics, Totals
+from asr_am.features.ivector.statistics import Statistics, StatisticsTotals
 from asr_am.features.ivector.ubm import DiagUbm
 
 
@@ -57,9 +57,9 @@ def load_statistics(path: Path) -> Statistics:
     return Statistics(*read_arrays(path, "counts", "first"))
 
 
-def load_totals(path: Path) -> Totals:
+def load_totals(path: Path) -> StatisticsTotals:
     """Of all utterances in the file together."""
-    return Totals(*read_arrays(path, "count", "first_sum", "second"))
+    return StatisticsTotals(*read_arrays(path, "count", "first_sum", "second"))
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Tensor]) -> None:

@@ -57,28 +57,30 @@ def second_order(ubm: DiagUbm, utterances: Iterable[Tensor], scale: float) -> Te
 
 
 @dataclass(frozen=True)
-class Totals:
-    """Sums over many utterances, float64: count_G, first_GD, second_GDD."""
+class StatisticsTotals:
+    """ExtractorStats over many utterances, float64: count_G, first_GD, second_GDD."""
 
     count_G: Tensor
     first_GD: Tensor
     second_GDD: Tensor
 
-    def __add__(self, other: Totals) -> Totals:
-        return Totals(self.count_G + other.count_G, self.first_GD + other.first_GD, self.second_GDD + other.second_GDD)
+    def __add__(self, other: StatisticsTotals) -> StatisticsTotals:
+        return StatisticsTotals(
+            self.count_G + other.count_G, self.first_GD + other.first_GD, self.second_GDD + other.second_GDD
+        )
 
-    def to(self, device: str) -> Totals:
-        return Totals(self.count_G.to(device), self.first_GD.to(device), self.second_GDD.to(device))
+    def to(self, device: str) -> StatisticsTotals:
+        return StatisticsTotals(self.count_G.to(device), self.first_GD.to(device), self.second_GDD.to(device))
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Means [G, D] and full covariances [G, D, D] of the Gaussians; those hardly heard get the average of all."""
         count_G1 = self.count_G.clamp_min(1e-10)[:, None]
         means_GD = self.first_GD / count_G1
         covariances_GDD = self.second_GDD / count_G1[..., None] - means_GD[:, :, None] * means_GD[:, None, :]
-        heard_G = self.count_G >= MIN_COUNT
-        share_G = self.count_G * heard_G / (self.count_G * heard_G).sum()
-        means_GD[~heard_G] = share_G @ means_GD
-        covariances_GDD[~heard_G] = (share_G[:, None, None] * covariances_GDD).sum(dim=0)
+        occupied_G = self.count_G >= MIN_COUNT
+        share_G = self.count_G * occupied_G / (self.count_G * occupied_G).sum()
+        means_GD[~occupied_G] = share_G @ means_GD
+        covariances_GDD[~occupied_G] = (share_G[:, None, None] * covariances_GDD).sum(dim=0)
         return means_GD, covariances_GDD
 
 

@@ -96,15 +96,15 @@ class IvectorOptions:
             )
 
 
-PIECES = 64  # worked on at a time
+BATCH = 64  # worked on at a time
 COVARIANCE_FLOOR = 0.1  # share of the average covariance below which none falls, in no direction (Kaldi's factor)
 
 
 @dataclass
-class Sums:
+class ExtractorStats:
     """What the M-step needs of all pieces: float64."""
 
-    pieces: int
+    num_utterances: int
     count_G: Tensor
     cross_GDS: Tensor  # Y
     square_GP: Tensor  # R, packed
@@ -113,26 +113,26 @@ class Sums:
     log_evidence: float
 
     @classmethod
-    def zeros(cls, extractor: Extractor) -> Sums:
+    def zeros(cls, extractor: Extractor) -> ExtractorStats:
         (gaussians, _, dim), zeros = extractor.loadings_GDS.shape, extractor.loadings_GDS.new_zeros
         cross_GDS, square_GP = zeros(extractor.loadings_GDS.shape), zeros(gaussians, dim * (dim + 1) // 2)
         return cls(0, zeros(gaussians), cross_GDS, square_GP, zeros(dim), zeros(dim, dim), 0.0)
 
-    def __add__(self, other: Sums) -> Sums:
-        return Sums(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+    def __add__(self, other: ExtractorStats) -> ExtractorStats:
+        return ExtractorStats(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
 
 
-def accumulate(extractor: Extractor, material: Iterable[Statistics]) -> Sums:
+def accumulate(extractor: Extractor, batches: Iterable[Statistics]) -> ExtractorStats:
     """The E-step over pieces of speech."""
-    sums = Sums.zeros(extractor)
-    for statistics in material:
-        parts = zip(statistics.counts_KG.split(PIECES), statistics.first_KGD.split(PIECES), strict=True)
+    sums = ExtractorStats.zeros(extractor)
+    for statistics in batches:
+        parts = zip(statistics.counts_KG.split(BATCH), statistics.first_KGD.split(BATCH), strict=True)
         for counts_BG, first_BGD in parts:
             counts_BG, first_BX = counts_BG.double(), first_BGD.double().flatten(1)
             posterior = extractor.posterior(counts_BG, extractor.project(first_BGD))
             mean_BS = posterior.mean_BS
             square_BSS = posterior.covariance() + mean_BS[:, :, None] * mean_BS[:, None, :]
-            sums.pieces += len(mean_BS)
+            sums.num_utterances += len(mean_BS)
             sums.count_G += counts_BG.sum(dim=0)
             sums.cross_GDS += (first_BX.T @ mean_BS).view_as(sums.cross_GDS)
             sums.square_GP += counts_BG.T @ pack(square_BSS)
@@ -142,22 +142,22 @@ def accumulate(extractor: Extractor, material: Iterable[Statistics]) -> Sums:
     return sums
 
 
-def log_likelihood(extractor: Extractor, sums: Sums, second_GDD: Tensor) -> float:
+def log_likelihood(extractor: Extractor, sums: ExtractorStats, second_GDD: Tensor) -> float:
     """The exact marginal log-likelihood per frame of what `sums` were accumulated over, posteriors fixed."""
-    rest = extractor.frames_log_likelihood(sums.count_G, second_GDD, sums.pieces)
+    rest = extractor.frames_log_likelihood(sums.count_G, second_GDD, sums.num_utterances)
     return (sums.log_evidence + rest) / float(sums.count_G.sum())
 
 
-def maximise(extractor: Extractor, sums: Sums, second_GDD: Tensor, floor_DD: Tensor) -> Extractor:
+def maximise(extractor: Extractor, sums: ExtractorStats, second_GDD: Tensor, floor_DD: Tensor) -> Extractor:
     """The M-step: loadings, covariances no smaller than `floor_DD`, then the prior."""
-    heard_G = sums.count_G >= MIN_COUNT
-    square_GSS = unpack(sums.square_GP[heard_G], extractor.dim)
-    cross_GDS, count_G11 = sums.cross_GDS[heard_G], sums.count_G[heard_G, None, None]
+    occupied_G = sums.count_G >= MIN_COUNT
+    square_GSS = unpack(sums.square_GP[occupied_G], extractor.dim)
+    cross_GDS, count_G11 = sums.cross_GDS[occupied_G], sums.count_G[occupied_G, None, None]
     solved_GDS = torch.linalg.solve(square_GSS, cross_GDS.mT).mT
-    scatter_GDD = (second_GDD[heard_G] - solved_GDS @ cross_GDS.mT) / count_G11
+    scatter_GDD = (second_GDD[occupied_G] - solved_GDS @ cross_GDS.mT) / count_G11
     loadings_GDS, covariances_GDD = extractor.loadings_GDS.clone(), extractor.covariances_GDD.clone()
-    loadings_GDS[heard_G] = solved_GDS
-    covariances_GDD[heard_G] = apply_floor(0.5 * (scatter_GDD + scatter_GDD.mT), floor_DD)
+    loadings_GDS[occupied_G] = solved_GDS
+    covariances_GDD[occupied_G] = apply_floor(0.5 * (scatter_GDD + scatter_GDD.mT), floor_DD)
     return minimise_divergence(Extractor(loadings_GDS, covariances_GDD, extractor.offset), sums)
 
 
@@ -176,13 +176,13 @@ def apply_floor(covariances_GDD: Tensor, floor_DD: Tensor) -> Tensor:
     return root_GDD @ root_GDD.mT
 
 
-def minimise_divergence(extractor: Extractor, sums: Sums) -> Extractor:
+def minimise_divergence(extractor: Extractor, sums: ExtractorStats) -> Extractor:
     """Give the prior the mean and covariance of the posteriors, then change axes so that it is N(o e_1, I) again.
 
     y' = H T y, T whitening, H the reflection that turns the mean onto the first axis; M' = M (H T)^-1.
     """
-    mean_S = sums.mean_S / sums.pieces
-    covariance_SS = sums.mean_square_SS / sums.pieces - torch.outer(mean_S, mean_S)
+    mean_S = sums.mean_S / sums.num_utterances
+    covariance_SS = sums.mean_square_SS / sums.num_utterances - torch.outer(mean_S, mean_S)
     factor_SS = torch.linalg.cholesky(covariance_SS)
     whitened_S = torch.linalg.solve_triangular(factor_SS, mean_S[:, None], upper=False)[:, 0]
     offset = math.sqrt(float(whitened_S @ whitened_S))
@@ -198,7 +198,7 @@ def reflection(direction_S: Tensor) -> Tensor:
     return identity_SS if length < 1e-20 else identity_SS - 2.0 / length * torch.outer(normal_S, normal_S)
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 BLOCK = 200  # utterances
 SHARES = 8  # in which the E-step is done, whatever the number of jobs, so that sums are the same to the last bit
@@ -250,12 +250,12 @@ def _iteration(path: Path) -> int:
 
 def _report(path: Path, iteration: int, likelihood: float) -> None:
     """Log the likelihood before an update and append it to those of the earlier iterations."""
-    log.info("i-vector extractor, iteration %d: log-likelihood per frame %.4f", iteration + 1, likelihood)
+    logger.info("i-vector extractor, iteration %d: log-likelihood per frame %.4f", iteration + 1, likelihood)
     earlier = json.loads(path.read_text())[:iteration] if iteration else []
     write_lines(path, [json.dumps([*earlier, likelihood])])
 
 
-def accumulate_share(extractor: Path, device: str, blocks: Sequence[Path]) -> Sums:
+def accumulate_share(extractor: Path, device: str, blocks: Sequence[Path]) -> ExtractorStats:
     """The E-step over some blocks."""
-    material = (load_statistics(path).to(device) for path in blocks)
-    return accumulate(load_extractor(extractor).to(device), material)
+    batches = (load_statistics(path).to(device) for path in blocks)
+    return accumulate(load_extractor(extractor).to(device), batches)

@@ -104,11 +104,11 @@ def em_update(ubm: DiagUbm, x_ND: Tensor, floor_D: Tensor) -> tuple[DiagUbm, flo
         likelihood += float(log_T.double().sum())
     mean_GD, square_GD = (moments_G2D / count_G.clamp_min(1e-10)[:, None]).chunk(2, dim=1)
     var_GD = (square_GD - mean_GD.square()).maximum(floor_D)
-    heard_G1 = (count_G >= MIN_COUNT)[:, None]
+    occupied_G1 = (count_G >= MIN_COUNT)[:, None]
     weights_G = (count_G / len(x_ND)).clamp_min(1e-8)
     updated = DiagUbm(
-        weights_G / weights_G.sum(), torch.where(heard_G1, mean_GD, ubm.means_GD),
-        torch.where(heard_G1, var_GD, ubm.vars_GD),
+        weights_G / weights_G.sum(), torch.where(occupied_G1, mean_GD, ubm.means_GD),
+        torch.where(occupied_G1, var_GD, ubm.vars_GD),
     )  # fmt: skip
     return updated, likelihood / len(x_ND)
 

@@ -8,12 +8,12 @@ import torch
 from scipy.linalg import subspace_angles
 
 from asr_am.errors import InputError
-from asr_am.features.ivector import speakers
+from asr_am.features.ivector import estimator
+from asr_am.features.ivector.estimator import Estimator, split_speaker
 from asr_am.features.ivector.extractor import Extractor, initial_extractor
 from asr_am.features.ivector.model_files import load_extractor, load_ubm, save_extractor, save_ubm
-from asr_am.features.ivector.speakers import Estimator, parts
 from asr_am.features.ivector.train_extractor import (
-    Sums,
+    ExtractorStats,
     accumulate,
     apply_floor,
     covariance_floor,
@@ -86,8 +86,8 @@ def test_minimum_divergence_changes_axes_and_not_what_they_describe() -> None:
     extractor = random_extractor(GAUSSIANS, FEATURES, DIM, 7)
     rng = np.random.default_rng(8)
     y_US = rng.standard_normal((500, DIM)) @ rng.standard_normal((DIM, DIM)) + [5.0, -2.0, 1.0]
-    sums = Sums.zeros(extractor)
-    sums.pieces, sums.mean_S = len(y_US), torch.from_numpy(y_US.sum(axis=0))
+    sums = ExtractorStats.zeros(extractor)
+    sums.num_utterances, sums.mean_S = len(y_US), torch.from_numpy(y_US.sum(axis=0))
     sums.mean_square_SS = torch.from_numpy(y_US.T @ y_US)
     found = minimise_divergence(extractor, sums)
     change_SS = np.linalg.lstsq(
@@ -116,12 +116,12 @@ def spoken(lengths: tuple[int, ...], seed: int) -> list[torch.Tensor]:
     return [torch.from_numpy(rng.standard_normal((n, FEATURES)) + shift).float() for n in lengths]
 
 
-@pytest.mark.parametrize("pieces", [1, 2, 64])
+@pytest.mark.parametrize("batch", [1, 2, 64])
 @pytest.mark.parametrize("max_count", [0.0, 4.0])
 def test_online_is_offline_when_all_speech_has_been_heard(
-    max_count: float, pieces: int, monkeypatch: pytest.MonkeyPatch
+    max_count: float, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speakers, "PIECES", pieces)
+    monkeypatch.setattr(estimator, "BATCH", batch)
     extractor = random_extractor(GAUSSIANS, FEATURES, DIM, 9)
     estimate = Estimator(small_ubm(), extractor, scale=0.2, max_count=max_count, period=30)
     utterances = spoken((75, 9, 61), 10)
@@ -152,8 +152,8 @@ def test_a_fifth_of_a_second_is_near_the_prior_and_no_speech_is_at_it() -> None:
 
 
 def test_speakers_are_divided_in_order() -> None:
-    assert parts(["a", "b", "c", "d", "e"], 2) == [["a", "b"], ["c", "d"], ["e"]]
-    assert parts(["a", "b", "c"], 0) == [["a", "b", "c"]]
+    assert split_speaker(["a", "b", "c", "d", "e"], 2) == [["a", "b"], ["c", "d"], ["e"]]
+    assert split_speaker(["a", "b", "c"], 0) == [["a", "b", "c"]]
 
 
 def test_models_are_read_back_and_damage_is_named(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from asr_am.errors import InputError
-from asr_am.features.ivector.statistics import Totals, second_order, segment_statistics
+from asr_am.features.ivector.statistics import StatisticsTotals, second_order, segment_statistics
 from asr_am.features.ivector.ubm import VARIANCE_FLOOR, DiagUbm, train_ubm
 from tests.support.ivector_reference import posteriors
 
@@ -76,7 +76,7 @@ def test_full_covariances_are_those_of_the_frames_of_each_gaussian() -> None:
     count = torch.tensor([400.0, 400.0, 0.0], dtype=torch.float64)
     first = torch.tensor(np.stack([*(x.sum(axis=0) for x in parts), np.zeros(3)]))
     second = torch.tensor(np.stack([*(x.T @ x for x in parts), np.zeros((3, 3))]))
-    means_GD, covariances_GDD = Totals(count, first, second).moments()
+    means_GD, covariances_GDD = StatisticsTotals(count, first, second).moments()
     for g, x in enumerate(parts):
         np.testing.assert_allclose(means_GD[g], x.mean(axis=0))
         np.testing.assert_allclose(covariances_GDD[g], np.cov(x.T, bias=True))

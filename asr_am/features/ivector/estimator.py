@@ -18,7 +18,7 @@ from torch import Tensor
 
 from asr_am.features.ivector.extractor import Extractor
 from asr_am.features.ivector.statistics import Statistics, segment_statistics, stack
-from asr_am.features.ivector.train_extractor import PIECES
+from asr_am.features.ivector.train_extractor import BATCH
 from asr_am.features.ivector.ubm import DiagUbm
 
 
@@ -64,7 +64,7 @@ class Estimator:
 
 
 def blocks(statistics: Iterable[Statistics], lengths: list[int]) -> Iterator[Statistics]:
-    """The rows of several utterances (or speakers) together, `PIECES` or a few more: large products are faster.
+    """The rows of several utterances (or speakers) together, `BATCH` or a few more: large products are faster.
 
     The number of rows of each utterance is appended to `lengths`.
     """
@@ -72,14 +72,14 @@ def blocks(statistics: Iterable[Statistics], lengths: list[int]) -> Iterator[Sta
     for found in statistics:
         waiting.append(found)
         lengths.append(len(found.counts_KG))
-        if sum(len(s.counts_KG) for s in waiting) >= PIECES:
+        if sum(len(s.counts_KG) for s in waiting) >= BATCH:
             yield stack(waiting)
             waiting = []
     if waiting:
         yield stack(waiting)
 
 
-def parts(utterances: Sequence[str], size: int) -> list[Sequence[str]]:
+def split_speaker(utterances: Sequence[str], size: int) -> list[Sequence[str]]:
     """A speaker's utterances as those of several speakers with `size` utterances each; 0: as they are."""
     step = size or len(utterances)
     return [utterances[begin : begin + step] for begin in range(0, len(utterances), step)]
