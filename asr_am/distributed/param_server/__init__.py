@@ -1,1 +1,1 @@
-"""Parameter servers: what `ps_sync`, `ps_async` and `psp` share."""
+"""Parameter servers: the parts that `ps_sync`, `ps_async` and `psp` share."""

@@ -1,11 +1,11 @@
-"""What the strategies with parameter servers share: who serves, rest, checkpoints, and taking the place of the dead.
+"""The strategy base class of the algorithms with parameter servers: placement, draining, checkpoints, and rejoining.
 
-W is cut into blocks by bytes; each is held by a server, a task with the optimizer and its momentum, beside the learner
-of some rank or on a rank of its own. Learners are workers: they push gradients, and pull weights. At rest all have the
-servers' weights, which are the consensus.
+W is cut into shards of equal size. Each is held by a server, a task with the shard's optimizer and momentum, either
+beside the learner of some rank or on a dedicated rank. Learners are workers: they push gradients and pull weights. When
+drained, all of them hold the servers' weights, which are the consensus.
 
-A learner that dies takes its server along, if it has one. Its replacement takes the newest copy of the block that a
-worker has, with its version; lost are the momentum of the block, and updates that no worker had pulled.
+A learner that dies takes down the server on its rank. The replacement takes the newest copy of the shard that a worker
+holds, with its version. The shard's momentum is lost, and so are updates that no worker had pulled.
 """
 
 from __future__ import annotations
@@ -31,8 +31,15 @@ log = logging.getLogger(__name__)
 
 
 class ParameterServerStrategy(Strategy):
-    """servers: how many, beside as many learners; None: one on each host. apart: not beside learners, but on the last
-    ranks of the team, which do nothing else. timeout: seconds without an answer after which a worker asks again.
+    """A strategy with parameter servers. Subclasses define `step` and the kind of server.
+
+    Args:
+        params: flat weights and gradient.
+        optimizer: the update rule. Servers apply it to their shards.
+        team: this learner's end of the team.
+        servers: number of servers, each beside a learner. None: one on each host.
+        timeout: seconds without an answer after which a worker asks again.
+        apart: the servers are dedicated ranks, the last of the team, which compute no gradients.
     """
 
     synchronous = False
@@ -45,38 +52,44 @@ class ParameterServerStrategy(Strategy):
         if timeout <= 0:
             raise InputError(f"strategy.timeout={timeout}: must be above 0")
         super().__init__(params, optimizer, team)
-        self.blocks = Shards(len(params), place_servers(team.hosts, servers, apart))
-        self.workers = range(team.size - len(self.blocks) if apart else team.size)
-        self.worker = Worker(team, self.blocks, params, timeout, self.fault_tolerant)
+        self.shards = Shards(len(params), place_servers(team.hosts, servers, apart))
+        self.workers = range(team.size - len(self.shards) if apart else team.size)
+        self.worker = Worker(team, self.shards, params, timeout, self.fault_tolerant)
         self.server: ParameterServer | None = None
         self._context = ServerContext(
-            team, self.blocks, self.workers, self.metrics, self.staleness, self.worker.on_shard
+            team, self.shards, self.workers, self.metrics, self.staleness, self.worker.on_shard
         )
-        if team.rank in self.blocks.ranks:
-            self.server = self._make_server(self._context, self.blocks.ranks.index(team.rank))
+        if team.rank in self.shards.ranks:
+            self.server = self._make_server(self._context, self.shards.ranks.index(team.rank))
             self.worker.server = self.server
         self._drain_count = 0
         self._started = False
 
     @abstractmethod
     def _make_server(self, context: ServerContext, index: int) -> ParameterServer:
-        """The server of this rank."""
+        """Returns the server of this rank."""
 
     def _start(self) -> None:
-        """Begin to answer letters, not before the first step: a checkpoint may have been loaded before that."""
+        """Starts the communication tasks. Not before the first step, as a checkpoint may be loaded before it."""
         if not self._started:
             self._started = True
             self.worker.start()
             if self.server is not None:
                 self.server.start()
 
-    def _push(self, step_result: StepResult, t: Sequence[int], silent: Sequence[int] = ()) -> None:
-        """The gradient of a batch, taken at versions t of the blocks, to all servers but those of some blocks."""
-        assert step_result.lease.batch is not None, "a table has no idle turns"
-        self.worker.push(t, step_result.num_frames, step_result.lr, step_result.lease.batch, silent)
+    def _push(self, step_result: StepResult, t: Sequence[int], skip: Sequence[int] = ()) -> None:
+        """Pushes the gradient of a batch to the servers.
+
+        Args:
+            step_result: the batch.
+            t: step or version of each shard that the gradient was taken at.
+            skip: shards that are not pushed.
+        """
+        assert step_result.lease.batch is not None, "a LeaseQueue has no idle turns"
+        self.worker.push(t, step_result.num_frames, step_result.lr, step_result.lease.batch, skip)
 
     def _clip(self) -> None:
-        """Limit the norm of this worker's own gradient: servers that do not wait for each other see blocks only."""
+        """Clips this worker's own gradient: a server that does not wait for the others sees only its shard."""
         limit = self.optimizer.options.clip_norm
         if limit > 0:
             clip(self.params.g, torch.linalg.vector_norm(self.params.g), limit)
@@ -86,20 +99,20 @@ class ParameterServerStrategy(Strategy):
         if self.team.rank in self.workers:
             self.worker.announce_drained(self._drain_count)
             self.worker.flush()
-        self.team.gather(torch.zeros(0, dtype=torch.float64))  # all that was pushed is applied, or dropped
+        self.team.gather(torch.zeros(0, dtype=torch.float64))  # barrier: all that was pushed is applied or dropped
         self._drain_count += 1
         if self.server is not None:
             self.server.drain(self._drain_count)
         self._pull_final(self._gather_versions())
 
     def _gather_versions(self) -> list[int]:
-        """The servers' versions at rest, by block; of one that is dead at present, what is here is enough."""
-        own = -1 if self.server is None else self.server.t
-        rows = self.team.gather(torch.tensor([float(own)], dtype=torch.float64))
-        return [int(rows[rank]) if rank in rows else -1 for rank in self.blocks.ranks]
+        """Returns the servers' versions by shard, when drained. -1 for a dead server: the copies at hand will do."""
+        version = -1 if self.server is None else self.server.t
+        rows = self.team.gather(torch.tensor([float(version)], dtype=torch.float64))
+        return [int(rows[rank]) if rank in rows else -1 for rank in self.shards.ranks]
 
     def _pull_final(self, versions: Sequence[int]) -> None:
-        """Pull all blocks in these versions, at rest."""
+        """Pulls all shards in these versions, when drained."""
         self.worker.pull_versions(versions)
 
     def rejoin(self) -> None:
@@ -107,7 +120,7 @@ class ParameterServerStrategy(Strategy):
             self.server.recover()
         self._start()
         self.worker.pull_all()
-        log.info("learner %d is back, with the servers' weights", self.team.rank)
+        log.info("learner %d rejoined with the servers' weights", self.team.rank)
 
     def state_dict(self) -> dict[str, Any]:
         server = None if self.server is None else self.server.state_dict()
@@ -122,7 +135,7 @@ class ParameterServerStrategy(Strategy):
         super().load_state_dict(state)
         if len(state["versions"]) != len(self.worker.versions):
             raise InputError(
-                f"the checkpoint has {len(state['versions'])} servers, this run {len(self.worker.versions)}; set "
+                f"the checkpoint has {len(state['versions'])} servers, this run {len(self.worker.versions)}: set "
                 f"strategy.servers={len(state['versions'])}"
             )
         self.worker.versions[:] = state["versions"]

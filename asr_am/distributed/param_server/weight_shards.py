@@ -1,14 +1,21 @@
-"""The blocks of the weights that servers hold, and what workers and servers write to each other about them.
+"""The shards of the weights that servers hold, and the messages between workers and servers.
 
-W [N] is cut into S blocks of n = ⌈N/S⌉ elements, wherever parameters begin and end; the last block is filled up with
-zeros. Server i is a rank of the team, and holds block i.
+W [N] is cut into S shards of n = ⌈N/S⌉ elements, regardless of where parameters begin and end. The last shard is padded
+with zeros. Server i is a rank of the team and holds shard i.
 
-Letters, worker to server:  push   ⟨g_i, t⟩ [n], note [NOTE]      a gradient of the weights of step (or version) t
-                            away   number of a rest, t [1]        nothing more before that rest; steps below t may
-                                                                  still be under way
-                            pull                                  asks for the block
-Letters, server to worker:  weights ⟨w_i, t⟩ [n]                  the block, and its version
-                            heard   number of a rest              answers away
+Messages from worker to server, by tag (clock, then tensors):
+
+    push     t, g_i [n], metadata [METADATA_LEN]    a gradient taken at the weights of step (or version) t
+    away     number of the drain, t [1]             the worker is drained: it pushes nothing more before that drain.
+                                                    Pushes of steps below t may still be under way
+    pull     0                                      asks for the shard
+    copy     t, w_i [n]                             answers lost: the worker's newest copy of the shard
+
+Messages from server to worker:
+
+    weights  t, w_i [n]                             the shard in version t
+    heard    number of the drain                    acknowledges away
+    lost     0                                      asks for the worker's copy, after a restart of the server
 """
 
 from __future__ import annotations
@@ -22,12 +29,17 @@ from torch import Tensor
 from asr_am.distributed.team import Message
 from asr_am.errors import InputError
 
-METADATA_LEN = 6  # float32 numbers, the bytes of three doubles
+METADATA_LEN = 6  # three float64 numbers, reinterpreted as float32
 
 
 @dataclass(frozen=True)
 class Shards:
-    """elements: N of all weights. ranks: of the servers, ascending."""
+    """The partition of the weights.
+
+    Attributes:
+        elements: N, elements of all weights.
+        ranks: rank of the server of each shard, ascending.
+    """
 
     elements: int
     ranks: tuple[int, ...]
@@ -37,30 +49,41 @@ class Shards:
 
     @property
     def size(self) -> int:
-        """n, elements of a block."""
+        """n, the elements of a shard."""
         return -(-self.elements // len(self.ranks))
 
-    def of(self, x: Tensor, block: int) -> Tensor:
-        """The part of `x` [N] that is block `block`, without what fills it up."""
-        return x[block * self.size : (block + 1) * self.size]
+    def of(self, x: Tensor, shard: int) -> Tensor:
+        """Returns the part of `x` [N] that belongs to a shard, without padding."""
+        return x[shard * self.size : (shard + 1) * self.size]
 
-    def padded(self, x: Tensor, block: int) -> Tensor:
-        """A block of `x` [N], on the CPU, filled up with zeros [n]."""
-        whole = torch.zeros(self.size)
-        part = self.of(x, block)
-        whole[: len(part)] = part
-        return whole
+    def padded(self, x: Tensor, shard: int) -> Tensor:
+        """Returns a copy [n] of a shard of `x` [N], on the CPU and padded with zeros."""
+        padded = torch.zeros(self.size)
+        part = self.of(x, shard)
+        padded[: len(part)] = part
+        return padded
 
 
-def place_servers(hosts: Sequence[int], servers: int | None, apart: bool = False) -> tuple[int, ...]:
-    """The ranks that servers stand beside: `servers` of them spread over all ranks; None: the first of each host.
+def place_servers(hosts: Sequence[int], servers: int | None, dedicated: bool = False) -> tuple[int, ...]:
+    """Chooses the ranks of the servers.
 
-    hosts: of each rank. apart: the last ranks are servers' own. InputError where there are not that many ranks.
+    Args:
+        hosts: number of the host of each rank.
+        servers: number of servers, spread over all ranks. None: the first rank of each host.
+        dedicated: the servers are the last ranks, which do nothing else (`strategy.apart`).
+
+    Returns:
+        The ranks, ascending.
+
+    Raises:
+        InputError: there are not as many ranks.
     """
     size = len(hosts)
-    if apart:
+    if dedicated:
         if not isinstance(servers, int) or not 1 <= servers < size:
-            raise InputError(f"strategy.servers={servers}: of {size} ranks, 1 to {size - 1} can be servers apart")
+            raise InputError(
+                f"strategy.servers={servers}: with strategy.apart=true, 1 to {size - 1} of {size} ranks can be servers"
+            )
         return tuple(range(size - servers, size))
     if servers is None:
         return tuple(rank for rank in range(size) if hosts[rank] not in hosts[:rank])
@@ -71,7 +94,16 @@ def place_servers(hosts: Sequence[int], servers: int | None, apart: bool = False
 
 @dataclass(frozen=True)
 class Push:
-    """A worker's gradient g [n] of its batch's mean loss over `frames` frames. rate: learning rate it asks for."""
+    """A worker's gradient for one shard.
+
+    Attributes:
+        worker: rank of the worker.
+        t: step or version of the weights that the gradient was taken at.
+        g: gradient [n] of the batch's mean loss over its frames.
+        frames: frames of the batch.
+        lr: learning rate that the worker's schedule asks for.
+        batch: number of the batch in the epoch.
+    """
 
     worker: int
     t: int
@@ -82,20 +114,22 @@ class Push:
 
 
 def pack_metadata(frames: float, lr: float, batch: int) -> Tensor:
-    """Three doubles as bytes of float32 numbers [NOTE], so that no bit is lost."""
+    """Packs three float64 numbers into a float32 tensor [METADATA_LEN] without loss, as messages carry only float32."""
     return torch.tensor([frames, lr, batch], dtype=torch.float64).view(torch.float32)
 
 
 def read_push(message: Message) -> Push:
-    g, note = message.tensors
-    frames, lr, batch = note.clone().view(torch.float64).tolist()
+    """Returns the push that a message carries."""
+    g, metadata = message.tensors
+    frames, lr, batch = metadata.clone().view(torch.float64).tolist()
     return Push(message.source, message.clock, g, frames, lr, int(batch))
 
 
 def mean_gradient(g: Tensor, pushes: Sequence[Push]) -> None:
-    """Set `g` [n] to the mean over all frames of the gradients' batches: the more frames, the more weight.
+    """Sets `g` [n] to the mean of the gradients over all frames of their batches.
 
-    Added in the order of the batches, so that it does not matter who computed which, or came first.
+    Gradients are added in the order of their batches, so the result depends neither on which worker computed a batch
+    nor on the order of arrival.
     """
     frames = sum(push.frames for push in pushes)
     g.zero_()
@@ -104,5 +138,5 @@ def mean_gradient(g: Tensor, pushes: Sequence[Push]) -> None:
 
 
 def lr_of(pushes: Sequence[Push]) -> float:
-    """The learning rate of a step: that of its first batch."""
+    """Returns the learning rate of a step: that of its first batch."""
     return min(pushes, key=lambda push: push.batch).lr

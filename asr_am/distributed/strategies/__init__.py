@@ -1,1 +1,1 @@
-"""The algorithms: one file each, all against the interface in `asr_am.distributed.strategy`."""
+"""The algorithms, one file each, behind the interface of `asr_am.distributed.strategy`."""

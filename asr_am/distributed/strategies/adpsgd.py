@@ -1,16 +1,15 @@
-"""Asynchronous decentralised parallel SGD (ADPSGD): gossip beside the gradients, nobody waits for the slow.
+"""Asynchronous decentralised parallel SGD (ADPSGD): gossip beside the gradients, without waiting for slow learners.
 
-Zhang et al. (ICASSP 2019), figures 3b and 4; Lian et al. (ICML 2018). On a ring of learners that are senders and
-receivers in turn,
+Zhang et al. (ICASSP 2019), figures 3b and 4, and Lian et al. (ICML 2018). Senders and receivers alternate on a ring.
 
     training task:        g = calGrad(W);  atomically { W = pull_weights();  W = apply(W, g);  push_weights(W) }
-    a sender i's task:    after an update, with its left and right neighbour j in turn: send s_i, receive s_j, average
-    a receiver j's task:  for every s_i received: send s_j, average
+    task of sender i:     after an update, with its left and right neighbour j in turn: send s_i, receive s_j, average
+    task of receiver j:   for every s_i received: send s_j, average
 
-W weights, g gradient, s snapshots. A third buffer x is the one that is gossiped: the gradient is taken at W, which
-nobody touches meanwhile; pull is W ← x, push is x ← W. Averaging merges the *difference*, x += (s_j - s_i)/2, so that
-an update that came between the snapshot and the answer is kept, and a completed exchange leaves the sum of x over all
-learners as it was. Staleness, as counted here: averagings merged into x while the gradient was computed.
+W weights, g gradient, s snapshots. The gradient is taken at W, which nothing else writes meanwhile. Gossip uses another
+buffer x: pull is W ← x, push is x ← W. Averaging merges the *difference*, x += (s_j - s_i)/2. An update between the
+snapshot and the answer is so kept, and a completed exchange does not change the sum of x over all learners. Staleness
+is counted as the averagings that were merged into x while the gradient was computed.
 """
 
 from __future__ import annotations
@@ -32,9 +31,15 @@ log = logging.getLogger(__name__)
 
 
 class Adpsgd(Strategy):
-    """timeout: seconds after which a sender gives up an exchange (the partner died, or a letter was lost).
+    """Asynchronous gossip SGD.
 
-    counts: `exchanges` completed, at their senders; `half_done`, given up by the sender after it had sent.
+    `metrics` counts `exchanges`, completed at their senders, and `half_done`, aborted by the sender after its send.
+
+    Args:
+        params: flat weights and gradient.
+        optimizer: the update rule.
+        team: this learner's end of the team, of even size.
+        timeout: seconds after which a sender aborts an exchange (the partner died, or a message was lost).
     """
 
     name = "adpsgd"
@@ -49,8 +54,8 @@ class Adpsgd(Strategy):
         self._timeout = timeout
         self._x = params.w.clone()
         self._merged = 0  # averagings merged into x since it was pulled
-        self._side = 1  # of a sender: the neighbour that the next exchange is with
-        self._lock = team.lock()  # of x
+        self._side = 1  # of the neighbour that a sender exchanges with next
+        self._lock = team.lock()  # guards x and _merged
         self._updated, self._idle, self._active = team.event(), team.event(), team.event()
         self._idle.set()
         for tag in ("weights", "answer", "welcome"):
@@ -61,7 +66,7 @@ class Adpsgd(Strategy):
             self._begin_gossip()
 
     def _begin_gossip(self) -> None:
-        """Once this learner has weights worth giving to others: at the start, or when it has joined."""
+        """Starts the gossip tasks: at the start, or after a rejoin, when this learner has trained weights to share."""
         self.team.spawn(self._send if self._sends else self._receive, "gossip")
         self.team.spawn(self._serve_weights, "welcome")
 
@@ -84,7 +89,7 @@ class Adpsgd(Strategy):
         return step_result
 
     def _send(self) -> None:
-        """A sender's communication task: one exchange for each update that it wakes up for."""
+        """Communication task of a sender: one exchange for each update that wakes it."""
         exchange = 0
         while True:
             self._updated.wait()
@@ -100,44 +105,44 @@ class Adpsgd(Strategy):
 
     def _exchange(self, partner: int, exchange: int) -> None:
         with self._lock:
-            own = self._x.clone()  # s_i
-        self.team.send(partner, "weights", exchange, own)
-        theirs = self._answer_to(exchange, partner)  # s_j
-        if theirs is None:
+            s_i = self._x.clone()
+        self.team.send(partner, "weights", exchange, s_i)
+        s_j = self._answer_to(exchange, partner)
+        if s_j is None:
             self.metrics["half_done"] += 1
             return
         with self._lock:
-            self._average(theirs.sub_(own))
+            self._average(s_j.sub_(s_i))
         self.metrics["exchanges"] += 1
 
     def _answer_to(self, exchange: int, partner: int) -> Tensor | None:
         deadline = self.team.now() + self._timeout
         while (message := self.team.recv("answer", partner, deadline - self.team.now())) is not None:
-            if message.clock == exchange:  # others answer an exchange that was given up
+            if message.clock == exchange:  # else the answer to an aborted exchange
                 return message.tensors[0].to(self._x.device, copy=True)
         return None
 
     def _receive(self) -> None:
-        """A receiver's communication task."""
+        """Communication task of a receiver."""
         while True:
             message = self.team.recv("weights")
             if message is None:
                 continue
-            self._active.wait()  # at rest, what is left of exchanges that were given up leaves x alone
-            theirs = message.tensors[0].to(self._x.device, copy=True)  # s_i
+            self._active.wait()  # when drained, messages of aborted exchanges must not change x
+            s_i = message.tensors[0].to(self._x.device, copy=True)
             with self._lock:
-                own = self._x.clone()  # s_j
-                self._average(theirs.sub_(own))
-            self.team.send(message.source, "answer", message.clock, own)
+                s_j = self._x.clone()
+                self._average(s_i.sub_(s_j))
+            self.team.send(message.source, "answer", message.clock, s_j)
 
     def _average(self, difference: Tensor) -> None:
-        """x += (the other's snapshot - own snapshot) / 2, holding the lock."""
+        """Merges x += difference / 2, the partner's snapshot minus this learner's. The caller holds the lock."""
         self.team.simulate_cost("averaging", len(self._x))
         self._x.add_(difference, alpha=0.5)
         self._merged += 1
 
     def _serve_weights(self) -> None:
-        """Give the weights to learners that take the place of dead ones."""
+        """Communication task: sends the weights to learners that rejoin."""
         while True:
             message = self.team.recv("join")
             if message is not None:
@@ -150,13 +155,13 @@ class Adpsgd(Strategy):
             self.params.w.copy_(self._x)
             self.optimizer.reset()
             self._merged = 0
-            log.info("learner %d is back, with learner %d's weights and a fresh momentum", rank, message.source)
+            log.info("learner %d rejoined with learner %d's weights and a fresh momentum", rank, message.source)
         else:
-            log.warning("learner %d is back; nobody answered, so it has the weights of the last checkpoint", rank)
+            log.warning("learner %d rejoined with the weights of the last checkpoint, as no learner answered", rank)
         self._begin_gossip()
 
     def _request_weights(self) -> Message | None:
-        """The weights of the first neighbour that answers; each is asked three times, as letters may be lost."""
+        """Returns the weights of the first neighbour that answers. Asks each three times, as messages may be lost."""
         rank, size = self.team.rank, self.team.size
         for distance in range(1, 3 * size):
             neighbour = (rank + distance) % size
@@ -170,7 +175,7 @@ class Adpsgd(Strategy):
     def drain(self) -> None:
         if self._sends:
             self._idle.wait()
-        self.team.gather(self._x.new_empty(0).double())  # no exchange is under way any more, anywhere
+        self.team.gather(self._x.new_empty(0).double())  # barrier: no exchange is under way at any learner
         self._active.clear()
 
     def replica(self) -> Tensor:

@@ -1,23 +1,23 @@
-"""Blockwise Model Update Filtering (BMUF): learners train on their own, and every so many steps their mean is filtered.
+"""Blockwise Model Update Filtering (BMUF): independent training, with a filtered model average every block_size steps.
 
-Chen and Huo (ICASSP 2016); Ladkat et al. (2019), section 2.2. In block t each of N learners takes block_size steps from
-W_g(t-1), which all have; then
+Chen and Huo (ICASSP 2016) and Ladkat et al. (2019), section 2.2. In block t each of N learners takes block_size steps
+from the common W_g(t-1). Then
 
     W̄(t)   = mean_i W_i(t)                                              (1)
     G(t)   = W̄(t) - W_g(t-1)                                            (2)
     Δ(t)   = η Δ(t-1) + ζ G(t)                                          (3)
     W(t)   = W(t-1) + Δ(t)
 
-and all go on from W_g(t), by `update`
+and all learners continue from W_g(t), which depends on `update`:
 
     classical    W_g(t) = W(t)                        Chen and Huo's CBM
     nesterov     W_g(t) = W(t) + η Δ(t)               Chen and Huo's NBM
     equation4    W_g(t) = W_g(t-1) + Δ(t) + η Δ(t)    (4) as Ladkat et al. print it
 
 W_i weights of learner i, W_g the model that is broadcast, W the filtered model, G block gradient, η block momentum, ζ
-block learning rate. Of a steady block gradient, the first two take ζ/(1-η) in the long run, the third, which goes on
-from where it looked ahead to, (1+η) times as much. η = 1 - ζ/(N C), by ζ / (N (1-η)) = C (5), unless given. With η = 0
-and ζ = 1 all three are model averaging.
+block learning rate. With a constant block gradient, the first two forms move by ζ/(1-η) of it per block in the long
+run. The third continues from its look-ahead and moves (1+η) times as far. Unless given, η = 1 - ζ/(N C), by
+ζ / (N (1-η)) = C (5). With η = 0 and ζ = 1 all three are model averaging.
 """
 
 from __future__ import annotations
@@ -37,13 +37,24 @@ from asr_am.errors import InputError
 
 
 class Bmuf(Strategy):
-    """block_size: steps. update: see above. zeta, C, eta: ζ, C of (5), and η (None: by (5)). momentum: what becomes of
-    the learners' own at a block: keep, average (over all) or reset.
+    """Block momentum SGD.
 
-    inside: does the steps of a block, for the learners of `group`, who share a model; by default each learner does. The
-    N of (5) is the number of models. Blocks go on over checkpoints and epochs, with all learners in each: in the last
-    round of an epoch, those without data take an idle step, and the steps of the others are the longer, as the mean of
-    all gradients is what is kept: `train.optimizer.clip_norm` limits them. counts: `blocks`.
+    Blocks continue over checkpoints and epochs, with all learners in each. In the last round of an epoch, learners
+    without data take an idle step, and the steps of the others are longer, because gradients are scaled so that the
+    mean over all learners stays the same. `train.optimizer.clip_norm` limits them. `metrics` counts `blocks`.
+
+    Args:
+        params: flat weights and gradient.
+        optimizer: the update rule inside a block.
+        team: this learner's end of the team.
+        block_size: steps of a block.
+        update: classical, nesterov or equation4, see above.
+        zeta: ζ.
+        C: C of (5).
+        eta: η, None to compute it by (5).
+        momentum: what happens to the learners' own momentum at the end of a block: keep, average (over all) or reset.
+        inner: the strategy that takes the steps of a block, for all learners of `group`. None: `Local`.
+        group: the learners that share a model, None for this learner alone. N of (5) is the number of models.
     """
 
     name = "bmuf"
@@ -68,7 +79,7 @@ class Bmuf(Strategy):
             self._group_leaders = team.split([range(0, team.size, self._group.size)])
         size = len(params) if self._group_leaders else 0
         self._W_g, self._delta = params.w[:size].clone(), torch.zeros_like(params.w[:size])
-        self._steps = 0  # of the present block
+        self._steps = 0  # in the present block
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         step_result = self._inner.step(gradient)
@@ -94,9 +105,9 @@ class Bmuf(Strategy):
         self.metrics["blocks"] += 1
 
     def _filter(self, w: Tensor) -> None:
-        """W̄(t) to W_g(t), in place.
+        """Turns W̄(t) into W_g(t), in place.
 
-        With W(t-1) put in terms of W_g(t-1), W_g(t) is W̄ + (ζ-1) G plus ηΔ(t-1), ηΔ(t) or both, by `update`.
+        With W(t-1) expressed by W_g(t-1), W_g(t) is W̄ + (ζ-1) G plus ηΔ(t-1), ηΔ(t) or both, depending on `update`.
         """
         delta, eta, zeta = self._delta, self._eta, self._zeta
         G = self._W_g.neg_().add_(w)  # (2)
@@ -113,7 +124,7 @@ class Bmuf(Strategy):
         self._inner.drain()
 
     def consensus(self) -> Tensor:
-        """The mean of the learners' weights, also in the midst of a block."""
+        """Returns the mean [N] of the learners' weights, also in the middle of a block."""
         self._inner.consensus()
         return self.team.average(self.params.w)
 
@@ -129,26 +140,26 @@ class Bmuf(Strategy):
 
 
 def _block_momentum(models: int, zeta: float, C: float, eta: float | None) -> float:
-    """η as given, or by (5); InputError where it is not from 0 to below 1."""
+    """Returns η as given or by (5). Raises InputError unless 0 <= η < 1."""
     if zeta <= 0 or C <= 0:
         raise InputError(f"strategy.zeta={zeta}, strategy.C={C}: must be above 0")
-    found = 1 - zeta / (models * C) if eta is None else eta
-    if not 0 <= found < 1:
-        how = f"strategy.eta={eta}" if eta is not None else f"zeta={zeta} and C={C} with {models} models: eta={found:g}"
-        raise InputError(f"{how}: block momentum is from 0 to below 1")
-    return found
+    value = 1 - zeta / (models * C) if eta is None else eta
+    if not 0 <= value < 1:
+        how = f"strategy.eta={eta}" if eta is not None else f"zeta={zeta} and C={C} with {models} models: eta={value:g}"
+        raise InputError(f"{how}: block momentum must be from 0 to below 1")
+    return value
 
 
 def _check(block_size: int, update: str, momentum: str) -> None:
     if block_size < 1:
         raise InputError(f"strategy.block_size={block_size}: must be at least 1 step")
     if update not in ("classical", "nesterov", "equation4"):
-        raise InputError(f"strategy.update={update}: is classical, nesterov or equation4")
+        raise InputError(f"strategy.update={update}: must be classical, nesterov or equation4")
     if momentum not in ("keep", "average", "reset"):
-        raise InputError(f"the learners' momentum at a block, {momentum}: is keep, average or reset")
+        raise InputError(f"the learners' momentum at a block, {momentum}: must be keep, average or reset")
 
 
 def _velocities(optimizer: Optimizer, length: int) -> list[Tensor]:
-    """The optimizer's own vectors [N]: its momentum, and Adam's second moments."""
+    """Returns the optimizer's state vectors [N]: momentum, and Adam's second moments."""
     state = optimizer.state_dict()["state"].get(0, {})
     return [value for value in state.values() if isinstance(value, Tensor) and value.numel() == length]

@@ -1,11 +1,12 @@
-"""Decentralised parallel SGD (DPSGD): update, then average with neighbours, all learners in step.
+"""Decentralised parallel SGD (DPSGD): update, then average with neighbours, synchronously.
 
 Zhang et al. (ICASSP 2019), equation 4; Lian et al. (NIPS 2017):
 
     W_i' = W_i - α u(g_i(W_i))        W_i <- Σ_j M_ij W_j'
 
 W_i weights of learner i, g_i its gradient, α learning rate, u the optimizer's rule, M a symmetric doubly stochastic
-mixing matrix: by default pairs of neighbours on a ring, alternating sides, M_ij = 1/2. With M_ij = 1/λ it is `sync`.
+mixing matrix. By default M pairs neighbours on a ring, on alternating sides, with M_ij = 1/2. With M_ij = 1/λ for λ
+learners it is `sync`.
 """
 
 from __future__ import annotations
@@ -26,13 +27,20 @@ from asr_am.errors import InputError
 
 
 class Dpsgd(Strategy):
-    """mixing: pairs, ring (both neighbours) or all (everybody)."""
+    """Decentralised SGD.
+
+    Args:
+        params: flat weights and gradient.
+        optimizer: the update rule.
+        team: this learner's end of the team.
+        mixing: pairs (one neighbour, alternating), ring (both neighbours) or all (all learners).
+    """
 
     name = "dpsgd"
 
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team, mixing: Mixing = "pairs") -> None:
         if mixing not in ("pairs", "ring", "all"):
-            raise InputError(f"strategy.mixing={mixing}: is pairs, ring or all")
+            raise InputError(f"strategy.mixing={mixing}: must be pairs, ring or all")
         if mixing == "pairs":
             require_even(team.size, "dpsgd with strategy.mixing=pairs")
         super().__init__(params, optimizer, team)
@@ -43,7 +51,7 @@ class Dpsgd(Strategy):
     def check(self, faults: Faults) -> None:
         if faults.lost_share > 0:
             raise InputError(
-                f"cluster.faults.lost_share={faults.lost_share}: dpsgd sends no letter again, and would wait for ever; "
+                f"cluster.faults.lost_share={faults.lost_share}: dpsgd never resends messages and would wait for ever: "
                 "use strategy=adpsgd, or set it to 0"
             )
 
@@ -63,7 +71,7 @@ class Dpsgd(Strategy):
         for other in row.keys() - {team.rank}:
             team.send(other, "weights", self._steps, w)
         mixed = torch.zeros_like(w)
-        for other, weight in row.items():  # in rank order, so that all add in the same order
+        for other, weight in row.items():  # in rank order, for the same rounding on all learners
             mixed.add_(w if other == team.rank else self._weights_of(other), alpha=weight)
         team.simulate_cost("averaging", len(w) * (len(row) - 1))
         w.copy_(mixed)

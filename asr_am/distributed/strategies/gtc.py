@@ -1,19 +1,19 @@
-"""Gradient Threshold Compression (GTC): all learners in step, each sends only what is large in its gradients.
+"""Gradient Threshold Compression (GTC): synchronous SGD in which learners send only large gradient elements.
 
-Strom (Interspeech 2015); Ladkat et al. (2019), section 2.1. At learner i of N,
+Strom (Interspeech 2015) and Ladkat et al. (2019), section 2.1. At learner i of N,
 
     r_i <- r_i + g_i
     s_i  = τ sign(r_i) where |r_i| > τ, else 0      sent: an index and a sign in a 32-bit word per element
-    r_i <- r_i - s_i                                the rest is kept for later steps
+    r_i <- r_i - s_i                                what remains is kept for later steps
     W   <- W - α u(Σ_i s_i)
 
 W weights, g_i gradient of learner i, r_i its residual, τ threshold, α learning rate, u the optimizer's rule. Staleness
-0, but for what waits in the residuals; what was sent and what is left add up to the gradients.
+is 0, apart from what waits in the residuals. What was sent and what remains add up to the gradients.
 
-Here g_i, r_i and s_i are means over frames, so that α means the same as in `sync`, and what rounds with fewer frames
-leave in r_i weighs no more in others; a τ for sums is divided by the frames of the round instead. All learners apply
-the same bits: sums of ±τ are made exact, in whatever order and encoding. With one learner there is nothing to compress:
-plain SGD.
+Here g_i, r_i and s_i are means over frames. α then means the same as in `sync`, and a round with fewer frames leaves a
+residual of the same weight as others. A τ for sums is divided by the frames of the round instead. All learners apply
+the same bits: sums of ±τ are exact in any order and encoding (`round_to_exact`). With one learner there is nothing to
+compress, and GTC is plain SGD.
 """
 
 from __future__ import annotations
@@ -35,18 +35,27 @@ from asr_am.errors import InputError
 
 log = logging.getLogger(__name__)
 
-THRESHOLD_FACTOR = 1.05  # what τ is multiplied or divided by after a step that sent too much or too little
+THRESHOLD_FACTOR = 1.05  # τ is multiplied or divided by it after a step that sent too much or too little
 
 
 class Gtc(Strategy):
-    """threshold: τ. frames: whether τ is compared with gradients that are a sum over a learner's frames (the papers'),
-    or a mean. density: share of all elements to send; τ follows it (None: τ stays). momentum: the optimizer's rule is
-    applied to the decoded sum (after), or to each learner's gradient before it enters the residual. dense_above: mean
-    density of a bucket above which it is sent as an all-reduce of all its elements, which changes no value (None: 2/N,
-    where that begins to take fewer bytes). bucket: elements that are encoded and sent together. group: the learners
-    that share W (None: the team).
+    """Synchronous SGD with threshold compression.
 
-    counts: elements `sent`, of all `elements`; buckets that went `dense`.
+    `metrics` counts the elements that were `sent`, all `elements`, and the buckets that were sent `dense`.
+
+    Args:
+        params: flat weights and gradient.
+        optimizer: the update rule.
+        team: this learner's end of the team.
+        threshold: τ.
+        frames: what τ is compared with, gradients that are a sum over a learner's frames (as in the papers) or a mean.
+        density: share of all elements to send, which τ is adapted to. None: τ is constant.
+        momentum: after: the optimizer's rule is applied to the decoded sum. before: to each learner's gradient before
+            it enters the residual.
+        dense_above: mean density above which a bucket is sent as an all-reduce of all its elements. This changes no
+            value. None: 2/N, above which it takes fewer bytes.
+        bucket: elements that are encoded and sent together.
+        group: the learners that share W, None for the team.
     """
 
     name = "gtc"
@@ -79,7 +88,7 @@ class Gtc(Strategy):
         return step_result
 
     def _compressed_step(self, frames: float) -> None:
-        """frames: by which τ is divided."""
+        """Updates W from the compressed gradients of all learners. τ is divided by `frames`."""
         w, g, rate = self.params.w, self.params.g, self.optimizer.lr
         if self._momentum_first:
             self.optimizer.lr = -1.0
@@ -93,26 +102,29 @@ class Gtc(Strategy):
             self.optimizer.step()
 
     def _exchange(self, unit: float) -> None:
-        """g <- the mean of s_j, each `unit`. Encoding goes on while the lengths of messages are exchanged."""
+        """Sets g to the mean of s_j, where an element sent by one learner contributes ±unit.
+
+        Encoding a bucket overlaps with the exchange of the message lengths of those before it.
+        """
         messages: list[tuple[Tensor, Gather]] = []
-        threshold = unit * self._group.size  # exactly, so that what is sent and what is left add up
+        threshold = unit * self._group.size  # exact, so that what is sent and what remains add up
         for part in self._buckets:
             g = None if self._momentum_first else self.params.g[part]
             packed = encode(self.residual[part], threshold, g)
             length = torch.tensor([len(packed)], dtype=torch.int32, device=packed.device)
             messages.append((packed, self._group.start_all_gather(length)))
-        total, under_way = 0, []
+        total, pending = 0, []
         for part, (packed, length_gather) in zip(self._buckets, messages, strict=True):
             lengths = torch.cat(length_gather.wait()).tolist()
             total += sum(lengths)
-            under_way.append(self._send(self.params.g[part], packed, lengths))
-        for part, work in zip(self._buckets, under_way, strict=True):
+            pending.append(self._send(self.params.g[part], packed, lengths))
+        for part, work in zip(self._buckets, pending, strict=True):
             self._receive(self.params.g[part], work, unit)
         self.metrics["elements"] += len(self.params)
         self._adapt(total / (len(self.params) * self._group.size))
 
     def _send(self, g: Tensor, packed: Tensor, lengths: list[int]) -> Gather | Work:
-        """A bucket's message, encoded as all choose from the lengths of all."""
+        """Starts to send a bucket, sparse or dense. All members decide alike, as all know all lengths."""
         self.metrics["sent"] += len(packed)
         if sum(lengths) <= self._dense_above * len(g) * self._group.size:
             return self._group.start_all_gather(packed, lengths)
@@ -125,10 +137,10 @@ class Gtc(Strategy):
         if messages is None:
             g.mul_(self._group.size).round_().mul_(unit)  # the sum of signs is a whole number
             return
-        decode(torch.cat(messages), g, unit)  # in rank order, this learner's own among them
+        decode(torch.cat(messages), g, unit)  # in rank order, with this learner's own
 
     def _adapt(self, density: float) -> None:
-        """The same at all learners of the group, as `density` is over all of them."""
+        """Adapts τ, equally at all learners of the group: `density` is their mean."""
         if self._density is not None:
             self._tau *= THRESHOLD_FACTOR if density > self._density else 1 / THRESHOLD_FACTOR
 
@@ -137,10 +149,10 @@ class Gtc(Strategy):
         return self.params.w
 
     def _report(self) -> None:
-        """Log what is not a count; InputError where a gradient was no number, which a threshold hides."""
+        """Logs density, threshold and residual. Raises InputError for NaN or Inf, which a threshold hides."""
         norm = float(torch.linalg.vector_norm(self.residual))
         if not math.isfinite(norm):
-            raise InputError(f"strategy={self.name}: a gradient was no number; try a smaller schedule.base")
+            raise InputError(f"strategy={self.name}: a gradient is NaN or Inf: lower schedule.base")
         if self.team.rank == 0 and self._group.size > 1:
             share = self.metrics["sent"] / max(self.metrics["elements"], 1)
             log.info("%s: density %.3g, threshold %.3g, norm of the residual %.3g", self.name, share, self._tau, norm)
@@ -158,18 +170,20 @@ def _check(
     optimizer: Optimizer, threshold: float, frames: str, density: float | None, momentum: str,
     dense_above: float | None, bucket: int,
 ) -> None:  # fmt: skip
-    """InputError names an option that is out of range, or does not fit the optimizer."""
+    """Raises InputError for an option that is out of range or does not fit the optimizer."""
     if not 0 < threshold < math.inf:
         raise InputError(f"strategy.threshold={threshold}: must be above 0")
     if frames not in ("sum", "mean"):
-        raise InputError(f"strategy.frames={frames}: is sum or mean")
+        raise InputError(f"strategy.frames={frames}: must be sum or mean")
     if momentum not in ("after", "before"):
-        raise InputError(f"strategy.momentum={momentum}: is after or before")
+        raise InputError(f"strategy.momentum={momentum}: must be after or before")
     if density is not None and not 0 < density < 1:
-        raise InputError(f"strategy.density={density}: is a share of all elements, above 0 and below 1, or null")
+        raise InputError(f"strategy.density={density}: must be a share, above 0 and below 1, or null")
     if dense_above is not None and not 0 <= dense_above <= 1:
-        raise InputError(f"strategy.dense_above={dense_above}: is a share of all elements, 0 to 1, or null")
+        raise InputError(f"strategy.dense_above={dense_above}: must be a share, from 0 to 1, or null")
     if not 0 < bucket <= MAX_ELEMENTS:
-        raise InputError(f"strategy.bucket={bucket}: a word has 31 bits for the index, so 1 to {MAX_ELEMENTS} elements")
+        raise InputError(f"strategy.bucket={bucket}: must be 1 to {MAX_ELEMENTS}, as a word has 31 bits for the index")
     if momentum == "before" and optimizer.options.weight_decay:
-        raise InputError("strategy.momentum=before: weight decay would decay the residual; set weight_decay=0")
+        raise InputError(
+            "strategy.momentum=before: weight decay would decay the residual: set train.optimizer.weight_decay=0"
+        )

@@ -1,15 +1,15 @@
 """The hybrid two-tier method (HTM): GTC inside groups of learners, BMUF across the groups.
 
-Ladkat et al. (2019), section 2.3, figure 1. N learners are M groups of P = N/M, neighbours in rank, so usually on one
+Ladkat et al. (2019), section 2.3, figure 1. N learners form M groups of P = N/M neighbouring ranks, usually on one
 host:
 
-    (a) for block_size steps, each group trains its one model by GTC (`gtc`);
-    (b) the first learner of each group takes part in the BMUF step with the M models, N = M in (5) (`bmuf`);
+    (a) for block_size steps, each group trains one model by GTC (`gtc`),
+    (b) the first learner of each group takes part in the BMUF step with the M models, N = M in (5) (`bmuf`),
     (c) it broadcasts the global model inside its group.
 
-P = 1 is `bmuf`. One group is `gtc`, as (5) then has η = 0 with ζ = C = 1. What is left in the learners' residuals at a
-block belongs to the group's own path, which all groups leave there; by `residual` it is kept, so that nothing of the
-gradients' sum is lost, or reset.
+P = 1 is `bmuf`. One group is `gtc`, as (5) then gives η = 0 with ζ = C = 1. The residuals at the end of a block were
+collected at the group's own model, which is replaced there. `residual` says if they are kept, so that the sum of
+gradients stays complete, or reset.
 """
 
 from __future__ import annotations
@@ -25,8 +25,17 @@ from asr_am.errors import InputError
 
 
 class Htm(Bmuf):
-    """group_size: P. threshold to bucket: as of `Gtc`. block_size to eta: as of `Bmuf`, whose `momentum` is called
-    momentum_at_block. residual: what is left in the learners' residuals at a block, keep or reset.
+    """GTC inside groups, BMUF across them.
+
+    Args:
+        params: flat weights and gradient.
+        optimizer: the update rule.
+        team: this learner's end of the team.
+        group_size: P.
+        threshold: and `frames`, `density`, `momentum`, `dense_above`, `bucket`: see `Gtc`.
+        block_size: and `update`, `zeta`, `C`, `eta`: see `Bmuf`.
+        momentum_at_block: `momentum` of `Bmuf`.
+        residual: what happens to the residuals at the end of a block, keep or reset.
     """
 
     name = "htm"
@@ -44,7 +53,7 @@ class Htm(Bmuf):
         if group_size < 1 or size % group_size:
             raise InputError(f"strategy.group_size={group_size}: does not divide learners={size} into equal groups")
         if residual not in ("keep", "reset"):
-            raise InputError(f"strategy.residual={residual}: is keep or reset")
+            raise InputError(f"strategy.residual={residual}: must be keep or reset")
         group = team.split([range(first, first + group_size) for first in range(0, size, group_size)])
         self._gtc = Gtc(params, optimizer, team, threshold, frames, density, momentum, dense_above, bucket, group)
         super().__init__(

@@ -1,17 +1,17 @@
-"""HYBRID of Zhang et al. (ICASSP 2019, figure 3c): an all-reduce of the weights that runs beside the next gradient.
+"""HYBRID of Zhang et al. (ICASSP 2019, figure 3c): an all-reduce of the weights beside the next gradient.
 
     g_t  = calGrad(A_{t-1})      while the all-reduce of the W'_{t-1} of all learners is under way
     A_t  = pull_weights()        = mean_i W'_{t-1,i}
     W'_t = A_t - α u(g_t)
     push_weights(W'_t)           starts the next all-reduce
 
-A_t average weights, W'_t one learner's weights, g_t its gradient, α learning rate, u the optimizer's rule. Two
-different pulls meet in a step: the gradient is of A_{t-1}, the update is of A_t. Hence, with ḡ the mean gradient of
-all learners,
+A_t average weights, W'_t one learner's weights, g_t its gradient, α learning rate, u the optimizer's rule. A step uses
+two different pulls: the gradient is taken at A_{t-1} and applied to A_t. Hence, with ḡ the mean gradient of all
+learners,
 
     A_{t+1} = A_t - α u(ḡ(A_{t-1}))
 
-one chain of weights with staleness 1 (for a linear u: SGD, momentum).
+which is one chain of weights with staleness 1 (for a linear u: SGD, momentum).
 """
 
 from __future__ import annotations
@@ -28,30 +28,33 @@ from asr_am.distributed.team import CompletedWork, Team, Work
 
 
 class Hybrid(Strategy):
-    """Between steps `params.w` is A_t, where the next gradient is taken, and `_pushed` becomes A_{t+1}."""
+    """Overlapped model averaging. Between steps `params.w` is A_t, where the next gradient is taken.
+
+    `_pushed` is W'_t and becomes A_{t+1} when the pending all-reduce completes.
+    """
 
     name = "hybrid"
 
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:
         super().__init__(params, optimizer, team)
         self._pushed = params.w.clone()  # A_1 = A_0: nothing was pushed before the first step
-        self._under_way: Work = CompletedWork()
+        self._pending: Work = CompletedWork()
         self._steps = 0
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         step_result = gradient(None)  # g_t = calGrad(A_{t-1})
         if step_result is None:
             return None
-        self._under_way.wait()
-        self.params.w.copy_(self._pushed)  # A_t = pull_weights(), which the next gradient is of
+        self._pending.wait()
+        self.params.w.copy_(self._pushed)  # A_t = pull_weights(), where the next gradient is taken
         self.optimizer.step(self._pushed)  # W'_t = apply(A_t, g_t)
-        self._under_way = self.team.start_all_reduce_mean(self._pushed)  # push_weights(W'_t)
-        self.staleness[min(self._steps, 1)] += 1  # the first gradient is of the weights it updates
+        self._pending = self.team.start_all_reduce_mean(self._pushed)  # push_weights(W'_t)
+        self.staleness[min(self._steps, 1)] += 1  # the first gradient is taken at the weights it updates
         self._steps += 1
         return step_result
 
     def drain(self) -> None:
-        self._under_way.wait()
+        self._pending.wait()
 
     def replica(self) -> Tensor:
         return self._pushed

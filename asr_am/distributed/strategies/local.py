@@ -1,4 +1,4 @@
-"""One learner, no communication: the reference that every other algorithm is compared with.
+"""SGD with one learner and no communication: the reference for every other algorithm.
 
     W <- W - alpha u(g)        Zhang et al. (ICASSP 2019), equation (1c)
 
@@ -16,13 +16,13 @@ from asr_am.errors import InputError
 
 
 class Local(Strategy):
-    """Staleness 0, nothing sent, nobody waited for."""
+    """Single-learner SGD. Staleness 0."""
 
     name = "local"
 
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:
         if team.size != 1:
-            raise InputError(f"strategy=local is for one learner, not {team.size}; use strategy=sync")
+            raise InputError(f"strategy=local is for one learner, not {team.size}: use strategy=sync")
         super().__init__(params, optimizer, team)
 
     def step(self, gradient: GradientFn) -> StepResult | None:

@@ -1,6 +1,7 @@
-"""Parallax as a strategy of the acoustic models' training loop, whose models have no sparse parameters: plain `sync`.
+"""Parallax (Kim et al., 2018) as a strategy of the acoustic models' training loop: plain `sync`.
 
-Models that have are trained by programs of their own, with `parallax.get_runner`.
+Acoustic models have no sparse parameters. Programs that train models with sparse parameters call
+`asr_am.parallax.get_runner` instead.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Parallax(Sync):
-    """All that is in `params` is dense."""
+    """Synchronous SGD, as all of `params` is dense."""
 
     name = "parallax"
 

@@ -1,16 +1,18 @@
-"""Asynchronous SGD on parameter servers (ASGD): every gradient is applied as it comes, nobody waits for anybody.
+"""Asynchronous SGD on parameter servers (ASGD): every gradient is applied when it arrives.
 
-Dean et al. (NIPS 2012), Downpour SGD; with a bound, stale synchronous parallel (SSP; Ho et al., NIPS 2013):
+Dean et al. (NIPS 2012), Downpour SGD. With a bound it is stale synchronous parallel (SSP, Ho et al., NIPS 2013).
 
-    worker j:   w ← pull();  g = ∇l(w);  push ⟨g_i, t_i⟩, t_i the version of the block that g was taken at
+    worker j:   w ← pull();  g = ∇l(w);  push ⟨g_i, t_i⟩, t_i the version of shard i that g was taken at
     server i:   w_i ← w_i − α u(g_i);  t ← t + 1;  send ⟨w_i, t⟩ to j
 
-w_i block i of the weights, g_i of the gradient, α learning rate, u the optimizer's rule, with its momentum at the
-server; the norm of a worker's own gradient is limited. Staleness s = t − t_i, updates of the block since it was pulled:
-about the number of workers - 1. `staleness_aware` takes α / max(s, 1) (Zhang et al., IJCAI 2016): about as far per
-batch as `sync` goes; without it k workers go k times as far. `bound`, SSP's s: a worker begins a step when it has done
-at most so many more in this segment than the slowest, and waits until then; with 0, all do each step together. With one
-worker it is `local`.
+w_i shard i of the weights, g_i of the gradient, α learning rate, u the optimizer's rule, with its momentum at the
+server. Each worker's own gradient is clipped. Staleness is s = t − t_i, the updates of the shard since it was pulled,
+about the number of workers - 1.
+
+`staleness_aware` takes α / max(s, 1) (Zhang et al., IJCAI 2016), which moves about as far per batch as `sync`. Without
+it k workers move k times as far. `bound` is the s of SSP: a worker begins a step when it has done at most so many more
+in this segment than the slowest, and waits until then. With 0, all do each step together. With one worker it is
+`local`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,16 @@ from asr_am.errors import InputError
 
 
 class PsAsync(ParameterServerStrategy):
-    """staleness: counted at the servers, once for each block of a gradient."""
+    """Asynchronous SGD. Its staleness is counted at the servers, once for each shard of a gradient.
+
+    Args:
+        params: flat weights and gradient.
+        optimizer: the update rule.
+        team: this learner's end of the team.
+        servers: and `timeout`, `apart`: see `ParameterServerStrategy`.
+        staleness_aware: divide α by the staleness.
+        bound: most steps that a worker may be ahead of the slowest, None for no bound.
+    """
 
     name = "ps_async"
 
@@ -58,22 +69,19 @@ class PsAsync(ParameterServerStrategy):
 
 
 class AsyncServer(ParameterServer):
+    """Applies every gradient at once, and delays the answer to a worker that is too far ahead."""
+
     def __init__(
-        self,
-        context: ServerContext,
-        index: int,
-        w: Tensor,
-        options: OptimizerOptions,
-        staleness_aware: bool,
+        self, context: ServerContext, index: int, w: Tensor, options: OptimizerOptions, staleness_aware: bool,
         bound: int | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(context, index, w, options)
         self._staleness_aware, self._bound = staleness_aware, bound
-        self._steps = dict.fromkeys(context.workers, 0)  # that each worker has done since the last rest
+        self._steps = dict.fromkeys(context.workers, 0)  # steps of each worker since the last drain
         self._unanswered: list[int] = []
 
     def receive(self, push: Push) -> None:
-        self.t = max(self.t, push.t)  # a restarted server takes up the newest version that it sees
+        self.t = max(self.t, push.t)  # a restarted server continues from the newest version that it sees
         staleness = self.t - push.t
         self.context.staleness[staleness] += 1
         self.g.copy_(push.g)
@@ -82,7 +90,7 @@ class AsyncServer(ParameterServer):
         self._unanswered.append(push.worker)
 
     def apply_ready(self) -> None:
-        """Answer who is not too far ahead of the slowest."""
+        """Answers the workers that are not too far ahead of the slowest."""
         slowest = self._slowest() if self._bound is not None else 0
         for worker in list(self._unanswered):
             if self._bound is None or worker in self.drained or self._steps[worker] <= slowest + self._bound:
@@ -97,7 +105,10 @@ class AsyncServer(ParameterServer):
             super().on_duplicate(push)
 
     def on_pull(self, worker: int) -> None:
-        """A worker that joins begins where the slowest is. A server's rank asks too, at rest."""
+        """Answers a request. A worker that rejoins counts from the slowest one's steps.
+
+        Dedicated server ranks ask too, when drained.
+        """
         if worker not in self._steps:
             self.send(worker)
         elif worker not in self._unanswered:
@@ -105,7 +116,7 @@ class AsyncServer(ParameterServer):
             self.send(worker)
 
     def _slowest(self, but: int = -1) -> int:
-        """Steps of the slowest worker that lives and has data left; 0 where there is none."""
+        """Returns the steps of the slowest live worker that is not drained, other than `but`. 0 if there is none."""
         alive = self.team.live_ranks()
         return min((n for j, n in self._steps.items() if j != but and j in alive and j not in self.drained), default=0)
 

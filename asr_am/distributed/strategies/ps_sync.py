@@ -1,13 +1,13 @@
 """Synchronous SGD on parameter servers: every update waits for the gradients of all workers.
 
-Li et al. (OSDI 2014), equations 4 and 5 of PSP-SGD (`psp`). In step t
+Li et al. (OSDI 2014), and equations 4 and 5 of PSP-SGD (`psp`). In step t
 
     worker j:   w^t ← pull();  g_j = ∇l(w^t);  push ⟨g_j, t⟩
-    server i:   g_i ← Σ_j g_ij, weighed by frames;  w_i^{t+1} ← w_i^t − α u(g_i);  send ⟨w_i^{t+1}, t+1⟩ to all
+    server i:   g_i ← Σ_j g_ij, weighted by frames;  w_i^{t+1} ← w_i^t − α u(g_i);  send ⟨w_i^{t+1}, t+1⟩ to all
 
-w_i block i of the weights, g_ij that of worker j's gradient, α learning rate, u the optimizer's rule, with the norm
-limited of the whole mean gradient (servers tell each other their parts of it). Staleness 0: the same weights as `sync`.
-A worker without data in the last round is not waited for. A learner that dies ends the run.
+w_i shard i of the weights, g_ij of worker j's gradient, α learning rate, u the optimizer's rule. The whole mean
+gradient is clipped: servers exchange the norms of their parts. Staleness is 0, and the weights are those of `sync`. A
+worker without data in the last round is not waited for. A learner that dies ends the run.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from asr_am.distributed.param_server.weight_shards import Push, lr_of, mean_grad
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import LearnerLost
 
-INSIST = 5.0  # seconds until a server asks the others again for their parts of the norm
+NORM_RETRY = 5.0  # seconds after which a server asks again for missing parts of the norm
 
 
 class PsSync(ParameterServerStrategy):
+    """Synchronous SGD on parameter servers. For the arguments see `ParameterServerStrategy`."""
+
     name = "ps_sync"
     fault_tolerant = False
 
@@ -44,23 +46,26 @@ class PsSync(ParameterServerStrategy):
         return step_result
 
     def rejoin(self) -> None:
-        Strategy.rejoin(self)  # refuses
+        Strategy.rejoin(self)  # raises LearnerLost
 
     def _make_server(self, context: ServerContext, index: int) -> ParameterServer:
         return SyncServer(context, index, self.params.w, self.optimizer.options)
 
 
 class SyncServer(ParameterServer):
-    """It holds no lock while it waits for the others' parts of the norm: they may wait for what a worker of this rank
-    has to push again.
+    """Waits for the gradients of all workers.
+
+    With clipping, messages "norm" (t, sum of squares of g_i as float64 [1]) go from each server to all others, and
+    "norm wanted" (t) asks for one again. The lock is released while partial norms are awaited, to avoid deadlock with a
+    local worker's resend.
     """
 
     def __init__(self, context: ServerContext, index: int, w: Tensor, options: OptimizerOptions) -> None:
         super().__init__(context, index, w, options)
         self._pushes: dict[int, Push] = {}
-        self._rate: float | None = None  # of the step whose g_i is there
-        self._squares: dict[tuple[int, int], Tensor] = {}  # of g_i, by step and rank
-        self._asked = 0.0  # when the others were told of a norm, or asked
+        self._lr: float | None = None  # of the step whose mean gradient g_i is complete
+        self._squares: dict[tuple[int, int], Tensor] = {}  # sum of squares of g_i, by step and server's rank
+        self._norm_requested = 0.0  # time at which parts of the norm were last sent or asked for
         self._clips = options.clip_norm > 0
         if self._clips:
             self.team.register_tag("norm", 2)
@@ -69,8 +74,8 @@ class SyncServer(ParameterServer):
     def start(self) -> None:
         super().start()
         if self._clips:
-            self.team.spawn(self._hear, "server: norm")
-            self.team.spawn(self._repeat, "server: norm wanted")
+            self.team.spawn(self._norm_loop, "server: norm")
+            self.team.spawn(self._norm_request_loop, "server: norm wanted")
 
     def receive(self, push: Push) -> None:
         if push.t != self.t:
@@ -78,22 +83,22 @@ class SyncServer(ParameterServer):
         self._pushes[push.worker] = push
 
     def apply_ready(self) -> None:
-        if self._pushes and self._all_came():
+        if self._pushes and self._all_pushed():
             pushes = list(self._pushes.values())
             self._pushes = {}
             self.team.simulate_cost("averaging", len(pushes) * len(self.g))
             mean_gradient(self.g, pushes)  # g_i
-            self._rate = lr_of(pushes)
+            self._lr = lr_of(pushes)
             if self._clips:
                 self._squares[self.t, self.team.rank] = self.g.double().square().sum().reshape(1)
-                self._asked = self.team.now()
-                self._tell(self._others(), self.t)
-        if self._rate is not None and (not self._clips or self._clipped()):
-            self.update(self._rate)  # w_i^{t+1}
-            self._rate = None
+                self._norm_requested = self.team.now()
+                self._send_norm(self._other_servers(), self.t)
+        if self._lr is not None and (not self._clips or self._clip_mean()):
+            self.update(self._lr)  # w_i^{t+1}
+            self._lr = None
             self.broadcast()
 
-    def _all_came(self) -> bool:
+    def _all_pushed(self) -> bool:
         missing = [
             j for j in self.context.workers if j not in self._pushes and self.drained.get(j, self.t + 1) > self.t
         ]
@@ -107,37 +112,37 @@ class SyncServer(ParameterServer):
                 raise LearnerLost(rank, f"died, and strategy=ps_sync {why}")
 
     def next_timeout(self) -> float | None:
-        return POLL_INTERVAL if self._pushes or self._rate is not None else None
+        return POLL_INTERVAL if self._pushes or self._lr is not None else None
 
     def clear_pending(self) -> None:
         self._pushes.clear()
 
-    # the norm of the whole mean gradient: the squares of all blocks, added in their order by every server
+    # the norm of the whole mean gradient: every server adds the squares of all shards in the same order
 
-    def _others(self) -> list[int]:
-        return [rank for rank in self.context.blocks.ranks if rank != self.team.rank]
+    def _other_servers(self) -> list[int]:
+        return [rank for rank in self.context.shards.ranks if rank != self.team.rank]
 
-    def _clipped(self) -> bool:
-        """Limit g_i, once the others' parts of the norm are known."""
-        missing = [rank for rank in self._others() if (self.t, rank) not in self._squares]
+    def _clip_mean(self) -> bool:
+        """Clips g_i if the parts of the norm are all known. Returns whether they are."""
+        missing = [rank for rank in self._other_servers() if (self.t, rank) not in self._squares]
         if missing:
             self._require_alive(missing, "needs its part of the norm")
-            if self.team.now() >= self._asked + INSIST:
-                self._asked = self.team.now()
+            if self.team.now() >= self._norm_requested + NORM_RETRY:
+                self._norm_requested = self.team.now()
                 for rank in missing:
                     self.team.send(rank, "norm wanted", self.t)
             return False
-        norm = torch.cat([self._squares[self.t, rank] for rank in self.context.blocks.ranks]).sum().sqrt()
+        norm = torch.cat([self._squares[self.t, rank] for rank in self.context.shards.ranks]).sum().sqrt()
         clip(self.g, norm.float(), self.options.clip_norm)
         for old in [key for key in self._squares if key[0] < self.t]:  # the last step's stay: others may still ask
             del self._squares[old]
         return True
 
-    def _tell(self, ranks: Sequence[int], t: int) -> None:
+    def _send_norm(self, ranks: Sequence[int], t: int) -> None:
         for rank in ranks:
             self.team.send(rank, "norm", t, self._squares[t, self.team.rank].view(torch.float32))
 
-    def _hear(self) -> None:
+    def _norm_loop(self) -> None:
         while True:
             message = self.team.recv("norm")
             if message is not None:
@@ -145,11 +150,11 @@ class SyncServer(ParameterServer):
                     self._squares[message.clock, message.source] = message.tensors[0].clone().view(torch.float64)
                     self.apply_ready()
 
-    def _repeat(self) -> None:
-        """Tell again whom a letter has not reached; who asks for a step to come is told then."""
+    def _norm_request_loop(self) -> None:
+        """Sends this server's part again where the message was lost. A request for a later step is answered then."""
         while True:
             message = self.team.recv("norm wanted")
             if message is not None:
                 with self.lock:
                     if (message.clock, self.team.rank) in self._squares:
-                        self._tell([message.source], message.clock)
+                        self._send_norm([message.source], message.clock)

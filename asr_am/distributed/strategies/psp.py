@@ -1,32 +1,32 @@
-"""Partially synchronous SGD on parameter servers (PSP-SGD): nobody waits for slow workers, nor for slow servers.
+"""Partially synchronous SGD on parameter servers (PSP-SGD): tolerates slow workers and slow servers.
 
 Algorithm 1 of "Faster distributed synchronous SGD with weak synchronization" (2018), with S servers and k workers.
 
-    server i:  broadcast ⟨w_i^t, t⟩;  receive ⟨g'_i, t'⟩, dropping those with t' < t, until c gradients have come and τ1
-               has passed since, or all workers have responded;  w_i^{t+1} ← w_i^t − α d/k u(g_i / d)
-    worker j:  receive ⟨w_i^{t'}, t'⟩, dropping those with t' < t, until b of the blocks have come and τ2 has passed
-               since, or all servers have responded;  push the gradient's blocks ⟨g_i, t⟩
+    server i:  broadcast ⟨w_i^t, t⟩;  receive ⟨g'_i, t'⟩, dropping those with t' < t, until c gradients have arrived and
+               τ1 has passed since, or all workers have responded;  w_i^{t+1} ← w_i^t − α d/k u(g_i / d)
+    worker j:  receive ⟨w_i^{t'}, t'⟩, dropping those with t' < t, until the share b of the shards has arrived and τ2
+               has passed since, or all servers have responded;  push the gradient's shards ⟨g_i, t⟩
 
-w_i block i of the weights, t step, d gradients received, g_i / d their mean (by frames), α learning rate for all k (its
-η is α/k), u the optimizer's rule. With c = k and b = 1 it is `ps_sync`, but for `clip_norm`: here it
-limits the norm of a worker's own gradient, there that of the mean. What the printed algorithm leaves open:
+w_i shard i of the weights, t step, d gradients received, g_i / d their mean (by frames), α learning rate for all k (the
+paper's η is α/k), u the optimizer's rule. With c = k and b = 1 it is `ps_sync`, except for `clip_norm`, which here
+limits the norm of a worker's own gradient and there that of the mean. Points that the printed algorithm leaves open:
 
-- One gradient of a worker counts in a step: one for a later step is kept until then.
-- The first pull is complete, and so is every one at rest.
-- A worker that is behind takes up the step that b of its blocks are of, a server the oldest step that gradients still
-  come for: after a restart, or letters that were lost, all that they send would be dropped for ever.
-- Workers that have no data left have responded, and count in d as those of `sync` do, from the first step that they did
-  not push. A dead worker has responded, too.
-- A block is of the step that its weights are of, whatever step its worker is at: a server that was restarted takes the
-  newest copy.
-- A late block is dropped though the worker has an older one (`late_blocks`: drop), or taken (`cache`).
-- "Servers and workers can choose not to send" (`sparing`): in each step every block is pushed by c workers only, and
-  sent to as many as b asks for, in turn. Fewer messages, but the choice is made beforehand: servers then wait for those
-  c, not for the first c, and a slow one among them delays all.
+- One gradient of a worker counts in a step. One for a later step is kept until then.
+- The first pull is complete, and so is every pull of a drain.
+- A worker that is behind continues with the step that the share b of its shards is of. A server continues with the
+  oldest step that gradients still arrive for. Otherwise, after a restart or lost messages, all that they send would be
+  dropped for ever.
+- Drained workers have responded. They count in d as they do in `sync`, from the first step that they did not push.
+  Dead workers have responded, too.
+- A shard's step is that of its weights, whatever step its worker is at. A restarted server takes the newest copy.
+- A late shard is dropped although the worker has an older one (`late_blocks=drop`), or taken (`late_blocks=cache`).
+- "Servers and workers can choose not to send" (`sparing=true`): in each step every shard is pushed by c workers only,
+  and sent to as many workers as b requires, in turn. There are fewer messages, but the choice is made beforehand.
+  Servers then wait for those c workers, not for the first c, so a slow one among them delays all.
 
-Staleness, as counted: of the oldest block that a gradient was taken at. Gradients that a worker knows to be late
-everywhere are `applied=False`. counts: `late_gradients`, blocks of gradients that servers dropped; `late_blocks`,
-blocks of weights that workers did.
+Staleness is counted as that of the oldest shard that a gradient was taken at. Gradients that a worker knows to be late
+everywhere are `applied=False`. `metrics` counts `late_gradients`, shards of gradients that servers dropped, and
+`late_blocks`, shards of weights that workers dropped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from asr_am.errors import InputError
 
 @dataclass(frozen=True)
 class RoundRobinSubset:
-    """Who sends to whom, where it is not everybody to everybody: `count` of `receivers`, in turn."""
+    """A schedule in which each sender sends to `count` of `receivers` in each step, in turn."""
 
     count: int
     receivers: int
@@ -59,14 +59,22 @@ class RoundRobinSubset:
         return (sender + receiver + t) % self.receivers < self.count
 
 
-def round_robin(sparing: bool, count: int, receivers: int) -> RoundRobinSubset:
-    return RoundRobinSubset(count if sparing else receivers, receivers)
+def round_robin(reduced_messages: bool, count: int, receivers: int) -> RoundRobinSubset:
+    """Returns the schedule. Without `reduced_messages` all send to all."""
+    return RoundRobinSubset(count if reduced_messages else receivers, receivers)
 
 
 @dataclass(frozen=True)
 class PspOptions:
-    """c: gradients that a server waits for, None: of all workers. b: share of the blocks that a worker waits for.
-    tau1, tau2: seconds that they then wait longer.
+    """The rule of partial synchronisation.
+
+    Attributes:
+        c: number of gradients that a server waits for, None for all workers'.
+        b: share of the shards that a worker waits for.
+        tau1: seconds that a server then waits longer.
+        tau2: seconds that a worker then waits longer.
+        late_blocks: what happens to late shards, drop or cache.
+        reduced_messages: send only the messages that c and b require (`strategy.sparing`).
     """
 
     c: int | None = None
@@ -74,26 +82,37 @@ class PspOptions:
     tau1: float = 0.0
     tau2: float = 0.0
     late_blocks: Literal["drop", "cache"] = "drop"
-    sparing: bool = False
+    reduced_messages: bool = False
 
-    def num_required(self, blocks: int) -> int:
-        """How many blocks a worker waits for."""
-        return math.ceil(self.b * blocks - 1e-9)
+    def num_required(self, shards: int) -> int:
+        """Returns the number of shards that a worker waits for."""
+        return math.ceil(self.b * shards - 1e-9)
 
     def check(self, workers: int) -> None:
-        """InputError for values that are out of range."""
+        """Raises InputError for values that are out of range."""
         if self.c is not None and not 1 <= self.c <= workers:
             raise InputError(f"strategy.c={self.c}: must be 1 to {workers}, the number of workers")
         if not 0 < self.b <= 1:
-            raise InputError(f"strategy.b={self.b}: is a share of the blocks, above 0 and at most 1")
+            raise InputError(f"strategy.b={self.b}: must be a share of the shards, above 0 and at most 1")
         for name in ("tau1", "tau2"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"strategy.{name}={getattr(self, name)}: seconds, at least 0")
+                raise InputError(f"strategy.{name}={getattr(self, name)}: must be at least 0 seconds")
         if self.late_blocks not in ("drop", "cache"):
-            raise InputError(f"strategy.late_blocks={self.late_blocks}: is drop or cache")
+            raise InputError(f"strategy.late_blocks={self.late_blocks}: must be drop or cache")
 
 
 class Psp(ParameterServerStrategy):
+    """Partially synchronous SGD.
+
+    Args:
+        params: flat weights and gradient.
+        optimizer: the update rule.
+        team: this learner's end of the team.
+        servers: and `timeout`, `apart`: see `ParameterServerStrategy`.
+        c: and `b`, `tau1`, `tau2`, `late_blocks`: see `PspOptions`.
+        sparing: reduced messages, see above.
+    """
+
     name = "psp"
 
     def __init__(
@@ -101,13 +120,13 @@ class Psp(ParameterServerStrategy):
         apart: bool = False, c: int | None = None, b: float = 1.0, tau1: float = 0.0, tau2: float = 0.0,
         late_blocks: Literal["drop", "cache"] = "drop", sparing: bool = False,
     ) -> None:  # fmt: skip
-        self._rule = PspOptions(c, b, tau1, tau2, late_blocks, sparing)
+        self._psp = PspOptions(c, b, tau1, tau2, late_blocks, sparing)
         super().__init__(params, optimizer, team, servers, timeout, apart)
-        self._rule.check(len(self.workers))
+        self._psp.check(len(self.workers))
         self._t = 0
-        self._num_required = self._rule.num_required(len(self.blocks))
+        self._num_required = self._psp.num_required(len(self.shards))
         self._pushing = round_robin(sparing, c or len(self.workers), len(self.workers))
-        self._weights_complete = True  # the weights at hand are complete
+        self._weights_complete = True  # params.w is w^t, pulled or loaded
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         self._start()
@@ -117,37 +136,37 @@ class Psp(ParameterServerStrategy):
         if step_result is None:
             return None
         self._clip()
-        team, worker, t, blocks = self.team, self.worker, self._t, range(len(self.blocks))
-        late = all(worker.newest(block) > t for block in blocks)
+        team, worker, t, shards = self.team, self.worker, self._t, range(len(self.shards))
+        late = all(worker.newest(shard) > t for shard in shards)
         self.staleness[t - min(worker.versions)] += 1
-        silent = [block for block in blocks if not self._pushing.sends(team.rank, block, t)]
-        self._push(step_result, [t] * len(blocks), silent)
+        skip = [shard for shard in shards if not self._pushing.sends(team.rank, shard, t)]
+        self._push(step_result, [t] * len(shards), skip)
         self._t, self._weights_complete = t + 1, False
         return replace(step_result, applied=False) if late else step_result
 
     def _pull(self) -> None:
-        """w^t, and t, with what has come until now of late blocks dropped."""
-        worker, rule, blocks = self.worker, self._rule, range(len(self.blocks))
-        worker.wait([self._t] * len(blocks), self._num_required)
-        self._t = sorted((worker.newest(block) for block in blocks), reverse=True)[self._num_required - 1]
-        if rule.tau2 > 0:
-            worker.wait_extra(self._t, rule.tau2)
-        if dropped := worker.apply_arrived(0 if rule.late_blocks == "cache" else self._t):
+        """Pulls w^t and sets t. Drops the late shards that have arrived."""
+        worker, psp, shards = self.worker, self._psp, range(len(self.shards))
+        worker.wait([self._t] * len(shards), self._num_required)
+        self._t = sorted((worker.newest(shard) for shard in shards), reverse=True)[self._num_required - 1]
+        if psp.tau2 > 0:
+            worker.wait_extra(self._t, psp.tau2)
+        if dropped := worker.apply_arrived(0 if psp.late_blocks == "cache" else self._t):
             self.metrics["late_blocks"] += dropped
 
     def _make_server(self, context: ServerContext, index: int) -> ParameterServer:
-        return PspServer(context, index, self.params.w, self.optimizer.options, self._rule)
+        return PspServer(context, index, self.params.w, self.optimizer.options, self._psp)
 
     def _pull_final(self, versions: Sequence[int]) -> None:
-        """At rest, all take up the largest t, but for the blocks of dead servers: nobody could pull those."""
+        """Pulls all shards and sets t to the largest, except for the shards of dead servers, which cannot be pulled."""
         self._t, self._weights_complete = max(versions), True
         if self.server is not None:
             with self.server.lock:
                 self.server.t = self._t
         super()._pull_final(versions)
-        for block, version in enumerate(versions):
+        for shard, version in enumerate(versions):
             if version >= 0:
-                self.worker.versions[block] = self._t
+                self.worker.versions[shard] = self._t
 
     def rejoin(self) -> None:
         super().rejoin()
@@ -159,20 +178,19 @@ class Psp(ParameterServerStrategy):
 
 
 class PspServer(ParameterServer):
+    """Updates when c gradients of a step have arrived and τ1 has passed since."""
+
     def __init__(
-        self, context: ServerContext, index: int, w: Tensor, options: OptimizerOptions, rule: PspOptions
+        self, context: ServerContext, index: int, w: Tensor, options: OptimizerOptions, psp: PspOptions
     ) -> None:
         super().__init__(context, index, w, options)
-        k, S = len(context.workers), len(context.blocks)
-        self._c, self._tau1 = rule.c or k, rule.tau1
-        self._pushing, self._sending = (
-            round_robin(rule.sparing, self._c, k),
-            round_robin(rule.sparing, rule.num_required(S), S),
-        )
-        self._sparing = rule.sparing
+        k, S = len(context.workers), len(context.shards)
+        self._c, self._tau1, self._reduced_messages = psp.c or k, psp.tau1, psp.reduced_messages
+        self._pushing = round_robin(psp.reduced_messages, self._c, k)
+        self._sending = round_robin(psp.reduced_messages, psp.num_required(S), S)
         self._gradients: dict[int, dict[int, Push]] = {}  # by step and worker
-        self._known: set[int] = set()  # workers that have pushed anything
-        self._quorum_since: float | None = None  # since when c gradients are there
+        self._known: set[int] = set()  # workers that have pushed to this incarnation
+        self._quorum_since: float | None = None  # time at which c gradients of step t were complete
 
     def receive(self, push: Push) -> None:
         if push.t >= self.t:
@@ -180,7 +198,7 @@ class PspServer(ParameterServer):
         else:
             self.context.metrics["late_gradients"] += 1
             if push.worker not in self._known:
-                self.send(push.worker)  # which may wait for what this server's last incarnation did not send
+                self.send(push.worker)  # it may wait for an answer that this server's last incarnation did not send
         self._known.add(push.worker)
 
     def apply_ready(self) -> None:
@@ -190,11 +208,11 @@ class PspServer(ParameterServer):
     def next_timeout(self) -> float | None:
         if not self._gradients:
             return None
-        enough = self._quorum_since
-        return POLL_INTERVAL if enough is None else max(enough + self._tau1 - self.team.now(), 0.0)
+        since = self._quorum_since
+        return POLL_INTERVAL if since is None else max(since + self._tau1 - self.team.now(), 0.0)
 
     def _is_due(self) -> bool:
-        """Whether the wait for gradients of step t is over."""
+        """Returns whether the wait for gradients is over. Sets t to the oldest step that has any."""
         if not self._gradients:
             return False
         oldest = min(self._gradients)
@@ -208,11 +226,11 @@ class PspServer(ParameterServer):
         return self._all_responded()
 
     def _all_responded(self) -> bool:
-        """Whether no gradient of step t can come any more."""
-        here = self._gradients.get(self.t, {})
+        """Returns whether no further gradient of step t can arrive."""
+        arrived = self._gradients.get(self.t, {})
         missing = [
             j for j in self.context.workers
-            if j not in here and self.last_step.get(j, -1) <= self.t and self.drained.get(j, self.t + 1) > self.t
+            if j not in arrived and self.last_step.get(j, -1) <= self.t and self.drained.get(j, self.t + 1) > self.t
             and self._pushing.sends(j, self.index, self.t)
         ]  # fmt: skip
         return not missing or not set(missing) & set(self.team.live_ranks())
@@ -231,11 +249,11 @@ class PspServer(ParameterServer):
     def sends_to(self, worker: int) -> bool:
         return worker in self.drained or self._sending.sends(self.index, worker, self.t)
 
-    def mark_drained(self, worker: int, t: int, rests: int) -> None:
-        super().mark_drained(worker, t, rests)
-        if self._sparing:
+    def mark_drained(self, worker: int, t: int, drain_count: int) -> None:
+        super().mark_drained(worker, t, drain_count)
+        if self._reduced_messages:
             with self.lock:
-                self.send(worker)  # it waits for an answer that it may not be sent
+                self.send(worker)  # it waits for an answer that the schedule may skip
 
     def clear_pending(self) -> None:
         self._gradients.clear()

@@ -1,13 +1,13 @@
-"""Synchronous SGD: all learners hold the same weights, and every update waits for every learner.
+"""Synchronous SGD: all learners hold the same weights, and every update waits for all of them.
 
 Zhang et al. (ICASSP 2019), two forms of the same rule:
 
     gradients (equation 2)    g <- mean_i g_i         W <- W - α u(g)
     weights (figure 3a)       W_i' <- W - α u(g_i)    W <- mean_i W_i'
 
-W weights, g_i gradient of learner i, α learning rate, u the optimizer's rule. The forms agree where u is linear (SGD,
-momentum), and differ in rounding only; clipping and Adam act on the mean gradient in the first, on each learner's own
-in the second. Staleness 0. λ learners with batches of m are one learner with a batch of λm.
+W weights, g_i gradient of learner i, α learning rate, u the optimizer's rule. The two forms differ only in rounding
+where u is linear (SGD, momentum). Clipping and Adam act on the mean gradient in the first form, on each learner's own
+gradient in the second. Staleness is 0. λ learners with batches of m are one learner with a batch of λm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from asr_am.errors import InputError
 
 
 class Sync(Strategy):
-    """form: what is averaged. overlap: of the form `gradients`, average buckets while the backward pass goes on."""
+    """Synchronous SGD by all-reduce.
+
+    Args:
+        params: flat weights and gradient.
+        optimizer: the update rule.
+        team: this learner's end of the team.
+        form: what is averaged, `gradients` or `weights`.
+        overlap: average buckets of the gradient during the backward pass (`form=gradients` only).
+    """
 
     name = "sync"
 
@@ -32,7 +40,7 @@ class Sync(Strategy):
         form: Literal["gradients", "weights"] = "gradients", overlap: bool = True,
     ) -> None:  # fmt: skip
         if form not in ("gradients", "weights"):
-            raise InputError(f"strategy.form={form}: is gradients or weights")
+            raise InputError(f"strategy.form={form}: must be gradients or weights")
         super().__init__(params, optimizer, team)
         self._average_weights, self._overlap = form == "weights", overlap
 
@@ -44,17 +52,17 @@ class Sync(Strategy):
 
     def _step_gradients(self, gradient: GradientFn) -> StepResult | None:
         g = self.params.g
-        under_way: list[Work] = []
+        pending: list[Work] = []
 
         def average(begin: int, end: int) -> None:
-            under_way.append(self.team.start_all_reduce_mean(g[begin:end]))
+            pending.append(self.team.start_all_reduce_mean(g[begin:end]))
 
         step_result = gradient(average if self._overlap else None)  # g_i = calGrad(W)
         if step_result is None:
             return None
         if not self._overlap:
             average(0, len(g))
-        for work in under_way:  # g = mean g_i
+        for work in pending:  # g = mean g_i
             work.wait()
         self.optimizer.step()  # W = apply(W, g)
         return step_result

@@ -1,11 +1,10 @@
-"""Gradients by threshold, as Gradient Threshold Compression sends them: ±τ where an element is beyond τ, each packed
-with its index into one 32-bit word.
+"""The codec of Gradient Threshold Compression: an element beyond ±τ is sent as ±τ, packed with its index into a word.
 
     sent_k = τ sign(r_k) where |r_k| > τ, else 0        r <- r - sent        word = index (31 bits) | sign bit of r_k
 
-Strom (Interspeech 2015); Ladkat et al. (2019), section 2.1. r residual, τ threshold.
+Strom (Interspeech 2015) and Ladkat et al. (2019), section 2.1. r residual, τ threshold. Words have 32 bits.
 
-Shapes: N elements of a bucket, at most MOST; n words of a message, by ascending index.
+Shapes: N elements of a bucket, at most MAX_ELEMENTS, and n words of a message, by ascending index.
 """
 
 from __future__ import annotations
@@ -17,27 +16,39 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MAX_ELEMENTS = 1 << 31  # elements that 31 bits can count
-INDEX, SIGN = 0x7FFFFFFF, -0x80000000  # of a word
-BLOCK = 32  # elements that are in a core's first cache while they are added, compared and searched
+MAX_ELEMENTS = 1 << 31  # number of elements that an index of 31 bits can address
+INDEX, SIGN = 0x7FFFFFFF, -0x80000000  # bit masks of a word
+BLOCK = 32  # elements that stay in a core's first-level cache while they are added, compared and searched
 
 
 def encode(residual: Tensor, threshold: float, gradient: Tensor | None = None) -> Tensor:
-    """The words [n], int32, of what is beyond the threshold in float32 `residual` [N], from which it is taken.
+    """Packs the elements beyond the threshold and subtracts ±threshold from them.
 
-    gradient: [N], first residual <- residual + gradient, gradient <- 0, in the same pass through memory.
+    Args:
+        residual: float32 [N], changed in place.
+        threshold: τ.
+        gradient: float32 [N]. If given, it is first added to the residual and then zeroed, in one pass through memory.
+
+    Returns:
+        The words [n], int32.
     """
     if residual.is_cuda:
-        return _encode_whole(residual, threshold, gradient)
-    room = np.empty(len(residual), np.int32)
-    count = _encode(residual.numpy(), np.float32(threshold), None if gradient is None else gradient.numpy(), room)
-    return torch.from_numpy(room[:count].copy())
+        return _encode_tensors(residual, threshold, gradient)
+    packed = np.empty(len(residual), np.int32)
+    count = _encode(residual.numpy(), np.float32(threshold), None if gradient is None else gradient.numpy(), packed)
+    return torch.from_numpy(packed[:count].copy())
 
 
 def decode(packed: Tensor, into: Tensor, value: float) -> None:
-    """Add ±value to `into` [N] at the index of each word [n], of one message or of several one after the other.
+    """Adds ±value to `into` at the index of each word.
 
-    IndexError (on a CPU): an index beyond N.
+    Args:
+        packed: words [n] of one message, or of several one after the other.
+        into: float32 [N], changed in place.
+        value: the step.
+
+    Raises:
+        IndexError: an index is beyond N (on a CPU).
     """
     if into.is_cuda:
         sign = (packed >> 31).mul_(2).add_(1)  # -1 or 1
@@ -47,14 +58,14 @@ def decode(packed: Tensor, into: Tensor, value: float) -> None:
 
 
 def round_to_exact(value: float, most: int) -> float:
-    """`value` to so few bits that sums of up to `most` of it are exact in float32, whatever their order."""
+    """Rounds `value` to so few bits that sums of up to `most` of it are exact in float32, in any order."""
     mantissa, exponent = math.frexp(value)
     bits = 24 - most.bit_length()
     return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
 
 
-def _encode_whole(residual: Tensor, threshold: float, gradient: Tensor | None) -> Tensor:
-    """As operations on whole tensors, for a GPU."""
+def _encode_tensors(residual: Tensor, threshold: float, gradient: Tensor | None) -> Tensor:
+    """Does the same by operations on whole tensors, for a GPU."""
     if gradient is not None:
         residual.add_(gradient)
         gradient.zero_()
@@ -64,12 +75,12 @@ def _encode_whole(residual: Tensor, threshold: float, gradient: Tensor | None) -
     return index.to(torch.int32) | (beyond.view(torch.int32) & SIGN)
 
 
-# Compiled: as operations of NumPy, even on pieces that stay in the cache, this takes longer than copying the gradient.
+# Compiled, because NumPy operations, even on pieces that stay in the cache, take longer than copying the gradient.
 
 
 @numba.njit(nogil=True)
 def _encode(r: np.ndarray, threshold: np.float32, gradient: np.ndarray | None, packed: np.ndarray) -> int:
-    """As `encode`, into `words` [N]; returns n."""
+    """Encodes into `packed` [N] and returns n."""
     n = 0
     for begin in range(0, len(r), BLOCK):
         part = r[begin : begin + BLOCK]
@@ -77,7 +88,7 @@ def _encode(r: np.ndarray, threshold: np.float32, gradient: np.ndarray | None, p
             part += gradient[begin : begin + BLOCK]
             gradient[begin : begin + BLOCK] = 0
         beyond = np.int32(0)
-        for i in range(len(part)):  # without a branch, so that it becomes vector instructions
+        for i in range(len(part)):  # without a branch, so that it compiles to vector instructions
             beyond += np.int32(abs(part[i]) > threshold)
         if beyond:
             for i in range(len(part)):
