@@ -1,20 +1,20 @@
-"""Draws the two pictures of README.md as SVG files that need no fonts, scripts or network.
+"""Draws the two pictures of README.md as SVG files that need no scripts and no network.
 
     python scripts/figures.py architecture asr_am/architecture.svg
-    python scripts/bench/ibm_table3.py --json table3.json
-    python scripts/figures.py stragglers table3.json scripts/bench/stragglers.svg
+    python scripts/figures.py stragglers scripts/bench/RESULTS.md scripts/bench/stragglers.svg
 
 The first shows how a recipe, the trainer, a strategy and a team fit together. The second shows the hours per epoch
-of Zhang et al. (ICASSP 2019), Table 3, beside those of the virtual cluster.
+of Zhang et al. (ICASSP 2019), Table 3, beside those of the virtual cluster, from the record of `ibm_table3.py`.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from html import escape
 from pathlib import Path
+
+import matplotlib.pyplot as plt
 
 WIDTH = 860
 STYLE = """
@@ -23,12 +23,10 @@ text { font-family: Helvetica, Arial, sans-serif; font-size: 13px; fill: #1f2328
 .small { font-size: 11.5px; fill: #57606a; }
 .box { stroke: #8c959f; stroke-width: 1; }
 .line { stroke: #57606a; stroke-width: 1.5; fill: none; }
-.grid { stroke: #d0d7de; stroke-width: 1; }
 """
 COLORS = {"recipe": "#ddf4ff", "train": "#dafbe1", "strategy": "#fff8c5", "team": "#fbefff", "paper": "#ffffff"}
-BARS = {"sync": "#0969da", "hybrid": "#bf8700", "adpsgd": "#1a7f37"}
-LABELS = {"sync": "SYNC", "hybrid": "HYBRID", "adpsgd": "ADPSGD"}
-ROW = re.compile(r"ibm_a (\w+) +(\d+)x  hours per epoch")
+COLOR_OF = {"sync": "#0969da", "hybrid": "#bf8700", "adpsgd": "#1a7f37"}
+ROW = re.compile(r"^ibm_a (\w+) +(\d+)x  hours per epoch +([\d.]+) +([\d.]+)", re.MULTILINE)
 
 
 def svg(height: int, title: str, parts: list[str]) -> str:
@@ -65,8 +63,9 @@ def arrow(x1: float, y1: float, x2: float, y2: float, label: str = "") -> list[s
 def architecture() -> str:
     """Returns the picture of the layers from a recipe to the three kinds of team."""
     parts = box(20, 20, 820, 78, COLORS["recipe"], "recipes/<corpus>/run.sh  →  asr_am/stages",
-                "0 data · 1 lang · 2 features · 3 align · 4 speaker · 5 egs · 6 train · 7 decode · 8 rescore · 9 score · "
-                "10 report", "Each stage checks its inputs, is skipped when up to date, and goes on after a kill.")  # fmt: skip
+                "0 data · 1 lang · 2 features · 3 align · 4 speaker · 5 egs · 6 train · 7 decode · 8 rescore · "
+                "9 score · 10 report", 
+                "Each stage checks its inputs, is skipped when up to date, and goes on after a kill.")  # fmt: skip
     parts += arrow(430, 98, 430, 128, "stage 6, configured by conf/ (Hydra)")
     parts += box(20, 130, 820, 78, COLORS["train"], "asr_am/train: Trainer",
                  "For every segment of an epoch: leases batches, calls strategy.step(gradient), validates, "
@@ -85,38 +84,31 @@ def architecture() -> str:
     return svg(490, "From a recipe to an update: recipe, trainer, strategy, team", parts)
 
 
-def stragglers(rows: list[dict]) -> str:
-    """Returns bars of the hours per epoch by slowdown of one GPU, with the published values as lines across them.
+def stragglers(record: str, out: Path) -> None:
+    """Draws the hours per epoch by slowdown of one GPU, with the published values as lines across the bars.
 
     Args:
-        rows: of `ibm_table3.py --json`: name, published, ours.
+        record: text of scripts/bench/RESULTS.md, with the table that `ibm_table3.py` printed.
+        out: SVG file to write.
     """
-    cells = {(m[1], int(m[2])): row for row in rows if (m := ROW.match(row["name"]))}
+    cells = {(m[1], int(m[2])): (float(m[3]), float(m[4])) for m in ROW.finditer(record)}
     slowdowns = sorted({slowdown for _, slowdown in cells})
-    left, bottom, height, most = 60, 260, 200, 7.0
-    parts = [text(20, 24, "Hours per epoch, 16 GPUs, one of them slower (Zhang et al., 2019, Table 3)", "head")]
-    for hours in range(0, 8):
-        y = bottom - height * hours / most
-        parts.append(f'<path d="M{left} {y:g} L{WIDTH - 20} {y:g}" class="grid"/>')
-        parts.append(text(left - 8, y + 4, str(hours), "small", "end"))
-    group = (WIDTH - 20 - left) / len(slowdowns)
-    for i, slowdown in enumerate(slowdowns):
-        for k, strategy in enumerate(BARS):
-            row = cells[strategy, slowdown]
-            x, width = left + i * group + 20 + k * 55, 46
-            top = bottom - height * min(row["ours"], most) / most
-            parts.append(f'<rect x="{x:g}" y="{top:g}" width="{width}" height="{bottom - top:g}" fill="{BARS[strategy]}"/>')
-            line = bottom - height * min(row["published"], most) / most
-            parts.append(f'<path d="M{x - 3:g} {line:g} L{x + width + 3:g} {line:g}" stroke="#1f2328" stroke-width="2.5"/>')
-            parts.append(text(x + width / 2, top - 8, f"{row['ours']:.2f}", "small", "middle"))
-        parts.append(text(left + i * group + 98, bottom + 20, f"one GPU {slowdown}x slower" if slowdown > 1 else
-                          "all GPUs alike", "", "middle"))  # fmt: skip
-    for k, (strategy, color) in enumerate(BARS.items()):
-        parts.append(f'<rect x="{left + 130 * k}" y="298" width="14" height="14" fill="{color}"/>')
-        parts.append(text(left + 20 + 130 * k, 310, LABELS[strategy]))
-    parts.append(f'<path d="M{left + 395} 305 L{left + 425} 305" stroke="#1f2328" stroke-width="2.5"/>')
-    parts.append(text(left + 432, 310, "published; bars: virtual cluster. At 100x two bars leave the scale."))
-    return svg(325, "Hours per epoch of SYNC, HYBRID and ADPSGD with one slow GPU, published and simulated", parts)
+    plt.rcParams |= {"svg.hashsalt": "asr_am", "font.size": 9}
+    figure, axes = plt.subplots(figsize=(8.6, 3.4), layout="constrained")
+    for k, (strategy, color) in enumerate(COLOR_OF.items()):
+        places = [i + 0.27 * (k - 1) for i in range(len(slowdowns))]
+        published, ours = zip(*(cells[strategy, slowdown] for slowdown in slowdowns), strict=True)
+        bars = axes.bar(places, ours, 0.24, color=color, label=f"{strategy}, virtual cluster")
+        axes.bar_label(bars, fmt="%.2f", padding=3)
+        axes.hlines(published, [x - 0.14 for x in places], [x + 0.14 for x in places], color="black", linewidth=2,
+                    label="published" if k == 2 else None)  # fmt: skip
+    axes.set(yscale="log", ylim=(0.5, 120), ylabel="hours per epoch (log scale)")
+    axes.set_title("16 GPUs, one of them slower (Zhang et al., 2019, Table 3)", loc="left")
+    axes.set_xticks(range(len(slowdowns)), [f"one GPU {n}x slower" if n > 1 else "all GPUs alike" for n in slowdowns])
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.legend(loc="upper left", frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(out, metadata={"Date": None})
 
 
 def main() -> None:
@@ -124,7 +116,7 @@ def main() -> None:
         case ["architecture", out]:
             Path(out).write_text(architecture())
         case ["stragglers", source, out]:
-            Path(out).write_text(stragglers(json.loads(Path(source).read_text())["rows"]))
+            stragglers(Path(source).read_text(), Path(out))
         case _:
             sys.exit(__doc__)
 
