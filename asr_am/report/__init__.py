@@ -1,1 +1,1 @@
-"""Stage `report`: RESULTS.md and plots, made from the files of exp/<corpus> and from nothing else."""
+"""Stage `report`: RESULTS.md and plots, made only from the files in exp/<corpus>."""

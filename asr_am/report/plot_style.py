@@ -1,6 +1,6 @@
-"""What all plots share: colours, line styles, an empty figure, and how it is saved.
+"""Common plot style: colours, line styles, empty figures, and saving.
 
-The colours are Okabe and Ito's, which the colour-blind can tell apart.
+The palette is that of Okabe and Ito, which is safe for colour-blind readers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")  # so that bars differ in grey, too
+HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")  # tell bars apart in greyscale
 STYLES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 @dataclass(frozen=True)
 class Style:
-    """How a line is drawn: a colour and marker per kind, a line style for the nth of a kind."""
+    """Line style: colour and marker by kind, dash pattern for the nth line of a kind."""
 
     colour: str
     marker: str
@@ -35,12 +35,12 @@ class Style:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches."""
+    """Returns an empty figure of the given size in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)  # no display, no pyplot state
+    FigureCanvasAgg(figure)  # needs no display and no pyplot state
     return figure
 
 
@@ -51,7 +51,7 @@ def tidy(axes: Axes, grid: Literal["both", "y"]) -> None:
 
 
 def whole_numbers(axis: Axis) -> None:
-    """Ticks at whole numbers only."""
+    """Restricts the ticks to integers."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(integer=True))

@@ -1,4 +1,4 @@
-"""The plots of a report: held-out loss by epoch, and WER by system."""
+"""Plots of held-out loss by epoch and WER by system."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from asr_am.report.runs import TrainingRun
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LEGEND_LINES = 12  # more runs than that are named by their family, more families beside the plot
+LEGEND_LINES = 12  # more runs are labelled by family, more families get a legend outside
 
 
 def plot_heldout(runs: Sequence[TrainingRun], corpus: str, path: Path) -> None:
-    """Held-out loss and frame error rate by epoch, a line per run: a colour per system, a line style per seed."""
+    """Plots held-out loss and frame error rate by epoch: line per run, colour per system, dashes per seed."""
     families = list(dict.fromkeys(run.family for run in runs))
     figure = new_figure(10, 4.4 if len(families) <= LEGEND_LINES else max(4.4, 0.6 + 0.15 * len(families)))
     loss_axes, error_axes = figure.subplots(1, 2)
@@ -33,9 +33,12 @@ def plot_heldout(runs: Sequence[TrainingRun], corpus: str, path: Path) -> None:
                 epochs, values, style.line, color=style.colour, marker=style.marker, markersize=3.5, linewidth=1.5,
                 label=label,
             )  # fmt: skip
-    for axes, what in ((loss_axes, "held-out loss (nats per frame)"), (error_axes, "held-out frame error rate (%)")):
+    for axes, quantity in (
+        (loss_axes, "held-out loss (nats per frame)"),
+        (error_axes, "held-out frame error rate (%)"),
+    ):
         axes.set_xlabel("epoch")
-        axes.set_ylabel(what)
+        axes.set_ylabel(quantity)
         whole_numbers(axes.xaxis)
         tidy(axes, "both")
     if len(families) > LEGEND_LINES:
@@ -47,7 +50,7 @@ def plot_heldout(runs: Sequence[TrainingRun], corpus: str, path: Path) -> None:
 
 
 def plot_wer(families: Sequence[Family], corpus: str, path: Path) -> None:
-    """WER by system, a bar per LM with its 95 % interval and a dot per seed; a panel per subset."""
+    """Plots WER by system: a bar per LM with its 95 % interval, a dot per seed, a panel per subset."""
     subsets = list(families[0].scores[0].subsets)
     systems = list(dict.fromkeys(family.system for family in families))
     lms = sorted({family.lm for family in families})
@@ -69,7 +72,7 @@ def plot_wer(families: Sequence[Family], corpus: str, path: Path) -> None:
 
 
 def _draw_wer(axes: Axes, families: Sequence[Family], subset: str, systems: list[str], lms: list[str]) -> None:
-    """One panel: the bars of one subset."""
+    """Draws the bars of one subset."""
     width = 0.8 / len(lms)
     for family in families:
         nth = lms.index(family.lm)

@@ -1,5 +1,6 @@
-"""The figures of PSP-SGD (2018) for our runs: delays of pulls (2), frame error by epoch and by time (3 and 4); and for
-asynchronous SGD, staleness and loss by the number of learners.
+"""Figures of PSP-SGD (2018) for our runs: pull delays (figure 2) and frame error by epoch and time (figures 3 and 4).
+
+Also draws staleness and loss by the number of learners for asynchronous SGD.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asr_am.report import formatting
+from asr_am.report import run_labels
 from asr_am.report.plot_style import Style, new_figure, tidy, whole_numbers
-from asr_am.report.runs import Group
+from asr_am.report.runs import RunGroup
 from asr_am.report.strategy_plots import add_title
 from asr_am.report.strategy_tables import mean_staleness
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BINS = 60  # of delays
+BINS = 60  # of the histogram of delays
 
 
-def draw_error(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[Style], title: str) -> Figure:
-    """Held-out frame error by epoch, and by time on the clock of the runs; means over seeds."""
+def draw_error(groups: Sequence[RunGroup], labels: Sequence[str], styles: Sequence[Style], title: str) -> Figure:
+    """Plots held-out frame error by epoch and by time on the clock of the runs, means over seeds."""
     figure = new_figure(9.0, 4.2)
     by_epoch, by_time = figure.subplots(1, 2, sharey=True)
     longest = max(sum(group.mean_E(lambda run: run.seconds_E)) for group in groups)
@@ -42,12 +43,12 @@ def draw_error(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[
     by_time.legend(fontsize=8.5, frameon=False)
     for axes in (by_epoch, by_time):
         tidy(axes, "both")
-    add_title(figure, title, formatting.shared(groups))
+    add_title(figure, title, run_labels.shared(groups))
     return figure
 
 
-def draw_pulls(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[Style], title: str) -> Figure:
-    """Probability density of the seconds between a push and the coming of the block that answers it."""
+def draw_pulls(groups: Sequence[RunGroup], labels: Sequence[str], styles: Sequence[Style], title: str) -> Figure:
+    """Plots the probability density of the delay between a push and the arrival of the shard that answers it."""
     figure = new_figure(6.8, 4.2)
     axes = figure.subplots()
     edges = np.linspace(0.0, 1.02 * max(max(group.pull_seconds) for group in groups), BINS + 1)
@@ -62,36 +63,41 @@ def draw_pulls(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[
     axes.set_ylabel("probability density (1/s)")
     tidy(axes, "both")
     axes.legend(fontsize=8.5, frameon=False)
-    add_title(figure, title, formatting.shared(groups))
+    add_title(figure, title, run_labels.shared(groups))
     return figure
 
 
-def draw_staleness(groups: Sequence[Group], order: Sequence[str], title: str) -> Figure | None:
-    """Mean staleness and held-out loss by number of learners; None without a strategy at several numbers.
+def draw_staleness(groups: Sequence[RunGroup], order: Sequence[str], title: str) -> Figure | None:
+    """Plots mean staleness and held-out loss by number of learners.
 
-    Of groups that differ in something else, a learning rate, the one with the lowest loss is drawn.
+    Of groups that differ in another field, such as the learning rate, only the one with the lowest loss is drawn.
+
+    Returns:
+        None unless some strategy ran with several numbers of learners.
     """
-    sound = [group for group in groups if not group.setting.faults]
-    sound.sort(key=lambda group: -min(group.mean_loss_E()))  # the last of a number of learners stays
-    lines = {strategy: {g.setting.learners: g for g in sound if g.setting.strategy == strategy} for strategy in order}
+    sound = [group for group in groups if not group.config.faults]
+    sound.sort(key=lambda group: -min(group.mean_loss_E()))  # the dict below keeps the last one, the lowest loss
+    lines = {strategy: {g.config.learners: g for g in sound if g.config.strategy == strategy} for strategy in order}
     lines = {strategy: points for strategy, points in lines.items() if len(points) > 1}
     if not lines:
         return None
     figure = new_figure(9.0, 4.0)
     stale, loss = figure.subplots(1, 2)
     ticks = sorted(set().union(*lines.values()))
-    for axes, what, value in (
+    for axes, quantity, value in (
         (stale, "mean staleness (updates)", lambda group: group.mean(mean_staleness)),
         (loss, "held-out loss, best epoch and rate (nats per frame)", lambda group: min(group.mean_loss_E())),
     ):
         for strategy, points in lines.items():
             learners, style = sorted(points), Style.of(order.index(strategy))
-            values = np.array([value(points[number]) for number in learners], dtype=float)  # not a number: unknown
+            values = np.array(
+                [value(points[number]) for number in learners], dtype=float
+            )  # None becomes NaN, which is not drawn
             axes.plot(learners, values, style.line, color=style.colour, marker=style.marker, lw=1.6, label=strategy)
         axes.set_xticks(ticks, [str(number) for number in ticks])
         axes.set_xlabel("learners")
-        axes.set_ylabel(what)
+        axes.set_ylabel(quantity)
         tidy(axes, "both")
     stale.legend(fontsize=8.5, frameon=False)
-    add_title(figure, title, formatting.shared(groups, without=("strategy", "learners")))
+    add_title(figure, title, run_labels.shared(groups, without=("strategy", "learners")))
     return figure

@@ -1,4 +1,6 @@
-"""What the recurrent LM brought: perplexities of the mixtures, and each rescored system against its n-gram alone."""
+"""Report section on LM rescoring: perplexities, and each rescored system against the same system with its n-gram
+alone.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,14 @@ SETS = ("dev", "test")
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """Of one n-gram LM with the recurrent one, which has `weight`. perplexities: set -> those of `MODELS`."""
+class RescoredLm:
+    """Linear mixture of an n-gram and a recurrent LM.
+
+    Attributes:
+        name: of the LM in the report.
+        weight: of the recurrent LM.
+        perplexities: by set, one for each of `MODELS`.
+    """
 
     name: str
     weight: float
@@ -25,10 +33,14 @@ class Mixture:
 
 
 def rescored_sections(corpus_dir: Path, families: Sequence[Family]) -> list[str]:
-    """The section on rescoring; nothing where no scored system was rescored. InputError for a broken rescore.json."""
+    """Returns the Markdown of the section, empty if no scored system was rescored.
+
+    Raises:
+        InputError: a rescore.json is missing or malformed.
+    """
     rescored = [family for family in families if _record(corpus_dir, family).parent.is_dir()]
-    mixtures = {family.lm: _read_mixture(_record(corpus_dir, family), family.lm) for family in rescored}
-    if not mixtures:
+    lms = {family.lm: _read_rescored(_record(corpus_dir, family), family.lm) for family in rescored}
+    if not lms:
         return []
     return [
         "## Rescored by the recurrent LM",
@@ -36,7 +48,7 @@ def rescored_sections(corpus_dir: Path, families: Sequence[Family]) -> list[str]
         "word and sentence end, words outside the lexicon left out.",
         tables.markdown(
             ["LM", "weight", *(f"{subset}: {model}" for subset in SETS for model in ("n-gram", "recurrent", "both"))],
-            [_perplexity_row(mixture) for mixture in mixtures.values()],
+            [_perplexity_row(lm) for lm in lms.values()],
         ),
         "Against the n-gram alone, paired bootstrap over segments; WER in percent absolute.",
         tables.markdown(
@@ -46,29 +58,29 @@ def rescored_sections(corpus_dir: Path, families: Sequence[Family]) -> list[str]
 
 
 def against_ngram(families: Sequence[Family], rescored: Sequence[Family]) -> list[Versus]:
-    """Each rescored system against itself with the n-gram LM of its mixture, where that is scored."""
+    """Compares each rescored system with the same system under the n-gram LM alone, if that is scored."""
     plain = {(family.system, family.lm): family for family in families}
     pairs = [(family, plain.get((family.system, family.lm.rpartition("+")[0]))) for family in rescored]
     return [compare(family, baseline) for family, baseline in pairs if baseline is not None]
 
 
 def _record(corpus_dir: Path, family: Family) -> Path:
-    """The same for all seeds."""
+    """Path of the family's rescore.json. The mixture is the same for all seeds."""
     return corpus_dir / "rescore" / family.scores[0].run / "rescore.json"
 
 
-def _read_mixture(path: Path, name: str) -> Mixture:
+def _read_rescored(path: Path, name: str) -> RescoredLm:
     content = read_json(path)
     try:
         found = {subset: [float(content[subset]["perplexity"][model]) for model in MODELS] for subset in SETS}
-        return Mixture(name, float(content["weight"]), found)
+        return RescoredLm(name, float(content["weight"]), found)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: {explain(error)}; run stage 8 (rescore) again") from error
 
 
-def _perplexity_row(mixture: Mixture) -> list[str]:
-    values = [f"{value:.1f}" for subset in SETS for value in mixture.perplexities[subset]]
-    return [mixture.name, f"{mixture.weight:.2f}", *values]
+def _perplexity_row(lm: RescoredLm) -> list[str]:
+    values = [f"{value:.1f}" for subset in SETS for value in lm.perplexities[subset]]
+    return [lm.name, f"{lm.weight:.2f}", *values]
 
 
 def _row(pair: Versus) -> list[str]:

@@ -1,4 +1,4 @@
-"""What scoring and language modelling left in exp/<corpus>, read and checked."""
+"""Reads and checks the results of scoring and language modelling in exp/<corpus>."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from typing import Any
 
 from asr_am.errors import InputError
 
-UNFINISHED = (".partial", ".new", ".old", ".unfinished", ".outdated")  # suffixes of directories that hold no result
-GMM_SYSTEMS = ("mono", "tri", "lda_mllt", "sat")  # systems without a training run, in the order of tables
+UNFINISHED = (".partial", ".new", ".old", ".unfinished", ".outdated")  # suffixes of directories without results
+GMM_SYSTEMS = ("mono", "tri", "lda_mllt", "sat")  # systems without a training run, in table order
 
 
 @dataclass(frozen=True)
 class Subset:
-    """Counts and WER of one subset of the test set. wer and interval (95 %) in percent."""
+    """Counts and WER of one subset of the test set.
+
+    Attributes:
+        wer: percent.
+        interval: 95 % confidence interval, percent.
+    """
 
     wer: float
     interval: tuple[float, float]
@@ -30,10 +35,12 @@ class Subset:
 
 
 @dataclass(frozen=True)
-class Score:
-    """One system with one LM: score/<run>/wer.json, and segments.json as segment -> (errors, words).
+class SystemScore:
+    """Score of one system with one LM: score/<run>/wer.json and segments.json.
 
-    reference: a digest of the STM that it was scored against; None: an older score does not say.
+    Attributes:
+        reference: digest of the STM that it was scored against, None for old records.
+        segments: name to (errors, words).
     """
 
     folder: Path
@@ -55,7 +62,7 @@ class Score:
 
     @property
     def family(self) -> str:
-        """The system's name without its seed: runs of one family differ by nothing else."""
+        """System name without the seed. Runs of one family differ only by seed."""
         return without_seed(self.system, self.seed)
 
 
@@ -65,22 +72,26 @@ class Family:
 
     system: str
     lm: str
-    scores: Sequence[Score]
+    scores: Sequence[SystemScore]
 
     def wer(self, subset: str) -> float:
-        """Mean over seeds, percent."""
+        """Returns the mean WER over seeds in percent."""
         return mean([score.subsets[subset].wer for score in self.scores])
 
     def interval(self, subset: str) -> tuple[float, float]:
-        """Mean over seeds of the ends of the 95 % interval, percent."""
+        """Returns the ends of the 95 % interval in percent, each averaged over seeds."""
         ends = [score.subsets[subset].interval for score in self.scores]
         return mean([low for low, _ in ends]), mean([high for _, high in ends])
 
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """lm/<name>/lm.json. ngrams: how many of each order; parameters: of a recurrent model, which has no n-grams.
-    dev_oov: of the dev_words, outside the model's vocabulary.
+    """Record lm/<name>/lm.json.
+
+    Attributes:
+        ngrams: number of n-grams of each order, empty for a recurrent model.
+        parameters: of a recurrent model.
+        dev_oov: dev words outside the vocabulary, out of `dev_words`.
     """
 
     name: str
@@ -94,29 +105,39 @@ class LanguageModel:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What stage data made of the test set. utterances: those that are scored; left_out: reason -> how many."""
+    """Part of the test set that is scored.
+
+    Attributes:
+        utterances: number of scored utterances.
+        left_out: reason to number of utterances.
+    """
 
     utterances: int
     left_out: Mapping[str, int]
 
 
 def without_seed(name: str, seed: int | None) -> str:
-    """A run's name without the `-s<seed>` at its end."""
+    """Removes the trailing `-s<seed>` of a run's name."""
     return re.sub(rf"[-_.]?(?:seed|s){seed}$", "", name) if seed is not None else name
 
 
 def corpus_of(run: Path) -> Path:
-    """exp/<corpus>, from the root, of exp/<corpus>/<stage>/<run>. InputError for a folder above which there is none."""
+    """Returns the absolute path exp/<corpus> of exp/<corpus>/<stage>/<run>.
+
+    Raises:
+        InputError: the path has fewer than two parents.
+    """
     parents = Path(os.path.abspath(run)).parents
     if len(parents) < 2:
-        raise InputError(f"{run}: not a run's folder; give exp/<corpus>/train/<run>")
+        raise InputError(f"{run}: not the directory of a run; give exp/<corpus>/train/<run>")
     return parents[1]
 
 
-def read_scores(corpus_dir: Path) -> list[Score]:
-    """Every score/<run>, GMM systems first; none where nothing is scored.
+def read_scores(corpus_dir: Path) -> list[SystemScore]:
+    """Reads every score/<run>, GMM systems first.
 
-    InputError: a wer.json missing, broken or incomplete, or runs scored on different subsets or references.
+    Raises:
+        InputError: a wer.json is missing, broken or incomplete, or runs are scored on different subsets or references.
     """
     scores = [_read_score(folder) for folder in folders(corpus_dir / "score")]
     names = {tuple(score.subsets) for score in scores}
@@ -127,27 +148,31 @@ def read_scores(corpus_dir: Path) -> list[Score]:
     known = sorted((score for score in scores if score.reference), key=lambda score: score.date)
     if outdated := [score.folder for score in known if score.reference != known[-1].reference]:
         raise InputError(
-            f"{outdated[0]}: was scored against another reference than {known[-1].run}, the last one; run stage 9 "
+            f"{outdated[0]}: scored against another reference than {known[-1].run}, the latest; run stage 9 "
             f"(score) for it again, or remove it ({len(outdated)} such)"
         )
     return sorted(scores, key=lambda score: (*_rank(score.family), score.seed or 0, score.lm))
 
 
-def group_by_seed(scores: Sequence[Score]) -> list[Family]:
-    """Scores that differ only by their seed put together, in the order of `scores`."""
-    groups: dict[tuple[str, str], list[Score]] = {}
+def group_by_seed(scores: Sequence[SystemScore]) -> list[Family]:
+    """Groups scores that differ only by seed, in the order of `scores`."""
+    groups: dict[tuple[str, str], list[SystemScore]] = {}
     for score in scores:
         groups.setdefault((score.family, score.lm), []).append(score)
     return [Family(system, lm, members) for (system, lm), members in groups.items()]
 
 
 def read_language_models(corpus_dir: Path) -> list[LanguageModel]:
-    """Every lm/<name>/lm.json, sorted by name."""
+    """Reads every lm/<name>/lm.json, sorted by name."""
     return [_read_language_model(folder / "lm.json") for folder in folders(corpus_dir / "lm")]
 
 
 def read_coverage(corpus_dir: Path) -> Coverage | None:
-    """From data/corpus.json; None where the corpus leaves nothing out, and so says nothing. InputError: broken."""
+    """Reads data/corpus.json. Returns None if the corpus leaves nothing out.
+
+    Raises:
+        InputError: the file is malformed.
+    """
     path = corpus_dir / "data" / "corpus.json"
     if not path.exists():
         return None
@@ -161,7 +186,11 @@ def read_coverage(corpus_dir: Path) -> Coverage | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. InputError: missing, not UTF-8, not JSON, no object."""
+    """Reads a JSON object.
+
+    Raises:
+        InputError: the file is missing, not UTF-8, not JSON, or not an object.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -174,7 +203,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def folders(parent: Path) -> list[Path]:
-    """The finished directories in `parent`, by name."""
+    """Returns the finished directories in `parent`, sorted by name."""
     if not parent.is_dir():
         return []
     finished = (folder for folder in parent.iterdir() if folder.is_dir() and not folder.name.endswith(UNFINISHED))
@@ -185,11 +214,11 @@ def _rank(system: str) -> tuple[int, str]:
     return (GMM_SYSTEMS.index(system) if system in GMM_SYSTEMS else len(GMM_SYSTEMS)), system
 
 
-def _read_score(folder: Path) -> Score:
+def _read_score(folder: Path) -> SystemScore:
     path = folder / "wer.json"
     content = read_json(path)
     try:
-        return Score(
+        return SystemScore(
             folder=folder,
             system=str(content["system"]),
             lm=str(content["lm"]),
@@ -241,7 +270,7 @@ def _read_language_model(path: Path) -> LanguageModel:
 
 
 def explain(error: Exception) -> str:
-    """What is wrong with a record, from the exception that reading it ended in."""
+    """Describes a defect of a record from the exception that reading it raised."""
     return f"lacks {error.args[0]!r}" if isinstance(error, KeyError) else f"holds a wrong value ({error})"
 
 

@@ -1,4 +1,4 @@
-"""Training runs as their summary.json tells of them, and which of them differ by nothing but the seed. E: epochs."""
+"""Training runs read from their summary.json, and groups of runs that differ only by seed. E: epochs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What was asked of a run, its seed apart; None where an older run does not say.
+class RunConfig:
+    """Configuration of a run without its seed. None for a field that an older record lacks.
 
-    batch: chunks, of all learners together. strategy: its name, and in `group_runs` those options that other runs with
-    it have otherwise; options: all of them. rate: learning rate before warm-up and annealing change it. faults: in
-    words, "" without any. slow: (learner, factor) among them.
+    Attributes:
+        batch: chunks of all learners together.
+        strategy: name. `group_runs` appends the options in which runs with the same strategy differ.
+        rate: base learning rate, before warm-up and annealing.
+        options: all options of the strategy.
+        faults: description, "" for none.
+        slow: (learner, factor) of the slowed learners.
     """
 
     corpus: str
@@ -48,19 +52,26 @@ class Setting:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """train/<run>/summary.json, whose figures are of the whole run and all learners; None or empty: it does not say.
+    """Record train/<run>/summary.json, totals of the whole run over all learners. None or empty if unknown.
 
-    seconds: of training, on the clock of the setting. staleness: updates by staleness. bytes_sent: real ones;
-    modelled_bytes: of a virtual workload. waiting_seconds: over all learners. seconds_E: of each epoch. pull_seconds:
-    blocks of weights by how long they took to come.
+    Attributes:
+        loss_E: held-out loss, nats per frame.
+        frame_error_E: held-out frame error rate, percent.
+        seconds: of training, on the clock named in `config`.
+        seconds_E: the same by epoch.
+        staleness: number of updates by staleness.
+        bytes_sent: actual bytes.
+        modelled_bytes: bytes of a simulated workload.
+        waiting_seconds: summed over all learners.
+        pull_seconds: number of pulled shards by delay in seconds.
     """
 
     name: str
     folder: Path
     seed: int | None
-    setting: Setting
-    loss_E: Sequence[float]  # held-out, nats per frame
-    frame_error_E: Sequence[float]  # held-out, percent
+    config: RunConfig
+    loss_E: Sequence[float]
+    frame_error_E: Sequence[float]
     seconds: float | None
     seconds_E: Sequence[float]
     frames_per_second: float | None
@@ -88,7 +99,7 @@ class TrainingRun:
 
     @property
     def best_epoch(self) -> int:
-        """The epoch (from 1) with the lowest held-out loss, whose weights are decoded with."""
+        """Epoch (from 1) with the lowest held-out loss. Its weights are used for decoding."""
         return 1 + min(range(len(self.loss_E)), key=lambda e: (math.isnan(self.loss_E[e]), self.loss_E[e]))
 
     @property
@@ -97,16 +108,16 @@ class TrainingRun:
 
     @property
     def epoch_seconds(self) -> float | None:
-        """Seconds of training per epoch; None where they are unknown, or nothing was timed."""
+        """Seconds of training per epoch, None if unknown or not timed."""
         return self.seconds / self.epochs_done if self.seconds else None
 
 
 @dataclass(frozen=True)
-class Group:
-    """Runs that differ by nothing but their seed: of one setting, one name without its seed, and one place."""
+class RunGroup:
+    """Runs that differ only by seed: equal configuration, name without seed, and directory."""
 
     name: str
-    setting: Setting
+    config: RunConfig
     runs: Sequence[TrainingRun]
 
     @property
@@ -115,61 +126,65 @@ class Group:
 
     @property
     def pull_seconds(self) -> Counter[float]:
-        """Of all runs together."""
+        """Pull delays of all runs together."""
         return sum((Counter(run.pull_seconds) for run in self.runs), Counter())
 
-    def of_seeds(self, seeds: Sequence[int]) -> Group:
-        return Group(self.name, self.setting, [run for run in self.runs if run.seed in seeds])
+    def of_seeds(self, seeds: Sequence[int]) -> RunGroup:
+        return RunGroup(self.name, self.config, [run for run in self.runs if run.seed in seeds])
 
     def mean_loss_E(self) -> list[float]:
-        """Held-out loss, mean over seeds, of the epochs that all of them have done."""
+        """Returns the held-out loss, mean over seeds, of the epochs that all runs have finished."""
         return self.mean_E(lambda run: run.loss_E)
 
     def mean_E(self, figures: Callable[[TrainingRun], Sequence[float]]) -> list[float]:
-        """Of a figure of each epoch, over the runs, for the epochs that all of them have done."""
+        """Averages a per-epoch value over the runs, for the epochs that all runs have finished."""
         return [mean(values) for values in zip(*map(figures, self.runs), strict=False)]
 
     def mean(self, figure: Callable[[TrainingRun], float | None]) -> float | None:
-        """Of a figure, over the runs that have it; None where none has."""
+        """Averages a value over the runs that have it. Returns None if none has."""
         values = [value for run in self.runs if (value := figure(run)) is not None]
         return mean(values) if values else None
 
 
-def group_runs(runs: Sequence[TrainingRun]) -> list[Group]:
-    """The groups, in order of their names; in each the runs in order of their seeds."""
-    groups: dict[tuple[Setting, str, Path], list[TrainingRun]] = {}
+def group_runs(runs: Sequence[TrainingRun]) -> list[RunGroup]:
+    """Groups runs by name without seed. Groups are sorted by name, their runs by seed."""
+    groups: dict[tuple[RunConfig, str, Path], list[TrainingRun]] = {}
     for run in sorted(_with_options(runs), key=lambda run: (run.family, run.seed or 0)):
-        groups.setdefault((run.setting, run.family, run.folder.parent), []).append(run)
-    return [Group(family, setting, members) for (setting, family, _), members in groups.items()]
+        groups.setdefault((run.config, run.family, run.folder.parent), []).append(run)
+    return [RunGroup(family, config, members) for (config, family, _), members in groups.items()]
 
 
 def _with_options(runs: Sequence[TrainingRun]) -> list[TrainingRun]:
-    """The runs, their strategies named with the options in which several runs with the same one differ."""
+    """Appends to strategy names the options in which runs of that strategy differ."""
     values: dict[tuple[str, str], set[str]] = {}
     for run in runs:
-        for option, value in run.setting.options:
-            values.setdefault((run.setting.strategy, option), set()).add(value)
+        for option, value in run.config.options:
+            values.setdefault((run.config.strategy, option), set()).add(value)
     named = []
     for run in runs:
-        name = run.setting.strategy
-        said = [f"{option}={value}" for option, value in run.setting.options if len(values[name, option]) > 1]
-        named.append(replace(run, setting=replace(run.setting, strategy=" ".join([name, *said]))))
+        name = run.config.strategy
+        differing = [f"{option}={value}" for option, value in run.config.options if len(values[name, option]) > 1]
+        named.append(replace(run, config=replace(run.config, strategy=" ".join([name, *differing]))))
     return named
 
 
 def read_training_runs(corpus_dir: Path) -> list[TrainingRun]:
-    """Every train/<run> sorted by name; one without a summary.json is in its first epoch and left out."""
+    """Reads every train/<run>, sorted by name. Skips runs still in their first epoch, without summary.json."""
     runs = []
     for folder in folders(corpus_dir / "train"):
         if not (folder / "summary.json").exists():
-            log.warning("%s: has no summary.json yet; left out of the report", folder)
+            log.warning("%s: no summary.json yet; left out of the report", folder)
             continue
         runs.append(read_training_run(folder))
     return runs
 
 
 def read_training_run(folder: Path) -> TrainingRun:
-    """InputError: summary.json is missing or malformed. A key that older runs do not have may be missing."""
+    """Reads train/<run>/summary.json. Keys that older records lack may be missing.
+
+    Raises:
+        InputError: summary.json is missing or malformed.
+    """
     path = folder / "summary.json"
     summary = read_json(path)
     try:
@@ -189,7 +204,7 @@ def _run(folder: Path, summary: Mapping[str, Any]) -> TrainingRun:
         name=folder.name,
         folder=folder,
         seed=_optional(summary, "seed", _count),
-        setting=_setting(folder, summary),
+        config=_run_config(folder, summary),
         loss_E=[float(value) for value in summary["heldout_loss"]],
         frame_error_E=[100 * float(value) for value in summary["heldout_frame_error"]],
         seconds=_optional(summary, "seconds", _amount),
@@ -207,10 +222,10 @@ def _run(folder: Path, summary: Mapping[str, Any]) -> TrainingRun:
     )
 
 
-def _setting(folder: Path, summary: Mapping[str, Any]) -> Setting:
-    """The corpus is that of exp/<corpus>/train/<run>; runs in another place are one corpus per place."""
+def _run_config(folder: Path, summary: Mapping[str, Any]) -> RunConfig:
+    """Reads the configuration. The corpus is named by the directory above train/."""
     faults = _optional(summary, "faults", Faults.build) or Faults()
-    return Setting(
+    return RunConfig(
         corpus=corpus_of(folder).name,
         model=_optional(summary, "model", _text),
         optimizer=_optimizer(summary),
@@ -230,13 +245,13 @@ def _setting(folder: Path, summary: Mapping[str, Any]) -> Setting:
 
 
 def _optimizer(summary: Mapping[str, Any]) -> str | None:
-    """With its momentum, where the run says so."""
+    """Returns the optimizer with its momentum, if recorded."""
     kind, momentum = _optional(summary, "optimizer", _text), _optional(summary, "momentum", _amount)
     return kind if kind is None or momentum is None else f"{kind}, momentum {momentum:g}"
 
 
 def _optional(summary: Mapping[str, Any], key: str, read: Callable[[Any], Value]) -> Value | None:
-    """`read` of a key; None where it is missing or null. ValueError names the key."""
+    """Returns `read(value)`, or None if the key is missing or null. The ValueError raised names the key."""
     value = summary.get(key)
     try:
         return None if value is None else read(value)
@@ -245,21 +260,21 @@ def _optional(summary: Mapping[str, Any], key: str, read: Callable[[Any], Value]
 
 
 def _text(value: Any) -> str:
-    """A name; options given in full are their JSON."""
+    """Returns a name as it is, and other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def _count(value: Any) -> int:
     count = int(value)
     if count != float(value) or count < 0:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return count
 
 
 def _amount(value: Any) -> float:
     amount = float(value)
     if not (math.isfinite(amount) and amount >= 0):
-        raise ValueError(f"{value!r} is no finite amount")
+        raise ValueError(f"{value!r} is not a finite non-negative number")
     return amount
 
 
@@ -272,10 +287,10 @@ def _delays(value: Mapping[str, Any]) -> dict[float, int]:
 
 
 def _options(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple((option, _text(setting)) for option, setting in value.items())
+    return tuple((option, _text(choice)) for option, choice in value.items())
 
 
 def _amounts(value: Any) -> list[float]:
-    """A list, by rank or epoch; a mapping from them; or the one number that older runs have."""
+    """Reads a list, a mapping by rank or epoch, or the single number of older records."""
     values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
     return [_amount(each) for each in values]

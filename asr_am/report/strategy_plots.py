@@ -1,4 +1,4 @@
-"""The figures of Zhang et al. (ICASSP 2019) for our runs: held-out loss (2b, 5a), speed-up (5b), batches (6)."""
+"""Figures of Zhang et al. (ICASSP 2019) for our runs: held-out loss (2b, 5a), speed-up (5b), batches (6)."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from asr_am.report import formatting
+from asr_am.report import formatting, run_labels
 from asr_am.report.comparisons import Speeds, Timed, fault_kinds, strategies, timed
 from asr_am.report.plot_style import COLOURS, HATCHES, Style, new_figure, tidy, whole_numbers
 from asr_am.report.results import mean
-from asr_am.report.runs import Group
+from asr_am.report.runs import RunGroup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LINEAR_UP_TO = 32  # learners; beyond that both axes of a speed-up are in powers of two
+LINEAR_UP_TO = 32  # learners; speed-up axes are logarithmic above
 SOUND, SLOWED = COLOURS[0], COLOURS[4]
 
 
-def draw_loss(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[Style], title: str) -> Figure:
-    """Held-out loss by epoch: a thick line for the mean over a group's seeds, a thin one for each seed."""
+def draw_loss(groups: Sequence[RunGroup], labels: Sequence[str], styles: Sequence[Style], title: str) -> Figure:
+    """Plots held-out loss by epoch: a thick line for the mean over a group's seeds, thin lines for the seeds."""
     figure = new_figure(7.6, 4.6)
     axes = figure.subplots()
     for group, label, style in zip(groups, labels, styles, strict=True):
@@ -31,10 +31,10 @@ def draw_loss(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[S
             axes.plot(range(1, run.epochs_done + 1), run.loss_E, style.line, color=style.colour, lw=0.8, alpha=0.4)
         mean_E = group.mean_loss_E()
         best = group.mean(lambda run: run.best_loss)
-        said = ", ".join(filter(None, (formatting.seeds(group.seeds), f"best {best:.4f}")))
+        summary = ", ".join(filter(None, (formatting.seeds(group.seeds), f"best {best:.4f}")))
         axes.plot(
             range(1, len(mean_E) + 1), mean_E, style.line, color=style.colour, marker=style.marker, markersize=4,
-            lw=1.8, label=f"{label} ({said})",
+            lw=1.8, label=f"{label} ({summary})",
         )  # fmt: skip
     axes.set_xlabel("epoch")
     axes.set_ylabel("held-out loss (nats per frame)")
@@ -42,19 +42,25 @@ def draw_loss(groups: Sequence[Group], labels: Sequence[str], styles: Sequence[S
     tidy(axes, "both")
     losses = [run.loss_E for group in groups for run in group.runs]
     top = 2 * median(map(max, losses))
-    if max(map(max, losses)) > top:  # a run that diverged leaves the figure, and the others can be told apart
+    if max(map(max, losses)) > top:  # clip diverged runs so that the others stay legible
         axes.set_ylim(0, top)
     note = "mean over seeds; thin: each seed" if any(len(group.runs) > 1 for group in groups) else None
     legend = axes.legend(fontsize=8.5, frameon=False, title=note, title_fontsize=8.5, loc="upper right")
     legend.set_alignment("left")
-    add_title(figure, title, formatting.shared(groups))
+    add_title(figure, title, run_labels.shared(groups))
     return figure
 
 
 def draw_speedup(speeds: Speeds, order: Sequence[str], title: str) -> Figure | None:
-    """Speed-up by number of learners, a line per strategy, and the ideal; None where there is nothing to draw.
+    """Plots speed-up by number of learners, a line per strategy, and the ideal.
 
-    order: the strategies of a report, so that each has its colour in all of its figures.
+    Args:
+        speeds: groups that were timed alike.
+        order: all strategies of the report, so that each keeps its colour in every figure.
+        title: of the figure.
+
+    Returns:
+        None if there is no reference or only one number of learners.
     """
     reference = speeds.reference
     if reference is None:
@@ -82,12 +88,12 @@ def draw_speedup(speeds: Speeds, order: Sequence[str], title: str) -> Figure | N
     axes.set_ylabel("speed-up (times as fast)")
     tidy(axes, "both")
     axes.legend(fontsize=9, frameon=False, loc="upper left")
-    add_title(figure, title, formatting.shared(speeds.groups), f"speed-up 1: {describe_reference(speeds)}")
+    add_title(figure, title, run_labels.shared(speeds.groups), f"speed-up 1: {describe_reference(speeds)}")
     return figure
 
 
 def describe_reference(speeds: Speeds) -> str:
-    """What speed-ups are against, with its time."""
+    """Describes the run that speed-ups are relative to, with its time per epoch."""
     reference = speeds.reference
     if reference is None:
         return "nothing: every run here has faults, or was not timed"
@@ -95,8 +101,8 @@ def describe_reference(speeds: Speeds) -> str:
     return f"{reference.strategy} with {learners}, {formatting.duration(speeds.seconds[reference])} per epoch"
 
 
-def draw_batches(groups: Sequence[Group], title: str) -> Figure:
-    """Batches of each learner in an epoch: a row of panels per strategy, a column per kind of fault."""
+def draw_batches(groups: Sequence[RunGroup], title: str) -> Figure:
+    """Plots batches of each learner per epoch: a row of panels per strategy, a column per kind of fault."""
     rows = strategies(groups)
     columns = fault_kinds(groups)
     figure = new_figure(max(5.4, 1.2 + 3.3 * len(columns)), 1.6 + 1.5 * len(rows))
@@ -115,20 +121,20 @@ def draw_batches(groups: Sequence[Group], title: str) -> Figure:
     whole_numbers(panels[0, 0].yaxis)
     several = any(len(group.runs) > 1 for group in groups)
     note = "batches per epoch, mean over seeds (dots: each seed)" if several else "batches per epoch"
-    slow = "; hatched: slowed learners" if any(group.setting.slow for group in groups) else ""
-    add_title(figure, title, formatting.shared(groups, without=("strategy",)), f"{note}{slow}")
+    slow = "; hatched: slowed learners" if any(group.config.slow for group in groups) else ""
+    add_title(figure, title, run_labels.shared(groups, without=("strategy",)), f"{note}{slow}")
     return figure
 
 
-def _draw_bars(axes: Axes, groups: Sequence[Group]) -> None:
-    """One panel: the mean over runs, slowed learners apart; of several runs a dot each."""
+def _draw_bars(axes: Axes, groups: Sequence[RunGroup]) -> None:
+    """Draws the means over runs, slowed learners hatched, with a dot for each run if they differ."""
     runs = [run for group in groups for run in group.runs if run.batches_per_learner]
     if not runs:
         axes.annotate("no such run", (0.5, 0.5), xycoords="axes fraction", ha="center", color="0.5", fontsize=8)
         return
-    slowed = dict(groups[0].setting.slow)
-    axes.set_xlim(-0.7, groups[0].setting.learners - 0.3)
-    for learner in range(groups[0].setting.learners):
+    slowed = dict(groups[0].config.slow)
+    axes.set_xlim(-0.7, groups[0].config.learners - 0.3)
+    for learner in range(groups[0].config.learners):
         each = [run.batches_per_learner.get(learner, 0) / run.epochs_done for run in runs]
         slow = learner in slowed
         colour, hatch = (SLOWED, HATCHES[1]) if slow else (SOUND, HATCHES[0])
@@ -138,7 +144,7 @@ def _draw_bars(axes: Axes, groups: Sequence[Group]) -> None:
 
 
 def add_title(figure: Figure, title: str, *notes: str) -> None:
-    """What is shown, and below it what all of it has in common."""
+    """Sets the title with wrapped notes below it."""
     width = int(13 * figure.get_figwidth())  # characters of a line
     lines = [title, *(line for note in notes for line in textwrap.wrap(note, width))]
     figure.suptitle("\n".join(lines), fontsize=10)

@@ -1,4 +1,4 @@
-"""Tables 1 to 3 of Zhang et al. (ICASSP 2019) for our runs: what the strategies cost, their accuracy, stragglers."""
+"""Tables 1 to 3 of Zhang et al. (ICASSP 2019) for our runs: cost of communication, accuracy, stragglers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from asr_am.report import formatting
 from asr_am.report.comparisons import Speeds, Timed, compare, fault_kinds, strategies
-from asr_am.report.results import Family, Score, corpus_of
-from asr_am.report.runs import Group, TrainingRun
+from asr_am.report.results import Family, SystemScore, corpus_of
+from asr_am.report.runs import RunGroup, TrainingRun
 from asr_am.report.tables import markdown, signed_interval, verdict
 
 
-def measured(groups: Sequence[Group], labels: Sequence[str]) -> str:
-    """Table 1 as measured: time waited, bytes, staleness and consensus distance, means over seeds."""
+def measured(groups: Sequence[RunGroup], labels: Sequence[str]) -> str:
+    """Table 1 as measured: waiting time, bytes, staleness and consensus distance, means over seeds."""
     header = ["strategy", "seeds", "time waited", "sent per epoch", "modelled per epoch", "staleness", "most stale"]
     rows = []
     for group, label in zip(groups, labels, strict=True):
@@ -27,10 +27,10 @@ def measured(groups: Sequence[Group], labels: Sequence[str]) -> str:
 
 
 def waited_share(run: TrainingRun) -> float | None:
-    """Of the learners' time, the share in which they waited for each other."""
+    """Returns the share of the learners' time spent waiting for each other."""
     if run.waiting_seconds is None or not run.seconds:
         return None
-    return run.waiting_seconds / (run.setting.learners * run.seconds)
+    return run.waiting_seconds / (run.config.learners * run.seconds)
 
 
 def mean_staleness(run: TrainingRun) -> float | None:
@@ -46,10 +46,11 @@ def _per_epoch(run: TrainingRun, total: float | None) -> float | None:
     return None if total is None else total / run.epochs_done
 
 
-def losses(groups: Sequence[Group], labels: Sequence[str], baseline: Group | None) -> str:
-    """Held-out loss of the best and of the last epoch, mean over seeds, and the relative difference from `baseline`.
+def losses(groups: Sequence[RunGroup], labels: Sequence[str], baseline: RunGroup | None) -> str:
+    """Table of held-out losses of the best and the last epoch, mean over seeds, with the relative difference from
+    `baseline`.
 
-    A difference is over the seeds that both have, and none where these runs have not come equally far.
+    A difference covers the seeds that both groups have. It is omitted if these runs have different numbers of epochs.
     """
     header = ["runs", "seeds", "epochs", "held-out loss, best epoch", "difference", "last epoch", "difference"]
     rows = []
@@ -61,34 +62,45 @@ def losses(groups: Sequence[Group], labels: Sequence[str], baseline: Group | Non
     return markdown(header, rows)
 
 
-def _loss(group: Group, best: bool) -> float:
+def _loss(group: RunGroup, best: bool) -> float:
     value = group.mean(lambda run: run.best_loss if best else run.loss_E[-1])
-    assert value is not None  # every run has losses
+    assert value is not None  # read_training_run refuses runs without losses
     return value
 
 
-def _relative(group: Group, baseline: Group | None, best: bool) -> str:
+def _relative(group: RunGroup, baseline: RunGroup | None, best: bool) -> str:
     pair = None if baseline is None or group is baseline else common_seeds(group, baseline)
     if pair is None or len({run.epochs_done for part in pair for run in part.runs}) > 1:
         return "–"
     return f"{100 * (_loss(pair[0], best) / _loss(pair[1], best) - 1):+.2f} %"
 
 
-def common_seeds(group: Group, baseline: Group) -> tuple[Group, Group] | None:
-    """Both with the seeds that they have in common; None without any."""
+def common_seeds(group: RunGroup, baseline: RunGroup) -> tuple[RunGroup, RunGroup] | None:
+    """Restricts both groups to the seeds they share. Returns None if there are none."""
     seeds = sorted(set(group.seeds) & set(baseline.seeds))
     return (group.of_seeds(seeds), baseline.of_seeds(seeds)) if seeds else None
 
 
-def _epochs(group: Group) -> str:
-    done, planned = min(run.epochs_done for run in group.runs), group.setting.epochs
+def _epochs(group: RunGroup) -> str:
+    done, planned = min(run.epochs_done for run in group.runs), group.config.epochs
     return str(done) if planned in (done, None) else f"{done} of {planned}"
 
 
-def accuracy(groups: Sequence[Group], labels: Sequence[str], baseline: Group | None, scores: Sequence[Score]) -> str:
-    """Table 2: WER by subset and LM, mean over seeds, and the difference from `baseline`; "" where nothing is scored.
+def accuracy(
+    groups: Sequence[RunGroup], labels: Sequence[str], baseline: RunGroup | None, scores: Sequence[SystemScore]
+) -> str:
+    """Table 2: WER by subset and LM, mean over seeds, and the difference from `baseline`.
 
-    Differences are over the seeds that both have; that of the whole test set has its interval, by paired bootstrap.
+    Differences cover the seeds that both groups have. The whole test set gets a paired bootstrap interval.
+
+    Args:
+        groups: one row each per LM.
+        labels: of the groups.
+        baseline: group to compare with, one of `groups`.
+        scores: all scores of the report.
+
+    Returns:
+        Markdown, "" if no run is scored.
     """
     families = [(group, family) for group, label in zip(groups, labels, strict=True)
                 for family in group_by_lm(group, label, scores)]  # fmt: skip
@@ -111,15 +123,15 @@ def accuracy(groups: Sequence[Group], labels: Sequence[str], baseline: Group | N
     return markdown(header, rows)
 
 
-def group_by_lm(group: Group, label: str, scores: Sequence[Score]) -> list[Family]:
-    """The scores of a group's runs, by LM: exp/<corpus>/score/<run>_<lm> belongs to exp/<corpus>/train/<run>."""
+def group_by_lm(group: RunGroup, label: str, scores: Sequence[SystemScore]) -> list[Family]:
+    """Returns the scores of a group's runs by LM. exp/<corpus>/score/<run>_<lm> belongs to exp/<corpus>/train/<run>."""
     runs = {(run.corpus_dir, run.folder.name) for run in group.runs}
     own = [score for score in scores if (corpus_of(score.folder), score.system) in runs]
     return [Family(label, lm, [score for score in own if score.lm == lm]) for lm in sorted({s.lm for s in own})]
 
 
 def _paired(family: Family, baseline: Family | None) -> tuple[Family, Family] | None:
-    """Both with the seeds that they have in common; None without any."""
+    """Restricts both families to the seeds they share. Returns None if there are none."""
     if baseline is None:
         return None
     seeds = {score.seed for score in family.scores} & {score.seed for score in baseline.scores}
@@ -140,9 +152,9 @@ def _significance(pair: tuple[Family, Family] | None) -> list[str]:
 
 
 def speed(speeds: Speeds, rows: Sequence[tuple[int, str]]) -> str:
-    """Table 3: time per epoch and speed-up, a row per (learners, faults), two columns per strategy; "" without any.
+    """Table 3: time per epoch and speed-up, a row per (learners, faults), two columns per strategy.
 
-    A single learner that is the reference has no row.
+    The single learner that is the reference has no row. Returns "" if no row is left.
     """
     keys = [key for key in speeds.seconds if (key.learners, key.faults) in rows]
     keys = [key for key in keys if key != speeds.reference or key.learners > 1]
@@ -161,13 +173,15 @@ def speed(speeds: Speeds, rows: Sequence[tuple[int, str]]) -> str:
 
 
 def sound_rows(speeds: Speeds) -> list[tuple[int, str]]:
-    """Every number of learners, without faults."""
+    """Returns the rows without faults, one for each number of learners."""
     return [(learners, "") for learners in sorted({key.learners for key in speeds.seconds if not key.faults})]
 
 
 def faulty_rows(speeds: Speeds) -> list[tuple[int, str]]:
-    """Every number of learners that has runs with faults: without, then with each kind, the least slowed first."""
-    keys = {(group.setting.learners, group.setting.faults) for group in speeds.groups}
+    """Returns the rows of each number of learners that has runs with faults: without faults first, then with each
+    kind.
+    """
+    keys = {(group.config.learners, group.config.faults) for group in speeds.groups}
     learners = sorted({number for number, faults in keys if faults})
     kinds = fault_kinds(speeds.groups)
     return [(number, faults) for number in learners for faults in kinds if (number, faults) in keys]

@@ -1,24 +1,24 @@
-"""The Markdown tables of RESULTS.md."""
+"""Markdown tables of RESULTS.md."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from asr_am.report.comparisons import Versus
-from asr_am.report.results import Family, LanguageModel, Score
+from asr_am.report.results import Family, LanguageModel, SystemScore
 from asr_am.report.runs import TrainingRun
 from asr_am.score.significance import Comparison, Interval
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, its first column to the left and the others to the right."""
+    """Formats a Markdown table, the first column left-aligned and the others right-aligned."""
     lines = ["| " + " | ".join(header) + " |", "|" + "|".join([":--"] + ["--:"] * (len(header) - 1)) + "|"]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join(lines)
 
 
 def by_system(families: Sequence[Family], subset: str) -> str:
-    """WER of `subset`: a row per system, a column per LM; the mean of the seeds, then each seed."""
+    """Table of WER on `subset`: a row per system, a column per LM, the mean over seeds followed by each seed."""
     lms = sorted({family.lm for family in families})
     cells = {(family.system, family.lm): _wer(family, subset) for family in families}
     systems = dict.fromkeys(family.system for family in families)
@@ -32,8 +32,8 @@ def _wer(family: Family, subset: str) -> str:
     return f"{mean} ({', '.join(f'{score.subsets[subset].wer:.2f}' for score in family.scores)})"
 
 
-def by_run(scores: Sequence[Score]) -> str:
-    """Everything about each run: WER and interval per subset, the kinds of errors, and how it was tuned and made."""
+def by_run(scores: Sequence[SystemScore]) -> str:
+    """Table of all runs: WER and interval by subset, error types, tuned LM weight and penalty, commit and date."""
     subsets = list(scores[0].subsets)
     header = [
         "run",
@@ -55,7 +55,7 @@ def by_run(scores: Sequence[Score]) -> str:
 
 
 def significance(pairs: Sequence[Versus]) -> str:
-    """One line per pair: the difference of WER with its interval, and whether zero lies outside."""
+    """Table of pairs: WER difference, its interval, and whether the interval excludes zero."""
     rows = []
     for pair in pairs:
         change = signed_interval(pair.outcome.difference)
@@ -69,34 +69,34 @@ def signed_interval(difference: Interval) -> str:
 
 
 def verdict(outcome: Comparison) -> str:
-    """Of the second system against the first."""
+    """Returns the verdict on the second system against the first."""
     if not outcome.significant:
         return "not significant"
     return "better" if outcome.difference.value < 0 else "worse"
 
 
 def training(runs: Sequence[TrainingRun]) -> str:
-    """One line per training run, of its best epoch."""
+    """Table of training runs at their best epochs."""
     header = ["run", "strategy", "learners", "batch", "epochs", "best epoch", "held-out loss", "frame error"]
     header += ["frames/s", "clock", "seconds", "config", "commit"]
     rows = []
     for run in runs:
         best = run.best_epoch - 1
-        setting = run.setting
-        said = [run.name, setting.strategy, _said(setting.learners), _said(setting.batch), _epochs(run)]
+        config = run.config
+        settings = [run.name, config.strategy, _cell(config.learners), _cell(config.batch), _epochs(run)]
         results = [str(run.best_epoch), f"{run.loss_E[best]:.4f}", f"{run.frame_error_E[best]:.2f} %"]
-        made = [run.frames_per_second, setting.clock, run.seconds, run.config_hash, run.commit]
-        rows.append([*said, *results, *map(_said, made)])
+        made = [run.frames_per_second, config.clock, run.seconds, run.config_hash, run.commit]
+        rows.append([*settings, *results, *map(_cell, made)])
     return markdown(header, rows)
 
 
 def _epochs(run: TrainingRun) -> str:
-    done, planned = run.epochs_done, run.setting.epochs
+    done, planned = run.epochs_done, run.config.epochs
     return str(done) if planned in (done, None) else f"{done} of {planned}"
 
 
 def language_models(models: Sequence[LanguageModel]) -> str:
-    """One line per LM: what it was made from and its perplexity on the dev transcripts."""
+    """Table of LMs: source, size, and perplexity on the dev transcripts."""
     rows = []
     for model in models:
         size = " + ".join(f"{count:,}" for count in model.ngrams) or f"{model.parameters:,} parameters"
@@ -105,8 +105,8 @@ def language_models(models: Sequence[LanguageModel]) -> str:
     return markdown(["LM", "made from", "n-grams", "dev perplexity", "dev words outside"], rows)
 
 
-def _said(value: str | float | None) -> str:
-    """A dash where a record says nothing."""
+def _cell(value: str | float | None) -> str:
+    """Formats a value, a dash for None."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

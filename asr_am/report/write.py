@@ -1,4 +1,4 @@
-"""exp/<corpus>/RESULTS.md and report/*.png from what scoring, training and lang left in exp/<corpus>."""
+"""Writes exp/<corpus>/RESULTS.md and report/*.png from the results of scoring, training and stage lang."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asr_am.report.rescored import rescored_sections
 from asr_am.report.results import (
     Coverage,
     Family,
-    Score,
+    SystemScore,
     group_by_seed,
     read_coverage,
     read_language_models,
@@ -29,14 +29,19 @@ log = logging.getLogger(__name__)
 
 
 def write_report(corpus_dir: Path, out: Path, command: str) -> None:
-    """Write corpus_dir/RESULTS.md, which shows report/*.png, and these pictures (wer, heldout, and
-    those that compare strategies) into `out`.
+    """Writes corpus_dir/RESULTS.md and its plots: wer, heldout, and those that compare strategies.
 
-    command: what makes these results again, for the reader. InputError: no scores, or a file that is missing or broken.
+    Args:
+        corpus_dir: exp/<corpus>.
+        out: directory of the plots.
+        command: command line that reproduces the results, printed for the reader.
+
+    Raises:
+        InputError: there are no scores, or a file is missing or broken.
     """
     scores = read_scores(corpus_dir)
     if not scores:
-        raise InputError(f"{corpus_dir / 'score'}: holds no results; run stage 9 (score) first")
+        raise InputError(f"{corpus_dir / 'score'}: no results; run stage 9 (score) first")
     runs, models = read_training_runs(corpus_dir), read_language_models(corpus_dir)
     families = group_by_seed(scores)
     comparisons = against_gmm(families)
@@ -66,8 +71,8 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
     log.info("report: %d scored runs, %d training runs; %s", len(scores), len(runs), path)
 
 
-def _retrained(corpus_dir: Path, scores: Sequence[Score]) -> list[str]:
-    """Which scores are of other weights than the runs that are shown beside them."""
+def _retrained(corpus_dir: Path, scores: Sequence[SystemScore]) -> list[str]:
+    """Warns of runs that were trained again since they were scored."""
 
     def seconds(path: Path) -> float:
         return path.stat().st_mtime if path.exists() else 0.0
@@ -78,9 +83,11 @@ def _retrained(corpus_dir: Path, scores: Sequence[Score]) -> list[str]:
     ]  # fmt: skip
     if not outdated:
         return []
-    told = f"Trained again since they were scored: {', '.join(outdated)}. Run stages 7 to 9 (decode to score) for them."
-    log.warning("%s: %s", corpus_dir, told)
-    return [f"**{told}**"]
+    warning = (
+        f"Trained again since they were scored: {', '.join(outdated)}. Run stages 7 to 9 (decode to score) for them."
+    )
+    log.warning("%s: %s", corpus_dir, warning)
+    return [f"**{warning}**"]
 
 
 def _wer_sections(families: Sequence[Family], comparisons: Sequence[Versus], coverage: Coverage | None) -> list[str]:
@@ -101,7 +108,7 @@ def _wer_sections(families: Sequence[Family], comparisons: Sequence[Versus], cov
 
 
 def _coverage(coverage: Coverage) -> str:
-    """How much of the user's test set the error rates are of."""
+    """Describes how much of the user's test set is scored."""
     lost = sum(coverage.left_out.values())
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in coverage.left_out.items())
     total = coverage.utterances + lost

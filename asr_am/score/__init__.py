@@ -1,4 +1,4 @@
-"""Scoring: STM, CTM and GLM in, word error counts and alignments out, equal to NIST's sclite to the last word."""
+"""Scoring of CTM against STM and GLM files: word error counts and alignments, identical to those of NIST's sclite."""
 
 from asr_am.score.scoring import Counts, Reference, Score, SegmentScore, score_files
 

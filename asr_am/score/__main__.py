@@ -1,4 +1,4 @@
-"""Score a CTM against an STM as NIST's sclite does: `python -m asr_am.score --stm REF.stm --ctm HYP.ctm`."""
+"""Scores a CTM against an STM as NIST's sclite does: `python -m asr_am.score --stm REF.stm --ctm HYP.ctm`."""
 
 from __future__ import annotations
 
@@ -6,30 +6,23 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 from asr_am.errors import InputError
+from asr_am.score.cli import CommandLineParser
 from asr_am.score.output import write_alignments, write_json, write_table
 from asr_am.score.scoring import ALL, Reference
 from asr_am.score.sctk import score_files_sctk
 
 
-class _Parser(argparse.ArgumentParser):
-    """Bad options end like bad input: one line and exit code 1."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; --help lists the options")
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code: 0, or 1 after one line on stderr about bad input."""
+    """Runs the command and returns its exit code: 0, or 1 after one line on stderr about bad input."""
     try:
         _run(_parse(arguments))
     except InputError as error:
         print(f"asr_am.score: {error}".replace("\n", " "), file=sys.stderr)
         return 1
-    except BrokenPipeError:  # whoever reads has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or closing it would fail again
+    except BrokenPipeError:  # the reader closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit would fail again
         return 1
     except OSError as error:
         print(f"asr_am.score: {error.filename}: {error.strerror}; give a path that can be written", file=sys.stderr)
@@ -38,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = _Parser(prog="python -m asr_am.score", description=__doc__)
+    parser = CommandLineParser(prog="python -m asr_am.score", description=__doc__)
     parser.add_argument(
         "--stm", type=Path, required=True, help="reference: file channel speaker begin end <labels> words"
     )
@@ -46,16 +39,16 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--ctm", type=Path, required=True, help="hypothesis: file channel begin duration word [confidence]"
     )
     parser.add_argument("--glm", type=Path, help="NIST global mapping rules, applied to both sides as csrfilt does")
-    parser.add_argument("--json", type=Path, help="write the counts of all and of each subset here")
+    parser.add_argument("--json", type=Path, help="write the counts of the whole set and of each subset here")
     parser.add_argument(
         "--subset", action="append", metavar="NAME=PREFIX",
-        help="files whose names begin with PREFIX (repeatable; default: swb=sw_ and ch=en_ where there are such files)",
+        help="files whose names begin with PREFIX (repeatable, default: swb=sw_ and ch=en_ if there are such files)",
     )  # fmt: skip
     parser.add_argument("--errors", type=Path, help="write the alignments and the most frequent errors here")
-    parser.add_argument("--validate", action="store_true", help="refuse words that hubscr's validators refuse")
+    parser.add_argument("--validate", action="store_true", help="fail on words that hubscr's validators reject")
     parser.add_argument(
         "--sctk", action=argparse.BooleanOptionalAction, default=False,
-        help="let NIST's installed programs count (the numbers are the same)",
+        help="count with NIST's installed programs (the numbers are the same)",
     )  # fmt: skip
     return parser.parse_args(arguments)
 
@@ -65,7 +58,7 @@ def _run(options: argparse.Namespace) -> None:
     reference = Reference(options.stm, options.glm, subsets)
     if options.validate and (words := reference.unexpected_words(options.ctm)):
         raise InputError(
-            f"{words[0]}: not a word that NIST's validators accept ({len(words)} such); mend it or add a rule"
+            f"{words[0]}: NIST's validators reject this word ({len(words)} such); correct it or add a rule"
         )
     score = reference.score(options.ctm)
     if options.errors:
@@ -84,7 +77,7 @@ def _subsets(options: list[str]) -> dict[str, str]:
     for option in options:
         name, equals, prefix = option.partition("=")
         if not (name and equals and prefix) or name == ALL or name in subsets:
-            raise InputError(f"--subset {option}: give NAME=PREFIX, each NAME once and none '{ALL}'")
+            raise InputError(f"--subset {option}: expected NAME=PREFIX, each NAME once and not '{ALL}'")
         subsets[name] = prefix
     return subsets
 

@@ -1,8 +1,8 @@
-"""Minimum cost alignment of two word networks with sclite's costs and its way to break ties.
+"""Minimum cost alignment of two word networks with the costs and tie-breaking of sclite.
 
-Costs: 0 for a match, 4 for a substitution, 3 for an insertion or deletion, 2 where the word is `(optional)`, 0.001
-for `@`, 1 for `@` against `@`; added up as C floats. Legend: a, b = arcs of reference and hypothesis, D = distances,
-one row per reference arc. Source: wwd_WORD in word.c and net_dp.c of SCTK.
+Costs: 0 for a match, 4 for a substitution, 3 for an insertion or deletion, 2 for skipping an `(optional)` word, 0.001
+for `@`, and 1 for `@` against `@`, added up as C floats. Source: wwd_WORD in word.c and net_dp.c of SCTK.
+Legend: a, b = arcs of reference and hypothesis, D = distances, one row per reference arc.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from asr_am.score.word_network import Network, Word
 
 CORRECT, SUBSTITUTION, DELETION, INSERTION = "C", "S", "D", "I"
 MAX_CELLS = 300_000_000  # 1.2 GB
-SMALL_CELLS = 1_000_000  # lists of Python floats are faster than arrays and eight times larger
-LONG_ROW = 60  # hypothesis words from which a row is computed by numpy
+SMALL_CELLS = 1_000_000  # below, use lists of Python floats: faster than arrays, but eight times larger
+LONG_ROW = 60  # hypothesis words above which rows are computed with NumPy
 NULL_COST = struct.unpack("f", struct.pack("f", 0.001))[0]
 
 Row = MutableSequence[float]
@@ -30,7 +30,7 @@ Rows = list[Row]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One column of an alignment; `reference` or `hypothesis` is None where there is no word."""
+    """One column of an alignment. `reference` or `hypothesis` is None for an insertion or deletion."""
 
     operation: str
     reference: Word | None
@@ -38,7 +38,11 @@ class Pair:
 
 
 def align(reference: Network, hypothesis: Network) -> list[Pair]:
-    """The alignment that sclite -F -D finds. Skipped optional words are correct, `@` does not appear."""
+    """Returns the alignment that `sclite -F -D` finds. Skipped optional words are correct, `@` is omitted.
+
+    Raises:
+        InputError: the segment is too long (`MAX_CELLS`).
+    """
     cells = len(reference.words) * len(hypothesis.words)
     if cells > MAX_CELLS:
         raise InputError(
@@ -55,7 +59,7 @@ def align(reference: Network, hypothesis: Network) -> list[Pair]:
 
 
 def words_match(reference: Word, hypothesis: Word) -> bool:
-    """Equality with fragments: `-x` matches a word that ends in x, `x-` one that begins with x; reference first."""
+    """Compares words, with fragments: `-x` matches a word that ends in x, `x-` one that begins with x."""
     if reference.fragment or hypothesis.fragment:
         for fragment, word in ((reference.text, hypothesis.text), (hypothesis.text, reference.text)):
             if len(fragment) > 1 and fragment.startswith(b"-"):
@@ -78,7 +82,7 @@ def _pair_cost(reference: Word, hypothesis: Word) -> float:
 
 
 class _PairCosts:
-    """The costs of a reference word against each hypothesis word, kept for when the word comes again."""
+    """Costs of a reference word against every hypothesis word, cached by reference word."""
 
     def __init__(self, hypothesis: Network) -> None:
         self.columns = [word for word in hypothesis.words if word]
@@ -99,7 +103,7 @@ class _PairCosts:
 
 
 def _linear_rows(reference: Network, hypothesis: Network) -> Rows:
-    """Distances where neither side branches: all costs are whole numbers."""
+    """Distances if neither side branches. All costs are integers."""
     costs = _PairCosts(hypothesis)
     insertions = [_skip_cost(word) for word in costs.columns]
     row = [0.0, *accumulate(insertions)]
@@ -122,7 +126,7 @@ def _linear_rows(reference: Network, hypothesis: Network) -> Rows:
 
 
 def _long_linear_rows(reference: Network, hypothesis: Network) -> Rows:
-    """The same for long segments: the running minimum along a row is a cumulative minimum less what was inserted."""
+    """Same as `_linear_rows` for long segments: a cumulative minimum replaces the recursion along a row."""
     costs = _PairCosts(hypothesis)
     inserted = np.cumsum([0.0] + [_skip_cost(word) for word in costs.columns])
     row = inserted
@@ -137,12 +141,12 @@ def _long_linear_rows(reference: Network, hypothesis: Network) -> Rows:
 
 
 def _network_rows(reference: Network, hypothesis: Network) -> Rows:
-    """Distances with branches. An array of C floats rounds every sum as sclite does; whole numbers need no rounding."""
+    """Distances with branches. Arrays of C floats round every sum as sclite does. Integers need no rounding."""
     costs = _PairCosts(hypothesis)
     arcs = list(zip(hypothesis.before[1:], map(_skip_cost, costs.columns), strict=True))
-    whole = not any(word and word.null for word in [*reference.words, *hypothesis.words])
+    integral = not any(word and word.null for word in [*reference.words, *hypothesis.words])
     small = len(reference.words) * len(arcs) < SMALL_CELLS
-    new_row: Callable[[Iterable[float]], Row] = list if whole and small else _float_array
+    new_row: Callable[[Iterable[float]], Row] = list if integral and small else _float_array
     row = new_row([0.0])
     for before, insertion in arcs:
         row.append(min(row[b] for b in before) + insertion)
@@ -172,7 +176,7 @@ def _float_array(values: Iterable[float]) -> Row:
 
 
 def _trace_back(reference: Network, hypothesis: Network, rows: Rows) -> list[Pair]:
-    """Walk back from the best end: substitution if no worse, then deletion if better, else insertion."""
+    """Traces back from the best end: substitution if no worse, then deletion if better, else insertion."""
     pairs = []
     _, a, b = _first_minimum(rows, reference.last, hypothesis.last)
     while a or b:
@@ -196,7 +200,7 @@ def _trace_back(reference: Network, hypothesis: Network, rows: Rows) -> list[Pai
 
 
 def _choose(choices: list[tuple[float, int, int]]) -> tuple[int, int]:
-    """The predecessor among [substitution, deletion, insertion]; at the margins there is only one of the last two."""
+    """Picks from [substitution, deletion, insertion]. At the margins only one of the last two exists."""
     if len(choices) == 1:
         return choices[0][1:]
     substitution, deletion, insertion = choices
@@ -206,7 +210,7 @@ def _choose(choices: list[tuple[float, int, int]]) -> tuple[int, int]:
 
 
 def _first_minimum(rows: Rows, arcs: tuple[int, ...], others: tuple[int, ...]) -> tuple[float, int, int]:
-    """The smallest distance among the given cells, the first one as the branches are written."""
+    """Returns the smallest distance among the given cells, the first in the order of the branches."""
     if len(arcs) == 1 and len(others) == 1:
         return rows[arcs[0]][others[0]], arcs[0], others[0]
     return min(((rows[a][b], a, b) for a in arcs for b in others), key=lambda cell: cell[0])

@@ -1,8 +1,9 @@
-"""NIST's csrfilt.sh -dh: the words of a reference or hypothesis, rewritten by a GLM before they are aligned.
+"""NIST's csrfilt.sh -dh: rewrites the words of a reference or hypothesis by a GLM before alignment.
 
-Per text: upper case, blanks around parentheses, the rules, hyphens to blanks (not at word ends, which mark
-fragments), `(a b)` to `(a) (b)`. In a CTM each word is filtered alone and then written out as the words it became,
-sharing its time, or as the branches of `{a / b}`. Each step below is one stage of the shell script's pipeline.
+Each text is converted to upper case, gets blanks around parentheses, is rewritten by the rules, has hyphens replaced by
+blanks (except at word ends, which mark fragments), and has `(a b)` split into `(a) (b)`. Each word of a CTM is filtered
+alone. It is then written as the words it became, which share its time, or as the branches of `{a / b}`. Each step below
+is one stage of the shell script's pipeline.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _CONFIDENCE = re.compile(rb"[0-9.-]*")
 
 
 class Filter:
-    """csrfilt for one side of the comparison; words and texts seen before are looked up."""
+    """csrfilt for one side of the comparison. Caches words and texts."""
 
     def __init__(self, rules: RuleSet) -> None:
         self.rules = rules
@@ -36,7 +37,7 @@ class Filter:
         return cls(read_glm(glm, ("ctm", "hyp")))
 
     def text(self, where: str, text: bytes) -> bytes:
-        """Filter the words of one line."""
+        """Filters the words of one line."""
         filtered = self._seen.get(text)
         if filtered is None:
             try:
@@ -46,23 +47,24 @@ class Filter:
         return filtered
 
     def stm_line(self, line: Line) -> Line:
-        """Filter the words of an STM line; the fields before them stay."""
+        """Filters the words of an STM line and keeps the fields before them."""
         text = b" " + re.sub(rb"[ \t]+", b" ", line.text) + b" "
         prefix = _PREFIX.match(text, 1)
-        assert prefix, "read_stm has counted the fields"
+        assert prefix, "read_stm has checked the number of fields"
         return Line(line.where, text[: prefix.end()] + self.text(line.where, text[prefix.end() :]))
 
     def ctm_line(self, line: Line) -> list[Slot]:
-        """Filter the word of a CTM line; it may vanish, become several words, or alternatives."""
+        """Filters the word of a CTM line, which may vanish or become several words or alternatives."""
         fields = line.text.split()
         text = self.text(line.where, fields[4])
-        # Where a rule deletes a word, csrfilt takes the confidence, if there is one, for the word.
+        # If a rule deletes the word, csrfilt takes the confidence for the word.
         fields = b" ".join([*fields[:4], *([text] if text else []), *fields[5:]]).split()
         slots = _expand(line.where, fields)
         for word in (word for slot in slots for branch in slot.branches for word in branch):
             if word.startswith(b"<alt") or len(word) > MAX_CTM_FIELD:
                 raise InputError(
-                    f"{line.where}: the rules make '{show(word[:40])}' of this word; sclite cannot read it"
+                    f"{line.where}: the rules turn this word into '{show(word[:40])}', "
+                    "which sclite cannot read; correct the rules"
                 )
         return slots
 
@@ -84,7 +86,7 @@ def _filter(text: bytes, rules: RuleSet) -> bytes:
 
 
 def _each_optional(text: bytes) -> bytes:
-    """`( a b c )` to `( a ) ( b ) ( c )`."""
+    """Splits `( a b c )` into `( a ) ( b ) ( c )`."""
     changed = 1
     while changed:
         text, changed = _SECOND_OPTIONAL.subn(rb"\1) ( \2", text, count=1)
@@ -92,7 +94,7 @@ def _each_optional(text: bytes) -> bytes:
 
 
 def _expand(where: str, fields: list[bytes]) -> list[Slot]:
-    """csrfilt's last step on a CTM line: share the time among words, turn `a / b` into branches."""
+    """Last step of csrfilt on a CTM line: splits the time between words and turns `a / b` into branches."""
     fields = re.sub(rb"([{}])", rb" \1 ", b" ".join(fields)).split()
     if len(fields) == 5:
         return [word_slot(where, fields[0], fields[1], float(fields[2]), float(fields[3]), fields[4])]
@@ -113,6 +115,6 @@ def _expand(where: str, fields: list[bytes]) -> list[Slot]:
 
 
 def _share(begin: float, duration: float, words: list[bytes]) -> list[tuple[float, float, bytes]]:
-    """Equal parts of the time, to the three decimals that csrfilt prints."""
+    """Splits the time into equal parts, to the three decimals that csrfilt prints."""
     part = duration / len(words)
     return [(float(f"{begin + part * i:.3f}"), float(f"{part:.3f}"), word) for i, word in enumerate(words)]

@@ -1,14 +1,11 @@
-"""NIST's STM (reference) and CTM (hypothesis) files: reading, sorting, and the two line formats.
+"""Readers of NIST's STM (reference) and CTM (hypothesis) files, and hubscr's validators.
 
     STM    file channel speaker begin end [<label,label>] text
     CTM    file channel begin duration word [confidence]
 
-Everything is bytes: the NIST programs know no encoding, fold the case of A-Z only, and compare bytes.
-
-
-hubscr's validators: which words a filtered English STM or CTM may hold (stmValidator.pl, ctmValidator.pl).
-
-They guard an evaluation against tokens that the rules forgot; the score does not depend on them, so they only advise.
+Everything is bytes: the NIST programs know no encoding, fold the case of A-Z only, and compare bytes. The validators
+(stmValidator.pl, ctmValidator.pl) list the words that a filtered English STM or CTM may hold. They warn of tokens that
+the rules forgot and do not affect the score.
 """
 
 from __future__ import annotations
@@ -32,15 +29,15 @@ _UNPRINTABLE = re.compile(rb"[\x00\x0b\x0c\r]")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a file: `where` is "path:number", for messages."""
+    """One line of a file. `where` is "path:number", for messages."""
 
     where: str
     text: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """One STM line as sclite sees it: lower case, times in seconds, `text` still with its alternations."""
+class ReferenceSegment:
+    """One STM line as sclite reads it: lower case, times in seconds. `text` still has its alternations."""
 
     where: str
     file: bytes
@@ -58,7 +55,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What one CTM line stands for: a word, or after the GLM several branches of words that move as one."""
+    """One CTM line: a word, or after the GLM several branches of words that are assigned to a segment together."""
 
     where: str
     file: bytes
@@ -68,7 +65,11 @@ class Slot:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """The lines of `path`, without line ends. InputError where it is missing, unreadable or not a text file."""
+    """Returns the lines of `path` without line ends.
+
+    Raises:
+        InputError: the file is missing, unreadable, or not a text file.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -83,7 +84,7 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def read_stm(path: Path) -> tuple[list[bytes], list[Line]]:
-    """The comments of an STM file, and its segments sorted as `hubscr.pl sortSTM` does."""
+    """Returns the comments of an STM file and its segments, sorted as `hubscr.pl sortSTM` does."""
     comments, segments = [], []
     for line in read_lines(path):
         text = line.text.lstrip()
@@ -98,7 +99,7 @@ def read_stm(path: Path) -> tuple[list[bytes], list[Line]]:
 
 
 def read_ctm(path: Path) -> list[Line]:
-    """The words of a CTM file, sorted as `hubscr.pl sortCTM` does; comments are dropped."""
+    """Returns the words of a CTM file without comments, sorted as `hubscr.pl sortCTM` does."""
     words = []
     for line in read_lines(path):
         text = line.text.lstrip()
@@ -108,25 +109,25 @@ def read_ctm(path: Path) -> list[Line]:
     return sorted(words, key=lambda line: _sort_key(line.text, time_field=2))
 
 
-def parse_stm(line: Line) -> Segment:
-    """Split an STM line into its fields as sclite does: the sixth is a label if it begins with '<'."""
+def parse_stm(line: Line) -> ReferenceSegment:
+    """Splits an STM line into its fields as sclite does: the sixth is a label if it begins with '<'."""
     fields = line.text.lower().split(None, 5)
     text = fields[5] if len(fields) > 5 else b""
     label = b""
     if text.startswith(b"<"):
         label, _, text = text.replace(b"\t", b" ").partition(b" ")
     begin, end = (_float32(float(time)) for time in fields[3:5])
-    return Segment(line.where, fields[0], fields[1], fields[2], begin, end, label.strip(), text.strip())
+    return ReferenceSegment(line.where, fields[0], fields[1], fields[2], begin, end, label.strip(), text.strip())
 
 
 def parse_ctm(line: Line) -> Slot:
-    """One CTM line as one word; confidence and what follows it do not matter to the score."""
+    """Parses a CTM line as one word. Confidence and further fields do not affect the score."""
     file, channel, begin, duration, word = line.text.split()[:5]
     return word_slot(line.where, file, channel, float(begin), float(duration), word)
 
 
 def word_slot(where: str, file: bytes, channel: bytes, begin: float, duration: float, word: bytes) -> Slot:
-    """A single word from `begin` for `duration` seconds."""
+    """Makes a slot of a single word from `begin` for `duration` seconds."""
     return Slot(where, file.lower(), channel.lower(), begin + duration / 2.0, ((word.lower(),),))
 
 
@@ -142,19 +143,19 @@ def _check_stm(where: str, text: bytes) -> None:
 
 
 def check_ctm(where: str, text: bytes) -> None:
-    """InputError unless `text` is a CTM line that NIST's programs can read."""
+    """Raises InputError unless `text` is a CTM line that NIST's programs can read."""
     fields = text.split()
     if b"<" in text and any(field[:4].upper() == b"<ALT" for field in fields):
         raise InputError(f"{where}: <ALT...> markup does not survive NIST's sorting; write alternatives as GLM rules")
     if len(fields) < len(CTM_FIELDS):
         raise InputError(f"{where}: {len(fields)} fields; a CTM line is: {' '.join(CTM_FIELDS)} [confidence]")
     if _BRACE.search(fields[0] + fields[1]):
-        raise InputError(f"{where}: a brace in the file or channel name")
+        raise InputError(f"{where}: a brace in the file or channel name; remove it")
     if len(text) > MAX_CTM_FIELD and max(map(len, fields)) > MAX_CTM_FIELD:
         raise InputError(f"{where}: a field of more than {MAX_CTM_FIELD} bytes; the file is damaged")
     _number(where, fields[2], CTM_FIELDS[2])
     if _number(where, fields[3], CTM_FIELDS[3]) < 0:
-        raise InputError(f"{where}: negative duration {show(fields[3])}")
+        raise InputError(f"{where}: negative duration {show(fields[3])}; it must be at least 0")
 
 
 def _number(where: str, text: bytes, name: str) -> float:
@@ -164,19 +165,19 @@ def _number(where: str, text: bytes, name: str) -> float:
 
 
 def _sort_key(text: bytes, time_field: int) -> tuple[bytes, bytes, bytes, float]:
-    """hubscr.pl sorts by file, by the *blanks* that follow it, by channel and by time."""
+    """Sort key of hubscr.pl: the file, the *blanks* that follow it, the channel, and the time."""
     fields = text.split(None, time_field + 1)
     blanks = text[len(fields[0]) :]
     return fields[0], blanks[: len(blanks) - len(blanks.lstrip())], fields[1], float(fields[time_field])
 
 
 def _float32(value: float) -> float:
-    """sclite reads STM times through a C float."""
+    """Rounds to a C float, the type in which sclite reads STM times."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def show(text: bytes) -> str:
-    """Bytes of a file as printable text."""
+    """Decodes bytes for printing."""
     return text.decode("utf-8", errors="backslashreplace")
 
 
@@ -201,8 +202,8 @@ _STM_WORD = re.compile(
 _CTM_WORD = re.compile(rb"[a-z'-]+|[a-z]\..*|.*@.*|.*%(bcn?ack|hesitation).*")
 
 
-def unexpected_words(segments: Iterable[Segment], slots: Iterable[Slot]) -> Iterator[str]:
-    """The words that NIST's validators would refuse, each as "path:line: word"."""
+def unexpected_words(segments: Iterable[ReferenceSegment], slots: Iterable[Slot]) -> Iterator[str]:
+    """Yields the words that NIST's validators would reject, as "path:line: word"."""
     for segment in segments:
         for token in segment.text.split():
             if not _STM_WORD.fullmatch(token):

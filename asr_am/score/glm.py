@@ -1,14 +1,14 @@
-"""Global mapping rules (GLM), as NIST's rfilter1 reads and applies them.
+"""Global mapping rules (GLM), read and applied as NIST's rfilter1 does.
 
     ;; comment                               the first token of the first line is the comment mark
     * max_nrules = '2500'                    settings: format, max_nrules, case_sensitive, copy_no_hit
-    ;; INPUT_DEPENDENT_APPLICATION = "ctm"   what follows is for inputs that match (stm|ctm or ref|hyp)
+    ;; INPUT_DEPENDENT_APPLICATION = "ctm"   restricts what follows to matching inputs (stm|ctm or ref|hyp)
     UH      => %HESITATION / [ ] __ [ ]      source => target / left context __ right context
     [HE'D]  => [{HE HAD / HE WOULD}] / [ ] __ [ ]
 
-Rules rewrite in one pass from left to right: at each character the first rule in file order that matches wins;
-contexts are read from the input and the output is not looked at again. The parser below follows
-rfilter1/include/grules2.c of SCTK character by character, because GLM files in the wild depend on its ways.
+Rules rewrite in one pass from left to right. At each character the first rule in file order that matches wins.
+Contexts are matched against the input, and output is not rewritten again. The parser follows rfilter1/include/grules2.c
+of SCTK character by character, because existing GLM files depend on its quirks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from asr_am.errors import InputError
 from asr_am.score.files import Line, read_lines, show
 
-MAX_LINE = 131  # rfilter1 reads a GLM line into 132 bytes ...
-MAX_TEXT = 99_998  # ... and a line to filter into 100,000
+MAX_LINE = 131  # rfilter1 reads a GLM line into a buffer of 132 bytes
+MAX_TEXT = 99_998  # and a line to filter into one of 100,000
 
 _SECTION = re.compile(rb';;\s+INPUT_DEPENDENT_APPLICATION\s*=\s*"([^"]*)"')
 _BLANK = frozenset(b" \t\n\v\f\r")
@@ -30,7 +30,7 @@ _BLANK = frozenset(b" \t\n\v\f\r")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`source` becomes `target` between `left` and `right`."""
+    """Rewrites `source` as `target` between the contexts `left` and `right`."""
 
     source: bytes
     target: bytes
@@ -49,14 +49,18 @@ class Rule:
 
 @dataclass
 class RuleSet:
-    """The rules of a GLM that apply to one kind of input."""
+    """Rules of a GLM that apply to one kind of input."""
 
     rules: list[Rule]
     case_sensitive: bool
     _by_start: dict[bytes, list[Rule]] = field(default_factory=dict)
 
     def apply(self, text: bytes) -> bytes:
-        """Rewrite one line. InputError where rfilter1's buffers would overflow."""
+        """Rewrites one line.
+
+        Raises:
+            InputError: the line would overflow rfilter1's buffers.
+        """
         if len(text) > MAX_TEXT:
             raise InputError(f"a text of {len(text)} bytes; the limit is {MAX_TEXT}, so split the segment")
         folded = text if self.case_sensitive else text.lower()
@@ -76,7 +80,7 @@ class RuleSet:
         return result
 
     def _starting(self, start: bytes) -> list[Rule]:
-        """The rules whose source can begin at these two bytes, in file order."""
+        """Returns the rules whose source can begin with these two bytes, in file order."""
         found = self._by_start.get(start)
         if found is None:
             found = [rule for rule in self.rules if rule.source and start.startswith(rule.source[:2])]
@@ -85,13 +89,14 @@ class RuleSet:
 
 
 def read_glm(path: Path, inputs: tuple[str, str]) -> RuleSet:
-    """The rules of `path` for `inputs`, ("stm", "ref") or ("ctm", "hyp").
+    """Reads the rules of `path` for `inputs`, ("stm", "ref") or ("ctm", "hyp").
 
-    Raises InputError for whatever makes rfilter1 stop, which csrfilt would answer by losing all text.
+    Raises:
+        InputError: the file would make rfilter1 stop, after which csrfilt loses all text.
     """
     pieces = list(_pieces(_select(read_lines(path), inputs)))
     if not pieces:
-        raise InputError(f"{path}: no rules for {'/'.join(inputs)}")
+        raise InputError(f"{path}: no rules for {'/'.join(inputs)}; omit the GLM to score without rules")
     mark = _comment_mark(pieces[0][0].text)
     settings = _Settings()
     rules: list[Rule] = []
@@ -101,7 +106,7 @@ def read_glm(path: Path, inputs: tuple[str, str]) -> RuleSet:
         if not text or (mark and text.startswith(mark)):
             continue
         if not whole:
-            raise InputError(f"{line.where}: longer than {MAX_LINE} bytes; break the comment or shorten the rule")
+            raise InputError(f"{line.where}: longer than {MAX_LINE} bytes; wrap the comment or shorten the rule")
         if text.startswith(b"*"):
             settings.read(line.where, text)
             continue
@@ -112,7 +117,7 @@ def read_glm(path: Path, inputs: tuple[str, str]) -> RuleSet:
             limit = min(room, settings.max_nrules)
             raise InputError(f"{line.where}: {limit} rules or more; put * max_nrules = '{2 * limit}' before the rules")
     if not rules:
-        raise InputError(f"{path}: no rules for {'/'.join(inputs)}; leave the GLM out if none are wanted")
+        raise InputError(f"{path}: no rules for {'/'.join(inputs)}; omit the GLM to score without rules")
     settings.check(str(path))
     if not settings.case_sensitive:
         rules = [Rule(r.source.lower(), r.target, r.left.lower(), r.right.lower()) for r in rules]
@@ -121,7 +126,7 @@ def read_glm(path: Path, inputs: tuple[str, str]) -> RuleSet:
 
 @dataclass
 class _Settings:
-    """The lines that begin with '*': the keyword is looked for anywhere in the line, value included."""
+    """Settings from lines that begin with '*'. Keywords are found anywhere in the line, even in the value."""
 
     max_nrules: int = 400
     case_sensitive: bool = True
@@ -131,7 +136,7 @@ class _Settings:
     def read(self, where: str, text: bytes) -> None:
         quoted = re.search(rb"[\"']([^\"']*)", text)
         if not quoted:
-            raise InputError(f"{where}: a setting without a quoted value; write * name = 'value'")
+            raise InputError(f"{where}: the setting has no quoted value; write * name = 'value'")
         value, keys = quoted[1], text.upper()
         if b"FORMAT" in keys:
             self.format = value
@@ -151,7 +156,7 @@ class _Settings:
 
 
 def _select(lines: list[Line], inputs: tuple[str, str]) -> Iterator[Line]:
-    """csrfilt: the lines outside sections, and of the sections whose expression matches the input."""
+    """Returns the lines outside sections and those of the sections whose expression matches, as csrfilt does."""
     applies = True
     for line in lines:
         if section := _SECTION.match(line.text):
@@ -165,7 +170,7 @@ def _select(lines: list[Line], inputs: tuple[str, str]) -> Iterator[Line]:
 
 
 def _pieces(lines: Iterator[Line]) -> Iterator[tuple[Line, bool]]:
-    """Lines as rfilter1's fgets returns them, and whether each is the beginning of its line."""
+    """Splits lines as rfilter1's fgets does, and marks the pieces that begin a line."""
     for line in lines:
         for start in range(0, max(1, len(line.text)), MAX_LINE):
             yield Line(line.where, line.text[start : start + MAX_LINE]), start == 0
@@ -177,7 +182,7 @@ def _comment_mark(text: bytes) -> bytes:
 
 
 def _parse_rule(where: str, line: bytes) -> Rule:
-    """`source => target / left __ right`; the context begins at the last slash that is not inside brackets."""
+    """Parses `source => target / left __ right`. The context begins at the last slash outside brackets."""
     line = line.rstrip()
     arrow = line.find(b"=>")
     if arrow < 0:
@@ -207,7 +212,7 @@ def _skip_back(line: bytes, end: int, stop: int) -> int:
 
 
 def _after_marker(line: bytes, start: int, end: int) -> bytes:
-    """The field between the first blank after the marker at `start` and the byte at `end`."""
+    """Returns the field between the first blank after the marker at `start` and the byte at `end`."""
     while start < end and line[start] not in _BLANK:
         start += 1
     if start >= end:

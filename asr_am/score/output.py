@@ -1,4 +1,4 @@
-"""What a Score looks like outside: the table, the aligned error listing, and JSON."""
+"""Output formats of a Score: table, listing of aligned errors, and JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_FREQUENT = 50
 
 
 def write_table(score: Score, stream: TextIO) -> None:
-    """Rows of percentages per speaker, per subset, and for all, in the manner of `sclite -o sum`."""
+    """Writes percentages per speaker, per subset and in total, in the style of `sclite -o sum`."""
     groups = [list(score.speakers().items()), [(name, score.subset(name)) for name in score.subsets]]
     rows = [[(name, counts) for name, counts in group if counts.sentences] for group in groups]
     rows.append([(ALL, score.total)])
@@ -34,17 +34,17 @@ def write_table(score: Score, stream: TextIO) -> None:
 
 
 def to_json(score: Score) -> dict[str, dict[str, Any]]:
-    """Counts and WER in percent (None without reference words) of "all" and of each subset."""
+    """Returns counts and WER in percent (None without reference words) of "all" and of each subset."""
     return {name: _counts_json(score.subset(name)) for name in [ALL, *score.subsets]}
 
 
 def write_json(score: Score, path: Path) -> None:
-    """Write `to_json` under a temporary name, then rename."""
+    """Writes `to_json` to a temporary file and renames it."""
     _write_renamed(path, json.dumps(to_json(score), indent=2) + "\n")
 
 
 def write_alignments(score: Score, path: Path) -> None:
-    """Write the alignment of every segment (REF, HYP, Eval), then the most frequent errors."""
+    """Writes the alignment of every segment (REF, HYP, Eval), then the most frequent errors."""
     blocks = [_alignment(segment) for segment in score.segments]
     blocks += _frequent_errors(score)
     _write_renamed(path, "\n".join(blocks))
@@ -88,7 +88,7 @@ def _alignment(segment: SegmentScore) -> str:
 
 
 def _column(pair: Pair) -> tuple[str, str, str]:
-    """The three cells of one pair, errors in capitals, padded to one width."""
+    """Returns the three cells of one pair, errors in capitals, padded to one width."""
     words = [str(word) if word else "" for word in (pair.reference, pair.hypothesis)]
     width = max(1, *map(len, words))
     if pair.operation != CORRECT:
@@ -112,7 +112,7 @@ def _frequent_errors(score: Score) -> Iterator[str]:
 
 def _write_renamed(path: Path, text: str) -> None:
     if path.is_dir():
-        raise InputError(f"{path}: is a folder; give a file to write")
+        raise InputError(f"{path}: is a directory; give a file to write")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

@@ -1,7 +1,7 @@
-"""Word errors of a hypothesis (CTM) against a reference (STM), to the last word as NIST's programs count them.
+"""Counts word errors of a hypothesis (CTM) against a reference (STM) exactly as NIST's programs do.
 
-The pipeline of hubscr.pl: sort both files, rewrite both by the GLM if there is one (csrfilt), give each segment its
-words by their mid-points, align (sclite -F -D), count.
+The steps are those of hubscr.pl: sort both files, rewrite both by the GLM if there is one (csrfilt), assign words to
+segments by their mid-points, align (sclite -F -D), count.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 from asr_am.errors import InputError
 from asr_am.score.alignment import CORRECT, DELETION, INSERTION, SUBSTITUTION, Pair, align
 from asr_am.score.csrfilt import Filter
-from asr_am.score.files import Segment, Slot, parse_ctm, parse_stm, read_ctm, read_stm, show, unexpected_words
+from asr_am.score.files import ReferenceSegment, Slot, parse_ctm, parse_stm, read_ctm, read_stm, show, unexpected_words
 from asr_am.score.word_network import Network, hypothesis_network, reference_network
 
 ALL = "all"
-FILE_PREFIX_SUBSETS = {"swb": "sw_", "ch": "en_"}  # the two halves of Hub5'00
+FILE_PREFIX_SUBSETS = {"swb": "sw_", "ch": "en_"}  # Switchboard and CallHome halves of Hub5'00
 
 _LABEL_LINE = re.compile(rb';; LABEL [^"]*"([^"]*)"[^"]*"([^"]*)"[^"]*"([^"]*)"')
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Totals over segments. `words` are reference words on the aligned branches, so they depend on the hypothesis."""
+    """Totals over segments. `words` counts reference words on the aligned branches, so it depends on the hypothesis."""
 
     sentences: int = 0
     correct: int = 0
@@ -45,7 +45,7 @@ class Counts:
 
     @property
     def wer(self) -> float | None:
-        """Word error rate in percent; None where the reference has no words."""
+        """Word error rate in percent, None if the reference has no words."""
         return 100.0 * self.errors / self.words if self.words else None
 
     def __add__(self, other: Counts) -> Counts:
@@ -61,7 +61,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class SegmentScore:
-    """One segment: who, where, its counts, and its alignment (empty where NIST's programs did the counting)."""
+    """Score of one segment. `pairs` is empty if NIST's programs did the counting."""
 
     file: str
     channel: str
@@ -75,7 +75,7 @@ class SegmentScore:
 
 @dataclass
 class Score:
-    """The scored segments in file order; `subsets` maps a name to the positions of its segments."""
+    """Scored segments in file order. `subsets` maps a name to the positions of its segments."""
 
     segments: list[SegmentScore]
     subsets: dict[str, list[int]] = field(default_factory=dict)
@@ -85,18 +85,18 @@ class Score:
         return self.subset(ALL)
 
     def subset(self, name: str) -> Counts:
-        """The totals of one subset, or of "all"."""
+        """Returns the totals of one subset, or of "all"."""
         return sum((segment.counts for segment in self._members(name)), Counts())
 
     def speakers(self, name: str = ALL) -> dict[str, Counts]:
-        """Totals by speaker, in order of appearance."""
+        """Returns totals by speaker, in order of appearance."""
         totals: dict[str, Counts] = {}
         for segment in self._members(name):
             totals[segment.speaker] = totals.get(segment.speaker, Counts()) + segment.counts
         return totals
 
     def per_segment(self, name: str = ALL) -> tuple[list[int], list[int]]:
-        """Errors and reference words of each segment, for asr_am.score.significance."""
+        """Returns errors and reference words of each segment, as asr_am.score.significance takes them."""
         members = self._members(name)
         return [segment.counts.errors for segment in members], [segment.counts.words for segment in members]
 
@@ -105,10 +105,15 @@ class Score:
 
 
 class Reference:
-    """An STM and a GLM, read and filtered once to score many hypotheses against.
+    """STM and GLM, read and filtered once to score many hypotheses against.
 
-    `subsets` maps names to prefixes of file names; without it `swb` and `ch` where there are such files. Every label
-    that the STM declares (`;; LABEL "id" "title" "description"`) is a subset as well, named by its id in lower case.
+    Every label that the STM declares (`;; LABEL "id" "title" "description"`) is a subset, named by its id in lower
+    case.
+
+    Args:
+        stm: reference file.
+        glm: rules for reference and hypothesis.
+        subsets: name to prefix of file names. By default `swb` and `ch` if there are such files.
     """
 
     def __init__(self, stm: Path, glm: Path | None = None, subsets: Mapping[str, str] | None = None) -> None:
@@ -123,7 +128,11 @@ class Reference:
         self._networks = [None if segment.ignored else _network(segment) for segment in self.segments]
 
     def score(self, ctm: Path) -> Score:
-        """Score one CTM file. Raises InputError for bad input and for words of a file that the STM lacks."""
+        """Scores one CTM file.
+
+        Raises:
+            InputError: the file is malformed, or has words of a file that the STM lacks.
+        """
         scored = []
         for number, words in self._assign(self._slots(ctm)):
             network = self._networks[number]
@@ -132,7 +141,7 @@ class Reference:
         return Score(scored, self.subset_rules.split(scored))
 
     def unexpected_words(self, ctm: Path) -> list[str]:
-        """The words of both files that hubscr's validators refuse, as "path:line: word"."""
+        """Returns the words of both files that hubscr's validators reject, as "path:line: word"."""
         return list(unexpected_words(self.segments, self._slots(ctm)))
 
     def _slots(self, ctm: Path) -> list[Slot]:
@@ -142,7 +151,7 @@ class Reference:
         return [slot for line in lines for slot in self._hypothesis_filter.ctm_line(line)]
 
     def _assign(self, slots: list[Slot]) -> Iterator[tuple[int, Sequence[Slot]]]:
-        """The words of each segment. Both files are sorted, so files and channels are met in the same order."""
+        """Yields the words of each segment. Both files are sorted, so files and channels occur in the same order."""
         channels = [list(group) for _, group in groupby(slots, key=lambda slot: (slot.file, slot.channel))]
         numbered = groupby(enumerate(self.segments), key=lambda item: (item[1].file, item[1].channel))
         for channel, group in numbered:
@@ -157,19 +166,23 @@ class Reference:
     def _refuse(self, slot: Slot) -> None:
         name = f"file '{show(slot.file)}' channel '{show(slot.channel)}'"
         if (slot.file, slot.channel) in {(segment.file, segment.channel) for segment in self.segments}:
-            raise InputError(f"{slot.where}: {name} comes in another order than in {self.stm}; unify blanks and case")
+            raise InputError(
+                f"{slot.where}: {name} sorts differently than in {self.stm}; use the same blanks and case in both"
+            )
         raise InputError(f"{slot.where}: {name} is not in {self.stm}; score it with its own reference")
 
 
 @dataclass(frozen=True)
 class SubsetRules:
-    """Which segments belong to which subset: by prefix of the file name, or by label."""
+    """Rules that assign segments to subsets, by prefix of the file name or by label."""
 
     prefixes: Mapping[str, str]
     labels: Mapping[str, str]
 
     @classmethod
-    def of(cls, segments: list[Segment], comments: list[bytes], prefixes: Mapping[str, str] | None) -> SubsetRules:
+    def of(
+        cls, segments: list[ReferenceSegment], comments: list[bytes], prefixes: Mapping[str, str] | None
+    ) -> SubsetRules:
         if prefixes is None:
             files = {segment.file for segment in segments}
             prefixes = {
@@ -182,7 +195,7 @@ class SubsetRules:
         return cls(prefixes, labels)
 
     def split(self, segments: Sequence[SegmentScore]) -> dict[str, list[int]]:
-        """Positions of the segments of each subset."""
+        """Returns the positions of the segments of each subset."""
         subsets = {
             name: [i for i, segment in enumerate(segments) if segment.file.startswith(prefix.lower())]
             for name, prefix in self.prefixes.items()
@@ -194,14 +207,21 @@ class SubsetRules:
 
 
 def score_files(stm: Path, ctm: Path, glm: Path | None = None, subsets: Mapping[str, str] | None = None) -> Score:
-    """Score `ctm` against `stm` after the rules of `glm`; `subsets` maps names to prefixes of file names.
+    """Scores one hypothesis. To score several against one reference, keep a `Reference` and call its `score`.
 
-    To score many hypotheses against one reference, keep a `Reference` and call its `score`.
+    Args:
+        stm: reference file.
+        ctm: hypothesis file.
+        glm: rules for both.
+        subsets: name to prefix of file names, see `Reference`.
+
+    Raises:
+        InputError: a file is missing or malformed, or they do not belong together.
     """
     return Reference(stm, glm, subsets).score(ctm)
 
 
-def _network(segment: Segment) -> Network:
+def _network(segment: ReferenceSegment) -> Network:
     try:
         return reference_network(segment.text)
     except InputError as error:
@@ -212,8 +232,8 @@ def _channel(slots: list[Slot]) -> tuple[bytes, bytes]:
     return slots[0].file, slots[0].channel
 
 
-def _by_middle(segments: list[Segment], words: list[Slot]) -> Iterator[list[Slot]]:
-    """Each segment takes the next words while they are centred before its end; the last one takes the rest."""
+def _by_middle(segments: list[ReferenceSegment], words: list[Slot]) -> Iterator[list[Slot]]:
+    """Gives each segment the next words with mid-points before its end, and the rest to the last one."""
     start = 0
     for segment in segments[:-1]:
         end = start
@@ -224,7 +244,7 @@ def _by_middle(segments: list[Segment], words: list[Slot]) -> Iterator[list[Slot
     yield words[start:]
 
 
-def _score_segment(segment: Segment, reference: Network, hypothesis: Network) -> SegmentScore:
+def _score_segment(segment: ReferenceSegment, reference: Network, hypothesis: Network) -> SegmentScore:
     try:
         pairs = align(reference, hypothesis)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""The same scores from NIST's own programs (SCTK), where they are installed: Debian's package `sctk`, or on PATH."""
+"""Scores computed by NIST's own programs (SCTK), from Debian's package `sctk` or found on PATH."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FIELDS = re.compile(
 
 
 def find_sctk() -> Path | None:
-    """The directory of the NIST programs, or None where they are not installed."""
+    """Returns the directory of the NIST programs, or None if they are not installed."""
     found = shutil.which("sclite")
     candidates = [Path(found).resolve().parent] if found else []
     if wrapper := shutil.which("sctk"):
@@ -38,9 +38,18 @@ def find_sctk() -> Path | None:
 
 
 def score_files_sctk(stm: Path, ctm: Path, glm: Path | None = None, subsets: Mapping[str, str] | None = None) -> Score:
-    """As `asr_am.score.score_files`, counted by hubscr's sort, csrfilt and sclite; segments come without alignments.
+    """Scores like `asr_am.score.score_files` with hubscr's sort, csrfilt and sclite.
 
-    The segments are ordered by speaker. Raises InputError where the programs are missing or refuse the files.
+    Segments are ordered by speaker and have no alignments.
+
+    Args:
+        stm: reference file.
+        ctm: hypothesis file.
+        glm: rules for both.
+        subsets: name to prefix of file names.
+
+    Raises:
+        InputError: the programs are missing or reject the files.
     """
     directory = find_sctk()
     if directory is None:
@@ -60,14 +69,14 @@ def score_files_sctk(stm: Path, ctm: Path, glm: Path | None = None, subsets: Map
 
 
 def _prepare(directory: Path, source: Path, kind: str, purpose: str, glm: Path | None, work: Path) -> Path:
-    """Sort and filter one file as hubscr.pl does; returns the result."""
-    whole, result = work / f"{purpose}.whole.{kind}", work / f"{purpose}.{kind}"
-    text = source.read_bytes().replace(b"\r\n", b"\n")  # NIST's would keep the \r in the last word
-    whole.write_bytes(text.removesuffix(b"\n") + b"\n")  # sorting would glue a last line without an end
-    _run(directory, ["perl", str(directory / "hubscr.pl"), f"sort{kind.upper()}"], work, whole, result)
+    """Sorts and filters one file as hubscr.pl does, and returns the result."""
+    complete, result = work / f"{purpose}.complete.{kind}", work / f"{purpose}.{kind}"
+    text = source.read_bytes().replace(b"\r\n", b"\n")  # sclite would keep the \r in the last word
+    complete.write_bytes(text.removesuffix(b"\n") + b"\n")  # sorting would join an unterminated last line to another
+    _run(directory, ["perl", str(directory / "hubscr.pl"), f"sort{kind.upper()}"], work, complete, result)
     if glm:
         result, unfiltered = work / f"{purpose}.filtered.{kind}", result
-        rules = work / "rules.glm"  # csrfilt.sh cannot do with a blank in a path
+        rules = work / "rules.glm"  # csrfilt.sh fails on a path with a blank
         rules.write_bytes(glm.read_bytes().replace(b"\r\n", b"\n"))
         command = ["csrfilt.sh", "-i", kind, "-t", purpose, "-dh", str(rules)]
         if _run(directory, command, work, unfiltered, result):
@@ -76,7 +85,7 @@ def _prepare(directory: Path, source: Path, kind: str, purpose: str, glm: Path |
 
 
 def _run(directory: Path, command: list[str], work: Path, stdin: Path | None = None, stdout: Path | None = None) -> str:
-    """Run one program in `work`; returns what it said on stderr, without the shell's own warnings."""
+    """Runs one program in `work` and returns its stderr without warnings of the shell."""
     environment = {**os.environ, "PATH": f"{directory}:{os.environ.get('PATH', '')}", "LC_ALL": "C"}
     with open(stdin or os.devnull, "rb") as source, open(stdout or work / "log", "wb") as sink:
         try:
@@ -91,12 +100,12 @@ def _run(directory: Path, command: list[str], work: Path, stdin: Path | None = N
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise InputError(f"{command[0]} has not ended within {TIMEOUT_S} s; score without --sctk") from None
-    said = done.stderr.decode("utf-8", errors="backslashreplace")
-    said = "\n".join(line for line in said.splitlines() if "egrep" not in line)
+            raise InputError(f"{command[0]} did not finish within {TIMEOUT_S} s; score without --sctk") from None
+    stderr = done.stderr.decode("utf-8", errors="backslashreplace")
+    stderr = "\n".join(line for line in stderr.splitlines() if "egrep" not in line)
     if done.returncode:
-        raise InputError(f"{' '.join(command[:2])} failed with exit code {done.returncode}: {said.strip()[-300:]}")
-    return said
+        raise InputError(f"{' '.join(command[:2])} failed with exit code {done.returncode}: {stderr.strip()[-300:]}")
+    return stderr
 
 
 def _segment(match: re.Match[str]) -> SegmentScore:

@@ -1,7 +1,7 @@
-"""Confidence in word error rates by bootstrap over segments (Bisani & Ney, ICASSP 2004).
+"""Bootstrap confidence intervals of word error rates (Bisani & Ney, ICASSP 2004).
 
-A bootstrap sample draws as many segments as there are, with replacement, and its WER is the sum of their errors over
-the sum of their words. Two systems are compared on the same drawn segments. Legend: B samples, N segments.
+A bootstrap sample draws as many segments as there are, with replacement. Its WER is the sum of their errors over the
+sum of their words. Two systems are compared on the same samples. Legend: B samples, N segments, K columns of counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CHUNK_CELLS = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A WER, or a difference of WERs, in percent with the ends of its interval."""
+    """WER or difference of WERs with the ends of its confidence interval, in percent."""
 
     value: float
     low: float
@@ -28,24 +28,36 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`probability_b_better` is the share of samples in which b makes fewer errors than a (ties count half);
-    `difference` is WER of b minus WER of a."""
+    """Comparison of systems a and b.
+
+    Attributes:
+        probability_b_better: share of samples in which b makes fewer errors than a. Ties count half.
+        difference: WER of b minus WER of a.
+    """
 
     probability_b_better: float
     difference: Interval
 
     @property
     def significant(self) -> bool:
-        """Whether the interval of the difference excludes zero."""
+        """True if the interval of the difference excludes zero."""
         return self.difference.low > 0.0 or self.difference.high < 0.0
 
 
 def bootstrap_interval(
     errors: Sequence[int], words: Sequence[int], seed: int = 0, samples: int = SAMPLES, level: float = 0.95
 ) -> Interval:
-    """The WER over segments and its percentile interval.
+    """Returns the WER over segments with its percentile interval.
 
-    `errors` and `words` hold one number per segment (see Score.per_segment). InputError where they do not fit together.
+    Args:
+        errors: of each segment, see Score.per_segment.
+        words: reference words of each segment.
+        seed: of the bootstrap.
+        samples: number of bootstrap samples.
+        level: confidence level.
+
+    Raises:
+        InputError: the lengths differ, a count is negative, or there are no words.
     """
     table_NK = _table(errors, words)
     return _interval(_wer(table_NK.sum(axis=0)), _wer(_resampled_sums(table_NK, seed, samples)), level)
@@ -60,9 +72,19 @@ def paired_bootstrap(
     samples: int = SAMPLES,
     level: float = 0.95,
 ) -> Comparison:
-    """Compare systems a and b over the same segments.
+    """Compares systems a and b over the same segments.
 
-    `words_b` is for references with alternations, where the words counted depend on the hypothesis.
+    Args:
+        errors_a: of each segment, by system a.
+        errors_b: of each segment, by system b.
+        words: reference words of each segment.
+        seed: of the bootstrap.
+        words_b: reference words for system b, if alternations make them depend on the hypothesis.
+        samples: number of bootstrap samples.
+        level: confidence level.
+
+    Raises:
+        InputError: the lengths differ, a count is negative, or there are no words.
     """
     table_NK = np.concatenate(
         [_table(errors_a, words), _table(errors_b, words if words_b is None else words_b)], axis=1
@@ -76,10 +98,10 @@ def paired_bootstrap(
 
 def _table(errors: Sequence[int], words: Sequence[int]) -> np.ndarray:
     if len(errors) != len(words) or len(errors) == 0:
-        raise InputError(f"errors of {len(errors)} segments and words of {len(words)}: they must be the same segments")
+        raise InputError(f"errors of {len(errors)} segments, words of {len(words)}: both must cover the same segments")
     table_N2 = np.stack([np.asarray(errors, dtype=np.int64), np.asarray(words, dtype=np.int64)], axis=1)
     if table_N2.min() < 0 or table_N2[:, 1].sum() == 0:
-        raise InputError("negative counts, or no reference words at all: there is no word error rate")
+        raise InputError("negative counts or no reference words: the word error rate is undefined")
     return table_N2
 
 
@@ -96,7 +118,7 @@ def _draws(generator: np.random.Generator, segments: int, samples: int) -> Itera
 
 
 def _wer(sums: np.ndarray) -> np.ndarray:
-    """Percent; a sample without any reference word counts as one word."""
+    """WER in percent. A sample without reference words counts as one word."""
     return 100.0 * sums[..., 0] / np.maximum(sums[..., 1], 1)
 
 

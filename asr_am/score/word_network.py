@@ -1,7 +1,7 @@
-"""Words and word networks, as sclite builds them from a reference text or from hypothesis slots.
+"""Words and word networks, built from a reference text or from hypothesis slots as sclite does.
 
-A network is a list of arcs, one word each, and for every arc the arcs that may come before it, in the order in which
-the branches are written: that order decides ties. Arc 0 is the empty beginning.
+A network is a list of arcs with one word each, and for every arc its possible predecessors. Predecessors are ordered as
+the branches are written, because that order breaks ties. Arc 0 is the empty start.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from asr_am.errors import InputError
 from asr_am.score.files import Slot, show
 
-MAX_TOKEN = 9_999  # sclite copies a word or a whole alternation into 10,000 bytes
+MAX_TOKEN = 9_999  # sclite copies a word or an alternation into 10,000 bytes
 MAX_DEPTH = 100
 
 _WORD = re.compile(rb"\S+")
@@ -23,7 +23,7 @@ _BRACE = re.compile(rb"[{}]")
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """`value` is what sclite prints, `text` what it compares: the same without the parentheses of `(optional)`."""
+    """A word. sclite prints `value` and compares `text`, which lacks the parentheses of `(optional)`."""
 
     value: bytes
     text: bytes
@@ -40,7 +40,14 @@ class Word:
 
 @dataclass
 class Network:
-    """`words[i]` is the word on arc i (None on arc 0), `before[i]` its predecessors, `last` the arcs that end it."""
+    """Word network.
+
+    Attributes:
+        words: word on each arc, None on arc 0.
+        before: predecessors of each arc.
+        last: arcs that end the network.
+        linear: True if there are no branches and no `@`.
+    """
 
     words: list[Word | None] = field(default_factory=lambda: [None])
     before: list[tuple[int, ...]] = field(default_factory=lambda: [()])
@@ -56,7 +63,7 @@ class Network:
 
 @lru_cache(maxsize=100_000)
 def make_word(token: bytes) -> Word:
-    """A token as sclite understands it: without what follows ';', backslashes, and one final '*'."""
+    """Parses a token as sclite does: drops text after ';', backslashes, and one final '*'."""
     if not token.startswith(b"{"):
         token = _before_semicolon(token).replace(b"\\", b"")
     if len(token) > 1 and token.endswith(b"*"):
@@ -74,9 +81,10 @@ def _before_semicolon(token: bytes) -> bytes:
 
 
 def reference_network(text: bytes) -> Network:
-    """The network of an STM text with its alternations `{ a b / c / @ }`, which may be nested.
+    """Builds the network of an STM text with its alternations `{ a b / c / @ }`, which may be nested.
 
-    Raises InputError for what makes sclite crash or drop words: open braces, braces inside words, no alternative.
+    Raises:
+        InputError: sclite would crash or drop words (unclosed braces, braces inside words, an empty alternation).
     """
     network = Network()
     if b"{" not in text:
@@ -89,7 +97,7 @@ def reference_network(text: bytes) -> Network:
 
 
 def hypothesis_network(slots: Iterable[Slot]) -> Network:
-    """The network of CTM slots one after another."""
+    """Builds the network of consecutive CTM slots."""
     network = Network()
     for slot in slots:
         ends: tuple[int, ...] = ()
@@ -104,9 +112,9 @@ def hypothesis_network(slots: Iterable[Slot]) -> Network:
 
 
 def _append(network: Network, text: bytes, before: tuple[int, ...], depth: int) -> tuple[int, ...]:
-    """Add the words of `text` after the arcs `before`; returns the arcs that end it."""
+    """Adds the words of `text` after the arcs `before` and returns the arcs that end it."""
     if depth > MAX_DEPTH:
-        raise InputError(f"alternations nested more than {MAX_DEPTH} deep")
+        raise InputError(f"alternations nested more than {MAX_DEPTH} deep; simplify them")
     for token in _tokens(text):
         if token.startswith(b"{"):
             ends: tuple[int, ...] = ()
@@ -119,7 +127,7 @@ def _append(network: Network, text: bytes, before: tuple[int, ...], depth: int) 
 
 
 def _tokens(text: bytes) -> Iterator[bytes]:
-    """Words, and alternations from '{' to the matching '}'."""
+    """Yields words and alternations, the latter from '{' to the matching '}'."""
     position = 0
     while match := _WORD.search(text, position):
         position = match.start()
@@ -132,7 +140,7 @@ def _tokens(text: bytes) -> Iterator[bytes]:
 
 
 def _closing_brace(text: bytes, start: int) -> int:
-    """The position after the alternation that begins at `start`."""
+    """Returns the position after the alternation that begins at `start`."""
     depth = 0
     for match in _BRACE.finditer(text, start):
         depth += 1 if match[0] == b"{" else -1
@@ -144,7 +152,7 @@ def _closing_brace(text: bytes, start: int) -> int:
 
 
 def _branches(alternation: bytes) -> list[bytes]:
-    """Split `{ a / b }` at the slashes that are not inside inner braces; empty branches do not count."""
+    """Splits `{ a / b }` at slashes outside inner braces and ignores empty branches."""
     branches, depth, start = [], 0, 1
     for position, char in enumerate(alternation[:-1]):
         depth += (char == 0x7B) - (char == 0x7D)

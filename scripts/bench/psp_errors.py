@@ -35,7 +35,7 @@ def by_setting(runs: list[TrainingRun]) -> dict[tuple[str, str], list[TrainingRu
 
 def setting_of(run: TrainingRun) -> tuple[str, str] | None:
     """c and b; None of a run that is not to be compared: another strategy, without delays, unfinished."""
-    setting, options = run.setting, dict(run.setting.options)
+    setting, options = run.config, dict(run.config.options)
     if (setting.strategy, setting.learners) != ("psp", 32) or not setting.faults or run.epochs_done != setting.epochs:
         return None
     return options.get("c", ""), options.get("b", "")

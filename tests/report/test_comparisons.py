@@ -9,7 +9,7 @@ import pytest
 
 from asr_am.report.comparisons import Timed, by_batch, by_strategy, fault_kinds, single_learner, speeds, widest
 from asr_am.report.plot_style import Style
-from asr_am.report.runs import Group, group_runs, read_training_runs
+from asr_am.report.runs import RunGroup, group_runs, read_training_runs
 from asr_am.report.strategy_plots import draw_batches, draw_loss, draw_speedup
 from tests.support.report_files import write_distributed, write_run
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HOUR = 3600.0
 
 
-def groups_of(corpus_dir: Path) -> list[Group]:
+def groups_of(corpus_dir: Path) -> list[RunGroup]:
     return group_runs(read_training_runs(corpus_dir))
 
 
@@ -54,14 +54,14 @@ def test_accuracy_is_compared_at_one_batch_and_number_of_epochs(corpus_dir: Path
     write_distributed(corpus_dir, "sync", 16, 1.0, [2.0, 1.0], batch=640)
     write_distributed(corpus_dir, "local", 1, 1.0, [2.0, 1.0], name="other", model="tdnn")
     once, twice = by_strategy(groups_of(corpus_dir))
-    assert [(group.setting.strategy, group.setting.learners) for group in twice] == [
+    assert [(group.config.strategy, group.config.learners) for group in twice] == [
         ("local", 1), ("adpsgd", 16), ("sync", 16)
     ]  # fmt: skip
-    assert {group.setting.epochs for group in once} == {1} and single_learner(once) is None
+    assert {group.config.epochs for group in once} == {1} and single_learner(once) is None
     baseline = single_learner(twice)
     assert baseline is twice[0]
-    assert [group.setting.learners for group in widest(once)] == [4]  # those with faults are left out
-    faulty = [group for group in once if group.setting.faults]
+    assert [group.config.learners for group in widest(once)] == [4]  # those with faults are left out
+    faulty = [group for group in once if group.config.faults]
     assert len(faulty) == 2 and widest(faulty) == faulty  # unless there are no others
 
 
@@ -79,7 +79,7 @@ def test_batches_are_compared_over_common_seeds(tmp_path: Path) -> None:
     write_distributed(tmp_path, "sync", 8, 1.0, [1.0, 1.0], batch=640, seed=2)
     write_distributed(tmp_path, "hybrid", 4, 1.0, [1.0, 1.0], batch=640, seed=2)
     (part,) = by_batch(groups_of(tmp_path))
-    assert [(group.setting.batch, group.seeds) for group in part] == [(64, [2, 3]), (640, [2, 3])]
+    assert [(group.config.batch, group.seeds) for group in part] == [(64, [2, 3]), (640, [2, 3])]
     figure = draw_loss(part, ["batch 64", "batch 640"], [Style.of(0), Style.of(1)], "an4: held-out loss")
     drawn = lines(figure.axes[0])
     assert drawn == {
@@ -154,13 +154,13 @@ def test_untimed_and_faulty_runs_have_no_reference(tmp_path: Path) -> None:
     write_distributed(tmp_path, "sync", 2, 0.0, [1.0])
     write_distributed(tmp_path, "hybrid", 2, 5.0, [1.0], faults={"lost_share": 0.1})
     (part,) = speeds(groups_of(tmp_path))
-    assert part.reference is None and list(part.seconds) == [Timed("hybrid", 2, "10 % of letters lost")]
+    assert part.reference is None and list(part.seconds) == [Timed("hybrid", 2, "10 % of messages lost")]
     assert draw_speedup(part, ["hybrid", "sync"], "x") is None
 
 
 def test_bars_are_the_batches_of_each_learner(corpus_dir: Path) -> None:
     (part,) = speeds(groups_of(corpus_dir))
-    sixteen = [group for group in part.groups if group.setting.learners == 16]
+    sixteen = [group for group in part.groups if group.config.learners == 16]
     assert fault_kinds(sixteen) == ["", "learner 3 slowed 10x"]
     figure = draw_batches(sixteen, "swb: batches per learner")
     panels = figure.axes

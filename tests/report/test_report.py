@@ -181,7 +181,7 @@ def test_runs_scored_against_another_reference_are_named(corpus_dir: Path) -> No
     scores = sorted((corpus_dir / "score").iterdir())
     for number, folder in enumerate(scores[1:]):  # the first does not say
         edit(lambda c, n=number: c.update(reference="a" if n else "b", date=f"2026-01-{n + 1:02}"))(folder / "wer.json")
-    with pytest.raises(InputError, match=rf"{scores[1].name}: was scored against another reference .*\(1 such\)"):
+    with pytest.raises(InputError, match=rf"{scores[1].name}: scored against another reference .*\(1 such\)"):
         write_report(corpus_dir, corpus_dir / "report", "x")
     edit(lambda c: c.update(reference="a"))(scores[1] / "wer.json")
     write_report(corpus_dir, corpus_dir / "report", "x")

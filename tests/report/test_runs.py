@@ -9,7 +9,8 @@ import pytest
 
 from asr_am.distributed.cluster_config import Faults
 from asr_am.errors import InputError
-from asr_am.report.formatting import describe_faults, duration, labels, shared, size, spans
+from asr_am.report.formatting import describe_faults, duration, size, spans
+from asr_am.report.run_labels import labels, shared
 from asr_am.report.runs import group_runs, read_training_run
 from tests.support.report_files import write_distributed, write_run
 
@@ -20,17 +21,17 @@ def test_a_run_of_today(tmp_path: Path) -> None:
         waiting_seconds={"0": 1.5, "1": 0.25}, consensus_distance=[0.5, 0.25, 0.125], staleness={"1": 3, "4": 1},
     )  # fmt: skip
     run = read_training_run(folder)
-    setting = run.setting
-    assert (setting.corpus, setting.strategy, setting.learners, setting.batch) == ("an4", "adpsgd", 2, 64)
-    assert (setting.clock, setting.cluster, setting.workload) == ("virtual", "ibm_a", "swb2000_lstm")
-    assert (setting.faults, setting.slow) == ("learner 1 slowed 10x", ((1, 10.0),))
+    config = run.config
+    assert (config.corpus, config.strategy, config.learners, config.batch) == ("an4", "adpsgd", 2, 64)
+    assert (config.clock, config.cluster, config.workload) == ("virtual", "ibm_a", "swb2000_lstm")
+    assert (config.faults, config.slow) == ("learner 1 slowed 10x", ((1, 10.0),))
     assert (run.seed, run.family, run.best_epoch, run.best_loss, run.epoch_seconds) == (7, "adpsgd2-b64", 2, 1.5, 10.0)
     assert (run.waiting_seconds, run.consensus_distance_E, run.staleness) == (1.75, [0.5, 0.25, 0.125], {1: 3, 4: 1})
 
 
 def test_an_older_run_lacks_keys(tmp_path: Path) -> None:
     run = read_training_run(write_run(tmp_path, "x-s1", 1, [2.0], waiting_seconds=2.5, consensus_distance=0.0))
-    assert (run.setting.cluster, run.setting.workload, run.setting.model, run.setting.faults) == (None, None, None, "")
+    assert (run.config.cluster, run.config.workload, run.config.model, run.config.faults) == (None, None, None, "")
     assert (run.bytes_sent, run.batches_per_learner) == (None, {})
     assert (run.waiting_seconds, run.consensus_distance_E) == (2.5, [0.0])  # one number, not yet a list
 
@@ -111,9 +112,9 @@ def test_words() -> None:
     crash = {"learner": 2, "at": 20, "restart_after": 5}
     faults = Faults.build({"slow": {"0": 2, "1": 2, "4": 10, "5": 1}, "crashes": [crash], "lost_share": 0.05})
     assert describe_faults(faults) == (
-        "learners 0-1 slowed 2x; learner 4 slowed 10x; learner 2 killed at 20 s, back after 5 s; 5 % of letters lost"
+        "learners 0-1 slowed 2x; learner 4 slowed 10x; learner 2 killed at 20 s, back after 5 s; 5 % of messages lost"
     )
-    assert describe_faults(Faults(late_share=0.1, late_seconds=0.5)) == "10 % of letters late by 0.5 s"
+    assert describe_faults(Faults(late_share=0.1, late_seconds=0.5)) == "10 % of messages late by 0.5 s"
     assert [duration(s) for s in (None, 0.1234, 90, 150, 3924, 34092)] == [
         "–", "0.123 s", "90 s", "2.5 min", "1.09 h", "9.47 h"
     ]  # fmt: skip

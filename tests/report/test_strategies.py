@@ -146,7 +146,7 @@ def test_equal_names_of_figures_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_each_strategy_may_have_its_own_optimizer(tmp_path: Path) -> None:
-    """They are compared, told apart, and measured against the better one of a single learner."""
+    """Runs with different rates are labelled and compared with the better run of a single learner."""
     for momentum, loss in ((0.5, 1.0), (0.9, 1.25)):
         write_distributed(
             tmp_path, "local", 1, 1.0, [3.0, loss], optimizer="sgd", momentum=momentum, name=f"local-{momentum}"
@@ -238,4 +238,4 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path, capsys: pytest.Captu
     run = write_run(tmp_path, "x-s1", 1, [1.0])
     (tmp_path / "out").write_text("a file")
     assert main([str(run), "--out", str(tmp_path / "out")]) == 1
-    assert "is --out writable?" in capsys.readouterr().err
+    assert "check that --out is writable" in capsys.readouterr().err

@@ -113,7 +113,7 @@ def test_a_folder_is_no_place_for_the_counts(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*files, "--json", str(tmp_path)]) == 1
-    assert "is a folder" in capsys.readouterr().err
+    assert "is a directory" in capsys.readouterr().err
 
 
 def test_a_reference_scores_many_hypotheses(tmp_path: Path) -> None:
