@@ -1,10 +1,27 @@
-"""The order of the tests."""
+"""What all tests share: their order, and workers that need not import torch."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, so that both of two workers are busy to the end."""
+    """Runs the longest first, so that both of two test processes are busy to the end."""
     items.sort(key=lambda item: item.path.name != "test_recipe.py")
+
+
+@pytest.fixture(autouse=True)
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forks the workers of teams that a test launches. FORK_WORKERS=0 starts them as users do."""
+    if os.environ.get("FORK_WORKERS") != "0":
+        from asr_am.distributed.runtime import worker_process
+        from tests.support.forked_workers import ForkedPopen
+
+        shim = SimpleNamespace(Popen=ForkedPopen, TimeoutExpired=subprocess.TimeoutExpired)
+        monkeypatch.setattr(worker_process, "subprocess", shim)
+    yield

@@ -78,7 +78,7 @@ def _encode_tensors(residual: Tensor, threshold: float, gradient: Tensor | None)
 # Compiled, because NumPy operations, even on pieces that stay in the cache, take longer than copying the gradient.
 
 
-@numba.njit(nogil=True)
+@numba.njit(nogil=True, cache=True)
 def _encode(r: np.ndarray, threshold: np.float32, gradient: np.ndarray | None, packed: np.ndarray) -> int:
     """Encodes into `packed` [N] and returns n."""
     n = 0
@@ -100,7 +100,7 @@ def _encode(r: np.ndarray, threshold: np.float32, gradient: np.ndarray | None, p
     return n
 
 
-@numba.njit(nogil=True, boundscheck=True)
+@numba.njit(nogil=True, boundscheck=True, cache=True)
 def _decode(packed: np.ndarray, into: np.ndarray, value: np.float32) -> None:
     for word in packed:
         into[word & INDEX] += -value if word < 0 else value

@@ -1,0 +1,69 @@
+"""Starts the workers of a test's team by forking a server process that has torch loaded already.
+
+Importing torch takes two seconds of a core, and the tests start some hundreds of workers. A forked worker is a process
+of its own, in a session of its own, with the environment, directory and output that `subprocess.Popen` would give it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+PRELOADED = ["asr_am.train.trainer", "asr_am.distributed.simulator", "asr_am.distributed.runtime.connect"]
+FORK_SERVER = multiprocessing.get_context("forkserver")
+FORK_SERVER.set_forkserver_preload(PRELOADED)
+
+
+class ForkedPopen:
+    """Implements what the launcher uses of `subprocess.Popen`.
+
+    Args:
+        command: `[sys.executable, "-m", module, argument, ...]`. Any other is started by `subprocess.Popen`.
+        env: the complete environment.
+        start_new_session: must be True, as the launcher has it.
+    """
+
+    def __new__(cls, command: Sequence[str], env: Mapping[str, str], start_new_session: bool) -> Any:
+        if list(command[:2]) != [sys.executable, "-m"]:
+            return subprocess.Popen(command, env=env, start_new_session=start_new_session)
+        return super().__new__(cls)
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], start_new_session: bool) -> None:
+        assert start_new_session
+        arguments = (list(command[2:]), dict(env), os.getcwd(), DupFd(1), DupFd(2))
+        self._process = FORK_SERVER.Process(target=_run_module, args=arguments)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("a forked worker", timeout or 0.0)
+        return self._process.exitcode
+
+
+def _run_module(argv: list[str], env: dict[str, str], directory: str, stdout: Any, stderr: Any) -> None:
+    """Runs `python -m argv` in this forked process."""
+    os.setsid()
+    for connection, number in ((stdout, 1), (stderr, 2)):
+        os.dup2(connection.detach(), number)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(directory)
+    sys.path.insert(0, directory)
+    sys.argv = argv
+    runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
