@@ -1,8 +1,8 @@
-"""The words of a recording: `python -m asr_am.transcribe --model exp/<corpus>/decode/<run> FILE.wav ...`
+"""Prints the words of recordings: `python -m asr_am.transcribe --model exp/<corpus>/decode/<run> FILE.wav ...`
 
-Any format, sampling rate and number of channels that soundfile reads. The channels are mixed, or with --channels each
-is transcribed on its own (a telephone call recorded side by side). A long recording is cut where it is quietest. What
-models need to know of a speaker (CMVN statistics, fMLLR, i-vector) is estimated from the whole of it.
+Reads any format, sampling rate and number of channels that soundfile reads. The channels are averaged, or with
+--channels transcribed one by one (a telephone call with one speaker per channel). A long recording is split where it
+is quietest. What depends on the speaker (CMVN statistics, fMLLR, i-vector) is estimated from the whole recording.
 
 Shapes: N samples, C channels, T frames, D static features.
 """
@@ -32,19 +32,26 @@ if TYPE_CHECKING:
     from asr_am.lang.lang_dir import Lang
 
 INT16_SCALE = np.float32(32768.0)
-CANCELLED = 1e-3  # a mix of channels with a lower share of their peak holds only rounding errors
+CANCELLATION = 1e-3  # an average of channels below this share of their peak is only rounding errors
 MIN_FRAMES = 9  # as in stage features: three phones of three states
-LOUDEST = 1e10  # where 1 is full scale; features of more would not be numbers
-LONGEST, SHORTEST = 2000, 500  # frames of a piece; a cut falls at the quietest point between them
-SMOOTHING = 31  # frames of the level that decides where it is quiet
+MAX_AMPLITUDE = 1e10  # full scale is 1; features of larger samples would overflow
+MAX_SEGMENT, MIN_SEGMENT = 2000, 500  # frames
+SMOOTHING_FRAMES = 31  # width of the moving average of the level that finds quiet points
 
 
 @dataclass(frozen=True)
 class Transcriber:
-    """A system in memory. kind: of the features that its model takes. extractors: by the kinds that are computed."""
+    """A decoding system with its files in memory.
+
+    Attributes:
+        system: the decoding run.
+        extractors: extractors of the static features, by kind.
+        graph: HCLG.
+        lang: phones and words.
+        states: graph labels and their pdfs.
+    """
 
     system: System
-    kind: str
     extractors: dict[str, SpectralExtractor]
     graph: kaldifst.StdVectorFst
     lang: Lang
@@ -55,7 +62,10 @@ class Transcriber:
         return next(iter(self.extractors.values())).options.sampling_rate
 
     def words(self, samples_N: np.ndarray) -> list[CtmWord]:
-        """The words in a recording of the model's rate, on the 16-bit scale; times in frames of the recording."""
+        """Recognizes the words of one channel, given at the model's rate and on the 16-bit scale.
+
+        Their times are frames from the start of the recording.
+        """
         from asr_am.decode.adhoc_features import SET, write_recording
         from asr_am.decode.shards import DecodeOptions, Decoder
 
@@ -63,12 +73,12 @@ class Transcriber:
         static_TD = next(iter(static.values()))
         if len(static_TD) < MIN_FRAMES:
             return []
-        cuts = list(pieces(static_TD))
+        cuts = list(split_at_pauses(static_TD))
         words: list[CtmWord] = []
         with tempfile.TemporaryDirectory() as folder:
-            names = write_recording(self.kind, static, cuts, self.system.features_dir, Path(folder))
+            names = write_recording(self.system.feature_kind, static, cuts, self.system.features_dir, Path(folder))
             scorer = replace(self.system, features_dir=Path(folder)).source(SET).load()
-            options = DecodeOptions(self.system.search, (self.system.weights,), nbest=0)
+            options = DecodeOptions(self.system.search, (self.system.lm_scale,), nbest=0)
             decoder = Decoder(scorer, self.graph, self.lang, self.states, options)
             for name, (begin, _) in zip(names, cuts, strict=True):
                 decoded, _ = decoder.decode(name)
@@ -77,85 +87,105 @@ class Transcriber:
 
 
 def load(folder: Path) -> Transcriber:
-    """The system of a decoding run; InputError where one of its files is missing or damaged."""
+    """Loads the system of a decoding run. Raises InputError if one of its files is missing or damaged."""
     from asr_am.decode.adhoc_features import computed_kinds
-    from asr_am.decode.graph import read_hclg
+    from asr_am.decode.loading import load_graph, load_lang, load_states
     from asr_am.decode.system import System
     from asr_am.features.reader import read_options
     from asr_am.features.spectral import SpectralExtractor
-    from asr_am.hmm.states import StateTable
-    from asr_am.lang.lang_dir import Lang
 
     system = System.load(folder)
-    kind = system.kind()
-    extractors = {base: SpectralExtractor(read_options(system.features_dir / base)) for base in computed_kinds(kind)}
+    kinds = computed_kinds(system.feature_kind)
+    extractors = {kind: SpectralExtractor(read_options(system.features_dir / kind)) for kind in kinds}
     return Transcriber(
-        system, kind, extractors, read_hclg(system.graph), Lang.load(system.lang_dir), StateTable.load(system.states)
+        system, extractors, load_graph(system.graph), load_lang(system.lang_dir), load_states(system.states)
     )
 
 
-def pieces(static_TD: np.ndarray) -> Iterator[tuple[int, int]]:
-    """First frame and frame after the last of pieces of SHORTEST to LONGEST frames, cut where the level is lowest.
+def split_at_pauses(static_TD: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Splits a recording into segments of MIN_SEGMENT to MAX_SEGMENT frames where its level is lowest.
 
-    Works on log-mel energies and on cepstra alike: the sum of the former and C0 of the latter follow the level.
+    Works on log-mel energies (their mean follows the level) and on cepstra (C0 does).
+
+    Yields:
+        First frame and frame after the last of each segment.
     """
     num_frames = len(static_TD)
     level_T = static_TD[:, 0] if static_TD.shape[1] < 20 else static_TD.mean(axis=1)
-    padded = np.pad(level_T, SMOOTHING // 2, mode="edge")
-    level_T = np.convolve(padded, np.full(SMOOTHING, 1.0 / SMOOTHING), mode="valid")
+    padded = np.pad(level_T, SMOOTHING_FRAMES // 2, mode="edge")
+    level_T = np.convolve(padded, np.full(SMOOTHING_FRAMES, 1.0 / SMOOTHING_FRAMES), mode="valid")
     begin = 0
-    while num_frames - begin > LONGEST:
-        latest = min(begin + LONGEST, num_frames - SHORTEST)
-        end = begin + SHORTEST + int(np.argmin(level_T[begin + SHORTEST : latest]))
+    while num_frames - begin > MAX_SEGMENT:
+        latest = min(begin + MAX_SEGMENT, num_frames - MIN_SEGMENT)
+        end = begin + MIN_SEGMENT + int(np.argmin(level_T[begin + MIN_SEGMENT : latest]))
         yield begin, end
         begin = end
     yield begin, num_frames
 
 
 def read_audio(path: Path, sampling_rate: int, *, separate: bool) -> list[np.ndarray]:
-    """The channels of a file, or their mean, at the model's rate on the 16-bit scale; InputError if unusable."""
+    """Reads an audio file, resampled, on the 16-bit scale.
+
+    Args:
+        path: a file of any format, rate and number of channels that soundfile reads.
+        sampling_rate: the rate to resample to, in Hz.
+        separate: return every channel instead of the average of all.
+
+    Returns:
+        Samples [N] of each channel, or of the average.
+
+    Raises:
+        InputError: the file cannot be used.
+    """
     import soundfile
 
-    from asr_am.data.length import decoded
+    from asr_am.data.length import decode_blocks
 
     if not path.is_file():
         raise InputError(f"{path}: no such file; give a recording that exists")
     blocks, lowest, highest = [], np.inf, -np.inf
     try:
         rate = soundfile.info(path).samplerate
-        for block_NC in decoded(path):
+        for block_NC in decode_blocks(path):
             lowest, highest = np.minimum(lowest, block_NC.min()), np.maximum(highest, block_NC.max())  # keep NaN
             blocks.append(block_NC if separate else block_NC.mean(axis=1, keepdims=True))
-    except (soundfile.SoundFileError, OSError, TypeError, UnicodeError) as error:  # the last: of a name in Latin-1
+    except (soundfile.SoundFileError, OSError, TypeError, UnicodeError) as error:  # the last: a name in Latin-1
         raise InputError(f"{path}: cannot be read as audio ({error}); convert it to WAV or FLAC") from error
     if not blocks:
         raise InputError(f"{path}: holds no samples; record it again")
-    if not -LOUDEST < lowest <= highest < LOUDEST:
+    if not -MAX_AMPLITUDE < lowest <= highest < MAX_AMPLITUDE:
         raise InputError(
-            f"{path}: holds samples that are not numbers, or far from any sound ({lowest:g} to {highest:g}, where 1 is "
+            f"{path}: has samples that are NaN, Inf or far beyond full scale ({lowest:g} to {highest:g}, where 1 is "
             "full scale); convert it again"
         )
     if lowest == highest:
         raise InputError(f"{path}: every sample is {lowest:g}; record it again")
     samples_NC = np.concatenate(blocks)
     del blocks  # hours of speech are gigabytes
-    if max(samples_NC.max(), -samples_NC.min()) < CANCELLED * max(highest, -lowest):
-        raise InputError(f"{path}: its channels cancel each other; transcribe them on their own with --channels")
+    if max(samples_NC.max(), -samples_NC.min()) < CANCELLATION * max(highest, -lowest):
+        raise InputError(f"{path}: its channels cancel each other; transcribe them one by one with --channels")
     return [resample(channel_N, rate, sampling_rate) * INT16_SCALE for channel_N in samples_NC.T]
 
 
-def resample(samples_N: np.ndarray, rate: int, wanted: int) -> np.ndarray:
-    """Samples at another rate (windowed sinc, torchaudio's)."""
-    if rate == wanted:
+def resample(samples_N: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
+    """Resamples a signal (torchaudio's windowed sinc interpolation); rates in Hz."""
+    if rate == new_rate:
         return np.ascontiguousarray(samples_N)
     import torch
     from torchaudio.functional import resample as sinc
 
-    return sinc(torch.from_numpy(np.ascontiguousarray(samples_N)), rate, wanted).numpy()
+    return sinc(torch.from_numpy(np.ascontiguousarray(samples_N)), rate, new_rate).numpy()
 
 
 def transcripts(transcriber: Transcriber, path: Path, *, separate: bool, times: bool) -> Iterator[str]:
-    """The lines to print for a file: one a channel, or with `times` one a word, as in a CTM file."""
+    """Yields the lines to print for a file.
+
+    Args:
+        transcriber: the system.
+        path: audio file.
+        separate: transcribe every channel instead of their average.
+        times: yield a CTM line per word instead of a line per channel.
+    """
     from asr_am.decode.ctm import FRAME_SHIFT
 
     channels = read_audio(path, transcriber.sampling_rate, separate=separate)
@@ -173,12 +203,12 @@ def transcripts(transcriber: Transcriber, path: Path, *, separate: bool, times: 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status: 1 where a file could not be transcribed, after doing the others."""
+    """Runs the command line. Returns 1 if a file could not be transcribed (the others are), else 0."""
     parser = argparse.ArgumentParser(prog="python -m asr_am.transcribe", description="Print the words of recordings.")
     parser.add_argument("--model", type=Path, required=True, help="a decoding run, exp/<corpus>/decode/<run>")
-    parser.add_argument("--channels", action="store_true", help="transcribe every channel on its own")
+    parser.add_argument("--channels", action="store_true", help="transcribe every channel, not their average")
     parser.add_argument("--times", action="store_true", help="print a CTM line for each word")
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="audio files")
     options = parser.parse_args(arguments)
     try:
         transcriber = load(options.model)
@@ -200,6 +230,6 @@ if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
     try:
         sys.exit(main())
-    except BrokenPipeError:  # the reader has seen enough: nobody is told when stdout is flushed at exit, either
+    except BrokenPipeError:  # the reader closed the pipe: avoid a second error when stdout is flushed at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-class Tally:
+class IssueCounter:
     """Counts of one set."""
 
     def __init__(self) -> None:
@@ -18,16 +18,16 @@ class Tally:
         self.first.setdefault(what, where)
 
 
-def summary_table(tallies: Mapping[str, Tally]) -> str:
+def summary_table(counters: Mapping[str, IssueCounter]) -> str:
     """A row for each kind, a column for each set that has any, and the first place; "" where nothing was met."""
-    tallies = {name: tally for name, tally in tallies.items() if tally.counts}
-    kinds = list(dict.fromkeys(kind for tally in tallies.values() for kind in tally.counts))
+    counters = {name: counter for name, counter in counters.items() if counter.counts}
+    kinds = list(dict.fromkeys(kind for counter in counters.values() for kind in counter.counts))
     if not kinds:
         return ""
-    rows = [["", *tallies, "first"]]
+    rows = [["", *counters, "first"]]
     for kind in kinds:
-        first = next(tally.first[kind] for tally in tallies.values() if kind in tally.first)
-        rows.append([kind, *(str(tally.counts.get(kind, "")) for tally in tallies.values()), first])
+        first = next(counter.first[kind] for counter in counters.values() if kind in counter.first)
+        rows.append([kind, *(str(counter.counts.get(kind, "")) for counter in counters.values()), first])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     lines = []
     for kind, *counts, first in rows:

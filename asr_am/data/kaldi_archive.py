@@ -13,9 +13,9 @@ from kaldiio.matio import read_kaldi, read_token
 PICKLE = b"PKL"
 
 
-def read_entry(place: str) -> Any:
+def read_entry(location: str) -> Any:
     """What is at `path:offset`: an array, or (rate, samples). ValueError for a pickle; else what kaldiio raises."""
-    path, _, offset = place.rpartition(":")
+    path, _, offset = location.rpartition(":")
     with Path(path).open("rb") as file:
         file.seek(int(offset))
         return _read(file)

@@ -24,14 +24,14 @@ from lhotse import AudioSource, Recording, SupervisionSegment
 
 from asr_am.data.audio import is_plain_file, read_utterances
 from asr_am.data.kaldi_archive import read_entry
-from asr_am.data.kaldi_dir import Record, Span
-from asr_am.data.length import decoded, is_cut, is_endless, says_length
+from asr_am.data.kaldi_dir import TableEntry, UtteranceSpan
+from asr_am.data.length import decode_blocks, has_length, is_endless, is_truncated
 from asr_am.errors import InputError
 
 ARCHIVE = re.compile(r"(?P<path>.+):(?P<offset>\d+)")
 OVERSHOOT = 0.5  # seconds by which a segment may pass the end of its recording, as Kaldi's extract-segments
 STOPPED_READING = (-signal.SIGPIPE, 128 + signal.SIGPIPE)  # of `sox F -t wav - | head -c N`, by itself and in a shell
-MINIMUM = 0.001  # seconds, of an utterance
+MIN_DURATION = 0.001  # seconds, of an utterance
 MISSING = "missing audio: left out"
 SIXTEEN_BITS = ("PCM_S8", "PCM_16", "MPEG_LAYER_III")  # samples that lose nothing, or next to it, as 16-bit integers
 
@@ -57,17 +57,17 @@ class AudioOptions:
 
 
 @dataclass(frozen=True)
-class Side:
+class ScpRecording:
     """A recording of wav.scp: channel is the side of a call that it stands for, None where nobody says."""
 
     name: str
-    record: Record
+    entry: TableEntry
     channel: int | None
-    spans: tuple[tuple[str, Span], ...]
+    spans: tuple[tuple[str, UtteranceSpan], ...]
 
 
 @dataclass
-class Found:
+class CheckedRecording:
     """recording: None where it cannot be used. utterances: id to (start, duration, channel), seconds.
 
     problems: (what, where) of each utterance left out, notes: of what was mended.
@@ -79,55 +79,59 @@ class Found:
     notes: list[tuple[str, str]] = field(default_factory=list)
 
 
-def check_pipes(table: dict[str, Record], options: AudioOptions) -> None:
+def check_pipes(table: dict[str, TableEntry], options: AudioOptions) -> None:
     """Raise InputError for the first command in wav.scp that would have to be run without leave."""
-    for record in table.values():
-        if record.value.endswith("|") and not options.allow_pipes and _plain_command(record.value) is None:
+    for entry in table.values():
+        if entry.value.endswith("|") and not options.allow_pipes and _plain_command(entry.value) is None:
             raise InputError(
-                f"{record.where}: `{record.value}` is a command that would be run with your rights; look at the file, "
+                f"{entry.where}: `{entry.value}` is a command that would be run with your rights; look at the file, "
                 "then add --allow-pipes, or name the audio files themselves"
             )
 
 
-def examine(side: Side, options: AudioOptions) -> Found:
+def check_recording(source: ScpRecording, options: AudioOptions) -> CheckedRecording:
     """Open a recording and read each of its utterances once; `problems` has those that cannot be used."""
-    found = Found()
+    checked = CheckedRecording()
     try:
-        recording, channel = open_recording(side.name, side.record, options)
+        recording, channel = open_recording(source.name, source.entry, options)
     except AudioProblem as problem:
-        found.problems = [(str(problem), problem.where)] * len(side.spans)
-        return found
+        checked.problems = [(str(problem), problem.where)] * len(source.spans)
+        return checked
     if recording.num_channels > 1:
-        channel = channel if channel is not None else side.channel
-        if channel is None and any(span.channel is None for _, span in side.spans):
-            found.notes.append(("recording of several channels: the first is used, as Kaldi does", side.record.where))
-    found.recording = recording
-    cut = is_plain_file(recording) and is_cut(Path(recording.sources[0].source))
-    if cut:
-        found.notes.append(("file that ends before its header says: only segments before its end", side.record.where))
-    for utterance, span in side.spans:
+        channel = channel if channel is not None else source.channel
+        if channel is None and any(span.channel is None for _, span in source.spans):
+            checked.notes.append(
+                ("recording of several channels: the first is used, as Kaldi does", source.entry.where)
+            )
+    checked.recording = recording
+    truncated = is_plain_file(recording) and is_truncated(Path(recording.sources[0].source))
+    if truncated:
+        checked.notes.append(
+            ("file that ends before its header says: only segments before its end", source.entry.where)
+        )
+    for utterance, span in source.spans:
         try:
-            if cut and span.end is None:
-                raise AudioProblem("utterance without its end, as its file is cut: left out", side.record.where)
-            found.utterances[utterance] = _place(recording, utterance, span, channel, found)
+            if truncated and span.end is None:
+                raise AudioProblem("utterance without its end, as its file is cut: left out", source.entry.where)
+            checked.utterances[utterance] = _locate(recording, utterance, span, channel, checked)
         except AudioProblem as problem:
-            found.problems.append((str(problem), problem.where))
-    _check_samples(recording, found)
-    return found
+            checked.problems.append((str(problem), problem.where))
+    _check_samples(recording, checked)
+    return checked
 
 
-def _place(
-    recording: Recording, utterance: str, span: Span, channel: int | None, found: Found
+def _locate(
+    recording: Recording, utterance: str, span: UtteranceSpan, channel: int | None, checked: CheckedRecording
 ) -> tuple[float, float, int]:
     """Start, duration and channel of an utterance that lies in its recording."""
     end = recording.duration if span.end is None else span.end
     where = f"{utterance} ({span.start:g} to {end:g} s of {recording.duration:g} s of {recording.id})"
     if end > recording.duration + OVERSHOOT or span.start < 0 or span.start >= recording.duration:
         raise AudioProblem("segment outside its recording: left out", where)
-    if end - span.start < MINIMUM:
+    if end - span.start < MIN_DURATION:
         raise AudioProblem("segment ends before it begins: left out", where)
     if end > recording.duration:
-        found.notes.append((f"segment ends up to {OVERSHOOT:g} s after its recording: cut there", where))
+        checked.notes.append((f"segment ends up to {OVERSHOOT:g} s after its recording: cut there", where))
         end = recording.duration
     number = next((number for number in (span.channel, channel, 0) if number is not None), 0)
     number = number if recording.num_channels > 1 else 0
@@ -136,11 +140,11 @@ def _place(
     return span.start, end - span.start, number
 
 
-def _check_samples(recording: Recording, found: Found) -> None:
+def _check_samples(recording: Recording, checked: CheckedRecording) -> None:
     """Read all utterances; those that cannot be used become problems."""
     segments = [
         SupervisionSegment(utterance, recording.id, start, duration, channel)
-        for utterance, (start, duration, channel) in found.utterances.items()
+        for utterance, (start, duration, channel) in checked.utterances.items()
     ]
     # One by one, so that the end of a damaged file costs only what lies there; but a command is run once for all.
     for batch in [[segment] for segment in segments] if is_plain_file(recording) else [segments]:
@@ -152,9 +156,9 @@ def _check_samples(recording: Recording, found: Found) -> None:
                     unread[segment.id] = (problem, segment.id)
         except InputError as error:
             unread = {name: (what, str(error)) for name, (what, _) in unread.items()}
-        for name, problem_and_place in unread.items():
-            del found.utterances[name]
-            found.problems.append(problem_and_place)
+        for name, problem_and_example in unread.items():
+            del checked.utterances[name]
+            checked.problems.append(problem_and_example)
 
 
 def _samples_problem(samples_N: np.ndarray) -> str | None:
@@ -165,43 +169,43 @@ def _samples_problem(samples_N: np.ndarray) -> str | None:
     return None
 
 
-def open_recording(name: str, record: Record, options: AudioOptions) -> tuple[Recording, int | None]:
+def open_recording(name: str, entry: TableEntry, options: AudioOptions) -> tuple[Recording, int | None]:
     """The recording of a line of wav.scp, and the channel that its command asks for. Raises AudioProblem."""
-    if not record.value.endswith("|"):
-        return _open_named(name, record, record.value, options), None
-    plain = _plain_command(record.value)
+    if not entry.value.endswith("|"):
+        return _open_named(name, entry, entry.value, options), None
+    plain = _plain_command(entry.value)
     if plain is None:
-        return _from_command(name, record, options), None
+        return _from_command(name, entry, options), None
     try:
-        return _open_named(name, record, plain[0], options), plain[1]
+        return _open_named(name, entry, plain[0], options), plain[1]
     except AudioProblem:
         if not options.allow_pipes:
             raise
-        return _from_command(name, record, options), None  # of a sphere file that is compressed, say
+        return _from_command(name, entry, options), None  # of a sphere file that is compressed, say
 
 
-def audio_file(record: Record, options: AudioOptions) -> Path | None:
+def audio_file(entry: TableEntry, options: AudioOptions) -> Path | None:
     """The file that a line of wav.scp has its audio from; None for one that is missing, or whatever a command reads."""
-    value = record.value
+    value = entry.value
     if value.endswith("|"):
         plain = _plain_command(value)
         if plain is None:
             return None
         value = plain[0]
     archive = ARCHIVE.fullmatch(value)
-    return _find(value, record, options) or (_find(archive["path"], record, options) if archive else None)
+    return _find(value, entry, options) or (_find(archive["path"], entry, options) if archive else None)
 
 
-def _open_named(name: str, record: Record, value: str, options: AudioOptions) -> Recording:
+def _open_named(name: str, entry: TableEntry, value: str, options: AudioOptions) -> Recording:
     """The recording in a file, or in an entry of an archive."""
-    found = _find(value, record, options)
-    if found is not None:
-        return _from_file(name, record, found, options)
+    file = _find(value, entry, options)
+    if file is not None:
+        return _from_file(name, entry, file, options)
     if archive := ARCHIVE.fullmatch(value):
-        path = _find(archive["path"], record, options)
+        path = _find(archive["path"], entry, options)
         if path is not None:
-            return _from_archive(name, record, path, int(archive["offset"]), options)
-    raise AudioProblem(MISSING, f"{record.where}: {value}")
+            return _from_archive(name, entry, path, int(archive["offset"]), options)
+    raise AudioProblem(MISSING, f"{entry.where}: {value}")
 
 
 def _plain_command(value: str) -> tuple[str, int | None] | None:
@@ -237,14 +241,14 @@ def _sph2pipe(options: Sequence[str], path: str) -> tuple[str, int | None] | Non
     return path, channel
 
 
-def _find(value: str, record: Record, options: AudioOptions) -> Path | None:
+def _find(value: str, entry: TableEntry, options: AudioOptions) -> Path | None:
     """The file that `value` means, None where there is none; see AudioOptions."""
     try:
         path = Path(value).expanduser()
         if path.is_absolute() or options.root is not None:
             candidates = [path if path.is_absolute() else (options.root or Path()) / path]
         else:
-            scp = Path(record.where.rsplit(":", 1)[0])
+            scp = Path(entry.where.rsplit(":", 1)[0])
             folders = dict.fromkeys((scp.absolute().parent, scp.resolve().parent))  # the file may be a link
             candidates = [above / path for folder in folders for above in (folder, *folder.parents)]
         return next((candidate.resolve() for candidate in candidates if candidate.is_file()), None)
@@ -252,38 +256,38 @@ def _find(value: str, record: Record, options: AudioOptions) -> Path | None:
         return None
 
 
-def _from_file(name: str, record: Record, path: Path, options: AudioOptions) -> Recording:
+def _from_file(name: str, entry: TableEntry, path: Path, options: AudioOptions) -> Recording:
     try:
-        known = says_length(path)
+        known = has_length(path)
     except (soundfile.SoundFileError, OSError, TypeError) as error:
         reason = "damaged, empty, without a header or of an unknown format (of sphere files only the uncompressed)"
-        raise AudioProblem("audio that cannot be read: left out", f"{record.where}: {path}: {reason}") from error
+        raise AudioProblem("audio that cannot be read: left out", f"{entry.where}: {path}: {reason}") from error
     if not known:  # a copy, not a corrected length: the manifest's is checked against the header again
-        path = _decode(path, record, options)
+        path = _decode(path, entry, options)
     header = soundfile.info(path)
-    return _recording(name, record, AudioSource("file", list(range(header.channels)), str(path)), header)
+    return _recording(name, entry, AudioSource("file", list(range(header.channels)), str(path)), header)
 
 
-def _decode(path: Path, record: Record, options: AudioOptions) -> Path:
+def _decode(path: Path, entry: TableEntry, options: AudioOptions) -> Path:
     """Copy all of a file to a wav file, block by block."""
     header = soundfile.info(path)
     subtype = "PCM_16" if header.subtype in SIXTEEN_BITS else "FLOAT"
 
     def blocks() -> Iterator[np.ndarray]:
         try:
-            yield from decoded(path)
+            yield from decode_blocks(path)
         except InputError as error:
-            raise AudioProblem("audio that cannot be read: left out", f"{record.where}: {error}") from error
+            raise AudioProblem("audio that cannot be read: left out", f"{entry.where}: {error}") from error
 
-    return _write_copy(record, options, header.samplerate, header.channels, subtype, blocks())
+    return _write_copy(entry, options, header.samplerate, header.channels, subtype, blocks())
 
 
 def _write_copy(
-    record: Record, options: AudioOptions, rate: int, channels: int, subtype: str, blocks: Iterable[np.ndarray]
+    entry: TableEntry, options: AudioOptions, rate: int, channels: int, subtype: str, blocks: Iterable[np.ndarray]
 ) -> Path:
     """Write the audio of a line of wav.scp to a wav file named by the line's number; InputError where it cannot be."""
     options.copies.mkdir(parents=True, exist_ok=True)
-    copy = options.copies / f"{record.where.rsplit(':', 1)[1]}.wav"
+    copy = options.copies / f"{entry.where.rsplit(':', 1)[1]}.wav"
     try:
         with soundfile.SoundFile(copy, "w", rate, channels, subtype) as file:
             for block in blocks:
@@ -296,26 +300,26 @@ def _write_copy(
     return copy
 
 
-def _from_command(name: str, record: Record, options: AudioOptions) -> Recording:
-    command = record.value.removesuffix("|").strip()
+def _from_command(name: str, entry: TableEntry, options: AudioOptions) -> Recording:
+    command = entry.value.removesuffix("|").strip()
     if options.root is not None:
         command = f"cd {shlex.quote(str(options.root))} && {command}"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True)
-    said = done.stderr.decode(errors="replace").strip().splitlines()
+    stderr_lines = done.stderr.decode(errors="replace").strip().splitlines()
     try:
         with soundfile.SoundFile(io.BytesIO(done.stdout)) as file:
             if is_endless(file):
                 remedy = "a FLAC stream does not say how long it is; let the command write a wav file"
-                raise AudioProblem("command that gives no audio: left out", f"{record.where}: {remedy}")
+                raise AudioProblem("command that gives no audio: left out", f"{entry.where}: {remedy}")
             frames = len(file.read(dtype="int16", always_2d=True))  # what the header of a stream says may be wrong
             header = _Header(frames, file.samplerate, file.channels)
     except (soundfile.SoundFileError, RuntimeError) as error:
-        reason = said[-1][:100] if said else "no audio came out"
-        raise AudioProblem("command that gives no audio: left out", f"{record.where}: {reason}") from error
+        reason = stderr_lines[-1][:100] if stderr_lines else "no audio came out"
+        raise AudioProblem("command that gives no audio: left out", f"{entry.where}: {reason}") from error
     if done.returncode not in (0, *STOPPED_READING):
-        reason = f"exit status {done.returncode}{': ' + said[-1][:100] if said else ''}"
-        raise AudioProblem("command that fails: left out", f"{record.where}: {reason}")
-    return _recording(name, record, AudioSource("command", list(range(header.channels)), command), header)
+        reason = f"exit status {done.returncode}{': ' + stderr_lines[-1][:100] if stderr_lines else ''}"
+        raise AudioProblem("command that fails: left out", f"{entry.where}: {reason}")
+    return _recording(name, entry, AudioSource("command", list(range(header.channels)), command), header)
 
 
 @dataclass(frozen=True)
@@ -325,25 +329,27 @@ class _Header:
     channels: int
 
 
-def _from_archive(name: str, record: Record, path: Path, offset: int, options: AudioOptions) -> Recording:
+def _from_archive(name: str, entry: TableEntry, path: Path, offset: int, options: AudioOptions) -> Recording:
     """Copy an entry of a wav archive, whose place is `offset` bytes into it, to a wav file."""
     try:
-        entry = read_entry(f"{path}:{offset}")
-        if not isinstance(entry, tuple):
+        content = read_entry(f"{path}:{offset}")
+        if not isinstance(content, tuple):
             raise ValueError("a matrix, not audio")
-        if entry[1].dtype not in (np.int16, np.float32, np.float64):  # of mu-law kaldiio gives the codes, too
+        if content[1].dtype not in (np.int16, np.float32, np.float64):  # of mu-law kaldiio gives the codes, too
             raise ValueError("samples of another width")
     except Exception as error:  # kaldiio and the wav readers below it raise anything
-        raise AudioProblem("audio that cannot be read: left out", f"{record.where}: {path}:{offset}") from error
-    rate, samples = entry
+        raise AudioProblem("audio that cannot be read: left out", f"{entry.where}: {path}:{offset}") from error
+    rate, samples = content
     channels = 1 if samples.ndim == 1 else samples.shape[1]
     subtype = "PCM_16" if samples.dtype == np.int16 else "FLOAT"
-    copy = _write_copy(record, options, rate, channels, subtype, [samples])
-    return _from_file(name, record, copy, options)
+    copy = _write_copy(entry, options, rate, channels, subtype, [samples])
+    return _from_file(name, entry, copy, options)
 
 
-def _recording(name: str, record: Record, source: AudioSource, header: soundfile._SoundFileInfo | _Header) -> Recording:
+def _recording(
+    name: str, entry: TableEntry, source: AudioSource, header: soundfile._SoundFileInfo | _Header
+) -> Recording:
     if header.frames == 0:
-        raise AudioProblem("audio without samples: left out", f"{record.where}: {source.source}")
+        raise AudioProblem("audio without samples: left out", f"{entry.where}: {source.source}")
     duration = header.frames / header.samplerate
     return Recording(name, [source], header.samplerate, header.frames, duration, channel_ids=source.channels)

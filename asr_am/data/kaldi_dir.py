@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from asr_am.data.issue_counter import Tally
+from asr_am.data.issue_counter import IssueCounter
 from asr_am.data.stm import CHANNELS
 from asr_am.data.textfile import numbered_lines
 from asr_am.errors import InputError
 
 
-class Record(NamedTuple):
+class TableEntry(NamedTuple):
     """What stands after the id of a line, "" for nothing, and where: `file:line`."""
 
     value: str
     where: str
 
 
-class Span(NamedTuple):
+class UtteranceSpan(NamedTuple):
     """Where an utterance is: seconds from `start` to `end` (None: the end of the recording) of a recording.
 
     channel: the fifth field of segments, None where there is none. where: `file:line` of segments, if there is one.
@@ -46,117 +46,117 @@ class KaldiDir:
     """
 
     folder: Path
-    audio: dict[str, Record]
-    spans: dict[str, Span]
-    text: dict[str, Record]
+    audio: dict[str, TableEntry]
+    spans: dict[str, UtteranceSpan]
+    text: dict[str, TableEntry]
     speaker: dict[str, str]
     gender: dict[str, str]
     sides: dict[str, tuple[str, int]]
 
 
-def read_kaldi_dir(folder: Path, tally: Tally) -> KaldiDir:
+def read_kaldi_dir(folder: Path, issues: IssueCounter) -> KaldiDir:
     """Read the directory; lines that stand there twice go to `tally`.
 
     InputError, with file, line and remedy: a file that is needed is missing, empty or not UTF-8, a line of the wrong
     form, one id with two different values.
     """
-    audio = read_table(folder / "wav.scp", tally, "every line is `recording file` or `recording command |`")
-    for recording, record in audio.items():
-        if not record.value:
-            raise InputError(f"{record.where}: no file for recording {recording}; add it or remove the line")
+    audio = read_table(folder / "wav.scp", issues, "every line is `recording file` or `recording command |`")
+    for recording, entry in audio.items():
+        if not entry.value:
+            raise InputError(f"{entry.where}: no file for recording {recording}; add it or remove the line")
     untranscribed = "a trained model recognises speech without transcripts: python -m asr_am.transcribe"
-    text = read_table(folder / "text", tally, f"every line is `utterance word word ...`; {untranscribed}")
+    text = read_table(folder / "text", issues, f"every line is `utterance word word ...`; {untranscribed}")
     return KaldiDir(
         folder=folder,
         audio=audio,
-        spans=_spans(folder, audio, tally),
+        spans=_spans(folder, audio, issues),
         text=text,
-        speaker=_speakers(folder, tally),
-        gender=_genders(folder, tally),
-        sides=_sides(folder, tally),
+        speaker=_speakers(folder, issues),
+        gender=_genders(folder, issues),
+        sides=_sides(folder, issues),
     )
 
 
-def read_table(path: Path, tally: Tally, form: str) -> dict[str, Record]:
+def read_table(path: Path, issues: IssueCounter, form: str) -> dict[str, TableEntry]:
     """The records of a file by id. InputError: missing, empty, or an id with two values."""
-    records: dict[str, Record] = {}
+    entries: dict[str, TableEntry] = {}
     for number, line in numbered_lines(path, f"a Kaldi data directory needs it: {form}"):
         fields = line.split(maxsplit=1)
         if not fields:
             continue
-        record = Record(fields[1].rstrip() if len(fields) > 1 else "", f"{path}:{number}")
-        known = records.setdefault(fields[0], record)
-        if known.value.split() != record.value.split():
-            raise InputError(f"{record.where}: {fields[0]} has another value than in {known.where}; remove one of them")
-        if known is not record:
-            tally.add("a line twice: once is enough", record.where)
-    if not records:
+        entry = TableEntry(fields[1].rstrip() if len(fields) > 1 else "", f"{path}:{number}")
+        known = entries.setdefault(fields[0], entry)
+        if known.value.split() != entry.value.split():
+            raise InputError(f"{entry.where}: {fields[0]} has another value than in {known.where}; remove one of them")
+        if known is not entry:
+            issues.add("a line twice: once is enough", entry.where)
+    if not entries:
         raise InputError(f"{path}: is empty; {form}")
-    return records
+    return entries
 
 
-def _spans(folder: Path, audio: dict[str, Record], tally: Tally) -> dict[str, Span]:
+def _spans(folder: Path, audio: dict[str, TableEntry], issues: IssueCounter) -> dict[str, UtteranceSpan]:
     path = folder / "segments"
     if not path.exists():
-        return {recording: Span(recording, 0.0, None, None) for recording in audio}
+        return {recording: UtteranceSpan(recording, 0.0, None, None) for recording in audio}
     form = "every line is `utterance recording start end`, times in seconds"
     spans = {}
-    for utterance, record in read_table(path, tally, form).items():
-        fields = record.value.split()
+    for utterance, entry in read_table(path, issues, form).items():
+        fields = entry.value.split()
         try:
             recording, start, end = fields[0], float(fields[1]), float(fields[2])
             channel = int(fields[3]) if len(fields) == 4 else None
             if len(fields) > 4 or not math.isfinite(start) or not math.isfinite(end):
                 raise ValueError
         except (IndexError, ValueError) as error:
-            raise InputError(f"{record.where}: {form}; correct this one") from error
-        spans[utterance] = Span(recording, start, None if end == -1 else end, channel, record.where)
+            raise InputError(f"{entry.where}: {form}; correct this one") from error
+        spans[utterance] = UtteranceSpan(recording, start, None if end == -1 else end, channel, entry.where)
     return spans
 
 
-def _speakers(folder: Path, tally: Tally) -> dict[str, str]:
+def _speakers(folder: Path, issues: IssueCounter) -> dict[str, str]:
     path = folder / "utt2spk"
     if not path.exists() and (folder / "spk2utt").exists():
-        return _speakers_by_list(folder / "spk2utt", tally)
+        return _speakers_by_list(folder / "spk2utt", issues)
     unknown = f"if nobody knows the speakers: awk '{{print $1, $1}}' {folder / 'text'} > {path}"
     speakers = {}
-    for utterance, record in read_table(path, tally, f"every line is `utterance speaker`; {unknown}").items():
-        if len(record.value.split()) != 1:
-            raise InputError(f"{record.where}: not `utterance speaker`; {unknown}")
-        speakers[utterance] = record.value
+    for utterance, entry in read_table(path, issues, f"every line is `utterance speaker`; {unknown}").items():
+        if len(entry.value.split()) != 1:
+            raise InputError(f"{entry.where}: not `utterance speaker`; {unknown}")
+        speakers[utterance] = entry.value
     return speakers
 
 
-def _speakers_by_list(path: Path, tally: Tally) -> dict[str, str]:
+def _speakers_by_list(path: Path, issues: IssueCounter) -> dict[str, str]:
     speakers: dict[str, str] = {}
-    for speaker, record in read_table(path, tally, "every line is `speaker utterance utterance ...`").items():
-        for utterance in record.value.split():
+    for speaker, entry in read_table(path, issues, "every line is `speaker utterance utterance ...`").items():
+        for utterance in entry.value.split():
             if speakers.setdefault(utterance, speaker) != speaker:
-                raise InputError(f"{record.where}: {utterance} is of {speakers[utterance]}, too; leave out one of them")
+                raise InputError(f"{entry.where}: {utterance} is of {speakers[utterance]}, too; leave out one of them")
     return speakers
 
 
-def _genders(folder: Path, tally: Tally) -> dict[str, str]:
+def _genders(folder: Path, issues: IssueCounter) -> dict[str, str]:
     path = folder / "spk2gender"
     if not path.exists():
         return {}
     genders = {}
-    for speaker, record in read_table(path, tally, "every line is `speaker f` or `speaker m`; or remove it").items():
-        if record.value.lower() not in ("f", "m"):
-            raise InputError(f"{record.where}: the gender is f or m, not {record.value!r}; or remove the file")
-        genders[speaker] = record.value.upper()
+    for speaker, entry in read_table(path, issues, "every line is `speaker f` or `speaker m`; or remove it").items():
+        if entry.value.lower() not in ("f", "m"):
+            raise InputError(f"{entry.where}: the gender is f or m, not {entry.value!r}; or remove the file")
+        genders[speaker] = entry.value.upper()
     return genders
 
 
-def _sides(folder: Path, tally: Tally) -> dict[str, tuple[str, int]]:
+def _sides(folder: Path, issues: IssueCounter) -> dict[str, tuple[str, int]]:
     path = folder / "reco2file_and_channel"
     if not path.exists():
         return {}
     sides = {}
-    for recording, record in read_table(path, tally, "every line is `recording file channel`; or remove it").items():
-        fields = record.value.split()
+    for recording, entry in read_table(path, issues, "every line is `recording file channel`; or remove it").items():
+        fields = entry.value.split()
         if len(fields) != 2 or channel_number(fields[1]) is None:
-            raise InputError(f"{record.where}: not `recording file channel` with channel A, B, 1 or 2; correct it")
+            raise InputError(f"{entry.where}: not `recording file channel` with channel A, B, 1 or 2; correct it")
         sides[recording] = (fields[0], channel_number(fields[1]) or 0)
     return sides
 

@@ -27,8 +27,8 @@ from asr_am.errors import InputError
 
 MAX_SECONDS = 7 * 24 * 3600  # a longer recording is a header that does not know
 BLOCK = 1 << 16  # samples decoded at once
-STREAMED = 0x7FFF0000  # bytes of samples from which a wav header does not know; 0x7FFFFFFF and others mean a pipe
-SLOP = 512  # bytes by which headers are off that count themselves or padding
+STREAMED_SIZE = 0x7FFF0000  # bytes of samples from which a wav header does not know; 0x7FFFFFFF and others mean a pipe
+SIZE_TOLERANCE = 512  # bytes by which headers are off that count themselves or padding
 ID3, ID3_HEADER, ID3_FOOTER_FLAG = b"ID3", 10, 0x10
 
 
@@ -41,7 +41,7 @@ class Header(Protocol):
     def samplerate(self) -> int: ...
 
 
-class _Forward(soundfile.SoundFile):
+class _ForwardReader(soundfile.SoundFile):
     """Read from first to last: soundfile seeks after each read, which libsndfile cannot at an end it did not know."""
 
     def seekable(self) -> bool:
@@ -53,7 +53,7 @@ def is_endless(header: Header) -> bool:
     return header.frames > MAX_SECONDS * header.samplerate
 
 
-def says_length(path: Path) -> bool:
+def has_length(path: Path) -> bool:
     """Whether the header has the number of samples. Raises OSError, SoundFileError for what is not audio.
 
     TypeError for a name ending in .raw, which soundfile takes for audio without a header.
@@ -65,7 +65,7 @@ def says_length(path: Path) -> bool:
         return not is_endless(file)
 
 
-def is_cut(path: Path) -> bool:
+def is_truncated(path: Path) -> bool:
     """Whether a wav or sphere file ends before the samples that its header promises; False for other formats."""
     with path.open("rb") as file:
         magic = file.read(12)
@@ -75,7 +75,7 @@ def is_cut(path: Path) -> bool:
             end = _sphere_end(magic + file.read(1 << 14))
         else:
             return False
-    return end is not None and end > path.stat().st_size + SLOP
+    return end is not None and end > path.stat().st_size + SIZE_TOLERANCE
 
 
 def _riff_end(file: BinaryIO) -> int | None:
@@ -83,7 +83,7 @@ def _riff_end(file: BinaryIO) -> int | None:
     while len(head := file.read(8)) == 8:
         name, size = struct.unpack("<4sI", head)
         if name == b"data":
-            return file.tell() + size if size < STREAMED else None
+            return file.tell() + size if size < STREAMED_SIZE else None
         file.seek(size + size % 2, SEEK_CUR)  # chunks begin at even bytes
     return None
 
@@ -98,7 +98,7 @@ def _sphere_end(header: bytes) -> int | None:
     return int(begin) + math.prod(map(int, [*sizes, fields.get(b"channel_count", 1)]))
 
 
-def decoded(path: Path) -> Iterator[np.ndarray]:
+def decode_blocks(path: Path) -> Iterator[np.ndarray]:
     """Blocks of float32 [N, C] to the end of the file, whatever its header says; InputError where one is damaged."""
     try:
         with _open_forward(path, soundfile.info(path).format) as file:
@@ -111,14 +111,14 @@ def decoded(path: Path) -> Iterator[np.ndarray]:
 @contextmanager
 def _open_forward(path: Path, audio_format: str) -> Iterator[soundfile.SoundFile]:
     if audio_format != "MP3":
-        with _Forward(path) as file:
+        with _ForwardReader(path) as file:
             yield file
         return
     # From a pipe, whose size it cannot see, libsndfile does not estimate; but it cannot skip long tags there.
     command = ["tail", "-c", f"+{_tags_end(path) + 1}", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as feed:
         assert feed.stdout is not None
-        with _Forward(feed.stdout.fileno(), closefd=False) as file:
+        with _ForwardReader(feed.stdout.fileno(), closefd=False) as file:
             yield file
 
 

@@ -39,7 +39,9 @@ def write_set(
     """
     folder = data_dir / subset
     folder.mkdir(parents=True, exist_ok=True)
-    by_id = sorted((_below(recording, data_dir) for recording in recordings), key=lambda recording: recording.id)
+    by_id = sorted(
+        (_with_relative_paths(recording, data_dir) for recording in recordings), key=lambda recording: recording.id
+    )
     segments = sorted(supervisions, key=lambda segment: segment.id)
     _write(RecordingSet.from_recordings(by_id), folder / RECORDINGS)
     _write(SupervisionSet.from_segments(segments), folder / SUPERVISIONS)
@@ -75,7 +77,7 @@ def check_manifest(manifest: RecordingSet | SupervisionSet, path: Path) -> None:
         raise InputError(f"{path}: {error}; correct the corpus preparation that wrote it") from error
 
 
-def _below(recording: Recording, data_dir: Path) -> Recording:
+def _with_relative_paths(recording: Recording, data_dir: Path) -> Recording:
     """`recording` with the paths of its audio files relative to `data_dir`, where they are below it."""
     roots = data_dir.absolute(), data_dir.resolve()  # they differ where a folder above is a link
     sources = []

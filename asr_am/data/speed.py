@@ -20,8 +20,8 @@ SLOWEST, FASTEST = 0.5, 2.0
 def check_speeds(factors: object) -> None:
     """InputError for what is no list of numbers, and for a number that is out of range, 1, or there twice."""
     listed = list(factors) if isinstance(factors, Sequence) and not isinstance(factors, str) else [None]
-    sound = all(isinstance(f, int | float) and SLOWEST <= f <= FASTEST and f != 1 for f in listed)
-    if not sound or len(set(listed)) < len(listed):
+    valid = all(isinstance(f, int | float) and SLOWEST <= f <= FASTEST and f != 1 for f in listed)
+    if not valid or len(set(listed)) < len(listed):
         raise InputError(
             f"speed_perturb={factors}: must be a list of different numbers from {SLOWEST} to {FASTEST} other than 1, "
             "the speeds beside the speech as it is; for instance [0.9,1.1]"
@@ -38,8 +38,8 @@ def perturb_speed(data_dir: Path, subset: str, factors: Sequence[float]) -> None
     recordings, segments = list(read_recordings(data_dir, subset)), list(read_supervisions(data_dir, subset))
     rates = {recording.id: recording.sampling_rate for recording in recordings}
     copies = [_faster_recording(recording, factor) for factor in factors for recording in recordings]
-    said = [_faster_segment(segment, factor, rates) for factor in factors for segment in segments]
-    write_set(data_dir, subset, recordings + copies, segments + said)
+    segment_copies = [_faster_segment(segment, factor, rates) for factor in factors for segment in segments]
+    write_set(data_dir, subset, recordings + copies, segments + segment_copies)
 
 
 def _faster_recording(recording: Recording, factor: float) -> Recording:

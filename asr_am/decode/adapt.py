@@ -1,7 +1,7 @@
-"""Two passes for speakers without transcripts: decode, adapt to what was recognised, decode with that, adapt again.
+"""Speaker adaptation without transcripts: decode, estimate fMLLR from the lattices, decode with it, estimate again.
 
-The first pass uses the mixtures for features without adaptation, the later ones the speaker-adapted mixtures on
-features that the pass before adapted (Kaldi's decode_fmllr.sh). Transforms come from the posteriors of whole lattices.
+The first pass uses the mixtures for unadapted features. Later passes use the speaker-adapted mixtures on the features
+that the previous pass adapted (Kaldi's decode_fmllr.sh). Transforms are estimated from posteriors of whole lattices.
 
 Shapes: T frames, D feature dimension, E = D + 1.
 """
@@ -12,12 +12,15 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from asr_am.data.textfile import write_lines
 from asr_am.decode.lattice import Lattice, LmScale, arc_posteriors, read_lattices
+from asr_am.decode.loading import load_gmms, load_lang, load_states
 from asr_am.decode.scorer import GmmScorer
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import SHARD, DecodeOptions, Job, decode_shards
@@ -32,13 +35,19 @@ from asr_am.hmm.training import speech_pdfs
 from asr_am.lang.lang_dir import Lang
 
 ADAPTATION_FILE = "adaptation.json"
-MIN_POSTERIOR = 0.01  # posterior below which a pdf is not taken to have been in a frame
+MIN_POSTERIOR = 0.01  # a pdf with a lower posterior in a frame is ignored there
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptOptions:
-    """passes: of decoding and estimating. first_beam: of the first, whose words need not be the best ones, in place of
-    the beam of `search`. lm_weight: of search, in place of its acoustic scale, and posteriors. fmllr: see there.
+    """Options of adaptation without transcripts.
+
+    Attributes:
+        passes: how often to decode and estimate.
+        first_beam: beam of the first pass, in place of that of `search` (its words need not be the best ones).
+        lm_weight: LM weight of search, in place of its acoustic scale, and of the lattice posteriors.
+        search: options of the lattice-generating search.
+        fmllr: options of the estimation.
     """
 
     passes: int
@@ -55,15 +64,23 @@ class AdaptOptions:
         if self.passes < 1:
             raise InputError(f"speaker: passes is {self.passes!r}; it must be a whole number, at least 1")
 
-    def search_of(self, number: int) -> SearchOptions:
-        """Of a pass, the first being 1."""
+    def search_options(self, number: int) -> SearchOptions:
+        """Returns the search options of pass `number`, counted from 1."""
         beam = self.first_beam if number == 1 else self.search.beam
         return replace(self.search, beam=beam, acoustic_scale=1 / self.lm_weight)
 
 
 @dataclass(frozen=True)
 class AdaptationPaths:
-    """system: folder of a speaker-adapted system. graph: HCLG.fst. work: folder for what a killed run goes on from."""
+    """Files and folders of adaptation.
+
+    Attributes:
+        system: folder of a speaker-adapted GMM system.
+        features_dir: output of stage features.
+        lang_dir: output of stage lang.
+        graph: HCLG.fst.
+        work: scratch folder from which a killed run resumes.
+    """
 
     system: Path
     features_dir: Path
@@ -74,9 +91,14 @@ class AdaptationPaths:
 
 @dataclass(frozen=True)
 class AdaptedSource:
-    """Mixtures (gmm.npz of a system, or those for features without adaptation) on features with or without transforms.
+    """Gaussian mixtures on features with or without speaker transforms.
 
-    projection: the system's lda.mat. transforms: folder of those of this set; None: without.
+    Attributes:
+        gmms: mixtures of a system (gmm.npz), or its mixtures for unadapted features.
+        projection: the system's lda.mat.
+        features_dir: output of stage features.
+        subset: name of the set.
+        transforms: folder with the transforms of this set, or None for features without transforms.
     """
 
     gmms: Path
@@ -86,22 +108,29 @@ class AdaptedSource:
     transforms: Path | None
 
     def open(self) -> AdaptedReader:
-        """The features."""
+        """Opens the features."""
         projection = load_projection(self.features_dir, self.projection)
         transforms = self.transforms and read_transforms(self.transforms, self.subset, projection.dim)
         return AdaptedReader(self.features_dir, self.subset, projection, transforms or None)
 
     def load(self) -> GmmScorer:
-        """The scorer, see `ScoreSource`."""
-        return GmmScorer(DiagGmms.load(self.gmms), self.open().__getitem__)
+        """Loads the scorer, see `ScoreSource`."""
+        return GmmScorer(load_gmms(self.gmms), self.open().__getitem__)
 
 
 @dataclass(frozen=True)
 class DecodedGroup:
-    """Speakers whose utterances were decoded.
+    """A `SpeakerGroup` whose utterances were decoded.
 
-    speaker_of: index of the speaker of each utterance. lattices: the archives that hold them. speech_P: whether a pdf
-    counts. plain, seen: the features without transforms, and those that they were decoded with.
+    Attributes:
+        speakers: names of the speakers.
+        speaker_of: index of the speaker of each utterance.
+        lattices: lattice archives that contain the utterances.
+        states: graph labels and their pdfs.
+        speech_P: whether a pdf counts as speech.
+        base: features without transforms.
+        current: features that the lattices were made from.
+        lm_weight: LM weight of the posteriors.
     """
 
     speakers: Sequence[str]
@@ -109,39 +138,43 @@ class DecodedGroup:
     lattices: Sequence[Path]
     states: StateTable
     speech_P: np.ndarray
-    unadapted: AdaptedReader
+    base: AdaptedReader
     current: AdaptedReader
     lm_weight: float
 
     def blocks(self) -> Iterator[Block]:
-        """See `asr_am.hmm.adaptation.SpeakerGroup`: an utterance a block."""
+        """Yields one block per utterance."""
         for path in self.lattices:
             for utterance, lattice in read_lattices(path):
                 if utterance in self.speaker_of:
                     occupation = self._occupation(lattice)
-                    yield Block(self.speaker_of[utterance], self.unadapted[utterance], self.current[utterance], occupation)
+                    yield Block(self.speaker_of[utterance], self.base[utterance], self.current[utterance], occupation)
 
     def _occupation(self, lattice: Lattice) -> Occupation:
-        """The posteriors of the pdfs of each frame."""
+        """Returns the pdf posteriors of every frame."""
         posterior_A = arc_posteriors(lattice, [LmScale(self.lm_weight)])[:, 0]
         emitting = np.flatnonzero(lattice.label_A)
         pdf_A = self.states.pdf_L[lattice.label_A[emitting] - 1]
         key_A = lattice.frame_S[lattice.source_A[emitting]].astype(np.int64) * self.states.num_pdfs + pdf_A
-        keys, where = np.unique(key_A, return_inverse=True)
-        weight = np.bincount(where, posterior_A[emitting])
+        keys, index_A = np.unique(key_A, return_inverse=True)
+        posterior = np.bincount(index_A, posterior_A[emitting])
         frame, pdf = np.divmod(keys, self.states.num_pdfs)
-        kept = (weight >= MIN_POSTERIOR) & self.speech_P[pdf]
-        return Occupation(frame[kept], pdf[kept], weight[kept].astype(np.float32))
+        kept = (posterior >= MIN_POSTERIOR) & self.speech_P[pdf]
+        return Occupation(frame[kept], pdf[kept], posterior[kept].astype(np.float32))
 
 
-def save_adaptation(folder: Path, place: AdaptationPaths, options: AdaptOptions) -> None:
-    """Note in `folder`, features/fmllr, how its speakers were adapted, for those that come later."""
-    paths = {name: os.path.relpath(getattr(place, name), folder) for name in ("system", "lang_dir", "graph")}
-    write_lines(folder / ADAPTATION_FILE, [json.dumps(paths | {"options": asdict(options)}, indent=1)])
+def save_adaptation(folder: Path, paths: AdaptationPaths, options: AdaptOptions) -> None:
+    """Records in `folder` (features/fmllr) how its speakers were adapted, so that new speakers are adapted alike."""
+    relative = {name: os.path.relpath(getattr(paths, name), folder) for name in ("system", "lang_dir", "graph")}
+    write_lines(folder / ADAPTATION_FILE, [json.dumps(relative | {"options": asdict(options)}, indent=1)])
 
 
 def load_adaptation(folder: Path) -> tuple[AdaptationPaths, AdaptOptions]:
-    """What `save_adaptation` noted; `work` and `features_dir` are the folder and the one above. InputError: damaged."""
+    """Reads what `save_adaptation` recorded, with `folder` as `work` and its parent as `features_dir`.
+
+    Raises:
+        InputError: the record is missing or damaged.
+    """
     path = folder / ADAPTATION_FILE
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -153,40 +186,70 @@ def load_adaptation(folder: Path) -> tuple[AdaptationPaths, AdaptOptions]:
         raise InputError(f"{path}: missing or damaged ({error}); run stage 4 (speaker) again") from error
 
 
-def adapt_set(place: AdaptationPaths, subset: str, options: AdaptOptions, jobs: int) -> dict[str, np.ndarray]:
-    """The transform [D, E] of every speaker of a set, after `options.passes`. InputError where files are missing."""
-    states, lang = StateTable.load(place.system / "states.npz"), Lang.load(place.lang_dir)
-    adapted = DiagGmms.load(place.system / "gmm.npz")
-    start = mean_transform(read_transforms(place.system / TRANSFORMS, "train"))
-    source = AdaptedSource(place.system / UNADAPTED, place.system / PROJECTION, place.features_dir, subset, None)
-    reader = source.open()
-    utterances = sorted(reader.utterances, key=lambda utterance: (reader.speaker(utterance), utterance))
-    speakers = {utterance: reader.speaker(utterance) for utterance in utterances}
+class AdaptationModels(NamedTuple):
+    """What the adaptation of any set needs of a system: `start` [D, E] is the mean transform of training speakers."""
+
+    states: StateTable
+    lang: Lang
+    adapted: DiagGmms
+    start: np.ndarray
+
+
+@lru_cache(maxsize=1)
+def _load_models(system: Path, lang_dir: Path) -> AdaptationModels:
+    states, lang = load_states(system / "states.npz"), load_lang(lang_dir)
+    adapted = load_gmms(system / "gmm.npz")
+    return AdaptationModels(states, lang, adapted, mean_transform(read_transforms(system / TRANSFORMS, "train")))
+
+
+def adapt_set(paths: AdaptationPaths, subset: str, options: AdaptOptions, jobs: int) -> dict[str, np.ndarray]:
+    """Decodes a set `options.passes` times and estimates a transform per speaker after each pass.
+
+    Args:
+        paths: the system, its inputs, and the scratch folder.
+        subset: name of the set.
+        options: see `AdaptOptions`.
+        jobs: number of processes.
+
+    Returns:
+        The transform [D, E] of every speaker.
+
+    Raises:
+        InputError: a file is missing or damaged.
+    """
+    states, lang, adapted, start = _load_models(paths.system, paths.lang_dir)
+    source = AdaptedSource(paths.system / UNADAPTED, paths.system / PROJECTION, paths.features_dir, subset, None)
+    base = source.open()
+    utterances = sorted(base.utterances, key=lambda utterance: (base.speaker(utterance), utterance))
+    speakers = {utterance: base.speaker(utterance) for utterance in utterances}
     for number in range(1, options.passes + 1):
-        folder, title = place.work / f"{subset}_{number}", f"{subset} pass {number}"
-        how = DecodeOptions(options.search_of(number), (LmScale(options.lm_weight),), nbest=0)
-        job = Job(source, place.graph, place.lang_dir, place.system / "states.npz", how)
+        folder, title = paths.work / f"{subset}_{number}", f"{subset} pass {number}"
+        decode_options = DecodeOptions(options.search_options(number), (LmScale(options.lm_weight),), nbest=0)
+        job = Job(source, paths.graph, paths.lang_dir, paths.system / "states.npz", decode_options)
         decode_shards(job, utterances, folder, jobs, f"{title}: decoding")
-        current = source.open() if source.transforms else reader
-        groups = _groups(speakers, folder, states, speech_pdfs(lang, states), reader, current, options.lm_weight)
-        gmms = DiagGmms.load(source.gmms)
+        current = source.open() if source.transforms else base
+        groups = _groups(speakers, folder, states, speech_pdfs(lang, states), base, current, options.lm_weight)
+        gmms = load_gmms(source.gmms)
         transforms = adapt_speakers(groups, gmms, options.fmllr, jobs, title, adapted, start)
         write_transforms(folder, subset, transforms, final=folder)
-        source = replace(source, gmms=place.system / "gmm.npz", transforms=folder)
+        source = replace(source, gmms=paths.system / "gmm.npz", transforms=folder)
     return transforms
 
 
 def _groups(
-    speakers: Mapping[str, str], folder: Path, states: StateTable, speech_P: np.ndarray, unadapted: AdaptedReader,
+    speakers: Mapping[str, str], folder: Path, states: StateTable, speech_P: np.ndarray, base: AdaptedReader,
     current: AdaptedReader, lm_weight: float,
 ) -> list[DecodedGroup]:  # fmt: skip
-    """Groups of speakers with the shards in `folder` that have their utterances, which are in the order of speakers."""
+    """Groups the speakers, each group with the shards in `folder` that hold its utterances.
+
+    `speakers` maps utterances to speakers in the order of the shards, which is by speaker.
+    """
     groups = []
     for members in in_groups(sorted(set(speakers.values()))):
         index = {speaker: number for number, speaker in enumerate(members)}
-        own = [number for number, speaker in enumerate(speakers.values()) if speaker in index]
-        shards = range(own[0] // SHARD, own[-1] // SHARD + 1)
+        positions = [number for number, speaker in enumerate(speakers.values()) if speaker in index]
+        shards = range(positions[0] // SHARD, positions[-1] // SHARD + 1)
         lattices = [folder / f"{shard:05d}.lat" for shard in shards]
         speaker_of = {utterance: index[speaker] for utterance, speaker in speakers.items() if speaker in index}
-        groups.append(DecodedGroup(members, speaker_of, lattices, states, speech_P, unadapted, current, lm_weight))
+        groups.append(DecodedGroup(members, speaker_of, lattices, states, speech_P, base, current, lm_weight))
     return groups

@@ -1,7 +1,7 @@
-"""A recording as a set of its own: what models take of it, in a scratch folder, as the stages leave it for a corpus.
+"""Features of a recording outside the corpus: written to a scratch folder as a set of its own, as the stages do.
 
-Its speaker is somebody new: CMVN statistics are those of the whole recording, fMLLR comes from decoding it as in stage
-speaker, and there is one i-vector.
+Its speaker is new to the models. CMVN statistics are those of the whole recording, fMLLR comes from decoding it as in
+stage speaker, and there is one i-vector.
 
 Shapes: T frames, D static features.
 """
@@ -28,25 +28,35 @@ MATRICES = ("lda", "fmllr")
 
 
 def computed_kinds(kind: str) -> list[str]:
-    """The kinds of static features that a model's input is made of, in order."""
+    """Returns the kinds of static features that a model's input `kind` is computed from, in order."""
     made_from = {IVECTOR: BASE, **dict.fromkeys(MATRICES, BASE)}
     return list(dict.fromkeys(made_from.get(name, base_of(name)) for name in streams_of(kind)))
 
 
 def write_recording(
-    kind: str, static: Mapping[str, np.ndarray], pieces: Sequence[tuple[int, int]], features_dir: Path, out: Path
+    kind: str, static: Mapping[str, np.ndarray], segments: Sequence[tuple[int, int]], features_dir: Path, out: Path
 ) -> list[str]:
-    """Features of `kind` of the set SET into `out`; returns the ids of the pieces.
+    """Writes the features of a recording into `out` as the set `SET`, one utterance per segment.
 
-    static: float32 [T, D] of each of `computed_kinds`. pieces: first frame and frame after the last, of each.
-    features_dir: of the corpus that the models were trained on. InputError where something is missing there.
+    Args:
+        kind: features that the acoustic model takes.
+        static: float32 [T, D] of each of `computed_kinds(kind)`.
+        segments: first frame and frame after the last of each segment.
+        features_dir: output of stage features of the corpus that the models were trained on.
+        out: an empty folder.
+
+    Returns:
+        The utterance ids of the segments.
+
+    Raises:
+        InputError: `features_dir` lacks a file, or one is damaged.
     """
-    names = [f"{SET}-{number:05d}" for number in range(len(pieces))]
+    names = [f"{SET}-{number:05d}" for number in range(len(segments))]
     for base, static_TD in static.items():
         folder = out / base
         folder.mkdir()
         shutil.copy(features_dir / base / "options.json", folder)
-        parts = {name: static_TD[begin:end] for name, (begin, end) in zip(names, pieces, strict=True)}
+        parts = {name: static_TD[begin:end] for name, (begin, end) in zip(names, segments, strict=True)}
         write_archive(folder, SET, parts, final=folder)
         write_archive(folder, f"{SET}_cmvn", {SPEAKER: accumulate(static_TD)}, final=folder)
         write_lines(folder / f"{SET}_utt2spk", [f"{name} {SPEAKER}" for name in names])
@@ -56,9 +66,9 @@ def write_recording(
             folder.mkdir()
             load_projection(features_dir, features_dir / name / MATRIX).save(folder / MATRIX)
         if name == "fmllr":
-            place, options = load_adaptation(features_dir / name)
-            place = replace(place, features_dir=out, work=out / "work")
-            write_transforms(folder, SET, adapt_set(place, SET, options, jobs=1), final=folder)
+            paths, options = load_adaptation(features_dir / name)
+            paths = replace(paths, features_dir=out, work=out / "work")
+            write_transforms(folder, SET, adapt_set(paths, SET, options, jobs=1), final=folder)
         if name == IVECTOR:
             folder.mkdir()
             speaker_ivectors(features_dir / name, out, SET, folder)

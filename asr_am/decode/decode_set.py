@@ -26,13 +26,13 @@ from lhotse import SupervisionSegment
 from asr_am.data.manifests import read_supervisions
 from asr_am.decode.ctm import FRAME_SHIFT, write_ctm
 from asr_am.decode.hypotheses import nonspeech_words
-from asr_am.decode.lattice import Weights
+from asr_am.decode.lattice import LmScale
+from asr_am.decode.loading import load_lang
 from asr_am.decode.scorer import Window
 from asr_am.decode.shards import Decoded, DecodeOptions, Job, decode_shards
 from asr_am.decode.system import System
 from asr_am.errors import InputError
 from asr_am.features.fusion import InputReader
-from asr_am.lang.lang_dir import Lang
 
 
 def word_errors(references: Mapping[str, Sequence[str]], decoded: Sequence[Decoded]) -> list[int]:
@@ -44,7 +44,7 @@ def word_errors(references: Mapping[str, Sequence[str]], decoded: Sequence[Decod
     ]
 
 
-def choose(grid: Sequence[Weights], errors: Sequence[int]) -> int:
+def choose(grid: Sequence[LmScale], errors: Sequence[int]) -> int:
     """The index of the weighting with the fewest errors.
 
     Of equals, the smallest insertion penalty in size, and then the middle LM weight, which is the least fragile.
@@ -89,7 +89,7 @@ def decode_sets(
     # One by one: the words of all windows, with every weight, would fill gigabytes for hours of dev.
     errors, system, results = min(map(on_dev, tried), key=lambda trial: trial[0])
     report: dict[str, Any] = {"windows": errors_of}
-    report |= {"chosen": {"window": str(system.window), **system.weights._asdict(), "dev_errors": errors}}
+    report |= {"chosen": {"window": str(system.window), **system.lm_scale._asdict(), "dev_errors": errors}}
     report |= {dev: write_set(out, dev, segments, results, options.grid, _shard_folder(out, dev, system))}
     for subset in others:
         segments = decodable(system, data_dir, subset)
@@ -104,7 +104,7 @@ def decode_sets(
 
 def decodable(system: System, data_dir: Path, subset: str) -> Segments:
     """The utterances of a set that have features, by id."""
-    reader = InputReader(system.features_dir, system.kind(), subset)
+    reader = InputReader(system.features_dir, system.feature_kind, subset)
     segments = {segment.id: segment for segment in read_supervisions(data_dir, subset)}
     lost = [utterance for utterance in segments if utterance not in reader]
     if lost:
@@ -121,7 +121,7 @@ def _decode_dev(
 ) -> tuple[int, System, list[Decoded]]:
     """(word errors, system with the best weights, results) on dev."""
     results = _decode(system, dev, segments, out, options, jobs)
-    lang = Lang.load(system.lang_dir)
+    lang = load_lang(system.lang_dir)
     dropped = frozenset(lang.word_names[word] for word in nonspeech_words(lang))
     references = {utterance: reference_words(s.text or "", dropped) for utterance, s in segments.items()}
     errors = word_errors(references, results)
@@ -131,7 +131,7 @@ def _decode_dev(
         "%s, window %s: %d errors in %d words (%.2f %%) at LM weight %g, insertion penalty %g", dev, system.window,
         errors[best], total, 100 * errors[best] / max(1, total), *options.grid[best],
     )  # fmt: skip
-    return errors[best], replace(system, weights=options.grid[best]), results
+    return errors[best], replace(system, lm_scale=options.grid[best]), results
 
 
 def _decode(
@@ -151,7 +151,7 @@ def _shard_folder(out: Path, subset: str, system: System) -> Path:
 
 
 def write_set(
-    out: Path, subset: str, segments: Segments, results: Sequence[Decoded], grid: Sequence[Weights], shards: Path
+    out: Path, subset: str, segments: Segments, results: Sequence[Decoded], grid: Sequence[LmScale], shards: Path
 ) -> dict[str, Any]:
     """Write lattices, n-best list and CTM files of a set from its results; returns its statistics."""
     for name in ("ctm", "nbest", "lattices"):
@@ -160,9 +160,9 @@ def write_set(
         for shard in sorted(shards.glob("*.lat")):
             with shard.open("rb") as file:
                 shutil.copyfileobj(file, archive)
-    for k, weights in enumerate(grid):
+    for k, scale in enumerate(grid):
         words = {d.utterance: d.words[k] for d in results}
-        write_ctm(out / "ctm" / ctm_name(subset, weights), segments, words)
+        write_ctm(out / "ctm" / ctm_name(subset, scale), segments, words)
     lines = [
         f"{d.utterance} {entry.graph} {entry.acoustic} {' '.join(entry.words)}".rstrip() + "\n"
         for d in results
@@ -172,9 +172,9 @@ def write_set(
     return statistics(subset, results)
 
 
-def ctm_name(subset: str, weights: Weights) -> str:
+def ctm_name(subset: str, scale: LmScale) -> str:
     """The name of a CTM file, e.g. `dev_10_0.5.ctm`."""
-    return f"{subset}_{weights.lm:g}_{weights.insertion:g}.ctm"
+    return f"{subset}_{scale.lm:g}_{scale.insertion:g}.ctm"
 
 
 def statistics(subset: str, results: Sequence[Decoded]) -> dict[str, Any]:

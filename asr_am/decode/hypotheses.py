@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from asr_am.decode.ctm import CtmWord
-from asr_am.decode.lattice import Lattice, Weights, arc_posteriors, best_paths
+from asr_am.decode.lattice import Lattice, LmScale, arc_posteriors, best_paths
 from asr_am.hmm.alignments import runs_of
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
 
-Span = tuple[int, int]  # first phone, phone after the last
+PhoneSpan = tuple[int, int]  # first phone, phone after the last
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def time_words(words: Sequence[int], labels_T: np.ndarray, states: StateTable, l
     first_R = runs.state_R == 0
     phones = runs.windows_R3[first_R, 1].tolist()
     bounds = np.append(runs.start_R[first_R], len(labels_T))
-    spans = _lay(words, phones, lang)
+    spans = _align_to_phones(words, phones, lang)
     if spans is None:
         bounds = np.linspace(0, len(labels_T), len(words) + 1).astype(int)
         spans = [(i, i + 1) for i in range(len(words))]
@@ -59,39 +59,39 @@ def time_words(words: Sequence[int], labels_T: np.ndarray, states: StateTable, l
     ]
 
 
-def _lay(words: Sequence[int], phones: list[int], lang: Lang) -> list[Span] | None:
+def _align_to_phones(words: Sequence[int], phones: list[int], lang: Lang) -> list[PhoneSpan] | None:
     """The span of each word, None where they do not fit; fewer spans than words if the phones end before the words.
 
     Dynamic programming over words: `ends[i]` holds, for each phone where word i can end, the word's span and the end
     of the word before.
     """
-    ends: list[dict[int, tuple[Span, int]]] = []
-    reached: dict[int, tuple[Span, int]] = {0: ((0, 0), 0)}
+    ends: list[dict[int, tuple[PhoneSpan, int]]] = []
+    reached: dict[int, tuple[PhoneSpan, int]] = {0: ((0, 0), 0)}
     for word in words:
-        following: dict[int, tuple[Span, int]] = {}
+        following: dict[int, tuple[PhoneSpan, int]] = {}
         for end in sorted(reached):
-            for span in _spans(word, end, phones, lang, cut=False):
+            for span in _word_spans(word, end, phones, lang, truncated=False):
                 following.setdefault(span[1], (span, end))
         if not following:
-            return _cut_off(word, reached, ends, phones, lang)
+            return _align_truncated(word, reached, ends, phones, lang)
         ends.append(following)
         reached = following
     complete = [end for end in reached if all(phone == lang.optional_silence for phone in phones[end:])]
     return _trace(ends, complete[0] if complete else max(reached))
 
 
-def _cut_off(
-    word: int, reached: dict[int, tuple[Span, int]], ends: list[dict[int, tuple[Span, int]]], phones: list[int],
-    lang: Lang,
-) -> list[Span] | None:  # fmt: skip
+def _align_truncated(
+    word: int, reached: dict[int, tuple[PhoneSpan, int]], ends: list[dict[int, tuple[PhoneSpan, int]]],
+    phones: list[int], lang: Lang,
+) -> list[PhoneSpan] | None:  # fmt: skip
     """The spans up to `word`, which has no complete pronunciation left: it may take the first phones of one."""
     for end in sorted(reached):
-        for span in _spans(word, end, phones, lang, cut=True):
+        for span in _word_spans(word, end, phones, lang, truncated=True):
             return [*_trace(ends, end), span]
     return None
 
 
-def _spans(word: int, end: int, phones: list[int], lang: Lang, *, cut: bool) -> list[Span]:
+def _word_spans(word: int, end: int, phones: list[int], lang: Lang, *, truncated: bool) -> list[PhoneSpan]:
     """Where `word` can stand if the word before ended at phone `end`; with `cut`, as a beginning without its end."""
     spans = []
     pronunciations = lang.pronunciations.get(lang.word_names[word], [])
@@ -99,14 +99,14 @@ def _spans(word: int, end: int, phones: list[int], lang: Lang, *, cut: bool) -> 
     while True:
         for pronunciation in pronunciations:
             rest = tuple(phones[begin : begin + len(pronunciation)])
-            if rest == pronunciation[: len(rest)] and (cut or len(rest) == len(pronunciation)):
+            if rest == pronunciation[: len(rest)] and (truncated or len(rest) == len(pronunciation)):
                 spans.append((begin, begin + len(rest)))
         if begin >= len(phones) or phones[begin] != lang.optional_silence:
             return spans
         begin += 1
 
 
-def _trace(ends: list[dict[int, tuple[Span, int]]], end: int) -> list[Span]:
+def _trace(ends: list[dict[int, tuple[PhoneSpan, int]]], end: int) -> list[PhoneSpan]:
     spans = []
     for step in reversed(ends):
         span, end = step[end]
@@ -114,37 +114,38 @@ def _trace(ends: list[dict[int, tuple[Span, int]]], end: int) -> list[Span]:
     return spans[::-1]
 
 
-def hypotheses(lattice: Lattice, weights: Sequence[Weights], states: StateTable, lang: Lang) -> list[list[CtmWord]]:
+def hypotheses(lattice: Lattice, scales: Sequence[LmScale], states: StateTable, lang: Lang) -> list[list[CtmWord]]:
     """The words of the best path under each weighting, words that are no speech left out.
 
     Confidences are posteriors at the weighting's LM weight without insertion penalty.
     """
-    silent = nonspeech_words(lang)
-    lm_weights = sorted({w.lm for w in weights})
-    posterior_AK = arc_posteriors(lattice, [Weights(lm) for lm in lm_weights])
-    beliefs = {
-        lm: Belief(lattice, states, posterior_A) for lm, posterior_A in zip(lm_weights, posterior_AK.T, strict=True)
+    nonspeech = nonspeech_words(lang)
+    lm_weights = sorted({w.lm for w in scales})
+    posterior_AK = arc_posteriors(lattice, [LmScale(lm) for lm in lm_weights])
+    confidence_of = {
+        lm: WordConfidence(lattice, states, posterior_A)
+        for lm, posterior_A in zip(lm_weights, posterior_AK.T, strict=True)
     }
     done: dict[tuple[float, bytes], list[CtmWord]] = {}  # many weightings share a path
     result = []
-    for weight, path in zip(weights, best_paths(lattice, weights), strict=True):
-        key = weight.lm, path.tobytes()
+    for scale, path in zip(scales, best_paths(lattice, scales), strict=True):
+        key = scale.lm, path.tobytes()
         if key not in done:
             words, labels = lattice.word_A[path], lattice.label_A[path]
             labels_T = labels[labels > 0]
             timed = time_words(words[words > 0].tolist(), labels_T, states, lang)
-            put_out = lattice.frame_S[lattice.source_A[path[words > 0]]].tolist()
-            sure = beliefs[weight.lm].in_words(timed, put_out, states.labels_L3[labels_T - 1, 0])
+            emit_frames = lattice.frame_S[lattice.source_A[path[words > 0]]].tolist()
+            scores = confidence_of[scale.lm].of_words(timed, emit_frames, states.labels_L3[labels_T - 1, 0])
             done[key] = [
                 CtmWord(word.start, word.frames, lang.word_names[word.word], confidence)
-                for word, confidence in zip(timed, sure, strict=True)
-                if word.frames > 0 and word.word not in silent
+                for word, confidence in zip(timed, scores, strict=True)
+                if word.frames > 0 and word.word not in nonspeech
             ]
         result.append(done[key])
     return result
 
 
-class Belief:
+class WordConfidence:
     """What the lattice as a whole holds of the words of one path."""
 
     def __init__(self, lattice: Lattice, states: StateTable, posterior_A: np.ndarray) -> None:
@@ -159,33 +160,33 @@ class Belief:
         spoken = np.flatnonzero(lattice.word_A)
         self.word_N, self.frame_N, self.posterior_N = lattice.word_A[spoken], frame_A[spoken], posterior_A[spoken]
 
-    def in_words(self, timed: Sequence[TimedWord], put_out: Sequence[int], phones_T: np.ndarray) -> list[float]:
+    def of_words(self, timed: Sequence[TimedWord], emit_frames: Sequence[int], phones_T: np.ndarray) -> list[float]:
         """From 0 to 1: the lesser of how much its phones are believed, and its label among all labels at its time.
 
         The first alone could not tell homophones apart, nor the second how often an unsure path repeats a word.
         put_out: the frame where the path has each word's label. With triphones that is often a phone before the word
         (its first phone is the right context of the phone before), with homophones it can be after the word.
         """
-        believed_T = self.phone_TP[np.arange(len(phones_T)), phones_T]
+        posterior_T = self.phone_TP[np.arange(len(phones_T)), phones_T]
         confidences = []
         for i, word in enumerate(timed):
-            first, last = min(word.start, put_out[i]), max(word.start + word.frames, put_out[i])
+            first, last = min(word.start, emit_frames[i]), max(word.start + word.frames, emit_frames[i])
             if i > 0 and timed[i - 1].word == word.word:
-                first = max(first, put_out[i - 1] + 1)
+                first = max(first, emit_frames[i - 1] + 1)
             if i + 1 < len(timed) and timed[i + 1].word == word.word:
-                last = min(last, put_out[i + 1] - 1)
+                last = min(last, emit_frames[i + 1] - 1)
             near_N = (self.word_N == word.word) & (self.frame_N >= first) & (self.frame_N <= last)
-            believed = float(believed_T[word.start : word.start + word.frames].sum()) / max(1, word.frames)
-            confidences.append(round(min(1.0, believed, float(self.posterior_N[near_N].sum())), 4))
+            mean_posterior = float(posterior_T[word.start : word.start + word.frames].sum()) / max(1, word.frames)
+            confidences.append(round(min(1.0, mean_posterior, float(self.posterior_N[near_N].sum())), 4))
         return confidences
 
 
 def nonspeech_words(lang: Lang) -> frozenset[int]:
     """Ids of the words that are not scored: `<unk>` and those with nothing but silence phones."""
     silence = set(lang.silence_phones)
-    silent = (
+    nonspeech = (
         lang.words[word]
         for word, pronunciations in lang.pronunciations.items()
         if all(silence.issuperset(phones) for phones in pronunciations)
     )
-    return frozenset({lang.unk, *silent})
+    return frozenset({lang.unk, *nonspeech})

@@ -66,21 +66,21 @@ class Lattice:
         """From an FST with (graph, acoustic) weights; ValueError for one that is empty, cyclic or without an end."""
         if raw.num_states == 0:
             raise ValueError("empty lattice")
-        ends = np.flatnonzero(np.isfinite(raw.final_S).all(axis=1)).astype(np.int32)
-        zeros = np.zeros_like(ends)
-        source_A = np.concatenate([raw.source_A, ends])
-        target_A = np.concatenate([raw.target_A, np.full_like(ends, raw.num_states)])
+        finals = np.flatnonzero(np.isfinite(raw.final_S).all(axis=1)).astype(np.int32)
+        zeros = np.zeros_like(finals)
+        source_A = np.concatenate([raw.source_A, finals])
+        target_A = np.concatenate([raw.target_A, np.full_like(finals, raw.num_states)])
         label_A = np.concatenate([raw.ilabel_A, zeros])
         level_S, frame_S = _levels(source_A, target_A, label_A, raw.start, raw.num_states + 1)
         kept = np.flatnonzero(level_S >= 0)  # reached from the start
         order = kept[np.argsort(level_S[kept], kind="stable")]
-        if len(ends) == 0 or order[-1] != raw.num_states:
+        if len(finals) == 0 or order[-1] != raw.num_states:
             raise ValueError("lattice without an end")
         position_S = np.full(raw.num_states + 1, -1, dtype=np.int32)
         position_S[order] = np.arange(len(order), dtype=np.int32)
         arcs = np.flatnonzero(position_S[source_A] >= 0)
         arcs = arcs[np.argsort(position_S[target_A[arcs]], kind="stable")]
-        cost_A2 = np.concatenate([raw.weight_A, raw.final_S[ends]]).astype(np.float64)[arcs]
+        cost_A2 = np.concatenate([raw.weight_A, raw.final_S[finals]]).astype(np.float64)[arcs]
         return cls(
             source_A=position_S[source_A[arcs]], target_A=position_S[target_A[arcs]], label_A=label_A[arcs],
             word_A=np.concatenate([raw.olabel_A, zeros])[arcs], graph_A=cost_A2[:, 0], acoustic_A=cost_A2[:, 1],
@@ -95,7 +95,7 @@ def _levels(
     arcs_S: list[list[tuple[int, int]]] = [[] for _ in range(num_states)]
     for source, target, label in zip(source_A.tolist(), target_A.tolist(), label_A.tolist(), strict=True):
         arcs_S[source].append((target, 1 if label else 0))
-    waiting_S = _reached_arcs(arcs_S, start)
+    waiting_S = _in_degrees(arcs_S, start)
     level_S, frame_S = [-1] * num_states, [-1] * num_states
     level_S[start] = frame_S[start] = 0
     ready = [start] if waiting_S[start] == 0 else []
@@ -112,7 +112,7 @@ def _levels(
     return np.array(level_S, dtype=np.int32), np.array(frame_S, dtype=np.int32)
 
 
-def _reached_arcs(arcs_S: list[list[tuple[int, int]]], start: int) -> list[int]:
+def _in_degrees(arcs_S: list[list[tuple[int, int]]], start: int) -> list[int]:
     """For each state the number of arcs into it from states that `start` reaches."""
     count_S = [0] * len(arcs_S)
     seen = {start}
@@ -144,40 +144,40 @@ def read_lattices(path: Path) -> Iterator[tuple[str, Lattice]]:
         yield utterance, lattice
 
 
-CELLS = 4_000_000  # arcs x weightings that are looked at together, at 28 bytes
+MAX_CELLS = 4_000_000  # arcs x weightings that are looked at together, at 28 bytes
 
 
-class Weights(NamedTuple):
+class LmScale(NamedTuple):
     """One weighting: LM weight (> 0) and the cost of each word (negative: a bonus)."""
 
     lm: float
     insertion: float = 0.0
 
 
-def costs(lattice: Lattice, weights: Sequence[Weights]) -> np.ndarray:
+def costs(lattice: Lattice, scales: Sequence[LmScale]) -> np.ndarray:
     """float64 [A, K]: the cost of every arc under every weighting."""
-    lm_K, insertion_K = np.array(weights, dtype=np.float64).T
+    lm_K, insertion_K = np.array(scales, dtype=np.float64).T
     cost_AK = lattice.graph_A[:, None] + lattice.acoustic_A[:, None] / lm_K
     cost_AK[lattice.word_A > 0] += insertion_K
     return cost_AK
 
 
-def best_paths(lattice: Lattice, weights: Sequence[Weights]) -> list[np.ndarray]:
+def best_paths(lattice: Lattice, scales: Sequence[LmScale]) -> list[np.ndarray]:
     """For every weighting the arcs of the cheapest path, from start to end. Exact."""
-    step = max(1, CELLS // max(1, len(lattice.source_A)))
-    parts = [weights[begin : begin + step] for begin in range(0, len(weights), step)]
+    step = max(1, MAX_CELLS // max(1, len(lattice.source_A)))
+    parts = [scales[begin : begin + step] for begin in range(0, len(scales), step)]
     return [path for part in parts for path in _best_paths(lattice, part)]
 
 
-def _best_paths(lattice: Lattice, weights: Sequence[Weights]) -> list[np.ndarray]:
-    cost_AK = costs(lattice, weights)
+def _best_paths(lattice: Lattice, scales: Sequence[LmScale]) -> list[np.ndarray]:
+    cost_AK = costs(lattice, scales)
     forward_SK = _forward(lattice, cost_AK, np.minimum)
     # The arcs that attain the minimum, bit for bit: the same sum of the same numbers. Any of them will do.
-    arc, weighting = np.nonzero(forward_SK[lattice.source_A] + cost_AK == forward_SK[lattice.target_A])
+    arc, column = np.nonzero(forward_SK[lattice.source_A] + cost_AK == forward_SK[lattice.target_A])
     back_SK = np.full(forward_SK.shape, -1, dtype=np.int64)
-    back_SK[lattice.target_A[arc], weighting] = arc
-    each_K = np.arange(len(weights))
-    state_K = np.full(len(weights), lattice.num_states - 1)
+    back_SK[lattice.target_A[arc], column] = arc
+    each_K = np.arange(len(scales))
+    state_K = np.full(len(scales), lattice.num_states - 1)
     steps = []
     while state_K.any():
         arc_K = back_SK[state_K, each_K]  # -1 at the start, state 0
@@ -187,28 +187,28 @@ def _best_paths(lattice: Lattice, weights: Sequence[Weights]) -> list[np.ndarray
     return [path[path >= 0] for path in arcs_KN]
 
 
-def arc_posteriors(lattice: Lattice, weights: Sequence[Weights]) -> np.ndarray:
+def arc_posteriors(lattice: Lattice, scales: Sequence[LmScale]) -> np.ndarray:
     """float64 [A, K]: the share of each arc in the sum over all paths, where a path of cost c weighs exp(-c)."""
-    score_AK = -costs(lattice, weights)
+    score_AK = -costs(lattice, scales)
     forward_SK = _forward(lattice, score_AK, np.logaddexp)
     backward_SK = _backward(lattice, score_AK, np.logaddexp)
     score_AK += forward_SK[lattice.source_A] + backward_SK[lattice.target_A]
     return np.exp(np.minimum(score_AK - forward_SK[-1], 0.0))
 
 
-def beam_excess(lattice: Lattice, weights: Weights) -> np.ndarray:
+def beam_excess(lattice: Lattice, scale: LmScale) -> np.ndarray:
     """float64 [A]: how much dearer the best path through each arc is than the best path."""
-    cost_AK = costs(lattice, [weights])
+    cost_AK = costs(lattice, [scale])
     forward_S, backward_S = (step(lattice, cost_AK, np.minimum)[:, 0] for step in (_forward, _backward))
     return forward_S[lattice.source_A] + cost_AK[:, 0] + backward_S[lattice.target_A] - forward_S[-1]
 
 
 def _forward(lattice: Lattice, value_AK: np.ndarray, combine: np.ufunc) -> np.ndarray:
     """[S, K]: values of all paths from the start to each state, combined by `combine` (its identity is infinite)."""
-    result_SK = _nothing(lattice, value_AK, combine)
+    result_SK = _identity(lattice, value_AK, combine)
     result_SK[0] = 0.0
     source_A = lattice.source_A
-    for first, last, groups, states in _steps(lattice.target_A, lattice.level_S):
+    for first, last, groups, states in _arcs_by_level(lattice.target_A, lattice.level_S):
         value = result_SK[source_A[first:last]] + value_AK[first:last]
         result_SK[states] = combine.reduceat(value, groups, axis=0)
     return result_SK
@@ -216,22 +216,22 @@ def _forward(lattice: Lattice, value_AK: np.ndarray, combine: np.ufunc) -> np.nd
 
 def _backward(lattice: Lattice, value_AK: np.ndarray, combine: np.ufunc) -> np.ndarray:
     """[S, K]: values of all paths from each state to the end."""
-    result_SK = _nothing(lattice, value_AK, combine)
+    result_SK = _identity(lattice, value_AK, combine)
     result_SK[-1] = 0.0
     order = np.argsort(lattice.source_A, kind="stable")
     source_A, target_A, value_AK = lattice.source_A[order], lattice.target_A[order], value_AK[order]
-    for first, last, groups, states in reversed(list(_steps(source_A, lattice.level_S))):
+    for first, last, groups, states in reversed(list(_arcs_by_level(source_A, lattice.level_S))):
         value = result_SK[target_A[first:last]] + value_AK[first:last]
         result_SK[states] = combine.reduceat(value, groups, axis=0)
     return result_SK
 
 
-def _nothing(lattice: Lattice, value_AK: np.ndarray, combine: np.ufunc) -> np.ndarray:
+def _identity(lattice: Lattice, value_AK: np.ndarray, combine: np.ufunc) -> np.ndarray:
     identity = np.inf if combine is np.minimum else -np.inf
     return np.full((lattice.num_states, value_AK.shape[1]), identity)
 
 
-def _steps(state_A: np.ndarray, level_S: np.ndarray) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
+def _arcs_by_level(state_A: np.ndarray, level_S: np.ndarray) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
     """Arcs sorted by `state_A`, one level of states at a time.
 
     Yields (first arc, arc after the last, first arc of each state counted from the first, the states).

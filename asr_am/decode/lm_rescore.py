@@ -16,7 +16,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -29,11 +29,11 @@ from asr_am.data.textfile import write_lines
 from asr_am.decode.ctm import CtmWord, write_ctm
 from asr_am.decode.decode_set import ctm_name, reference_words
 from asr_am.decode.hypotheses import nonspeech_words, time_words
-from asr_am.decode.lattice import Lattice, Weights, read_lattices
+from asr_am.decode.lattice import Lattice, LmScale, read_lattices
+from asr_am.decode.loading import load_lang, load_states
 from asr_am.decode.nbest import nbest
 from asr_am.decode.system import System
 from asr_am.errors import InputError
-from asr_am.hmm.states import StateTable
 from asr_am.lang.arpa import Arpa, read_arpa
 from asr_am.lang.lang_dir import Lang, vocabulary
 from asr_am.lang.mixture import Sentences, best_weight, counted, mixed, ngram_logprobs, perplexity
@@ -44,7 +44,7 @@ from asr_am.model.lm_scorer import word_logprobs
 from asr_am.model.lstm_lm import LstmLm
 from asr_am.parallel import parallel_map
 
-AT_ONCE = 256  # lattices in memory
+BATCH = 256  # lattices in memory
 
 
 @dataclass(frozen=True)
@@ -71,32 +71,27 @@ def read_candidates(decoded: Path, subset: str, count: int, jobs: int) -> Candid
     path = decoded / "lattices" / f"{subset}.ark"
     found: Candidates = {}
     lattices = read_lattices(path)
-    work = partial(_candidates, system.lang_dir, system.states, system.weights, count)
-    while part := list(islice(lattices, AT_ONCE)):
+    work = partial(_candidates, system.lang_dir, system.states, system.lm_scale, count)
+    while part := list(islice(lattices, BATCH)):
         found |= zip((name for name, _ in part), parallel_map(work, part, jobs, f"n-best of {subset}"), strict=True)
     if not found:
         raise InputError(f"{path}: holds no lattice; run stage 7 (decode) again")
     return found
 
 
-@lru_cache(maxsize=1)
-def _load(lang_dir: Path, states: Path) -> tuple[Lang, StateTable]:
-    return Lang.load(lang_dir), StateTable.load(states)
-
-
 def _candidates(
-    lang_dir: Path, states_path: Path, weights: Weights, count: int, item: tuple[str, Lattice]
+    lang_dir: Path, states_path: Path, scale: LmScale, count: int, item: tuple[str, Lattice]
 ) -> list[Candidate]:
-    lang, states = _load(lang_dir, states_path)
+    lang, states = load_lang(lang_dir), load_states(states_path)
     lattice = item[1]
-    silent = nonspeech_words(lang)
+    nonspeech = nonspeech_words(lang)
     result = []
-    for sentence in nbest(lattice, weights, count):
+    for sentence in nbest(lattice, scale, count):
         labels = lattice.label_A[sentence.arcs]
         timed = [
             CtmWord(word.start, word.frames, lang.word_names[word.word], 1.0)
             for word in time_words(sentence.words, labels[labels > 0], states, lang)
-            if word.frames > 0 and word.word not in silent
+            if word.frames > 0 and word.word not in nonspeech
         ]
         words = [lang.word_names[word] for word in sentence.words]
         result.append(Candidate(words, sentence.graph, sentence.acoustic, timed))
@@ -124,7 +119,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Mixture:
+class LmMixture:
     """An n-gram model and a recurrent one, which has `weight`."""
 
     arpa: Arpa
@@ -132,7 +127,7 @@ class Mixture:
     units: Units
     weight: float = 0.5
 
-    def both(self, sentences: Sentences) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def logprobs(self, sentences: Sentences) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Log-probabilities of all words (`asr_am.lang.mixture`): of the recurrent model, of the n-gram model."""
         return word_logprobs(self.lstm, self.units, sentences), ngram_logprobs(self.arpa, sentences)
 
@@ -153,22 +148,22 @@ class Costs:
     others_C: graph cost without LM; acoustic_C: unscaled; ngram_C, lstm_C, mixture_C: minus log-probabilities.
     """
 
-    others_C: np.ndarray
+    non_lm_C: np.ndarray
     acoustic_C: np.ndarray
     length_C: np.ndarray
     ngram_C: np.ndarray
     lstm_C: np.ndarray
     mixture_C: np.ndarray
 
-    def costs(self, lm_C: np.ndarray, weights: Sequence[Weights]) -> np.ndarray:
+    def costs(self, lm_C: np.ndarray, scales: Sequence[LmScale]) -> np.ndarray:
         """float64 [C, K]: with the costs `lm_C` of one of the models, as `asr_am.decode.lattice.costs` weighs them."""
-        lm_K, insertion_K = np.array(weights, dtype=np.float64).T
-        cost_CK = (self.others_C + lm_C)[:, None] + self.acoustic_C[:, None] / lm_K
+        lm_K, insertion_K = np.array(scales, dtype=np.float64).T
+        cost_CK = (self.non_lm_C + lm_C)[:, None] + self.acoustic_C[:, None] / lm_K
         return cost_CK + self.length_C[:, None] * insertion_K
 
 
 def rescore(
-    decoded: Path, data_dir: Path, arpa: Path, lm: Path, out: Path, *, grid: Sequence[Weights], count: int, jobs: int
+    decoded: Path, data_dir: Path, arpa: Path, lm: Path, out: Path, *, grid: Sequence[LmScale], count: int, jobs: int
 ) -> None:
     """Rescore dev and test of the run `decoded`, which used the n-gram model `arpa`, with the recurrent model `lm`.
 
@@ -176,10 +171,10 @@ def rescore(
     """
     if count < 1:
         raise InputError(f"lm.nbest={count}: must be at least 1")
-    lang = Lang.load(System.load(decoded).lang_dir)
+    lang = load_lang(System.load(decoded).lang_dir)
     lstm, units, _ = load_lm(lm)
-    mixture = Mixture(read_arpa(arpa), lstm, units)
-    mixture, perplexities = _weigh(mixture, data_dir, vocabulary(lang.words))
+    mixture = LmMixture(read_arpa(arpa), lstm, units)
+    mixture, perplexities = _fit_weight(mixture, data_dir, vocabulary(lang.words))
     report: dict[str, object] = {"weight": round(mixture.weight, 4)}
     for subset in ("dev", "test"):
         candidates = read_candidates(decoded, subset, count, jobs)
@@ -192,17 +187,19 @@ def rescore(
     write_lines(out / "rescore.json", [json.dumps(report, indent=1)])
 
 
-def _weigh(mixture: Mixture, data_dir: Path, lexicon: Sequence[str]) -> tuple[Mixture, dict[str, Perplexities]]:
+def _fit_weight(
+    mixture: LmMixture, data_dir: Path, lexicon: Sequence[str]
+) -> tuple[LmMixture, dict[str, Perplexities]]:
     """The mixture with the weight that is best on dev, and the perplexities of dev and test."""
     found = {}
     for subset in ("dev", "test"):
         sentences = [words for _, words in read_transcripts(data_dir, subset)]
         flags_N = counted(sentences, lexicon)
-        lstm, ngram = mixture.both(sentences)
+        lstm, ngram = mixture.logprobs(sentences)
         if subset == "dev":
             mixture = replace(mixture, weight=best_weight(lstm, ngram, flags_N))
-        together = mixed(lstm, ngram, mixture.weight)
-        found[subset] = Perplexities(*(perplexity(logprobs, flags_N) for logprobs in (ngram, lstm, together)))
+        mixture_logprobs = mixed(lstm, ngram, mixture.weight)
+        found[subset] = Perplexities(*(perplexity(logprobs, flags_N) for logprobs in (ngram, lstm, mixture_logprobs)))
         log.info(
             "perplexity of %s: n-gram %.2f, recurrent %.2f, both %.2f with weight %.2f of the recurrent model",
             subset, found[subset].ngram, found[subset].lstm, found[subset].mixture, mixture.weight,
@@ -210,26 +207,26 @@ def _weigh(mixture: Mixture, data_dir: Path, lexicon: Sequence[str]) -> tuple[Mi
     return mixture, found
 
 
-def score_candidates(mixture: Mixture, candidates: Candidates) -> list[Costs]:
+def score_candidates(mixture: LmMixture, candidates: Candidates) -> list[Costs]:
     """The costs of all candidates, utterance by utterance."""
     sentences = [candidate.words for group in candidates.values() for candidate in group]
-    lstm, ngram = mixture.both(sentences)
+    lstm, ngram = mixture.logprobs(sentences)
     lstm_N, ngram_N, mixed_N = (
         -np.array([logprobs.sum() for logprobs in model]) for model in (lstm, ngram, mixed(lstm, ngram, mixture.weight))
     )
     result, first = [], 0
     for group in candidates.values():
-        here = slice(first, first + len(group))
+        rows = slice(first, first + len(group))
         graph_C, acoustic_C = (np.array([getattr(c, cost) for c in group]) for cost in ("graph", "acoustic"))
         length_C = np.array([len(c.words) for c in group])
-        costs = ngram_N[here], lstm_N[here], mixed_N[here]
-        result.append(Costs(graph_C - ngram_N[here], acoustic_C, length_C, *costs))
+        costs = ngram_N[rows], lstm_N[rows], mixed_N[rows]
+        result.append(Costs(graph_C - ngram_N[rows], acoustic_C, length_C, *costs))
         first += len(group)
     return result
 
 
 def dev_errors(
-    candidates: Candidates, rescored: dict[str, Costs], data_dir: Path, lang: Lang, grid: Sequence[Weights]
+    candidates: Candidates, rescored: dict[str, Costs], data_dir: Path, lang: Lang, grid: Sequence[LmScale]
 ) -> dict[str, int]:
     """Word errors at the best weights, with each model alone, with the mixture, and of the best candidates at all."""
     dropped = frozenset(lang.word_names[word] for word in nonspeech_words(lang))
@@ -252,7 +249,7 @@ def dev_errors(
 
 def write_set(
     out: Path, subset: str, data_dir: Path, candidates: Candidates, rescored: dict[str, Costs],
-    grid: Sequence[Weights],
+    grid: Sequence[LmScale],
 ) -> None:  # fmt: skip
     """The CTM of each weighting: the best sentences under the mixture, with confidences from all candidates."""
     segments = {segment.id: segment for segment in read_supervisions(data_dir, subset)}
@@ -262,11 +259,11 @@ def write_set(
         scores = rescored[utterance]
         best_K = scores.costs(scores.mixture_C, grid).argmin(axis=0)
         done: dict[tuple[int, float], list[CtmWord]] = {}
-        for k, weights in enumerate(grid):
-            key = int(best_K[k]), weights.lm
+        for k, scale in enumerate(grid):
+            key = int(best_K[k]), scale.lm
             if key not in done:
-                posterior_C = softmax(-scores.costs(scores.mixture_C, [Weights(weights.lm)])[:, 0])
+                posterior_C = softmax(-scores.costs(scores.mixture_C, [LmScale(scale.lm)])[:, 0])
                 done[key] = confidences(group[key[0]], group, posterior_C.tolist())
             words[k][utterance] = done[key]
-    for weights, found in zip(grid, words, strict=True):
-        write_ctm(out / "ctm" / ctm_name(subset, weights), segments, found)
+    for scale, found in zip(grid, words, strict=True):
+        write_ctm(out / "ctm" / ctm_name(subset, scale), segments, found)

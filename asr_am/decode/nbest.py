@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import kaldifst
 import numpy as np
 
-from asr_am.decode.lattice import Lattice, Weights, beam_excess, costs
+from asr_am.decode.lattice import Lattice, LmScale, beam_excess, costs
 from asr_am.hmm.fst_arrays import FstArrays
 
 MAX_STATES = 50_000  # of the determinized acceptor; a lattice that needs more is pruned harder and tried again
-SLACK = 0.1  # of costs added in float32
+COST_SLACK = 0.1  # of costs added in float32
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Sentence:
     arcs: np.ndarray
 
 
-def nbest(lattice: Lattice, weights: Weights, n: int) -> list[Sentence]:
+def nbest(lattice: Lattice, scale: LmScale, n: int) -> list[Sentence]:
     """Up to `n` distinct word sequences, best first under `weights`."""
-    excess_A = beam_excess(lattice, weights)
-    cost_A = costs(lattice, [weights])[:, 0]
+    excess_A = beam_excess(lattice, scale)
+    cost_A = costs(lattice, [scale])[:, 0]
     beam = np.inf
     while True:
         kept = np.flatnonzero(excess_A <= beam)
@@ -42,10 +42,10 @@ def nbest(lattice: Lattice, weights: Weights, n: int) -> list[Sentence]:
             break
         beam = float(min(beam, excess_A[np.isfinite(excess_A)].max())) / 2
     kaldifst.minimize(acceptor)
-    lines = [_line(piece) for piece in kaldifst.convert_nbest_to_vector(kaldifst.shortest_path(acceptor, n=n))]
+    lines = [_linear_path(piece) for piece in kaldifst.convert_nbest_to_vector(kaldifst.shortest_path(acceptor, n=n))]
     # Each arc of a sentence's best path is on a path that is no dearer than the dearest sentence: few arcs remain.
-    dearest = max(cost for _, cost in lines) - min(cost for _, cost in lines)
-    kept = np.flatnonzero(excess_A <= dearest + SLACK)
+    max_cost = max(cost for _, cost in lines) - min(cost for _, cost in lines)
+    kept = np.flatnonzero(excess_A <= max_cost + COST_SLACK)
     arc_fst = _fst(lattice, kept, cost_A, kept + 1)
     kaldifst.arcsort(arc_fst, sort_type="olabel")
     sentences = [_with_costs(lattice, arc_fst, words) for words, _ in lines]
@@ -62,7 +62,7 @@ def _fst(lattice: Lattice, kept: np.ndarray, cost_A: np.ndarray, inputs: np.ndar
     return FstArrays.build(0, arcs, cost_A[kept], final_S).to_fst()
 
 
-def _line(fst: kaldifst.StdVectorFst) -> tuple[np.ndarray, float]:
+def _linear_path(fst: kaldifst.StdVectorFst) -> tuple[np.ndarray, float]:
     """The input labels along an FST with a single path, and its cost."""
     arrays = FstArrays.from_fst(fst)
     position_S = np.full(arrays.num_states, -1)
@@ -81,7 +81,7 @@ def _with_costs(lattice: Lattice, arc_fst: kaldifst.StdVectorFst, words: np.ndar
     rows = np.stack([np.arange(count), np.arange(1, count + 1), words, words], axis=1)
     final_S = np.r_[np.full(count, np.inf), 0.0]
     sentence = FstArrays.build(0, rows, np.zeros(count), final_S).to_fst()
-    arcs = _line(kaldifst.shortest_path(kaldifst.compose(arc_fst, sentence)))[0] - 1
+    arcs = _linear_path(kaldifst.shortest_path(kaldifst.compose(arc_fst, sentence)))[0] - 1
     return Sentence(
         tuple(words.tolist()), float(lattice.graph_A[arcs].sum()), float(lattice.acoustic_A[arcs].sum()), arcs
     )

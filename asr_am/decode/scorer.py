@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from asr_am.data.kaldi_archive import read_entry
+from asr_am.decode.loading import load_gmms, load_network
 from asr_am.errors import InputError
 from asr_am.features.fusion import repeat_stacks, stack_frames, stack_of
 from asr_am.hmm.states import StateTable
@@ -171,11 +172,10 @@ class GmmSource:
 
     def load(self) -> GmmScorer:
         from asr_am.features.adapted import open_features
-        from asr_am.hmm.gmm import DiagGmms
         from asr_am.hmm.gmm_system import GmmSystem
 
         reader = open_features(self.features_dir, GmmSystem.kind(self.align_dir), self.subset)
-        return GmmScorer(DiagGmms.load(self.align_dir / "gmm.npz"), reader.__getitem__)
+        return GmmScorer(load_gmms(self.align_dir / "gmm.npz"), reader.__getitem__)
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,8 @@ class NeuralSource:
 
     def load(self) -> NeuralScorer:
         from asr_am.features.fusion import InputReader
-        from asr_am.model.model_file import load_acoustic_model
 
-        model, info = load_acoustic_model(self.model)
+        model, info = load_network(self.model)
         counts, kind = info.get("pdf_counts"), info["kind"]
         if counts is None or len(counts) != info["num_pdfs"] or int(counts.sum()) == 0:
             raise InputError(

@@ -18,9 +18,9 @@ import kaldifst
 import numpy as np
 
 from asr_am.decode.ctm import CtmWord
-from asr_am.decode.graph import read_hclg
 from asr_am.decode.hypotheses import hypotheses
-from asr_am.decode.lattice import Lattice, Weights
+from asr_am.decode.lattice import Lattice, LmScale
+from asr_am.decode.loading import load_graph, load_lang, load_states
 from asr_am.decode.nbest import nbest
 from asr_am.decode.scorer import Scorer, ScoreSource
 from asr_am.decode.search import SearchOptions, search
@@ -39,7 +39,7 @@ class DecodeOptions:
     """grid: LM weights and insertion penalties to give words for. nbest: sentences kept, at LM weight 1 / scale."""
 
     search: SearchOptions = field(default_factory=SearchOptions)
-    grid: tuple[Weights, ...] = (Weights(10.0),)
+    grid: tuple[LmScale, ...] = (LmScale(10.0),)
     nbest: int = 20
 
 
@@ -117,7 +117,7 @@ class Decoder:
         raise InputError(f"utterance {utterance}: {problem}; train the model again, on the alignments of this graph")
 
     def _nbest(self, lattice: Lattice) -> list[NbestEntry]:
-        sentences = nbest(lattice, Weights(1.0 / self.options.search.acoustic_scale), self.options.nbest)
+        sentences = nbest(lattice, LmScale(1.0 / self.options.search.acoustic_scale), self.options.nbest)
         names = self.lang.word_names
         return [NbestEntry(round(s.graph, 4), round(s.acoustic, 4), [names[w] for w in s.words]) for s in sentences]
 
@@ -125,9 +125,8 @@ class Decoder:
 @lru_cache(maxsize=1)
 def load_decoder(job: Job) -> Decoder:
     """Load a job's files, once per worker process."""
-    return Decoder(
-        job.source.load(), read_hclg(job.graph), Lang.load(job.lang_dir), StateTable.load(job.states), job.options
-    )
+    lang, states = load_lang(job.lang_dir), load_states(job.states)
+    return Decoder(job.source.load(), load_graph(job.graph), lang, states, job.options)
 
 
 def decode_shards(job: Job, utterances: Sequence[str], folder: Path, jobs: int, description: str) -> list[Decoded]:

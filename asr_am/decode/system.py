@@ -1,14 +1,15 @@
-"""`system.json`: a decoding run as something that can be used again, on other sets or on a user's recording."""
+"""`system.json`: a decoding run that can be used again, on other sets or on a user's recordings."""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from asr_am.data.textfile import write_lines
 from asr_am.decode.lattice import LmScale
+from asr_am.decode.loading import load_network
 from asr_am.decode.scorer import GmmSource, NeuralSource, ScoreSource, Window
 from asr_am.decode.search import SearchOptions
 from asr_am.errors import InputError
@@ -20,20 +21,29 @@ PATHS = ("align_dir", "features_dir", "lang_dir", "graph_dir", "model")
 
 @dataclass(frozen=True)
 class System:
-    """Acoustic model, graph and the weights chosen on dev.
+    """Acoustic model, decoding graph, and the scales chosen on dev.
 
-    align_dir: states.npz (and gmm.npz). model: a network's checkpoint; None: the Gaussian mixtures of align_dir.
-    graph_dir: HCLG.fst. window: how the network is applied (of no account for mixtures).
+    Attributes:
+        align_dir: holds states.npz, and gmm.npz for a GMM system.
+        features_dir: output of stage features.
+        lang_dir: output of stage lang.
+        graph_dir: holds HCLG.fst.
+        feature_kind: the features that the acoustic model takes, e.g. "fmllr+logmel".
+        model: checkpoint of a network, or None for the Gaussian mixtures of `align_dir`.
+        window: how the network is applied (ignored for mixtures).
+        search: options of the lattice-generating search.
+        lm_scale: LM weight and insertion penalty.
     """
 
     align_dir: Path
     features_dir: Path
     lang_dir: Path
     graph_dir: Path
+    feature_kind: str
     model: Path | None = None
     window: Window = field(default_factory=lambda: Window(0, 0))
     search: SearchOptions = field(default_factory=SearchOptions)
-    weights: LmScale = field(default_factory=lambda: LmScale(10.0))
+    lm_scale: LmScale = field(default_factory=lambda: LmScale(10.0))
 
     @property
     def graph(self) -> Path:
@@ -44,32 +54,27 @@ class System:
         return self.align_dir / "states.npz"
 
     def source(self, subset: str) -> ScoreSource:
-        """The scores of one set."""
+        """Returns the source of the acoustic scores of one set."""
         if self.model is None:
             return GmmSource(self.align_dir, self.features_dir, subset)
         return NeuralSource(self.model, self.features_dir, subset, self.window)
 
-    def kind(self) -> str:
-        """The kind of features the model takes."""
-        if self.model is None:
-            from asr_am.hmm.gmm_system import GmmSystem
-
-            return GmmSystem.kind(self.align_dir)
-        from asr_am.model.model_file import load_acoustic_model
-
-        return str(load_acoustic_model(self.model)[1]["kind"])
-
     def save(self, folder: Path) -> None:
-        """Write system.json into `folder`, paths relative to it: an experiment can be moved as a whole."""
+        """Writes system.json into `folder`, with relative paths so that a whole experiment can be moved."""
         paths = {name: getattr(self, name) for name in PATHS}
         value: dict[str, object] = {"format": FORMAT}
         value |= {name: None if path is None else os.path.relpath(path, folder) for name, path in paths.items()}
-        value |= {"window": str(self.window), "search": vars(self.search), "weights": self.weights._asdict()}
+        value |= {"feature_kind": self.feature_kind, "window": str(self.window)}
+        value |= {"search": vars(self.search), "weights": self.lm_scale._asdict()}
         write_lines(folder / FILE, [json.dumps(value, indent=1)])
 
     @classmethod
     def load(cls, folder: Path) -> System:
-        """Read the system.json of a decoding run; InputError where it is missing, damaged or points nowhere."""
+        """Reads the system.json of a decoding run.
+
+        Raises:
+            InputError: it is missing or damaged, or names a file that does not exist.
+        """
         path = folder / FILE
         if not path.is_file():
             raise InputError(
@@ -82,7 +87,8 @@ class System:
             for name in PATHS:
                 value[name] = None if value[name] is None else Path(os.path.normpath(folder / value[name]))
             value |= {"window": Window.parse(value["window"]), "search": SearchOptions(**value["search"])}
-            system = cls(**value | {"weights": LmScale(**value["weights"])})
+            value |= {"lm_scale": LmScale(**value.pop("weights"))}
+            system = cls(**{"feature_kind": ""} | value)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{path}: not the record of a decoding run ({error}); run stage 7 (decode) again"
@@ -90,4 +96,15 @@ class System:
         for needed in (system.states, system.graph, system.lang_dir, system.features_dir, system.model):
             if needed is not None and not needed.exists():
                 raise InputError(f"{needed}: is missing, but {path} needs it; run the stage that makes it again")
+        if not system.feature_kind:  # written by an older version
+            system = replace(system, feature_kind=feature_kind_of(system.align_dir, system.model))
         return system
+
+
+def feature_kind_of(align_dir: Path, model: Path | None) -> str:
+    """Reads the kind of features that an acoustic model takes: of the network `model`, else of the GMM system."""
+    if model is not None:
+        return str(load_network(model)[1]["kind"])
+    from asr_am.hmm.gmm_system import GmmSystem
+
+    return GmmSystem.kind(align_dir)

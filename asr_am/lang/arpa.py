@@ -14,7 +14,7 @@ from asr_am.errors import InputError
 
 Ngram = tuple[str, ...]
 ROUNDING = 1e-3  # log10 probabilities above zero by no more than this are a rounded 0
-WHOLE = "is the file whole?"
+CHECK_COMPLETE = "is the file whole?"
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,10 @@ def read_arpa(path: Path) -> Arpa:
     arpa = Arpa(logprobs=[], backoffs={})
     for n, count in enumerate(counts, start=1):
         if line != f"\\{n}-grams:":
-            raise InputError(f"{path}:{number}: expected \\{n}-grams: but found {line[:60]!r}; {WHOLE}")
+            raise InputError(f"{path}:{number}: expected \\{n}-grams: but found {line[:60]!r}; {CHECK_COMPLETE}")
         number, line = _read_section(path, lines, arpa, n, count, last=n == len(counts))
     if line != "\\end\\":
-        raise InputError(f"{path}:{number}: expected \\end\\ but found {line[:60]!r}; {WHOLE}")
+        raise InputError(f"{path}:{number}: expected \\end\\ but found {line[:60]!r}; {CHECK_COMPLETE}")
     for symbol in ("<s>", "</s>"):
         if (symbol,) not in arpa.logprobs[0]:
             raise InputError(f"{path}: has no unigram {symbol}; make the model from sentences with <s> and </s>")
@@ -126,7 +126,7 @@ def _read_counts(path: Path, lines: Iterator[tuple[int, str]]) -> tuple[list[int
         if match is None or int(match[1]) != len(counts) + 1:
             raise InputError(f"{path}:{number}: expected 'ngram {len(counts) + 1}=COUNT' but found {line[:60]!r}")
         counts.append(int(match[2]))
-    raise InputError(f"{path}: ends before its n-grams; {WHOLE}")
+    raise InputError(f"{path}: ends before its n-grams; {CHECK_COMPLETE}")
 
 
 def _read_section(
@@ -140,7 +140,9 @@ def _read_section(
             continue
         if line.startswith("\\"):
             if len(ngrams) != count:
-                raise InputError(f"{path}:{number}: {len(ngrams)} {n}-grams but the header says {count}; {WHOLE}")
+                raise InputError(
+                    f"{path}:{number}: {len(ngrams)} {n}-grams but the header says {count}; {CHECK_COMPLETE}"
+                )
             return number, line
         fields = split_words(line)
         if len(fields) not in (n + 1, n + 2):
@@ -155,7 +157,7 @@ def _read_section(
             backoff = _log10(fields[-1], path, number)
             if backoff != 0.0:
                 arpa.backoffs[ngram] = backoff
-    raise InputError(f"{path}: ends without \\end\\; {WHOLE}")
+    raise InputError(f"{path}: ends without \\end\\; {CHECK_COMPLETE}")
 
 
 def _logprob(text: str, path: Path, number: int) -> float:

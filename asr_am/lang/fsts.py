@@ -112,14 +112,14 @@ def make_grammar(arpa_path: Path, words_path: Path, out: Path) -> None:
     """Compile a checked ARPA file to G with `#0` on its back-off arcs and no `<s>` or `</s>` (Kaldi's arpa2fst)."""
     import kaldilm
 
-    with _quiet():
+    with _silence_stderr():
         kaldilm.arpa2fst(
             input_arpa=str(arpa_path), output_fst=str(out), disambig_symbol="#0", read_symbol_table=str(words_path)
         )
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_stderr() -> Iterator[None]:
     """Send the C++ side's stderr to nowhere: kaldilm reports each section it reads. Its errors are exceptions."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)

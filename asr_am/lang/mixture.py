@@ -18,7 +18,7 @@ from scipy.special import expit
 from asr_am.lang.arpa import Arpa
 
 Sentences = Sequence[Sequence[str]]
-LEAST = Arpa.ZERO * math.log(10.0)  # log-probability of what a model rules out
+MIN_LOGPROB = Arpa.ZERO * math.log(10.0)  # log-probability of what a model rules out
 ITERATIONS = 100
 
 
@@ -30,7 +30,7 @@ def ngram_logprobs(arpa: Arpa, sentences: Sentences) -> list[np.ndarray]:
         for word in [*sentence, "</s>"]:
             logprobs.append(arpa.logprob(history, word))
             history = [*history[-arpa.order :], word]
-        found.append(np.maximum(np.array(logprobs) * math.log(10.0), LEAST))
+        found.append(np.maximum(np.array(logprobs) * math.log(10.0), MIN_LOGPROB))
     return found
 
 

@@ -17,7 +17,7 @@ from asr_am.errors import InputError
 BOUNDARY, UNKNOWN = 0, 1  # ids of `</s>`, which stands before and after a sentence, and of `<unk>`
 SPECIAL = ("</s>", "<unk>")
 LINE_BYTES = 1 << 16  # sentencepiece leaves longer ones out
-PIECES_FROM = 10_000_000  # words; counts of a larger text are scaled down before pieces are learned from them
+MAX_PIECE_WORDS = 10_000_000  # words; counts of a larger text are scaled down before pieces are learned from them
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ def _learn_pieces(counts: Counter[str], size: int) -> tuple[list[str], Callable[
 
 def _repeated(counts: Counter[str]) -> Iterator[str]:
     """Every word as often as the text has it, in lines of one word: pieces never cross words."""
-    share = min(1.0, PIECES_FROM / max(1, counts.total()))
+    share = min(1.0, MAX_PIECE_WORDS / max(1, counts.total()))
     for word, count in sorted(counts.items()):
         left = max(1, round(count * share)) if word not in SPECIAL else 0
-        at_once = max(1, min(100, LINE_BYTES // (len(word.encode()) + 1)))
+        per_line = max(1, min(100, LINE_BYTES // (len(word.encode()) + 1)))
         while left > 0:
-            yield " ".join([word] * min(left, at_once))
-            left -= at_once
+            yield " ".join([word] * min(left, per_line))
+            left -= per_line

@@ -71,11 +71,12 @@ def decode(
     from asr_am.decode.scorer import Window
     from asr_am.decode.search import SearchOptions
     from asr_am.decode.shards import DecodeOptions
-    from asr_am.decode.system import System
+    from asr_am.decode.system import System, feature_kind_of
 
+    align_dir, model = root / "align" / plan.gmm, plan.model / "best.pt" if plan.model else None
     system = System(
-        align_dir=root / "align" / plan.gmm, features_dir=root / "features", lang_dir=root / "lang",
-        graph_dir=graph_folder, model=plan.model / "best.pt" if plan.model else None,
+        align_dir, features_dir=root / "features", lang_dir=root / "lang", graph_dir=graph_folder,
+        feature_kind=feature_kind_of(align_dir, model), model=model,
         search=build(SearchOptions, options["search"], "decode.search"),
     )  # fmt: skip
     parts = {"search": system.search, "grid": tuple(weightings(grid)), "nbest": options["nbest"]}
@@ -94,7 +95,7 @@ def likelihoods(decoded: Path, final: Path, out: Path) -> None:
     system = System.load(decoded)
     states = StateTable.load(system.states)
     for subset in ("dev", "test"):
-        utterances = InputReader(system.features_dir, system.kind(), subset).utterances
+        utterances = InputReader(system.features_dir, system.feature_kind, subset).utterances
         scp = out / f"{subset}.scp"
         write_log_likelihoods(system.source(subset).load(), utterances, states, scp)
         scp.write_text(scp.read_text().replace(f" {out}/", f" {final}/"))  # the directory's name when it is finished

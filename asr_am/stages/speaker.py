@@ -52,7 +52,7 @@ def copy_matrix(system: Path, out: Path) -> None:
 
 def adapt(root: Path, graph: Path, options: dict, jobs: int, out: Path) -> None:
     """Copy the matrix and the training speakers' transforms; two passes for the other sets."""
-    from asr_am.decode.adapt import AdaptOptions, Place, adapt_set, save_adaptation
+    from asr_am.decode.adapt import AdaptOptions, AdaptationPaths, adapt_set, save_adaptation
     from asr_am.decode.search import SearchOptions
     from asr_am.features.adapted import read_transforms, write_transforms
     from asr_am.hmm.adaptation import FmllrOptions
@@ -66,7 +66,7 @@ def adapt(root: Path, graph: Path, options: dict, jobs: int, out: Path) -> None:
     copy_matrix(system, out)
     known = read_transforms(system / TRANSFORMS, "train")
     write_transforms(out, "train", known, final=final)
-    place = Place(system, root / "features", root / "lang", graph / "HCLG.fst", work)
+    place = AdaptationPaths(system, root / "features", root / "lang", graph / "HCLG.fst", work)
     for subset in options["sets"]:
         write_transforms(out, subset, adapt_set(place, subset, how, jobs), final=final)
     save_adaptation(out, place, how)

@@ -16,7 +16,7 @@ from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir
 
 if TYPE_CHECKING:
-    from asr_am.decode.lattice import Weights
+    from asr_am.decode.lattice import LmScale
 
 
 def grid_of(cfg: DictConfig) -> list[list[float]]:
@@ -32,12 +32,12 @@ def grid_of(cfg: DictConfig) -> list[list[float]]:
     return grid
 
 
-def weightings(grid: Sequence[Sequence[float]]) -> list[Weights]:
+def weightings(grid: Sequence[Sequence[float]]) -> list[LmScale]:
     """Each LM weight with each penalty."""
-    from asr_am.decode.lattice import Weights
+    from asr_am.decode.lattice import LmScale
 
     lm_weights, penalties = grid
-    return [Weights(lm, penalty) for lm in lm_weights for penalty in penalties]
+    return [LmScale(lm, penalty) for lm in lm_weights for penalty in penalties]
 
 
 GMM_FEATURES = {"mono": "mfcc", "tri": "mfcc", "lda_mllt": "lda", "sat": "fmllr"}  # the kind that each GMM takes

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from asr_am.data.issue_counter import Tally
+from asr_am.data.issue_counter import IssueCounter
 from asr_am.data.textfile import numbered_lines, write_lines
 from asr_am.errors import InputError
 from asr_am.lang.lexicon import NONSPOKEN_NOISE, RESERVED_WORDS, SILENCE, SPOKEN_NOISE, UNKNOWN
@@ -59,7 +59,7 @@ class Lexicon:
             write_lines(data_dir / "nonspeech.txt", [f"{word} {phone}" for word, phone in sorted(self.noises.items())])
 
 
-def read_lexicon(path: Path, tally: Tally) -> Lexicon:
+def read_lexicon(path: Path, tally: IssueCounter) -> Lexicon:
     """InputError, with file and line: no phones, a silence phone among others, a reserved name, nothing but noises."""
     lines = _split(path)
     with_probability = _has_probabilities(path, lines)
@@ -143,7 +143,7 @@ def _phone(name: str, silence: dict[str, str], marked: bool, where: str) -> str:
 
 
 def _add(
-    lexicon: Lexicon, word: str, phones: tuple[str, ...], where: str, silence: dict[str, str], tally: Tally
+    lexicon: Lexicon, word: str, phones: tuple[str, ...], where: str, silence: dict[str, str], tally: IssueCounter
 ) -> None:
     noise = [phone for phone in phones if phone in silence.values()]
     if noise and len(phones) > 1:

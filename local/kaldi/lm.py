@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from asr_am.data.issue_counter import Tally
+from asr_am.data.issue_counter import IssueCounter
 from asr_am.data.textfile import numbered_lines
 from asr_am.errors import InputError
 from asr_am.lang.arpa import Arpa, Ngram, read_arpa
@@ -19,7 +19,7 @@ MAX_NGRAMS = 10_000_000  # of an ARPA file, that Python can hold
 SYMBOLS = ("<s>", "</s>")
 
 
-def read_text(path: Path, normalise: Normaliser, tally: Tally) -> list[str]:
+def read_text(path: Path, normalise: Normaliser, tally: IssueCounter) -> list[str]:
     """The sentences of a text, one a line. InputError: no sentence; most words unknown; ids in front of them."""
     sentences, firsts, total = [], [], 0
     for number, line in numbered_lines(path, "--text takes a text, one sentence a line"):
@@ -42,7 +42,7 @@ def read_text(path: Path, normalise: Normaliser, tally: Tally) -> list[str]:
     return sentences
 
 
-def read_given_arpa(path: Path, lexicon: Collection[str], spoken: Counter[str], tally: Tally) -> Arpa:
+def read_given_arpa(path: Path, lexicon: Collection[str], spoken: Counter[str], tally: IssueCounter) -> Arpa:
     """The model of an ARPA file over the words of the lexicon, in its spelling. spoken: words of the transcripts.
 
     InputError: see `read_arpa`; too big; the words of the transcripts are not in it.

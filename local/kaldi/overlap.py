@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from asr_am.data.issue_counter import Tally
+from asr_am.data.issue_counter import IssueCounter
 from asr_am.data.stm import channel_letter
 from local.kaldi.sets import FRAME_SHIFT, CorpusSet
 
 SLACK = FRAME_SHIFT  # of rounded times; no word is so short that its middle would lie there
 
 
-def told_apart(corpus: CorpusSet, tally: Tally) -> CorpusSet:
+def told_apart(corpus: CorpusSet, tally: IssueCounter) -> CorpusSet:
     """The set with as few copies of recordings as it takes for no two utterances of a channel to overlap."""
     ends: dict[tuple[str, str], list[float]] = {}  # by recording and channel: of the last utterance in each copy
     recordings = dict(corpus.recordings)

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from asr_am.data.issue_counter import Tally, summary_table
+from asr_am.data.issue_counter import IssueCounter, summary_table
 from asr_am.data.kaldi_audio import AudioOptions
 from asr_am.data.kaldi_dir import KaldiDir, read_kaldi_dir
 from asr_am.data.manifests import write_set
@@ -73,7 +73,7 @@ def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
     chosen = build(Options, options, "corpus.prepare")
     chosen.check()
     out.mkdir(parents=True, exist_ok=True)
-    tallies = {name: Tally() for name in ("train", "dev", "test", "lm", "lexicon")}
+    tallies = {name: IssueCounter() for name in ("train", "dev", "test", "lm", "lexicon")}
     lexicon = read_lexicon(Path(str(chosen.lexicon)), tallies["lexicon"])
     sets, unknown = read_sets(chosen, lexicon, out, tallies, jobs)
     lost = {subset: left_out(tallies[subset]) for subset in sets}
@@ -103,7 +103,7 @@ def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
 
 
 def read_sets(
-    options: Options, lexicon: Lexicon, out: Path, tallies: dict[str, Tally], jobs: int
+    options: Options, lexicon: Lexicon, out: Path, tallies: dict[str, IssueCounter], jobs: int
 ) -> tuple[dict[str, CorpusSet], dict[str, Counter[str]]]:
     """The sets train, dev and test, no speaker in two of them; the words of each that the lexicon lacks."""
     sets: dict[str, CorpusSet] = {}
@@ -133,7 +133,7 @@ def read_sets(
     return sets, unknown
 
 
-def _sources(options: Options, tallies: dict[str, Tally]) -> dict[str, KaldiDir]:
+def _sources(options: Options, tallies: dict[str, IssueCounter]) -> dict[str, KaldiDir]:
     """The user's directories, with all checks that need no audio."""
     folders = {subset: getattr(options, subset) for subset in ("train", "dev", "test")}
     sources = {subset: read_kaldi_dir(Path(folder), tallies[subset]) for subset, folder in folders.items() if folder}
@@ -157,7 +157,7 @@ def _normaliser(lexicon: Lexicon) -> Normaliser:
     return Normaliser(lexicon.vocabulary, lexicon.silence, lexicon.unknown)
 
 
-def _note_rates(corpus: CorpusSet, rate: int, tally: Tally) -> None:
+def _note_rates(corpus: CorpusSet, rate: int, tally: IssueCounter) -> None:
     for recording in corpus.used_recordings:
         own = recording.sampling_rate
         if own < rate:
@@ -172,7 +172,7 @@ def _sentences(
     lexicon: Lexicon,
     sets: dict[str, CorpusSet],
     unknown: dict[str, Counter[str]],
-    tallies: dict[str, Tally],
+    tallies: dict[str, IssueCounter],
 ) -> list[str]:
     """What the LM is estimated on. A held-out dev set is to have no part in it, as LM weights are tuned there."""
     if options.arpa is not None and options.dev is None:
@@ -193,7 +193,7 @@ def _sentences(
     return sentences
 
 
-def _without_held_out(sentences: list[str], dev: CorpusSet, lexicon: Lexicon, tally: Tally) -> list[str]:
+def _without_held_out(sentences: list[str], dev: CorpusSet, lexicon: Lexicon, tally: IssueCounter) -> list[str]:
     """The text without one copy of each dev sentence that it has; noises make no difference."""
     held = Counter(lexicon.scored(utterance.text or "") for utterance in dev.utterances)
     kept = []
@@ -207,7 +207,9 @@ def _without_held_out(sentences: list[str], dev: CorpusSet, lexicon: Lexicon, ta
     return kept
 
 
-def _pronounce(options: Options, lexicon: Lexicon, unknown: dict[str, Counter[str]], tallies: dict[str, Tally]) -> None:
+def _pronounce(
+    options: Options, lexicon: Lexicon, unknown: dict[str, Counter[str]], tallies: dict[str, IssueCounter]
+) -> None:
     """Add pronunciations of unknown words, of training and LM text only: the test set's words are not ours to know."""
     words = sorted(unknown["train"].keys() | unknown.get("lm", Counter()).keys())
     made = pronounce(words, lexicon, options.g2p_voice) if words else {}
@@ -229,7 +231,12 @@ def _check_unknown(lexicon: Lexicon, train: CorpusSet) -> None:
 
 
 def _write_language(
-    out: Path, options: Options, lexicon: Lexicon, train: CorpusSet, sentences: list[str], tallies: dict[str, Tally]
+    out: Path,
+    options: Options,
+    lexicon: Lexicon,
+    train: CorpusSet,
+    sentences: list[str],
+    tallies: dict[str, IssueCounter],
 ) -> None:
     """Write lexicon.txt, nonspeech.txt, and below lm/ the text and the given LM."""
     transcripts = Counter(word for utterance in train.utterances for word in (utterance.text or "").split())
@@ -256,7 +263,7 @@ def _rules(options: Options) -> Path | None:
     return next((path for path in paths if path.exists()), None)
 
 
-def _report(lexicon: Lexicon, unknown: dict[str, Counter[str]], tallies: dict[str, Tally]) -> None:
+def _report(lexicon: Lexicon, unknown: dict[str, Counter[str]], tallies: dict[str, IssueCounter]) -> None:
     """Log what was mended or left out, and the most frequent unknown words of each set."""
     if table := summary_table(tallies):
         logger.info("what was mended or left out:\n%s", table)

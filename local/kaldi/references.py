@@ -9,7 +9,7 @@ from pathlib import Path
 from intervaltree import IntervalTree
 from lhotse import SupervisionSegment
 
-from asr_am.data.issue_counter import Tally
+from asr_am.data.issue_counter import IssueCounter
 from asr_am.data.kaldi_dir import channel_number, read_kaldi_dir
 from asr_am.data.stm import CHANNELS, channel_letter, write_reco2file_and_channel, write_stm
 from asr_am.data.textfile import numbered_lines, write_lines
@@ -22,7 +22,7 @@ IGNORED = "ignore_time_segment_in_scoring"
 MAX_DROPPED = 0.05  # share of the user's references that may have no utterance
 
 
-def write_references(out: Path, corpus: CorpusSet, stm: Path | None, lexicon: Lexicon, tally: Tally) -> None:
+def write_references(out: Path, corpus: CorpusSet, stm: Path | None, lexicon: Lexicon, tally: IssueCounter) -> None:
     """Write out/ref.stm and out/reco2file_and_channel. stm: the user's own reference of this set."""
     if stm is not None:
         write_lines(out / "ref.stm", _translated(stm, corpus, Spelling(lexicon.vocabulary), tally))
@@ -46,7 +46,7 @@ def _spoken(utterance: SupervisionSegment, lexicon: Lexicon, folder: Path) -> Su
     return replace(utterance, text=text)
 
 
-def _translated(stm: Path, corpus: CorpusSet, spelling: Spelling, tally: Tally) -> list[str]:
+def _translated(stm: Path, corpus: CorpusSet, spelling: Spelling, tally: IssueCounter) -> list[str]:
     """The lines of `stm`, each under the name and channel of our recording, sorted; comments first.
 
     Words that the lexicon has are spelt as there, since NIST's programs compare bytes and fold the case of A-Z only.
@@ -111,7 +111,7 @@ def _fields(line: str, where: str) -> tuple[str, int, float, float, str, str]:
 
 def _names(corpus: CorpusSet) -> dict[tuple[str, int], tuple[str, str]]:
     """NIST's file and channel of each recording, to our recording and its letter."""
-    sides = read_kaldi_dir(corpus.folder, Tally()).sides
+    sides = read_kaldi_dir(corpus.folder, IssueCounter()).sides
     names = {}
     for utterance in corpus.utterances:
         letter = channel_letter(utterance)

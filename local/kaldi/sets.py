@@ -11,9 +11,9 @@ from pathlib import Path
 
 from lhotse import Recording, SupervisionSegment
 
-from asr_am.data.issue_counter import Tally
-from asr_am.data.kaldi_audio import MISSING, AudioOptions, Found, Side, check_pipes, examine
-from asr_am.data.kaldi_dir import KaldiDir, Span
+from asr_am.data.issue_counter import IssueCounter
+from asr_am.data.kaldi_audio import MISSING, AudioOptions, CheckedRecording, ScpRecording, check_pipes, check_recording
+from asr_am.data.kaldi_dir import KaldiDir, UtteranceSpan
 from asr_am.errors import InputError
 from asr_am.parallel import parallel_map
 from local.kaldi.words import Normaliser
@@ -45,7 +45,7 @@ def read_set(
     subset: str,
     normalise: Normaliser,
     audio: AudioOptions,
-    tally: Tally,
+    tally: IssueCounter,
     *,
     max_bad_audio: float,
     jobs: int,
@@ -54,7 +54,7 @@ def read_set(
     check_pipes(source.audio, audio)
     words = _transcribed(source, normalise, tally)
     sides = _sides(source, words, tally)
-    results = parallel_map(partial(examine, options=audio), sides, jobs, f"reading audio of {subset}", chunk=8)
+    results = parallel_map(partial(check_recording, options=audio), sides, jobs, f"reading audio of {subset}", chunk=8)
     _check_losses(source, words, results, tally, max_bad_audio)
     recordings = {found.recording.id: found.recording for found in results if found.recording and found.utterances}
     utterances = [
@@ -66,7 +66,7 @@ def read_set(
     return CorpusSet(source.folder, recordings, sorted(utterances, key=lambda utterance: utterance.id))
 
 
-def _transcribed(source: KaldiDir, normalise: Normaliser, tally: Tally) -> dict[str, str]:
+def _transcribed(source: KaldiDir, normalise: Normaliser, tally: IssueCounter) -> dict[str, str]:
     """The words of the utterances that have audio, words and a speaker."""
     words = {}
     for utterance, record in source.text.items():
@@ -83,9 +83,9 @@ def _transcribed(source: KaldiDir, normalise: Normaliser, tally: Tally) -> dict[
     return words
 
 
-def _sides(source: KaldiDir, words: dict[str, str], tally: Tally) -> list[Side]:
+def _sides(source: KaldiDir, words: dict[str, str], tally: IssueCounter) -> list[ScpRecording]:
     """The recordings that hold transcribed utterances."""
-    spans: dict[str, list[tuple[str, Span]]] = defaultdict(list)
+    spans: dict[str, list[tuple[str, UtteranceSpan]]] = defaultdict(list)
     for utterance in words:
         span = source.spans[utterance]
         if span.recording in source.audio:
@@ -93,13 +93,13 @@ def _sides(source: KaldiDir, words: dict[str, str], tally: Tally) -> list[Side]:
         else:
             tally.add("recording that wav.scp lacks: left out", f"{source.folder / 'segments'}: {utterance}")
     return [
-        Side(name, source.audio[name], source.sides.get(name, (name, None))[1], tuple(sorted(members)))
+        ScpRecording(name, source.audio[name], source.sides.get(name, (name, None))[1], tuple(sorted(members)))
         for name, members in sorted(spans.items())
     ]
 
 
 def _check_losses(
-    source: KaldiDir, words: dict[str, str], results: list[Found], tally: Tally, max_bad_audio: float
+    source: KaldiDir, words: dict[str, str], results: list[CheckedRecording], tally: IssueCounter, max_bad_audio: float
 ) -> None:
     """Count what the audio brought; InputError where too little is left."""
     problems = [problem for found in results for problem in found.problems]
@@ -121,7 +121,7 @@ def _check_losses(
         )
 
 
-def _reasons(tally: Tally) -> str:
+def _reasons(tally: IssueCounter) -> str:
     return "".join(
         f" {count} x {what} ({tally.first[what]})." for what, count in tally.counts.items() if "left out" in what
     )
@@ -149,12 +149,12 @@ def check_apart(sources: Mapping[str, KaldiDir]) -> None:
             )
 
 
-def left_out(tally: Tally) -> dict[str, int]:
+def left_out(tally: IssueCounter) -> dict[str, int]:
     """How many utterances of a set were left out for which reason, from its tally before its references are read."""
     return {what.removesuffix(LEFT_OUT): count for what, count in tally.counts.items() if what.endswith(LEFT_OUT)}
 
 
-def drop_too_short(corpus: CorpusSet, shortest: dict[str, int], tally: Tally) -> None:
+def drop_too_short(corpus: CorpusSet, shortest: dict[str, int], tally: IssueCounter) -> None:
     """Leave out utterances of training that end before the states of their words' phones could be gone through.
 
     shortest: phones of each word's shortest pronunciation; a word that it lacks counts as one phone.

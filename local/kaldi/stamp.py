@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from asr_am.data.kaldi_audio import AudioOptions, audio_file
-from asr_am.data.kaldi_dir import Record
+from asr_am.data.kaldi_dir import TableEntry
 from asr_am.data.textfile import numbered_lines
 from asr_am.errors import InputError
 
@@ -25,7 +25,7 @@ def audio_stamp(
         for scp in (Path(folder) / "wav.scp" for folder in (train, dev, test) if folder):
             for number, line in numbered_lines(scp):
                 value = line.split(maxsplit=1)[1:]
-                path = audio_file(Record(value[0].strip(), f"{scp}:{number}"), options) if value else None
+                path = audio_file(TableEntry(value[0].strip(), f"{scp}:{number}"), options) if value else None
                 digest.update(_stamp(path).encode(errors="surrogateescape"))
     except InputError:
         return ""

@@ -14,7 +14,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Collection
 
-from asr_am.data.issue_counter import Tally
+from asr_am.data.issue_counter import IssueCounter
 from asr_am.lang.lexicon import UNKNOWN
 
 MARK = re.compile(r"\[.*\]|<.*>|\{.*\}|\*.*\*")
@@ -61,7 +61,7 @@ class Normaliser:
         self._upper, self._lower = upper > 0.8 * len(cased), lower > 0.8 * len(cased)
         self.unknown: Counter[str] = Counter()
 
-    def __call__(self, text: str, where: str, tally: Tally) -> list[str]:
+    def __call__(self, text: str, where: str, tally: IssueCounter) -> list[str]:
         """Words of `text`; what had to be changed goes to `tally`."""
         words = []
         for word in clean(text).split():
@@ -78,7 +78,7 @@ class Normaliser:
             words.append(spelt)
         return words
 
-    def _spell(self, word: str, where: str, tally: Tally) -> str:
+    def _spell(self, word: str, where: str, tally: IssueCounter) -> str:
         if word in self._spelling.vocabulary:
             return word
         if is_mark(word):

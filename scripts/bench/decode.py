@@ -17,7 +17,7 @@ from pathlib import Path
 
 from asr_am.decode.graph import read_hclg
 from asr_am.decode.hypotheses import hypotheses
-from asr_am.decode.lattice import Lattice, Weights
+from asr_am.decode.lattice import Lattice, LmScale
 from asr_am.decode.nbest import nbest
 from asr_am.decode.scorer import ArchiveSource, write_log_likelihoods
 from asr_am.decode.search import search
@@ -26,7 +26,7 @@ from asr_am.features.reader import FeatureReader
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
 
-GRID = tuple(Weights(float(lm), wip) for lm in range(5, 21) for wip in (-0.5, 0.0, 0.5, 1.0))
+GRID = tuple(LmScale(float(lm), wip) for lm in range(5, 21) for wip in (-0.5, 0.0, 0.5, 1.0))
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
         lattices = [Lattice.from_arrays(result.arrays) for result in found if result.data]
         for lattice in lattices:
             hypotheses(lattice, GRID, states, lang)
-            nbest(lattice, Weights(10.0), 20)
+            nbest(lattice, LmScale(10.0), 20)
         ended = time.process_time()
         for name, duration in zip(seconds, (scored - begin, searched - scored, ended - searched), strict=True):
             seconds[name].append(duration)

@@ -9,14 +9,14 @@ import pytest
 import soundfile
 
 from asr_am.data.audio import read_utterances
-from asr_am.data.kaldi_audio import AudioOptions, Found, Side, examine
-from asr_am.data.kaldi_dir import Record, Span
+from asr_am.data.kaldi_audio import AudioOptions, CheckedRecording, ScpRecording, check_recording
+from asr_am.data.kaldi_dir import TableEntry, UtteranceSpan
 from asr_am.data.validate import check_header
 from tests.support.manifest_corpus import utterance
 
 RATE = 16000
 SECONDS = 5
-WHOLE = Span("r", 0.0, None, None)
+WHOLE = UtteranceSpan("r", 0.0, None, None)
 
 
 def speech(loud: str = "-+---") -> np.ndarray:
@@ -25,15 +25,15 @@ def speech(loud: str = "-+---") -> np.ndarray:
     return np.clip(level_N * np.random.default_rng(0).standard_normal(SECONDS * RATE), -32768, 32767).astype(np.int16)
 
 
-def look(tmp_path: Path, value: object, *spans: Span, pipes: bool = False) -> Found:
+def check_line(tmp_path: Path, value: object, *spans: UtteranceSpan, pipes: bool = False) -> CheckedRecording:
     """The recording of line 7 of wav.scp, which is `value`."""
-    side = Side(
-        "r", Record(str(value), f"{tmp_path}/wav.scp:7"), None, tuple((f"u{i}", x) for i, x in enumerate(spans))
+    scp = ScpRecording(
+        "r", TableEntry(str(value), f"{tmp_path}/wav.scp:7"), None, tuple((f"u{i}", x) for i, x in enumerate(spans))
     )
-    return examine(side, AudioOptions(None, pipes, tmp_path / "copies"))
+    return check_recording(scp, AudioOptions(None, pipes, tmp_path / "copies"))
 
 
-def samples(found: Found) -> np.ndarray:
+def samples(found: CheckedRecording) -> np.ndarray:
     """[N] of the whole recording, after the check that stage 0 ends with."""
     assert found.recording is not None
     check_header(found.recording)
@@ -57,17 +57,17 @@ def write_flac_stream(path: Path, subtype: str = "PCM_16") -> Path:
 @pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24"])
 def test_a_flac_stream_of_unknown_length_is_copied_whole(tmp_path: Path, subtype: str) -> None:
     path = write_flac_stream(tmp_path / "stream.flac", subtype)
-    found = look(tmp_path, path, WHOLE)
+    found = check_line(tmp_path, path, WHOLE)
     assert found.utterances == {"u0": (0.0, SECONDS, 0)} and not found.problems
     np.testing.assert_array_equal(samples(found), speech())
     assert [copy.name for copy in (tmp_path / "copies").iterdir()] == ["7.wav"]
-    late = look(tmp_path, path, Span("r", 1.0, 2.0, None), Span("r", 9.0, 10.0, None))
+    late = check_line(tmp_path, path, UtteranceSpan("r", 1.0, 2.0, None), UtteranceSpan("r", 9.0, 10.0, None))
     assert list(late.utterances) == ["u0"] and late.problems[0][0] == "segment outside its recording: left out"
 
 
 def test_a_command_that_gives_a_flac_stream_is_left_out(tmp_path: Path) -> None:
     path = write_flac_stream(tmp_path / "stream.flac")
-    ((what, where),) = look(tmp_path, f"cat < {path} |", WHOLE, pipes=True).problems
+    ((what, where),) = check_line(tmp_path, f"cat < {path} |", WHOLE, pipes=True).problems
     assert what == "command that gives no audio: left out" and "let the command write a wav file" in where
 
 
@@ -85,7 +85,7 @@ def test_a_command_that_fails_is_left_out(tmp_path: Path, command: str, kept: bo
     """But not one whose reader has had enough."""
     path = tmp_path / "talk.wav"
     soundfile.write(path, speech(), RATE)
-    found = look(tmp_path, command.format(path), WHOLE, pipes=True)
+    found = check_line(tmp_path, command.format(path), WHOLE, pipes=True)
     if kept:
         assert list(found.utterances) == ["u0"] and not found.problems
     else:
@@ -113,7 +113,7 @@ def bare_mp3(path: Path, loud: str, tag_bytes: int | None = None) -> Path:
 def test_an_mp3_file_is_as_long_as_what_it_decodes_to(tmp_path: Path, loud: str, tag_bytes: int | None) -> None:
     path = bare_mp3(tmp_path / "talk.mp3", loud, tag_bytes)
     claimed = soundfile.info(path).frames
-    found = look(tmp_path, path, WHOLE)
+    found = check_line(tmp_path, path, WHOLE)
     samples_N = samples(found)
     assert found.utterances and abs(claimed - len(samples_N)) > RATE, "the header is right: nothing is tested"
     # The encoder's delay and filling up, at most three frames of 576 samples, which the Xing frame told to cut off.
@@ -126,9 +126,11 @@ def test_an_mp3_file_is_as_long_as_what_it_decodes_to(tmp_path: Path, loud: str,
 def test_an_mp3_file_that_says_its_length_is_read_in_place(tmp_path: Path) -> None:
     path = tmp_path / "talk.mp3"
     soundfile.write(path, speech(), RATE, format="MP3", bitrate_mode="VARIABLE")
-    assert len(samples(look(tmp_path, path, WHOLE))) == SECONDS * RATE
+    assert len(samples(check_line(tmp_path, path, WHOLE))) == SECONDS * RATE
     path.write_bytes(path.read_bytes()[:2000])
-    assert look(tmp_path, path, WHOLE).problems, "a cut file, which its header tells, is not taken for a short one"
+    assert check_line(tmp_path, path, WHOLE).problems, (
+        "a cut file, which its header tells, is not taken for a short one"
+    )
     assert not (tmp_path / "copies").exists()
 
 
@@ -140,7 +142,7 @@ def test_a_wav_file_from_a_pipe_is_read_in_place(tmp_path: Path, size: int) -> N
     begin = content.index(b"data") + 4
     content[begin : begin + 4] = size.to_bytes(4, "little")
     path.write_bytes(content)
-    found = look(tmp_path, path, WHOLE)
+    found = check_line(tmp_path, path, WHOLE)
     assert list(found.utterances) == ["u0"]
     np.testing.assert_array_equal(samples(found), speech())
     assert not (tmp_path / "copies").exists()
@@ -153,9 +155,9 @@ def test_a_file_that_ends_before_its_header_says_is_used_up_to_there(tmp_path: P
     soundfile.write(path, np.stack([speech()] * channels, axis=1), RATE, format=kind)
     content = path.read_bytes()
     path.write_bytes(content[:-100])
-    assert list(look(tmp_path, path, WHOLE).utterances) == ["u0"]
+    assert list(check_line(tmp_path, path, WHOLE).utterances) == ["u0"]
     path.write_bytes(content[: len(content) // 2])
-    found = look(tmp_path, path, WHOLE, Span("r", 1.0, 2.0, None), Span("r", 3.0, 4.0, None))
+    found = check_line(tmp_path, path, WHOLE, UtteranceSpan("r", 1.0, 2.0, None), UtteranceSpan("r", 3.0, 4.0, None))
     assert list(found.utterances) == ["u1"]
     assert [what for what, _ in found.problems] == [
         "utterance without its end, as its file is cut: left out", "segment outside its recording: left out",
@@ -166,7 +168,7 @@ def test_a_file_that_ends_before_its_header_says_is_used_up_to_there(tmp_path: P
 def test_audio_without_a_header_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "talk.raw"
     path.write_bytes(speech().tobytes())
-    ((what, where),) = look(tmp_path, path, WHOLE).problems
+    ((what, where),) = check_line(tmp_path, path, WHOLE).problems
     assert what == "audio that cannot be read: left out" and "without a header" in where
 
 
@@ -174,7 +176,7 @@ def test_audio_without_a_header_is_left_out(tmp_path: Path) -> None:
 def test_what_is_not_audio_is_left_out(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(b"ID3 no audio" * 100)
-    assert look(tmp_path, path, WHOLE).problems[0][0] == "audio that cannot be read: left out"
+    assert check_line(tmp_path, path, WHOLE).problems[0][0] == "audio that cannot be read: left out"
 
 
 @pytest.mark.parametrize("subtype", ["PCM_U8", "ULAW", "PCM_24"])
@@ -182,10 +184,10 @@ def test_an_archive_of_another_sample_format_is_left_out(tmp_path: Path, subtype
     soundfile.write(tmp_path / "talk.wav", speech(), RATE, subtype=subtype)
     archive = tmp_path / "wav.ark"
     archive.write_bytes(b"r " + (tmp_path / "talk.wav").read_bytes())
-    assert look(tmp_path, f"{archive}:2", WHOLE).problems[0][0] == "audio that cannot be read: left out"
+    assert check_line(tmp_path, f"{archive}:2", WHOLE).problems[0][0] == "audio that cannot be read: left out"
     assert not list(tmp_path.glob("copies/*"))
 
 
 @pytest.mark.parametrize("path", ["~nosuchuser/x.wav", f"/{'x' * 300}.wav"])
 def test_a_path_that_cannot_be_is_missing_audio(tmp_path: Path, path: str) -> None:
-    assert look(tmp_path, path, WHOLE).problems[0][0].startswith("missing audio")
+    assert check_line(tmp_path, path, WHOLE).problems[0][0].startswith("missing audio")

@@ -9,12 +9,21 @@ import numpy as np
 import pytest
 
 from asr_am.decode import adapt as module
-from asr_am.decode.adapt import ADAPTATION_FILE, AdaptOptions, AdaptationPaths, adapt_set, load_adaptation, save_adaptation
+from asr_am.decode import loading
+from asr_am.decode.adapt import (
+    ADAPTATION_FILE,
+    AdaptationPaths,
+    AdaptOptions,
+    adapt_set,
+    load_adaptation,
+    save_adaptation,
+)
 from asr_am.decode.graph import build_hclg
 from asr_am.decode.search import SearchOptions
 from asr_am.errors import InputError
 from asr_am.features.adapted import read_transforms
 from asr_am.hmm.adaptation import FmllrOptions
+from asr_am.hmm.gmm import DiagGmms
 from asr_am.hmm.gmm_system import TRANSFORMS, UNADAPTED, GmmSystem
 from asr_am.lang.prepare import prepare_lm
 from asr_am.options import build
@@ -28,7 +37,7 @@ OPTIONS = AdaptOptions(
 
 
 @pytest.fixture(scope="module")
-def place(trained: tuple[Path, dict[str, Spoken]]) -> AdaptationPaths:  # noqa: F811
+def paths(trained: tuple[Path, dict[str, Spoken]]) -> AdaptationPaths:  # noqa: F811
     root, sets = trained
     for name in ("lm", "graph", "data/lm"):
         (root / name).mkdir()
@@ -40,21 +49,23 @@ def place(trained: tuple[Path, dict[str, Spoken]]) -> AdaptationPaths:  # noqa: 
     return AdaptationPaths(root / "align/sat", root / "features", root / "lang", root / "graph/HCLG.fst", root / "work")
 
 
-def apart(one: np.ndarray, other: np.ndarray) -> float:
+def distance(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.linalg.norm(one - other))
 
 
-def test_unknown_speech_gets_nearly_the_transforms_of_known_speech(place: AdaptationPaths) -> None:
+def test_unknown_speech_gets_nearly_the_transforms_of_known_speech(paths: AdaptationPaths) -> None:
     """The training speakers, as if nobody had transcribed them."""
-    known = read_transforms(place.system / TRANSFORMS, "train")
-    found = adapt_set(place, "train", OPTIONS, 1)
+    known = read_transforms(paths.system / TRANSFORMS, "train")
+    found = adapt_set(paths, "train", OPTIONS, 1)
     assert sorted(found) == sorted(known) == ["spk0", "spk1"]
     for speaker, other in (("spk0", "spk1"), ("spk1", "spk0")):
-        assert apart(found[speaker], known[speaker]) < 0.5 * apart(found[speaker], known[other])
+        assert distance(found[speaker], known[speaker]) < 0.5 * distance(found[speaker], known[other])
 
 
-def test_a_killed_run_goes_on_from_its_lattices(place: AdaptationPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = replace(place, work=tmp_path)
+def test_a_killed_run_goes_on_from_its_lattices(
+    paths: AdaptationPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = replace(paths, work=tmp_path)
     estimates = module.adapt_speakers
     titles = []
 
@@ -66,34 +77,51 @@ def test_a_killed_run_goes_on_from_its_lattices(place: AdaptationPaths, tmp_path
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(module, "adapt_speakers", killed_at_the_second)
-        adapt_set(here, "dev", OPTIONS, 1)
+        adapt_set(copy, "dev", OPTIONS, 1)
     made = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.lat")}
     assert {path.parent.name for path in made} == {"dev_1", "dev_2"}
-    resumed = adapt_set(here, "dev", OPTIONS, 1)
+    resumed = adapt_set(copy, "dev", OPTIONS, 1)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.lat")} == made
-    expected = adapt_set(place, "dev", OPTIONS, 1)
+    expected = adapt_set(paths, "dev", OPTIONS, 1)
     for speaker in expected:
         np.testing.assert_array_equal(resumed[speaker], expected[speaker])
 
 
-def test_a_system_without_unadapted_mixtures_is_refused(place: AdaptationPaths, tmp_path: Path) -> None:
-    for path in place.system.iterdir():
+def test_models_are_loaded_once_for_all_sets_and_passes(
+    paths: AdaptationPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the channels of a call are adapted one after the other."""
+    for loader in (loading.load_graph, loading.load_gmms, loading.load_lang, loading.load_states, module._load_models):
+        loader.cache_clear()
+    read, graphs = loading.read_hclg, []
+    monkeypatch.setattr(loading, "read_hclg", lambda path: (graphs.append(path), read(path))[1])
+    load, mixtures = DiagGmms.load, []
+    monkeypatch.setattr(DiagGmms, "load", lambda path: (mixtures.append(path.name), load(path))[1])
+    for number in range(2):
+        adapt_set(replace(paths, work=tmp_path / f"{number}"), "dev", OPTIONS, 1)
+    assert graphs == [paths.graph] and sorted(mixtures) == ["gmm.npz", UNADAPTED]
+
+
+def test_a_system_without_unadapted_mixtures_is_refused(paths: AdaptationPaths, tmp_path: Path) -> None:
+    for path in paths.system.iterdir():
         if path.name != UNADAPTED:
             (tmp_path / path.name).symlink_to(path)
     with pytest.raises(InputError, match=r"unadapted\.npz"):
-        adapt_set(replace(place, system=tmp_path), "dev", OPTIONS, 1)
+        adapt_set(replace(paths, system=tmp_path), "dev", OPTIONS, 1)
 
 
-def test_how_it_was_done_is_noted_for_later_speakers(place: AdaptationPaths, tmp_path: Path) -> None:
+def test_how_it_was_done_is_noted_for_later_speakers(paths: AdaptationPaths, tmp_path: Path) -> None:
     folder = tmp_path / "features/fmllr"
     folder.mkdir(parents=True)
-    save_adaptation(folder, place, OPTIONS)
+    save_adaptation(folder, paths, OPTIONS)
     found, options = load_adaptation(folder)
-    assert options == OPTIONS and found == replace(place, features_dir=tmp_path / "features", work=folder)
-    whole = (folder / ADAPTATION_FILE).read_text()
-    for damaged in ("", whole[:-20], whole.replace("passes", "passers"), whole.replace("system", "sistem"), "[]"):
+    assert options == OPTIONS and found == replace(paths, features_dir=tmp_path / "features", work=folder)
+    text = (folder / ADAPTATION_FILE).read_text()
+    for damaged in ("", text[:-20], text.replace("passes", "passers"), text.replace("system", "sistem"), "[]"):
         (folder / ADAPTATION_FILE).write_text(damaged)
-        with pytest.raises(InputError, match=rf"{ADAPTATION_FILE}: missing or damaged .*; run stage 4 \(speaker\) again"):
+        with pytest.raises(
+            InputError, match=rf"{ADAPTATION_FILE}: missing or damaged .*; run stage 4 \(speaker\) again"
+        ):
             load_adaptation(folder)
 
 

@@ -14,7 +14,7 @@ from asr_am.decode import shards
 from asr_am.decode.ctm import CtmWord
 from asr_am.decode.decode_set import choose, ctm_name, decode_sets, word_errors
 from asr_am.decode.graph import read_hclg
-from asr_am.decode.lattice import Weights, read_lattices
+from asr_am.decode.lattice import LmScale, read_lattices
 from asr_am.decode.scorer import Window
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import Decoded, DecodeOptions
@@ -25,7 +25,7 @@ from asr_am.lang.lang_dir import Lang
 from asr_am.transcribe import load
 from tests.support.decoding_corpus import write_network, write_system
 
-GRID = (Weights(5.0), Weights(10.0), Weights(10.0, 0.5))
+GRID = (LmScale(5.0), LmScale(10.0), LmScale(10.0, 0.5))
 OPTIONS = DecodeOptions(SearchOptions(beam=10.0, lattice_beam=3.0), GRID, nbest=3)
 
 
@@ -132,7 +132,7 @@ def test_the_window_with_the_fewest_dev_errors_is_kept(system: System, tmp_path:
     """A network, decoded with every window; what is kept is used on test, recorded, and can transcribe."""
     model = write_network(system.lang_dir.parent, StateTable.load(system.states).num_pdfs)
     windows = [Window(21, 21), Window(21, 7), Window(0, 0)]
-    network = replace(system, model=model)
+    network = replace(system, model=model, feature_kind="logmel")
     data = system.lang_dir.parent / "data"
     (tmp_path / "run").mkdir()
     chosen = decode_sets(network, data, tmp_path / "run", OPTIONS, windows=windows, jobs=2)
@@ -142,7 +142,7 @@ def test_the_window_with_the_fewest_dev_errors_is_kept(system: System, tmp_path:
     assert str(chosen.window) == report["chosen"]["window"] and System.load(tmp_path / "run") == chosen
     (tmp_path / "alone").mkdir()
     decode_sets(replace(network, window=chosen.window), data, tmp_path / "alone", OPTIONS)
-    for name in ("lattices/test.ark", f"ctm/{ctm_name('test', chosen.weights)}"):
+    for name in ("lattices/test.ark", f"ctm/{ctm_name('test', chosen.lm_scale)}"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
     load(tmp_path / "run").words(np.random.default_rng(0).normal(0, 900, 12000).astype(np.float32))
 
@@ -150,13 +150,15 @@ def test_the_window_with_the_fewest_dev_errors_is_kept(system: System, tmp_path:
 def test_a_run_can_be_moved_with_its_experiment(system: System, tmp_path: Path) -> None:
     root = tmp_path / "exp"
     shutil.copytree(system.lang_dir.parent, root)
-    inside = System(root / "align", root / "features", root / "lang", root / "graph", weights=Weights(7.0, 1.0))
+    inside = System(
+        root / "align", root / "features", root / "lang", root / "graph", "mfcc", lm_scale=LmScale(7.0, 1.0)
+    )
     (root / "decode").mkdir()
     inside.save(root / "decode")
     root.rename(tmp_path / "elsewhere")
     loaded = System.load(tmp_path / "elsewhere" / "decode")
     assert loaded.graph == tmp_path / "elsewhere" / "graph" / "HCLG.fst"
-    assert loaded.weights == Weights(7.0, 1.0)
+    assert loaded.lm_scale == LmScale(7.0, 1.0)
     (tmp_path / "elsewhere" / "graph" / "HCLG.fst").unlink()
     with pytest.raises(InputError, match=r"HCLG\.fst: is missing"):
         System.load(tmp_path / "elsewhere" / "decode")
@@ -185,7 +187,7 @@ def test_a_set_without_features_is_refused(system: System, tmp_path: Path) -> No
     shutil.copytree(system.lang_dir.parent, root)
     (root / "features" / "mfcc" / "test.scp").unlink()
     with pytest.raises(InputError, match=r"test\.scp"):
-        decode(System(root / "align", root / "features", root / "lang", root / "graph"), root / "out")
+        decode(System(root / "align", root / "features", root / "lang", root / "graph", "mfcc"), root / "out")
 
 
 def decoded(utterance: str, *hypotheses: str) -> Decoded:
@@ -199,6 +201,6 @@ def test_errors_are_counted_for_every_weighting() -> None:
 
 
 def test_of_equal_weightings_the_least_extreme_is_chosen() -> None:
-    grid = [Weights(lm, wip) for lm in (5.0, 10.0, 15.0, 20.0) for wip in (-0.5, 0.0, 0.5)]
-    assert grid[choose(grid, [1] * 12)] == Weights(10.0, 0.0)
-    assert grid[choose(grid, [1] * 11 + [0])] == Weights(20.0, 0.5)
+    grid = [LmScale(lm, wip) for lm in (5.0, 10.0, 15.0, 20.0) for wip in (-0.5, 0.0, 0.5)]
+    assert grid[choose(grid, [1] * 12)] == LmScale(10.0, 0.0)
+    assert grid[choose(grid, [1] * 11 + [0])] == LmScale(20.0, 0.5)

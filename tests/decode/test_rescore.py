@@ -13,8 +13,8 @@ import torch
 
 from asr_am.decode.ctm import CtmWord
 from asr_am.decode.decode_set import ctm_name, decode_sets
-from asr_am.decode.lattice import Weights
-from asr_am.decode.lm_rescore import Candidate, Mixture, confidences, read_candidates, rescore, score_candidates
+from asr_am.decode.lattice import LmScale
+from asr_am.decode.lm_rescore import Candidate, LmMixture, confidences, read_candidates, rescore, score_candidates
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import DecodeOptions
 from asr_am.decode.system import System
@@ -26,7 +26,7 @@ from asr_am.model.lm_file import load_lm, save_lm
 from asr_am.model.lstm_lm import LstmLm, LstmLmOptions
 from tests.support.decoding_corpus import write_system
 
-GRID = [Weights(5.0), Weights(10.0), Weights(10.0, 0.5), Weights(20.0, -0.5)]
+GRID = [LmScale(5.0), LmScale(10.0), LmScale(10.0, 0.5), LmScale(20.0, -0.5)]
 MANY = 2000  # more sentences than the lattices hold
 
 
@@ -47,17 +47,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def mixture(root: Path, weight: float) -> Mixture:
+def mixture(root: Path, weight: float) -> LmMixture:
     lm, units, _ = load_lm(root / "lstm.pt")
-    return Mixture(read_arpa(root / "lm/lm.arpa"), lm, units, weight)
+    return LmMixture(read_arpa(root / "lm/lm.arpa"), lm, units, weight)
 
 
-def rescored_words(root: Path, weight: float, weights: Weights) -> list[str]:
+def rescored_words(root: Path, weight: float, scale: LmScale) -> list[str]:
     """Of the test set, as the mixture's costs choose them."""
     candidates = read_candidates(root / "run", "test", MANY, 1)
     words = []
     for group, scores in zip(candidates.values(), score_candidates(mixture(root, weight), candidates), strict=True):
-        words += [word.word for word in group[scores.costs(scores.mixture_C, [weights])[:, 0].argmin()].timed]
+        words += [word.word for word in group[scores.costs(scores.mixture_C, [scale])[:, 0].argmin()].timed]
     return sorted(words)
 
 
@@ -65,13 +65,13 @@ def ctm_words(path: Path) -> list[str]:
     return sorted(line.split()[4] for line in path.read_text().splitlines())
 
 
-@pytest.mark.parametrize("weights", GRID, ids=str)
-def test_the_ngram_alone_gives_the_words_of_the_decoder(root: Path, weights: Weights) -> None:
-    assert rescored_words(root, 0.0, weights) == ctm_words(root / "run/ctm" / ctm_name("test", weights))
+@pytest.mark.parametrize("scale", GRID, ids=str)
+def test_the_ngram_alone_gives_the_words_of_the_decoder(root: Path, scale: LmScale) -> None:
+    assert rescored_words(root, 0.0, scale) == ctm_words(root / "run/ctm" / ctm_name("test", scale))
 
 
 def test_the_recurrent_model_chooses_other_words(root: Path) -> None:
-    assert any(rescored_words(root, 0.0, weights) != rescored_words(root, 1.0, weights) for weights in GRID)
+    assert any(rescored_words(root, 0.0, scale) != rescored_words(root, 1.0, scale) for scale in GRID)
 
 
 def test_costs_are_those_written_out(root: Path) -> None:
@@ -81,12 +81,12 @@ def test_costs_are_those_written_out(root: Path) -> None:
     scored = score_candidates(models, candidates)
     group, scores = next(iter(candidates.values())), scored[0]
     for c, candidate in enumerate(group):
-        lstm, ngram = models.both([candidate.words])
+        lstm, ngram = models.logprobs([candidate.words])
         graph = candidate.graph
         for p, q in zip(np.exp(lstm[0]), np.exp(ngram[0]), strict=True):
             graph += math.log(q) - math.log(0.3 * p + 0.7 * q)
         expected = graph + candidate.acoustic / 12.0 + 0.5 * len(candidate.words)
-        assert scores.costs(scores.mixture_C, [Weights(12.0, 0.5)])[c, 0] == pytest.approx(expected, rel=1e-9)
+        assert scores.costs(scores.mixture_C, [LmScale(12.0, 0.5)])[c, 0] == pytest.approx(expected, rel=1e-9)
 
 
 def test_files_hold_the_best_sentences_with_their_times(root: Path, tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_files_hold_the_best_sentences_with_their_times(root: Path, tmp_path: Pa
     assert errors["oracle"] <= min(errors["ngram"], errors["lstm"], errors["mixture"])
     chosen = json.loads((root / "run/decode.json").read_text())["chosen"]
     assert errors["ngram"] == chosen["dev_errors"]
-    for weights in GRID:
-        found = ctm_words(tmp_path / "ctm" / ctm_name("test", weights))
-        assert found == rescored_words(root, report["weight"], weights)
+    for scale in GRID:
+        found = ctm_words(tmp_path / "ctm" / ctm_name("test", scale))
+        assert found == rescored_words(root, report["weight"], scale)
     lines = [line.split() for line in (tmp_path / "ctm" / ctm_name("test", GRID[0])).read_text().splitlines()]
     assert all(float(line[3]) > 0 and 0 < float(line[5]) <= 1 for line in lines)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asr_am.decode import lattice as paths
-from asr_am.decode.lattice import Lattice, Weights, arc_posteriors, beam_excess, best_paths, costs, read_lattices
+from asr_am.decode.lattice import Lattice, LmScale, arc_posteriors, beam_excess, best_paths, costs, read_lattices
 from asr_am.decode.nbest import nbest
 from asr_am.decode.search import SearchOptions, search
 from asr_am.errors import InputError
@@ -23,7 +23,7 @@ from tests.support.hmm_reference import LeftTree, small_lang, small_states
 from tests.support.synthetic_lattices import alignment, first_pronunciations, log_likelihoods, small_graph
 
 WIDE = SearchOptions(beam=200.0, lattice_beam=200.0, acoustic_scale=0.1)
-GRID = [Weights(lm, insertion) for lm in (1.0, 5.0, 10.0, 20.0) for insertion in (-1.0, 0.0, 1.0)]
+GRID = [LmScale(lm, insertion) for lm in (1.0, 5.0, 10.0, 20.0) for insertion in (-1.0, 0.0, 1.0)]
 
 
 class Small(NamedTuple):
@@ -57,17 +57,17 @@ def words_of(lattice: Lattice, path: np.ndarray) -> tuple[int, ...]:
     return tuple(lattice.word_A[path][lattice.word_A[path] > 0].tolist())
 
 
-def searched_again(small: Small, scores_TP: np.ndarray, weights: Weights) -> float:
+def searched_again(small: Small, scores_TP: np.ndarray, scale: LmScale) -> float:
     """The cost of the best path by a Viterbi search of a graph that has the insertion penalty in its arcs."""
     graph = FstArrays.from_fst(small.graph)
     words = (graph.olabel_A > 0).astype(np.float32)
     penalized = FstArrays(
         graph.start, graph.source_A, graph.target_A, graph.ilabel_A, graph.olabel_A,
-        graph.weight_A + np.float32(weights.insertion) * words, graph.final_S,
+        graph.weight_A + np.float32(scale.insertion) * words, graph.final_S,
     ).to_fst()  # fmt: skip
     options = kaldi_decoder.FasterDecoderOptions(beam=1000.0)
     decoder = kaldi_decoder.FasterDecoder(penalized, options)
-    scaled_TL = np.ascontiguousarray(scores_TP[:, small.states.pdf_L] / np.float32(weights.lm))
+    scaled_TL = np.ascontiguousarray(scores_TP[:, small.states.pdf_L] / np.float32(scale.lm))
     decoder.decode(kaldi_decoder.DecodableCtc(scaled_TL))
     assert decoder.reached_final()
     _, best = decoder.get_best_path()
@@ -82,14 +82,14 @@ def test_every_weighting_gives_what_searching_again_gives(small: Small, text: st
     lattice = lattice_of(small, scores_TP)
     assert lattice.num_frames == len(scores_TP)
     cost_AK = costs(lattice, GRID)
-    for weights, cost_A, path in zip(GRID, cost_AK.T, best_paths(lattice, GRID), strict=True):
-        assert cost_A[path].sum() == pytest.approx(searched_again(small, scores_TP, weights), abs=2e-2), weights
+    for scale, cost_A, path in zip(GRID, cost_AK.T, best_paths(lattice, GRID), strict=True):
+        assert cost_A[path].sum() == pytest.approx(searched_again(small, scores_TP, scale), abs=2e-2), scale
 
 
 def test_weightings_in_parts_give_the_same_paths(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     lattice = lattice_of(small, noisy(small, "AB A B2", 2))
     whole = best_paths(lattice, GRID)
-    monkeypatch.setattr(paths, "CELLS", 2 * len(lattice.source_A))
+    monkeypatch.setattr(paths, "MAX_CELLS", 2 * len(lattice.source_A))
     for path, other in zip(best_paths(lattice, GRID), whole, strict=True):
         assert np.array_equal(path, other)
 
@@ -123,9 +123,9 @@ def test_every_frame_has_posteriors_that_sum_to_one(small: Small) -> None:
         assert sums == pytest.approx(np.ones(lattice.num_frames), abs=1e-6)
 
 
-def all_sentences(lattice: Lattice, weights: Weights) -> dict[tuple[int, ...], float]:
+def all_sentences(lattice: Lattice, scale: LmScale) -> dict[tuple[int, ...], float]:
     """Word sequence -> cost of its best path, by walking every path."""
-    cost_A = costs(lattice, [weights])[:, 0]
+    cost_A = costs(lattice, [scale])[:, 0]
     found: dict[int, dict[tuple[int, ...], float]] = {0: {(): 0.0}}
     for arc in range(len(lattice.source_A)):  # sorted by target, and every arc leads to a later state
         for words, cost in found.get(int(lattice.source_A[arc]), {}).items():
@@ -136,21 +136,21 @@ def all_sentences(lattice: Lattice, weights: Weights) -> dict[tuple[int, ...], f
 
 
 def test_nbest_is_the_cheapest_of_all_sentences(small: Small) -> None:
-    weights = Weights(8.0, 0.5)
+    scale = LmScale(8.0, 0.5)
     lattice = lattice_of(small, noisy(small, "A AB", 8), SearchOptions(beam=100.0, lattice_beam=20.0))
-    every = sorted(all_sentences(lattice, weights).items(), key=lambda item: item[1])
+    every = sorted(all_sentences(lattice, scale).items(), key=lambda item: item[1])
     assert len(every) > 10
-    found = nbest(lattice, weights, 10)
+    found = nbest(lattice, scale, 10)
     assert len({s.words for s in found}) == 10
-    cost = [s.graph + s.acoustic / weights.lm + weights.insertion * len(s.words) for s in found]
+    cost = [s.graph + s.acoustic / scale.lm + scale.insertion * len(s.words) for s in found]
     assert cost == pytest.approx([c for _, c in every[:10]], abs=1e-2)
     assert [s.words for s in found[:3]] == [w for w, _ in every[:3]]
 
 
 def test_beam_excess_is_zero_on_the_best_path_only(small: Small) -> None:
     lattice = lattice_of(small, noisy(small, "B A", 9))
-    excess_A = beam_excess(lattice, Weights(10.0))
-    best = best_paths(lattice, [Weights(10.0)])[0]
+    excess_A = beam_excess(lattice, LmScale(10.0))
+    best = best_paths(lattice, [LmScale(10.0)])[0]
     assert excess_A[best] == pytest.approx(np.zeros(len(best)), abs=1e-9)
     assert (excess_A > -1e-9).all() and excess_A.max() > 0.1
 

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 
+from asr_am.decode import loading
 from asr_am.decode.decode_set import decode_sets
-from asr_am.decode.lattice import Weights
+from asr_am.decode.lattice import LmScale
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import DecodeOptions
+from asr_am.decode.system import System
 from asr_am.errors import InputError
-from asr_am.transcribe import LONGEST, SHORTEST, load, main, pieces, read_audio
-from tests.support.decoding_corpus import write_system
+from asr_am.hmm.states import StateTable
+from asr_am.lang.lang_dir import Lang
+from asr_am.model import model_file
+from asr_am.transcribe import MAX_SEGMENT, MIN_SEGMENT, load, main, read_audio, split_at_pauses
+from tests.support.decoding_corpus import write_network, write_system
 from tests.support.manifest_corpus import RATE
 
-RUN_OPTIONS = DecodeOptions(SearchOptions(beam=10.0, lattice_beam=3.0), (Weights(10.0),), nbest=0)
+RUN_OPTIONS = DecodeOptions(SearchOptions(beam=10.0, lattice_beam=3.0), (LmScale(10.0),), nbest=0)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +73,42 @@ def test_channels_and_times(run: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert all(len(word) == 6 and 0 <= float(word[5]) <= 1 for word in words)
 
 
+def count_calls(patch: pytest.MonkeyPatch, counts: Counter[str], owner: object, name: str) -> None:
+    """Make the function `name` of a module or class count its calls in `counts`."""
+    call: Callable = getattr(owner, name)
+
+    def counted(*given: object) -> object:
+        counts[call.__qualname__] += 1
+        return call(*given)
+
+    patch.setattr(owner, name, counted)
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["kind in system.json", "old system.json"])
+def test_every_model_is_loaded_once(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recorded: bool
+) -> None:
+    """Two files of two channels each. A system.json of an older version does not record the feature kind."""
+    system = System.load(run)
+    model = write_network(run.parent, StateTable.load(system.states).num_pdfs)
+    replace(system, model=model, feature_kind="logmel").save(tmp_path)
+    record = json.loads((tmp_path / "system.json").read_text())
+    assert record["feature_kind"] == "logmel"
+    if not recorded:
+        (tmp_path / "system.json").write_text(json.dumps({k: v for k, v in record.items() if k != "feature_kind"}))
+        assert System.load(tmp_path).feature_kind == "logmel"
+    for loader in (loading.load_graph, loading.load_lang, loading.load_states, loading.load_gmms, loading.load_network):
+        loader.cache_clear()
+    counts: Counter[str] = Counter()
+    loads = ((loading, "read_hclg"), (model_file, "load_acoustic_model"), (Lang, "load"), (StateTable, "load"))
+    for owner, name in loads:
+        count_calls(monkeypatch, counts, owner, name)
+    files = [str(run.parent / "data" / "wav" / f"test{number}.wav") for number in range(2)]
+    assert main(["--model", str(tmp_path), "--channels", *files]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert counts == {"read_hclg": 1, "load_acoustic_model": 1, "Lang.load": 1, "StateTable.load": 1}
+
+
 @pytest.mark.parametrize(("rate", "channels"), [(8000, 1), (16000, 2), (44100, 1), (11025, 3)])
 def test_any_rate_and_channels_become_the_models(tmp_path: Path, rate: int, channels: int) -> None:
     path = write(tmp_path / "x.wav", tone(rate, 1.0, channels), rate)
@@ -83,19 +128,19 @@ def test_long_recordings_are_cut_where_it_is_quiet() -> None:
     quiet = [1500, 2600, 4000]
     for centre in quiet:
         level_T[centre - 30 : centre + 30] = 0.0
-    found = list(pieces(np.repeat(level_T[:, None], 40, axis=1).astype(np.float32)))
+    found = list(split_at_pauses(np.repeat(level_T[:, None], 40, axis=1).astype(np.float32)))
     assert next(begin for begin, _ in found) == 0 and found[-1][1] == 5000
     assert all(first[1] == second[0] for first, second in itertools.pairwise(found))
-    assert all(SHORTEST <= end - begin <= LONGEST for begin, end in found[:-1])
+    assert all(MIN_SEGMENT <= end - begin <= MAX_SEGMENT for begin, end in found[:-1])
     assert all(min(abs(end - centre) for centre in quiet) <= 30 for _, end in found[:-1])
 
 
 @pytest.mark.parametrize("num_frames", [1999, 2000, 2001, 2014, 2499, 2500, 4001, 9000])
 def test_no_piece_is_left_too_short_for_words(num_frames: int) -> None:
     """Even where it is equally loud from beginning to end, which is no quieter than the rest."""
-    found = list(pieces(np.full((num_frames, 40), 10.0, dtype=np.float32)))
+    found = list(split_at_pauses(np.full((num_frames, 40), 10.0, dtype=np.float32)))
     assert [begin for begin, _ in found] == [0, *(end for _, end in found[:-1])] and found[-1][1] == num_frames
-    assert all(SHORTEST <= end - begin <= LONGEST for begin, end in found)
+    assert all(MIN_SEGMENT <= end - begin <= MAX_SEGMENT for begin, end in found)
 
 
 def test_a_name_in_latin_1_and_output_that_nobody_reads_to_its_end(run: Path, tmp_path: Path) -> None:
@@ -121,8 +166,8 @@ def bad_files(folder: Path) -> dict[str, Path]:
         "cannot be read as audio": folder / "text.wav",
         "cannot be read as audio ": folder / "empty.wav",
         "no samples": write(folder / "none.wav", np.zeros((0, 1)), RATE),
-        "far from any sound (-3e+29 to 3e+29": loud,
-        "samples that are not numbers": hole,
+        "far beyond full scale (-3e+29 to 3e+29": loud,
+        "samples that are NaN, Inf": hole,
         "every sample is 0": write(folder / "silent.wav", np.zeros((RATE, 2)), RATE),
     }
 

@@ -9,7 +9,7 @@ import pytest
 
 from asr_am.decode.ctm import CtmWord, write_ctm
 from asr_am.decode.hypotheses import TimedWord, hypotheses, nonspeech_words, time_words
-from asr_am.decode.lattice import Lattice, Weights
+from asr_am.decode.lattice import Lattice, LmScale
 from asr_am.decode.search import SearchOptions, search
 from asr_am.lang.lang_dir import Lang
 from asr_am.lang.prepare import prepare_lang
@@ -106,7 +106,7 @@ def test_decoded_words_have_their_times_and_are_sure_of_clear_speech(
     frames = alignment(phones, states, LeftTree(), rng)
     scores_TP = log_likelihoods([label for label, _ in frames], states, rng, clarity)
     lattice = Lattice.from_arrays(search(graph, scores_TP, states, SearchOptions(lattice_beam=8.0)).arrays)
-    grid = [Weights(5.0), Weights(10.0, 0.5), Weights(10.0, -0.5)]
+    grid = [LmScale(5.0), LmScale(10.0, 0.5), LmScale(10.0, -0.5)]
     for words in hypotheses(lattice, grid, states, lang):
         assert all(0.0 <= word.confidence <= 1.0 for word in words)
         if sure:  # A, then bb aa bb: B or B2 and AB or A B.., or A (bb aa) and B: the first word is certain

@@ -111,7 +111,8 @@ def test_it_is_decoded_and_transcribes_recordings(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders = (root / name for name in ("align", "features", "lang", "graph"))
-    decode_sets(System(*folders, model=write_model(root), window=Window(7, 5)), root / "data", tmp_path, OPTIONS)
+    system = System(*folders, KIND, write_model(root), Window(7, 5))
+    decode_sets(system, root / "data", tmp_path, OPTIONS)
     recording = root / "data/wav/test0.wav"
     assert main(["--model", str(tmp_path), str(recording)]) == 0
     assert capsys.readouterr().out.startswith(f"{recording}:")

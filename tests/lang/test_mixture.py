@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from asr_am.lang import arpa as arpa_module
-from asr_am.lang.mixture import LEAST, best_weight, counted, mixed, ngram_logprobs, perplexity
+from asr_am.lang.mixture import MIN_LOGPROB, best_weight, counted, mixed, ngram_logprobs, perplexity
 from asr_am.lang.ngram import estimate
 
 TEXT = [s.split() for s in ("A B A", "B A", "A A B", "C A B", "A")]
@@ -24,7 +24,7 @@ def test_perplexity_is_that_of_the_ngram_model(order: int) -> None:
 
 
 def test_words_that_a_model_lacks_have_a_finite_cost() -> None:
-    assert ngram_logprobs(estimate(TEXT, ["A", "B", "C"], 2), [["X"]])[0][0] == LEAST
+    assert ngram_logprobs(estimate(TEXT, ["A", "B", "C"], 2), [["X"]])[0][0] == MIN_LOGPROB
 
 
 def test_no_text_has_no_perplexity() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lhotse import AudioSource, Recording, SupervisionSegment
 
-from asr_am.data.issue_counter import Tally
+from asr_am.data.issue_counter import IssueCounter
 from local.kaldi.overlap import told_apart
 from local.kaldi.sets import CorpusSet
 
@@ -21,7 +21,7 @@ def corpus(*places: tuple[float, float, int]) -> CorpusSet:
 
 
 def names(*places: tuple[float, float, int]) -> list[str]:
-    return [utterance.recording_id for utterance in told_apart(corpus(*places), Tally()).utterances]
+    return [utterance.recording_id for utterance in told_apart(corpus(*places), IssueCounter()).utterances]
 
 
 def test_as_few_copies_as_it_takes() -> None:
@@ -37,7 +37,7 @@ def test_neither_other_channels_nor_rounded_times_overlap() -> None:
 
 def test_a_copy_is_of_the_same_audio_and_times() -> None:
     before = corpus((0, 4, 0), (3, 7, 0))
-    tally = Tally()
+    tally = IssueCounter()
     after = told_apart(before, tally)
     copy, original = after.recordings["call-overlap1+"], after.recordings["call"]
     assert copy.sources == original.sources and copy.duration == original.duration

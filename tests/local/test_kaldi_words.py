@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_am.data.issue_counter import Tally, summary_table
+from asr_am.data.issue_counter import IssueCounter, summary_table
 from asr_am.errors import InputError
 from local.kaldi.lexicon import read_lexicon
 from local.kaldi.words import Normaliser
@@ -29,11 +29,11 @@ UPPER = ("YES", "I'M", "SURE", "O'CLOCK", "[NOISE]", "'EM", "US", "us", "CAF\u00
 )
 def test_words_in_the_spelling_of_the_lexicon(text: str, words: str) -> None:
     normalise = Normaliser(UPPER, {"!SIL"}, {"<UNK>"})
-    assert normalise(text, "here", Tally()) == words.split()
+    assert normalise(text, "here", IssueCounter()) == words.split()
 
 
 def test_unknown_words_are_counted() -> None:
-    normalise, tally = Normaliser(UPPER, (), ()), Tally()
+    normalise, tally = Normaliser(UPPER, (), ()), IssueCounter()
     normalise("no, no yes", "text:1", tally)
     normalise("no YES", "text:2", tally)
     assert normalise.unknown == {"NO": 3}
@@ -42,7 +42,7 @@ def test_unknown_words_are_counted() -> None:
 
 
 def test_the_summary_has_a_column_for_each_set_that_has_something() -> None:
-    tallies = {name: Tally() for name in ("train", "dev", "test")}
+    tallies = {name: IssueCounter() for name in ("train", "dev", "test")}
     tallies["test"].add("lost", "b", 20)
     tallies["train"].add("lost", "a")
     assert [line.split() for line in summary_table(tallies).splitlines()] == [
@@ -57,7 +57,7 @@ def lexicon_of(folder: Path, text: str, silence: str | None = None) -> tuple[dic
     path.write_text(text)
     if silence is not None:
         (folder / "silence_phones.txt").write_text(silence)
-    lexicon = read_lexicon(path, Tally())
+    lexicon = read_lexicon(path, IssueCounter())
     lexicon.write(folder)
     return {word: " | ".join(" ".join(p) for p in variants) for word, variants in lexicon.entries.items()}, path
 

@@ -44,7 +44,7 @@ def write_system(root: Path) -> System:
     single_gaussians(means_PD, np.tile(x_TD.var(axis=0), (states.num_pdfs, 1))).save(root / "align" / "gmm.npz")
     states.save(root / "align" / "states.npz")
     build_hclg(root / "lang", root / "lm", states, tree, root / "graph")
-    return System(root / "align", root / "features", root / "lang", root / "graph")
+    return System(root / "align", root / "features", root / "lang", root / "graph", "mfcc")
 
 
 def write_network(root: Path, num_pdfs: int) -> Path:

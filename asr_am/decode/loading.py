@@ -1,0 +1,55 @@
+"""Models and decoding graphs by path: a process loads each file once.
+
+Transcribing a call decodes several channels, each in several passes, with the same files. Callers share what these
+functions return and must not modify it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asr_am.decode.graph import read_hclg
+from asr_am.hmm.states import StateTable
+from asr_am.lang.lang_dir import Lang
+
+if TYPE_CHECKING:
+    import kaldifst
+    from torch import nn
+
+    from asr_am.hmm.gmm import DiagGmms
+
+
+@lru_cache(maxsize=1)
+def load_graph(path: Path) -> kaldifst.StdVectorFst:
+    """Returns the HCLG at `path`, see `read_hclg`."""
+    return read_hclg(path)
+
+
+@lru_cache(maxsize=1)
+def load_lang(lang_dir: Path) -> Lang:
+    """Returns the lang directory at `lang_dir`, see `Lang.load`."""
+    return Lang.load(lang_dir)
+
+
+@lru_cache(maxsize=1)
+def load_states(path: Path) -> StateTable:
+    """Returns the state table at `path`, see `StateTable.load`."""
+    return StateTable.load(path)
+
+
+@lru_cache(maxsize=4)  # adaptation alternates between two sets of mixtures
+def load_gmms(path: Path) -> DiagGmms:
+    """Returns the Gaussian mixtures at `path`, see `DiagGmms.load`."""
+    from asr_am.hmm.gmm import DiagGmms
+
+    return DiagGmms.load(path)
+
+
+@lru_cache(maxsize=1)
+def load_network(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """Returns the network at `path` in eval mode and its info, see `load_acoustic_model`."""
+    from asr_am.model.model_file import load_acoustic_model
+
+    return load_acoustic_model(path)
