@@ -1,18 +1,18 @@
-"""Hidden Markov models: topology, decision tree, Gaussian mixtures, alignment, and the graphs they are searched in.
+"""GMM-HMM training and Viterbi alignment: topology, decision tree, mixtures, fMLLR, and alignment graphs.
 
-The way of a corpus through the package, in the order of `align_corpus`:
+`align_corpus` runs these steps in order:
 
-    frames          all features of a set in one memory map
-    graph, align    a graph per transcript (L, context, H, self-loops), searched for the best path
-    train_mono      flat start -> `training.train_mixtures` (realign, `em`, split) -> out/mono
-    train_tri       `tree_stats` -> `questions` -> `tree_build` -> `training.train_mixtures` -> out/tri
-    train_lda_mllt  `lda` of spliced MFCCs -> a tree and mixtures as above, with updates of `mllt` -> out/lda_mllt
-    train_sat       the same on features that `fmllr` adapts to each speaker, anew before some passes -> out/sat
+    frames          all features of a set in one memory-mapped file
+    viterbi         one alignment graph per transcript (L, context, H, self-loops), and the search for its best path
+    train_mono      flat start, then `training.train_mixtures` (realignment, `em`, mixture splitting) -> out/mono
+    train_tri       `tree_build` (statistics, questions, tree), then `training.train_mixtures` -> out/tri
+    train_lda_mllt  LDA of spliced MFCCs, then a tree and mixtures as above with MLLT updates -> out/lda_mllt
+    train_sat       the same on fMLLR features, with new transforms before some passes -> out/sat
 
-A system with features of its own puts a `FrameStore` of them into the `TrainingContext`, begins with `train_tri.grow` from
-the alignments of the system before it, and hands `train_mixtures` a function that transforms frames and Gaussians
-before some passes. Statistics of transforms are matrix products (`outer`) of frames with what the Gaussians expect of
-each (`expected`); `adaptation` takes them speaker by speaker, from alignments here and from lattices in `decode.adapt`.
+To add a system with its own features: put a `FrameStore` of them into the `TrainingContext`, start from the previous
+system's alignments with `train_tri.init_system`, and pass `train_mixtures` a function that transforms frames and
+Gaussians before some passes. `expectations` accumulates the statistics that MLLT and fMLLR share. `adaptation`
+estimates fMLLR per speaker, from alignments here and from lattices in `decode.adapt`.
 """
 
-REMEDY = "run stage 3 (align) again"  # where a file of this package is damaged
+REMEDY = "run stage 3 (align) again"  # for a missing or damaged file of this package

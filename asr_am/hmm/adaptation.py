@@ -1,12 +1,12 @@
-"""A transform for each speaker of a set: fMLLR where there is enough speech, else a shift, else that of the average.
+"""fMLLR transforms for the speakers of a set: a full transform, an offset only, or the average speaker's transform.
 
-Speaker-adaptive training moves features and mixtures together away from unadapted features, so that for a speaker of
-whom nothing is known the identity would be a bad transform; the mean of the training speakers' is a good one.
+Speaker-adaptive training moves features and mixtures together away from unadapted features. The identity is then a poor
+transform for a speaker with too little speech, and the mean of the training speakers' transforms is a good one.
+
+Speakers are processed in groups of `GROUP_SIZE`, one worker process per group. All transforms of a group are updated
+together, and memory does not grow with the corpus.
 
 Shapes: N frames of a block, D feature dimension, E = D + 1, S speakers of a group.
-
-Speakers are dealt with in groups of `GROUP_SIZE`, each by one worker: all transforms of a group are updated together, and
-memory does not grow with the corpus.
 """
 
 from __future__ import annotations
@@ -31,14 +31,18 @@ from asr_am.parallel import parallel_map
 logger = logging.getLogger(__name__)
 
 GROUP_SIZE = 16  # speakers
-BLOCK = 16_384  # frames whose statistics are taken together
+BLOCK = 16_384  # frames per accumulation
 
 
 @dataclass(frozen=True, kw_only=True)
 class FmllrOptions:
-    """min_frames: of speech (silence does not count) for a full transform; min_shift_frames: for one that only shifts.
+    """Options of fMLLR estimation.
 
-    sweeps: over the rows of a transform, at most. device: torch's name of where the sums and updates are done.
+    Attributes:
+        min_frames: speech frames (silence excluded) that a full transform needs.
+        min_shift_frames: speech frames that a transform with only an offset needs.
+        sweeps: maximum number of sweeps over the rows of a transform.
+        device: torch device of accumulation and estimation.
     """
 
     min_frames: float = 500.0
@@ -50,12 +54,19 @@ class FmllrOptions:
         if not 0 < self.min_shift_frames <= self.min_frames or self.sweeps < 1:
             raise InputError(
                 f"fmllr: min_shift_frames={self.min_shift_frames} and min_frames={self.min_frames} must be above 0 and "
-                f"in this order, sweeps={self.sweeps} at least 1"
+                f"in ascending order, sweeps={self.sweeps} must be at least 1"
             )
 
 
 class Block(NamedTuple):
-    """Frames of one speaker of a group: as they are without a transform, as the Gaussians see them, and their pdfs."""
+    """Frames of one speaker of a group.
+
+    Attributes:
+        speaker: index of the speaker in its group.
+        x_ND: frames without a transform.
+        current_ND: the same frames with the current transform, for computing posteriors.
+        occupation: pdfs of the frames.
+    """
 
     speaker: int
     x_ND: np.ndarray
@@ -73,7 +84,15 @@ class SpeakerGroup(Protocol):
 
 
 class SpeakerTransform(NamedTuple):
-    """transform: float32 [D, E]. kind: full, shift or none. frames: of speech. gain: in log-likelihood per frame."""
+    """A speaker's transform.
+
+    Attributes:
+        speaker: speaker id.
+        transform: float32 [D, E].
+        kind: "full", "shift" (offset only) or "none" (the start transform).
+        frames: speech frames it was estimated from.
+        gain: improvement in log-likelihood per frame.
+    """
 
     speaker: str
     transform: np.ndarray
@@ -84,10 +103,13 @@ class SpeakerTransform(NamedTuple):
 
 @dataclass(frozen=True)
 class AlignedGroup:
-    """Speakers of a set that is aligned. base: frames without transforms; seen: those that the alignment is of.
+    """Speakers of an aligned set.
 
-    pieces_S: of each speaker the rows of every utterance in the stores, with their pdfs, negative where frames do not
-    count.
+    Attributes:
+        speakers: speaker ids.
+        base: frames without transforms.
+        current: frames with the current transforms.
+        pieces_S: for each speaker, the rows of every utterance in the stores and their pdfs (negative: frame ignored).
     """
 
     speakers: Sequence[str]
@@ -96,7 +118,7 @@ class AlignedGroup:
     pieces_S: Sequence[Sequence[tuple[slice, np.ndarray]]]
 
     def blocks(self) -> Iterator[Block]:
-        """See `SpeakerGroup`."""
+        """Yields one block per utterance."""
         for speaker, pieces in enumerate(self.pieces_S):
             for span, pdf_T in pieces:
                 yield Block(speaker, self.base.x_ND[span], self.current.x_ND[span], Occupation.of_alignment(pdf_T))
@@ -105,7 +127,14 @@ class AlignedGroup:
 def aligned_groups(
     base: FrameStore, current: FrameStore, speakers_U: Sequence[str], pdf_N: np.ndarray
 ) -> Iterator[AlignedGroup]:
-    """The speakers of a set in groups, in the order of their names."""
+    """Yields the speakers of a set in groups, sorted by name.
+
+    Args:
+        base: frames without transforms.
+        current: the same frames with the current transforms.
+        speakers_U: speaker of each utterance.
+        pdf_N: pdf of each frame, negative for frames to ignore.
+    """
     utterances: dict[str, list[int]] = {}
     for utterance, speaker in enumerate(speakers_U):
         utterances.setdefault(speaker, []).append(utterance)
@@ -115,7 +144,7 @@ def aligned_groups(
 
 
 def in_groups(speakers: Sequence[str]) -> list[Sequence[str]]:
-    """The same whatever the number of workers."""
+    """Splits speakers into groups that do not depend on the number of workers."""
     return [speakers[begin : begin + GROUP_SIZE] for begin in range(0, len(speakers), GROUP_SIZE)]
 
 
@@ -123,19 +152,28 @@ def adapt_speakers(
     groups: Sequence[SpeakerGroup], gmms: DiagGmms, options: FmllrOptions, jobs: int, title: str,
     target: DiagGmms | None = None, start: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """The transform [D, E] of every speaker, with a line of what was gained and how many got none.
+    """Estimates the transform [D, E] of every speaker, and logs the gain and which speakers have too little speech.
 
-    gmms: gives the posteriors of Gaussians, from the frames as it sees them. target: the mixtures to adapt to, of the
-    same Gaussians (default: `gmms`). start: the transform [D, E] of a speaker of whom nothing is known (default:
-    identity); what others get is estimated from there.
+    Args:
+        groups: speakers and their frames.
+        gmms: mixtures that give the Gaussian posteriors, from the frames with their current transforms.
+        options: minimum frame counts, sweeps and device.
+        jobs: worker processes. One is used where the device is a GPU.
+        title: prefix of log lines.
+        target: mixtures to adapt to, with the same Gaussians as `gmms`. Default: `gmms`.
+        start: transform [D, E] that estimation starts from, and that speakers with too little speech keep. Default:
+            identity.
+
+    Returns:
+        Transforms by speaker id.
     """
     work = functools.partial(adapt_group, gmms, target, start, options)
-    on_cpu = torch.device(options.device).type == "cpu"  # CUDA does not outlive a fork
+    on_cpu = torch.device(options.device).type == "cpu"  # CUDA cannot be used after a fork
     results = [r for group in parallel_map(work, groups, jobs if on_cpu else 1, f"{title}: fMLLR") for r in group]
     frames = sum(result.frames for result in results)
     gain = sum(result.gain * result.frames for result in results) / max(frames, 1.0)
     logger.info("%s: fMLLR of %d speakers, log-likelihood per frame %+.3f", title, len(results), gain)
-    for kind, meaning in (("shift", "got only a shift"), ("none", "are taken for average ones")):
+    for kind, meaning in (("shift", "get only an offset"), ("none", "keep the start transform")):
         few = [f"{result.speaker} ({result.frames:.0f})" for result in results if result.kind == kind]
         if few:
             logger.warning("%s: %d speakers have too few frames of speech and %s: %s", title, len(few), meaning,
@@ -146,7 +184,7 @@ def adapt_speakers(
 def adapt_group(
     gmms: DiagGmms, target: DiagGmms | None, start: np.ndarray | None, options: FmllrOptions, group: SpeakerGroup
 ) -> list[SpeakerTransform]:
-    """The transforms of one group of speakers."""
+    """Estimates the transforms of one group of speakers."""
     expectation = Expectation(gmms, target, options.device)
     stats = FmllrStats.zeros(len(group.speakers), gmms.dim, expectation.device)
     for blocks in batches(group.blocks()):
@@ -162,7 +200,7 @@ def adapt_group(
 
 
 def batches(blocks: Iterable[Block]) -> Iterator[list[Block]]:
-    """Lists of blocks with BLOCK frames or little more: many small ones would cost more than their arithmetic."""
+    """Collects blocks into lists of at least BLOCK frames, to amortise the overhead per list."""
     batch: list[Block] = []
     for block in blocks:
         batch.append(block)
@@ -174,7 +212,7 @@ def batches(blocks: Iterable[Block]) -> Iterator[list[Block]]:
 
 
 def accumulate_blocks(stats: FmllrStats, expectation: Expectation, blocks: Sequence[Block]) -> None:
-    """Add the statistics of some frames, those of one speaker next to one another."""
+    """Accumulates fMLLR statistics of some blocks. Blocks of one speaker must be adjacent."""
     edges = np.cumsum([0, *(len(block.x_ND) for block in blocks)]).tolist()
     occupation = Occupation.joined([block.occupation for block in blocks], edges)
     current_ND = expectation.tensor(np.concatenate([block.current_ND for block in blocks]))
@@ -190,9 +228,18 @@ def accumulate_blocks(stats: FmllrStats, expectation: Expectation, blocks: Seque
 def estimate_transforms(
     stats: FmllrStats, options: FmllrOptions, start_SDE: torch.Tensor
 ) -> tuple[torch.Tensor, list[str]]:
-    """Transforms [S, D, E] and for each whether it is full, a shift, or none (the one in `start_SDE`).
+    """Estimates the transforms of a group of speakers.
 
-    A transform that is not finite, or worse than none, is not used: a speaker's frames may all be alike.
+    A transform is discarded if it is not finite or lowers the objective, as happens when a speaker's frames are all
+    alike.
+
+    Args:
+        stats: accumulated statistics of S speakers.
+        options: minimum frame counts and sweeps.
+        start_SDE: transforms to start from.
+
+    Returns:
+        Transforms [S, D, E], and for each speaker "full", "shift" or "none" (the transform in `start_SDE`).
     """
     transform_SDE, kinds = start_SDE.clone(), ["none"] * len(stats.count_S)
     plain_S = objective(stats, start_SDE)

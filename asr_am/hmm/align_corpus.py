@@ -1,4 +1,4 @@
-"""Stage `align`: from features and transcripts to a chain of GMM systems with their alignments.
+"""Stage `align`: trains a chain of GMM systems from features and transcripts, and aligns all sets with each of them.
 
 Shapes: U utterances.
 """
@@ -32,12 +32,26 @@ def align_corpus(
     lda_mllt: LdaOptions | None = None, sat: SatOptions | None = None, sets: Sequence[str] = ("train", "dev"),
     jobs: int = 1,
 ) -> None:  # fmt: skip
-    """Write a folder for each system into `out`: tree.json, states.npz, gmm.npz, ali/<set>.{ark,scp} (int32 labels).
+    """Trains the systems mono, tri and, where options are given, lda_mllt and sat. Each writes a folder into `out`.
 
-    They are mono, tri, and where there are options for them lda_mllt and sat, which add what `System.kind` looks for.
-    `sets` begins with the set to train on, "train"; all of them are aligned. `final`: the name `out` will have, for the
-    paths in the .scp files. Called again on an unfinished `out`, it goes on after the last finished system.
-    Raises InputError for unreadable inputs, and where no utterance can be aligned.
+    A system's folder holds tree.json, states.npz, gmm.npz and ali/<set>.{ark,scp} (int32 graph labels), plus the files
+    that `GmmSystem.kind` looks for. Called again on an unfinished `out`, it resumes after the last finished system.
+
+    Args:
+        data_dir: output of stage data, with transcripts.
+        lang_dir: output of stage lang.
+        features_dir: output of stage features, with MFCCs.
+        out: output folder.
+        final: the name that `out` will be renamed to, for the paths in .scp files.
+        mono: options of monophone training.
+        tri: options of triphone training.
+        lda_mllt: options of LDA+MLLT training, None to skip it.
+        sat: options of speaker-adaptive training, None to skip it. Needs `lda_mllt`.
+        sets: sets to align. Must contain "train", which systems are trained on.
+        jobs: worker processes.
+
+    Raises:
+        InputError: an input is not readable, or no utterance can be aligned.
     """
     scratch = out / "scratch"
     scratch.mkdir(parents=True, exist_ok=True)
@@ -46,7 +60,7 @@ def align_corpus(
     if lda_mllt is not None:
         lda_mllt.check(sets_data["train"].frames.dim)
     elif sat is not None:
-        raise InputError("align: sat has a section but lda_mllt, which it begins from, has none; add it")
+        raise InputError("align: sat has a section, but lda_mllt, which sat starts from, has none; add one")
     ctx = TrainingContext(sets_data, lang, scratch, jobs)
     systems = {"mono": partial(train_mono, ctx, mono), "tri": partial(train_tri, ctx, out / "mono", tri)}
     if lda_mllt is not None:
@@ -56,7 +70,7 @@ def align_corpus(
     for name, train in systems.items():
         if GmmSystem.is_complete(out / name):
             continue
-        shutil.rmtree(out / name, ignore_errors=True)  # what a killed run left
+        shutil.rmtree(out / name, ignore_errors=True)  # of a killed run
         began = time.monotonic()
         train(out / name, final=final / name)
         logger.info("%s: %.0f s", name, time.monotonic() - began)
@@ -64,7 +78,7 @@ def align_corpus(
 
 
 def load_set(data_dir: Path, features_dir: Path, lang: Lang, subset: str, scratch: Path) -> AlignedData:
-    """Frames (from `scratch` where they are already there) and transcripts of a set."""
+    """Loads the frames and transcripts of a set. Frames that are already in `scratch` are not read again."""
     reader = FeatureReader(features_dir, "mfcc", subset)
     transcripts = dict(read_transcripts(data_dir, subset))
     unknown = [utterance for utterance in reader.utterances if utterance not in transcripts]

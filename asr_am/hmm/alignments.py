@@ -1,14 +1,10 @@
-"""An alignment as runs: maximal stretches of frames in one state of one phone.
+"""Alignments: graph labels of every frame in memory and in Kaldi archives, and the runs they consist of.
 
-Shapes: N frames of a set, U utterances, R runs, M distinct contexts of runs, L graph labels.
+The alignments of a whole set are one vector of graph labels, labels_N, parallel to the rows of its `FrameStore`. Label
+0 marks the frames of utterances without an alignment. On disk, each aligned utterance has an int32 vector. A run is a
+maximal stretch of frames in one state of one phone.
 
-Alignments of a whole set are one vector of graph labels, labels_N, parallel to the rows of its `FrameStore`; 0 marks
-the frames of utterances that have no alignment.
-
-
-Alignments on disk: an int32 vector of graph labels for every utterance, in Kaldi's archives.
-
-Shapes: N frames of a set, T frames of one utterance.
+Shapes: N frames of a set, T frames of one utterance, U utterances, R runs, M distinct contexts of runs, L graph labels.
 """
 
 from __future__ import annotations
@@ -32,7 +28,15 @@ from asr_am.hmm.states import StateTable
 
 @dataclass(frozen=True)
 class Runs:
-    """label_R: graph label; start_R, length_R: frames; windows_R3: previous, own, next phone (0 = edge); state_R."""
+    """The runs of an alignment, in time order.
+
+    Attributes:
+        label_R: graph label.
+        start_R: first frame.
+        length_R: number of frames.
+        windows_R3: previous, current and next phone. 0: beyond the utterance's edge.
+        state_R: HMM state of the phone, from 0.
+    """
 
     label_R: np.ndarray
     start_R: np.ndarray
@@ -41,17 +45,23 @@ class Runs:
     state_R: np.ndarray
 
     def contexts(self) -> tuple[np.ndarray, np.ndarray]:
-        """The distinct windows with their states, int64 [M, 4] in order, and which of them each run has, int [R]."""
+        """Returns the distinct (window, state) rows, sorted, int64 [M, 4], and the row index of each run, int [R]."""
         keys_R4 = np.column_stack([self.windows_R3, self.state_R]).astype(np.int64)
-        key_R = np.ravel_multi_index(tuple(keys_R4.T), keys_R4.max(axis=0, initial=0) + 1)  # sorted faster than rows
+        key_R = np.ravel_multi_index(tuple(keys_R4.T), keys_R4.max(axis=0, initial=0) + 1)  # faster to sort than rows
         _, first_M, context_R = np.unique(key_R, return_index=True, return_inverse=True)
         return keys_R4[first_M], context_R
 
 
 def runs_of(labels_N: np.ndarray, offsets_U1: np.ndarray, table: StateTable) -> Runs:
-    """The runs of all aligned utterances. A phone begins with its first state: topologies have no skips.
+    """Returns the runs of all aligned utterances.
 
-    Two phones of one state each that follow one another as the same phone cannot be told apart and make one run.
+    A phone begins with its first state, because topologies have no skips. A phone of one state that follows itself
+    cannot be told apart from a single longer one, so both make one run.
+
+    Args:
+        labels_N: graph labels, 0 for frames without an alignment.
+        offsets_U1: first frame of each utterance, and N.
+        table: the states that the labels belong to.
     """
     new_N = np.ones(len(labels_N), dtype=bool)
     new_N[1:] = labels_N[1:] != labels_N[:-1]
@@ -68,7 +78,7 @@ def runs_of(labels_N: np.ndarray, offsets_U1: np.ndarray, table: StateTable) -> 
 
 
 def _windows(phone_R: np.ndarray, state_R: np.ndarray, utterance_R: np.ndarray) -> np.ndarray:
-    """Previous, own and next phone of each run, 0 beyond its utterance."""
+    """Returns the previous, current and next phone of each run, [R, 3], with 0 beyond the utterance."""
     first_R = state_R == 0
     phone_S, utterance_S = phone_R[first_R], utterance_R[first_R]  # S: phone instances
     joined = utterance_S[1:] == utterance_S[:-1]
@@ -80,7 +90,15 @@ def _windows(phone_R: np.ndarray, state_R: np.ndarray, utterance_R: np.ndarray) 
 
 
 def write_alignments(folder: Path, subset: str, frames: FrameStore, labels_N: np.ndarray, *, final: Path) -> None:
-    """Write <folder>/<subset>.ark and .scp for the aligned utterances; the .scp names the archive below `final`."""
+    """Writes <folder>/<subset>.ark and .scp for the aligned utterances.
+
+    Args:
+        folder: output folder, created where it is missing.
+        subset: name of the set.
+        frames: the frames that `labels_N` is parallel to.
+        labels_N: graph labels, 0 for frames without an alignment.
+        final: the name that `folder` will be renamed to, for the paths in the .scp file.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     ark = folder / f"{subset}.ark"
     temporary = folder / f"tmp.{os.getpid()}.{subset}"
@@ -97,7 +115,7 @@ def write_alignments(folder: Path, subset: str, frames: FrameStore, labels_N: np
 
 
 def read_alignments(folder: Path, subset: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (utterance, labels int32 [T]) from <folder>/<subset>.ark; InputError where it is missing or damaged."""
+    """Yields (utterance, int32 labels [T]) from <folder>/<subset>.ark. Raises InputError if missing or damaged."""
     ark = folder / f"{subset}.ark"
     if not ark.is_file():
         raise InputError(f"{ark}: no such alignments; run stage 3 (align)")
@@ -111,7 +129,17 @@ def read_alignments(folder: Path, subset: str) -> Iterator[tuple[str, np.ndarray
 
 
 def load_labels(folder: Path, subset: str, frames: FrameStore, table: StateTable) -> np.ndarray:
-    """The alignments of a set as labels_N, int32, parallel to `frames`; 0 where an utterance has none. Checked."""
+    """Loads and checks the alignments of a set.
+
+    Args:
+        folder: folder of <subset>.ark.
+        subset: name of the set.
+        frames: frames of the set.
+        table: states of the system that made the alignments.
+
+    Returns:
+        Graph labels, int32 [N], parallel to `frames`. 0 for utterances without an alignment.
+    """
     index_of = {utterance: index for index, utterance in enumerate(frames.utterances)}
     lengths = dict(zip(frames.utterances, np.diff(frames.offsets_U1).tolist(), strict=True))
     check_alignments(folder, subset, lengths, table)
@@ -122,9 +150,19 @@ def load_labels(folder: Path, subset: str, frames: FrameStore, table: StateTable
 
 
 def check_alignments(folder: Path, subset: str, lengths: Mapping[str, int], table: StateTable) -> int:
-    """How many utterances are aligned. InputError, naming the utterance, unless each one fits `lengths` and `table`.
+    """Checks the alignments of a set against frame counts and states.
 
-    lengths: frames of every utterance that may be aligned.
+    Args:
+        folder: folder of <subset>.ark.
+        subset: name of the set.
+        lengths: frames of every utterance that may be aligned.
+        table: states of the system that made the alignments.
+
+    Returns:
+        The number of aligned utterances.
+
+    Raises:
+        InputError: names the utterance that does not fit.
     """
     count = 0
     for utterance, labels_T in read_alignments(folder, subset):

@@ -1,11 +1,11 @@
-"""Expectation maximisation of diagonal Gaussian mixtures from frames whose pdf is known.
+"""EM training of diagonal Gaussian mixtures from frames whose pdf is known.
+
+Frames are grouped by pdf, and each worker process takes a range of pdfs, so the statistics do not depend on the number
+of workers. Products are float32, and sums over more than `BLOCK` frames float64. Updates follow Kaldi's gmm-est
+(minimum occupancy, variance floor) and gmm-mixup (targets by a power of the occupancy, splitting of the heaviest
+Gaussian).
 
 Shapes: N frames, D feature dimension, G Gaussians of all pdfs, P pdfs, K Gaussians of one pdf.
-
-Frames are grouped by pdf, and a worker process takes the pdfs of one range, so that the statistics do not depend on how
-many workers there are. Products are float32, sums over more than `BLOCK` frames float64.
-Updates follow Kaldi's gmm-est (minimum occupancy, variance floor) and gmm-mixup (targets by a power of the occupancy,
-splitting of the heaviest Gaussian).
 """
 
 from __future__ import annotations
@@ -23,12 +23,19 @@ from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms
 from asr_am.parallel import parallel_map
 
-BLOCK = 8192  # frames summed in float32
+BLOCK = 8192  # frames per float32 sum
 
 
 @dataclass
 class Accumulators:
-    """Statistics of Gaussians: occ_G, sums_G2D (of x and of x*x), float64; loglik summed over all frames."""
+    """Statistics of Gaussians.
+
+    Attributes:
+        occ_G: occupancies, float64.
+        sums_G2D: occupancy-weighted sums of x and of x*x, float64.
+        loglik: log-likelihood summed over all frames.
+        frames: number of frames.
+    """
 
     occ_G: np.ndarray
     sums_G2D: np.ndarray
@@ -42,7 +49,12 @@ class Accumulators:
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    """min_occupancy: frames below which a Gaussian is dropped; variance_floor: as a share of the global variance."""
+    """Options of the M-step.
+
+    Attributes:
+        min_occupancy: Gaussians with fewer frames are removed.
+        variance_floor: as a share of the global variance.
+    """
 
     min_occupancy: float = 10.0
     variance_floor: float = 0.01
@@ -52,10 +64,16 @@ def accumulate(
     gmms: DiagGmms, frames: FrameStore, pdf_N: np.ndarray, jobs: int, description: str,
     stats_frames: FrameStore | None = None,
 ) -> Accumulators:  # fmt: skip
-    """The E step over all frames of the store; pdf_N int, negative for frames to leave out.
+    """Runs the E-step over all frames of the store.
 
-    stats_frames: other features of the same frames, whose sums are taken with the posteriors of `frames` (what Kaldi's
-    gmm-acc-stats-twofeats does: the result of `update` has the same Gaussians for those features).
+    Args:
+        gmms: current mixtures.
+        frames: frames that posteriors are computed from.
+        pdf_N: pdf of each frame, negative for frames to ignore.
+        jobs: worker processes.
+        description: label of the progress bar.
+        stats_frames: other features of the same frames, to accumulate with the posteriors of `frames`, as Kaldi's
+            gmm-acc-stats-twofeats does. `update` then returns the same Gaussians for those features.
     """
     order_N = np.argsort(pdf_N, kind="stable")
     bounds_P1 = np.searchsorted(pdf_N[order_N], np.arange(gmms.num_pdfs + 1))
@@ -71,7 +89,7 @@ def accumulate(
 
 
 def _even_ranges(bounds_P1: np.ndarray, count: int) -> list[tuple[int, int]]:
-    """Up to `count` ranges of pdfs that cover all of them and have about equally many frames each."""
+    """Splits the pdfs into up to `count` ranges of about equally many frames."""
     targets = np.linspace(bounds_P1[0], bounds_P1[-1], count + 1)[1:-1]
     cuts = np.unique(np.concatenate([[0], np.searchsorted(bounds_P1, targets), [len(bounds_P1) - 1]]))
     return list(itertools.pairwise(cuts.tolist()))
@@ -80,7 +98,7 @@ def _even_ranges(bounds_P1: np.ndarray, count: int) -> list[tuple[int, int]]:
 def _accumulate_range(
     gmms: DiagGmms, frames: FrameStore, stats_frames: FrameStore | None, task: tuple[int, np.ndarray, np.ndarray]
 ) -> Accumulators:
-    """Statistics of the pdfs from `first` on; rows bounds[i] to bounds[i + 1] of `order` are the i-th one's frames."""
+    """Accumulates the pdfs from `first` on. The frames of the i-th are rows bounds[i] to bounds[i + 1] of `order`."""
     first, bounds, order = task
     start = gmms.offsets_P1[first]
     size = int(gmms.offsets_P1[first + len(bounds) - 1] - start)
@@ -99,9 +117,9 @@ def _accumulate_range(
 def _accumulate_block(
     linear: Tensor, constant: Tensor, x_ND: Tensor, other_ND: Tensor | None, total: Accumulators, into: slice
 ) -> None:
-    """Add the statistics of frames of one pdf, whose Gaussians are rows `into` of `total`; of `other_ND` if given."""
+    """Accumulates frames of one pdf into rows `into` of `total`. The sums are of `other_ND` where it is given."""
     x_N2D = torch.cat([x_ND, x_ND * x_ND], dim=1)
-    posterior_KN = torch.addmm(constant[:, None], linear, x_N2D.T).numpy()  # log densities until they are normalised
+    posterior_KN = torch.addmm(constant[:, None], linear, x_N2D.T).numpy()  # log densities, normalised in place below
     highest_N = posterior_KN.max(axis=0)
     posterior_KN -= highest_N
     np.exp(posterior_KN, out=posterior_KN)
@@ -115,12 +133,22 @@ def _accumulate_block(
 
 
 def update(gmms: DiagGmms, acc: Accumulators, options: UpdateOptions, global_var_D: np.ndarray) -> DiagGmms:
-    """The M step. Gaussians with too few frames are dropped (never a pdf's last one); pdfs without frames stay."""
+    """Runs the M-step.
+
+    Gaussians with too few frames are removed, but never the last one of a pdf. Pdfs without frames keep their
+    parameters.
+
+    Args:
+        gmms: mixtures that the statistics were accumulated with.
+        acc: statistics.
+        options: minimum occupancy and variance floor.
+        global_var_D: variance of all frames, which the floor is relative to.
+    """
     keep_G = _with_enough_frames(gmms, acc.occ_G, options.min_occupancy)
     occ_G = np.maximum(acc.occ_G, 1e-10)[:, None]
     means_GD = acc.sums_G2D[:, : gmms.dim] / occ_G
     vars_GD = np.maximum(acc.sums_G2D[:, gmms.dim :] / occ_G - means_GD**2, options.variance_floor * global_var_D)
-    seen_G = acc.occ_G >= 1.0  # below one frame there is no mean to speak of
+    seen_G = acc.occ_G >= 1.0  # less than one frame gives no meaningful mean
     means_GD = np.where(seen_G[:, None], means_GD, gmms.means_GD)
     vars_GD = np.where(seen_G[:, None], vars_GD, gmms.vars_GD)
 
@@ -131,7 +159,7 @@ def update(gmms: DiagGmms, acc: Accumulators, options: UpdateOptions, global_var
 
 
 def _with_enough_frames(gmms: DiagGmms, occ_G: np.ndarray, minimum: float) -> np.ndarray:
-    """Which Gaussians stay: those with at least `minimum` frames, and the most occupied one of every pdf."""
+    """Returns which Gaussians to keep, bool [G]: those with `minimum` frames, and the most occupied one of each pdf."""
     keep_G = occ_G >= minimum
     highest_P = np.maximum.reduceat(occ_G, gmms.offsets_P1[:-1])
     for pdf in np.flatnonzero(highest_P < minimum):
@@ -142,10 +170,19 @@ def _with_enough_frames(gmms: DiagGmms, occ_G: np.ndarray, minimum: float) -> np
 
 def mix_up(gmms: DiagGmms, occ_P: np.ndarray, total: int, rng: np.random.Generator, power: float = 0.25,
            min_count: float = 20.0, perturb: float = 0.01) -> DiagGmms:  # fmt: skip
-    """Split Gaussians until there are about `total`: pdfs get shares proportional to their frames to the `power`.
+    """Splits Gaussians until there are about `total`, shared among pdfs in proportion to their frames to the `power`.
 
-    No pdf gets more Gaussians than `min_count` frames each allow, and none loses any. In a pdf it is the heaviest
-    Gaussian that is split: half the weight each, means `perturb` standard deviations apart along a random direction.
+    In each pdf the heaviest Gaussian is split. Its weight is halved, and the two means are moved apart in a random
+    direction. No pdf loses Gaussians.
+
+    Args:
+        gmms: mixtures to split.
+        occ_P: frames of each pdf.
+        total: number of Gaussians wanted.
+        rng: source of the directions.
+        power: exponent of the occupancy.
+        min_count: frames per Gaussian that a pdf needs at least.
+        perturb: distance of each mean from the old one, in standard deviations.
     """
     targets_P = _split_targets(np.diff(gmms.offsets_P1), occ_P, total, power, min_count)
     rows = [_split_pdf(gmms, pdf, int(target), rng, perturb) for pdf, target in enumerate(targets_P)]
@@ -154,9 +191,9 @@ def mix_up(gmms: DiagGmms, occ_P: np.ndarray, total: int, rng: np.random.Generat
 
 
 def _split_targets(sizes_P: np.ndarray, occ_P: np.ndarray, total: int, power: float, min_count: float) -> np.ndarray:
-    """How many Gaussians each pdf shall have: one more goes to the pdf with the most frames^power per Gaussian.
+    """Returns the number of Gaussians each pdf should have. The next one goes to the pdf with most frames^power each.
 
-    Unlike Kaldi's, what a rare pdf may not have is not given to others: it would all end up in silence.
+    Unlike in Kaldi, Gaussians that a rare pdf may not have are not given to others, since silence would get them all.
     """
     share_P = np.maximum(occ_P, 0).astype(np.float64) ** power
     queue = [(-share, pdf) for pdf, share in enumerate(share_P.tolist()) if share > 0]
@@ -173,7 +210,7 @@ def _split_targets(sizes_P: np.ndarray, occ_P: np.ndarray, total: int, power: fl
 def _split_pdf(
     gmms: DiagGmms, pdf: int, target: int, rng: np.random.Generator, perturb: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weights, means and variances of one pdf with `target` Gaussians."""
+    """Returns weights, means and variances of one pdf split into `target` Gaussians."""
     begin, end = gmms.offsets_P1[pdf : pdf + 2]
     weights, means, variances = (
         list(gmms.weights_G[begin:end]),
@@ -194,7 +231,7 @@ def _split_pdf(
 def _from_rows(
     pdf_G: np.ndarray, weights_G: np.ndarray, means_GD: np.ndarray, vars_GD: np.ndarray, num_pdfs: int
 ) -> DiagGmms:
-    """Mixtures from rows that are sorted by pdf."""
+    """Builds mixtures from rows sorted by pdf."""
     offsets_P1 = np.searchsorted(pdf_G, np.arange(num_pdfs + 1)).astype(np.int64)
     weights_G, means_GD, vars_GD = (array.astype(np.float32) for array in (weights_G, means_GD, vars_GD))
     return DiagGmms(weights_G, means_GD, vars_GD, offsets_P1)

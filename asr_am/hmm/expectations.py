@@ -1,19 +1,15 @@
-"""Sums of weighted outer products, the bulk of the work in MLLT and fMLLR, as matrix products.
-
-Shapes: N frames, D rows (one weight per frame for each), E values of a frame, F = E (E + 1) / 2.
-
-For every row d the sum over frames of a_nd x_n x_n' is wanted. Written as a_DN @ (x x')_NF over the distinct products
-it is one matrix product for all rows together, at half the arithmetic of full matrices. Products are float32, sums over
-more than `BLOCK` frames float64.
-
-
-What the Gaussians say of each frame: expected precisions and precision-weighted means, for MLLT and fMLLR.
-
-Shapes: N frames, D feature dimension, M (frame, pdf) pairs, K Gaussians of one pdf, G Gaussians of all pdfs.
+"""Statistics of linear transforms: expected precisions and weighted means of frames, and sums of outer products.
 
 With g running over the Gaussians of a frame's pdfs and their posteriors p_g, a frame contributes to every statistic of
-a linear transform only through sum_g p_g / var_g and sum_g p_g mean_g / var_g. These are what `DiagGmms` keeps as
-factors of x*x and x, so one product with the posteriors gives both.
+MLLT and fMLLR only through sum_g p_g / var_g and sum_g p_g mean_g / var_g. `DiagGmms` keeps these as factors of x*x and
+x, so one product with the posteriors gives both.
+
+The statistic of row d is the sum over frames of a_nd x_n x_n'. Written as a_DN @ (x x')_NF over the distinct products,
+it is one matrix product for all rows, with half the arithmetic of full matrices. Products are float32, and sums over
+more than `BLOCK` frames float64.
+
+Shapes: N frames, D feature dimension and rows of a transform, E values of a frame, F = E (E + 1) / 2,
+M (frame, pdf) pairs, K Gaussians of one pdf, G Gaussians of all pdfs.
 """
 
 from __future__ import annotations
@@ -28,11 +24,17 @@ from torch import Tensor
 
 from asr_am.hmm.gmm import DiagGmms
 
-BLOCK = 2048  # frames: their products fit into a core's cache
+BLOCK = 2048  # frames whose products fit into a core's cache
 
 
 def add_weighted_outer(total_DF: Tensor, a_ND: Tensor, x_NE: Tensor) -> None:
-    """Add to `total_DF` (float64, packed upper triangles, see `unpack`) the sums over float32 frames."""
+    """Adds the sum over frames of a_nd x_n x_n' to `total_DF`.
+
+    Args:
+        total_DF: packed upper triangles (see `unpack`), float64, changed in place.
+        a_ND: weights of each frame, float32.
+        x_NE: frames, float32.
+    """
     width = x_NE.shape[1]
     products_FN = x_NE.new_empty(total_DF.shape[1], min(BLOCK, len(x_NE)))
     for begin in range(0, len(x_NE), BLOCK):
@@ -45,12 +47,12 @@ def add_weighted_outer(total_DF: Tensor, a_ND: Tensor, x_NE: Tensor) -> None:
 
 
 def packed_size(width: int) -> int:
-    """Values of a packed upper triangle, F."""
+    """Returns the number of values of a packed upper triangle, F."""
     return width * (width + 1) // 2
 
 
 def unpack(packed_XF: Tensor, width: int) -> Tensor:
-    """Symmetric matrices [..., E, E] from packed upper triangles [..., F], row by row from the diagonal on."""
+    """Unpacks upper triangles [..., F], stored row by row from the diagonal on, to symmetric matrices [..., E, E]."""
     rows, columns = torch.triu_indices(width, width, device=packed_XF.device)
     full = packed_XF.new_empty(*packed_XF.shape[:-1], width, width)
     full[..., rows, columns] = packed_XF
@@ -60,7 +62,13 @@ def unpack(packed_XF: Tensor, width: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Occupation:
-    """Who was in which state: frame_M (rows of a block of frames), pdf_M, and weight_M, the posterior of the pdf."""
+    """Pdf occupancies of a block of frames, as (frame, pdf) pairs.
+
+    Attributes:
+        frame_M: row of the frame in the block.
+        pdf_M: pdf.
+        weight_M: posterior of the pdf, float32.
+    """
 
     frame_M: np.ndarray
     pdf_M: np.ndarray
@@ -68,25 +76,28 @@ class Occupation:
 
     @classmethod
     def of_alignment(cls, pdf_N: np.ndarray) -> Occupation:
-        """One pdf for each frame; frames with a negative one are left out."""
+        """Returns the occupancies of an alignment: one pdf per frame. Frames with a negative pdf are left out."""
         frame_M = np.flatnonzero(pdf_N >= 0)
         return cls(frame_M, pdf_N[frame_M], np.ones(len(frame_M), dtype=np.float32))
 
     @classmethod
     def joined(cls, parts: Sequence[Occupation], starts: Sequence[int]) -> Occupation:
-        """Of several blocks one after the other, block i from row `starts[i]` on."""
+        """Concatenates the occupancies of several blocks, with block i starting at row `starts[i]`."""
         frame_M = np.concatenate([part.frame_M + start for part, start in zip(parts, starts, strict=False)])
         columns = zip(*((part.pdf_M, part.weight_M) for part in parts), strict=True)
         return cls(frame_M, *map(np.concatenate, columns))
 
     @property
     def frames(self) -> float:
-        """Frames that count, posteriors summed."""
+        """The number of frames: posteriors summed."""
         return float(self.weight_M.sum(dtype=np.float64))
 
 
 class Expectation:
-    """The E step on a device. Posteriors come from `gmms`, parameters from `target` of equally many Gaussians."""
+    """E-step of transform estimation on one device.
+
+    Posteriors come from `gmms`, means and variances from `target`, which has equally many Gaussians (default: `gmms`).
+    """
 
     def __init__(self, gmms: DiagGmms, target: DiagGmms | None = None, device: str = "cpu") -> None:
         self.device = torch.device(device)
@@ -96,11 +107,19 @@ class Expectation:
         self._target_G2D = self._linear_G2D if target is None else self.tensor(target.linear_G2D)
 
     def tensor(self, array: np.ndarray) -> Tensor:
-        """A float32 array on the device."""
-        return torch.from_numpy(np.array(array, dtype=np.float32)).to(self.device)  # a copy: memory maps are read-only
+        """Copies an array to the device as float32."""
+        return torch.from_numpy(np.array(array, dtype=np.float32)).to(self.device)  # copied: memory maps are read-only
 
     def __call__(self, x_ND: Tensor, occupation: Occupation) -> tuple[Tensor, Tensor]:
-        """(precision_ND, linear_ND), float32, zero in frames that no pdf occupies; x_ND as the Gaussians see it."""
+        """Computes the expected precision and precision-weighted mean of each frame.
+
+        Args:
+            x_ND: frames with their current transform.
+            occupation: pdfs of the frames.
+
+        Returns:
+            (precision_ND, linear_ND), float32, zero for frames without a pdf.
+        """
         order_M = np.argsort(occupation.pdf_M, kind="stable")
         frame_M = torch.from_numpy(occupation.frame_M[order_M]).to(self.device)
         x_MD = x_ND[frame_M]

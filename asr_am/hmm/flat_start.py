@@ -1,4 +1,4 @@
-"""The first alignment of all, without any model: frames shared out equally along a path through each graph.
+"""Flat start: global mean and variance for all pdfs, and equal alignments along a path through each graph.
 
 Shapes: N frames of a set, D feature dimension, C graph labels in one utterance's graph.
 """
@@ -21,28 +21,34 @@ BLOCK = 8192  # frames in memory at a time
 
 
 def flat_gmms(frames: FrameStore, num_pdfs: int) -> tuple[DiagGmms, np.ndarray]:
-    """All pdfs with the mean and variance of all frames; and that variance, float64 [D]."""
+    """Returns one Gaussian per pdf with the mean and variance of all frames, and that variance, float64 [D]."""
     mean_D, square_D = _moments(frames)
     var_D = square_D - mean_D**2
     if not (var_D > 1e-8).all():
-        raise InputError(
-            f"{frames.folder.name}: a feature has the same value in every frame; run stage 2 (features) again"
-        )
+        raise InputError(f"{frames.folder.name}: a feature is constant over all frames; run stage 2 (features) again")
     return single_gaussians(np.tile(mean_D, (num_pdfs, 1)), np.tile(var_D, (num_pdfs, 1))), var_D
 
 
 def _moments(frames: FrameStore) -> tuple[np.ndarray, np.ndarray]:
-    """Means of x and of x*x over all frames, float64 [D]; in blocks, so that memory stays flat."""
+    """Returns the means of x and of x*x over all frames, float64 [D], in blocks to bound memory."""
     sum_D, square_D = np.zeros(frames.dim), np.zeros(frames.dim)
     for begin in range(0, frames.num_frames, BLOCK):
         x_ND = frames.x_ND[begin : begin + BLOCK]
-        sum_D = np.concatenate([sum_D[None], x_ND]).sum(axis=0)  # row by row: the same bits for any size of block
+        # adds row by row, which gives the same bits for any block size
+        sum_D = np.concatenate([sum_D[None], x_ND]).sum(axis=0)
         square_D = np.concatenate([square_D[None], np.square(x_ND)]).sum(axis=0)
     return sum_D / frames.num_frames, square_D / frames.num_frames
 
 
 def equal_alignment(graphs: Graphs, frames: FrameStore, seed: int, jobs: int) -> Alignment:
-    """A random path of every utterance (optional silences at random), its frames spread evenly over its states."""
+    """Aligns every utterance to a random path through its graph, with its frames spread evenly over the states.
+
+    Args:
+        graphs: compiled graphs.
+        frames: frames of the same utterances.
+        seed: random seed of the first utterance's path, which chooses pronunciations and optional silences.
+        jobs: worker processes.
+    """
     work = functools.partial(_equal_shard, graphs.folder, frames, seed)
     results = [labels for shard in parallel_map(work, graphs.shards, jobs, "equal alignment") for labels in shard]
     labels_N = np.zeros(frames.num_frames, dtype=np.int32)

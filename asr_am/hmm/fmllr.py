@@ -1,13 +1,13 @@
-"""fMLLR: an affine transform of the features of one speaker that makes them likeliest (Gales 1998, section 2.2).
-
-Shapes: S speakers, N frames, D feature dimension, E = D + 1 (a frame with a 1 after it), F = E (E + 1) / 2.
+"""fMLLR: an affine transform of one speaker's features that maximises their likelihood (Gales 1998, section 2.2).
 
 The objective, the log-likelihood of the transformed frames up to a constant, is
 
     Q(W) = count log |det A| + sum_d (w_d k_d' - w_d G_d w_d' / 2),  W = [A b] with rows w_d,
 
-with k_d = sum_n linear_nd x_n and G_d = sum_n precision_nd x_n x_n'. Given the other rows, the best row is found in
-closed form; sweeps over the rows climb to a local maximum. All speakers are updated at once.
+with k_d = sum_n linear_nd x_n and G_d = sum_n precision_nd x_n x_n'. Given the other rows, the best row has a closed
+form. Sweeps over the rows climb to a local maximum. All speakers are updated at once.
+
+Shapes: S speakers, N frames, D feature dimension, E = D + 1 (a frame followed by a 1), F = E (E + 1) / 2.
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ from torch.nn.functional import pad
 
 from asr_am.hmm.expectations import add_weighted_outer, packed_size, unpack
 
-RIDGE = 1e-9  # of the mean diagonal, added to each G_d: a feature that never moves leaves it singular
-MIN_GAIN = 1e-5  # gain in log-likelihood per frame of one sweep, below which the next would not pay
+RIDGE = 1e-9  # share of the mean diagonal added to each G_d, which a constant feature would leave singular
+MIN_GAIN = 1e-5  # sweeps end when one improves no log-likelihood per frame by more
 
 
 @dataclass(frozen=True)
 class FmllrStats:
-    """count_S: frames; linear_SDE: the k_d; quadratic_SDF: the G_d, packed upper triangles. float64."""
+    """Sufficient statistics of S speakers, float64.
+
+    Attributes:
+        count_S: frames.
+        linear_SDE: the k_d.
+        quadratic_SDF: the G_d, as packed upper triangles.
+    """
 
     count_S: Tensor
     linear_SDE: Tensor
@@ -34,16 +40,24 @@ class FmllrStats:
 
     @classmethod
     def zeros(cls, speakers: int, dim: int, device: torch.device) -> FmllrStats:
-        """No frames yet."""
+        """Returns empty statistics."""
         shapes = (speakers,), (speakers, dim, dim + 1), (speakers, dim, packed_size(dim + 1))
         return cls(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
 
     def of(self, speakers: Tensor) -> FmllrStats:
-        """Those of some speakers, by index."""
+        """Returns the statistics of some speakers, by index."""
         return FmllrStats(self.count_S[speakers], self.linear_SDE[speakers], self.quadratic_SDF[speakers])
 
     def add(self, speaker: int, frames: float, x_ND: Tensor, precision_ND: Tensor, linear_ND: Tensor) -> None:
-        """Frames of one speaker, as they are before any transform, with what `Expectation` makes of them."""
+        """Accumulates frames of one speaker.
+
+        Args:
+            speaker: index of the speaker.
+            frames: number of frames, posteriors summed.
+            x_ND: frames without any transform.
+            precision_ND: their expected precisions, from `Expectation`.
+            linear_ND: their precision-weighted means, from `Expectation`.
+        """
         x_NE = pad(x_ND, (0, 1), value=1.0)
         self.count_S[speaker] += frames
         self.linear_SDE[speaker] += linear_ND.T @ x_NE
@@ -51,7 +65,7 @@ class FmllrStats:
 
 
 def objective(stats: FmllrStats, transform_SDE: Tensor) -> Tensor:
-    """Q(W) per frame, [S]."""
+    """Returns Q(W) per frame, [S]."""
     return _objective(stats, unpack(stats.quadratic_SDF, transform_SDE.shape[2]), transform_SDE)
 
 
@@ -63,27 +77,36 @@ def _objective(stats: FmllrStats, quadratic_SDEE: Tensor, transform_SDE: Tensor)
 
 
 def identity(stats: FmllrStats) -> Tensor:
-    """The transforms [S, D, E] that change nothing."""
+    """Returns identity transforms, [S, D, E]."""
     speakers, dim, _ = stats.linear_SDE.shape
     return torch.eye(dim, dim + 1, dtype=torch.float64, device=stats.count_S.device).repeat(speakers, 1, 1)
 
 
 def estimate_offsets(stats: FmllrStats, start_SDE: Tensor) -> Tensor:
-    """The best transforms [S, D, E] with the matrices A of `start_SDE`. In closed form."""
+    """Returns the best transforms [S, D, E] that keep the matrices A of `start_SDE`, in closed form."""
     last_SDE = unpack(stats.quadratic_SDF, stats.linear_SDE.shape[2])[:, :, -1]
     pull_SD = stats.linear_SDE[:, :, -1] - (last_SDE * start_SDE)[:, :, :-1].sum(dim=2)
     return torch.cat([start_SDE[:, :, :-1], (pull_SD / last_SDE[:, :, -1])[:, :, None]], dim=2)
 
 
 def estimate(stats: FmllrStats, sweeps: int, start_SDE: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Full transforms [S, D, E] after at most `sweeps` over the rows, and Q per frame [S] before and after each."""
+    """Estimates full transforms.
+
+    Args:
+        stats: statistics of S speakers.
+        sweeps: maximum number of sweeps over the rows.
+        start_SDE: transforms to start from.
+
+    Returns:
+        Transforms [S, D, E], and Q per frame [S] before the first and after each sweep.
+    """
     transform_SDE = start_SDE.clone()
     width = transform_SDE.shape[2]
     quadratic_SDEE = unpack(stats.quadratic_SDF, width)
     ridge_SD = RIDGE * torch.diagonal(quadratic_SDEE, dim1=2, dim2=3).mean(dim=2)
     quadratic_SDEE += ridge_SD[:, :, None, None] * torch.eye(width, dtype=torch.float64, device=ridge_SD.device)
     inverse_SDEE = torch.linalg.inv(quadratic_SDEE)
-    free_SDE = (inverse_SDEE @ stats.linear_SDE[..., None])[..., 0]  # the best rows without the determinant
+    free_SDE = (inverse_SDEE @ stats.linear_SDE[..., None])[..., 0]  # the best rows if there were no determinant
     history = [_objective(stats, quadratic_SDEE, transform_SDE)]
     for _ in range(sweeps):
         _sweep(transform_SDE, inverse_SDEE, free_SDE, stats)
@@ -94,7 +117,7 @@ def estimate(stats: FmllrStats, sweeps: int, start_SDE: Tensor) -> tuple[Tensor,
 
 
 def _sweep(transform_SDE: Tensor, inverse_SDEE: Tensor, free_SDE: Tensor, stats: FmllrStats) -> None:
-    """Replace each row in turn by w = alpha p G^-1 + k G^-1, with p its cofactors up to their scale.
+    """Replaces each row in turn by w = alpha p G^-1 + k G^-1, with p its cofactors up to their scale.
 
     alpha is the root of alpha^2 p G^-1 p' + alpha p G^-1 k' - count = 0 with the larger Q. The inverse of A, whose
     columns are the cofactors, follows each row by a rank-one update.
@@ -113,7 +136,7 @@ def _sweep(transform_SDE: Tensor, inverse_SDEE: Tensor, free_SDE: Tensor, stats:
 
 
 def _better_root(e1_S: Tensor, e2_S: Tensor, count_S: Tensor) -> Tensor:
-    """Of the two alpha, the one with the larger count log |alpha e1 + e2| - alpha^2 e1 / 2."""
+    """Returns the root alpha with the larger count log |alpha e1 + e2| - alpha^2 e1 / 2."""
     root_S = torch.sqrt(e2_S**2 + 4 * e1_S * count_S)
     alpha_2S = torch.stack([-e2_S + root_S, -e2_S - root_S]) / (2 * e1_S)
     value_2S = count_S * torch.log((alpha_2S * e1_S + e2_S).abs()) - alpha_2S**2 * e1_S / 2

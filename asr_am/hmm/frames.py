@@ -1,10 +1,10 @@
-"""The frames of one set, all utterances in a row, in a memory-mapped file: read once, shared by every worker process.
+"""A memory-mapped file of all frames of a set, read once and shared by all worker processes.
+
+Reading features costs time (CMVN, deltas), and every training pass needs all of them. They are therefore written once,
+as float32. Memory stays bounded because the operating system drops pages when it needs the space. Systems with their
+own features (LDA+MLLT, fMLLR) write a store of their own.
 
 Shapes: N frames of the set, D feature dimension, U utterances.
-
-Features cost time to read (normalisation, deltas) and every training pass needs them all, so they are written once as
-float32; memory stays flat because the operating system drops pages it needs elsewhere. Whoever trains on other features
-(LDA+MLLT, fMLLR) writes another store.
 """
 
 from __future__ import annotations
@@ -23,12 +23,18 @@ from asr_am.parallel import track
 
 
 class FrameStore:
-    """Frames on disk. utterances: ids; offsets_U1: int64, utterance u is rows offsets_U1[u] to offsets_U1[u + 1].
-    x_ND: all frames, float32, a read-only memory map.
+    """Frames of a set on disk.
+
+    Attributes:
+        folder: where the files are.
+        utterances: utterance ids, in the order of the rows.
+        offsets_U1: int64. The frames of utterance u are rows offsets_U1[u] to offsets_U1[u + 1].
+        dim: feature dimension.
+        x_ND: all frames, float32, a read-only memory map.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open what `write` left in `folder`; InputError where it is missing or damaged."""
+        """Opens what `write` left in `folder`. Raises InputError if it is missing or damaged."""
         self.folder = folder
         utterances, self.offsets_U1, dim = read_npz(folder / "index.npz", "utterances", "offsets", "dim", remedy=REMEDY)
         self.utterances: list[str] = utterances.tolist()
@@ -44,30 +50,40 @@ class FrameStore:
         return int(self.offsets_U1[-1])
 
     def span(self, utterance: int) -> slice:
-        """The rows of the utterance with this index."""
+        """Returns the rows of the utterance with this index."""
         return slice(int(self.offsets_U1[utterance]), int(self.offsets_U1[utterance + 1]))
 
     @classmethod
     def write(
         cls, folder: Path, utterances: Sequence[str], read: Callable[[str], np.ndarray], description: str
     ) -> FrameStore:
-        """Store `read(utterance)`, float32 [T, D], of all `utterances` (one or more); the folder appears when whole."""
+        """Writes the frames of a set. The folder appears only when it is complete.
+
+        Args:
+            folder: the folder to write, replaced if it exists.
+            utterances: utterance ids, at least one.
+            read: returns the frames of an utterance, [T, D].
+            description: label of the progress bar.
+
+        Raises:
+            InputError: features are not finite, or differ in dimension.
+        """
         temporary = folder.with_name(f"tmp.{os.getpid()}.{folder.name}")
-        shutil.rmtree(temporary, ignore_errors=True)  # of a killed process that had the same id
+        shutil.rmtree(temporary, ignore_errors=True)  # of a killed process with the same id
         temporary.mkdir(parents=True)
         lengths, dims = [], set()
         with open(temporary / "frames.f32", "wb") as file:
             for utterance in track(utterances, description):
                 x_TD = np.ascontiguousarray(read(utterance), dtype=np.float32)
                 if not np.isfinite(x_TD).all():
-                    raise InputError(
-                        f"utterance {utterance}: has features that are not finite; run stage 2 (features) again"
-                    )
+                    raise InputError(f"utterance {utterance}: features are not finite; run stage 2 (features) again")
                 file.write(x_TD.data)
                 lengths.append(len(x_TD))
                 dims.add(x_TD.shape[1])
         if len(dims) != 1:
-            raise InputError(f"{folder.name}: features of {sorted(dims)} dimensions; run stage 2 (features) again")
+            raise InputError(
+                f"{folder.name}: features must have one dimension, found {sorted(dims)}; run stage 2 (features) again"
+            )
         offsets_U1 = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         index = {"utterances": np.array(utterances), "offsets": offsets_U1, "dim": dims.pop()}
         write_npz(temporary / "index.npz", index)

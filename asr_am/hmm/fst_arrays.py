@@ -1,9 +1,9 @@
-"""Whole FSTs as numpy arrays, in and out of kaldifst through OpenFst's binary format.
+"""FSTs as numpy arrays, converted to and from kaldifst through OpenFst's binary format.
+
+kaldifst edits one arc at a time. A graph of a million arcs takes minutes that way, and well under a second as arrays.
+The bytes pass through an in-memory file. The layout follows OpenFst's `const-fst.h` and `vector-fst.h`.
 
 Shapes: A arcs, S states.
-
-kaldifst edits one arc at a time; a graph of a million arcs takes minutes that way and well under a second as arrays.
-The bytes go through a memory file. Source of the layout: OpenFst `const-fst.h` and `vector-fst.h`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,16 @@ _COUNTS = struct.Struct("<QqqQ")  # properties, start, states, arcs
 
 @dataclass(frozen=True)
 class FstArrays:
-    """One FST: arcs sorted by source state.
+    """An FST with arcs sorted by source state.
 
-    source_A, target_A, ilabel_A, olabel_A: int32. weight_A, final_S: float32 costs, [., 2] (graph, acoustic) for a
-    lattice; infinity in final_S = not final. start: -1 for an FST without states.
+    Attributes:
+        start: start state, -1 for an FST without states.
+        source_A: source state, int32.
+        target_A: destination state, int32.
+        ilabel_A: input label, int32.
+        olabel_A: output label, int32.
+        weight_A: float32 costs. [A, 2] (graph, acoustic) for a lattice.
+        final_S: float32 final costs, infinity for states that are not final. [S, 2] for a lattice.
     """
 
     start: int
@@ -45,7 +51,7 @@ class FstArrays:
 
     @classmethod
     def from_fst(cls, fst: kaldifst.StdVectorFst) -> FstArrays:
-        """The arrays of a kaldifst FST in the tropical semiring."""
+        """Converts a kaldifst FST in the tropical semiring."""
         if fst.num_states == 0:
             return cls.build(-1, np.empty((0, 4), np.int32), np.empty(0, np.float32), np.empty(0, np.float32))
         data = fst_bytes(kaldifst.StdConstFst(fst))
@@ -59,9 +65,17 @@ class FstArrays:
 
     @classmethod
     def from_lattice(cls, data: bytes, offset: int = 0) -> tuple[FstArrays, int]:
-        """A lattice from the bytes of its OpenFst file (`fst_bytes`); also the offset of the first byte after it.
+        """Reads a lattice from the bytes of its OpenFst file (see `fst_bytes`).
 
-        ValueError where the bytes are not a complete lattice.
+        Args:
+            data: the bytes.
+            offset: where the lattice begins.
+
+        Returns:
+            The lattice, and the offset of the first byte after it.
+
+        Raises:
+            ValueError: the bytes are not a complete lattice.
         """
         try:
             (_, start, num_states, _), position = _header(data, offset)
@@ -85,25 +99,25 @@ class FstArrays:
             position += _LATTICE_ARC.itemsize * count
         arcs = np.frombuffer(b"".join(pieces), _LATTICE_ARC)
         if len(arcs) and not (arcs["target"].min() >= 0 and arcs["target"].max() < num_states):
-            raise ValueError("arcs to states that do not exist")
+            raise ValueError("an arc to a state that does not exist")
         source_A = np.repeat(np.arange(num_states, dtype=np.int32), count_S)
         columns = (source_A, arcs["target"], arcs["ilabel"], arcs["olabel"], arcs["weight"])
         return cls(start, *columns, final_S=final_S), position
 
     @classmethod
     def build(cls, start: int, arcs_A4: np.ndarray, weight_A: np.ndarray, final_S: np.ndarray) -> FstArrays:
-        """From int32 rows (source, target, ilabel, olabel) in any order."""
+        """Builds an FST from int32 rows (source, target, ilabel, olabel) in any order."""
         order = np.argsort(arcs_A4[:, 0], kind="stable")
         source_A, target_A, ilabel_A, olabel_A = np.ascontiguousarray(arcs_A4[order].T.astype(np.int32))
         weight_A, final_S = weight_A[order].astype(np.float32), final_S.astype(np.float32)
         return cls(start, source_A, target_A, ilabel_A, olabel_A, weight_A, final_S)
 
     def relabel(self, ilabel_A: np.ndarray) -> FstArrays:
-        """The same FST with other input labels."""
+        """Returns the same FST with other input labels."""
         return replace(self, ilabel_A=ilabel_A.astype(np.int32))
 
     def to_fst(self) -> kaldifst.StdVectorFst:
-        """The kaldifst FST (tropical semiring only)."""
+        """Converts to a kaldifst FST (tropical semiring only)."""
         if self.num_states == 0:
             return kaldifst.StdVectorFst()
         states = np.zeros(self.num_states, _CONST_STATE)
@@ -114,7 +128,7 @@ class FstArrays:
         arcs = np.zeros(len(self.source_A), _ARC)
         arcs["ilabel"], arcs["olabel"], arcs["weight"] = self.ilabel_A, self.olabel_A, self.weight_A
         arcs["target"] = self.target_A
-        # Version 2 is the unaligned layout; of the properties only "expanded" (1) is claimed, the rest found on demand.
+        # Version 2 is the unaligned layout. Only the property "expanded" (1) is set. OpenFst computes others on demand.
         head = struct.pack("<i", _MAGIC) + _text(b"const") + _text(b"standard") + struct.pack("<ii", 2, 0)
         counts_bytes = _COUNTS.pack(1, self.start, self.num_states, len(arcs))
         return _read_const(head + counts_bytes + states.tobytes() + arcs.tobytes())
@@ -125,7 +139,7 @@ def _text(value: bytes) -> bytes:
 
 
 def _header(data: bytes, offset: int = 0) -> tuple[tuple[int, int, int, int], int]:
-    """((properties, start, states, arcs), offset of the first state)."""
+    """Returns ((properties, start, states, arcs), offset of the first state)."""
     position = offset + 4
     if data[offset:position] != struct.pack("<i", _MAGIC):
         raise ValueError("not an OpenFst file")
@@ -138,7 +152,7 @@ def _header(data: bytes, offset: int = 0) -> tuple[tuple[int, int, int, int], in
 
 
 def fst_bytes(fst: kaldifst.StdFst | kaldifst.Lattice) -> bytes:
-    """What `fst.write` puts into a file."""
+    """Returns the bytes that `fst.write` would put into a file."""
     handle = os.memfd_create("fst")
     try:
         if not fst.write(f"/proc/self/fd/{handle}"):

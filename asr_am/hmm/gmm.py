@@ -1,9 +1,9 @@
 """Diagonal-covariance Gaussian mixtures of all pdfs, as flat arrays, and their log-likelihoods.
 
-Shapes: T frames of one utterance, D feature dimension, G Gaussians of all pdfs, P pdfs.
+Gaussians are sorted by pdf: those of pdf p are rows offsets_P1[p] to offsets_P1[p + 1]. The log density of a Gaussian
+is linear in (x, x*x), so all of them are one matrix product per utterance.
 
-Gaussians are sorted by pdf: those of pdf p are rows offsets_P1[p] to offsets_P1[p + 1]. With sufficient statistics
-(x, x*x) the log density of a Gaussian is linear, so all of them are one matrix product per utterance.
+Shapes: T frames of one utterance, D feature dimension, G Gaussians of all pdfs, P pdfs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,23 @@ from asr_am.hmm import REMEDY
 
 @dataclass(frozen=True)
 class DiagGmms:
-    """weights_G (sum to one within a pdf), means_GD, vars_GD: float32 arrays; offsets_P1: int64."""
+    """The mixtures of all pdfs.
+
+    Attributes:
+        weights_G: float32, sum to one within a pdf.
+        means_GD: float32.
+        vars_GD: float32.
+        offsets_P1: first Gaussian of each pdf, and G. int64.
+        linear_G2D: coefficients of x and of x*x in the log density, float32.
+        constant_G: log weight plus log normaliser, float32.
+    """
 
     weights_G: np.ndarray
     means_GD: np.ndarray
     vars_GD: np.ndarray
     offsets_P1: np.ndarray
-    linear_G2D: np.ndarray = field(init=False, repr=False, compare=False)  # float32: factors of x and of x*x
-    constant_G: np.ndarray = field(init=False, repr=False, compare=False)  # float32: log weight and normaliser
+    linear_G2D: np.ndarray = field(init=False, repr=False, compare=False)
+    constant_G: np.ndarray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         precisions = 1.0 / self.vars_GD.astype(np.float64)
@@ -55,9 +64,17 @@ class DiagGmms:
         return len(self.weights_G)
 
     def log_likelihoods(self, x_TD: Tensor, pdfs: np.ndarray | None = None) -> Tensor:
-        """log p(x | pdf) for float32 frames, float32 [T, P]: all pdfs, or a column for each of the distinct ids `pdfs`.
+        """Computes log p(x | pdf) of the frames of an utterance.
 
-        The product is torch's, whose threads can be limited after a fork; the rest numpy's, whose exp is the faster.
+        The product uses torch, whose thread count can be limited after a fork. The rest uses numpy, whose exp is
+        faster.
+
+        Args:
+            x_TD: frames, float32.
+            pdfs: distinct pdf ids, one per column of the result. Default: all.
+
+        Returns:
+            float32 [T, P].
         """
         ids = np.arange(self.num_pdfs) if pdfs is None else np.asarray(pdfs)
         order, rows, widths = self._by_component(ids)
@@ -68,9 +85,12 @@ class DiagGmms:
         return torch.from_numpy(ll_TP)
 
     def _by_component(self, pdfs: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[int]]:
-        """`pdfs` sorted by falling number of Gaussians; first their first Gaussians, then their second ones, ...
+        """Arranges Gaussians by their index within a pdf: all first Gaussians, then all second ones, and so on.
 
-        Returns the sorting of `pdfs`, the rows of the Gaussians, and how many pdfs have a first, second, ... Gaussian.
+        Returns:
+            order: sorts `pdfs` by falling number of Gaussians.
+            rows: the Gaussians in the new arrangement.
+            widths: how many of the pdfs have a first, second, ... Gaussian.
         """
         sizes = np.diff(self.offsets_P1)[pdfs]
         order = np.argsort(-sizes, kind="stable")
@@ -80,13 +100,13 @@ class DiagGmms:
         return order, rows, widths
 
     def save(self, path: Path) -> None:
-        """Write as .npz (plain arrays, no pickles), under a temporary name that is then renamed."""
+        """Writes .npz (plain arrays, no pickles), atomically."""
         arrays = {"weights": self.weights_G, "means": self.means_GD, "vars": self.vars_GD, "offsets": self.offsets_P1}
         write_npz(path, arrays)
 
     @classmethod
     def load(cls, path: Path) -> DiagGmms:
-        """Read what `save` wrote; InputError where the file is missing, damaged or inconsistent."""
+        """Reads what `save` wrote. Raises InputError if the file is missing, damaged or inconsistent."""
         arrays = read_npz(path, "weights", "means", "vars", "offsets", remedy=REMEDY)
         try:
             _validate(*arrays)
@@ -96,7 +116,7 @@ class DiagGmms:
 
 
 def single_gaussians(mean_PD: np.ndarray, var_PD: np.ndarray) -> DiagGmms:
-    """One Gaussian for each pdf."""
+    """Returns mixtures of one Gaussian per pdf."""
     num_pdfs = len(mean_PD)
     return DiagGmms(
         np.ones(num_pdfs, dtype=np.float32), mean_PD.astype(np.float32), var_PD.astype(np.float32),
@@ -105,7 +125,7 @@ def single_gaussians(mean_PD: np.ndarray, var_PD: np.ndarray) -> DiagGmms:
 
 
 def _log_sum_exp(ll_GT: np.ndarray, widths: list[int]) -> np.ndarray:
-    """Log of the summed densities of each pdf, [P, T], from the rows of `_by_component` (which are overwritten)."""
+    """Returns the log-likelihood of each pdf, [P, T], from rows arranged by `_by_component`, which are overwritten."""
     edges = [0, *itertools.accumulate(widths)]
     parts = [ll_GT[begin:end] for begin, end in itertools.pairwise(edges)]
     highest = parts[0].copy()
@@ -122,10 +142,10 @@ def _log_sum_exp(ll_GT: np.ndarray, widths: list[int]) -> np.ndarray:
 
 
 def _validate(weights_G: np.ndarray, means_GD: np.ndarray, vars_GD: np.ndarray, offsets_P1: np.ndarray) -> None:
-    """ValueError unless the arrays are a set of mixtures."""
+    """Raises ValueError unless the arrays form valid mixtures."""
     for array in (weights_G, means_GD, vars_GD):
         if array.dtype != np.float32 or not np.isfinite(array).all():
-            raise ValueError("parameters that are not finite float32 numbers")
+            raise ValueError("parameters that are not finite float32 values")
     if means_GD.ndim != 2 or means_GD.shape != vars_GD.shape or weights_G.shape != means_GD.shape[:1]:
         raise ValueError("weights, means and variances of different shapes")
     if offsets_P1.ndim != 1 or offsets_P1.dtype.kind != "i" or len(offsets_P1) < 2:

@@ -1,4 +1,4 @@
-"""A trained GMM-HMM system: tree, states and mixtures, as a directory that alignment and decoding load."""
+"""A trained GMM-HMM system (tree, states and mixtures) as a folder that alignment and decoding load."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from asr_am.hmm.gmm import DiagGmms
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.tree import DecisionTree
 
-PROJECTION = "lda.mat"  # LDA and MLLT in one matrix, where a system has them
-UNADAPTED = "unadapted.npz"  # where a system is of adapted features: the same mixtures for features without adaptation
-TRANSFORMS = "transforms"  # and the transforms of its training speakers
+PROJECTION = "lda.mat"  # LDA and MLLT as one matrix, in systems that use them
+UNADAPTED = "unadapted.npz"  # in SAT systems: the same Gaussians for unadapted features (Kaldi's final.alimdl)
+TRANSFORMS = "transforms"  # in SAT systems: the folder of the training speakers' transforms
 
 
 @dataclass(frozen=True)
 class GmmSystem:
-    """tree.json, states.npz and gmm.npz, which belong together."""
+    """Tree, states and mixtures that belong together: tree.json, states.npz and gmm.npz of one folder."""
 
     tree: DecisionTree
     states: StateTable
     gmms: DiagGmms
 
     def save(self, folder: Path) -> None:
-        """Write the three files; gmm.npz last, so that a directory that has it is complete."""
+        """Writes the three files. gmm.npz is last, so that a folder that contains it is complete."""
         folder.mkdir(parents=True, exist_ok=True)
         self.tree.save(folder / "tree.json")
         self.states.save(folder / "states.npz")
@@ -33,7 +33,7 @@ class GmmSystem:
 
     @classmethod
     def load(cls, folder: Path) -> GmmSystem:
-        """InputError where a file is missing or damaged, or where they do not belong together."""
+        """Loads a system. Raises InputError if a file is missing or damaged, or if the files do not belong together."""
         system = cls(
             DecisionTree.load(folder / "tree.json"),
             StateTable.load(folder / "states.npz"),
@@ -45,12 +45,12 @@ class GmmSystem:
 
     @staticmethod
     def kind(folder: Path) -> str:
-        """The kind of features that the mixtures in `folder` take."""
+        """Returns the feature kind ("mfcc", "lda" or "fmllr") that the mixtures in `folder` take."""
         if (folder / UNADAPTED).is_file():
             return "fmllr"
         return "lda" if (folder / PROJECTION).is_file() else "mfcc"
 
     @staticmethod
     def is_complete(folder: Path) -> bool:
-        """Whether `save` finished there."""
+        """Returns True if `save` finished in `folder`."""
         return (folder / "gmm.npz").is_file()

@@ -1,11 +1,8 @@
-"""Hidden Markov topologies: emitting states from left to right, each with a self-loop and one way out.
+"""HMM topologies and their transition probabilities.
 
-Shapes: L graph labels.
+Topologies are left to right without skips: each emitting state has a self-loop and one exit.
 
-
-Probabilities of staying in a state and of leaving it, counted from alignments.
-
-Shapes: L graph labels, N frames, R runs.
+Shapes: L graph labels, R runs.
 """
 
 from __future__ import annotations
@@ -19,18 +16,27 @@ from asr_am.hmm.alignments import Runs
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.tree import DecisionTree
 
-INITIAL_LOOP = 0.75  # probability of staying before anything was counted, as in Kaldi's topologies
+INITIAL_LOOP = 0.75  # self-loop probability before estimation, as in Kaldi's topologies
+FLOOR = 0.01  # minimum probability, as in Kaldi
+PRIOR = 10.0  # visits that the pooled estimate of all contexts counts for
 
 
 def phone_states(
     nonsilence: Iterable[int], silence: Iterable[int], phone_length: int = 3, silence_length: int = 3
 ) -> dict[int, int]:
-    """How many emitting states each phone id has; `phone_length` and `silence_length` are at least 1."""
+    """Returns the number of emitting states of each phone id.
+
+    Args:
+        nonsilence: ids of nonsilence phones.
+        silence: ids of silence phones.
+        phone_length: states of a nonsilence phone, at least 1.
+        silence_length: states of a silence phone, at least 1.
+    """
     return dict.fromkeys(nonsilence, phone_length) | dict.fromkeys(silence, silence_length)
 
 
 def state_table(tree: DecisionTree, states_P: Mapping[int, int], loop: float = INITIAL_LOOP) -> StateTable:
-    """Every (phone, state, pdf) that `tree` can produce, all with the same probability of staying."""
+    """Returns every (phone, state, pdf) that `tree` can produce, all with the same self-loop probability."""
     triples = [
         (phone, state, pdf)
         for phone, count in sorted(states_P.items())
@@ -47,14 +53,11 @@ def state_table(tree: DecisionTree, states_P: Mapping[int, int], loop: float = I
     )
 
 
-FLOOR = 0.01  # no probability below this, as in Kaldi
-PRIOR = 10.0  # how many visits the pooled estimate of all contexts counts for
-
-
 def estimate_transitions(table: StateTable, runs: Runs) -> StateTable:
-    """`table` with probabilities from `runs`: a visit of length n stays n - 1 times and leaves once.
+    """Estimates transition probabilities from the runs of an alignment.
 
-    A label with few visits leans on all labels of its phone and state, and those on the initial probability.
+    A visit of n frames takes the self-loop n - 1 times and the exit once. Labels with few visits are smoothed towards
+    all labels of their phone and state, which are smoothed towards the initial probability.
     """
     size = len(table.labels_L3)
     leave_L = np.bincount(runs.label_R - 1, minlength=size).astype(np.float64)
@@ -63,7 +66,7 @@ def estimate_transitions(table: StateTable, runs: Runs) -> StateTable:
     pooled_stay = np.bincount(group_L, stay_L) + PRIOR * INITIAL_LOOP
     pooled_leave = np.bincount(group_L, leave_L) + PRIOR * (1 - INITIAL_LOOP)
     pooled_L = (pooled_stay / (pooled_stay + pooled_leave))[group_L]
-    # a prior of PRIOR visits stands for PRIOR / (1 - loop) frames
+    # PRIOR visits are PRIOR / (1 - loop) frames
     weight_L = PRIOR / (1 - pooled_L)
     loop_L = np.clip((stay_L + weight_L * pooled_L) / (stay_L + leave_L + weight_L), FLOOR, 1 - FLOOR)
     return replace(table, loop_L=np.log(loop_L).astype(np.float32), next_L=np.log1p(-loop_L).astype(np.float32))

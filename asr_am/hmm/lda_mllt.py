@@ -1,19 +1,16 @@
-"""Linear discriminant analysis of spliced frames, whose classes are the pdfs of an alignment.
+"""LDA of spliced frames and MLLT.
 
-Shapes: N frames of a set, P pdfs, C values of a spliced frame, D dimensions kept, S static features of a frame.
+LDA: the classes are the pdfs of an alignment. The rows of the result are the directions in which the class means differ
+most, scaled so that the covariance within classes is the identity (Haeb-Umbach & Ney 1992; Kaldi's est-lda). Diagonal
+Gaussians model the covariances that remain, and MLLT improves their fit.
 
-The rows of the result are the directions in which the classes' means differ most, scaled so that the covariance within
-classes is the identity (Haeb-Umbach & Ney 1992; Kaldi's est-lda). Diagonal Gaussians fit what is left of it, MLLT does
-the rest.
-
-
-MLLT: a linear transform of all features that makes diagonal Gaussians fit them best (Gales 1999).
-
-Shapes: N frames, D feature dimension, G Gaussians, F = D (D + 1) / 2.
-
-The objective per frame is log |det A| - sum_d a_d G_d a_d' / (2 count) with rows a_d and
+MLLT: a linear transform of all features that maximises the likelihood of diagonal Gaussians (Gales 1999). The objective
+per frame is log |det A| - sum_d a_d G_d a_d' / (2 count) with rows a_d and
 G_d = sum_n sum_g p_ng (x_n - mean_g) (x_n - mean_g)' / var_gd. The Gaussians move with the features: means become
-A mean, variances stay, to be estimated anew in the next pass of EM.
+A mean, and variances stay, to be re-estimated in the next pass of EM.
+
+Shapes: N frames of a set, P pdfs, C values of a spliced frame, S static features of a frame, D dimensions kept by LDA
+and feature dimension of MLLT, G Gaussians, F = D (D + 1) / 2.
 """
 
 from __future__ import annotations
@@ -35,12 +32,21 @@ from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms
 from asr_am.parallel import parallel_map, track
 
-SPLICED_BLOCK = 20_000  # frames in memory at a time
+SPLICED_BLOCK = 20_000  # spliced frames in memory at a time
+BLOCK = 16_384  # frames in memory at a time
+MAX_TASKS = 64  # limits memory: the statistics of all tasks are held until they are summed
+GAUSSIAN_BLOCK = 1024  # Gaussians whose outer products are in memory at a time
 
 
 @dataclass(frozen=True)
 class ClassStats:
-    """count_P, sums_PC: of the frames of each class; second_CC: sum of x x' over all of them. float64."""
+    """Statistics of LDA, float64.
+
+    Attributes:
+        count_P: frames of each class.
+        sums_PC: sum of the frames of each class.
+        second_CC: sum of x x' over all frames.
+    """
 
     count_P: np.ndarray
     sums_PC: np.ndarray
@@ -50,7 +56,16 @@ class ClassStats:
 def accumulate_classes(
     mfcc: FrameStore, num_static: int, context: int, pdf_N: np.ndarray, num_pdfs: int, description: str
 ) -> ClassStats:
-    """Statistics of spliced static features, the first `num_static` columns of `mfcc`; pdf < 0: frame left out."""
+    """Accumulates statistics of spliced static features.
+
+    Args:
+        mfcc: frames whose first `num_static` columns are the static features.
+        num_static: S.
+        context: frames spliced on each side.
+        pdf_N: class of each frame, negative for frames to ignore.
+        num_pdfs: P.
+        description: label of the progress bar.
+    """
     width = num_static * (2 * context + 1)
     stats = ClassStats(np.zeros(num_pdfs), np.zeros((num_pdfs, width)), np.zeros((width, width)))
     pending: list[np.ndarray] = []
@@ -77,7 +92,16 @@ def _add(stats: ClassStats, x_NC: np.ndarray, pdf_N: np.ndarray) -> None:
 
 
 def estimate_lda(stats: ClassStats, dim: int, num_static: int) -> Projection:
-    """The projection to the `dim` most discriminative directions, at most C. InputError where LDA has no solution."""
+    """Estimates the projection to the most discriminative directions.
+
+    Args:
+        stats: accumulated statistics.
+        dim: dimensions to keep, at most C.
+        num_static: S.
+
+    Raises:
+        InputError: the features are linearly dependent.
+    """
     total = stats.count_P.sum()
     mean_C = stats.sums_PC.sum(axis=0) / max(total, 1)
     seen = stats.count_P > 0
@@ -88,20 +112,20 @@ def estimate_lda(stats: ClassStats, dim: int, num_static: int) -> Projection:
         _, vectors_CC = scipy.linalg.eigh(of_means_CC - np.outer(mean_C, mean_C), within_CC)
     except (np.linalg.LinAlgError, ValueError) as error:
         raise InputError(
-            f"align: {total:.0f} frames of speech have linearly dependent MFCCs, so that LDA has no solution; "
-            "look at the recordings, or use align=triphone"
+            f"align: MFCCs of {total:.0f} frames of speech are linearly dependent, so LDA has no solution; "
+            "check the recordings, or use align=triphone"
         ) from error
     return Projection(np.ascontiguousarray(vectors_CC[:, ::-1][:, :dim].T, dtype=np.float32), num_static)
 
 
-BLOCK = 16_384  # frames in memory at a time
-MAX_TASKS = 64  # at most: what each returns has to be held
-GAUSSIAN_BLOCK = 1024  # whose outer products are in memory at a time
-
-
 @dataclass(frozen=True)
 class MlltStats:
-    """count: frames; quadratic_DDD: the G_d, float64."""
+    """Statistics of MLLT.
+
+    Attributes:
+        count: frames.
+        quadratic_DDD: the G_d, float64.
+    """
 
     count: float
     quadratic_DDD: Tensor
@@ -111,7 +135,17 @@ def accumulate_mllt(
     gmms: DiagGmms, frames: FrameStore, pdf_N: np.ndarray, acc: Accumulators, jobs: int, description: str,
     device: str = "cpu",
 ) -> MlltStats:  # fmt: skip
-    """One pass over the frames with a pdf >= 0; `acc`: EM's statistics of the same frames and mixtures."""
+    """Accumulates MLLT statistics in one pass over the frames.
+
+    Args:
+        gmms: current mixtures.
+        frames: frames of the set.
+        pdf_N: pdf of each frame, negative for frames to ignore.
+        acc: EM statistics of the same frames and mixtures.
+        jobs: worker processes. One is used where the device is a GPU.
+        description: label of the progress bar.
+        device: torch device of the sums.
+    """
     cuts = np.linspace(0, frames.num_frames, min(MAX_TASKS, 1 + frames.num_frames // BLOCK) + 1).astype(int).tolist()
     tasks = [(begin, pdf_N[begin:end]) for begin, end in itertools.pairwise(cuts)]
     work = functools.partial(_accumulate_range, gmms, frames, device)
@@ -121,7 +155,7 @@ def accumulate_mllt(
 
 
 def _accumulate_range(gmms: DiagGmms, frames: FrameStore, device: str, task: tuple[int, np.ndarray]) -> np.ndarray:
-    """The sums of x x' / var, [D, F], of the frames from `first` on whose pdfs are given."""
+    """Returns the sums of x x' / var, [D, F], of the frames from `first` on whose pdfs are given."""
     first, pdf_N = task
     expectation = Expectation(gmms, device=device)
     total_DF = torch.zeros(gmms.dim, packed_size(gmms.dim), dtype=torch.float64, device=expectation.device)
@@ -134,7 +168,10 @@ def _accumulate_range(gmms: DiagGmms, frames: FrameStore, device: str, task: tup
 
 
 def _mean_correction(gmms: DiagGmms, acc: Accumulators) -> Tensor:
-    """What moments about zero have too much, [D, D, D]: sum_g (s m' + m s' - occ m m') / var_gd, s the sum of x."""
+    """Returns what turns moments about zero into moments about the means, [D, D, D].
+
+    It is sum_g (s m' + m s' - occ m m') / var_gd, with s the sum of x, and is subtracted.
+    """
     total_DDD = torch.zeros(gmms.dim, gmms.dim, gmms.dim, dtype=torch.float64)
     for begin in range(0, gmms.num_gaussians, GAUSSIAN_BLOCK):
         rows = slice(begin, begin + GAUSSIAN_BLOCK)
@@ -146,15 +183,18 @@ def _mean_correction(gmms: DiagGmms, acc: Accumulators) -> Tensor:
 
 
 def objective(stats: MlltStats, transform_DD: Tensor) -> float:
-    """Per frame."""
+    """Returns the objective per frame."""
     squares = torch.einsum("de,def,df->", transform_DD, stats.quadratic_DDD, transform_DD)
     return float(torch.linalg.slogdet(transform_DD).logabsdet - squares / (2 * stats.count))
 
 
 def estimate_mllt(stats: MlltStats, sweeps: int = 40) -> tuple[np.ndarray, list[float]]:
-    """The transform [D, D] after `sweeps` over its rows, and the objective before and after each of them.
+    """Estimates the transform by `sweeps` over its rows.
 
     Row d becomes c G_d^-1 sqrt(count / (c G_d^-1 c')) with c its cofactors (Gales 1999, equation 21).
+
+    Returns:
+        The transform [D, D], and the objective per frame before the first and after each sweep.
     """
     dim = len(stats.quadratic_DDD)
     transform_DD = torch.eye(dim, dtype=torch.float64)
@@ -170,5 +210,5 @@ def estimate_mllt(stats: MlltStats, sweeps: int = 40) -> tuple[np.ndarray, list[
 
 
 def transform_means(gmms: DiagGmms, transform_DD: np.ndarray) -> DiagGmms:
-    """The Gaussians of transformed features, their variances as they were."""
+    """Returns the Gaussians of transformed features, with unchanged variances."""
     return replace(gmms, means_GD=(gmms.means_GD.astype(np.float64) @ transform_DD.T).astype(np.float32))

@@ -1,10 +1,10 @@
-"""The tied HMM states: what alignments are made of and what decoding graphs are labelled with.
+"""Tied HMM states: the graph labels that alignments consist of and that decoding graphs have as input labels.
+
+A *graph label* identifies one (phone, HMM state, pdf) triple and plays the role of Kaldi's transition-id. Label l is
+row l - 1 of `labels_L3`, because 0 is epsilon in a graph, and kaldi_decoder's `DecodableCtc` reads column l - 1 for
+input label l. Topologies are left to right without skips: every state has a self-loop and one exit.
 
 Shapes: L graph labels, P phones, S states per phone.
-
-A *graph label* stands for one (phone, HMM state, pdf) triple and takes the place of Kaldi's transition-id; label l is
-row l - 1 of `labels_L3`, because 0 is epsilon in a graph and kaldi_decoder's `DecodableCtc` reads column l - 1 for
-input label l. Topologies are left to right without skips: every state has a self-loop and one way out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from asr_am.hmm import REMEDY
 
 
 class Tree(Protocol):
-    """Maps a state in its phonetic context to a pdf."""
+    """Maps an HMM state in its phonetic context to a pdf."""
 
     @property
     def width(self) -> int:
@@ -30,18 +30,25 @@ class Tree(Protocol):
         ...
 
     def pdf(self, window: tuple[int, ...], state: int) -> int:
-        """The pdf of `state` (from 0) of the centre phone of `window` (phone ids, 0 = beyond the utterance's edge)."""
+        """Returns the pdf of a state of the centre phone of `window`.
+
+        Args:
+            window: phone ids, 0 beyond the utterance's edge.
+            state: HMM state, from 0.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class StateTable:
-    """Every graph label with its transition probabilities, and the topology it belongs to.
+    """Every graph label with its transition probabilities, and the topology.
 
-    labels_L3: int32, rows (phone id, state from 0, pdf id), unique, sorted.
-    loop_L, next_L: float32 log probabilities of staying in the label's state and of leaving it (sum to one).
-    states_P: number of HMM states of each phone id.
-    num_pdfs: the number of outputs a model for these states has.
+    Attributes:
+        labels_L3: int32 rows (phone id, state from 0, pdf id), unique and sorted.
+        loop_L: float32 log probability of the self-loop of the label's state.
+        next_L: float32 log probability of its exit. The two probabilities sum to one.
+        states_P: number of HMM states of each phone id.
+        num_pdfs: number of outputs of a model for these states.
     """
 
     labels_L3: np.ndarray
@@ -57,15 +64,15 @@ class StateTable:
 
     @property
     def pdf_L(self) -> np.ndarray:
-        """int32: the pdf of each label (index label - 1)."""
+        """The pdf of each label (index label - 1), int32."""
         return self.labels_L3[:, 2]
 
     def label(self, phone: int, state: int, pdf: int) -> int:
-        """The graph label (from 1) of a triple; KeyError where the table has none."""
+        """Returns the graph label (from 1) of a triple. Raises KeyError if the table has none."""
         return self._index[phone, state, pdf]
 
     def save(self, path: Path) -> None:
-        """Write as .npz (plain arrays, no pickles), under a temporary name that is then renamed."""
+        """Writes .npz (plain arrays, no pickles), atomically."""
         phones = np.array(sorted(self.states_P), dtype=np.int32)
         counts = np.array([self.states_P[int(p)] for p in phones], dtype=np.int32)
         labels = {"labels": self.labels_L3, "loop": self.loop_L, "next": self.next_L}
@@ -73,7 +80,7 @@ class StateTable:
 
     @classmethod
     def load(cls, path: Path) -> StateTable:
-        """Read what `save` wrote; InputError where the file is missing, damaged or inconsistent."""
+        """Reads what `save` wrote. Raises InputError if the file is missing, damaged or inconsistent."""
         labels, loop, leave, phones, counts, num_pdfs = read_npz(
             path, "labels", "loop", "next", "phones", "counts", "num_pdfs", remedy=REMEDY
         )
@@ -86,7 +93,7 @@ class StateTable:
         return table
 
     def _validate(self) -> None:
-        """ValueError unless the parts agree with one another."""
+        """Raises ValueError unless the fields are consistent."""
         labels_L3 = self.labels_L3
         if labels_L3.dtype != np.int32 or labels_L3.ndim != 2 or labels_L3.shape[1] != 3 or len(labels_L3) == 0:
             raise ValueError("labels that are not (phone, state, pdf) triples")
@@ -97,4 +104,4 @@ class StateTable:
         if any(state >= self.states_P.get(phone, 0) for phone, state in labels_L3[:, :2].tolist()):
             raise ValueError("a state beyond its phone's topology")
         if not np.allclose(np.exp(self.loop_L) + np.exp(self.next_L), np.ones(len(labels_L3)), atol=1e-3):
-            raise ValueError("probabilities of staying and leaving that do not sum to one")
+            raise ValueError("self-loop and exit probabilities that do not sum to one")

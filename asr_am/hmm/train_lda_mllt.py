@@ -1,4 +1,4 @@
-"""Triphones on spliced MFCCs through LDA and MLLT (the steps of Kaldi's train_lda_mllt.sh).
+"""Triphone training on LDA+MLLT features of spliced MFCCs (the steps of Kaldi's train_lda_mllt.sh).
 
 Shapes: N frames, D feature dimension.
 """
@@ -29,9 +29,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class LdaOptions(TriOptions):
-    """context: frames spliced on either side. dim: kept by LDA. mllt: passes that begin with an update of MLLT.
+    """Options of the system lda_mllt.
 
-    device: torch's name of where the sums of MLLT are done.
+    Attributes:
+        context: frames spliced on each side.
+        dim: dimensions that LDA keeps.
+        mllt: passes (from 1) that begin with an MLLT update.
+        device: torch device of MLLT accumulation.
     """
 
     context: int = 3
@@ -44,19 +48,24 @@ class LdaOptions(TriOptions):
         self._require_positive("context", "dim")
 
     def check(self, dim: int) -> None:
-        """InputError where spliced MFCCs, a third of `dim` because of their deltas, have fewer values than are kept."""
-        frames, mfccs = 2 * self.context + 1, dim // 3
+        """Raises InputError if spliced MFCCs have fewer values than LDA keeps. `dim` is that of MFCCs with deltas."""
+        frames, mfccs = 2 * self.context + 1, dim // 3  # without deltas and double deltas
         if self.dim > frames * mfccs:
             raise InputError(
-                f"align.lda_mllt.dim={self.dim}: {frames} frames of {mfccs} MFCCs have {frames * mfccs} values; choose "
-                "it smaller, or align.lda_mllt.context larger"
+                f"align.lda_mllt.dim={self.dim}: {frames} frames of {mfccs} MFCCs have only {frames * mfccs} values; "
+                "decrease it, or increase align.lda_mllt.context"
             )
 
 
 def train_lda_mllt(ctx: TrainingContext, previous: Path, options: LdaOptions, out: Path, *, final: Path) -> None:
-    """Train on set "train" with the alignments in `previous`, align all sets, write everything and lda.mat to `out`.
+    """Trains on set "train", aligns all sets, and writes the system with its lda.mat.
 
-    The frames of `place` are MFCCs with deltas.
+    Args:
+        ctx: sets of MFCCs with deltas.
+        previous: folder of the system whose alignments to start from.
+        options: sizes and passes.
+        out: output folder.
+        final: the name that `out` will be renamed to.
     """
     features = ProjectedFeatures(ctx, first_projection(ctx, previous, options), options.device)
     train = replace(ctx.sets["train"], frames=features.project("train"))
@@ -80,7 +89,7 @@ def train_lda_mllt(ctx: TrainingContext, previous: Path, options: LdaOptions, ou
 
 
 def first_projection(ctx: TrainingContext, previous: Path, options: LdaOptions) -> Projection:
-    """LDA of the pdfs that the alignments in `previous` give; silence does not count."""
+    """Estimates LDA with the pdfs of the alignments in `previous` as classes. Silence frames are ignored."""
     states = StateTable.load(previous / "states.npz")
     labels_N = load_labels(previous / "ali", "train", ctx.train, states)
     pdf_N = without_silence(pdfs_of(labels_N, states), ctx.lang, states)
@@ -90,21 +99,27 @@ def first_projection(ctx: TrainingContext, previous: Path, options: LdaOptions) 
 
 
 def projected_context(ctx: TrainingContext, projection: Projection) -> TrainingContext:
-    """The same sets with projected frames."""
+    """Returns the same sets with projected frames."""
     features = ProjectedFeatures(ctx, projection)
     return replace(ctx, sets={n: replace(data, frames=features.project(n)) for n, data in ctx.sets.items()})
 
 
 @dataclass
 class ProjectedFeatures:
-    """The MFCCs of `place` through a projection that training improves."""
+    """Projects the MFCCs of a training context, and updates the projection by MLLT.
+
+    Attributes:
+        ctx: sets of MFCCs with deltas.
+        projection: the current projection.
+        device: torch device of MLLT accumulation.
+    """
 
     ctx: TrainingContext
     projection: Projection
     device: str = "cpu"
 
     def project(self, subset: str) -> FrameStore:
-        """Write the projected frames of a set into the scratch folder."""
+        """Writes the projected frames of a set into the scratch folder."""
         mfcc, num_static = self.ctx.sets[subset].frames, self.projection.num_static
         spans = {utterance: mfcc.span(index) for index, utterance in enumerate(mfcc.utterances)}
         return FrameStore.write(
@@ -113,7 +128,17 @@ class ProjectedFeatures:
         )  # fmt: skip
 
     def update(self, title: str, gmms: DiagGmms, frames: FrameStore, pdf_N: np.ndarray) -> tuple[DiagGmms, FrameStore]:
-        """One estimate of MLLT from the frames with a pdf >= 0: the Gaussians and frames after it."""
+        """Estimates MLLT once from the frames with a pdf >= 0.
+
+        Args:
+            title: prefix of log lines.
+            gmms: current mixtures.
+            frames: current frames of set "train".
+            pdf_N: pdf of each frame, negative for frames to ignore.
+
+        Returns:
+            The mixtures and frames in the new feature space.
+        """
         acc = accumulate(gmms, frames, pdf_N, self.ctx.jobs, f"{title}: EM for MLLT")
         stats = accumulate_mllt(gmms, frames, pdf_N, acc, self.ctx.jobs, f"{title}: MLLT", self.device)
         transform_DD, history = estimate_mllt(stats)

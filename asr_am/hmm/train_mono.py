@@ -26,10 +26,14 @@ REALIGN = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 18, 21, 24)
 
 @dataclass(frozen=True, kw_only=True)
 class MonoOptions(EmOptions):
-    """phone_states, silence_states: emitting states. flat_min_occupancy: min_occupancy of the first update.
+    """Options of the system mono.
 
-    frames: train on the shortest utterances of that many frames together (0: on all), as Kaldi's recipes do; a flat
-    start finds its way best in short ones, and the next system trains on all.
+    Attributes:
+        phone_states: emitting states of a nonsilence phone.
+        silence_states: emitting states of a silence phone.
+        flat_min_occupancy: `min_occupancy` of the first update.
+        frames: train on the shortest utterances with that many frames in total, as Kaldi's recipes do. 0: on all. A
+            flat start works best on short utterances, and the next system trains on all.
     """
 
     iterations: int = 25
@@ -45,11 +49,20 @@ class MonoOptions(EmOptions):
         super().__post_init__()
         self._require_positive("phone_states", "silence_states")
         if not isinstance(self.frames, int) or self.frames < 0:
-            raise InputError(f"align: mono.frames is {self.frames!r}; it must be a whole number, 0 to train on all")
+            raise InputError(
+                f"align: mono.frames is {self.frames!r}; it must be a number of frames, or 0 to train on all utterances"
+            )
 
 
 def train_mono(ctx: TrainingContext, options: MonoOptions, out: Path, *, final: Path) -> None:
-    """Train on set "train", align all sets, write the system and its alignments to `out` (final name: `final`)."""
+    """Trains on set "train", aligns all sets, and writes the system.
+
+    Args:
+        ctx: sets to train on and to align.
+        options: topology, sizes and passes.
+        out: output folder.
+        final: the name that `out` will be renamed to.
+    """
     lang, part = ctx.lang, shortest(ctx, options.frames)
     states_P = phone_states(lang.nonsilence_phones, lang.silence_phones, options.phone_states, options.silence_states)
     tree = monophone_tree(lang.roots, states_P)
@@ -70,8 +83,9 @@ def train_mono(ctx: TrainingContext, options: MonoOptions, out: Path, *, final: 
 
 
 def shortest(ctx: TrainingContext, num_frames: int) -> TrainingContext:
-    """`place` with the shortest utterances of "train" alone, in their order, that have at least that many frames; as it
-    is where it has no more, or for 0.
+    """Reduces set "train" to its shortest utterances with at least `num_frames` frames in total, in their order.
+
+    Returns `ctx` itself if the set has no more frames than that, or if `num_frames` is 0.
     """
     data = ctx.sets["train"]
     length_U = np.diff(ctx.train.offsets_U1)

@@ -1,8 +1,11 @@
-"""Speaker-adaptive training: triphones on features that fMLLR has adapted to each speaker (Kaldi's train_sat.sh).
+"""Speaker-adaptive training: triphones on fMLLR features (Kaldi's train_sat.sh).
 
-What it leaves beside a system's files: lda.mat, as it was; transforms/train_trans.*, of the training speakers; and
-unadapted.npz, mixtures of the same Gaussians for features without adaptation, with which a new speaker's first pass is
-made (Kaldi's final.alimdl).
+Adds to the files of a system:
+
+    lda.mat                     unchanged
+    transforms/train_trans.*    transforms of the training speakers
+    unadapted.npz               mixtures with the same Gaussians for unadapted features, for the first pass over a new
+                                speaker (Kaldi's final.alimdl)
 
 Shapes: N frames, D feature dimension, E = D + 1.
 """
@@ -31,16 +34,26 @@ from asr_am.hmm.viterbi import Alignment, align
 
 @dataclass(frozen=True, kw_only=True)
 class SatOptions(TriOptions):
-    """fmllr_passes: those that begin with new transforms. fmllr: how much speech a speaker needs, see FmllrOptions."""
+    """Options of the system sat.
+
+    Attributes:
+        fmllr_passes: passes (from 1) that begin with new transforms.
+        fmllr: minimum frame counts and sweeps.
+    """
 
     fmllr_passes: Sequence[int] = (2, 4, 6, 12)
     fmllr: FmllrOptions = field(default_factory=FmllrOptions)
 
 
 def train_sat(ctx: TrainingContext, previous: Path, options: SatOptions, out: Path, *, final: Path) -> None:
-    """Train on set "train" from the LDA+MLLT system `previous`, align all sets, write everything to `out`.
+    """Trains on set "train", aligns all sets, and writes the system with lda.mat, transforms and unadapted mixtures.
 
-    The frames of `place` are MFCCs with deltas.
+    Args:
+        ctx: sets of MFCCs with deltas.
+        previous: folder of the LDA+MLLT system to start from.
+        options: sizes and passes.
+        out: output folder.
+        final: the name that `out` will be renamed to.
     """
     projection = Projection.load(previous / PROJECTION, ctx.train.dim // 3)
     speakers = SpeakerFeatures(projected_context(ctx, projection), options.fmllr)
@@ -74,7 +87,14 @@ def train_sat(ctx: TrainingContext, previous: Path, options: SatOptions, out: Pa
 
 @dataclass
 class SpeakerFeatures:
-    """The projected frames of the sets in `place`, and by set what the speakers' latest transforms make of them."""
+    """The projected frames of all sets, and the speakers' current transforms with the frames they give.
+
+    Attributes:
+        ctx: sets of projected frames, without fMLLR.
+        options: fMLLR options.
+        frames: adapted frames by set, for sets adapted so far.
+        transforms: the transform of each speaker, by set.
+    """
 
     ctx: TrainingContext
     options: FmllrOptions
@@ -84,9 +104,17 @@ class SpeakerFeatures:
     def adapt(
         self, title: str, subset: str, system: GmmSystem, labels_N: np.ndarray, target: DiagGmms | None = None
     ) -> FrameStore:
-        """New transforms of a set, from posteriors of `system` on its frames as they are; the frames they make.
+        """Re-estimates the transforms of a set.
 
-        target: what to adapt to, if not to the mixtures of `system`.
+        Args:
+            title: prefix of log lines.
+            subset: name of the set.
+            system: gives the posteriors of the currently adapted frames.
+            labels_N: alignment of the set by `system`.
+            target: mixtures to adapt to. Default: those of `system`.
+
+        Returns:
+            The frames with the new transforms.
         """
         data, jobs = self.ctx.sets[subset], self.ctx.jobs
         base, lang = data.frames, self.ctx.lang
@@ -107,13 +135,13 @@ class SpeakerFeatures:
         return self.frames[subset]
 
     def adapted_context(self) -> TrainingContext:
-        """The same sets with the adapted frames of those that were adapted."""
+        """Returns the same sets, with adapted frames where a set was adapted."""
         sets = {n: replace(m, frames=self.frames.get(n, m.frames)) for n, m in self.ctx.sets.items()}
         return replace(self.ctx, sets=sets)
 
 
 def unadapted_gmms(speakers: SpeakerFeatures, system: GmmSystem, alignment: Alignment, options: SatOptions) -> DiagGmms:
-    """The system's mixtures for features without adaptation: posteriors from adapted frames, sums of the others."""
+    """Estimates the system's mixtures for unadapted features, with the posteriors of adapted frames."""
     base, pdf_N = speakers.ctx.train, pdfs_of(alignment.labels_N, system.states)
     acc = accumulate(
         system.gmms, speakers.frames["train"], pdf_N, speakers.ctx.jobs, "sat: unadapted mixtures", stats_frames=base
@@ -126,7 +154,7 @@ def unadapted_gmms(speakers: SpeakerFeatures, system: GmmSystem, alignment: Alig
 def adapt_from_scratch(
     speakers: SpeakerFeatures, subset: str, system: GmmSystem, unadapted: DiagGmms, options: SatOptions
 ) -> None:
-    """Transforms of a set whose transcripts are known: align without adaptation, adapt, align again, adapt again."""
+    """Estimates transforms of a set with known transcripts: align unadapted, adapt, realign, adapt again."""
     plain = replace(system, gmms=unadapted)
     graphs = speakers.ctx.compile(subset, system.tree, system.states, options.align)
     for pass_, (model, target) in enumerate(((plain, system.gmms), (system, None)), start=1):

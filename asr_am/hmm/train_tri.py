@@ -26,12 +26,18 @@ from asr_am.lang.lang_dir import Lang
 from asr_am.lang.lexicon import base_phone, strip_position
 
 logger = logging.getLogger(__name__)
-LEAVES_PER_STATE = 2.0  # or a lexicon of many phones would leave none for contexts
+LEAVES_PER_STATE = 2.0  # without it, the states of a large phone set would use up all leaves
 
 
 @dataclass(frozen=True, kw_only=True)
 class TriOptions(EmOptions):
-    """leaves, min_leaf_occupancy, merge: see TreeOptions. There may be LEAVES_PER_STATE leaves for each state of a phone."""
+    """Options of the system tri.
+
+    Attributes:
+        leaves: see TreeOptions. At least LEAVES_PER_STATE leaves per state of a root are allowed.
+        min_leaf_occupancy: see TreeOptions.
+        merge: see TreeOptions.
+    """
 
     iterations: int = 35
     realign: Sequence[int] = (10, 20, 30)
@@ -43,7 +49,15 @@ class TriOptions(EmOptions):
 
 
 def train_tri(ctx: TrainingContext, previous: Path, options: TriOptions, out: Path, *, final: Path) -> None:
-    """Train on set "train" with the alignments in `previous`, align all sets, write everything to `out`."""
+    """Trains on set "train", aligns all sets, and writes the system.
+
+    Args:
+        ctx: sets to train on and to align.
+        previous: folder of the system whose alignments to start from.
+        options: sizes and passes.
+        out: output folder.
+        final: the name that `out` will be renamed to.
+    """
     system, alignment, var_D = init_system("tri", ctx, previous, options)
     graphs = ctx.compile("train", system.tree, system.states, options.align)
     gmms, alignment = train_mixtures("tri", ctx, system, graphs, alignment, options, var_D)
@@ -53,9 +67,16 @@ def train_tri(ctx: TrainingContext, previous: Path, options: TriOptions, out: Pa
 def init_system(
     name: str, ctx: TrainingContext, previous: Path, options: TriOptions
 ) -> tuple[GmmSystem, Alignment, np.ndarray]:
-    """A system with a new tree and one Gaussian a leaf, from the alignments in `previous` of the frames in `place`.
+    """Builds a system with a new tree and one Gaussian per leaf from the alignments of another system.
 
-    Also those alignments, with the new tree's pdfs, and the variance of all frames [D].
+    Args:
+        name: prefix of log lines.
+        ctx: sets with the features of the new system.
+        previous: folder of the other system.
+        options: tree options and variance floor.
+
+    Returns:
+        The system, the alignment of set "train" with the pdfs of the new tree, and the variance of all frames [D].
     """
     old_states = StateTable.load(previous / "states.npz")
     labels_N = load_labels(previous / "ali", "train", ctx.train, old_states)
@@ -76,7 +97,7 @@ def init_system(
 
 
 def word_position_questions(lang: Lang) -> list[set[int]]:
-    """Does a word begin, end, begin and end, or neither begin nor end with the phone? Nothing without markers."""
+    """Returns questions about word begin, word end, both and neither. Empty without position-dependent phones."""
     if not lang.position_dependent:
         return []
     begin = {phone for phone in lang.nonsilence_phones if lang.is_word_begin(phone)}
@@ -85,7 +106,7 @@ def word_position_questions(lang: Lang) -> list[set[int]]:
 
 
 def digit_questions(lang: Lang) -> list[set[int]]:
-    """Does the phone's name end with this digit? Of phones that share a root: stress, or tone."""
+    """Returns questions about the final digits of phone names (stress or tone), for phones that share a root."""
     questions: dict[str, set[int]] = {}
     for phones in lang.roots:
         names = {phone: strip_position(lang.phone_names[phone]) for phone in phones}
@@ -96,7 +117,7 @@ def digit_questions(lang: Lang) -> list[set[int]]:
 
 
 def convert_labels(labels_N: np.ndarray, runs: Runs, tree: DecisionTree, states: StateTable) -> np.ndarray:
-    """The same path through phones and states with the pdfs of another tree (Kaldi's convert-ali)."""
+    """Converts labels to the pdfs of another tree, with the same phones and states (Kaldi's convert-ali)."""
     contexts_M4, context_R = runs.contexts()
     labels = [
         states.label(phone, state, tree.pdf((left, phone, right), state))
@@ -108,7 +129,7 @@ def convert_labels(labels_N: np.ndarray, runs: Runs, tree: DecisionTree, states:
 
 
 def gaussians_of_leaves(stats: TreeStats, tree: DecisionTree, background: DiagGmms, floor_D: np.ndarray) -> DiagGmms:
-    """One Gaussian for each leaf, from the statistics the tree was grown from; unseen leaves take the background's."""
+    """Returns one Gaussian per leaf from the tree statistics. Leaves without data take the background's."""
     keys = zip(stats.windows_M3.tolist(), stats.state_M.tolist(), strict=True)
     pdf_M = np.array([tree.pdf(tuple(window), state) for window, state in keys])
     sums_PF = np.zeros((tree.num_pdfs, stats.sums_MF.shape[1]))

@@ -1,4 +1,4 @@
-"""What monophone and triphone training share: their material, and the loop of realigning, EM and splitting Gaussians.
+"""GMM training shared by all systems: their data, and the loop of realignment, EM and mixture splitting.
 
 Shapes: N frames of a set, U utterances, D feature dimension, P pdfs.
 """
@@ -27,17 +27,25 @@ from asr_am.hmm.viterbi import Alignment, AlignOptions, Graphs, align, compile_g
 from asr_am.lang.lang_dir import Lang
 
 logger = logging.getLogger(__name__)
-MAX_FAILED_SHARE = 0.5  # share of the training utterances without alignment beyond which there is no point in going on
+MAX_FAILED_SHARE = 0.5  # training stops if a larger share of the utterances has no alignment
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmOptions:
-    """How the mixtures of a system are trained, and how utterances are aligned with it.
+    """Options of mixture training and alignment.
 
-    iterations: passes of EM. realign: passes (from 1) that begin with a new alignment. gaussians: of all pdfs together,
-    reached by equal steps at pass `increase_until`, shared out by the number of frames to the power `power`.
-    min_occupancy, variance_floor: see UpdateOptions. boost_silence: factor on the likelihood of the optional silence
-    while aligning for training. beam, retry_beam: see AlignOptions. seed: of the directions in which Gaussians split.
+    Attributes:
+        iterations: passes of EM.
+        realign: passes (from 1) that begin with a realignment.
+        gaussians: of all pdfs together, reached in equal steps at pass `increase_until`.
+        increase_until: last pass that splits Gaussians.
+        power: Gaussians are shared among pdfs by their frames to this power.
+        min_occupancy: see UpdateOptions.
+        variance_floor: see UpdateOptions.
+        boost_silence: factor on the likelihood of the optional silence during realignment.
+        beam: see AlignOptions.
+        retry_beam: see AlignOptions.
+        seed: random seed of the directions in which Gaussians are split.
     """
 
     iterations: int
@@ -74,7 +82,13 @@ class EmOptions:
 
 @dataclass(frozen=True)
 class AlignedData:
-    """One set: its frames, and the word ids and speakers of its utterances in the same order."""
+    """The utterances of one set.
+
+    Attributes:
+        frames: frames of all utterances.
+        words_U: word ids of each utterance.
+        speakers_U: speaker of each utterance.
+    """
 
     frames: FrameStore
     words_U: Sequence[Sequence[int]]
@@ -83,7 +97,14 @@ class AlignedData:
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """Where systems are trained. sets: by name, "train" is trained on; scratch: folder for graphs; jobs: processes."""
+    """Data, lexicon and resources shared by the training of all systems.
+
+    Attributes:
+        sets: data by set name. "train" is trained on.
+        lang: lexicon and phones.
+        scratch: folder for graphs and frames.
+        jobs: worker processes.
+    """
 
     sets: dict[str, AlignedData]
     lang: Lang
@@ -95,14 +116,14 @@ class TrainingContext:
         return self.sets["train"].frames
 
     def compile(self, subset: str, tree: DecisionTree, states: StateTable, options: AlignOptions) -> Graphs:
-        """The graphs of all transcripts of a set."""
+        """Compiles the alignment graphs of a set's transcripts."""
         data = self.sets[subset]
         folder, lexicon = self.scratch / f"graphs_{subset}", self.lang.directory / "L.fst"
         return compile_graphs(folder, data.frames, data.words_U, lexicon, tree, states, options, self.jobs)
 
 
-# What some systems do before the EM of some passes (number, title): transform the frames, and the Gaussians with them,
-# by what the latest alignment (graph labels [N]) shows.
+# Called before the EM of each pass with its number, title, mixtures, frames and latest alignment (graph labels [N]).
+# Returns mixtures and frames, transformed by LDA+MLLT or fMLLR in some passes.
 Transform = Callable[[int, str, DiagGmms, FrameStore, np.ndarray], tuple[DiagGmms, FrameStore]]
 
 
@@ -110,7 +131,21 @@ def train_mixtures(
     name: str, ctx: TrainingContext, system: GmmSystem, graphs: Graphs, alignment: Alignment, options: EmOptions,
     global_var_D: np.ndarray, transform: Transform | None = None,
 ) -> tuple[DiagGmms, Alignment]:  # fmt: skip
-    """EM from `system` and `alignment`; returns the mixtures after the last pass and the last alignment made."""
+    """Runs realignment, EM and mixture splitting.
+
+    Args:
+        name: prefix of log lines.
+        ctx: data to train on.
+        system: initial system.
+        graphs: alignment graphs of set "train".
+        alignment: initial alignment of set "train".
+        options: passes and sizes.
+        global_var_D: variance of all frames, for the variance floor.
+        transform: transforms features before some passes.
+
+    Returns:
+        The mixtures after the last pass, and the last alignment.
+    """
     gmms, states, frames = system.gmms, system.states, ctx.train
     rng = np.random.default_rng(options.seed)
     boost = dict.fromkeys(silence_pdfs(ctx.lang, states), options.boost_silence)
@@ -136,10 +171,21 @@ def train_mixtures(
 
 
 def align_and_save(
-    name: str, ctx: TrainingContext, system: GmmSystem, graphs: Graphs, alignment: Alignment, options: EmOptions, out: Path,
-    final: Path,
+    name: str, ctx: TrainingContext, system: GmmSystem, graphs: Graphs, alignment: Alignment, options: EmOptions,
+    out: Path, final: Path,
 ) -> None:  # fmt: skip
-    """Final transition probabilities and alignments of every set, written to `out` with the model last."""
+    """Estimates the final transition probabilities, aligns every set, and writes all files, gmm.npz last.
+
+    Args:
+        name: prefix of log lines.
+        ctx: sets to align.
+        system: trained system.
+        graphs: alignment graphs of set "train".
+        alignment: latest alignment of set "train", for the transition probabilities.
+        options: beams.
+        out: output folder.
+        final: the name that `out` will be renamed to.
+    """
     tree, states, gmms = system.tree, system.states, system.gmms
     states = estimate_transitions(states, runs_of(alignment.labels_N, ctx.train.offsets_U1, states))
     for subset, data in ctx.sets.items():
@@ -157,31 +203,31 @@ def align_and_save(
 
 
 def require_aligned(name: str, failed: Sequence[str], count: int) -> None:
-    """InputError where most of the training utterances have no alignment."""
+    """Raises InputError if most training utterances have no alignment."""
     if len(failed) > MAX_FAILED_SHARE * count:
         raise InputError(
-            f"{name}: {len(failed)} of {count} training utterances cannot be aligned, the first {failed[0]}; do "
-            "text and audio belong together, and is the lexicon of this language? Utterances of minutes may need wider "
-            f"beams (align.{name}.beam, align.{name}.retry_beam), or segments"
+            f"{name}: {len(failed)} of {count} training utterances cannot be aligned, the first {failed[0]}; check "
+            "that transcripts match the audio and that the lexicon is of the same language. For utterances of minutes, "
+            f"widen the beams (align.{name}.beam, align.{name}.retry_beam) or divide them into segments"
         )
 
 
 def pdfs_of(labels_N: np.ndarray, states: StateTable) -> np.ndarray:
-    """The pdf of every frame, -1 where there is no alignment."""
+    """Returns the pdf of every frame, -1 without an alignment."""
     return np.where(labels_N > 0, states.pdf_L[labels_N - 1], -1)
 
 
 def without_silence(pdf_N: np.ndarray, lang: Lang, states: StateTable) -> np.ndarray:
-    """`pdf_N` with -1 in the frames of silence phones, which say nothing of a speaker."""
+    """Returns `pdf_N` with -1 for silence frames, which carry no information about the speaker."""
     return np.where((pdf_N >= 0) & speech_pdfs(lang, states)[pdf_N], pdf_N, -1)
 
 
 def speech_pdfs(lang: Lang, states: StateTable) -> np.ndarray:
-    """bool [P]: whether a pdf is of no silence phone."""
+    """Returns bool [P]: True for pdfs that no silence phone uses."""
     silent = np.isin(states.labels_L3[:, 0], lang.silence_phones)
     return np.isin(np.arange(states.num_pdfs), states.pdf_L[silent], invert=True)
 
 
 def silence_pdfs(lang: Lang, states: StateTable) -> list[int]:
-    """The pdfs of the optional silence."""
+    """Returns the pdfs of the optional silence."""
     return np.unique(states.pdf_L[states.labels_L3[:, 0] == lang.optional_silence]).tolist()

@@ -1,4 +1,4 @@
-"""Alignment graphs: every way to say one known transcript, as graph labels."""
+"""Alignment graphs: all pronunciations of a known transcript, as graph labels."""
 
 from __future__ import annotations
 
@@ -22,16 +22,26 @@ def training_graph(
     *,
     self_loop_scale: float = 0.1,
 ) -> kaldifst.StdVectorFst:
-    """The graph of one transcript, for `kaldi_decoder.FasterDecoder`; output labels are the words.
+    """Builds the alignment graph of one transcript, for `kaldi_decoder.FasterDecoder`.
 
-    `words` are word ids; `lexicon` is L.fst (phones to words, optional silence, no disambiguation symbols) as
-    `read_lexicon_fst` gives it. All pronunciations are inside. InputError where L has no path for the words.
+    Args:
+        words: word ids.
+        lexicon: L.fst (phones to words, optional silence, no disambiguation symbols), from `read_lexicon_fst`.
+        states: states of the system.
+        tree: decision tree of the system.
+        self_loop_scale: scale on the transition log probabilities.
+
+    Returns:
+        A graph with graph labels as input and words as output labels, containing all pronunciations.
+
+    Raises:
+        InputError: L has no path for the words.
     """
     return labels_graph(words_to_phones(words, lexicon), states, tree, self_loop_scale=self_loop_scale)
 
 
 def read_lexicon_fst(path: Path) -> kaldifst.StdVectorFst:
-    """L.fst, sorted by output label; InputError where it is missing or damaged."""
+    """Reads L.fst, sorted by output label. Raises InputError if it is missing or damaged."""
     lexicon = kaldifst.StdVectorFst.read(str(path))
     if lexicon is None:
         raise InputError(f"{path}: missing or not a readable FST; run stage 1 (lang) again")
@@ -39,13 +49,13 @@ def read_lexicon_fst(path: Path) -> kaldifst.StdVectorFst:
 
 
 def sort_lexicon(lexicon: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:
-    """L.fst sorted by output label (in place), as composing it with a transcript needs."""
+    """Sorts L.fst in place by output label, as composition with a transcript needs."""
     kaldifst.arcsort(lexicon, sort_type="olabel")
     return lexicon
 
 
 def words_to_phones(words: Sequence[int], lexicon: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:
-    """Every phone sequence of a transcript: L composed with its line of words."""
+    """Composes L with a linear acceptor of the words, which gives all phone sequences of a transcript."""
     count = len(words)
     line = np.array([[i, i + 1, word, word] for i, word in enumerate(words)], dtype=np.int32).reshape(-1, 4)
     final_S = np.full(count + 1, np.inf, dtype=np.float32)
@@ -59,7 +69,7 @@ def words_to_phones(words: Sequence[int], lexicon: kaldifst.StdVectorFst) -> kal
 def labels_graph(
     phones: kaldifst.StdVectorFst, states: StateTable, tree: Tree, *, self_loop_scale: float
 ) -> kaldifst.StdVectorFst:
-    """Phones (input side, no disambiguation symbols) to graph labels with self-loops."""
+    """Converts phones (input side, no disambiguation symbols) to graph labels with self-loops."""
     in_context, windows = kaldifst.compose_context([], tree.width, tree.width // 2, phones)
     merged_W, sequences = merge_windows(windows, states, tree)
     arrays = FstArrays.from_fst(in_context)

@@ -1,11 +1,11 @@
 """The H transducer, and the self-loops and transition probabilities of a finished graph.
 
-Shapes: A arcs, L graph labels, S states, W context windows.
+H maps sequences of graph labels (`asr_am.hmm.states`) to sequences of context windows, with one label per HMM state and
+without self-loops. As in Kaldi, graphs are determinized and minimized without self-loops, which are added last. All
+topologies are left to right without skips, so Kaldi's transition-scale (which weighs alternative exits of a state) has
+no effect, and self-loop-scale weighs self-loop and exit alike.
 
-H maps sequences of graph labels (`asr_am.hmm.states`) to sequences of context windows, one label for each HMM state
-and no loops yet: graphs are determinized and minimized without loops, which come last, as in Kaldi. All topologies
-are left to right without skips, so Kaldi's transition-scale (which weighs the choice between ways out of a state)
-has nothing to act on, and self-loop-scale weighs both staying and leaving.
+Shapes: A arcs, L graph labels, S states, W context windows.
 """
 
 from __future__ import annotations
@@ -18,27 +18,34 @@ import numpy as np
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.states import StateTable, Tree
 
-# What compose_context returns: a window for each input label, [-id] or [0] for a disambiguation symbol.
+# From compose_context: a window per input label. [-id] or [0] stands for a disambiguation symbol.
 Windows = Sequence[Sequence[int]]
 
 
 def is_disambiguation(window: Sequence[int]) -> bool:
-    """True for the entries of compose_context that stand for a disambiguation symbol ([0] is its own, at the start)."""
+    """Returns True for entries of compose_context that are disambiguation symbols ([0] is its own, at the start)."""
     return len(window) == 1 and window[0] <= 0
 
 
 def window_labels(window: Sequence[int], states: StateTable, tree: Tree) -> tuple[int, ...]:
-    """The graph labels of the HMM states of a window's centre phone."""
+    """Returns the graph labels of the HMM states of a window's centre phone."""
     phones = tuple(window)
     centre = phones[len(phones) // 2]
     return tuple(states.label(centre, s, tree.pdf(phones, s)) for s in range(states.states_P[centre]))
 
 
 def merge_windows(windows: Windows, states: StateTable, tree: Tree) -> tuple[np.ndarray, list[tuple[int, ...]]]:
-    """Windows that are the same HMM become one, which makes the graph before H several times smaller.
+    """Merges windows with the same HMM, which makes the graph before H several times smaller.
 
-    Returns (merged_W, sequences): merged_W[i] is the new input label of window i, and sequences[j] are the graph labels
-    of new label j; () for a disambiguation symbol (each keeps a label of its own) and for epsilon, j = 0.
+    Args:
+        windows: context windows, from compose_context.
+        states: states of the system.
+        tree: decision tree of the system.
+
+    Returns:
+        merged_W: the new input label of each window.
+        sequences: the graph labels of each new label. () for epsilon (label 0) and for disambiguation symbols, each of
+            which keeps a label of its own.
     """
     merged_W = np.zeros(len(windows), dtype=np.int32)
     sequences: list[tuple[int, ...]] = [()]
@@ -57,10 +64,11 @@ def merge_windows(windows: Windows, states: StateTable, tree: Tree) -> tuple[np.
 
 
 def h_transducer(sequences: Sequence[tuple[int, ...]], num_labels: int) -> tuple[kaldifst.StdVectorFst, list[int]]:
-    """The transducer from graph labels to the merged windows of `merge_windows`, sorted by output label.
+    """Builds the transducer from graph labels to the windows merged by `merge_windows`, sorted by output label.
 
-    Returns (H, disambiguation): the input labels, above `num_labels`, that the disambiguation symbols have in H. Where
-    there are none, H composed with a graph of windows is ready for `add_self_loops`.
+    Returns:
+        H, and the input labels above `num_labels` that disambiguation symbols have in it. Without such labels, H
+        composed with a graph of windows is ready for `add_self_loops`.
     """
     rows: list[tuple[int, int, int, int]] = []  # source, target, graph label, window
     disambiguation: list[int] = []
@@ -84,7 +92,7 @@ def h_transducer(sequences: Sequence[tuple[int, ...]], num_labels: int) -> tuple
 
 
 def remove_input_labels(fst: kaldifst.StdVectorFst, above: int) -> kaldifst.StdVectorFst:
-    """Replace the input labels greater than `above` (disambiguation symbols) by epsilon."""
+    """Replaces input labels greater than `above` (disambiguation symbols) by epsilon."""
     arrays = FstArrays.from_fst(fst)
     return arrays.relabel(np.where(arrays.ilabel_A > above, 0, arrays.ilabel_A)).to_fst()
 
@@ -92,11 +100,11 @@ def remove_input_labels(fst: kaldifst.StdVectorFst, above: int) -> kaldifst.StdV
 def add_self_loops(
     fst: kaldifst.StdVectorFst, states: StateTable, *, self_loop_scale: float = 0.1
 ) -> kaldifst.StdVectorFst:
-    """A graph over graph labels with its self-loops and its transition probabilities: the last step of any graph.
+    """Adds self-loops and transition probabilities to a graph over graph labels, the last step of graph construction.
 
-    The arc that enters an HMM state carries the log probability of leaving it, its loop that of staying, both times
-    `self_loop_scale` (Kaldi's; 0.1 goes with an acoustic scale of 0.1): a stay of n frames costs
-    -scale (log next + (n - 1) log loop). States that several labels lead to are split, with an epsilon arc back.
+    The arc that enters an HMM state carries the log probability of its exit, and the loop that of the self-loop, both
+    times `self_loop_scale` (Kaldi's; 0.1 goes with an acoustic scale of 0.1). A stay of n frames thus costs -scale (log
+    next + (n - 1) log loop). States entered with several labels are split, with an epsilon arc back.
     """
     graph = FstArrays.from_fst(fst)
     if graph.num_states == 0:
@@ -110,9 +118,9 @@ def add_self_loops(
     entry_A = graph.target_A.astype(np.int64) * (num_labels + 1) + graph.ilabel_A  # (state, label that enters it)
     entries, entry_of_A = np.unique(entry_A, return_inverse=True)
     entered, label = np.divmod(entries, num_labels + 1)
-    ways_S = np.bincount(entered, minlength=graph.num_states)
-    ways_S[graph.start] += 1  # being first is a way of its own, without a label
-    mixed = (ways_S[entered] > 1) & (label > 0)
+    entries_S = np.bincount(entered, minlength=graph.num_states)
+    entries_S[graph.start] += 1  # the start state is also entered without a label
+    mixed = (entries_S[entered] > 1) & (label > 0)
 
     looping = entered.copy()
     looping[mixed] = graph.num_states + np.arange(mixed.sum())

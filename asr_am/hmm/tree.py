@@ -1,8 +1,8 @@
-"""The phonetic decision tree: which pdf a state of a phone uses in its context.
+"""The phonetic decision tree, which maps an HMM state in its phonetic context to a pdf.
 
-One tree per root and state. A root is a set of phones that may share pdfs, such as the position variants of one phone.
-An inner node asks whether the phone at one position of the window is in a set; a leaf is a pdf. A monophone system is
-the same thing with a window of one phone and no questions.
+Each root has one tree per HMM state. A root is a set of phones that may share pdfs, such as the position variants of
+one phone. An inner node asks whether the phone at one position of the window is in a set. A leaf is a pdf. A monophone
+system is the special case of a window of one phone and no questions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from asr_am.hmm import REMEDY
 
 @dataclass(frozen=True)
 class Split:
-    """Is the phone at `position` of the window (from 0, left to right) among `phones`?"""
+    """The question whether the phone at `position` of the window (from 0, left to right) is in `phones`."""
 
     position: int
     phones: frozenset[int]
@@ -33,7 +33,7 @@ Node = int | Split
 
 @dataclass(frozen=True)
 class Root:
-    """Phones that share their trees, one tree for each state."""
+    """Phones that share trees, one tree per HMM state."""
 
     phones: tuple[int, ...]
     states: tuple[Node, ...]
@@ -41,7 +41,13 @@ class Root:
 
 @dataclass(frozen=True)
 class DecisionTree:
-    """See the module; satisfies the `Tree` protocol of `asr_am.hmm.states`. Leaves are numbered 0 to num_pdfs - 1."""
+    """The trees of all roots. Implements the `Tree` protocol of `asr_am.hmm.states`.
+
+    Attributes:
+        width: phones of a window, 1 or 3.
+        roots: all roots. Each phone has one.
+        num_pdfs: number of leaves, numbered from 0.
+    """
 
     width: int
     roots: tuple[Root, ...]
@@ -61,7 +67,8 @@ class DecisionTree:
         object.__setattr__(self, "_cache", {})
 
     def pdf(self, window: tuple[int, ...], state: int) -> int:
-        """The pdf of `state` (from 0) of the centre phone of `window`; KeyError for a phone without a root."""
+        """Returns the pdf of `state` (from 0) of the window's centre phone. Raises KeyError for a phone without a root.
+        """
         key = (window, state)
         found = self._cache.get(key)
         if found is None:
@@ -72,12 +79,12 @@ class DecisionTree:
         return found
 
     def leaves(self, phone: int, state: int) -> list[int]:
-        """Every pdf that `state` of `phone` has in some context, sorted."""
+        """Returns every pdf that `state` of `phone` has in some context, sorted."""
         root = self._root_of[phone]
         return sorted(set(_leaves(root.states[state], self.width // 2, phone)))
 
     def save(self, path: Path) -> None:
-        """Write as JSON, under a temporary name that is then renamed."""
+        """Writes JSON, atomically."""
         roots = [{"phones": root.phones, "states": [_to_json(node) for node in root.states]} for root in self.roots]
         temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")
         temporary.write_text(json.dumps({"width": self.width, "roots": roots}) + "\n", encoding="utf-8")
@@ -85,7 +92,7 @@ class DecisionTree:
 
     @classmethod
     def load(cls, path: Path) -> DecisionTree:
-        """Read what `save` wrote; InputError where the file is missing, damaged or inconsistent."""
+        """Reads what `save` wrote. Raises InputError if the file is missing, damaged or inconsistent."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             width = content["width"]
@@ -101,7 +108,7 @@ class DecisionTree:
 
 
 def monophone_tree(roots: Sequence[Sequence[int]], states_P: Mapping[int, int]) -> DecisionTree:
-    """One pdf for each state of each root, whatever the context. Phones of one root have equally many states."""
+    """Returns a tree with one pdf per state of each root. Phones of one root have equally many states."""
     pdf = 0
     built = []
     for phones in roots:
@@ -112,7 +119,7 @@ def monophone_tree(roots: Sequence[Sequence[int]], states_P: Mapping[int, int]) 
 
 
 def _leaves(node: Node, centre: int = -1, phone: int = -1) -> Iterator[int]:
-    """The leaves below `node`; where `phone` is given, those its questions about position `centre` leave open."""
+    """Yields the leaves below `node`. With `phone`, only those it can reach as the phone at position `centre`."""
     if not isinstance(node, Split):
         yield node
     elif node.position != centre:

@@ -1,22 +1,15 @@
-"""What the decision tree is grown from: sums over the frames of every (window, state) that was seen.
+"""Building the decision tree: accumulation of statistics, automatic questions, splitting and merging of leaves.
 
-Shapes: R runs, D feature dimension, M distinct (window, state), N frames.
+Statistics are sums over the frames of every (window, state) that occurs. The log-likelihood of frames under their own
+maximum-likelihood Gaussian depends only on their count and first and second order sums, so merging and splitting sets
+of contexts is adding and subtracting rows.
 
-The log-likelihood of frames under their own best Gaussian depends on their count and their first and second order sums
-only, so merging and splitting sets of contexts is adding and subtracting rows.
+Questions are sets of acoustically similar phones, found by clustering. The tree splits where a question gains most
+likelihood, then merges leaves that differ little (Young, Odell & Woodland 1994, in the order of Kaldi's build-tree).
+Every root has one tree per state. Roots of silence phones are never split.
 
-
-Questions for the decision tree: sets of phones that sound alike, found from the data.
-
-Shapes: M distinct (window, state), F columns of the tree statistics.
-
-
-Growing the decision tree: split where a question gains most likelihood, then merge leaves that differ little.
-
-Shapes: M distinct (window, state), F columns of the tree statistics, Q questions, U phones seen at a position.
-
-Young, Odell & Woodland 1994; the order of the steps is that of Kaldi's build-tree. Every root has a tree of its own for
-each of its states; roots of silence phones are never split.
+Shapes: R runs, D feature dimension, N frames, M distinct (window, state), F columns of the tree statistics, Q
+questions, U phones that occur at a position.
 """
 
 from __future__ import annotations
@@ -33,13 +26,20 @@ from asr_am.hmm.alignments import Runs
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.tree import DecisionTree, Node, Root, Split
 
-BLOCK = 8000  # runs summed at a time, so that memory stays small
+BLOCK = 8000  # runs summed at a time, to bound memory
 VARIANCE_FLOOR = 0.01
+CENTRAL_STATE = 1  # of three, the one least affected by coarticulation
 
 
 @dataclass(frozen=True)
 class TreeStats:
-    """windows_M3, state_M: int; sums_MF: float64 [M, 1 + 2D], columns count, sum of x, sum of x*x."""
+    """Statistics of every (window, state) that occurs.
+
+    Attributes:
+        windows_M3: previous, current and next phone.
+        state_M: HMM state, from 0.
+        sums_MF: float64 [M, 1 + 2D], columns count, sum of x, sum of x*x.
+    """
 
     windows_M3: np.ndarray
     state_M: np.ndarray
@@ -51,7 +51,7 @@ class TreeStats:
 
 
 def accumulate_tree_stats(frames: FrameStore, runs: Runs) -> TreeStats:
-    """Sums over the frames of `runs` by (window, state)."""
+    """Accumulates the frames of `runs` by (window, state)."""
     keys_M4, key_R = runs.contexts()
     dim = frames.dim
     sums_MF = np.zeros((len(keys_M4), 1 + 2 * dim))
@@ -66,16 +66,16 @@ def accumulate_tree_stats(frames: FrameStore, runs: Runs) -> TreeStats:
 
 
 def _run_sums(frames: FrameStore, start_R: np.ndarray, length_R: np.ndarray) -> np.ndarray:
-    """Sums of x and of x*x over each run, float64 [R, 2D]; runs in the order of the frames."""
+    """Returns the sums of x and of x*x over each run, float64 [R, 2D]. Runs are in the order of the frames."""
     first = int(start_R[0])
     x_ND = frames.x_ND[first : int(start_R[-1] + length_R[-1])].astype(np.float64)
     bounds = np.stack([start_R, start_R + length_R], axis=1).ravel() - first
-    # every second piece lies between runs; the last run ends where the frames end
+    # Every second segment lies between two runs. The last run ends where the frames end.
     return np.add.reduceat(np.concatenate([x_ND, x_ND * x_ND], axis=1), bounds[:-1], axis=0)[::2]
 
 
 def log_likelihood(sums_XF: np.ndarray) -> np.ndarray:
-    """Log-likelihood [X] of the frames behind each row under the Gaussian of that row; 0 for rows without frames."""
+    """Returns the log-likelihood [X] of the frames of each row under that row's Gaussian, 0 for rows without frames."""
     dim = (sums_XF.shape[1] - 1) // 2
     count_X1 = np.maximum(sums_XF[:, :1], 1e-10)
     mean_XD = sums_XF[:, 1 : 1 + dim] / count_X1
@@ -83,21 +83,27 @@ def log_likelihood(sums_XF: np.ndarray) -> np.ndarray:
     return -0.5 * sums_XF[:, 0] * (dim * (1 + math.log(2 * math.pi)) + np.log(var_XD).sum(axis=1))
 
 
-CENTRAL_STATE = 1  # of three, the one least coloured by its neighbours
-
-
 def phone_questions(
     stats: TreeStats, roots: Sequence[Sequence[int]], silence: Collection[int], extra: Iterable[Collection[int]] = ()
 ) -> list[frozenset[int]]:
-    """Every cluster of a clustering of the nonsilence roots; silence, with and without the utterance's edge; `extra`.
+    """Generates questions by clustering phones, as Kaldi's cluster-phones does.
 
-    The clusters are merged by least loss of likelihood of the central states, as in Kaldi's cluster-phones. Single
-    roots are questions too. Questions are distinct, none is empty, and their order does not depend on hashing.
+    Nonsilence roots are clustered bottom-up by the least loss in likelihood of their central states. Questions are
+    distinct, none is empty, and their order does not depend on hashing.
+
+    Args:
+        stats: tree statistics.
+        roots: phones of each root.
+        silence: silence phones.
+        extra: further questions.
+
+    Returns:
+        Single roots, every cluster, silence with and without the utterance's edge (0), and `extra`.
     """
     units = [frozenset(root) for root in roots if not set(root) <= set(silence)]
     phone_M = stats.windows_M3[:, 1]
     spoken_M = ~np.isin(phone_M, sorted(silence))
-    central = min(CENTRAL_STATE, int(stats.state_M[spoken_M].max(initial=0)))  # phones may have a single state
+    central = min(CENTRAL_STATE, int(stats.state_M[spoken_M].max(initial=0)))  # phones may have only one state
     central_MF = stats.sums_MF * (stats.state_M == central)[:, None]
     sums = [central_MF[np.isin(phone_M, sorted(unit))].sum(axis=0) for unit in units]
     silences = [frozenset(silence), frozenset(silence) | {0}, *(frozenset({phone}) for phone in silence)]
@@ -106,14 +112,14 @@ def phone_questions(
 
 
 def _clusters(units: list[frozenset[int]], sums: list[np.ndarray]) -> list[frozenset[int]]:
-    """All sets met while merging the two clusters with the least loss until one is left."""
+    """Returns all sets formed while repeatedly merging the two clusters with the least loss until one is left."""
     found = list(units)
     clusters, sums = list(units), list(sums)
     while len(clusters) > 1:
         sums_XF = np.array(sums)
-        own_X = log_likelihood(sums_XF)
+        single_X = log_likelihood(sums_XF)
         pairs = np.triu_indices(len(clusters), k=1)
-        loss = own_X[pairs[0]] + own_X[pairs[1]] - log_likelihood(sums_XF[pairs[0]] + sums_XF[pairs[1]])
+        loss = single_X[pairs[0]] + single_X[pairs[1]] - log_likelihood(sums_XF[pairs[0]] + sums_XF[pairs[1]])
         best = int(np.argmin(loss))
         first, second = int(pairs[0][best]), int(pairs[1][best])
         clusters.append(clusters[first] | clusters[second])
@@ -126,9 +132,13 @@ def _clusters(units: list[frozenset[int]], sums: list[np.ndarray]) -> list[froze
 
 @dataclass(frozen=True)
 class TreeOptions:
-    """leaves: at most so many before merging; min_occupancy: frames a leaf needs; merge: whether leaves are merged.
+    """Options of tree building.
 
-    per_state: as many leaves are allowed for each state of a root that was seen, on average, whatever `leaves` says.
+    Attributes:
+        leaves: maximum number of leaves before merging.
+        min_occupancy: frames that a leaf needs.
+        merge: merge similar leaves after splitting.
+        per_state: leaves allowed per state of a root that occurs, on average, even if that exceeds `leaves`.
     """
 
     leaves: int = 300
@@ -139,10 +149,20 @@ class TreeOptions:
 
 @dataclass(eq=False)
 class _TreeNode:
-    """A node while the tree grows: its rows of the statistics, and once it is split its question and children."""
+    """A node while the tree is built.
+
+    Attributes:
+        rows: its rows of the statistics.
+        root: index of its (root, state).
+        position: position that its question is about, once it is split.
+        question: phones of its question.
+        yes: child for phones in the question.
+        no: child for other phones.
+        pdf: pdf of a leaf.
+    """
 
     rows: np.ndarray
-    root: int  # number of the (root, state) it belongs to
+    root: int
     position: int = -1
     question: frozenset[int] = frozenset()
     yes: _TreeNode | None = None
@@ -154,7 +174,16 @@ def build_tree(
     stats: TreeStats, roots: Sequence[Sequence[int]], states_P: Mapping[int, int], silence: Collection[int],
     questions: Sequence[frozenset[int]], options: TreeOptions,
 ) -> DecisionTree:  # fmt: skip
-    """A triphone tree for the contexts in `stats`; every root has `states_P` of its first phone many states."""
+    """Builds a triphone tree.
+
+    Args:
+        stats: tree statistics.
+        roots: phones of each root.
+        states_P: number of HMM states of each phone, equal within a root.
+        silence: silence phones, whose roots are not split.
+        questions: sets of phones.
+        options: sizes.
+    """
     keys = [(index, state) for index, phones in enumerate(roots) for state in range(states_P[phones[0]])]
     tops = [_TreeNode(_rows_of(stats, roots[index], state), number) for number, (index, state) in enumerate(keys)]
     open_nodes = [top for top, (index, _) in zip(tops, keys, strict=True) if not set(roots[index]) <= set(silence)]
@@ -178,21 +207,25 @@ def _grow(
     stats: TreeStats, tops: Sequence[_TreeNode], open_nodes: Sequence[_TreeNode], questions: Sequence[frozenset[int]],
     options: TreeOptions,
 ) -> tuple[list[_TreeNode], float]:  # fmt: skip
-    """Split the best node again and again. Returns the leaves in the order of the roots, and the least gain taken."""
+    """Splits the best node until no split gains or the limit is reached.
+
+    Returns:
+        The leaves in the order of the roots, and the smallest gain of any split.
+    """
     question_QP = _question_matrix(questions, int(stats.windows_M3.max(initial=0)))
-    ticket = itertools.count()  # ties: first come, first served
+    order = itertools.count()  # ties are broken in the order of insertion
     queue: list[tuple[float, int, _TreeNode, int, int]] = []
 
     def consider(node: _TreeNode) -> None:
         gain, position, question = _best_split(stats, node.rows, question_QP, options.min_occupancy)
         if gain > 0:
-            heapq.heappush(queue, (-gain, next(ticket), node, position, question))
+            heapq.heappush(queue, (-gain, next(order), node, position, question))
 
     for node in open_nodes:
         consider(node)
     gains: list[float] = []
-    seen = sum(len(top.rows) > 0 for top in tops)
-    limit = max(options.leaves, len(tops) - seen + round(options.per_state * seen))
+    num_seen = sum(len(top.rows) > 0 for top in tops)
+    limit = max(options.leaves, len(tops) - num_seen + round(options.per_state * num_seen))
     while queue and len(tops) + len(gains) < limit:
         negative_gain, _, node, position, question = heapq.heappop(queue)
         answer = question_QP[question, stats.windows_M3[node.rows, position]]
@@ -205,7 +238,7 @@ def _grow(
 
 
 def _question_matrix(questions: Sequence[frozenset[int]], highest: int) -> np.ndarray:
-    """bool [Q, phone id]."""
+    """Returns bool [Q, phone id]: whether a question contains a phone."""
     question_QP = np.zeros((len(questions), highest + 1), dtype=bool)
     for index, phones in enumerate(questions):
         question_QP[index, [phone for phone in phones if phone <= highest]] = True
@@ -215,7 +248,11 @@ def _question_matrix(questions: Sequence[frozenset[int]], highest: int) -> np.nd
 def _best_split(
     stats: TreeStats, rows: np.ndarray, question_QP: np.ndarray, min_occupancy: float
 ) -> tuple[float, int, int]:
-    """(gain, position, question) of the best split of `rows`; gain 0 where none leaves both sides enough frames."""
+    """Finds the best split of `rows`.
+
+    Returns:
+        (gain, position, question). The gain is 0 if no split leaves `min_occupancy` frames on both sides.
+    """
     best = (0.0, -1, -1)
     if len(rows) < 2:
         return best
@@ -223,7 +260,7 @@ def _best_split(
     total_F = sums_MF.sum(axis=0)
     if total_F[0] < 2 * min_occupancy:
         return best
-    whole = float(log_likelihood(total_F[None])[0])
+    unsplit = float(log_likelihood(total_F[None])[0])
     for position in range(3):
         phone_M = stats.windows_M3[rows, position]
         order = np.argsort(phone_M, kind="stable")
@@ -233,7 +270,7 @@ def _best_split(
         possible = np.flatnonzero(np.minimum(yes_QF[:, 0], no_QF[:, 0]) >= min_occupancy)
         if len(possible) == 0:
             continue
-        gains = log_likelihood(yes_QF[possible]) + log_likelihood(no_QF[possible]) - whole
+        gains = log_likelihood(yes_QF[possible]) + log_likelihood(no_QF[possible]) - unsplit
         top = int(np.argmax(gains))
         if gains[top] > best[0]:
             best = (float(gains[top]), position, int(possible[top]))
@@ -245,7 +282,7 @@ def _leaves(node: _TreeNode) -> list[_TreeNode]:
 
 
 def _number_leaves(stats: TreeStats, leaves: list[_TreeNode], threshold: float) -> None:
-    """Give every leaf its pdf; leaves of one root and state that lose less than `threshold` by merging get the same."""
+    """Assigns pdfs. Leaves of one root and state share a pdf where merging them loses less than `threshold`."""
     pdf = 0
     for _, group in itertools.groupby(leaves, key=lambda leaf: leaf.root):
         for cluster in _merge(stats, list(group), threshold):
@@ -255,20 +292,20 @@ def _number_leaves(stats: TreeStats, leaves: list[_TreeNode], threshold: float) 
 
 
 def _merge(stats: TreeStats, leaves: list[_TreeNode], threshold: float) -> list[list[_TreeNode]]:
-    """Clusters of leaves: the two with the least loss are merged while that loss is below `threshold`."""
+    """Clusters leaves: merges the two clusters with the least loss while that loss is below `threshold`."""
     clusters = [[leaf] for leaf in leaves]
     sums_XF = np.array([stats.sums_MF[leaf.rows].sum(axis=0) for leaf in leaves])
     while len(clusters) > 1:
-        own_X = log_likelihood(sums_XF)
+        single_X = log_likelihood(sums_XF)
         first, second = np.triu_indices(len(clusters), k=1)
-        loss = own_X[first] + own_X[second] - log_likelihood(sums_XF[first] + sums_XF[second])
+        loss = single_X[first] + single_X[second] - log_likelihood(sums_XF[first] + sums_XF[second])
         best = int(np.argmin(loss))
         if loss[best] >= threshold:
             break
-        into, gone = int(first[best]), int(second[best])
-        clusters[into] += clusters.pop(gone)
-        sums_XF[into] += sums_XF[gone]
-        sums_XF = np.delete(sums_XF, gone, axis=0)
+        kept, removed = int(first[best]), int(second[best])
+        clusters[kept] += clusters.pop(removed)
+        sums_XF[kept] += sums_XF[removed]
+        sums_XF = np.delete(sums_XF, removed, axis=0)
     return clusters
 
 

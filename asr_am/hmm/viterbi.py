@@ -1,11 +1,11 @@
-"""Viterbi alignment of transcripts: graphs of all utterances on disk, searched with kaldi_decoder's FasterDecoder.
+"""Viterbi alignment of transcripts: compiled graphs on disk, searched with kaldi_decoder's FasterDecoder.
+
+Graphs are compiled once per tree and used in every pass, with the transition probabilities of that moment. At self-loop
+scale 0.1 their later changes have little effect compared with the likelihoods. The input labels of a graph are
+renumbered from 1 to C, so that the matrix read by the decoder has only the columns that the utterance needs.
 
 Shapes: N frames of a set, T frames of one utterance, D feature dimension, C graph labels in one utterance's graph,
 P pdfs among them, U utterances.
-
-Graphs are compiled once for a tree and used in every pass, with the transition probabilities of that moment: at
-self-loop scale 0.1 their later changes hardly matter, and likelihoods decide. A graph's input labels are numbered
-anew from 1 to C, so that the matrix the decoder reads has only the columns the utterance needs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AlignOptions:
-    """Beams apply to log-likelihoods times `acoustic_scale`; what the beam loses is tried again with the retry beam."""
+    """Options of alignment.
+
+    Attributes:
+        beam: on log-likelihoods times `acoustic_scale`.
+        retry_beam: for utterances without a path within `beam`.
+        acoustic_scale: scale on log-likelihoods.
+        self_loop_scale: scale on transition log probabilities.
+    """
 
     beam: float = 10.0
     retry_beam: float = 40.0
@@ -47,20 +54,32 @@ class AlignOptions:
 
 @dataclass(frozen=True)
 class Graphs:
-    """Compiled graphs: utterances bounds_S1[s] to bounds_S1[s + 1] are in files <s>.ark and <s>.npz of `folder`."""
+    """Compiled graphs of a set.
+
+    Attributes:
+        folder: holds <shard>.ark and <shard>.npz.
+        bounds_S1: shard s has utterances bounds_S1[s] to bounds_S1[s + 1].
+    """
 
     folder: Path
     bounds_S1: tuple[int, ...]
 
     @property
     def shards(self) -> list[tuple[int, int, int]]:
-        """(number, first utterance, end)."""
+        """(shard, first utterance, end) of each shard."""
         return [(s, self.bounds_S1[s], self.bounds_S1[s + 1]) for s in range(len(self.bounds_S1) - 1)]
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """labels_N: graph labels, 0 in the utterances of `failed`. loglik: per aligned frame."""
+    """The alignment of a set.
+
+    Attributes:
+        labels_N: graph labels, 0 for failed utterances.
+        loglik: log-likelihood per aligned frame.
+        retried: utterances that needed the retry beam.
+        failed: utterances without an alignment.
+    """
 
     labels_N: np.ndarray
     loglik: float
@@ -72,7 +91,18 @@ def compile_graphs(
     folder: Path, frames: FrameStore, words_U: Sequence[Sequence[int]], lexicon: Path, tree: Tree, states: StateTable,
     options: AlignOptions, jobs: int,
 ) -> Graphs:  # fmt: skip
-    """Write the graphs of all utterances (word ids `words_U`, in the order of `frames`) into `folder`, anew."""
+    """Compiles the graphs of all utterances of a set into `folder`, which is replaced.
+
+    Args:
+        folder: output folder.
+        frames: utterances and their lengths.
+        words_U: word ids of each utterance.
+        lexicon: path of L.fst.
+        tree: decision tree of the system.
+        states: states of the system.
+        options: self-loop scale.
+        jobs: worker processes.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     edges = np.linspace(0, frames.num_frames, max(4 * jobs, 8) + 1)
@@ -106,7 +136,7 @@ def _compile_shard(
 
 
 def labels_of_shard(folder: Path, shard: int) -> list[np.ndarray]:
-    """For each utterance the graph labels [C] behind the input labels 1 to C of its graph."""
+    """Returns, for each utterance, the graph labels [C] of the input labels 1 to C of its graph."""
     labels, counts = read_npz(folder / f"{shard}.npz", "labels", "counts", remedy=REMEDY)
     return np.split(labels, np.cumsum(counts)[:-1])
 
@@ -115,7 +145,21 @@ def align(
     graphs: Graphs, frames: FrameStore, gmms: DiagGmms, states: StateTable, options: AlignOptions, jobs: int,
     description: str, boost: dict[int, float] | None = None,
 ) -> Alignment:  # fmt: skip
-    """The best path of every utterance. `boost`: factors on the likelihoods of some pdfs (Kaldi's boost-silence)."""
+    """Finds the best path of every utterance.
+
+    Args:
+        graphs: compiled graphs.
+        frames: frames of the same utterances.
+        gmms: mixtures of the system.
+        states: states of the system.
+        options: beams and acoustic scale.
+        jobs: worker processes.
+        description: label of the progress bar, and prefix of the error message.
+        boost: factors on the likelihoods of some pdfs (Kaldi's boost-silence).
+
+    Raises:
+        InputError: no utterance has a path.
+    """
     work = functools.partial(_align_shard, graphs.folder, frames, gmms, states, options, boost or {})
     results = [path for paths in parallel_map(work, graphs.shards, jobs, description) for path in paths]
     labels_N = np.zeros(frames.num_frames, dtype=np.int32)
@@ -132,7 +176,7 @@ def align(
     return Alignment(labels_N, total / aligned, retried, failed)
 
 
-AlignedPath = tuple[np.ndarray | None, float, bool]  # labels [T], log-likelihood, whether it took two tries
+AlignedPath = tuple[np.ndarray | None, float, bool]  # labels [T], log-likelihood, retry beam used
 
 
 def _align_shard(
@@ -161,9 +205,15 @@ def _align_shard(
 
 
 def search(graph: kaldifst.StdVectorFst, ll_TC: np.ndarray, options: AlignOptions) -> tuple[np.ndarray | None, bool]:
-    """Input labels [T] of the best path to a final state (None: there is none), and whether it took two tries.
+    """Finds the best path to a final state.
 
-    ll_TC: scaled log-likelihoods, C-contiguous float32; input label c of the graph reads column c - 1.
+    Args:
+        graph: input label c reads column c - 1 of `ll_TC`.
+        ll_TC: scaled log-likelihoods, C-contiguous float32.
+        options: beams.
+
+    Returns:
+        Input labels [T], None if there is no path, and whether the retry beam was used.
     """
     for again, beam in enumerate((options.beam, options.retry_beam)):
         decoder = kaldi_decoder.FasterDecoder(graph, kaldi_decoder.FasterDecoderOptions(beam=beam))
@@ -177,7 +227,7 @@ def search(graph: kaldifst.StdVectorFst, ll_TC: np.ndarray, options: AlignOption
 
 
 def log_alignment(name: str, subset: str, alignment: Alignment, utterances: int) -> None:
-    """What became of a set, with the ids of up to ten failures."""
+    """Logs the alignment result of a set, with the ids of up to ten failures."""
     logger.info(
         "%s: %s: %d of %d utterances aligned, %d needed the retry beam, log-likelihood per frame %.2f",
         name, subset, utterances - len(alignment.failed), utterances, alignment.retried, alignment.loglik,
