@@ -1,13 +1,10 @@
-"""Parallax (Kim et al., 2018): a training program for one device, run on many, for models with sparse parameters.
+"""Parallax (Kim et al., 2018): trains a single-device program with sparse parameters on many devices.
 
     with parallax.get_runner(model, loss, optimizer, team, parallax.Config(clip_norm=1.0)) as runner:
         for batch in parallax.shard(batches, team):
             runner.run(batch)
 
-dry, plan      which parameters are sparse, which way each goes   lookup   what stands in the model for a sparse one
-split, runner  the model in parts; a step                         rows     numbers and values, merged, on the wire
-server, worker, letters, desk   sparse parameters on servers      rule     torch's optimizers on some rows
-replicated     sparse parameters by all-gather or all-reduce      shard    the input, split
+README.md in this folder describes the method and lists the modules in reading order.
 """
 
 from asr_am.parallax.config import Config

@@ -1,4 +1,4 @@
-"""The options of Parallax. The operations of section 5.3 that may move, each of which can be left where it was."""
+"""Options of Parallax. Each optimisation of section 5.3 of the paper can be switched off."""
 
 from __future__ import annotations
 
@@ -12,16 +12,26 @@ from asr_am.parallax.placement import Method
 
 @dataclass(frozen=True)
 class Config:
-    """hybrid: dense parameters by all-reduce, else on servers like the sparse ones (the paper's BASE).
-    local_aggregation: the gradients of a machine are merged before they go to the servers. after_aggregation: norms
-    and clipping happen on the servers, else at the chief worker, which reads and returns the merged gradient.
-    gather_on_servers: a lookup's rows are taken out of the parameter on its server, else the worker pulls all rows and
-    takes them. wire: what rows are cast to before they leave a machine, weights and gradients.
+    """Options of `get_runner`.
 
-    path: of all sparse parameters, instead of the cheapest. dense: names of parameters to keep whole. servers: how
-    many; None: one on each machine. clip_norm: upper limit of the whole gradient's norm, 0 = none. moving_average:
-    decay of an average of the weights that is kept beside them, 0 = none. merge_each: servers add gradients one by
-    one, as TensorFlow's accumulators do, else all at once.
+    Args:
+        hybrid: Averages dense parameters by all-reduce. If False, they live on servers like the sparse ones (the
+            paper's BASE).
+        local_aggregation: Merges the gradients of a machine before they go to the servers.
+        after_aggregation: Computes norms and clips on the servers. If False, the chief worker reads the merged
+            gradient, clips it and returns it.
+        gather_on_servers: Selects the rows of a lookup on their server. If False, the worker pulls all rows and
+            selects them itself.
+        wire: Dtype of rows (weights and gradients) between machines.
+        path: Method for all sparse parameters. None selects the cheapest one for each.
+        dense: Names of parameters that are never treated as sparse.
+        servers: Number of servers. None starts one on each machine.
+        clip_norm: Upper limit of the norm of the whole gradient. 0 means no clipping.
+        moving_average: Decay of a moving average that is kept of the weights. 0 keeps none.
+        merge_each: Servers add gradients one by one, as TensorFlow's accumulators do. If False, all at once.
+
+    Raises:
+        InputError: A value is out of range or contradicts another one.
     """
 
     hybrid: bool = True
@@ -40,10 +50,10 @@ class Config:
         for name, kind in (("wire", WireDtype), ("path", Method)):
             value, known = getattr(self, name), get_args(kind)
             if value not in known and not (name == "path" and value is None):
-                raise InputError(f"parallax.{name}={value}: is one of {', '.join(known)}")
+                raise InputError(f"parallax.{name}={value}: must be one of {', '.join(known)}")
         if not self.hybrid and self.path not in (None, "servers"):
-            raise InputError(f"parallax.path={self.path}: hybrid=false has everything on servers")
+            raise InputError(f"parallax.path={self.path}: must be servers (or unset) with hybrid=false")
         if not self.clip_norm >= 0:
-            raise InputError(f"parallax.clip_norm={self.clip_norm}: must be at least 0 (0: none)")
+            raise InputError(f"parallax.clip_norm={self.clip_norm}: must be at least 0 (0: no clipping)")
         if not 0 <= self.moving_average < 1:
-            raise InputError(f"parallax.moving_average={self.moving_average}: a decay, 0 (none) or more, below 1")
+            raise InputError(f"parallax.moving_average={self.moving_average}: must be at least 0 (0: none) and below 1")

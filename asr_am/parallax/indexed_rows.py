@@ -1,6 +1,6 @@
-"""Some rows of a sparse parameter: what is pulled, pushed, merged and updated.
+"""Selected rows of a sparse parameter, with the operations to shard, merge and serialise them.
 
-Shapes: V rows of the whole parameter, K of them here, D elements of a row, S servers.
+Shapes: V rows of the whole parameter, K selected rows, D elements of a row, S servers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ from torch import Tensor
 
 WireDtype = Literal["float32", "bfloat16"]
 
-# Adding rows by number takes so many times as long as adding them one after the other. Chosen: averaging_bandwidth of
-# conf/cluster/parallax_tb.yaml is calibrated with it. Measured on one core of a CPU: 7 to 13, `merge` with all it does.
+# Cost of adding an element by row number, relative to adding it in sequence. Chosen, not measured: averaging_bandwidth
+# of conf/cluster/parallax_tb.yaml is calibrated with it. On one CPU core, all of `merge` takes 7 to 13 times as long.
 SCATTER_COST = 4
 
 
 @dataclass(frozen=True)
 class IndexedRows:
-    """numbers: of the rows, int64 [K], distinct and ascending. values [K, D]."""
+    """Rows of a parameter with their row numbers.
+
+    Attributes:
+        numbers: Row numbers, int64 [K], distinct and ascending.
+        values: Rows [K, D].
+    """
 
     numbers: Tensor
     values: Tensor
@@ -31,20 +36,33 @@ class IndexedRows:
         return len(self.numbers)
 
     @property
-    def square(self) -> Tensor:
-        """Sum of the squares, float64."""
+    def squared_norm(self) -> Tensor:
+        """Sum of squares of the values, a float64 scalar."""
         return torch.linalg.vector_norm(self.values, dtype=torch.float64).square()
 
     def part(self, server: int, servers: int, count: int) -> IndexedRows:
-        """Those that live on a server, by their numbers there. count: V."""
-        here = row_positions(self.numbers, server, servers, count)
-        return IndexedRows(self.numbers[here] // servers, gather(self.values, here))
+        """Returns the rows that live on a server, numbered as they are there.
+
+        Args:
+            server: Index of the server, below `servers`.
+            servers: Number of servers, S.
+            count: Number of rows of the parameter, V.
+        """
+        positions = row_positions(self.numbers, server, servers, count)
+        return IndexedRows(self.numbers[positions] // servers, gather(self.values, positions))
 
 
 def row_positions(numbers: Tensor, server: int, servers: int, count: int) -> Tensor | slice:
-    """Where in `numbers` [K] those are that live on a server: row r of V = `count` is row r // S of server r mod S.
+    """Returns the positions in `numbers` of the rows that live on a server.
 
-    That splits every parameter evenly by bytes, and frequent words, which vocabularies put first, by traffic.
+    Row r lives on server r mod S, as row r // S. This balances bytes for every parameter. It also balances traffic,
+    because vocabularies list frequent words first.
+
+    Args:
+        numbers: Row numbers [K].
+        server: Index of the server, below `servers`.
+        servers: Number of servers, S.
+        count: Number of rows of the parameter, V.
     """
     if len(numbers) == count:
         return slice(server, None, servers)
@@ -52,25 +70,28 @@ def row_positions(numbers: Tensor, server: int, servers: int, count: int) -> Ten
 
 
 def gather(values: Tensor, where: Tensor | slice) -> Tensor:
-    """Those rows of `values` [V, D]; by number faster than values[where]."""
+    """Returns the rows `where` of `values` [V, D]. Faster than values[where] for a tensor of row numbers."""
     return values[where] if isinstance(where, slice) else values.index_select(0, where)
 
 
 def scatter(rows: Tensor, values: Tensor, where: Tensor | slice) -> None:
-    """Make `rows` [K, D] those rows of `values` [V, D], each of them once."""
+    """Writes `rows` [K, D] to the rows `where` of `values` [V, D], in place. Row numbers must be distinct."""
     if isinstance(where, slice):
         values[where] = rows
     else:
         values.index_copy_(0, where, rows)
 
 
-def rows_of(server: int, servers: int, count: int) -> int:
-    """How many of V = `count` rows live on a server."""
+def num_rows_on(server: int, servers: int, count: int) -> int:
+    """Returns how many of V = `count` rows live on a server."""
     return len(range(server, count, servers))
 
 
 def merge(parts: Sequence[IndexedRows], count: int) -> IndexedRows:
-    """The sum of rows of a parameter with V = `count`; those of equal number are added in the order of the parts."""
+    """Returns the sum of rows of a parameter with V = `count` rows.
+
+    Rows with the same number are added in the order of `parts`.
+    """
     parts = [part for part in parts if len(part)] or list(parts[:1])
     if len(parts) == 1:
         return parts[0]
@@ -79,37 +100,43 @@ def merge(parts: Sequence[IndexedRows], count: int) -> IndexedRows:
         for part in parts[1:]:
             values += part.values
         return IndexedRows(parts[0].numbers, values)
-    numbers, place = torch.unique(torch.cat([part.numbers for part in parts]), return_inverse=True)
+    numbers, positions = torch.unique(torch.cat([part.numbers for part in parts]), return_inverse=True)
     values = parts[0].values.new_zeros(len(numbers), parts[0].values.shape[1])
-    for part, where in zip(parts, place.split([len(part) for part in parts]), strict=True):
+    for part, where in zip(parts, positions.split([len(part) for part in parts]), strict=True):
         values.index_add_(0, where, part.values)
     return IndexedRows(numbers, values)
 
 
 def accumulate(parts: Sequence[IndexedRows], count: int, each: bool) -> tuple[IndexedRows, int]:
-    """The sum of rows, and its price: how many elements could be added one after the other in the same time.
+    """Sums rows and computes what the sum costs on the virtual cluster.
 
-    each: add one part after the other to what there is, as an accumulator does that is given them one at a time; else
-    all at once, which reads each of them once and gives the same rows.
+    Args:
+        parts: Gradients of the same parameter.
+        count: Number of rows of the parameter, V.
+        each: Adds one part after the other to a running sum, like an accumulator that is given them one at a time. If
+            False, adds all at once, which reads each element once. Both give the same rows.
+
+    Returns:
+        The sum, and its cost: the number of elements that could be added in sequence in the same time.
     """
     if not each:
-        return merge(parts, count), sum(_price(part, count) for part in parts)
-    total, price = parts[0], _price(parts[0], count)
+        return merge(parts, count), sum(_cost(part, count) for part in parts)
+    total, cost = parts[0], _cost(parts[0], count)
     for part in parts[1:]:
         total = merge([total, part], count)
-        price += _price(total, count) + _price(part, count)
-    return total, price
+        cost += _cost(total, count) + _cost(part, count)
+    return total, cost
 
 
-def _price(rows: IndexedRows, count: int) -> int:
+def _cost(rows: IndexedRows, count: int) -> int:
     return rows.values.numel() * (1 if len(rows) == count else SCATTER_COST)
 
 
-# on the wire: float32 numbers, whose bits may be those of something else
+# Serialisation. Messages hold float32 tensors only, so other types travel as float32 tensors with the same bits.
 
 
 def pack(values: Tensor, wire: WireDtype) -> Tensor:
-    """Values [K, D] as a letter's tensor."""
+    """Serialises values [K, D] for a message."""
     flat = values.detach().reshape(-1)
     if wire == "float32":
         return flat
@@ -120,23 +147,27 @@ def pack(values: Tensor, wire: WireDtype) -> Tensor:
 
 
 def unpack(sent: Tensor, shape: Sequence[int], wire: WireDtype) -> Tensor:
+    """Inverts `pack`, given the shape [K, D] of the values."""
     if wire == "float32":
         return sent.view(*shape)
     return sent.view(torch.bfloat16)[: math.prod(shape)].float().view(*shape)
 
 
 def pack_numbers(numbers: Tensor) -> Tensor:
+    """Serialises row numbers as int32."""
     return numbers.to("cpu", torch.int32).view(torch.float32)
 
 
 def unpack_numbers(sent: Tensor) -> Tensor:
+    """Inverts `pack_numbers`."""
     return sent.view(torch.int32).long()
 
 
-def pack_head(*numbers: float) -> Tensor:
-    """A few numbers as doubles, so that no bit is lost."""
+def pack_header(*numbers: float) -> Tensor:
+    """Serialises a few numbers as doubles, without loss."""
     return torch.tensor(numbers, dtype=torch.float64).view(torch.float32)
 
 
-def unpack_head(sent: Tensor) -> list[float]:
+def unpack_header(sent: Tensor) -> list[float]:
+    """Inverts `pack_header`."""
     return list(sent.clone().view(torch.float64).tolist())

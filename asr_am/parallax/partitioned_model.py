@@ -1,6 +1,6 @@
-"""A model whose parameters have gone the ways of a plan: what each step does with the dense and the sparse ones.
+"""A model whose parameters are placed by a plan, with the work that each step does for dense and sparse ones.
 
-Shapes: N elements of all dense parameters; V rows of D elements of a sparse one.
+Shapes: N elements of all dense parameters, V rows of D elements of a sparse one.
 """
 
 from __future__ import annotations
@@ -29,43 +29,53 @@ from asr_am.parallax.row_worker import RowWorker
 from asr_am.parallax.sparse_weight import SparseWeight
 from asr_am.parallax.sparsity_probe import trainable
 
-DENSE = "all dense parameters"  # as one table, where they are on servers
+DENSE = "all dense parameters"  # name of their table on servers, with hybrid=False
 
 
 class PartitionedModel:
-    """params: the dense parameters. reduced_bytes: that a learner sends of them in a step's all-reduce."""
+    """A model in parts: dense parameters in one flat tensor, sparse ones on servers or replicated.
+
+    Attributes:
+        params: The dense parameters, with weights and gradients [N].
+        reduced_bytes: Bytes that a learner sends in the all-reduce of one step.
+    """
 
     def __init__(
-        self,
-        model: nn.Module,
-        plan: PlacementPlan,
-        team: Team,
-        rule: OptimizerSpec,
-        config: Config,
+        self, model: nn.Module, plan: PlacementPlan, team: Team, spec: OptimizerSpec, config: Config,
         counts: Counter[str],
-    ) -> None:
+    ) -> None:  # fmt: skip
+        """Takes the sparse parameters out of the model and makes servers and replicas for them.
+
+        Args:
+            model: The model, changed in place.
+            plan: Placement of each parameter.
+            team: The learners.
+            spec: Optimizer to apply to all parameters.
+            config: Options of Parallax.
+            counts: Byte counts to add to.
+        """
         self._model, self._team, self._config = model, team, config
         self._shapes = {name: p.shape for name, p in model.named_parameters()}
         self._first_names = first_names(model)
-        served = [choice for choice in plan.sparse if choice.path == "servers"]
-        whole = {choice.name: dict(model.named_parameters())[choice.name].detach() for choice in plan.sparse}
+        on_servers = [one for one in plan.sparse if one.method == "servers"]
+        initial = {one.name: dict(model.named_parameters())[one.name].detach() for one in plan.sparse}
         self._replicas = {
-            choice.name: ReplicatedTable(
-                team, _table(choice), choice.path, whole[choice.name].reshape(choice.rows, -1), rule, counts,
+            one.name: ReplicatedTable(
+                team, _table(one), one.method, initial[one.name].reshape(one.rows, -1), spec, counts,
                 config.moving_average,
             )
-            for choice in plan.sparse if choice.path != "servers"
+            for one in plan.sparse if one.method != "servers"
         }  # fmt: skip
-        tables = [_table(choice) for choice in served]
+        tables = [_table(one) for one in on_servers]
         fetch: dict[str, Callable[[Tensor], Tensor]] = {name: r.fetch for name, r in self._replicas.items()}
-        fetch |= {choice.name: partial(self._fetch, k) for k, choice in enumerate(served)}
-        self._lookups = {name: _take_out(model, name, fetch[name]) for name in whole}
+        fetch |= {one.name: partial(self._fetch, k) for k, one in enumerate(on_servers)}
+        self._sparse_weights = {name: _replace_parameter(model, name, fetch[name]) for name in initial}
         self.params = FlatParams(model)
         flat = nn.Parameter(self.params.w)
         flat.grad = self.params.g
-        self._dense = rule.make(flat)
+        self._dense = spec.make(flat)
         self._average = self.params.w.clone() if config.moving_average else None
-        weights = [whole[choice.name].reshape(choice.rows, -1).cpu() for choice in served]
+        weights = [initial[one.name].reshape(one.rows, -1).cpu() for one in on_servers]
         if not config.hybrid:
             tables.append(Table(DENSE, len(self.params), 1))
             weights.append(self.params.w.view(-1, 1).cpu())
@@ -74,60 +84,62 @@ class PartitionedModel:
         self._worker: RowWorker | None = None
         self._ranks = place_servers(team.hosts, config.servers)
         if tables:
-            self._serve(weights, rule, counts)
+            self._make_server_and_worker(weights, spec, counts)
         share = 2 * (team.size - 1) / team.size
         self.reduced_bytes = round(share * self.params.g.nbytes) if config.hybrid else 0
 
-    def _serve(self, weights: list[Tensor], rule: OptimizerSpec, counts: Counter[str]) -> None:
+    def _make_server_and_worker(self, weights: list[Tensor], spec: OptimizerSpec, counts: Counter[str]) -> None:
         team, tables, ranks, config = self._team, self._tables, self._ranks, self._config
         messenger = make_messenger(team, tables, len(ranks))
         hosts = team.hosts
         chiefs = tuple(rank for rank in range(team.size) if hosts[rank] not in hosts[:rank])
         sources = chiefs if config.local_aggregation else tuple(range(team.size))
         if team.rank in ranks:
-            self._server = RowServer(messenger, tables, ranks, sources, rule, config, weights)
+            self._server = RowServer(messenger, tables, ranks, sources, spec, config, weights)
         self._worker = RowWorker(messenger, tables, ranks, self._server, config, counts)
 
     def start(self) -> None:
+        """Starts this learner's server, if it has one."""
         if self._server is not None:
             self._server.start()
 
-    # a step
+    # Parts of a step, in their order.
 
     def pull(self) -> None:
-        """Dense parameters, where they are on servers; sparse ones are pulled as they are looked up."""
+        """Pulls dense parameters that live on servers. Sparse ones are pulled as they are looked up."""
         if not self._config.hybrid:
             assert self._worker is not None
-            self.params.w.copy_(self._worker.fetch(len(self._tables) - 1, self._numbers()).view(-1))
+            self.params.w.copy_(self._worker.fetch(len(self._tables) - 1, self._dense_rows()).view(-1))
 
-    def push(self, rate: float) -> None:
-        """The gradients of sparse parameters; the mean over learners is theirs, too."""
+    def push(self, lr: float) -> None:
+        """Pushes or exchanges the gradients of sparse parameters, scaled for a mean over learners."""
         share = 1 / self._team.size
-        scaled = {name: lookup.gradient() for name, lookup in self._lookups.items()}
+        scaled = {name: weight.gradient() for name, weight in self._sparse_weights.items()}
         for rows in scaled.values():
             rows.values.mul_(share)
         if not self._config.hybrid:
-            scaled[DENSE] = IndexedRows(self._numbers(), self.params.g.view(-1, 1) * share)
+            scaled[DENSE] = IndexedRows(self._dense_rows(), self.params.g.view(-1, 1) * share)
         if self._worker is not None:
-            self._worker.push([scaled[table.name] for table in self._tables], rate)
+            self._worker.push([scaled[table.name] for table in self._tables], lr)
         for name, replica in self._replicas.items():
             replica.exchange(scaled[name])
 
-    def update(self, rate: float) -> None:
-        """What is replicated, with all of the gradient limited together; the servers do the rest by themselves."""
+    def update(self, lr: float) -> None:
+        """Clips and updates replicated parameters. Servers update theirs on their own."""
         if self._config.clip_norm > 0:
             self._clip()
         if self._config.hybrid:
-            self._dense.param_groups[0]["lr"] = rate
+            self._dense.param_groups[0]["lr"] = lr
             self._dense.step()
             if self._average is not None:
                 self._average.lerp_(self.params.w, 1 - self._config.moving_average)
         for replica in self._replicas.values():
-            replica.update(rate)
+            replica.update(lr)
         if self._worker is not None:
             self._worker.t += 1
 
     def _clip(self) -> None:
+        """Clips replicated gradients by the norm of the whole gradient, which includes the servers' part."""
         g = [self.params.g] if self._config.hybrid else []
         g += [replica.merged.values for replica in self._replicas.values()]
         norms = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in g]
@@ -143,55 +155,57 @@ class PartitionedModel:
         assert self._worker is not None
         return self._worker.fetch(table, numbers)
 
-    def _numbers(self) -> Tensor:
+    def _dense_rows(self) -> Tensor:
         return torch.arange(len(self.params), device=self.params.w.device)
 
-    # at rest
+    # Between steps. All learners call these together.
 
     def drain(self) -> None:
+        """Waits until every server has applied all updates."""
         if self._server is not None and self._worker is not None:
             self._server.wait(self._worker.t)
         self._team.gather(torch.zeros(0, dtype=torch.float64))
 
-    def end(self) -> None:
-        """Rest, and then let learners leave: nobody does before all servers know that it may."""
+    def close(self) -> None:
+        """Drains. Returns once every server accepts that learners leave."""
         self.drain()
         if self._server is not None:
-            self._server.ended = True
+            self._server.closing = True
         self._team.gather(torch.zeros(0, dtype=torch.float64))
 
     def weights(self, average: bool) -> dict[str, Tensor]:
+        """Assembles the model's `state_dict` on the CPU, with moving averages instead of weights if `average`."""
         if average and not self._config.moving_average:
-            raise InputError("parallax.moving_average=0: there are no moving averages of the weights")
+            raise InputError("parallax.moving_average=0: no moving averages were kept; set a decay above 0")
         self.drain()
-        own = self._model.state_dict().keys()  # without what the model does not save
-        found = {name: buffer.cpu().clone() for name, buffer in self._model.named_buffers() if name in own}
+        persistent = self._model.state_dict().keys()
+        state = {name: buffer.cpu().clone() for name, buffer in self._model.named_buffers() if name in persistent}
         tables = {table.name: self._assemble(k, average) for k, table in enumerate(self._tables)}
         if DENSE in tables:
             flat = tables.pop(DENSE).view(-1)
         else:
             flat = (self._average if average and self._average is not None else self.params.w).cpu().clone()
-        found |= {name: p.detach().cpu().clone() for name, p in self._model.named_parameters()}  # the frozen ones
+        state |= {name: p.detach().cpu().clone() for name, p in self._model.named_parameters()}  # the frozen ones
         dense = trainable(self._model)
         for (name, p), values in zip(dense, flat.split([p.numel() for _, p in dense]), strict=True):
-            found[name] = values.view(p.shape)
+            state[name] = values.view(p.shape)
         for name, replica in self._replicas.items():
             tables[name] = (replica.average if average and replica.average is not None else replica.w).cpu().clone()
-        found |= {name: values.view(self._shapes[name]) for name, values in tables.items()}
-        return found | {name: found[first] for name, first in self._first_names.items()}
+        state |= {name: values.view(self._shapes[name]) for name, values in tables.items()}
+        return state | {name: state[first] for name, first in self._first_names.items()}
 
     def _assemble(self, k: int, average: bool) -> Tensor:
-        """A table [V, D] from all servers."""
+        """Collects table k [V, D] from all servers."""
         table, count = self._tables[k], len(self._ranks)
-        whole = torch.empty(table.rows, table.width)
+        values = torch.empty(table.rows, table.width)
         for server, rank in enumerate(self._ranks):
-            part = torch.empty_like(whole[server::count])
+            part = torch.empty_like(values[server::count])
             if self._server is not None and rank == self._team.rank:
                 part.copy_((self._server.average if average else self._server.w)[k])
             if self._team.size > 1:
                 self._team.broadcast(part.view(-1), rank)
-            whole[server::count] = part
-        return whole
+            values[server::count] = part
+        return values
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -217,22 +231,22 @@ class PartitionedModel:
 
 
 def first_names(model: nn.Module) -> dict[str, str]:
-    """Of each parameter by each of its names, which are several in a tied model, the first."""
+    """Maps every name of a parameter to its first name. Tied parameters have several."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
 
 
-def _table(choice: Placement) -> Table:
-    return Table(choice.name, choice.rows, choice.width)
+def _table(placement: Placement) -> Table:
+    return Table(placement.name, placement.rows, placement.width)
 
 
-def _take_out(model: nn.Module, name: str, fetch: Callable[[Tensor], Tensor]) -> SparseWeight:
-    """Put what looks rows up in the place of a parameter, in every module that has it."""
+def _replace_parameter(model: nn.Module, name: str, fetch: Callable[[Tensor], Tensor]) -> SparseWeight:
+    """Replaces a parameter by a `SparseWeight` in every module that holds it."""
     parameter = dict(model.named_parameters())[name]
-    lookup = SparseWeight(name, parameter, fetch)
+    weight = SparseWeight(name, parameter, fetch)
     for module in model.modules():
-        for key, own in list(module.named_parameters(recurse=False)):
-            if own is parameter:
+        for key, held in list(module.named_parameters(recurse=False)):
+            if held is parameter:
                 delattr(module, key)
-                object.__setattr__(module, key, lookup)
-    return lookup
+                object.__setattr__(module, key, weight)
+    return weight

@@ -1,9 +1,9 @@
-"""Which way each parameter's gradients go, by the bytes that a learner then transfers in a step (table 3).
+"""Selects how each parameter's gradients are exchanged, by the bytes that a learner transfers in a step (Table 3).
 
     all-reduce  2 (N - 1) b / N      all-gather  2 (N - 1) α b      servers  2 α b
 
-b bytes of the parameter, N learners, α share of its rows that a learner touches. As in the paper, of an all-reduce what
-a learner sends is counted, of the others what it sends and what it receives.
+Symbols: b bytes of the parameter, N learners, α share of its rows that a learner touches in a step. As in the paper,
+all-reduce counts what a learner sends, the others what it sends and receives.
 """
 
 from __future__ import annotations
@@ -15,29 +15,45 @@ from typing import Any, Literal, get_args
 Method = Literal["all-reduce", "all-gather", "servers"]
 
 
-def transfer(path: Method, alpha: float, count: float, learners: int) -> float:
-    """Bytes of a learner in a step, of a parameter with b = `count` bytes."""
-    if path == "all-reduce":
+def transfer(method: Method, alpha: float, count: float, learners: int) -> float:
+    """Returns the bytes that a learner transfers in a step for one parameter.
+
+    Args:
+        method: How gradients are exchanged.
+        alpha: Share of rows that a learner touches, α.
+        count: Bytes of the parameter, b.
+        learners: Number of learners, N.
+    """
+    if method == "all-reduce":
         return 2 * (learners - 1) / learners * count
-    return 2 * alpha * count * (learners - 1 if path == "all-gather" else 1)
+    return 2 * alpha * count * (learners - 1 if method == "all-gather" else 1)
 
 
 def cheapest_method(alpha: float, learners: int) -> Method:
-    """For a sparse parameter; of equals that which needs no server and moves rows only."""
+    """Returns the method with the fewest bytes for a sparse parameter. Ties go to all-gather, then to servers."""
     order: tuple[Method, ...] = ("all-gather", "servers", "all-reduce")
-    return min(order, key=lambda path: transfer(path, alpha, 1.0, learners))
+    return min(order, key=lambda method: transfer(method, alpha, 1.0, learners))
 
 
 @dataclass(frozen=True)
 class Placement:
-    """rows V, width D: of the parameter [V, *T]. alpha: measured. sparse: whether it is only looked up."""
+    """Decision for one parameter [V, *T].
+
+    Attributes:
+        name: Name in the model.
+        rows: Number of rows, V.
+        width: Elements of a row, D.
+        alpha: Measured share of touched rows. 1 for dense parameters.
+        sparse: True if the model reads the parameter by lookups only, and not all rows.
+        method: How its gradients are exchanged.
+    """
 
     name: str
     rows: int
     width: int
     alpha: float
     sparse: bool
-    path: Method
+    method: Method
 
     @property
     def bytes(self) -> int:
@@ -46,50 +62,60 @@ class Placement:
 
 @dataclass(frozen=True)
 class PlacementPlan:
-    """One choice for each parameter of the model."""
+    """Placements of all trainable parameters of a model."""
 
-    choices: tuple[Placement, ...]
+    placements: tuple[Placement, ...]
     learners: int
 
     @property
     def sparse(self) -> tuple[Placement, ...]:
-        return tuple(choice for choice in self.choices if choice.sparse)
+        """Placements of the sparse parameters."""
+        return tuple(placement for placement in self.placements if placement.sparse)
 
     def __str__(self) -> str:
-        """A table: each sparse parameter, and all dense ones together; MB a learner transfers by each way."""
-        dense = [choice for choice in self.choices if not choice.sparse]
-        ways = " ".join(f"{way:>11}" for way in get_args(Method))
-        lines = [f"{'parameter':32} {'elements':>12} {'α':>8}  {'path':10} {ways}"]
+        """Formats a table of each sparse parameter and the total of the dense ones, with MB per step by each method."""
+        dense = [placement for placement in self.placements if not placement.sparse]
+        methods = " ".join(f"{method:>11}" for method in get_args(Method))
+        lines = [f"{'parameter':32} {'elements':>12} {'α':>8}  {'method':10} {methods}"]
         if dense:
-            count = sum(choice.bytes for choice in dense)
-            lines.append(self._line(f"dense ({len(dense)} parameters)", count, 1.0, dense[0].path))
-        lines += [self._line(choice.name, choice.bytes, choice.alpha, choice.path) for choice in self.sparse]
+            count = sum(placement.bytes for placement in dense)
+            lines.append(self._line(f"dense ({len(dense)} parameters)", count, 1.0, dense[0].method))
+        lines += [self._line(one.name, one.bytes, one.alpha, one.method) for one in self.sparse]
         return "\n".join(lines)
 
-    def _line(self, name: str, count: int, alpha: float, path: Method) -> str:
-        ways = " ".join(f"{transfer(way, alpha, count, self.learners) / 1e6:8.3f} MB" for way in get_args(Method))
-        return f"{name:32} {count // 4:12,} {alpha:8.5f}  {path:10} {ways}"
+    def _line(self, name: str, count: int, alpha: float, method: Method) -> str:
+        costs = " ".join(f"{transfer(m, alpha, count, self.learners) / 1e6:8.3f} MB" for m in get_args(Method))
+        return f"{name:32} {count // 4:12,} {alpha:8.5f}  {method:10} {costs}"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"learners": self.learners, "choices": [list(vars(choice).values()) for choice in self.choices]}
+        return {"learners": self.learners, "choices": [list(vars(placement).values()) for placement in self.placements]}
 
     @classmethod
-    def of_state(cls, state: dict[str, Any]) -> PlacementPlan:
+    def from_state_dict(cls, state: dict[str, Any]) -> PlacementPlan:
         return cls(tuple(Placement(*values) for values in state["choices"]), state["learners"])
 
 
 def make_placement_plan(
     shapes: Sequence[tuple[str, int, int]], alphas: Sequence[float], sparse: Sequence[bool], learners: int,
-    path: Method | None, hybrid: bool,
+    method: Method | None, hybrid: bool,
 ) -> PlacementPlan:  # fmt: skip
-    """shapes: name, V and D of each parameter. path: of the sparse ones, None: the cheapest. hybrid: see Config."""
-    choices = []
+    """Selects a method for every parameter.
+
+    Args:
+        shapes: Name, V and D of each parameter.
+        alphas: Share of touched rows of each parameter, the mean over learners.
+        sparse: True for each parameter that is only looked up.
+        learners: Number of learners, N.
+        method: Method of all sparse parameters. None selects the cheapest one for each.
+        hybrid: See `Config.hybrid`. If False, every parameter lives on servers.
+    """
+    placements = []
     for (name, rows, width), alpha, is_sparse in zip(shapes, alphas, sparse, strict=True):
         if not hybrid:
-            way: Method = "servers"
+            selected: Method = "servers"
         elif is_sparse:
-            way = path or cheapest_method(alpha, learners)
+            selected = method or cheapest_method(alpha, learners)
         else:
-            way = "all-reduce"
-        choices.append(Placement(name, rows, width, alpha if is_sparse else 1.0, is_sparse, way))
-    return PlacementPlan(tuple(choices), learners)
+            selected = "all-reduce"
+        placements.append(Placement(name, rows, width, alpha if is_sparse else 1.0, is_sparse, selected))
+    return PlacementPlan(tuple(placements), learners)

@@ -1,6 +1,7 @@
-"""A sparse parameter that every learner has, where that is cheaper than servers: by all-gather, or by all-reduce.
+"""A sparse parameter that is replicated on every learner, with gradients exchanged by all-gather or all-reduce.
 
-Either way the same rows are touched, and updated by the same rule, as on servers.
+Both update the same rows by the same rule as servers do.
+
 Shapes: V rows of D elements, N learners.
 """
 
@@ -21,64 +22,82 @@ from asr_am.parallax.row_optimizer import OptimizerSpec, RowOptimizer
 
 
 class ReplicatedTable:
-    """w [V, D]. merged: the gradient of all learners, after `exchange`. average: a moving average of w.
+    """One learner's replica of a sparse parameter.
 
-    counts: bytes of values that were "sent" and "received", as table 3 counts them for the path.
+    Attributes:
+        w: The weights [V, D].
+        optimizer: Their optimizer.
+        average: Moving average of `w`. None without a decay.
+        merged: Sum of the gradients of all learners, after `exchange`.
     """
 
     def __init__(
-        self, team: Team, table: Table, path: Method, w: Tensor, rule: OptimizerSpec, counts: Counter[str], decay: float
-    ) -> None:
-        self._team, self._table, self._path, self._counts, self._decay = team, table, path, counts, decay
-        self.w, self.optimizer = w, RowOptimizer(rule, w)
+        self, team: Team, table: Table, method: Method, w: Tensor, spec: OptimizerSpec, counts: Counter[str],
+        decay: float,
+    ) -> None:  # fmt: skip
+        """Keeps `w`, which it updates in place.
+
+        Args:
+            team: The learners.
+            table: Name and shape of the parameter.
+            method: "all-gather" or "all-reduce".
+            w: Initial weights [V, D].
+            spec: Optimizer to apply to the rows.
+            counts: Byte counts to add to: values "sent" and "received", as Table 3 counts them for the method.
+            decay: Decay of the moving average. 0 keeps none.
+        """
+        self._team, self._table, self._method, self._counts, self._decay = team, table, method, counts, decay
+        self.w, self.optimizer = w, RowOptimizer(spec, w)
         self.average = w.clone() if decay else None
         self.merged = IndexedRows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, table.width))
 
     def fetch(self, numbers: Tensor) -> Tensor:
+        """Returns the rows [K, D] with these numbers [K]."""
         return gather(self.w, numbers)
 
-    def exchange(self, own: IndexedRows) -> None:
-        """Of all learners' rows, the sum."""
+    def exchange(self, rows: IndexedRows) -> None:
+        """Sums the gradient rows of all learners into `merged`."""
         if self._team.size == 1:
-            self.merged = own
+            self.merged = rows
         else:
-            self.merged = self._gather(own) if self._path == "all-gather" else self._reduce(own)
+            self.merged = self._gather(rows) if self._method == "all-gather" else self._reduce(rows)
 
     def clip(self, norm: Tensor, limit: float) -> None:
-        """See `optimizer.clip`; what was gathered may be what others have, too."""
+        """Applies `optimizer.clip` to a copy of `merged`, as gathered rows may share memory with other learners."""
         values = self.merged.values.clone()
         clip(values, norm, limit)
         self.merged = IndexedRows(self.merged.numbers, values)
 
-    def update(self, rate: float) -> None:
-        self.optimizer.step(self.merged, rate)
+    def update(self, lr: float) -> None:
+        """Applies `merged` with learning rate `lr`."""
+        self.optimizer.step(self.merged, lr)
         if self.average is not None:
             self.average.lerp_(self.w, 1 - self._decay)
 
-    def _gather(self, own: IndexedRows) -> IndexedRows:
+    def _gather(self, rows: IndexedRows) -> IndexedRows:
         team, width = self._team, self._table.width
-        length = torch.tensor([len(own)], dtype=torch.int32, device=own.values.device)
+        length = torch.tensor([len(rows)], dtype=torch.int32, device=rows.values.device)
         lengths = torch.cat(team.start_all_gather(length).wait()).tolist()
-        numbers_work = team.start_all_gather(own.numbers.int(), lengths)
-        values_work = team.start_all_gather(own.values.reshape(-1), [n * width for n in lengths])
+        numbers_work = team.start_all_gather(rows.numbers.int(), lengths)
+        values_work = team.start_all_gather(rows.values.reshape(-1), [n * width for n in lengths])
         numbers, values = numbers_work.wait(), values_work.wait()
-        self._counts["sent"] += (team.size - 1) * own.values.nbytes
-        self._counts["received"] += sum(part.nbytes for part in values) - own.values.nbytes
+        self._counts["sent"] += (team.size - 1) * rows.values.nbytes
+        self._counts["received"] += sum(part.nbytes for part in values) - rows.values.nbytes
         parts = [IndexedRows(n.long(), v.view(-1, width)) for n, v in zip(numbers, values, strict=True)]
-        rows, price = accumulate(parts, self._table.rows, each=False)
-        team.simulate_cost("update", price)  # on the device, unlike a server's
-        return rows
+        merged, cost = accumulate(parts, self._table.rows, each=False)
+        team.simulate_cost("update", cost)  # on the device, while servers merge on their host
+        return merged
 
-    def _reduce(self, own: IndexedRows) -> IndexedRows:
-        """A column more tells which rows have a gradient, though it be zero."""
-        whole = own.values.new_zeros(self._table.rows, self._table.width + 1)
-        whole[own.numbers, :-1] = own.values
-        whole[own.numbers, -1] = 1.0
-        flat = whole.view(-1)
+    def _reduce(self, rows: IndexedRows) -> IndexedRows:
+        """Averages the full table. An extra column marks touched rows, whose gradient may be zero."""
+        full = rows.values.new_zeros(self._table.rows, self._table.width + 1)
+        full[rows.numbers, :-1] = rows.values
+        full[rows.numbers, -1] = 1.0
+        flat = full.view(-1)
         self._team.start_all_reduce_mean(flat).wait()
         self._counts["sent"] += round(2 * (self._team.size - 1) / self._team.size * flat.nbytes)
-        touched = whole[:, -1].nonzero()[:, 0]
-        return IndexedRows(touched, whole[touched, :-1] * self._team.size)
+        touched = full[:, -1].nonzero()[:, 0]
+        return IndexedRows(touched, full[touched, :-1] * self._team.size)
 
     def state_dict(self) -> dict[str, Any]:
         return {"w": self.w, "optimizer": self.optimizer.state_dict(), "average": self.average}

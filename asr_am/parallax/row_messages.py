@@ -1,19 +1,20 @@
-"""Letters to other learners, and to tasks of the same learner, by the same calls.
+"""Messages between workers and servers about rows, and a messenger that also delivers within a learner.
 
-What workers and servers write to each other about rows. All letters carry the step t as their clock.
+The clock of every message is the step t.
 
-Worker to server:   pull     head [table, K], numbers [K]           which rows it needs; no numbers: all of them
-                    push     head [rate, K of each table], numbers, its gradient, or its machine's
+Worker to server:   pull     header [table, K], numbers [K]         rows that it needs, all if there are no numbers
+                    push     header [lr, K of each table], numbers, its gradient, or that of its machine
                              values of each table
-Worker to worker:   local    the same, with rows as the model numbers them: to the chief of its machine
-Server to worker:   rows     values                                 what was pulled
-                    norm     a double                               of the whole gradient, from the first server
-Server to server:   square   a double                               its part of that, to the first
-                    limit    a double                               the norm, from the first
-Server and chief:   sums     as push                                the merged gradient, where the chief clips it
-                    clipped  as push
+Worker to worker:   local    like push, with the model's row        to the chief of its machine
+                             numbers
+Server to worker:   rows     values                                 rows that were pulled
+                    norm     a double                               norm of the whole gradient, from the first server
+Server to server:   square   a double                               squared norm of its part, to the first server
+                    limit    a double                               the norm, from the first server
+Server and chief:   sums     like push                              the merged gradient, if the chief clips it
+                    clipped  like push                              the same after clipping
 
-Numbers are those at the server. Where all of a server's rows are meant, they are left out.
+Unless stated otherwise, row numbers are those on the server. They are omitted if a message holds all of its rows.
 """
 
 from __future__ import annotations
@@ -29,54 +30,71 @@ from asr_am.distributed.team import Event, LearnerLost, Team
 from asr_am.parallax.indexed_rows import (
     IndexedRows,
     WireDtype,
+    num_rows_on,
     pack,
-    pack_head,
+    pack_header,
     pack_numbers,
-    rows_of,
     unpack,
-    unpack_head,
+    unpack_header,
     unpack_numbers,
 )
 
 
 class Messenger:
-    """clock: of a letter, the step that it belongs to. Each tag has one task that receives it."""
+    """Sends messages to other learners, and to tasks of the same learner through local queues.
+
+    Exactly one task receives the messages of a tag.
+    """
 
     def __init__(self, team: Team, tags: Sequence[str]) -> None:
         self.team = team
-        self._own: defaultdict[str, deque[tuple[Tensor, ...]]] = defaultdict(deque)
-        self._came: dict[str, Event] = {tag: team.event() for tag in tags} if team.size > 1 else {}
+        self._loopback: defaultdict[str, deque[tuple[Tensor, ...]]] = defaultdict(deque)
+        self._arrived: dict[str, Event] = {tag: team.event() for tag in tags} if team.size > 1 else {}
 
     def send(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
+        """Sends a message without waiting for its receiver.
+
+        Args:
+            to: Rank of the receiver, which may be this learner.
+            tag: One of `TAGS`.
+            clock: Step that the message belongs to.
+            *tensors: Content. Copied if the receiver is this learner.
+        """
         if to != self.team.rank:
             self.team.send(to, tag, clock, *tensors)
             return
-        self._own[tag].append(tuple(tensor.detach().to("cpu", torch.float32, copy=True) for tensor in tensors))
-        if self._came:
-            self._came[tag].set()
+        self._loopback[tag].append(tuple(tensor.detach().to("cpu", torch.float32, copy=True) for tensor in tensors))
+        if self._arrived:
+            self._arrived[tag].set()
 
     def receive(self, tag: str, source: int) -> tuple[Tensor, ...]:
-        """The next letter of a learner; LearnerLost where it died."""
+        """Waits for the next message from a learner. Raises LearnerLost if that learner died."""
         if source != self.team.rank:
             message = self.team.recv(tag, source)
             if message is None:
-                raise LearnerLost(source, "died, and parallax needs the gradients and the rows of all")
+                raise LearnerLost(source, "died; parallax needs the gradients and the rows of every learner")
             return message.tensors
-        waiting, came = self._own[tag], self._came[tag]
-        while not waiting:
-            came.clear()
-            if not waiting:
-                came.wait()
-        return waiting.popleft()
+        queue, arrived = self._loopback[tag], self._arrived[tag]
+        while not queue:
+            arrived.clear()
+            if not queue:  # a message may have arrived before clear()
+                arrived.wait()
+        return queue.popleft()
 
 
-DOUBLE = 2  # float32 numbers
+DOUBLE = 2  # float32 elements that hold a double
 TAGS = ("pull", "push", "local", "rows", "norm", "square", "limit", "sums", "clipped")
 
 
 @dataclass(frozen=True)
 class Table:
-    """A parameter that lives on servers: V rows of D elements."""
+    """A parameter that lives on servers.
+
+    Attributes:
+        name: Name in the model.
+        rows: Number of rows, V.
+        width: Elements of a row, D.
+    """
 
     name: str
     rows: int
@@ -84,47 +102,66 @@ class Table:
 
 
 def make_messenger(team: Team, tables: Sequence[Table], servers: int) -> Messenger:
-    """Accept all letters there are, from servers and workers."""
-    here = [rows_of(0, servers, table.rows) for table in tables]
-    everything = [table.rows for table in tables]
-    head = DOUBLE * (1 + len(tables))
+    """Registers the tags of all messages with their maximal lengths and returns a messenger for them."""
+    rows_here = [num_rows_on(0, servers, table.rows) for table in tables]
+    all_rows = [table.rows for table in tables]
+    header = DOUBLE * (1 + len(tables))
     if team.size > 1:
-        team.register_tag("pull", 2 * DOUBLE, -sum(here))
-        team.register_tag("rows", -max(rows * table.width for rows, table in zip(here, tables, strict=True)))
-        for tag, limits in (("local", everything), ("push", here), ("sums", here), ("clipped", here)):
-            values = [-rows * table.width for rows, table in zip(limits, tables, strict=True)]
-            team.register_tag(tag, head, -sum(limits), *values)
+        team.register_tag("pull", 2 * DOUBLE, -sum(rows_here))
+        team.register_tag("rows", -max(rows * table.width for rows, table in zip(rows_here, tables, strict=True)))
+        for tag, num_rows in (("local", all_rows), ("push", rows_here), ("sums", rows_here), ("clipped", rows_here)):
+            values = [-rows * table.width for rows, table in zip(num_rows, tables, strict=True)]
+            team.register_tag(tag, header, -sum(num_rows), *values)
         for tag in ("norm", "square", "limit"):
             team.register_tag(tag, DOUBLE)
     return Messenger(team, TAGS)
 
 
-def write_rows(parts: Sequence[IndexedRows], rate: float, limits: Sequence[int], wire: WireDtype) -> tuple[Tensor, ...]:
-    """A push: rows of each table. limits: V of each, where those are."""
-    numbers = [part.numbers for part, limit in zip(parts, limits, strict=True) if len(part) < limit]
+def write_rows(parts: Sequence[IndexedRows], lr: float, num_rows: Sequence[int], wire: WireDtype) -> tuple[Tensor, ...]:
+    """Serialises rows of all tables as a push.
+
+    Args:
+        parts: Rows of each table.
+        lr: Learning rate of the step.
+        num_rows: Number of rows that each table has at the receiver. Row numbers of complete tables are omitted.
+        wire: Dtype of the values in the message.
+    """
+    numbers = [part.numbers for part, count in zip(parts, num_rows, strict=True) if len(part) < count]
     numbers_N = torch.cat(numbers) if numbers else torch.zeros(0, dtype=torch.int64)
     values = [pack(part.values, wire) for part in parts]
-    return pack_head(rate, *map(len, parts)), pack_numbers(numbers_N), *values
+    return pack_header(lr, *map(len, parts)), pack_numbers(numbers_N), *values
 
 
 def read_rows(
-    message: Sequence[Tensor], tables: Sequence[Table], limits: Sequence[int], wire: WireDtype
+    message: Sequence[Tensor], tables: Sequence[Table], num_rows: Sequence[int], wire: WireDtype
 ) -> tuple[list[IndexedRows], float]:
-    """The rows, and the learning rate."""
-    rate, *counts = unpack_head(message[0])
+    """Inverts `write_rows`.
+
+    Args:
+        message: Tensors of the message.
+        tables: The tables, which give the width of rows.
+        num_rows: As for `write_rows`.
+        wire: As for `write_rows`.
+
+    Returns:
+        Rows of each table, and the learning rate.
+    """
+    lr, *counts = unpack_header(message[0])
     lengths = [int(count) for count in counts]
-    given = [0 if n == limit else n for n, limit in zip(lengths, limits, strict=True)]
-    numbers = unpack_numbers(message[1]).split(given)
+    num_sent = [0 if n == count else n for n, count in zip(lengths, num_rows, strict=True)]
+    numbers = unpack_numbers(message[1]).split(num_sent)
     rows = []
     for k, (n, sent) in enumerate(zip(lengths, message[2:], strict=True)):
-        own = numbers[k] if given[k] == n else torch.arange(limits[k])
-        rows.append(IndexedRows(own, unpack(sent, (n, tables[k].width), wire)))
-    return rows, rate
+        row_numbers = numbers[k] if num_sent[k] == n else torch.arange(num_rows[k])
+        rows.append(IndexedRows(row_numbers, unpack(sent, (n, tables[k].width), wire)))
+    return rows, lr
 
 
 def write_double(value: Tensor) -> Tensor:
+    """Serialises a scalar as a double."""
     return value.detach().to("cpu", torch.float64).reshape(1).view(torch.float32)
 
 
 def read_double(message: Sequence[Tensor]) -> Tensor:
+    """Inverts `write_double`."""
     return message[0].clone().view(torch.float64)[0]

@@ -1,8 +1,8 @@
-"""A torch optimizer's rule, applied to some rows of a parameter only.
+"""Applies a torch optimizer to selected rows of a parameter.
 
-What torch.optim.SparseAdam and torch.optim.Adagrad do with sparse gradients, for rules that work element by element,
-momentum included: rows that no gradient has touched keep their weights and their state (no decay either). The step
-count is the parameter's.
+This is what torch.optim.SparseAdam and torch.optim.Adagrad do with sparse gradients, for every rule that works element
+by element, including momentum. Rows without a gradient keep their weights and their state, so weight decay does not
+apply to them either. The step count is that of the parameter.
 """
 
 from __future__ import annotations
@@ -23,18 +23,24 @@ RULES: tuple[Any, ...] = (
 
 
 class OptimizerSpec:
-    """The class and options of the optimizer of a single-device program.
-
-    InputError where it is none of RULES, has several groups of parameters, lacks one that is not frozen, has some that
-    are not the model's, or has done steps.
-    """
+    """Class and options of a single-device program's optimizer, from which optimizers of single parameters are made."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+        """Checks that the optimizer can be applied row by row.
+
+        Args:
+            optimizer: An optimizer of one of the classes in `RULES`, before its first step.
+            model: The model whose parameters it updates.
+
+        Raises:
+            InputError: The class is not supported, there are several parameter groups, a trainable parameter is
+                missing, a parameter is not the model's, or the optimizer has done steps.
+        """
         kind, known = type(optimizer), ", ".join(rule.__name__ for rule in RULES)
         if kind not in RULES:
-            raise InputError(f"optimizer {kind.__name__}: parallax knows the rules of {known}")
+            raise InputError(f"optimizer {kind.__name__}: not supported by parallax; use one of {known}")
         if len(optimizer.param_groups) != 1:
-            raise InputError(f"optimizer {kind.__name__}: has several groups of parameters; parallax needs one")
+            raise InputError(f"optimizer {kind.__name__}: has several parameter groups; parallax supports one")
         group = optimizer.param_groups[0]
         given = {id(p) for p in group["params"]}
         for name, parameter in trainable(model):
@@ -43,64 +49,68 @@ class OptimizerSpec:
         if given - {id(p) for p in model.parameters()}:
             raise InputError(f"optimizer {kind.__name__}: has parameters that are not the model's")
         if any(state.get("step", True) for state in optimizer.state.values() if state):
-            raise InputError(f"optimizer {kind.__name__}: has done steps, and what it keeps of them would be lost")
+            raise InputError(f"optimizer {kind.__name__}: has done steps, and its state would be lost; make a new one")
         accepted = signature(kind).parameters.keys() - {"params"}  # groups of AdamW have options that it does not take
         options = {key: value for key, value in group.items() if key in accepted}
         if options.get("dampening") or options.get("foreach") or options.get("fused"):
-            raise InputError(f"optimizer {kind.__name__}: dampening, foreach and fused are not for single rows")
+            raise InputError(f"optimizer {kind.__name__}: dampening, foreach and fused do not work on single rows")
         self._kind: Any = kind
         self._options = options
 
-    def rate(self, optimizer: torch.optim.Optimizer) -> float:
-        """Its learning rate now; InputError where a schedule has changed another option."""
+    def lr(self, optimizer: torch.optim.Optimizer) -> float:
+        """Returns the present learning rate. Raises InputError if another option has changed."""
         group = optimizer.param_groups[0]
         for key, value in self._options.items():
             if key != "lr" and group[key] != value:
-                raise InputError(f"the optimizer's {key} went from {value} to {group[key]}; only lr may change")
+                raise InputError(f"the optimizer's {key} changed from {value} to {group[key]}; only lr may change")
         return float(group["lr"])
 
-    def described(self) -> str:
-        """Without the learning rate, which may change."""
+    def summary(self) -> str:
+        """Returns class and options, without the learning rate, which may change."""
         others = {key: value for key, value in self._options.items() if key != "lr"}
         return f"{self._kind.__name__} {others}"
 
     def make(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
-        """An optimizer of one parameter; its learning rate is set before each step."""
+        """Makes an optimizer of one parameter. Callers set its learning rate before each step."""
         made: torch.optim.Optimizer = self._kind([parameter], **self._options)
         return made
 
 
 class RowOptimizer:
-    """Updates rows of w [V, D] in place. state: a tensor [V, D] for each that the rule has, but the step count."""
+    """Updates rows of a parameter w [V, D] in place.
 
-    def __init__(self, rule: OptimizerSpec, w: Tensor) -> None:
+    Attributes:
+        state: State of the rule, one tensor [V, D] for each key except the step count.
+    """
+
+    def __init__(self, spec: OptimizerSpec, w: Tensor) -> None:
         self._w, self._steps = w, 0
         sample = nn.Parameter(torch.zeros(1))
         sample.grad = torch.zeros(1)
-        self._torch = rule.make(sample)
-        self._torch.step()  # of zero: fills the state with what it begins with
+        self._torch = spec.make(sample)
+        self._torch.step()  # with a zero gradient, to see the initial state
         self.state = {
             key: torch.full_like(w, float(value)) for key, value in self._torch.state[sample].items()
             if key != "step" and value is not None
         }  # fmt: skip
 
-    def step(self, rows: IndexedRows, rate: float) -> None:
-        """Apply the gradient `rows`. rate: learning rate."""
+    def step(self, rows: IndexedRows, lr: float) -> None:
+        """Applies the gradient `rows` with learning rate `lr`."""
         self._steps += 1
         if not len(rows):
             return
         index = slice(None) if len(rows) == len(self._w) else rows.numbers
         part = nn.Parameter(gather(self._w, index))
         part.grad = rows.values
-        own: dict[str, Tensor] = {key: gather(values, index) for key, values in self.state.items()}
-        self._torch.param_groups[0].update(params=[part], lr=rate)
+        part_state: dict[str, Tensor] = {key: gather(values, index) for key, values in self.state.items()}
+        self._torch.param_groups[0].update(params=[part], lr=lr)
         self._torch.state.clear()
-        self._torch.state[part] = {**own, "step": torch.tensor(float(self._steps - 1))}
+        self._torch.state[part] = {**part_state, "step": torch.tensor(float(self._steps - 1))}
         self._torch.step()
-        if isinstance(index, Tensor):
+        if isinstance(index, Tensor):  # a slice is a view, already updated
             scatter(part.detach(), self._w, index)
             for key, values in self.state.items():
-                scatter(own[key], values, index)
+                scatter(part_state[key], values, index)
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self._steps, **self.state}

@@ -1,13 +1,12 @@
-"""Splitting the input between learners.
+"""Runs a single-device training program on a team: `get_runner` and `shard` (Table 2 of the paper).
 
-Runs a single-device training program on a team: `get_runner` and what it returns (table 2 of the paper).
+The first batch is used for a probe without an update. It shows which parameters are sparse (`sparsity_probe`), and the
+cost model selects a method for each (`placement`). Dense parameters become a `FlatParams`, which is averaged during the
+backward pass. Sparse ones leave the model. A `SparseWeight` in their place looks rows up on servers (`row_server`,
+`row_worker`) or in a local replica (`replicated_table`).
 
-The first batch is run dry: it shows which parameters are sparse (`dry`), from which each gets its way (`plan`). Dense
-ones become a `FlatParams`, averaged while the backward pass goes on; sparse ones leave the model, which finds in their
-place what looks rows up (`lookup`) on the servers (`server`, `worker`) or in a copy of its own (`replicated`).
-
-Staleness 0: the steps of one device on the batches of all learners, which updates touched rows of sparse parameters
-only, as torch.optim.SparseAdam does.
+Training is synchronous: each step equals that of one device on the batches of all learners, except that only touched
+rows of sparse parameters are updated, as in torch.optim.SparseAdam.
 """
 
 from __future__ import annotations
@@ -34,13 +33,17 @@ from asr_am.parallax.placement import PlacementPlan, make_placement_plan
 from asr_am.parallax.row_optimizer import OptimizerSpec
 from asr_am.parallax.sparsity_probe import AccessStats, LossFn, probe, trainable
 
+log = logging.getLogger(__name__)
+
 Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True)
 class Shard(Generic[Batch]):
-    """Every `size`th batch from the `rank`th on. In an incomplete last round, learners without a batch get None, so
-    that all take the same number of steps: `Runner.run` takes a None as a batch without examples.
+    """One learner's batches: every `size`th one, starting with number `rank`.
+
+    If the last round is incomplete, learners without a batch get None, so that all take the same number of steps.
+    `Runner.run` treats None as a batch without examples.
     """
 
     dataset: Iterable[Batch]
@@ -49,146 +52,186 @@ class Shard(Generic[Batch]):
 
     def __iter__(self) -> Iterator[Batch | None]:
         batches = iter(self.dataset)
-        while own := list(islice(batches, self.size)):
-            yield own[self.rank] if self.rank < len(own) else None
+        while batch_round := list(islice(batches, self.size)):
+            yield batch_round[self.rank] if self.rank < len(batch_round) else None
 
 
 def shard(dataset: Iterable[Batch], team: Team | None = None) -> Shard[Batch]:
-    """This learner's part of a dataset of batches, which must come in the same order for all (table 2 of the paper).
+    """Returns this learner's part of a dataset (Table 2 of the paper).
 
-    team: None for that which RANK and WORLD_SIZE tell of, as torchrun sets them; without these, one learner.
+    Args:
+        dataset: Batches, in the same order on all learners.
+        team: The learners. None reads RANK and WORLD_SIZE, which torchrun sets, and is a single learner without them.
+
+    Raises:
+        InputError: RANK or WORLD_SIZE is not valid.
     """
     if team is not None:
         return Shard(dataset, team.rank, team.size)
     try:
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     except ValueError as error:
-        raise InputError(f"RANK and WORLD_SIZE: must be whole numbers ({error})") from None
+        raise InputError(f"RANK and WORLD_SIZE: must be integers ({error})") from None
     if not 0 <= rank < size:
-        raise InputError(f"RANK={rank}, WORLD_SIZE={size}: the rank must be below the size")
+        raise InputError(f"RANK={rank}, WORLD_SIZE={size}: the rank must be at least 0 and below the size")
     return Shard(dataset, rank, size)
 
 
-log = logging.getLogger(__name__)
-
-
 def get_runner(
-    model: nn.Module, loss: LossFn, optimizer: torch.optim.Optimizer, resources: Team | None = None,
+    model: nn.Module, loss: LossFn, optimizer: torch.optim.Optimizer, team: Team | None = None,
     config: Config | None = None,
 ) -> Runner:  # fmt: skip
-    """model, loss, optimizer: of a program for one device; the optimizer's rule is applied where parameters live, and
-    its learning rate read in each step, so that schedules go on to work. All learners begin with the same weights.
+    """Prepares a single-device program for training on a team (Table 2 of the paper).
 
-    resources: the team, as `connect` or a virtual cluster makes it; None: this process alone. A team has one runner in
-    its life where parameters are on servers, as those go on to listen.
+    Model, loss and batches stay as they are. `Runner.run` replaces zero_grad, backward, clipping and step. Frozen
+    parameters keep their values on every learner.
 
-    The model, its loss and its batches stay as they are; `Runner.run` takes the place of zero_grad, backward, clipping
-    and step. Frozen parameters stay as they are on every learner. InputError where the optimizer's rule is not known,
-    it lacks one of the others or has some that are not the model's, or has done steps.
+    Args:
+        model: The model. All learners must begin with the same weights.
+        loss: Returns the summed loss and the number of examples of a batch.
+        optimizer: The program's optimizer. Its rule is applied where parameters live. Its learning rate is read in each
+            step, so schedules keep working.
+        team: The learners, made by `connect` or a virtual cluster. None trains in this process alone. If parameters
+            live on servers, a team can have only one runner in its life, because servers never stop listening.
+        config: Options. None uses the defaults.
+
+    Raises:
+        InputError: The optimizer's class is not supported, it lacks a trainable parameter or has a foreign one, or it
+            has done steps.
     """
-    return Runner(model, loss, optimizer, resources or SingleProcess(), config or Config())
+    return Runner(model, loss, optimizer, team or SingleProcess(), config or Config())
 
 
 class Runner(AbstractContextManager["Runner"]):
-    """plan: after the first step. counts: bytes by kind, as `worker` and `replicated` count them, and "all-reduce"."""
+    """Trains a model on a team. Use it as a context manager: no learner leaves while others may need its server.
+
+    Attributes:
+        model: The model. Its sparse parameters are replaced in the first step.
+        team: The learners.
+        config: Options in effect.
+        plan: Placement of the parameters. None before the first step.
+        counts: Bytes so far by kind: those of `RowWorker` and `ReplicatedTable`, and "all-reduce".
+        steps: Number of steps so far.
+    """
 
     def __init__(
         self, model: nn.Module, loss: LossFn, optimizer: torch.optim.Optimizer, team: Team, config: Config
     ) -> None:
-        alone = team.size == 1  # nobody to serve
         self.model, self.team = model, team
-        self.config = replace(config, hybrid=True, path=None, servers=None) if alone else config
+        # A single learner needs no servers.
+        self.config = replace(config, hybrid=True, path=None, servers=None) if team.size == 1 else config
         self.plan: PlacementPlan | None = None
         self.counts: Counter[str] = Counter()
         self.steps = 0
-        self._loss, self._optimizer, self._rule = loss, optimizer, OptimizerSpec(optimizer, model)
-        self._split: PartitionedModel | None = None
+        self._loss, self._optimizer, self._spec = loss, optimizer, OptimizerSpec(optimizer, model)
+        self._partitioned: PartitionedModel | None = None
 
     def run(self, batch: Any | None) -> float:
-        """One step on the batches of all learners; the mean loss over all their examples. None: no batch here."""
-        split = self._split or self._prepare(batch)
-        rate = self._rule.rate(self._optimizer)
-        under_way: list[Work] = []
+        """Does one step on the batches of all learners.
+
+        Args:
+            batch: This learner's batch, or None if it has none.
+
+        Returns:
+            The mean loss over the examples of all learners.
+        """
+        partitioned = self._partitioned or self._prepare(batch)
+        lr = self._spec.lr(self._optimizer)
+        pending: list[Work] = []
         means: list[float] = []
 
         def average(begin: int, end: int) -> None:
-            under_way.append(self.team.start_all_reduce_mean(split.params.g[begin:end]))
+            pending.append(self.team.start_all_reduce_mean(partitioned.params.g[begin:end]))
 
-        closure = self.team.timed(lambda on_bucket: self._gradient(split, batch, means, on_bucket))
-        split.pull()
+        closure = self.team.timed(lambda on_bucket: self._gradient(partitioned, batch, means, on_bucket))
+        partitioned.pull()
         closure(average if self.config.hybrid else None)
-        split.push(rate)
-        for work in under_way:
+        partitioned.push(lr)
+        for work in pending:
             work.wait()
-        split.update(rate)
-        self.counts["all-reduce"] += split.reduced_bytes
+        partitioned.update(lr)
+        self.counts["all-reduce"] += partitioned.reduced_bytes
         self.steps += 1
         return means[0]
 
     def weights(self, average: bool = False) -> dict[str, Tensor]:
-        """The whole model's `state_dict`, on the CPU; called by all learners. average: moving averages instead."""
+        """Returns the complete model's `state_dict` on the CPU. All learners must call it.
+
+        Args:
+            average: Returns moving averages instead of weights.
+        """
         return self._built.weights(average)
 
     def drain(self) -> None:
-        """Until all updates are done everywhere; called by all learners."""
-        if self._split is not None:
-            self._split.drain()
+        """Waits until all updates are applied on all servers. All learners must call it."""
+        if self._partitioned is not None:
+            self._partitioned.drain()
 
     def state_dict(self) -> dict[str, Any]:
-        """This learner's part of a checkpoint: tensors and plain values; called by all learners."""
-        split = self._built
+        """Returns this learner's part of a checkpoint, tensors and plain values. All learners must call it."""
+        partitioned = self._built
         self.drain()
-        assert self.plan is not None  # it was built from one
+        assert self.plan is not None  # made together with _built
         return {
             "steps": self.steps, "made_with": self._made_with(), "counts": dict(self.counts),
-            "plan": self.plan.state_dict(), "split": split.state_dict(),
+            "plan": self.plan.state_dict(), "split": partitioned.state_dict(),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on, with the same bits, from this learner's part; before the first step, called by all learners. What the
-        program keeps is its own to restore: schedules, its place in the data, frozen parameters, random streams.
+        """Resumes bit for bit from this learner's part of a checkpoint.
 
-        InputError where other learners, other options or another optimizer go on.
+        All learners must call it, before the first step. The program restores its own state: schedules, its position in
+        the data, frozen parameters and random streams.
+
+        Args:
+            state: Result of `state_dict` on the learner with the same rank.
+
+        Raises:
+            InputError: Learners, options or optimizer are not those of the checkpoint.
         """
         made_with = state.get("made_with", {})
-        for what, now in self._made_with().items():
-            if (then := made_with.get(what)) != now:
-                raise InputError(f"the checkpoint was made with {what} {then}, not {now}; go on with the same")
-        self._build(PlacementPlan.of_state(state["plan"]), state["split"])
+        for name, now in self._made_with().items():
+            if (then := made_with.get(name)) != now:
+                raise InputError(f"the checkpoint was made with {name} {then}, not {now}; resume with the same")
+        self._build(PlacementPlan.from_state_dict(state["plan"]), state["split"])
         self.steps = state["steps"]
         self.counts.update(state["counts"])
 
     def __exit__(self, *exception: object) -> None:
-        """No learner leaves while others may still need its server."""
-        if exception[0] is None and self._split is not None:
-            self._split.end()
+        """Waits for all learners, as others may still need this learner's server."""
+        if exception[0] is None and self._partitioned is not None:
+            self._partitioned.close()
 
     def _made_with(self) -> dict[str, Any]:
         options = {f"parallax.{name}": value for name, value in vars(self.config).items()}
-        return {"learners on machines": list(self.team.hosts), "the optimizer": self._rule.described(), **options}
+        return {"learners on machines": list(self.team.hosts), "the optimizer": self._spec.summary(), **options}
 
     @property
     def _built(self) -> PartitionedModel:
-        if self._split is None:
-            raise RuntimeError("no step was done")
-        return self._split
+        if self._partitioned is None:
+            raise RuntimeError("the runner has done no step yet")
+        return self._partitioned
 
     def _gradient(
-        self, split: PartitionedModel, batch: Any | None, means: list[float], on_bucket: BucketHook | None
+        self, partitioned: PartitionedModel, batch: Any | None, means: list[float], on_bucket: BucketHook | None
     ) -> StepResult:  # fmt: skip
-        """The backward pass, so that the mean over learners is the gradient of the mean over all examples.
+        """Runs the backward pass, scaled so that the mean over learners is the gradient of the mean over all examples.
 
-        means: filled with the mean loss.
+        Args:
+            partitioned: The model in parts.
+            batch: This learner's batch, or None.
+            means: List that the mean loss over all learners is appended to.
+            on_bucket: Called for each bucket of dense gradients when it is complete.
         """
-        params, zero = split.params, torch.zeros(())
-        params.rebind_grads()  # which a zero_grad that was left in the program undoes
+        params, zero = partitioned.params, torch.zeros(())
+        params.rebind_grads()  # a zero_grad that was left in the program unbinds them
         params.g.zero_()
         loss_sum, examples = (None, 0.0) if batch is None else self._loss(self.model, batch)
         both = torch.tensor([0.0 if loss_sum is None else float(loss_sum.detach()), examples])
         both = both.to(params.g.device)
         self.team.start_all_reduce_mean(both).wait()
         total, loss_denominator = both.tolist()
-        loss_denominator = max(loss_denominator, 1e-30)  # no examples at all: a gradient of zero
+        loss_denominator = max(loss_denominator, 1e-30)  # without any examples, the gradient is zero
         means.append(total / loss_denominator)
         if loss_sum is None:
             params.notify_all_buckets(on_bucket)
@@ -197,24 +240,22 @@ class Runner(AbstractContextManager["Runner"]):
                 (loss_sum / loss_denominator).backward()
         return StepResult(Lease(None, 0.0, 0.0, loss_denominator), examples, 0, 0.0, zero, zero)
 
-    # once
-
     def _prepare(self, batch: Any | None) -> PartitionedModel:
-        """The dry step, and what follows from it."""
+        """Probes the model on the first batch, makes the plan and partitions the model."""
         self._check_equal()
         parameters = trainable(self.model)
         names = [name for name, _ in parameters]
-        seen = [AccessStats(0.0, False)] * len(names) if batch is None else probe(self.model, self._loss, batch)
-        own = [float(batch is not None), *(x for one in seen for x in (one.alpha, float(one.lookups)))]
-        rows = self.team.gather(torch.tensor(own, dtype=torch.float64)).values()
-        all_seen = torch.stack([row[1:].view(-1, 2) for row in rows if row[0]])
-        alphas, looked_up = all_seen[:, :, 0].mean(dim=0), all_seen[:, :, 1].min(dim=0).values
+        stats = [AccessStats(0.0, False)] * len(names) if batch is None else probe(self.model, self._loss, batch)
+        row = [float(batch is not None), *(x for one in stats for x in (one.alpha, float(one.lookups_only)))]
+        rows = self.team.gather(torch.tensor(row, dtype=torch.float64)).values()
+        all_stats = torch.stack([row[1:].view(-1, 2) for row in rows if row[0]])
+        alphas, lookups_only = all_stats[:, :, 0].mean(dim=0), all_stats[:, :, 1].min(dim=0).values
         first = first_names(self.model)
         if unknown := sorted(set(self.config.dense) - first.keys()):
             raise InputError(f"Config.dense: the model has no parameter {unknown[0]}; it has {', '.join(first)}")
         dense = {first[name] for name in self.config.dense}
         sparse = [
-            name not in dense and bool(looked_up[k]) and float(alphas[k]) < 1.0 for k, name in enumerate(names)
+            name not in dense and bool(lookups_only[k]) and float(alphas[k]) < 1.0 for k, name in enumerate(names)
         ]  # fmt: skip
         shapes = [(name, *_rows_and_width(p)) for name, p in parameters]
         return self._build(
@@ -222,36 +263,37 @@ class Runner(AbstractContextManager["Runner"]):
         )
 
     def _build(self, plan: PlacementPlan, state: dict[str, Any] | None = None) -> PartitionedModel:
-        """state: of a checkpoint, which servers have before anybody can ask them."""
+        """Partitions the model and starts the servers, after loading the state of a checkpoint if there is one."""
         self.plan = plan
-        if len(plan.sparse) == len(plan.choices):
+        if len(plan.sparse) == len(plan.placements):
             raise InputError("all parameters are sparse: name a small one in Config.dense, for all-reduce")
         if self.team.rank == 0:
-            log.info("bytes a learner transfers in a step, by the way its gradient goes:\n%s", plan)
+            log.info("bytes that a learner transfers in a step, by method:\n%s", plan)
             if not plan.sparse and self.config.hybrid:
                 log.info("no sparse parameters: this is synchronous SGD by all-reduce (strategy=sync)")
-        split = PartitionedModel(self.model, plan, self.team, self._rule, self.config, self.counts)
-        self._optimizer.param_groups[0]["params"].clear()  # or they would be kept here, too
+        partitioned = PartitionedModel(self.model, plan, self.team, self._spec, self.config, self.counts)
+        self._optimizer.param_groups[0]["params"].clear()  # frees the original tensors
         if state is not None:
-            split.load_state_dict(state)
-        self._split = split
-        self.team.gather(torch.zeros(0, dtype=torch.float64))  # all servers listen
-        split.start()
-        return split
+            partitioned.load_state_dict(state)
+        self._partitioned = partitioned
+        self.team.gather(torch.zeros(0, dtype=torch.float64))  # barrier: all servers exist and hold their state
+        partitioned.start()
+        return partitioned
 
     def _check_equal(self) -> None:
-        """InputError where learners begin with different weights, or see different machines."""
-        own = [_fingerprint(p.detach()) for p in self.model.parameters()]
-        rows = self.team.gather(torch.tensor([*self.team.hosts, *own], dtype=torch.float64))
+        """Raises InputError if learners begin with different weights or disagree about machines."""
+        fingerprints = [_fingerprint(p.detach()) for p in self.model.parameters()]
+        rows = self.team.gather(torch.tensor([*self.team.hosts, *fingerprints], dtype=torch.float64))
         for rank, row in rows.items():
             if not torch.equal(row[: self.team.size], rows[0][: self.team.size]):
                 raise InputError(
-                    f"learner {rank} and learner 0 do not agree which machines learners are on: start as many on each"
+                    f"learner {rank} and learner 0 disagree about the machines that learners are on: start equally "
+                    "many learners on each machine"
                 )
             if not torch.equal(row, rows[0]):
                 raise InputError(
                     f"learner {rank} begins with other weights than learner 0: make the model from the same seed, or "
-                    "load the same file, on all"
+                    "load the same file, on all learners"
                 )
 
 
@@ -260,6 +302,6 @@ def _rows_and_width(parameter: Tensor) -> tuple[int, int]:
 
 
 def _fingerprint(values: Tensor) -> float:
-    """A sum in which each row has its own weight."""
+    """Returns a weighted sum, with another weight for each row."""
     rows = values.reshape(len(values) if values.dim() else 1, -1).sum(dim=1, dtype=torch.float64)
     return float(rows @ torch.linspace(1, 2, len(rows), dtype=torch.float64, device=rows.device))

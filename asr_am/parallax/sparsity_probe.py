@@ -1,7 +1,8 @@
-"""A step without an update, to see which parameters are sparse: whose rows are looked up, and how few have gradients.
+"""Finds sparse parameters with one forward and backward pass without an update.
 
-It stands for the paper's look at the graph (TensorFlow knows a sparse gradient by its type). A parameter is sparse if,
-in all learners' dry steps, some of its rows got no gradient, and nothing but lookups read it. Names play no part.
+The paper reads the TensorFlow graph, where a sparse gradient has a type of its own. PyTorch has no such graph. Here a
+parameter counts as sparse if, in the probes of all learners, only lookups read it and some of its rows got no gradient.
+Names play no part.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from asr_am.parallax.sparse_weight import INDEX_SELECT
 
 LossFn = Callable[[nn.Module, Any], tuple[Tensor, float]]
-"""Of a model and a batch: the loss summed over the batch, and how many examples (words, frames) it is summed over."""
+"""Maps a model and a batch to the loss summed over examples, and the number of examples (words, frames)."""
 
 METADATA_OPS = {"size", "dim", "numel", "__len__", "is_floating_point", "is_complex", "data_ptr"}
 VIEWS = {"T", "mT", "H", "mH", "data", "real", "imag"}  # attributes through which values are read
@@ -27,14 +28,24 @@ VIEWS = {"T", "mT", "H", "mH", "data", "real", "imag"}  # attributes through whi
 
 @dataclass(frozen=True)
 class AccessStats:
-    """alpha: share of rows with a gradient. lookups: whether lookups read the parameter, and nothing else."""
+    """Use of one parameter in a probe.
+
+    Attributes:
+        alpha: Share of rows with a gradient other than zero, α.
+        lookups_only: True if lookups read the parameter, and nothing else did.
+    """
 
     alpha: float
-    lookups: bool
+    lookups_only: bool
 
 
 class AccessRecorder(TorchFunctionMode):
-    """Notes which parameters are read by lookups, and which in other ways."""
+    """Records which parameters are read by lookups and which are read otherwise.
+
+    Attributes:
+        looked_up: Ids of parameters that were read by lookups.
+        read: Ids of parameters that were read in any other way.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +56,7 @@ class AccessRecorder(TorchFunctionMode):
         self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        table = looked_up(function, args, kwargs)
+        table = lookup_table(function, args, kwargs)
         if table is not None:
             self.looked_up.add(id(table))
         elif reads_values(function):
@@ -54,50 +65,54 @@ class AccessRecorder(TorchFunctionMode):
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters that are not frozen."""
+    """Returns names and parameters that are not frozen."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 def reads_values(function: Any) -> bool:
-    """Not: shapes, types and the like."""
+    """Returns False for functions that read only shapes, dtypes and other metadata."""
     name = getattr(function, "__name__", "")
     return getattr(function.__self__, "__name__", "") in VIEWS if name == "__get__" else name not in METADATA_OPS
 
 
-def looked_up(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The table whose rows a call looks up."""
+def lookup_table(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Returns the table whose rows a call looks up. None if the call is not a lookup of rows."""
     if function is F.embedding:
-        table, rows = args[1], True
+        table, selects_rows = args[1], True
     elif function in INDEX_SELECT:
         table = args[0] if args else kwargs["input"]
-        rows = (args[1] if len(args) > 1 else kwargs["dim"]) in (0, -table.dim())
+        selects_rows = (args[1] if len(args) > 1 else kwargs["dim"]) in (0, -table.dim())
     elif function is torch.Tensor.__getitem__:
-        table, rows = args[0], isinstance(args[1], Tensor) and args[1].dtype in (torch.int32, torch.int64)
+        table, selects_rows = args[0], isinstance(args[1], Tensor) and args[1].dtype in (torch.int32, torch.int64)
     else:
         return None
-    return table if rows else None
+    return table if selects_rows else None
 
 
 def probe(model: nn.Module, loss: LossFn, batch: Any) -> list[AccessStats]:
-    """What one batch shows of each parameter that is not frozen, in their order; leaves the model as it was."""
+    """Runs forward and backward on one batch. Restores buffers, gradients and random state.
+
+    Returns:
+        The use of each trainable parameter, in the order of `trainable`.
+    """
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    readers = AccessRecorder()
+    recorder = AccessRecorder()
     with torch.random.fork_rng():
-        with readers:
+        with recorder:
             loss_sum, _ = loss(model, batch)
         loss_sum.backward()
-    seen = []
+    stats = []
     for _, parameter in trainable(model):
-        lookups = id(parameter) in readers.looked_up and id(parameter) not in readers.read
-        seen.append(AccessStats(nonzero_row_share(parameter), lookups))
+        lookups_only = id(parameter) in recorder.looked_up and id(parameter) not in recorder.read
+        stats.append(AccessStats(nonzero_row_share(parameter), lookups_only))
         parameter.grad = None
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
-    return seen
+    return stats
 
 
 def nonzero_row_share(parameter: Tensor) -> float:
-    """The share of its rows that have a gradient other than zero."""
+    """Returns the share of rows with a gradient other than zero."""
     g = parameter.grad
     if g is None or not parameter.dim():
         return float(g is not None)

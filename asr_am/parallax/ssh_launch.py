@@ -1,12 +1,12 @@
-"""The machines and devices of a run, from a file, and the program started on them over ssh.
+"""Starts a program on the machines of a hosts file, over ssh and torchrun.
 
     python -m asr_am.parallax.ssh_launch hosts.txt train.py --epochs 5
 
-runs `torchrun ... train.py --epochs 5` on every machine, in the directory where this was started, with its devices
-visible. A line of the file is a machine's name or address and the numbers of its devices, one learner for each:
+runs `torchrun ... train.py --epochs 5` on every machine, in the current directory, with the listed devices visible. A
+line of the file holds the name or address of a machine and the numbers of its devices, one learner for each:
 
     node1: 0,1,2,3
-    node2: 0,1,4,5      # as many on each; the first machine is where the learners find each other
+    node2: 0,1,4,5      # as many as on node1, which is the master of the rendezvous
 """
 
 from __future__ import annotations
@@ -27,25 +27,30 @@ from asr_am.errors import InputError
 
 log = logging.getLogger(__name__)
 
-SSH = ("ssh", "-tt", "-o", "BatchMode=yes")  # with a terminal, so that what it started ends with it
+SSH = ("ssh", "-tt", "-o", "BatchMode=yes")  # -tt: the remote program ends with the connection
 PORT = 29511
-LOOK = 0.2  # seconds between two looks at who has ended
+POLL_INTERVAL = 0.2  # seconds
 
 
 @dataclass(frozen=True)
 class Machine:
-    """host: name or address. devices: numbers of its GPUs; of its learners, where it has none."""
+    """A machine of the hosts file.
+
+    Attributes:
+        host: Name or address.
+        devices: Numbers of its GPUs. On a machine without GPUs, one number for each learner.
+    """
 
     host: str
     devices: tuple[int, ...]
 
 
-def read_resources(path: Path) -> tuple[Machine, ...]:
-    """InputError names the line that is wrong."""
+def read_hosts(path: Path) -> tuple[Machine, ...]:
+    """Reads a hosts file. Raises InputError with the line that is wrong."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as a file of machines ({error})") from None
+        raise InputError(f"{path}: cannot be read as a hosts file ({error})") from None
     machines: list[Machine] = []
     for number, line in enumerate(text.splitlines(), 1):
         content = line.partition("#")[0].strip()
@@ -54,19 +59,26 @@ def read_resources(path: Path) -> tuple[Machine, ...]:
         host, colon, devices = (part.strip() for part in content.rpartition(":")[:3])
         found = [device.strip() for device in devices.split(",")]
         if not colon or not host or any(c.isspace() for c in host) or not all(d.isdecimal() for d in found):
-            raise InputError(f"{path}:{number}: {line.strip()!r}: a line is a machine and its devices, as node1: 0,1,2")
+            raise InputError(f"{path}:{number}: {line.strip()!r}: expected a machine and its devices, as node1: 0,1,2")
         if len(set(found)) < len(found) or host in (machine.host for machine in machines):
-            raise InputError(f"{path}:{number}: {line.strip()!r}: this machine, or a device of it, comes twice")
+            raise InputError(f"{path}:{number}: {line.strip()!r}: this machine, or one of its devices, is listed twice")
         machines.append(Machine(host, tuple(map(int, found))))
     if not machines:
-        raise InputError(f"{path}: there is no machine in it; a line is as node1: 0,1,2")
+        raise InputError(f"{path}: lists no machines; write lines such as node1: 0,1,2")
     if len({len(machine.devices) for machine in machines}) > 1:
-        raise InputError(f"{path}: all machines must have as many devices; a learner finds its machine by its rank")
+        raise InputError(f"{path}: all machines must have equally many devices, as ranks are assigned by machine")
     return tuple(machines)
 
 
-def command_of(machines: Sequence[Machine], node: int, program: Sequence[str], port: int) -> str:
-    """What a machine's shell is to run."""
+def node_command(machines: Sequence[Machine], node: int, program: Sequence[str], port: int) -> str:
+    """Returns the shell command that runs torchrun on one machine.
+
+    Args:
+        machines: All machines. The first one is the master.
+        node: Index of the machine.
+        program: The program and its arguments.
+        port: Port of the master.
+    """
     machine = machines[node]
     torchrun = [
         sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(machines)}", f"--node-rank={node}",
@@ -77,23 +89,30 @@ def command_of(machines: Sequence[Machine], node: int, program: Sequence[str], p
 
 
 def launch(machines: Sequence[Machine], program: Sequence[str], port: int = PORT, shell: Sequence[str] = SSH) -> None:
-    """Run the program on all machines until it has ended. shell: runs `shell host command` on a machine.
+    """Runs a program on all machines and waits until it has ended on all.
 
-    InputError where it ends with an error on one; the others are ended, too.
+    Args:
+        machines: The machines.
+        program: The program and its arguments.
+        port: Port of the first machine for the rendezvous.
+        shell: Command that runs another on a machine, as `shell host command`.
+
+    Raises:
+        InputError: The program failed on a machine, which terminates it on the others, or the shell cannot be run.
     """
     running: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for node, machine in enumerate(machines):
-            command = [*shell, machine.host, command_of(machines, node, program, port)]
+            command = [*shell, machine.host, node_command(machines, node, program, port)]
             running[machine.host] = subprocess.Popen(command)
         while running:
             for host, process in list(running.items()):
                 status = process.poll()
                 if status:
-                    raise InputError(f"{host}: {' '.join(program)} ended with status {status}; its messages are above")
+                    raise InputError(f"{host}: {' '.join(program)} ended with status {status}; see its messages above")
                 if status == 0:
                     del running[host]
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)
     except OSError as error:
         raise InputError(f"--shell {shlex.join(shell)}: cannot be run ({error})") from None
     finally:
@@ -105,16 +124,16 @@ def launch(machines: Sequence[Machine], program: Sequence[str], port: int = PORT
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("resources", type=Path)
-    parser.add_argument("--port", type=int, default=PORT, help="of the first machine, where learners find each other")
-    parser.add_argument("--shell", default=shlex.join(SSH), help="runs a command on a machine")
-    parser.add_argument("program", nargs=argparse.REMAINDER, help="and its arguments")
+    parser.add_argument("hosts", type=Path, help="hosts file")
+    parser.add_argument("--port", type=int, default=PORT, help="port of the first machine for the rendezvous")
+    parser.add_argument("--shell", default=shlex.join(SSH), help="command that runs another on a machine")
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="program and its arguments")
     arguments = parser.parse_args()
     if not arguments.program:
-        parser.error("say which program to run")
+        parser.error("no program given: name one after the hosts file")
     try:
         with ended_by_sigterm():
-            launch(read_resources(arguments.resources), arguments.program, arguments.port, shlex.split(arguments.shell))
+            launch(read_hosts(arguments.hosts), arguments.program, arguments.port, shlex.split(arguments.shell))
     except InputError as error:
         sys.exit(f"parallax: {error}")
 

@@ -1,6 +1,6 @@
-"""Parallax against one device that updates touched rows only, over 104 steps; and mistakes this finds.
+"""Compares Parallax with one device that updates touched rows only, over 104 steps, and checks that mutants fail.
 
-Batches are unequal and have words twice, gradients are clipped, two learners have no batch in the last step.
+Batches differ in size and repeat words, gradients are clipped, and two learners have no batch in the last step.
 """
 
 from __future__ import annotations
@@ -46,38 +46,38 @@ CASES: dict[str, tuple[str, Config]] = {
 
 
 def check(kind: str, config: Config, steps: int = BATCHES // 4 + 1) -> None:
-    wanted = reference(kind, rounds_of(make_batches(4 * steps - 2)), CLIP)
+    expected = reference(kind, rounds_of(make_batches(4 * steps - 2)), CLIP)
     for found in train_virtually(kind, config, steps=steps):
         for k, weights in enumerate(found.weights, 1):
-            assert_close(weights, wanted[EVERY * k - 1])
+            assert_close(weights, expected[EVERY * k - 1])
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_numbers_are_those_of_one_device(case: str) -> None:
+def test_results_are_those_of_one_device(case: str) -> None:
     check(*CASES[case])
 
 
-def test_clipping_took_place() -> None:
+def test_clipping_matters() -> None:
     rounds = rounds_of(make_batches(BATCHES))
     with pytest.raises(AssertionError):
         assert_close(reference("sgd", rounds)[-1], reference("sgd", rounds, CLIP)[-1])
 
 
 def test_moving_averages_are_those_of_one_device() -> None:
-    """On servers (hybrid and not), and of replicated parameters."""
-    wanted = reference("momentum", rounds_of(make_batches(4 * EVERY - 2)), decay=0.9)[-1]
+    """Checks averages on servers, hybrid or not, and of replicated parameters."""
+    expected = reference("momentum", rounds_of(make_batches(4 * EVERY - 2)), decay=0.9)[-1]
     for config in (Config(), Config(hybrid=False), Config(path="all-gather")):
         config = Config(**{**vars(config), "moving_average": 0.9})
         for found in train_virtually("momentum", config, steps=EVERY):
-            assert_close(found.averages[-1], wanted)
+            assert_close(found.averages[-1], expected)
 
 
 def test_bfloat16_on_the_wire_casts_rows_and_nothing_else() -> None:
-    """A rare sum rounds the other way in float64, so it is not as close as the others."""
+    """Compares with a larger tolerance, as a few sums round differently in float64."""
     rounds = rounds_of(make_batches(4 * EVERY - 2))
-    wanted, uncast = reference("sgd", rounds, half=True)[-1], reference("sgd", rounds)[-1]
+    expected, uncast = reference("sgd", rounds, half=True)[-1], reference("sgd", rounds)[-1]
     for found in train_virtually("sgd", Config(wire="bfloat16"), steps=EVERY):
-        assert_close(found.weights[-1], wanted, 3e-4)
+        assert_close(found.weights[-1], expected, 3e-4)
         with pytest.raises(AssertionError):
             assert_close(found.weights[-1], uncast, 3e-4)
 
@@ -93,41 +93,44 @@ def test_the_reported_loss_is_the_mean_over_all_words() -> None:
 
 
 def test_bytes_are_those_of_table_3() -> None:
-    """Values that each learner sends and receives, its own server's included; 2D + 1 elements for the rows it needs."""
+    """Counts values that each learner sends and receives, those of its own server included.
+
+    A learner needs D elements for an input word, D + 1 for a candidate.
+    """
     batches = make_batches(4 * EVERY - 2)
     by_servers = train_virtually("sgd", Config(local_aggregation=False), steps=EVERY)
     by_all_gather = train_virtually("sgd", Config(path="all-gather"), steps=EVERY)
     for rank in range(4):
-        own, served, gathered = batches[rank::4], by_servers[rank].counts, by_all_gather[rank].counts
-        elements = sum(len(b.inputs.unique()) * D + len(b.candidates.unique()) * (D + 1) for b in own)
+        shard, served, gathered = batches[rank::4], by_servers[rank].counts, by_all_gather[rank].counts
+        elements = sum(len(b.inputs.unique()) * D + len(b.candidates.unique()) * (D + 1) for b in shard)
         assert served["pulled"] == served["pushed"] == 4 * elements, "2 α b"
         assert gathered["sent"] == 3 * 4 * elements
         assert served["all-reduce"] == round(2 * 3 / 4 * 4 * (D * D + D)) * EVERY, "2 (N - 1) b / N"
 
 
-# mistakes
+# Mutants, each of which must fail the comparison.
 
 
 def overwrite(parts: Sequence[IndexedRows], count: int) -> IndexedRows:
-    unique, place = torch.unique(torch.cat([part.numbers for part in parts]), return_inverse=True)
+    unique, positions = torch.unique(torch.cat([part.numbers for part in parts]), return_inverse=True)
     merged = torch.zeros(len(unique), parts[0].values.shape[1])
-    merged[place] = torch.cat([part.values for part in parts])
+    merged[positions] = torch.cat([part.values for part in parts])
     return IndexedRows(unique, merged)
 
 
-def decay_all(self: RowOptimizer, rows: IndexedRows, rate: float) -> None:
-    whole = torch.zeros_like(self._w)
-    whole[rows.numbers] = rows.values
-    step(self, IndexedRows(torch.arange(len(whole)), whole), rate)
+def decay_all(self: RowOptimizer, rows: IndexedRows, lr: float) -> None:
+    full = torch.zeros_like(self._w)
+    full[rows.numbers] = rows.values
+    step(self, IndexedRows(torch.arange(len(full)), full), lr)
 
 
-def update_twice(self: RowServer, sums: Any, rate: float) -> None:
+def update_twice(self: RowServer, sums: Any, lr: float) -> None:
     for optimizer, rows in zip(self._optimizers, sums, strict=True):
-        optimizer.step(rows, rate)
-    update(self, sums, rate)
+        optimizer.step(rows, lr)
+    update(self, sums, lr)
 
 
-def forget_mates(self: RowWorker, parts: Any, table: int) -> IndexedRows:
+def ignore_local_ranks(self: RowWorker, parts: Any, table: int) -> IndexedRows:
     return parts[0]
 
 
@@ -135,27 +138,27 @@ def count_replicas(self: RowWorker, square: Tensor) -> Tensor:
     return norm(self, square * self._team.size)
 
 
-def norm_of_own(self: RowWorker, square: Tensor) -> Tensor:
+def norm_of_replicas_only(self: RowWorker, square: Tensor) -> Tensor:
     norm(self, square)
     return square.sqrt()
 
 
-def early(self: RowServer, worker: int, t: int, message: Any) -> None:
+def answer_early(self: RowServer, worker: int, t: int, message: Any) -> None:
     pull(self, worker, min(t, self.t), message)
 
 
 step, update, norm, pull = RowOptimizer.step, RowServer._update, RowWorker.norm, RowServer.pull
-MISTAKES: list[tuple[Any, str, Callable[..., Any]]] = [
+MUTANTS: list[tuple[Any, str, Callable[..., Any]]] = [
     (rows_module, "merge", overwrite), (RowOptimizer, "step", decay_all), (RowServer, "_update", update_twice),
-    (RowWorker, "_merge", forget_mates), (RowWorker, "norm", count_replicas), (RowWorker, "norm", norm_of_own),
-    (RowServer, "pull", early),
+    (RowWorker, "_merge", ignore_local_ranks), (RowWorker, "norm", count_replicas), (RowWorker, "norm", norm_of_replicas_only),
+    (RowServer, "pull", answer_early),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("owner", "name", "mistake"), MISTAKES, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(("owner", "name", "mutant"), MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_the_comparison_catches(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, mistake: Callable[..., Any]
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, mutant: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(owner, name, mistake)
+    monkeypatch.setattr(owner, name, mutant)
     with pytest.raises(AssertionError):
         check("momentum", Config(clip_norm=CLIP), steps=EVERY)

@@ -1,4 +1,4 @@
-"""The recurrent LM's own training program on one device, and its model and loss, as they are, handed to Parallax."""
+"""Trains the LSTM LM with its own single-device program and, with the same model and loss, under Parallax."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ WORDS = [f"w{n}" for n in range(78)]
 UNITS = Units(["</s>", "<unk>", *WORDS], {word: (n,) for n, word in enumerate(WORDS, 2)})
 
 Batch = tuple[Tensor, Tensor, int]
-"""Input and target [B, T], and the step, which seeds the samples: of all learners the same, as one device has."""
+"""Input and target [B, T], and the step. It seeds the samples, so that all learners draw those of the single device."""
 
 
 @dataclass(frozen=True)
 class Case:
     samples: int
     tied: bool
-    sparse: tuple[str, ...]  # the parameters that Parallax is to find
+    sparse: tuple[str, ...]  # parameters that Parallax must find to be sparse
 
     @property
     def options(self) -> LmOptions:
@@ -56,7 +56,7 @@ def make_text() -> Text:
 
 
 def rows(step: int) -> np.ndarray:
-    """Of the text, those of a step, by learner."""
+    """Returns the rows of the text for a step, [learners, sentences]."""
     return np.arange(LEARNERS * SENTENCES).reshape(LEARNERS, SENTENCES) + step * LEARNERS * SENTENCES
 
 
@@ -67,7 +67,7 @@ def summed_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, float]:
 
 
 def on_one_device(case: Case, text: Text, out: Path) -> Weights:
-    """The weights after `asr_am.train.lm` has done the steps, each on all rows of the step."""
+    """Returns the weights after `asr_am.train.lm` has done all steps, each on all rows of the step."""
     run = LmRun(out, case.options, UNITS, text, HeldOutText([], []))
     run.model.train()
     for step in range(STEPS):
@@ -77,9 +77,9 @@ def on_one_device(case: Case, text: Text, out: Path) -> Weights:
 
 
 def on_a_team(case: Case, text: Text) -> tuple[Weights, tuple[str, ...]]:
-    """The weights of the same steps on four learners, and which parameters were found to be sparse."""
+    """Returns the weights after the same steps on four learners, and the names of the sparse parameters."""
 
-    def live(team: Team) -> tuple[Weights, tuple[str, ...]]:
+    def run_learner(team: Team) -> tuple[Weights, tuple[str, ...]]:
         torch.manual_seed(case.options.seed)
         model = LstmLm(case.options.model, len(UNITS)).train()
         optimizer = make_optimizer(case.options, model)
@@ -88,10 +88,10 @@ def on_a_team(case: Case, text: Text) -> tuple[Weights, tuple[str, ...]]:
             for batch in parallax.shard(batches, team):
                 runner.run(batch)
             assert runner.plan is not None
-            return runner.weights(), tuple(choice.name for choice in runner.plan.sparse)
+            return runner.weights(), tuple(one.name for one in runner.plan.sparse)
 
     cluster = SimCluster(hardware(devices_per_host=2), Workload("lm", seconds_per_batch={"toy": 1.0}), LEARNERS, seed=1)
-    return cluster.run(live)[0]
+    return cluster.run(run_learner)[0]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -99,19 +99,19 @@ def test_its_program_for_one_device_needs_no_change(case: Case, tmp_path: Path) 
     text = make_text()
     weights, sparse = on_a_team(case, text)
     assert sparse == case.sparse
-    wanted = on_one_device(case, text, tmp_path)
-    assert_close(weights, wanted)
+    expected = on_one_device(case, text, tmp_path)
+    assert_close(weights, expected)
     torch.manual_seed(case.options.seed)
     begin = LstmLm(case.options.model, len(UNITS)).state_dict()
-    moved = {name: float((wanted[name] - begin[name]).abs().max()) for name in wanted}
+    moved = {name: float((expected[name] - begin[name]).abs().max()) for name in expected}
     assert all(distance > 5e-3 for distance in moved.values()), moved
 
 
 def test_learners_may_leave_one_after_the_other() -> None:
-    """A server that waits for the next push must not take those for dead who are done."""
+    """A server that waits for the next push must not treat learners that have finished as lost."""
     text, case = make_text(), CASES[0]
 
-    def live(team: Team) -> float:
+    def run_learner(team: Team) -> float:
         torch.manual_seed(case.options.seed)
         model = LstmLm(case.options.model, len(UNITS)).train()
         with parallax.get_runner(model, summed_loss, make_optimizer(case.options, model), team, CONFIG) as runner:
@@ -120,4 +120,4 @@ def test_learners_may_leave_one_after_the_other() -> None:
         return loss
 
     cluster = SimCluster(hardware(devices_per_host=2), Workload("lm", seconds_per_batch={"toy": 1.0}), LEARNERS, seed=1)
-    assert len(set(cluster.run(live).values())) == 1
+    assert len(set(cluster.run(run_learner).values())) == 1

@@ -1,4 +1,4 @@
-"""Parallax in four real processes on this host, against one device."""
+"""Compares Parallax in four processes on this host with one device."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ CASES = {
 
 @pytest.mark.parametrize("cases", [("all-gather", "on"), ("off",)], ids=str)
 def test_real_learners_do_what_one_device_does(cases: tuple[str, ...], tmp_path: Path) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("learner.py")), str(tmp_path), *cases]
+    command = [sys.executable, str(ROOT / "tests/support/parallax_worker.py"), str(tmp_path), *cases]
     launch(command, 4, synchronous=True, env=ENVIRONMENT)
-    wanted = reference("adam", rounds_of(make_batches(BATCHES)), 0.3)
+    expected = reference("adam", rounds_of(make_batches(BATCHES)), 0.3)
     for case in cases:
         learners = [torch.load(tmp_path / f"{case}.{rank}.pt", weights_only=True) for rank in range(4)]
         for learner in learners:
             for k, weights in enumerate(learner["weights"], 1):
-                assert_close(weights, wanted[EVERY * k - 1])
+                assert_close(weights, expected[EVERY * k - 1])
             assert len(learner["weights"]) == 4 and learner["losses"] == learners[0]["losses"]

@@ -1,4 +1,4 @@
-"""What a single-device program may do under Parallax with no other change, and what it is told that it may not."""
+"""Single-device programs under Parallax: what works without changes, and what is refused with a message."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.toy_lm import (
 
 
 def single_device(steps: int, prepare: Callable[[Words], None], loss: LossFn = summed_loss) -> dict[str, Tensor]:
-    """Weights after training by SGD with torch alone."""
+    """Returns the weights after training by SGD with torch alone."""
     model = make_model()
     prepare(model)
     optimizer = MAKE["sgd"](p for p in model.parameters() if p.requires_grad)
@@ -56,17 +56,17 @@ def test_frozen_parameters_stay_as_they_are(path: Method) -> None:
     def main(team: SimTeam) -> Weights:
         model = make_model()
         freeze(model)
-        optimizer = MAKE["sgd"](model.parameters())  # which leaves the frozen ones alone, too
+        optimizer = MAKE["sgd"](model.parameters())  # it does not update frozen parameters either
         with parallax.get_runner(model, summed_loss, optimizer, team, Config(path=path)) as runner:
             for batch in make_batches(12):
                 runner.run(batch if team.rank == 1 else None)
             return runner.weights()
 
-    wanted = single_device(12, freeze)
+    expected = single_device(12, freeze)
     for found in on_cluster(main, learners=2).values():
-        assert found.keys() == wanted.keys()
+        assert found.keys() == expected.keys()
         assert torch.equal(found["inputs.weight"], make_model().inputs.weight)
-        assert_close(found, wanted)
+        assert_close(found, expected)
 
 
 def test_a_zero_grad_that_was_left_in_the_program_does_no_harm() -> None:
@@ -88,7 +88,7 @@ def test_a_batch_without_examples_changes_nothing() -> None:
         assert all(torch.equal(value, before[name]) for name, value in runner.weights().items())
 
 
-def test_optimizers_that_would_be_followed_in_part_only_are_refused() -> None:
+def test_unsupported_optimizers_are_refused() -> None:
     def refused(optimizer: torch.optim.Optimizer, message: str) -> None:
         with pytest.raises(InputError, match=message):
             parallax.get_runner(model, summed_loss, optimizer)
@@ -96,7 +96,9 @@ def test_optimizers_that_would_be_followed_in_part_only_are_refused() -> None:
     model = make_model()
     refused(torch.optim.SGD(model.hidden.parameters(), lr=0.1), r"outputs: the optimizer does not have it; freeze it")
     refused(torch.optim.SGD([*model.parameters(), torch.zeros(1)], lr=0.1), "parameters that are not the model's")
-    refused(torch.optim.SparseAdam(model.parameters()), "optimizer SparseAdam: parallax knows the rules of SGD")
+    refused(
+        torch.optim.SparseAdam(model.parameters()), "optimizer SparseAdam: not supported by parallax; use one of SGD"
+    )
     optimizer = MAKE["momentum"](model.parameters())
     summed_loss(model, make_batches(1)[0])[0].backward()
     optimizer.step()
@@ -107,7 +109,7 @@ def test_optimizers_that_would_be_followed_in_part_only_are_refused() -> None:
     runner = parallax.get_runner(model, summed_loss, optimizer)
     runner.run(make_batches(1)[0])
     optimizer.param_groups[0].update(lr=0.01, momentum=0.8)
-    with pytest.raises(InputError, match=r"the optimizer's momentum went from 0\.9 to 0\.8; only lr may change"):
+    with pytest.raises(InputError, match=r"the optimizer's momentum changed from 0\.9 to 0\.8; only lr may change"):
         runner.run(make_batches(1)[0])
 
 
@@ -131,7 +133,7 @@ def test_names_of_dense_parameters_are_the_models() -> None:
             model, summed_loss, MAKE["sgd"](model.parameters()), config=Config(dense=(dense,))
         ) as r:
             r.run(make_batches(1)[0])
-            assert r.plan is not None and {choice.name for choice in r.plan.sparse} == {"outputs", "bias"}
+            assert r.plan is not None and {one.name for one in r.plan.sparse} == {"outputs", "bias"}
     model = make_model()
     with pytest.raises(InputError, match=r"Config\.dense: the model has no parameter input; it has outputs, bias"):
         parallax.get_runner(model, summed_loss, MAKE["sgd"](model.parameters()), config=Config(dense=("input",))).run(
@@ -166,11 +168,11 @@ def test_a_parameter_that_is_also_read_transposed_stays_whole() -> None:
         for batch in make_batches(5):
             runner.run(batch)
         assert_close(runner.weights(), single_device(5, lambda model: model.hidden.requires_grad_(False), loss))
-        assert runner.plan is not None and {choice.name for choice in runner.plan.sparse} == {"inputs.weight", "bias"}
+        assert runner.plan is not None and {one.name for one in runner.plan.sparse} == {"inputs.weight", "bias"}
 
 
-def test_only_one_learner_with_rows_does_not_have_them_clipped_by_all() -> None:
-    """On a virtual cluster, what is gathered lies in memory that all learners share."""
+def test_rows_of_only_one_learner_are_clipped_once() -> None:
+    """On a virtual cluster, gathered tensors lie in memory that all learners share."""
 
     def main(team: SimTeam) -> Weights:
         model = make_model()
@@ -180,13 +182,13 @@ def test_only_one_learner_with_rows_does_not_have_them_clipped_by_all() -> None:
                 runner.run(batch if team.rank == 0 else None)
             return runner.weights()
 
-    wanted = reference("sgd", [[batch] for batch in make_batches(5)], 0.05)[-1]
+    expected = reference("sgd", [[batch] for batch in make_batches(5)], 0.05)[-1]
     for found in on_cluster(main).values():
-        assert_close(found, wanted)
+        assert_close(found, expected)
 
 
 def test_no_push_overtakes_another_where_nothing_is_pulled() -> None:
-    """A batch of words, then several of vectors: only updates of `words` keep learners from running ahead."""
+    """Alternates a batch of words with several of vectors: only updates of `words` keep learners from running ahead."""
 
     class Mixed(nn.Module):
         def __init__(self) -> None:

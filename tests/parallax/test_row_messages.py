@@ -1,4 +1,4 @@
-"""Rows on the wire, and letters whose lengths vary."""
+"""Serialisation of rows, and messages of variable length."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import torch
 from asr_am.distributed.cluster_config import Workload
 from asr_am.distributed.simulator import SimCluster, SimTeam
 from asr_am.distributed.team import shapes_match
-from asr_am.parallax.indexed_rows import IndexedRows, merge, pack, rows_of, unpack
+from asr_am.parallax.indexed_rows import IndexedRows, merge, num_rows_on, pack, unpack
 from asr_am.parallax.row_messages import Table, read_rows, write_rows
 from tests.support.toy_lm import hardware
 
 TABLES = (Table("a", 7, 3), Table("b", 4, 1))
 
 
-def some(table: Table, count: int) -> IndexedRows:
+def random_rows(table: Table, count: int) -> IndexedRows:
     return IndexedRows(torch.randperm(table.rows)[:count].sort().values, torch.randn(count, table.width))
 
 
-def test_rows_come_as_they_went() -> None:
-    limits = [table.rows for table in TABLES]
+def test_rows_survive_a_message() -> None:
+    num_rows = [table.rows for table in TABLES]
     for counts in ((3, 2), (0, 0), (7, 4), (7, 1)):
-        parts = [some(table, count) for table, count in zip(TABLES, counts, strict=True)]
-        message = write_rows(parts, 0.1, limits, "float32")
-        found, rate = read_rows(message, TABLES, limits, "float32")
-        assert rate == 0.1
+        parts = [random_rows(table, count) for table, count in zip(TABLES, counts, strict=True)]
+        message = write_rows(parts, 0.1, num_rows, "float32")
+        found, lr = read_rows(message, TABLES, num_rows, "float32")
+        assert lr == 0.1
         for ours, theirs in zip(found, parts, strict=True):
             assert torch.equal(ours.numbers, theirs.numbers) and torch.equal(ours.values, theirs.values)
-        sent = sum(n for n, limit in zip(counts, limits, strict=True) if n < limit)
-        assert len(message[1]) == sent, "nobody needs the numbers of all rows"
+        sent = sum(n for n, count in zip(counts, num_rows, strict=True) if n < count)
+        assert len(message[1]) == sent, "numbers of complete tables are omitted"
 
 
 def test_half_as_many_bytes_in_bfloat16() -> None:
@@ -37,10 +37,10 @@ def test_half_as_many_bytes_in_bfloat16() -> None:
     assert len(sent) == 8 and torch.equal(unpack(sent, (5, 3), "bfloat16"), values.bfloat16().float())
 
 
-def test_all_rows_live_somewhere_and_evenly() -> None:
-    rows = some(Table("a", 1001, 2), 1001)
+def test_rows_are_spread_evenly_over_servers() -> None:
+    rows = random_rows(Table("a", 1001, 2), 1001)
     parts = [rows.part(server, 8, 1001) for server in range(8)]
-    assert [len(part) for part in parts] == [rows_of(server, 8, 1001) for server in range(8)] == [126] + [125] * 7
+    assert [len(part) for part in parts] == [num_rows_on(server, 8, 1001) for server in range(8)] == [126] + [125] * 7
     few = IndexedRows(rows.numbers[::3], rows.values[::3])
     for server in range(8):
         part = few.part(server, 8, 1001)
@@ -49,7 +49,7 @@ def test_all_rows_live_somewhere_and_evenly() -> None:
 
 
 def test_merging_adds_equal_rows() -> None:
-    parts = [some(TABLES[0], count) for count in (3, 0, 7, 5)]
+    parts = [random_rows(TABLES[0], count) for count in (3, 0, 7, 5)]
     whole = torch.zeros(7, 3)
     for part in parts:
         whole.index_add_(0, part.numbers, part.values)
@@ -58,7 +58,7 @@ def test_merging_adds_equal_rows() -> None:
     assert len(merge([parts[1], parts[1]], 7)) == 0
 
 
-def test_lengths_that_vary_have_a_limit() -> None:
+def test_variable_lengths_have_a_limit() -> None:
     assert (
         shapes_match((0,), (-3,))
         and shapes_match((3, 2), (-3, 2))

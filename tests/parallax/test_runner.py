@@ -1,4 +1,4 @@
-"""What a program sees of Parallax: its plan, what it refuses, dense steps, checkpoints, and no sparse parameters."""
+"""The runner as a program sees it: plan, refusals, dense steps, models without sparse parameters, checkpoints."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ from tests.support.toy_lm import (
     train_virtually,
 )  # fmt: skip
 
-# the plan
+# Plan.
 
 
-def test_table_3_chooses() -> None:
+def test_the_cheapest_method_of_table_3_is_selected() -> None:
     assert transfer("servers", 0.1, 1000.0, 8) == 200 and transfer("all-gather", 0.1, 1000.0, 8) == 1400
     assert transfer("all-reduce", 0.1, 1000.0, 8) == 1750
     assert [cheapest_method(alpha, 8) for alpha in (0.01, 0.8, 0.9)] == ["servers", "servers", "all-reduce"]
     assert cheapest_method(0.1, 2) == cheapest_method(0.1, 1) == "all-gather"
 
 
-def test_the_dry_step_finds_sparse_parameters_by_how_they_are_read() -> None:
+def test_the_probe_finds_sparse_parameters_by_how_they_are_read() -> None:
     model, batch = make_model(), make_batches(1)[0]
     before, rng = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
     seen = dict(zip([name for name, _ in model.named_parameters()], probe(model, summed_loss, batch), strict=True))
-    assert {name for name, one in seen.items() if one.lookups} == {"inputs.weight", "outputs", "bias"}
+    assert {name for name, one in seen.items() if one.lookups_only} == {"inputs.weight", "outputs", "bias"}
     assert seen["inputs.weight"].alpha == len(batch.inputs.unique()) / 60
     assert seen["hidden.weight"].alpha == 1.0
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
@@ -68,7 +68,7 @@ def test_sparse_gradients_count_as_well_and_names_do_not() -> None:
         return model["embedding"](model["linear"](batch)).square().sum(), 1.0  # type: ignore[index]
 
     seen = probe(model, loss, torch.tensor([1, 1, 4]))
-    assert [(one.alpha, one.lookups) for one in seen] == [(2 / 9, True), (1.0, False), (1.0, False)]
+    assert [(one.alpha, one.lookups_only) for one in seen] == [(2 / 9, True), (1.0, False), (1.0, False)]
 
 
 def test_the_plan_is_a_table_and_survives_a_checkpoint() -> None:
@@ -79,20 +79,20 @@ def test_the_plan_is_a_table_and_survives_a_checkpoint() -> None:
 
 
 def test_a_shard_gives_all_as_many_batches() -> None:
-    teams = [list(parallax.shard(range(10), SimTeamLike(rank, 4))) for rank in range(4)]  # type: ignore[arg-type]
+    teams = [list(parallax.shard(range(10), FakeTeam(rank, 4))) for rank in range(4)]  # type: ignore[arg-type]
     assert teams == [[0, 4, 8], [1, 5, 9], [2, 6, None], [3, 7, None]]
     assert list(parallax.shard(iter(range(3)))) == [0, 1, 2]
 
 
-class SimTeamLike:
+class FakeTeam:
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
 
-# what is refused
+# Refusals.
 
 
-def lookup() -> SparseWeight:
+def make_weight() -> SparseWeight:
     return SparseWeight("table", torch.zeros(5, 2), lambda numbers: numbers[:, None].repeat(1, 2).float())
 
 
@@ -106,13 +106,13 @@ def lookup() -> SparseWeight:
 )  # fmt: skip
 def test_other_access_is_refused(access: Any) -> None:
     with pytest.raises(InputError, match=r"table: .* parallax keeps this parameter on servers"):
-        access(lookup())
+        access(make_weight())
 
 
 def test_lookups_do_what_they_do_to_a_tensor() -> None:
     whole = torch.arange(5.0)[:, None].repeat(1, 2).requires_grad_()
     numbers = torch.tensor([[3, 1, 3], [0, 0, 3]])
-    weight = lookup()
+    weight = make_weight()
     for function in (
         lambda w: F.embedding(numbers, w, padding_idx=3), lambda w: w[numbers],
         lambda w: torch.index_select(w, 0, numbers[0]), lambda w: F.linear(torch.ones(4, 2), w),
@@ -120,11 +120,11 @@ def test_lookups_do_what_they_do_to_a_tensor() -> None:
         theirs = function(whole)
         ours = function(weight)
         assert torch.equal(ours, theirs)
-        (wanted,) = torch.autograd.grad(theirs.pow(2).sum() + theirs.sum(), whole)
+        (expected,) = torch.autograd.grad(theirs.pow(2).sum() + theirs.sum(), whole)
         (ours.pow(2).sum() + ours.sum()).backward()
         found = weight.gradient()
-        assert torch.equal(torch.zeros(5, 2).index_add(0, found.numbers, found.values), wanted)
-    with pytest.raises(InputError, match="table: row 5 was looked up; there are 5"):
+        assert torch.equal(torch.zeros(5, 2).index_add(0, found.numbers, found.values), expected)
+    with pytest.raises(InputError, match="table: row 5 was looked up, but rows are 0 to 4"):
         weight[torch.tensor([2, 5])]
     with torch.no_grad():
         weight[numbers]
@@ -143,36 +143,36 @@ def test_bad_options_and_unequal_learners_are_refused() -> None:
         model = make_model()
         parallax.get_runner(model, summed_loss, MAKE["sgd"](model.parameters()), team).run(make_batches(1)[0])
 
-    with pytest.raises(InputError, match=r"learner 2 and learner 0 do not agree which machines"):
+    with pytest.raises(InputError, match=r"learner 2 and learner 0 disagree about the machines"):
         on_cluster(elsewhere)
     with pytest.raises(InputError, match=r"learner 1 begins with other weights than learner 0"):
         on_cluster(unequal)
-    with pytest.raises(InputError, match="optimizer LBFGS: parallax knows"):
+    with pytest.raises(InputError, match="optimizer LBFGS: not supported by parallax"):
         parallax.get_runner(make_model(), summed_loss, torch.optim.LBFGS(make_model().parameters()))
     for options, message in (
-        ({"wire": "int8"}, "wire=int8"), ({"path": "mail"}, "path=mail"), ({"moving_average": 1.0}, "moving_average"),
+        ({"wire": "int8"}, "wire=int8"), ({"path": "broadcast"}, "path=broadcast"), ({"moving_average": 1.0}, "moving_average"),
         ({"hybrid": False, "path": "all-gather"}, "hybrid=false"), ({"clip_norm": -1.0}, "clip_norm"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):
             Config(**options)  # type: ignore[arg-type]
 
 
-def test_a_process_alone_needs_no_team() -> None:
+def test_a_single_process_needs_no_team() -> None:
     batches = make_batches(40)
-    wanted = reference("adagrad", [[batch] for batch in batches], 0.3)[-1]
+    expected = reference("adagrad", [[batch] for batch in batches], 0.3)[-1]
     for config in (Config(clip_norm=0.3), Config(clip_norm=0.3, hybrid=False), Config(clip_norm=0.3, path="servers")):
         model = make_model()
         with parallax.get_runner(model, summed_loss, MAKE["adagrad"](model.parameters()), config=config) as runner:
             for batch in parallax.shard(batches):
                 runner.run(batch)
-            assert_close(runner.weights(), wanted)
+            assert_close(runner.weights(), expected)
 
 
-# steps in which a parameter is dense
+# Steps in which a parameter is dense.
 
 
 def mostly_sampled(model: nn.Module, batch: tuple[Batch, bool]) -> tuple[Tensor, float]:
-    """Every third step takes the full softmax, which reads all rows of `outputs` and `bias`."""
+    """Uses the full softmax in every third step. It reads all rows of `outputs` and `bias`."""
     words, full = batch
     assert isinstance(model, Words)
     if not full:
@@ -205,7 +205,7 @@ def test_a_parameter_may_be_sparse_in_one_step_and_dense_in_another() -> None:
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
 
 
-# without sparse parameters
+# Models without sparse parameters.
 
 
 def dense_loss(model: nn.Module, batch: Tensor) -> tuple[Tensor, float]:
@@ -244,9 +244,9 @@ def test_without_sparse_parameters_it_is_sync_to_the_bit_and_says_so(caplog: pyt
         return params.w
 
     with caplog.at_level(logging.INFO):
-        found, wanted, strategy = on_cluster(ours), on_cluster(sync), on_cluster(partial(sync, make=Parallax))
+        found, expected, strategy = on_cluster(ours), on_cluster(sync), on_cluster(partial(sync, make=Parallax))
     for rank in range(4):
-        assert torch.equal(found[rank], wanted[rank]) and torch.equal(strategy[rank], wanted[rank])
+        assert torch.equal(found[rank], expected[rank]) and torch.equal(strategy[rank], expected[rank])
     assert "no sparse parameters: this is synchronous SGD" in caplog.text
     assert "no sparse parameters, so this is strategy=sync" in caplog.text
 
@@ -256,11 +256,11 @@ def test_a_lost_learner_ends_the_run() -> None:
         train_virtually("sgd", Config(), steps=20, faults={"crashes": [{"learner": 3, "at": 9.0}]})
 
 
-# checkpoints
+# Checkpoints.
 
 
 def part_of_a_run(team: SimTeam, config: Config, batches: Sequence[Batch], states: dict[int, bytes]) -> list[Weights]:
-    """From its saved state, if there is one, which it replaces at the end."""
+    """Resumes from the learner's saved state, if there is one, and replaces it at the end."""
     model = make_model()
     with parallax.get_runner(model, summed_loss, MAKE["adam"](model.parameters()), team, config) as runner:
         if team.rank in states:
@@ -273,7 +273,7 @@ def part_of_a_run(team: SimTeam, config: Config, batches: Sequence[Batch], state
 
 
 @pytest.mark.parametrize("options", [{}, {"path": "all-gather"}, {"hybrid": False}], ids=str)
-def test_a_run_goes_on_with_the_same_bits(options: dict[str, Any]) -> None:
+def test_a_resumed_run_has_the_same_bits(options: dict[str, Any]) -> None:
     config, batches = Config(clip_norm=0.3, moving_average=0.9, **options), make_batches(96)
 
     def run(begin: int, end: int, states: dict[int, bytes]) -> dict[int, Any]:
@@ -291,13 +291,13 @@ def test_a_run_goes_on_with_the_same_bits(options: dict[str, Any]) -> None:
 
 def test_plans_are_plain_values() -> None:
     state = {"learners": 2, "choices": [["e", 5, 2, 0.5, True, "servers"]]}
-    assert PlacementPlan.of_state(state).state_dict() == state
+    assert PlacementPlan.from_state_dict(state).state_dict() == state
 
 
-def test_a_learner_that_has_loaded_asks_no_server_that_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading takes no virtual time by itself; a server's rows and their state may be gigabytes."""
+def test_no_learner_pulls_from_a_server_that_is_still_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delays loading, which takes no virtual time of its own. A server may hold gigabytes."""
     config, batches = Config(path="servers", moving_average=0.9), make_batches(32)
-    wanted, states = on_cluster(lambda team: part_of_a_run(team, config, batches, {})), {}
+    expected, states = on_cluster(lambda team: part_of_a_run(team, config, batches, {})), {}
     on_cluster(lambda team: part_of_a_run(team, config, batches[:16], states))
     load = RowServer.load_state_dict
 
@@ -308,7 +308,7 @@ def test_a_learner_that_has_loaded_asks_no_server_that_has_not(monkeypatch: pyte
 
     monkeypatch.setattr(RowServer, "load_state_dict", slowly)
     for rank, found in on_cluster(lambda team: part_of_a_run(team, config, batches[16:], states)).items():
-        for ours, theirs in zip(found, wanted[rank], strict=True):
+        for ours, theirs in zip(found, expected[rank], strict=True):
             assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 

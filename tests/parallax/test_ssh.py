@@ -1,4 +1,4 @@
-"""The launcher over real ssh: two addresses of this machine, with OpenSSH's server behind them where there is one."""
+"""Launches over real ssh on two addresses of this machine. Skipped without OpenSSH's server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asr_am.errors import InputError
 from asr_am.parallax.ssh_launch import SSH, Machine, launch
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = str(Path(__file__).with_name("program.py"))
+PROGRAM = str(ROOT / "tests/support/parallax_program.py")
 MACHINES = (Machine("127.0.0.1", (0, 2)), Machine("localhost", (1, 3)))
 SSHD = shutil.which("sshd", path=os.defpath + ":/usr/sbin:/usr/local/sbin")
 
@@ -27,12 +27,12 @@ pytestmark = pytest.mark.skipif(SSHD is None, reason="no sshd: install openssh-s
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[tuple[str, ...]]:
-    """ssh to a server that knows one key and takes the client's environment."""
+    """Starts an sshd that accepts one key and the client's environment. Yields the ssh command for it."""
     assert SSHD is not None
     for key in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / key], check=True)
     if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)  # where the server of root locks itself in
+        Path("/run/sshd").mkdir(exist_ok=True)  # sshd of root confines unprivileged processes there
     port = free_port("127.0.0.1")
     options = {
         "Port": port, "ListenAddress": "127.0.0.1", "HostKey": tmp_path / "host", "PidFile": "none", "UsePAM": "no",
@@ -62,8 +62,8 @@ def test_a_program_runs_on_all_machines(tmp_path: Path, shell: tuple[str, ...]) 
     assert all(one["hosts"] == [0, 0, 1, 1] and one["losses"] == seen[0]["losses"] for one in seen)
 
 
-def test_what_it_started_ends_with_it(tmp_path: Path, shell: tuple[str, ...]) -> None:
-    """On one machine the program fails once the other's runs: that one leaves no process behind."""
+def test_a_failure_ends_the_program_on_all_machines(tmp_path: Path, shell: tuple[str, ...]) -> None:
+    """Fails on one machine once the program runs on the other, which must not leave a process behind."""
     program = tmp_path / "program.py"
     program.write_text(
         "import os, pathlib, sys, time\n"

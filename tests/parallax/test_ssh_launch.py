@@ -1,4 +1,4 @@
-"""Files of machines, and a program on two of them: addresses of this one, with a shell in the place of ssh."""
+"""Hosts files, and programs on two addresses of this machine with a local shell instead of ssh."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ import torch
 
 from asr_am.distributed.runtime.worker_process import free_port
 from asr_am.errors import InputError
-from asr_am.parallax.ssh_launch import Machine, launch, read_resources
+from asr_am.parallax.ssh_launch import Machine, launch, read_hosts
 from tests.support.toy_lm import EVERY, assert_close, make_batches, reference, rounds_of
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = str(Path(__file__).with_name("program.py"))
+PROGRAM = str(ROOT / "tests/support/parallax_program.py")
 HERE = (sys.executable, "-c", "import os, sys; os.execvp('sh', ['sh', '-c', sys.argv[2]])")
 
 
-def test_a_file_of_machines(tmp_path: Path) -> None:
+def test_a_hosts_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("# two\nnode1: 0,1, 2\n\n10.0.0.2:5,7,1 # these\n")
-    assert read_resources(path) == (Machine("node1", (0, 1, 2)), Machine("10.0.0.2", (5, 7, 1)))
+    assert read_hosts(path) == (Machine("node1", (0, 1, 2)), Machine("10.0.0.2", (5, 7, 1)))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("node1\n", r"hosts:1: 'node1': a line is"), ("a: 0\nb: x\n", r"hosts:2: 'b: x': a line is"),
-        ("a: 0\na: 1\n", r"hosts:2: .* comes twice"), ("a: 0,0\n", r"hosts:1: .* comes twice"),
-        (": 0\n", r"hosts:1: ': 0': a line is"), ("a b: 0\n", r"hosts:1: .* a line is"), ("a:\n", "hosts:1: "),
-        ("a: 0\nb: 1,2\n", r"hosts: all machines must have as many devices"),
-        ("# nothing\n", r"hosts: there is no machine in it"),
+        ("node1\n", r"hosts:1: 'node1': expected a machine"), ("a: 0\nb: x\n", r"hosts:2: 'b: x': expected a machine"),
+        ("a: 0\na: 1\n", r"hosts:2: .* is listed twice"), ("a: 0,0\n", r"hosts:1: .* is listed twice"),
+        (": 0\n", r"hosts:1: ': 0': expected a machine"), ("a b: 0\n", r"hosts:1: .* expected a machine"), ("a:\n", "hosts:1: "),
+        ("a: 0\nb: 1,2\n", r"hosts: all machines must have equally many devices"),
+        ("# nothing\n", r"hosts: lists no machines"),
     ],
 )  # fmt: skip
 def test_a_wrong_line_is_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "hosts").write_text(text)
     with pytest.raises(InputError, match=message):
-        read_resources(tmp_path / "hosts")
+        read_hosts(tmp_path / "hosts")
     with pytest.raises(InputError, match="nowhere: cannot be read"):
-        read_resources(tmp_path / "nowhere")
+        read_hosts(tmp_path / "nowhere")
 
 
 def test_a_program_runs_on_all_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,9 +55,9 @@ def test_a_program_runs_on_all_machines(tmp_path: Path, monkeypatch: pytest.Monk
     seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
     assert sorted(one["devices"] for one in seen) == ["0,2", "0,2", "1,3", "1,3"]
     assert all(one["losses"] == seen[0]["losses"] for one in seen)
-    wanted = reference("sgd", rounds_of(make_batches(4 * EVERY)), 0.3)
+    expected = reference("sgd", rounds_of(make_batches(4 * EVERY)), 0.3)
     assert all(one["hosts"] == [0, 0, 1, 1] for one in seen)
-    assert_close({name: torch.tensor(w) for name, w in seen[3]["weights"].items()}, wanted[-1])
+    assert_close({name: torch.tensor(w) for name, w in seen[3]["weights"].items()}, expected[-1])
 
 
 def test_an_error_on_one_machine_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_a_shell_that_is_missing_is_named() -> None:
         launch((Machine("a", (0,)),), ["train.py"], shell=("no-such-shell", "-q"))
 
 
-def test_what_was_started_ends_when_the_launcher_is_told_to(tmp_path: Path) -> None:
+def test_sigterm_ends_what_the_launcher_started(tmp_path: Path) -> None:
     (tmp_path / "hosts.txt").write_text("a: 0\nb: 0\n")
     shell = tmp_path / "shell"
     shell.write_text(f'#!/bin/sh\necho $$ > "{tmp_path}/$1.pid"\nexec sleep 600\n')
@@ -82,6 +82,7 @@ def test_what_was_started_ends_when_the_launcher_is_told_to(tmp_path: Path) -> N
     while not all((path := tmp_path / f"{host}.pid").exists() and path.read_text() for host in "ab"):
         assert launcher.poll() is None
         time.sleep(0.01)
+    time.sleep(0.5)  # the shells may write before the launcher knows their processes
     launcher.terminate()
     assert launcher.wait(30) == 128 + signal.SIGTERM
     for host in "ab":

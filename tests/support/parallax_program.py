@@ -1,4 +1,4 @@
-"""A program for one device that is started on several machines: python program.py FOLDER."""
+"""Single-device program that tests start on several machines: python parallax_program.py FOLDER."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if __name__ == "__main__":
     if sys.argv[1] == "fail":
         sys.exit(3)
     team = connect(timeout=60)
-    found = train(team, "sgd", Config(clip_norm=0.3), make_batches(4 * EVERY))
+    trained = train(team, "sgd", Config(clip_norm=0.3), make_batches(4 * EVERY))
     seen = {
         "hosts": list(team.hosts),
         "devices": os.environ["CUDA_VISIBLE_DEVICES"],
-        "losses": found.losses,
-        "weights": {name: w.tolist() for name, w in found.weights[0].items()},
+        "losses": trained.losses,
+        "weights": {name: w.tolist() for name, w in trained.weights[0].items()},
     }
     (Path(sys.argv[1]) / f"{team.rank}.json").write_text(json.dumps(seen))
     team.close()

@@ -1,6 +1,8 @@
-"""A learner for test_processes.py, as a process of its own.
+"""Trains in one learner process of tests/parallax/test_processes.py.
 
-python learner.py FOLDER CASE ..., of which only the last has servers.
+    python parallax_worker.py FOLDER CASE ...
+
+Only the last case may have servers, because a team can have only one runner with servers.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     team = connect(timeout=60)
     for case in sys.argv[2:]:
-        found = train(team, *CASES[case], make_batches(BATCHES))
-        torch.save(vars(found), Path(sys.argv[1]) / f"{case}.{team.rank}.pt")
+        trained = train(team, *CASES[case], make_batches(BATCHES))
+        torch.save(vars(trained), Path(sys.argv[1]) / f"{case}.{team.rank}.pt")
     team.close()
     end_process()

@@ -1,6 +1,7 @@
-"""A small model of words with two embeddings, its batches, and one device that trains it by the paper's rules.
+"""A small word model with two embeddings, its batches, and a reference that trains it on one device.
 
-The reference is in float64, on plain tensors, and shares no code with the library.
+The reference uses float64 and plain tensors, and shares no code with the library.
+
 Shapes: V words, D elements of an embedding, B words of a batch, C candidates of a sampled softmax.
 """
 
@@ -27,8 +28,12 @@ V, D, C = 60, 6, 7
 
 @dataclass(frozen=True)
 class Batch:
-    """inputs [B], candidates [C] with the targets' words among them, targets [B]: places in candidates. Both have
-    words twice.
+    """Words of one batch. Inputs and candidates both contain words twice.
+
+    Attributes:
+        inputs: Input words [B].
+        candidates: Candidates of the softmax [C], the target words among them.
+        targets: Positions of the target words in `candidates`, [B].
     """
 
     inputs: Tensor
@@ -38,7 +43,7 @@ class Batch:
 
 @cache
 def make_batches(count: int, seed: int = 0) -> tuple[Batch, ...]:
-    """Frequent words have small numbers; 1 to 12 words."""
+    """Draws batches of 1 to 12 words. Frequent words have small numbers."""
     rng = torch.Generator().manual_seed(seed)
     batches = []
     for _ in range(count):
@@ -57,7 +62,7 @@ class Words(nn.Module):
         self.bias = nn.Parameter(torch.zeros(V))
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, C]."""
+        """Returns logits [B, C]."""
         hidden = torch.tanh(self.hidden(self.inputs(batch.inputs)))
         return hidden @ self.outputs[batch.candidates].T + self.bias.index_select(0, batch.candidates)
 
@@ -71,7 +76,7 @@ def summed_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, float]:
     return F.cross_entropy(model(batch), batch.targets, reduction="sum"), float(len(batch.inputs))
 
 
-# optimizers, and the same by hand: state and update of an element that is touched for the nth time a step is done
+# Optimizers of torch, and the same rules written out.
 
 MAKE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.2),
@@ -82,8 +87,8 @@ MAKE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-class ByHand:
-    """An optimizer of w; only elements with `touched` are updated, and their state."""
+class ReferenceOptimizer:
+    """Optimizer of one parameter. Updates weights and state of `touched` elements only."""
 
     def __init__(self, kind: str) -> None:
         self._kind, self._t = kind, 0
@@ -114,7 +119,7 @@ Weights = dict[str, Tensor]
 
 
 def touched_rows(name: str, shape: torch.Size, batches: Sequence[Batch]) -> Tensor:
-    """Which elements of a parameter are updated."""
+    """Returns a mask of the elements of a parameter that are updated."""
     if name.startswith("hidden"):
         return torch.ones(shape, dtype=torch.bool)
     words = torch.cat([batch.inputs if name.startswith("inputs") else batch.candidates for batch in batches])
@@ -126,11 +131,20 @@ def touched_rows(name: str, shape: torch.Size, batches: Sequence[Batch]) -> Tens
 def reference(
     kind: str, rounds: Sequence[Sequence[Batch]], clip: float = 0.0, decay: float = 0.0, half: bool = False
 ) -> list[Weights]:
-    """The weights after each round of batches; with decay, their moving averages instead. half: rows are cast to
-    bfloat16 on their way, as are the gradients of two learners each.
+    """Trains on one device.
+
+    Args:
+        kind: Optimizer, a key of `MAKE`.
+        rounds: Batches of all learners, for each step.
+        clip: Limit of the gradient's norm. 0 means no clipping.
+        decay: Decay of a moving average of the weights.
+        half: Casts rows to bfloat16 like messages do, and their gradients after summing those of two learners each.
+
+    Returns:
+        The weights after each step, or their moving averages with a decay.
     """
     w = {name: value.double() for name, value in make_model().state_dict().items()}
-    average, rules, saved = dict(w), {name: ByHand(kind) for name in w}, []
+    average, rules, saved = dict(w), {name: ReferenceOptimizer(kind) for name in w}, []
     for batches in rounds:
         g = gradient_in_halves(w, batches) if half else gradient(w, batches)
         norm = math.sqrt(sum(float(x.square().sum()) for x in g.values()))
@@ -155,7 +169,7 @@ def gradient_in_halves(w: Weights, batches: Sequence[Batch]) -> Weights:
 
 
 def gradient(w: Weights, batches: Sequence[Batch], words: int | None = None) -> Weights:
-    """Of the sum over all words of the batches, divided by `words`; None: the mean."""
+    """Returns the gradient of the loss summed over all words and divided by `words` (None: by their number)."""
     leaves = {name: value.clone().requires_grad_() for name, value in w.items()}
     total = torch.zeros((), dtype=torch.float64)
     for batch in batches:
@@ -168,11 +182,11 @@ def gradient(w: Weights, batches: Sequence[Batch], words: int | None = None) -> 
     return dict(zip(leaves, torch.autograd.grad(total / words, list(leaves.values())), strict=True))
 
 
-# the same on a team
+# Training on a team.
 
 
 def hardware(**changes: Any) -> Cluster:
-    """Two hosts. A batch takes a second, a letter a few milliseconds."""
+    """Returns a cluster of two hosts. A batch takes a second, a message a few milliseconds."""
     plain = {
         "name": "words", "hosts": 2, "devices_per_host": 4, "device": "toy", "nic_bandwidth": 4e5, "nic_latency": 0.002,
         "host_bandwidth": 8e5, "host_latency": 0.001, "all_reduce_bandwidth": 2e5, "all_reduce_latency": 0.001,
@@ -183,7 +197,16 @@ def hardware(**changes: Any) -> Cluster:
 
 @dataclass
 class Trained:
-    """What one learner saw. weights: after every `EVERY` steps."""
+    """Results of one learner.
+
+    Attributes:
+        weights: Weights after every `EVERY` steps.
+        averages: Moving averages at the same steps.
+        losses: Mean loss of each step.
+        counts: Bytes by kind, see `Runner.counts`.
+        sent: Bytes sent to each learner.
+        plan: The placement plan as text.
+    """
 
     weights: list[Weights] = field(default_factory=list)
     averages: list[Weights] = field(default_factory=list)
@@ -204,20 +227,21 @@ def train(
     team: Team, kind: str, config: Config, batches: Sequence[Batch], get_runner: Make = parallax.get_runner
 ) -> Trained:
     model = make_model()
-    found = Trained()
+    trained = Trained()
     with get_runner(model, summed_loss, MAKE[kind](model.parameters()), team, config) as runner:
         for step, batch in enumerate(parallax.shard(batches, team), 1):
-            found.losses.append(runner.run(batch))
+            trained.losses.append(runner.run(batch))
             if step % EVERY == 0:
-                found.weights.append(runner.weights())
+                trained.weights.append(runner.weights())
                 if config.moving_average:
-                    found.averages.append(runner.weights(average=True))
-        found.counts, found.sent, found.plan = dict(runner.counts), dict(team.comm_stats.bytes_sent), str(runner.plan)
-    return found
+                    trained.averages.append(runner.weights(average=True))
+        trained.counts, trained.sent = dict(runner.counts), dict(team.comm_stats.bytes_sent)
+        trained.plan = str(runner.plan)
+    return trained
 
 
 def train_virtually(kind: str, config: Config, learners: int = 4, steps: int = STEPS, **changes: Any) -> list[Trained]:
-    """All learners, four on each host (two where there are four), by rank."""
+    """Trains on a virtual cluster of two hosts. Returns the results of all learners by rank."""
     make = changes.pop("get_runner", parallax.get_runner)
     hosts = {"hosts": 2, "devices_per_host": max(1, learners // 2)}
     cluster = SimCluster(
