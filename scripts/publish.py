@@ -1,25 +1,36 @@
-"""Put results of finished runs where readers look: recipes/<corpus>/*.md and README.md.
+"""Copies the results of finished runs to recipes/<corpus>/*.md, or prints a small table of them.
 
-    python scripts/publish.py [CORPUS ...]
+    python scripts/publish.py CORPUS ...      # copy from exp/ to recipes/
+    python scripts/publish.py --table         # word error rates in recipes/*/RESULTS.md, as Markdown
 
-Copied are, as far as they are there: exp/<corpus>/RESULTS.md; those of runs with exp=exp/fusion (conf/experiment) and
-exp=exp/ablation (conf/features/fusion260.yaml); and what `python -m asr_am.report.compare exp/<corpus>/train/RUN ...
---out exp/<corpus>/NAME` leaves for the NAMEs strategies, strategies_2 (later runs, against a single learner of their
-own), psp and htm. The tables between the marks in the README are cut out of them. Plots stay in exp/.
+These files are copied without their plots, as far as they exist:
+
+    RESULTS.md        exp/<corpus>/RESULTS.md
+    FUSION.md         the same of runs with exp=exp/fusion (conf/experiment/fusion.yaml)
+    ABLATION.md       the same of runs with exp=exp/ablation (conf/features/fusion260.yaml)
+    STRATEGIES.md, STRATEGIES_2.md, PSP.md, HTM.md
+                      exp/<corpus>/NAME/COMPARE.md, with NAME in lower case, written by
+                      python -m asr_am.report.compare exp/<corpus>/train/RUN ... --out exp/<corpus>/NAME
+
+STRATEGIES_2.md has later runs with newer alignments, compared with a single learner of their own.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- results: written by scripts/publish.py -->", "<!-- end of results -->"
+NONE = "–"
+
+_SUBSET = re.compile(r"^### (?P<name>\S+) \((?P<words>[\d,]+) words\)\n\n(?P<table>(?:\|.*\n)+)", re.MULTILINE)
+_MEAN = re.compile(r"\*\*([\d.]+)\*\*")
 
 
 def publish(corpus: str) -> None:
-    """Copy what is known of a corpus, without the plots, into its recipe."""
+    """Copies the results of a corpus to its recipe, without the plots."""
     exp = ROOT / "exp"
     sources = {
         "RESULTS.md": exp / corpus / "RESULTS.md",
@@ -38,39 +49,42 @@ def publish(corpus: str) -> None:
         (ROOT / "recipes" / corpus / name).write_text(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
 
 
-def tables(recipe: Path) -> str:
-    """The tables of word error rates and of strategies, under the corpus' name."""
-    shown = [f"### {recipe.name}"]
-    if (results := recipe / "RESULTS.md").exists():
-        shown.append(error_rates(results))
-    if (results := recipe / "FUSION.md").exists():
-        shown += ["#### With i-vectors and speech at three speeds, `+experiment=fusion`", error_rates(results)]
-    if (results := recipe / "ABLATION.md").exists():
-        shown += [
-            "#### What parts of the input bring, as runs are named; blstm-local-b64 has fMLLR and log-mel",
-            error_rates(results).split("#### Against")[0].strip(),
-        ]
-    for name, title in (("STRATEGIES.md", ""), ("STRATEGIES_2.md", "Later runs, with newer alignments. ")):
-        if (strategies := recipe / name).exists():
-            parts = strategies.read_text().split("\n### ")
-            shown += [f"#### {title}{part.strip()}" for part in parts if part.startswith("By ")]
-    return "\n\n".join(shown) + "\n"
+def error_rates(results: str) -> dict[tuple[str, str], dict[str, str]]:
+    """Parses the word error rates of a RESULTS.md, means over seeds: (system, LM) to subset to percent."""
+    rates: dict[tuple[str, str], dict[str, str]] = {}
+    for section in _SUBSET.finditer(results):
+        header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")]
+                            for line in section["table"].splitlines()]  # fmt: skip
+        for system, *cells in rows:
+            for lm, cell in zip(header[1:], cells, strict=True):
+                if mean := _MEAN.match(cell):
+                    rates.setdefault((system, lm), {})[section["name"]] = mean[1]
+    return rates
 
 
-def error_rates(results: Path) -> str:
-    """The section on the test set."""
-    section = results.read_text().split("## Word error rate on the test set")[1].split("\n## ")[0]
-    return section.replace("### ", "#### ").strip()
+def table(recipes: Path) -> str:
+    """Returns a Markdown table: a row per corpus, system and LM, a column per subset of the test sets."""
+    corpora = {path.parent.name: error_rates(path.read_text()) for path in sorted(recipes.glob("*/RESULTS.md"))}
+    subsets = list(dict.fromkeys(name for rates in corpora.values() for by in rates.values() for name in by))
+    lines = ["| corpus | system | LM | " + " | ".join(subsets) + " |", "|:--|:--|:--|" + "--:|" * len(subsets)]
+    for corpus, rates in corpora.items():
+        for (system, lm), by_subset in rates.items():
+            cells = [corpus, system, lm, *(by_subset.get(name, NONE) for name in subsets)]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    for corpus in sys.argv[1:]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpora", nargs="*", metavar="CORPUS", help="corpus to copy results of")
+    parser.add_argument("--table", action="store_true", help="print the table of word error rates")
+    options = parser.parse_args()
+    if not (options.corpora or options.table):
+        parser.error("give a CORPUS, or --table")
+    for corpus in options.corpora:
         publish(corpus)
-    readme = ROOT / "README.md"
-    before, rest = readme.read_text().split(BEGIN)
-    _, after = rest.split(END)
-    found = sorted({path.parent for path in ROOT.glob("recipes/*/*.md")})
-    readme.write_text(f"{before}{BEGIN}\n\n" + "\n".join(map(tables, found)) + f"\n{END}{after}")
+    if options.table:
+        print(table(ROOT / "recipes"))
 
 
 if __name__ == "__main__":
