@@ -1,1 +1,1 @@
-"""Log-mel and MFCC features with Kaldi's numbers, CMVN, deltas, and the archives they live in."""
+"""Acoustic features and their archives: log-mel and MFCC with Kaldi's values, CMVN, deltas, LDA, fMLLR, i-vectors."""

@@ -1,19 +1,11 @@
-"""Spliced frames through one matrix for all speakers: LDA, or LDA and MLLT as one product.
+"""Features that matrices make from mean-normalised MFCCs: `lda` (spliced, LDA+MLLT) and `fmllr` (`lda` with fMLLR).
 
-Shapes: T frames, S static features of one frame, C = 2 context + 1 spliced frames, D features after the projection.
+Only the matrices are stored: `lda.mat` (LDA, or LDA and MLLT as one product), and for fMLLR also <set>_trans.ark and
+.scp with one affine transform [A b] per speaker, y = A x + b, in Kaldi's format. Frames are computed when they are
+read.
 
-
-Affine transforms of features, one for each speaker (fMLLR), as Kaldi archives: <set>_trans.ark and .scp.
-
-Shapes: D features, E = D + 1. A transform is [A b], float32 [D, E]: y = A x + b.
-
-
-Features made from normalised MFCCs by matrices: `lda` (spliced, LDA+MLLT) and `fmllr` (`lda` adapted to speakers).
-
-Their folders hold the matrices only (`lda.mat`, for fMLLR also <set>_trans.ark and .scp); frames are made when read,
-so what is applied is what is stored.
-
-Shapes: T frames, D features, E = D + 1.
+Shapes: T frames, S static features of one frame, C = 2 context + 1 spliced frames, D features after the projection,
+E = D + 1.
 """
 
 from __future__ import annotations
@@ -31,9 +23,13 @@ from asr_am.errors import InputError
 from asr_am.features.feature_archive import DAMAGE, REMEDY_ALIGN, load_matrix, read_scp, write_archive
 from asr_am.features.reader import FeatureReader, read_options
 
+REMEDY = "run stage 4 (speaker) again"
+BASE = "mfcc"  # the features that matrices are applied to
+MATRIX = "lda.mat"
+
 
 def splice(x_TS: np.ndarray, context: int) -> np.ndarray:
-    """[T, C S]: each frame with `context` frames on either side, in time order; frames at an edge are repeated."""
+    """Returns [T, C S]: each frame with `context` frames on each side, in time order. Edge frames are repeated."""
     num_frames = len(x_TS)
     index_TC = np.arange(num_frames)[:, None] + np.arange(-context, context + 1)
     return x_TS[np.clip(index_TC, 0, num_frames - 1)].reshape(num_frames, -1)
@@ -41,7 +37,12 @@ def splice(x_TS: np.ndarray, context: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Projection:
-    """matrix: float32 [D, C S], applied to spliced static features. num_static: S."""
+    """A linear projection of spliced static features.
+
+    Attributes:
+        matrix: float32 [D, C S].
+        num_static: S.
+    """
 
     matrix: np.ndarray
     num_static: int
@@ -55,22 +56,22 @@ class Projection:
         return (self.matrix.shape[1] // self.num_static - 1) // 2
 
     def __call__(self, x_TS: np.ndarray) -> np.ndarray:
-        """float32 [T, D] of mean-normalised static features."""
+        """Projects mean-normalised static features to float32 [T, D]."""
         return splice(x_TS, self.context) @ self.matrix.T
 
     def then(self, transform_DD: np.ndarray) -> Projection:
-        """This projection followed by another linear transform."""
+        """Returns this projection followed by another linear transform."""
         return Projection((transform_DD @ self.matrix.astype(np.float64)).astype(np.float32), self.num_static)
 
     def save(self, path: Path) -> None:
-        """Write the matrix as Kaldi's binary matrix file (its `final.mat`); the splicing follows from its width."""
+        """Writes the matrix in Kaldi's binary format (its `final.mat`). The splicing context follows from its width."""
         temporary = path.with_name(f"tmp.{path.name}")
         kaldiio.save_mat(str(temporary), self.matrix)
         temporary.replace(path)
 
     @classmethod
     def load(cls, path: Path, num_static: int) -> Projection:
-        """Read what `save` wrote; InputError where it is missing, damaged or not for `num_static` features."""
+        """Reads what `save` wrote. Raises InputError if it is missing, damaged or not for `num_static` features."""
         try:
             matrix = read_entry(f"{path}:0")
         except DAMAGE as error:
@@ -79,20 +80,38 @@ class Projection:
             raise InputError(f"{path}: holds no finite matrix; {REMEDY_ALIGN}")
         frames, rest = divmod(matrix.shape[1], num_static)
         if rest or frames % 2 == 0:
-            raise InputError(f"{path}: is for {matrix.shape[1]} values, not frames of {num_static}; {REMEDY_ALIGN}")
+            raise InputError(
+                f"{path}: takes {matrix.shape[1]} values, not an odd number of frames of {num_static}; {REMEDY_ALIGN}"
+            )
         return cls(matrix.astype(np.float32), num_static)
 
 
-REMEDY = "run stage 4 (speaker) again"
-
-
 def write_transforms(folder: Path, subset: str, transforms: Mapping[str, np.ndarray], *, final: Path) -> None:
-    """Write the transforms of the speakers of a set into `folder`, which will be called `final`."""
+    """Writes the transforms of a set's speakers.
+
+    Args:
+        folder: output folder.
+        subset: name of the set.
+        transforms: [D, E] by speaker.
+        final: the name that `folder` will be renamed to.
+    """
     write_archive(folder, f"{subset}_trans", {s: t.astype(np.float32) for s, t in transforms.items()}, final=final)
 
 
 def read_transforms(folder: Path, subset: str, dim: int | None = None) -> dict[str, np.ndarray]:
-    """[D, E] by speaker; InputError where a file is missing or damaged, or a transform not of `dim` features."""
+    """Reads the transforms of a set's speakers.
+
+    Args:
+        folder: folder of <subset>_trans.scp.
+        subset: name of the set.
+        dim: expected D. Default: any.
+
+    Returns:
+        [D, E] by speaker.
+
+    Raises:
+        InputError: a file is missing or damaged, or a transform is not of `dim` features.
+    """
     found = {}
     for speaker, location in read_scp(folder / f"{subset}_trans.scp", REMEDY).items():
         transform_DE = load_matrix(location, REMEDY)
@@ -104,21 +123,17 @@ def read_transforms(folder: Path, subset: str, dim: int | None = None) -> dict[s
 
 
 def mean_transform(transforms: Mapping[str, np.ndarray]) -> np.ndarray:
-    """[D, E], that of the average speaker."""
+    """Returns the mean transform [D, E], that of the average speaker."""
     return np.mean([np.asarray(t, dtype=np.float64) for t in transforms.values()], axis=0)
 
 
 def apply(transform_DE: np.ndarray, x_TD: np.ndarray) -> np.ndarray:
-    """float32 [T, D]: A x + b of every frame."""
+    """Returns A x + b of every frame, float32 [T, D]."""
     return x_TD @ transform_DE[:, :-1].T + transform_DE[:, -1]
 
 
-BASE = "mfcc"  # what the matrices are applied to
-MATRIX = "lda.mat"
-
-
 class Features(Protocol):
-    """The features of one set, by utterance id; picklable."""
+    """The features of one set by utterance id. Picklable."""
 
     dim: int
     utterances: list[str]
@@ -131,7 +146,16 @@ class Features(Protocol):
 
 
 def open_features(features_dir: Path, kind: str, subset: str) -> Features:
-    """Features of one set as models of this kind take them; InputError where files are missing or do not agree."""
+    """Opens the features of one set.
+
+    Args:
+        features_dir: output of stage features.
+        kind: feature kind of the model.
+        subset: name of the set.
+
+    Raises:
+        InputError: files are missing or inconsistent.
+    """
     if kind not in ("lda", "fmllr"):
         return FeatureReader(features_dir, kind, subset)
     projection = load_projection(features_dir, features_dir / kind / MATRIX)
@@ -140,12 +164,12 @@ def open_features(features_dir: Path, kind: str, subset: str) -> Features:
 
 
 def load_projection(features_dir: Path, path: Path) -> Projection:
-    """The matrix at `path`, for the MFCCs in `features_dir`."""
+    """Loads the matrix at `path` for the MFCCs in `features_dir`."""
     return Projection.load(path, read_options(features_dir / BASE).dim)
 
 
 class AdaptedReader:
-    """MFCCs of one set through a projection and, where there are any, the speakers' transforms."""
+    """MFCCs of one set through a projection and, if given, the speakers' transforms."""
 
     def __init__(
         self, features_dir: Path, subset: str, projection: Projection, transforms: Mapping[str, np.ndarray] | None
@@ -159,13 +183,13 @@ class AdaptedReader:
             raise InputError(f"{subset}: no fMLLR transform for speaker {min(missing)}; {REMEDY}")
 
     def speaker(self, utterance: str) -> str:
-        """The speaker of `utterance`."""
+        """Returns the speaker of `utterance`."""
         return self._reader.speaker(utterance)
 
     def __contains__(self, utterance: str) -> bool:
         return utterance in self._reader
 
     def __getitem__(self, utterance: str) -> np.ndarray:
-        """float32 [T, D]. Raises InputError for an unknown utterance or a damaged archive."""
+        """Returns float32 [T, D]. Raises InputError for an unknown utterance or a damaged archive."""
         x_TD = self._projection(self._reader.static(utterance))
         return x_TD if self._transforms is None else apply(self._transforms[self.speaker(utterance)], x_TD)

@@ -1,14 +1,10 @@
-"""Cepstral mean and variance normalisation from sums in Kaldi's form.
+"""Cepstral mean and variance normalisation, and deltas as Kaldi's add-deltas computes them.
 
-Shapes: T frames, D features. Statistics are float64 [2, D + 1]: row 0 the sums of x and the number of frames, row 1
+CMVN statistics are sums in Kaldi's form, float64 [2, D + 1]: row 0 holds the sums of x and the number of frames, row 1
 the sums of x squared and a zero.
 
-
-Time derivatives of features, as Kaldi's add-deltas computes them.
-
-The second order convolves the original frames with the twice convolved filter, and frames beyond an edge repeat the
-frame at the edge. (Taking deltas of deltas, as torchaudio.functional.compute_deltas twice would, differs in the first
-and last frames.)
+Double deltas convolve the original frames with the twice convolved filter, with edge frames repeated. (Deltas of
+deltas, as from applying torchaudio.functional.compute_deltas twice, differ in the first and last frames.)
 
 Shapes: T frames, D features.
 """
@@ -17,11 +13,14 @@ from __future__ import annotations
 
 import numpy as np
 
-VARIANCE_FLOOR = 1.0e-20  # Kaldi's
+VARIANCE_FLOOR = 1.0e-20  # as in Kaldi
+WINDOW = 2  # frames on each side of the first-order delta filter
+_first = np.arange(-WINDOW, WINDOW + 1) / (2.0 * sum(i * i for i in range(1, WINDOW + 1)))
+FILTERS = (_first, np.convolve(_first, _first))
 
 
 def accumulate(features_TD: np.ndarray) -> np.ndarray:
-    """Statistics of one utterance; those of a speaker are their sum."""
+    """Returns the statistics of one utterance. Those of a speaker are their sum."""
     x = features_TD.astype(np.float64)
     stats = np.zeros((2, x.shape[1] + 1))
     stats[0, :-1], stats[0, -1] = x.sum(axis=0), len(x)
@@ -30,7 +29,7 @@ def accumulate(features_TD: np.ndarray) -> np.ndarray:
 
 
 def normalise(features_TD: np.ndarray, stats: np.ndarray, *, variance: bool) -> np.ndarray:
-    """Features with the mean of `stats` taken off and, with `variance`, divided by its deviation. float32 [T, D]."""
+    """Normalises the mean of features and, with `variance`, their standard deviation. Returns float32 [T, D]."""
     count = stats[0, -1]
     mean_D = stats[0, :-1] / count
     if not variance:
@@ -40,13 +39,8 @@ def normalise(features_TD: np.ndarray, stats: np.ndarray, *, variance: bool) -> 
     return features_TD * scale_D.astype(np.float32) - (mean_D * scale_D).astype(np.float32)
 
 
-WINDOW = 2
-_first = np.arange(-WINDOW, WINDOW + 1) / (2.0 * sum(i * i for i in range(1, WINDOW + 1)))
-FILTERS = (_first, np.convolve(_first, _first))
-
-
 def add_deltas(features_TD: np.ndarray) -> np.ndarray:
-    """[T, 3D] float32: the features, their deltas, their double deltas."""
+    """Returns the features, their deltas and their double deltas, float32 [T, 3D]."""
     num_frames = len(features_TD)
     reach = len(FILTERS[-1]) // 2
     padded = np.pad(features_TD, ((reach, reach), (0, 0)), mode="edge")

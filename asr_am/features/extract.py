@@ -1,8 +1,14 @@
-"""Stage `features`: static features of every utterance, in Kaldi archives, and CMVN statistics of every speaker.
+"""Stage `features`: static features of every utterance in Kaldi archives, and CMVN statistics of every speaker.
 
-For each set: <set>.<n>.ark and <set>.scp (features), <set>_cmvn.ark/.scp, <set>_utt2spk, <set>_features.jsonl.gz (the
-same as a lhotse manifest), <set>_dropped.txt (utterances too short to be used, with their frames); and options.json.
-What is written does not depend on the number of jobs.
+Written for each set, and independent of the number of jobs:
+
+    <set>.<n>.ark, <set>.scp      features
+    <set>_cmvn.ark, .scp          CMVN statistics by speaker
+    <set>_utt2spk                 speaker of each utterance
+    <set>_features.jsonl.gz       the features as a lhotse manifest
+    <set>_dropped.txt             utterances that are too short, with their number of frames
+
+and options.json for all sets.
 
 Shapes: N samples, T frames, D features.
 """
@@ -36,14 +42,19 @@ KINDS = ("mfcc", "logmel", "lfbe64")
 
 MIN_FRAMES = 9  # three phones of three states
 CLIPPED_LEVEL = 32112.0  # the largest value of mu-law is 32124
-CLIPPED_FRACTION = 0.01
-ARCHIVE_SECONDS = 300.0
+CLIPPED_FRACTION = 0.01  # share of clipped samples from which an utterance is reported
+ARCHIVE_SECONDS = 300.0  # of speech per archive
 MAX_ARCHIVES = 200
 
 
 @dataclass(frozen=True)
 class ExtractTask:
-    """What goes into one archive: recordings, each with its utterances."""
+    """One archive to write.
+
+    Attributes:
+        archive: path of the .ark file.
+        items: recordings, each with its utterances.
+    """
 
     archive: Path
     items: list[tuple[Recording, list[SupervisionSegment]]]
@@ -51,13 +62,21 @@ class ExtractTask:
 
 @dataclass
 class ArchiveResult:
-    """What went into one archive: (utterance, byte offset, frames), and what was noticed on the way."""
+    """The contents of one archive, and utterances to report.
+
+    Attributes:
+        archive: path of the .ark file.
+        utterances: (utterance, byte offset, frames) of everything written.
+        stats: CMVN statistics by speaker.
+        dropped: (utterance id, frames) of utterances that are too short.
+        clipped: (utterance id, share of clipped samples) of clipped utterances.
+    """
 
     archive: Path
     utterances: list[tuple[SupervisionSegment, int, int]] = field(default_factory=list)
-    stats: dict[str, np.ndarray] = field(default_factory=dict)  # by speaker
-    dropped: list[tuple[str, int]] = field(default_factory=list)  # utterance id, frames
-    clipped: list[tuple[str, float]] = field(default_factory=list)  # utterance id, fraction of its samples
+    stats: dict[str, np.ndarray] = field(default_factory=dict)
+    dropped: list[tuple[str, int]] = field(default_factory=list)
+    clipped: list[tuple[str, float]] = field(default_factory=list)
 
 
 def extract_features(
@@ -75,11 +94,25 @@ def extract_features(
     jobs: int = 1,
     final: Path | None = None,
 ) -> None:
-    """Write features of `sets` of `data_dir` into `out`, which will be renamed to `final` (default: it stays `out`).
+    """Writes the features of `sets`. Utterances of fewer than nine frames are dropped with a warning.
 
-    `kind` "logmel" (or "lfbe64", read without deltas) has `num_bins` values per frame, "mfcc" `num_ceps`. Audio of
-    another rate than `sampling_rate` is an error unless `resample`. Raises InputError, with the utterance, for audio
-    that is missing, truncated, all zero or not a number; utterances under nine frames are dropped with a warning.
+    Args:
+        data_dir: output of stage data.
+        out: output folder.
+        kind: "mfcc", "logmel", or "lfbe64" (log-mel read without deltas).
+        sampling_rate: in Hz.
+        num_bins: mel bins, and values per frame of log-mel kinds.
+        num_ceps: values per frame of "mfcc". None for other kinds.
+        low_freq: lower edge of the first mel bin in Hz.
+        high_freq: upper edge of the last mel bin in Hz. Values up to 0 are relative to the Nyquist frequency.
+        resample: resample audio of another rate, instead of raising an error.
+        sets: sets to extract.
+        jobs: worker processes.
+        final: the name that `out` will be renamed to. Default: `out`.
+
+    Raises:
+        InputError: options are inconsistent, or audio is missing, truncated, all zero, not finite or of another rate.
+            Names the utterance.
     """
     if kind not in KINDS or (kind == "mfcc") != (num_ceps is not None):
         raise InputError(f"features: kind={kind} with num_ceps={num_ceps}; choose mfcc with num_ceps or logmel without")
@@ -95,7 +128,7 @@ def extract_features(
 
 
 def make_tasks(data_dir: Path, subset: str, out: Path, sampling_rate: int, resample: bool) -> list[ExtractTask]:
-    """Divide the recordings of a set, in their order, into archives of about equal amounts of speech."""
+    """Divides the recordings of a set, in their order, into archives of about equal amounts of speech."""
     segments = defaultdict(list)
     for segment in read_supervisions(data_dir, subset):
         segments[segment.recording_id].append(segment)
@@ -121,13 +154,13 @@ def _at_rate(recording: Recording, sampling_rate: int, resample: bool) -> Record
     if not resample:
         raise InputError(
             f"recording {recording.id}: sampled at {recording.sampling_rate} Hz, but features are for {sampling_rate} "
-            "Hz; set the corpus' sampling rate, or features.resample=true"
+            "Hz; set the sampling rate of the corpus, or features.resample=true"
         )
     return recording.resample(sampling_rate)
 
 
 def write_archive(task: ExtractTask, extractor: SpectralExtractor) -> ArchiveResult:
-    """Compute and write the features of one archive."""
+    """Computes and writes the features of one archive."""
     result = ArchiveResult(task.archive)
     with task.archive.open("wb") as file:
         for recording, segments in task.items:
@@ -155,14 +188,23 @@ def _checked_features(
         raise InputError(f"{where}: every sample is {samples_N[0]:g}; replace the audio or remove the utterance")
     features_TD = extractor(samples_N)
     if not np.isfinite(features_TD).all():
-        raise InputError(f"{where}: holds samples that are not numbers; replace the audio or remove the utterance")
+        raise InputError(f"{where}: some samples are not finite; replace the audio or remove the utterance")
     return features_TD
 
 
 def write_index(
     out: Path, subset: str, written: Sequence[ArchiveResult], final: Path, kind: str, options: SpectralOptions
 ) -> None:
-    """Join what the archives hold: scp, utt2spk, CMVN statistics, lhotse manifest, list of dropped utterances."""
+    """Writes the files that cover all archives of a set: .scp, utt2spk, CMVN statistics, manifest, dropped utterances.
+
+    Args:
+        out: output folder.
+        subset: name of the set.
+        written: results of all archives.
+        final: the name that `out` will be renamed to.
+        kind: feature kind.
+        options: how features were computed.
+    """
     rows = sorted(
         (
             (segment, f"{final / result.archive.name}:{offset}", frames)
@@ -184,7 +226,7 @@ def write_index(
 
 
 def write_cmvn(out: Path, subset: str, written: Sequence[ArchiveResult], final: Path) -> None:
-    """Sum the statistics of every speaker over the archives and write them as double matrices."""
+    """Sums the CMVN statistics of every speaker over the archives, and writes them as double matrices."""
     total: dict[str, np.ndarray] = {}
     for result in written:
         for speaker, stats in result.stats.items():
@@ -208,7 +250,7 @@ def _manifest_item(
         frame_shift=options.frame_shift,
         sampling_rate=options.sampling_rate,
         start=segment.start,
-        duration=round(frames * options.frame_shift, 6),  # of whole frames; lhotse insists on this relation
+        duration=round(frames * options.frame_shift, 6),  # lhotse requires exactly num_frames * frame_shift
         storage_type="kaldiio",
         storage_path=str(scp),
         storage_key=segment.id,
@@ -218,13 +260,13 @@ def _manifest_item(
 
 
 def _report(out: Path, subset: str, written: Sequence[ArchiveResult], kept: int) -> None:
-    """Log and list what was dropped or clipped. Raises InputError if nothing is left."""
+    """Logs and lists dropped and clipped utterances. Raises InputError if no utterance is left."""
     dropped = sorted(item for result in written for item in result.dropped)
     clipped = [item for result in written for item in result.clipped]
     listed = out / f"{subset}_dropped.txt"
     write_lines(listed, [f"{utterance} {frames}" for utterance, frames in dropped])
     if not kept:
-        raise InputError(f"{subset}: every utterance is under {MIN_FRAMES} frames; check the segments' times")
+        raise InputError(f"{subset}: every utterance is under {MIN_FRAMES} frames; check the times of the segments")
     if dropped:
         first, _ = dropped[0]
         logger.warning("%s: %d utterances under %d frames dropped, first %s", listed, len(dropped), MIN_FRAMES, first)

@@ -1,4 +1,4 @@
-"""Kaldi archives of matrices by key, with an index that survives moving the folder."""
+"""Kaldi archives of matrices by key, with an index (.scp) that stays valid when the folder is moved."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from asr_am.data.textfile import read_lines, write_lines
 from asr_am.errors import InputError
 
 LOCATION = re.compile(r"^(?P<key>\S+) (?P<path>.+):(?P<offset>\d+)$")
-DAMAGE = (OSError, EOFError, ValueError, AssertionError, RuntimeError, MemoryError, struct.error)  # kaldiio's
+DAMAGE = (OSError, EOFError, ValueError, AssertionError, RuntimeError, MemoryError, struct.error)  # from kaldiio
 REMEDY_ALIGN = "run stage 3 (align) again"
 
 
 def write_archive(folder: Path, name: str, matrices: Mapping[str, np.ndarray], *, final: Path) -> None:
-    """Write <folder>/<name>.ark and .scp, sorted by key; the .scp names the archive below `final`."""
+    """Writes <folder>/<name>.ark and .scp, sorted by key. The .scp names the archive below `final`."""
     lines = []
     with (folder / f"{name}.ark").open("wb") as file:
         for key, matrix in sorted(matrices.items()):
@@ -30,7 +30,7 @@ def write_archive(folder: Path, name: str, matrices: Mapping[str, np.ndarray], *
 
 
 def read_scp(path: Path, remedy: str) -> dict[str, str]:
-    """Places `path:offset` by key, with the archives taken from the folder of the .scp file."""
+    """Returns the location `path:offset` of each key. Archives are looked up in the folder of the .scp file."""
     locations = {}
     for number, line in enumerate(read_lines(path, remedy), start=1):
         match = LOCATION.match(line)
@@ -43,7 +43,7 @@ def read_scp(path: Path, remedy: str) -> dict[str, str]:
 
 
 def load_matrix(location: str, remedy: str) -> np.ndarray:
-    """The matrix at `path:offset`; InputError where it is damaged or missing."""
+    """Loads the matrix at `path:offset`. Raises InputError if it is missing or damaged."""
     try:
         matrix = read_entry(location)
     except DAMAGE as error:

@@ -1,21 +1,17 @@
-"""Low frame rate: adjacent frames stacked into one, as Ladkat et al. (Interspeech 2019, section 3.2) do with three.
+"""Network inputs: several feature kinds side by side, i-vectors, and stacking of frames for a low frame rate.
 
-Features on disk, alignments and decoding graphs keep the full rate. Stage egs stacks features and takes the label of
-the middle frame of each stack; decoding repeats the score of a stack for each of its frames, so that HMM topology, LM
-weights and word times are those of the full rate. A kind that ends in `_lfr` says that its models work so.
-
-Shapes: T frames, K stacks, F features, N = STACK frames of a stack.
-
-
-Inputs of networks made of several features side by side: kinds joined by `+`, in this order in every frame.
-
+A kind is a feature kind or several joined by `+`, which are concatenated in this order in every frame.
 `fmllr+ivector+logmel` is the input of Zhang et al. (ICASSP 2019, section 4.2): fMLLR (40), i-vector (100), log-mel with
-deltas and double deltas (120), 260 in all. Any subset in any order works, a kind alone too. `ivector` is no stream of
-frames: its vectors are stored once a speaker or segment and joined to the frames when these are read.
+deltas and double deltas (120), 260 in all. Any subset in any order works. `ivector` alone does not, because it has no
+frames: i-vectors are stored per speaker or segment and appended to the frames when these are read.
 
-A kind that ends in `_lfr` stands alone: its frames are stacked by who reads them (see `stacking`).
+A kind that ends in `_lfr` has a low frame rate: STACK adjacent frames are stacked into one, as Ladkat et al.
+(Interspeech 2019, section 3.2) do. It cannot be joined with others. Features on disk, alignments and decoding graphs
+keep the full rate. Stage egs stacks features and takes the label of the middle frame of each stack. Decoding repeats
+the score of a stack for each of its frames, so HMM topology, LM weights and word times are those of the full rate.
 
-Shapes: T frames, F features of the frame streams together, V all inputs, S dimensions of the i-vector.
+Shapes: T frames, K stacks, F features of all frame streams, N = STACK frames of a stack, V all inputs, S dimensions of
+the i-vector, P pdfs.
 """
 
 from __future__ import annotations
@@ -32,20 +28,25 @@ from asr_am.features.ivector.ivector_archive import IvectorReader
 
 STACK = 3
 SUFFIX = "_lfr"
+IVECTOR = "ivector"
 
 
 def stack_of(kind: str) -> int:
-    """Frames that a model for features of `kind` takes as one."""
+    """Returns the number of frames that models for `kind` take as one."""
     return STACK if kind.endswith(SUFFIX) else 1
 
 
 def base_of(kind: str) -> str:
-    """The kind of the features that are stacked, which is on disk."""
+    """Returns the kind on disk whose frames are stacked."""
     return kind.removesuffix(SUFFIX)
 
 
 def stack_frames(x_TF: np.ndarray, size: int, phase: int = 0) -> np.ndarray:
-    """[K, size F], K = ceil((T - phase) / size): frames from `phase` on, `size` side by side; the last is repeated."""
+    """Stacks frames from `phase` on, `size` side by side. The last frame is repeated to fill the last stack.
+
+    Returns:
+        [K, size F] with K = ceil((T - phase) / size).
+    """
     if size == 1:
         return x_TF
     count = -(-(len(x_TF) - phase) // size)
@@ -54,21 +55,18 @@ def stack_frames(x_TF: np.ndarray, size: int, phase: int = 0) -> np.ndarray:
 
 
 def middle_labels(labels_T: np.ndarray, size: int, phase: int = 0) -> np.ndarray:
-    """[K]: the label of the middle frame of each stack (of the last frame, where the stack has no middle)."""
+    """Returns the label of the middle frame of each stack, [K] (of the last frame, if the stack has no middle)."""
     middle_K = np.arange(phase, len(labels_T), size) + size // 2
     return labels_T[np.minimum(middle_K, len(labels_T) - 1)]
 
 
 def repeat_stacks(scores_KP: np.ndarray, size: int, frames: int) -> np.ndarray:
-    """[frames, P]: the scores of each stack (of phase 0) for all of its frames."""
+    """Repeats the scores of each stack (of phase 0) for all of its frames, to [frames, P]."""
     return np.repeat(scores_KP, size, axis=0)[:frames]
 
 
-IVECTOR = "ivector"
-
-
 def streams_of(kind: str) -> list[str]:
-    """The kinds that `kind` joins; InputError where one is repeated, empty, or there are no frames."""
+    """Returns the kinds that `kind` joins. Raises InputError if one is repeated or empty, or if none has frames."""
     names = kind.split("+")
     if len(names) > 1 and (stacked := [name for name in names if stack_of(name) > 1]):
         raise InputError(f"features {kind!r}: {stacked[0]} cannot be joined with others; use it alone")
@@ -78,14 +76,18 @@ def streams_of(kind: str) -> list[str]:
 
 
 class InputReader:
-    """Inputs of one set, by utterance id. Holds no open file, so it can be pickled and used after a fork.
+    """The inputs of one set by utterance id. Holds no open file, so it can be pickled and used after a fork.
 
-    streams: width of each kind, in order. stack: frames that models take as one. dim: V, times `stack`. vectors: the
-    i-vectors, None where the kind has none.
+    Attributes:
+        utterances: utterance ids, sorted.
+        streams: width of each kind, in order.
+        stack: frames that models take as one.
+        dim: V, times `stack`.
+        vectors: the i-vectors, None if the kind has none.
     """
 
     def __init__(self, features_dir: Path, kind: str, subset: str) -> None:
-        """Raises InputError where the files of a stream are missing, or the streams have different utterances."""
+        """Raises InputError if files of a stream are missing, or if streams have different utterances."""
         names = streams_of(kind)
         self._frames: dict[str, Features] = {
             name: open_features(features_dir, base_of(name), subset) for name in names if name != IVECTOR
@@ -95,7 +97,7 @@ class InputReader:
             if different := set(reader.utterances) ^ set(self._first.utterances):
                 raise InputError(
                     f"{features_dir}: utterance {min(different)} of {subset} has only one of {first_name} and {name}; "
-                    "run the stages that make them again"
+                    "run the stages that write them again"
                 )
         self.utterances = self._first.utterances
         self.vectors = IvectorReader(features_dir / IVECTOR, subset, self.speaker) if IVECTOR in names else None
@@ -106,27 +108,29 @@ class InputReader:
         self.dim = sum(self.streams.values())
 
     def speaker(self, utterance: str) -> str:
-        """The speaker of `utterance`."""
+        """Returns the speaker of `utterance`."""
         return self._first.speaker(utterance)
 
     def __contains__(self, utterance: str) -> bool:
         return utterance in self._first
 
     def frames(self, utterance: str) -> np.ndarray:
-        """float32 [T, F]: the streams of frames, not stacked, without the i-vector.
+        """Returns the frame streams without the i-vector, not stacked, float32 [T, F].
 
-        InputError where their lengths differ.
+        Raises InputError if their lengths differ.
         """
         found = {name: reader[utterance] for name, reader in self._frames.items()}
         lengths = {name: len(x_TF) for name, x_TF in found.items()}
         if len(set(lengths.values())) > 1:
-            raise InputError(f"utterance {utterance}: frames differ in number, {lengths}; run stage 2 (features) again")
+            raise InputError(
+                f"utterance {utterance}: numbers of frames differ, {lengths}; run stage 2 (features) again"
+            )
         return np.concatenate(list(found.values()), axis=1) if len(found) > 1 else found[next(iter(found))]
 
     def __getitem__(self, utterance: str) -> np.ndarray:
-        """float32 [T, V], not stacked.
+        """Returns all inputs, not stacked, float32 [T, V].
 
-        InputError for an unknown utterance, a speaker without i-vector, or a damaged archive.
+        Raises InputError for an unknown utterance, a speaker without i-vector, or a damaged archive.
         """
         x_TF = self.frames(utterance)
         if self.vectors is None:
@@ -137,6 +141,6 @@ class InputReader:
 
 
 def columns(streams: Mapping[str, int]) -> dict[str, slice]:
-    """The columns of each stream, given the width of each in order."""
+    """Returns the columns of each stream, given the width of each in order."""
     ends = itertools.accumulate(streams.values())
     return {name: slice(end - width, end) for (name, width), end in zip(streams.items(), ends, strict=True)}

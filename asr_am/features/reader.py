@@ -1,4 +1,4 @@
-"""Features as models want them: per-speaker CMVN and deltas over the static features on disk.
+"""Features as models take them: static features from disk with per-speaker CMVN and deltas.
 
 Shapes: T frames, D static features, F = 3 D (F = D for a kind without deltas).
 """
@@ -20,23 +20,29 @@ REMEDY = "run stage 2 (features) again"
 
 
 def normalises_variance(kind: str) -> bool:
-    """GMMs take mean-normalised MFCCs (as in Kaldi), networks log-mel of zero mean and unit variance."""
+    """Returns True for log-mel (networks). GMMs take mean-normalised MFCCs without it, as in Kaldi."""
     return kind in ("logmel", "lfbe64")
 
 
 def has_deltas(kind: str) -> bool:
-    """lfbe64 is for low frame rates, where stacked frames take the place of deltas."""
+    """Returns False for lfbe64, whose models stack frames in place of deltas."""
     return kind != "lfbe64"
 
 
 class FeatureReader:
-    """Features of one set, by utterance id. Holds no open file, so it can be pickled and used after a fork.
+    """Features of one set by utterance id. Holds no open file, so it can be pickled and used after a fork.
 
-    Archives are looked for beside the .scp file, so the folder may have been moved since.
+    Archives are looked up beside the .scp file, so the folder may be moved.
+
+    Attributes:
+        deltas: deltas are appended.
+        dim: F.
+        variance: the variance is normalised.
+        utterances: utterance ids, sorted.
     """
 
     def __init__(self, features_dir: Path, kind: str, subset: str, *, variance: bool | None = None) -> None:
-        """Raises InputError where the files of `subset` are missing or do not agree."""
+        """Raises InputError if the files of `subset` are missing or inconsistent."""
         folder = features_dir / kind
         self.deltas = has_deltas(kind)
         self.dim = (3 if self.deltas else 1) * read_options(folder).dim
@@ -54,12 +60,12 @@ class FeatureReader:
             raise InputError(f"{cmvn_scp}: no statistics for speaker {min(missing)}; {REMEDY}")
 
     def speaker(self, utterance: str) -> str:
-        """The speaker of `utterance`."""
+        """Returns the speaker of `utterance`."""
         return self._speakers[utterance]
 
     @property
     def num_frames(self) -> int:
-        """Of all utterances."""
+        """Frames of all utterances."""
         return int(sum(stats[0, -1] for stats in self._stats.values()))
 
     def __len__(self) -> int:
@@ -69,27 +75,30 @@ class FeatureReader:
         return utterance in self._locations
 
     def __getitem__(self, utterance: str) -> np.ndarray:
-        """float32 [T, dim]. Raises InputError for an unknown utterance or a damaged archive."""
+        """Returns float32 [T, F]. Raises InputError for an unknown utterance or a damaged archive."""
         static_TD = self.static(utterance)
         return add_deltas(static_TD) if self.deltas else static_TD
 
     def static(self, utterance: str) -> np.ndarray:
-        """float32 [T, D]: normalised, without deltas. Errors as above."""
+        """Returns normalised features without deltas, float32 [T, D]. Raises InputError as `__getitem__` does."""
         return normalise(self.raw(utterance), self._stats[self._speakers[utterance]], variance=self.variance)
 
     def raw(self, utterance: str) -> np.ndarray:
-        """float32 [T, D]: as on disk. Errors as above."""
+        """Returns features as they are on disk, float32 [T, D]. Raises InputError as `__getitem__` does."""
         stats = self._stats[self._speakers[utterance]] if utterance in self._locations else None
         if stats is None:
-            raise InputError(f"utterance {utterance}: has no features (it may have been too short); {REMEDY}")
+            raise InputError(f"utterance {utterance}: has no features (it may be too short); {REMEDY}")
         static_TD = load_matrix(self._locations[utterance], REMEDY)
         if static_TD.shape[1] + 1 != stats.shape[1]:
-            raise InputError(f"{self._locations[utterance]}: {static_TD.shape[1]} values per frame; {REMEDY}")
+            raise InputError(
+                f"{self._locations[utterance]}: has {static_TD.shape[1]} values per frame, CMVN statistics "
+                f"{stats.shape[1] - 1}; {REMEDY}"
+            )
         return static_TD
 
 
 def read_options(folder: Path) -> SpectralOptions:
-    """How the features in `folder` (of one kind) were computed."""
+    """Returns how the features in `folder` (of one kind) were computed."""
     path = folder / "options.json"
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))

@@ -67,8 +67,7 @@ class DecisionTree:
         object.__setattr__(self, "_cache", {})
 
     def pdf(self, window: tuple[int, ...], state: int) -> int:
-        """Returns the pdf of `state` (from 0) of the window's centre phone. Raises KeyError for a phone without a root.
-        """
+        """Returns the pdf of `state` (from 0) of the window's centre phone. Raises KeyError if it has no root."""
         key = (window, state)
         found = self._cache.get(key)
         if found is None:

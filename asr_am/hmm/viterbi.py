@@ -164,8 +164,8 @@ def align(
     results = [path for paths in parallel_map(work, graphs.shards, jobs, description) for path in paths]
     labels_N = np.zeros(frames.num_frames, dtype=np.int32)
     total, aligned, retried, failed = 0.0, 0, 0, []
-    for index, (labels_T, loglik, again) in enumerate(results):
-        retried += again
+    for index, (labels_T, loglik, used_retry) in enumerate(results):
+        retried += used_retry
         if labels_T is None:
             failed.append(frames.utterances[index])
             continue
@@ -195,12 +195,12 @@ def _align_shard(
             x_TD = torch.from_numpy(np.array(frames.x_ND[frames.span(index)]))
             ll_TP = gmms.log_likelihoods(x_TD, pdfs).numpy() + boost_P[pdfs]
             ll_TC = np.take(ll_TP * acoustic_scale, column_C, axis=1)
-            columns_T, again = search(graph, ll_TC, options)
+            columns_T, used_retry = search(graph, ll_TC, options)
             if columns_T is None:
-                paths.append((None, 0.0, again))
+                paths.append((None, 0.0, used_retry))
                 continue
             loglik = float(np.take_along_axis(ll_TC, columns_T[:, None] - 1, axis=1).sum(dtype=np.float64))
-            paths.append((labels[columns_T - 1], loglik / options.acoustic_scale, again))
+            paths.append((labels[columns_T - 1], loglik / options.acoustic_scale, used_retry))
     return paths
 
 
@@ -215,14 +215,14 @@ def search(graph: kaldifst.StdVectorFst, ll_TC: np.ndarray, options: AlignOption
     Returns:
         Input labels [T], None if there is no path, and whether the retry beam was used.
     """
-    for again, beam in enumerate((options.beam, options.retry_beam)):
+    for used_retry, beam in enumerate((options.beam, options.retry_beam)):
         decoder = kaldi_decoder.FasterDecoder(graph, kaldi_decoder.FasterDecoderOptions(beam=beam))
         decoder.decode(kaldi_decoder.DecodableCtc(ll_TC))
         if decoder.reached_final():
             _, path = decoder.get_best_path()
             _, labels, _, _ = kaldifst.get_linear_symbol_sequence(path)
             if len(labels) == len(ll_TC):
-                return np.array(labels, dtype=np.int64), bool(again)
+                return np.array(labels, dtype=np.int64), bool(used_retry)
     return None, True
 
 

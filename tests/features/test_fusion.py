@@ -107,5 +107,5 @@ def test_streams_of_different_utterances_or_lengths_are_refused(features: Path, 
     write_archive(copy / "logmel", "short", {place[0].split()[0]: short}, final=copy / "logmel")
     write_lines(copy / "logmel" / "dev.scp", [(copy / "logmel" / "short.scp").read_text().strip(), *place[1:]])
     reader = InputReader(copy, FUSION, "dev")
-    with pytest.raises(InputError, match=r"devspk0-dev0-0: frames differ in number, .*'logmel': 50"):
+    with pytest.raises(InputError, match=r"devspk0-dev0-0: numbers of frames differ, .*'logmel': 50"):
         reader["devspk0-dev0-0"]

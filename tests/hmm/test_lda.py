@@ -77,7 +77,7 @@ def test_a_stored_projection_is_kaldis_matrix_and_is_checked(tmp_path: Path) -> 
     assert loaded.context == 2 and loaded.dim == 4
     x_TS = np.random.default_rng(4).normal(size=(9, S)).astype(np.float32)
     np.testing.assert_allclose(loaded.then(2 * np.eye(4))(x_TS), 2 * projection(x_TS), rtol=1e-5)
-    with pytest.raises(InputError, match="not frames of 7"):
+    with pytest.raises(InputError, match="not an odd number of frames of 7"):
         Projection.load(tmp_path / "lda.mat", 7)
     whole = (tmp_path / "lda.mat").read_bytes()
     for cut in range(0, len(whole), 97):

@@ -1,1 +1,1 @@
-"""i-vectors: a universal background model, a total-variability model on its statistics, a point in it per speaker."""
+"""i-vectors: a universal background model (UBM), a total-variability model of its statistics, and extraction."""

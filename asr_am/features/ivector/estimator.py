@@ -1,8 +1,8 @@
-"""i-vectors of speakers: one from all of a speaker's speech, or *online*, from the speech so far.
+"""Extraction of i-vectors: offline, from all speech of a speaker, or online, from the speech so far.
 
-Test speakers may have said little; a network that has only seen i-vectors from minutes of speech would be at a loss. So
-it is trained, as in Kaldi, on i-vectors from a few utterances: `parts` makes several speakers of one, and in each the
-i-vector of a segment (of a few seconds) is estimated from all speech up to the end of that segment.
+Test speakers may have said little, and a network that has only seen i-vectors from minutes of speech generalises badly
+to them. As in Kaldi, it is therefore trained on i-vectors from a few utterances: `split_speaker` divides a speaker into
+several, and the i-vector of each segment (of a few seconds) is estimated from all speech up to the end of that segment.
 
 Shapes: T frames, K segments of an utterance, B segments or speakers, G Gaussians, D features,
 S dimensions of the i-vector.
@@ -24,7 +24,15 @@ from asr_am.features.ivector.ubm import DiagUbm
 
 @dataclass(frozen=True)
 class Estimator:
-    """scale: of posteriors. max_count: see `Extractor.ivectors`. period: frames of a segment."""
+    """Extracts i-vectors from frames.
+
+    Attributes:
+        ubm: gives the posteriors.
+        extractor: the model.
+        scale: scale on posteriors (Kaldi's posterior-scale).
+        max_count: see `Extractor.ivectors`.
+        period: frames per segment.
+    """
 
     ubm: DiagUbm
     extractor: Extractor
@@ -33,7 +41,7 @@ class Estimator:
     period: int = 300
 
     def offline(self, speakers: Iterable[Iterable[Tensor]]) -> Tensor:
-        """[B, S], a row for each of B speakers: from the frames, float32 [T, D], of all utterances of each."""
+        """Returns one i-vector per speaker, [B, S], from the frames, float32 [T, D], of all utterances of each."""
         rows = []
         for block in blocks(map(self._total, speakers), []):
             projected_BS = self.extractor.project(block.first_KGD)
@@ -41,9 +49,9 @@ class Estimator:
         return torch.cat(rows)
 
     def online(self, utterances: Iterable[Tensor]) -> list[Tensor]:
-        """[K, S] of each utterance, in the order of speaking: for every segment from the speech so far."""
+        """Returns i-vectors [K, S] of each utterance of a speaker, in order. Each segment uses the speech so far."""
         rows, lengths = [], list[int]()
-        counts_G, projected_S = self.ubm.weights_G.new_zeros(1), self.ubm.weights_G.new_zeros(1)  # of what came before
+        counts_G, projected_S = self.ubm.weights_G.new_zeros(1), self.ubm.weights_G.new_zeros(1)  # of earlier segments
         for block in blocks(self._statistics(utterances), lengths):
             counts_BG = block.counts_KG.double().cumsum(dim=0) + counts_G
             projected_BS = self.extractor.project(block.first_KGD).cumsum(dim=0) + projected_S
@@ -52,7 +60,7 @@ class Estimator:
         return list(torch.cat(rows).split(lengths))
 
     def _total(self, utterances: Iterable[Tensor]) -> Statistics:
-        """Of a speaker, as one row."""
+        """Returns the statistics of a speaker as one row."""
         count_1G, first_1GD = self.ubm.weights_G.new_zeros(1, 1), self.ubm.weights_G.new_zeros(1, 1, 1)
         for statistics in self._statistics(utterances):
             count_1G = count_1G + statistics.counts_KG.sum(dim=0, dtype=torch.float64)
@@ -64,22 +72,22 @@ class Estimator:
 
 
 def blocks(statistics: Iterable[Statistics], lengths: list[int]) -> Iterator[Statistics]:
-    """The rows of several utterances (or speakers) together, `BATCH` or a few more: large products are faster.
+    """Yields rows of several utterances (or speakers) in blocks of at least `BATCH`, since large products are faster.
 
     The number of rows of each utterance is appended to `lengths`.
     """
-    waiting: list[Statistics] = []
-    for found in statistics:
-        waiting.append(found)
-        lengths.append(len(found.counts_KG))
-        if sum(len(s.counts_KG) for s in waiting) >= BATCH:
-            yield stack(waiting)
-            waiting = []
-    if waiting:
-        yield stack(waiting)
+    pending: list[Statistics] = []
+    for rows in statistics:
+        pending.append(rows)
+        lengths.append(len(rows.counts_KG))
+        if sum(len(s.counts_KG) for s in pending) >= BATCH:
+            yield stack(pending)
+            pending = []
+    if pending:
+        yield stack(pending)
 
 
 def split_speaker(utterances: Sequence[str], size: int) -> list[Sequence[str]]:
-    """A speaker's utterances as those of several speakers with `size` utterances each; 0: as they are."""
+    """Divides a speaker's utterances into those of several speakers with `size` utterances each. 0: does not divide."""
     step = size or len(utterances)
     return [utterances[begin : begin + step] for begin in range(0, len(utterances), step)]

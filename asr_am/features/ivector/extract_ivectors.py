@@ -1,11 +1,12 @@
-"""What decides the i-vectors of a corpus, and whether it has enough speech for their sizes.
+"""Stage `ivectors`: trains UBM and extractor on set `train`, and writes the i-vectors of all sets.
 
-Stage ivectors: train UBM and extractor on the set `train`, write the i-vectors of all sets.
+Writes options.json, ubm.npz, extractor.npz, training.json (log-likelihoods per frame before each update) and the
+i-vectors (see `ivector_archive`). A killed run resumes from `work/`. The output does not depend on the number of jobs.
 
-Written: options.json, ubm.npz, extractor.npz, training.json (log-likelihoods per frame before each update), and the
-i-vectors, see `ivector_archive`. `work/` holds what a killed run goes on from. What is written does not
-depend on the number of jobs, and memory not on the amount of speech: the UBM is trained on a sample of the frames, the
-extractor on statistics that are read block by block, and i-vectors are written by groups of speakers.
+Memory does not depend on the amount of speech: the UBM is trained on a sample of the frames, the extractor on
+statistics that are read block by block, and i-vectors are written by groups of speakers.
+
+Shapes: N frames, K segments, B speakers, S dimensions of the i-vector.
 """
 
 from __future__ import annotations
@@ -31,20 +32,29 @@ from asr_am.features.ivector.ubm import train_ubm
 from asr_am.parallel import parallel_map
 
 OPTIONS = "options.json"
-ARCHIVE = 500  # utterances after which a new archive begins, at the next speaker
+ARCHIVE = 500  # utterances per archive. Speakers are not divided.
 
 
 def make_ivectors(
     features_dir: Path, out: Path, options: IvectorOptions, *, sets: Sequence[str], jobs: int = 1, device: str = "cpu",
     final: Path | None = None,
 ) -> None:  # fmt: skip
-    """Write models and i-vectors of `sets` into `out`, which will be renamed to `final` (default: it stays `out`).
+    """Trains the models and writes the i-vectors of `sets`.
 
-    features_dir: of stage features, with MFCCs. device: cpu or cuda (which does the work of all jobs). InputError where
-    there is too little speech for the sizes.
+    Args:
+        features_dir: output of stage features, with MFCCs.
+        out: output folder.
+        options: sizes and training.
+        sets: sets to write i-vectors of.
+        jobs: worker processes. One is used where the device is a GPU.
+        device: cpu or cuda.
+        final: the name that `out` will be renamed to. Default: `out`.
+
+    Raises:
+        InputError: there is too little speech for the sizes, or `options.online` names an unknown set.
     """
     if unknown := set(options.online) - set(sets):
-        raise InputError(f"ivectors.online: {min(unknown)!r} is not one of the sets {', '.join(sets)}")
+        raise InputError(f"ivectors.online: {min(unknown)!r} is not one of the sets {', '.join(sets)}; correct it")
     jobs, work = (1 if device != "cpu" else jobs), out / "work"
     speech = {subset: Speech(features_dir, subset, options.normalise, device) for subset in ("train", *sets)}
     options.check_enough(speech["train"].reader.num_frames, len(speech["train"].reader.utterances))
@@ -59,7 +69,7 @@ def make_ivectors(
 
 
 def train_models(speech: Speech, out: Path, work: Path, options: IvectorOptions, jobs: int) -> None:
-    """ubm.npz, extractor.npz, training.json; what is there already is not made again."""
+    """Writes ubm.npz, extractor.npz and training.json, unless they exist."""
     ubm_path, extractor_path, report = out / "ubm.npz", out / "extractor.npz", out / "training.json"
     if not ubm_path.exists():
         frames_ND = speech.sample(options.ubm_frames)
@@ -75,7 +85,7 @@ def train_models(speech: Speech, out: Path, work: Path, options: IvectorOptions,
 
 
 def write_ivectors(speech: Speech, out: Path, options: IvectorOptions, jobs: int, final: Path) -> None:
-    """The archives of one set, and the index of them all."""
+    """Writes the archives of one set and their common index."""
     groups: list[list[tuple[str, list[str]]]] = [[]]
     for speaker, utterances in speech.by_speaker().items():
         if sum(len(members) for _, members in groups[-1]) >= ARCHIVE:
@@ -98,7 +108,7 @@ def _index(path: Path) -> Path:
 def write_group(
     speech: Speech, options: IvectorOptions, out: Path, final: Path, task: tuple[Path, list[tuple[str, list[str]]]]
 ) -> None:
-    """The i-vectors of a group of speakers, as one archive."""
+    """Writes the i-vectors of a group of speakers as one archive."""
     path, group = task
     estimate = load_estimator(out, speech.device)
     rows: dict[str, Tensor] = {}
@@ -114,7 +124,14 @@ def write_group(
 
 
 def speaker_ivectors(models: Path, features_dir: Path, subset: str, out: Path) -> None:
-    """Write an i-vector for each speaker of a set that the `models` (a folder of `make_ivectors`) were not made for."""
+    """Writes one i-vector per speaker of a new set.
+
+    Args:
+        models: folder written by `make_ivectors`.
+        features_dir: features of the new set.
+        subset: name of the new set.
+        out: output folder.
+    """
     options, estimate = load_options(models), load_estimator(models)
     speech = Speech(features_dir, subset, options.normalise)
     speakers = speech.by_speaker()
@@ -125,14 +142,14 @@ def speaker_ivectors(models: Path, features_dir: Path, subset: str, out: Path) -
 
 
 def load_estimator(folder: Path, device: str = "cpu") -> Estimator:
-    """What `make_ivectors` left in `folder`; InputError where a file is missing or damaged."""
+    """Loads the models in `folder`. Raises InputError if a file is missing or damaged."""
     options = load_options(folder)
     ubm, extractor = load_ubm(folder / "ubm.npz").to(device), load_extractor(folder / "extractor.npz").to(device)
     return Estimator(ubm, extractor, options.posterior_scale, options.max_count, options.period)
 
 
 def load_options(folder: Path) -> IvectorOptions:
-    """What the models in `folder` were made with; InputError where the file is missing or damaged."""
+    """Loads the options of the models in `folder`. Raises InputError if the file is missing or damaged."""
     path = folder / OPTIONS
     try:
         return IvectorOptions(**json.loads(path.read_text(encoding="utf-8")))

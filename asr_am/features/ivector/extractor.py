@@ -1,14 +1,14 @@
-"""The i-vector extractor: a total-variability model of Baum-Welch statistics, and posteriors of its hidden vector.
+"""The i-vector extractor: a total-variability model of Baum-Welch statistics, and posteriors of its latent vector.
 
     y ~ N(o e_1, I),    x_t | y, Gaussian g ~ N(M_g y, Sigma_g)
 
-as in Kaldi (Povey's form of Dehak et al., "Front-End Factor Analysis for Speaker Verification", IEEE TASLP 2011): the
-prior's mean lies at the offset o on the first axis, so that a column of M holds the means and no bias is needed. With
+This is Kaldi's form (Povey's variant of Dehak et al., "Front-End Factor Analysis for Speaker Verification", IEEE TASLP
+2011): the prior mean has the offset o on the first axis, so a column of M holds the means and no bias is needed. With
 counts gamma_g and sums X_g, the posterior of y is Gaussian with
 
     precision  I + sum_g gamma_g M_g' Sigma_g^-1 M_g,    precision x mean  o e_1 + sum_g M_g' Sigma_g^-1 X_g.
 
-Shapes: B pieces of speech, G Gaussians, D features, S dimensions of the i-vector, P = S (S + 1) / 2. All float64.
+Shapes: B utterances or segments, G Gaussians, D features, S dimensions of the i-vector, P = S (S + 1) / 2. All float64.
 """
 
 from __future__ import annotations
@@ -22,30 +22,42 @@ from torch import Tensor
 
 from asr_am.features.ivector.statistics import pack, unpack
 
-OFFSET = 100.0  # of the prior before training, as in Kaldi
+OFFSET = 100.0  # prior offset before training, as in Kaldi
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """Of B hidden vectors: mean_BS, and the lower Cholesky factors of their precisions, factor_BSS."""
+    """Posteriors of B latent vectors.
+
+    Attributes:
+        mean_BS: means.
+        factor_BSS: lower Cholesky factors of the precisions.
+        linear_BS: precision times mean.
+    """
 
     mean_BS: Tensor
     factor_BSS: Tensor
     linear_BS: Tensor
 
     def covariance(self) -> Tensor:
-        """[B, S, S]."""
+        """Returns the covariances, [B, S, S]."""
         return torch.cholesky_inverse(self.factor_BSS)
 
     def log_evidence(self) -> Tensor:
-        """[B]: the log of the integral over y, without what does not depend on the piece of speech but its counts."""
+        """Returns the log of the integral over y, [B], up to terms in counts, second-order statistics and offset."""
         half_logdet_B = self.factor_BSS.diagonal(dim1=1, dim2=2).log().sum(dim=1)
         return 0.5 * (self.linear_BS * self.mean_BS).sum(dim=1) - half_logdet_B
 
 
 @dataclass(frozen=True)
 class Extractor:
-    """loadings_GDS (Kaldi's M), covariances_GDD, offset: float64, on one device."""
+    """Parameters of the model, float64, on one device.
+
+    Attributes:
+        loadings_GDS: Kaldi's M.
+        covariances_GDD: Sigma.
+        offset: prior mean on the first axis.
+    """
 
     loadings_GDS: Tensor
     covariances_GDD: Tensor
@@ -66,15 +78,15 @@ class Extractor:
 
     @cached_property
     def quadratic_GP(self) -> Tensor:
-        """Packed M_g' Sigma_g^-1 M_g."""
+        """M_g' Sigma_g^-1 M_g, packed."""
         return pack(self.loadings_GDS.mT @ self.weighted_XS.view_as(self.loadings_GDS))
 
     def project(self, first_BGD: Tensor) -> Tensor:
-        """sum_g M_g' Sigma_g^-1 X_g, [B, S]: all that is needed of the sums X."""
+        """Returns sum_g M_g' Sigma_g^-1 X_g, [B, S], all that is needed of the sums X."""
         return first_BGD.flatten(1).double() @ self.weighted_XS
 
     def posterior(self, counts_BG: Tensor, projected_BS: Tensor) -> Posterior:
-        """Of the hidden vectors, given counts and projected sums."""
+        """Returns the posteriors of latent vectors, given counts and projected sums."""
         linear_BS = projected_BS.clone()
         linear_BS[:, 0] += self.offset
         precision_BSS = unpack(counts_BG.double() @ self.quadratic_GP, self.dim)
@@ -84,10 +96,13 @@ class Extractor:
         return Posterior(mean_BS, factor_BSS, linear_BS)
 
     def ivectors(self, counts_BG: Tensor, projected_BS: Tensor, max_count: float = 0.0) -> Tensor:
-        """[B, S]: posterior means less the prior's, so that no speech at all gives zero.
+        """Returns i-vectors, [B, S]: posterior means minus the prior mean, so that no speech gives zero.
 
-        max_count: where the counts sum to more, statistics are scaled down to it, so that much speech gives no other
-        kind of i-vector than little (Kaldi's max-count); 0: no limit.
+        Args:
+            counts_BG: counts gamma_g.
+            projected_BS: sums from `project`.
+            max_count: statistics with a larger total count are scaled down to it, so that i-vectors from much speech
+                resemble those from little (Kaldi's max-count). 0: no limit.
         """
         if max_count:
             scale_B1 = (max_count / counts_BG.double().sum(dim=1, keepdim=True).clamp_min(1e-10)).clamp_max(1.0)
@@ -97,7 +112,13 @@ class Extractor:
         return mean_BS
 
     def frames_log_likelihood(self, count_G: Tensor, second_GDD: Tensor, num_utterances: int) -> float:
-        """What `Posterior.log_evidence`, summed over `pieces`, lacks of the log-likelihood of all of their frames."""
+        """Returns the difference between the log-likelihood of all frames and the sum of `Posterior.log_evidence`.
+
+        Args:
+            count_G: counts of all utterances.
+            second_GDD: sums of x x' of all utterances.
+            num_utterances: number of summed log evidences.
+        """
         factor_GDD = torch.linalg.cholesky(self.covariances_GDD)
         log_G = 2 * factor_GDD.diagonal(dim1=1, dim2=2).log().sum(dim=1) + len(second_GDD[0]) * math.log(2 * math.pi)
         spread_G = torch.cholesky_solve(second_GDD, factor_GDD).diagonal(dim1=1, dim2=2).sum(dim=1)
@@ -105,7 +126,7 @@ class Extractor:
 
 
 def initial_extractor(means_GD: Tensor, covariances_GDD: Tensor, dim: int, seed: int) -> Extractor:
-    """The first axis is the UBM's means; the others are random, a tenth of a standard deviation long."""
+    """Initialises an extractor. The first axis holds the UBM means, others are random with 0.1 standard deviations."""
     gaussians, features = means_GD.shape
     generator = torch.Generator().manual_seed(seed)
     random_GDS = torch.randn(gaussians, features, dim, generator=generator, dtype=torch.float64).to(means_GD)

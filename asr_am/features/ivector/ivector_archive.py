@@ -1,7 +1,7 @@
-"""i-vectors on disk, one for each speaker or each few seconds of an utterance: never one per frame.
+"""i-vectors on disk: one per speaker, or one per segment of a few seconds. Never one per frame.
 
     <set>_ivectors.<n>.ark, <set>_ivectors.scp    float32 [K, S] by speaker (K = 1) or by utterance (a row per segment)
-    ivectors.json                                 dim S, period in frames, and for each set what its keys are
+    ivectors.json                                 dimension S, frames per segment, and the type of keys of each set
 
 Shapes: K segments, S dimensions of the i-vector, T frames.
 """
@@ -24,7 +24,13 @@ INFO = "ivectors.json"
 
 @dataclass(frozen=True)
 class IvectorInfo:
-    """period: frames of a segment. keys: "speaker" or "utterance", by set."""
+    """Contents of ivectors.json.
+
+    Attributes:
+        dim: S.
+        period: frames per segment.
+        keys: "speaker" or "utterance", by set.
+    """
 
     dim: int
     period: int
@@ -35,7 +41,7 @@ class IvectorInfo:
 
     @classmethod
     def load(cls, folder: Path) -> IvectorInfo:
-        """InputError where the file is missing or damaged."""
+        """Reads the file in `folder`. Raises InputError if it is missing or damaged."""
         path = folder / INFO
         try:
             info = cls(**json.loads(path.read_text(encoding="utf-8")))
@@ -50,7 +56,16 @@ class IvectorReader:
     """The i-vectors of one set. Holds no open file."""
 
     def __init__(self, folder: Path, subset: str, speaker: Callable[[str], str]) -> None:
-        """speaker: of an utterance. InputError where files are missing or damaged."""
+        """Opens the index.
+
+        Args:
+            folder: folder of ivectors.json.
+            subset: name of the set.
+            speaker: returns the speaker of an utterance.
+
+        Raises:
+            InputError: a file is missing or damaged.
+        """
         info = IvectorInfo.load(folder)
         if subset not in info.keys:
             raise InputError(f"{folder / INFO}: has no set {subset!r}, only {sorted(info.keys)}; {REMEDY}")
@@ -59,11 +74,11 @@ class IvectorReader:
         self._locations = read_scp(self._scp, REMEDY)
 
     def key(self, utterance: str) -> str:
-        """What the i-vectors of an utterance are stored under: its own id, or its speaker's."""
+        """Returns the key of an utterance's i-vectors in the archive: its own id, or its speaker's."""
         return self._speaker(utterance) if self._by == "speaker" else utterance
 
     def __getitem__(self, utterance: str) -> np.ndarray:
-        """float32 [K, S], a row for each `period` frames. InputError, naming the speaker, where there is none."""
+        """Returns a row per `period` frames, float32 [K, S]. Raises InputError, with the speaker, if there is none."""
         key, speaker = self.key(utterance), self._speaker(utterance)
         if key not in self._locations:
             raise InputError(f"{self._scp}: no i-vector for speaker {speaker} (utterance {utterance}); {REMEDY}")
@@ -75,11 +90,11 @@ class IvectorReader:
         return rows_KS
 
     def per_frame(self, utterance: str, num_frames: int) -> np.ndarray:
-        """float32 [T, S]: the i-vector of each frame's segment."""
+        """Returns the i-vector of each frame's segment, float32 [T, S]."""
         rows_KS = self[utterance]
         return rows_KS[segment(np.arange(num_frames), self.period, len(rows_KS))]
 
 
 def segment(frame: np.ndarray, period: int, count: np.ndarray | int) -> np.ndarray:
-    """Which of an utterance's `count` rows is for a frame; the last is for all that follow."""
+    """Returns the row of a frame's i-vector among `count` rows. The last row covers later frames too."""
     return np.minimum(frame // period, count - 1)

@@ -1,4 +1,4 @@
-"""The frames that i-vectors are made from: MFCCs with deltas and double deltas, of one set.
+"""The frames that i-vectors are estimated from: MFCCs with deltas and double deltas of one set.
 
 Shapes: N or T frames, D features.
 """
@@ -20,10 +20,14 @@ BASE = "mfcc"
 
 @dataclass(frozen=True)
 class Speech:
-    """Plain values, so that it travels to a worker.
+    """Frames of one set. Holds plain values only, so that it can be sent to a worker process.
 
-    normalise: take off the cepstral mean of each speaker. It tells speakers and channels apart, and is what the other
-    inputs of a network have lost.
+    Attributes:
+        features_dir: output of stage features.
+        subset: name of the set.
+        normalise: subtract the cepstral mean of each speaker. The mean distinguishes speakers and channels, which the
+            other inputs of a network do not.
+        device: torch device of the frames.
     """
 
     features_dir: Path
@@ -36,19 +40,19 @@ class Speech:
         return FeatureReader(self.features_dir, BASE, self.subset)
 
     def frames(self, utterance: str) -> Tensor:
-        """float32 [T, D]."""
+        """Returns the frames of an utterance, float32 [T, D]."""
         static = self.reader.static(utterance) if self.normalise else self.reader.raw(utterance)
         return torch.from_numpy(add_deltas(static)).to(self.device)
 
     def by_speaker(self) -> dict[str, list[str]]:
-        """The utterances of each speaker, both sorted."""
+        """Returns the utterances of each speaker, both sorted."""
         speakers: dict[str, list[str]] = {}
         for utterance in self.reader.utterances:
             speakers.setdefault(self.reader.speaker(utterance), []).append(utterance)
         return dict(sorted(speakers.items()))
 
     def sample(self, limit: int) -> Tensor:
-        """[N, D]: evenly spaced frames of the whole set, `limit` at most."""
+        """Returns at most `limit` evenly spaced frames of the whole set, [N, D]."""
         step, first, taken = -(-self.reader.num_frames // limit), 0, []
         for utterance in self.reader.utterances:
             x_TD = self.frames(utterance)

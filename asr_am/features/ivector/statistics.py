@@ -1,6 +1,6 @@
-"""Baum-Welch statistics of speech under a UBM: how often each Gaussian was heard, and the sums of its frames.
+"""Baum-Welch statistics under a UBM: zeroth, first and second order.
 
-Shapes: T frames, D features, G Gaussians, K segments of an utterance.
+Shapes: T frames, D features, G Gaussians, K segments of an utterance, P = D (D + 1) / 2.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ from torch import Tensor
 
 from asr_am.features.ivector.ubm import DiagUbm, block_frames
 
-MIN_COUNT = 1.0  # scaled frames below which nothing is estimated of a Gaussian
+MIN_COUNT = 1.0  # scaled frames that estimating a Gaussian's parameters needs
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """counts_KG, first_KGD: float32, a row for each segment, already scaled."""
+    """Scaled statistics of segments, float32.
+
+    Attributes:
+        counts_KG: zeroth order.
+        first_KGD: first order.
+    """
 
     counts_KG: Tensor
     first_KGD: Tensor
@@ -28,15 +33,19 @@ class Statistics:
         return Statistics(self.counts_KG.to(device), self.first_KGD.to(device))
 
 
-def stack(found: Sequence[Statistics]) -> Statistics:
-    """All rows, in order."""
-    return Statistics(torch.cat([s.counts_KG for s in found]), torch.cat([s.first_KGD for s in found]))
+def stack(parts: Sequence[Statistics]) -> Statistics:
+    """Concatenates rows in order."""
+    return Statistics(torch.cat([s.counts_KG for s in parts]), torch.cat([s.first_KGD for s in parts]))
 
 
 def segment_statistics(ubm: DiagUbm, x_TD: Tensor, period: int, scale: float) -> Statistics:
-    """Of each stretch of `period` frames; the last may be shorter.
+    """Computes the statistics of each segment of an utterance.
 
-    scale: of the posteriors, below one because neighbouring frames say nearly the same (Kaldi's posterior-scale).
+    Args:
+        ubm: gives the posteriors.
+        x_TD: frames.
+        period: frames per segment. The last segment may be shorter.
+        scale: scale on posteriors (Kaldi's posterior-scale), below one because neighbouring frames are correlated.
     """
     sums = [ubm.posteriors(part_TD).T @ F.pad(part_TD, (0, 1), value=1.0) for part_TD in x_TD.split(period)]
     sums_KGE = torch.stack(sums) * scale
@@ -44,9 +53,9 @@ def segment_statistics(ubm: DiagUbm, x_TD: Tensor, period: int, scale: float) ->
 
 
 def second_order(ubm: DiagUbm, utterances: Iterable[Tensor], scale: float) -> Tensor:
-    """The sums of x x' of each Gaussian over frames [T, D] of all utterances: float64 [G, D, D].
+    """Returns the sum of x x' of each Gaussian over the frames [T, D] of all utterances, float64 [G, D, D].
 
-    Written as a product of posteriors with the distinct products of a frame, it is one matrix product.
+    Computed as one matrix product of posteriors with the distinct products of each frame.
     """
     rows, columns = torch.triu_indices(ubm.dim, ubm.dim)
     total_GQ = ubm.means_GD.new_zeros(ubm.num_gaussians, len(rows))
@@ -58,7 +67,13 @@ def second_order(ubm: DiagUbm, utterances: Iterable[Tensor], scale: float) -> Te
 
 @dataclass(frozen=True)
 class StatisticsTotals:
-    """ExtractorStats over many utterances, float64: count_G, first_GD, second_GDD."""
+    """Statistics summed over many utterances, float64.
+
+    Attributes:
+        count_G: zeroth order.
+        first_GD: first order.
+        second_GDD: second order.
+    """
 
     count_G: Tensor
     first_GD: Tensor
@@ -73,7 +88,7 @@ class StatisticsTotals:
         return StatisticsTotals(self.count_G.to(device), self.first_GD.to(device), self.second_GDD.to(device))
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Means [G, D] and full covariances [G, D, D] of the Gaussians; those hardly heard get the average of all."""
+        """Returns means [G, D] and full covariances [G, D, D]. Gaussians with low counts get the average."""
         count_G1 = self.count_G.clamp_min(1e-10)[:, None]
         means_GD = self.first_GD / count_G1
         covariances_GDD = self.second_GDD / count_G1[..., None] - means_GD[:, :, None] * means_GD[:, None, :]
@@ -85,13 +100,13 @@ class StatisticsTotals:
 
 
 def pack(full_XSS: Tensor) -> Tensor:
-    """The upper triangles [..., S (S + 1) / 2] of matrices [..., S, S], row by row."""
+    """Packs matrices [..., S, S] into their upper triangles [..., S (S + 1) / 2], row by row."""
     rows, columns = torch.triu_indices(full_XSS.shape[-1], full_XSS.shape[-1], device=full_XSS.device)
     return full_XSS[..., rows, columns]
 
 
 def unpack(packed: Tensor, size: int) -> Tensor:
-    """Symmetric matrices [..., size, size] from their upper triangles."""
+    """Unpacks upper triangles to symmetric matrices [..., size, size]."""
     rows, columns = torch.triu_indices(size, size, device=packed.device)
     full = packed.new_empty(*packed.shape[:-1], size, size)
     full[..., rows, columns] = packed

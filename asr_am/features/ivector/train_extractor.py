@@ -1,16 +1,12 @@
-"""EM for the i-vector extractor, with the minimum-divergence step (Kenny; Kaldi's IvectorExtractorStats).
+"""EM training of the i-vector extractor, with the minimum-divergence step (Kenny; Kaldi's IvectorExtractorStats).
 
-The hidden data are the vectors y of pieces of speech (utterances); which Gaussian a frame belongs to is fixed, by the
-posteriors of the UBM. So what rises at every iteration is the exact marginal likelihood of the statistics.
+The latent variables are the vectors y of utterances. Posteriors of the UBM fix which Gaussian a frame belongs to, so
+the quantity that rises at every iteration is the exact marginal likelihood of the statistics.
 
-Shapes as in `extractor`; Y = sum over pieces of X_g E[y]', R = sum of gamma_g E[y y'].
+Statistics are stored in files, one per block of utterances, that are read one at a time. A killed run resumes: existing
+files are not computed again, and EM starts from the last finished iteration.
 
-
-Training of the extractor on files of statistics, one for each block of utterances, read one at a time.
-
-A killed run goes on: blocks that are there are not made again, and EM starts from the last iteration that was finished.
-
-Shapes: G Gaussians, D features.
+Shapes as in `extractor`. Y = sum over utterances of X_g E[y]', R = sum of gamma_g E[y y'].
 """
 
 from __future__ import annotations
@@ -51,12 +47,34 @@ from asr_am.features.ivector.statistics import (
 )
 from asr_am.parallel import parallel_map
 
-FRAMES_PER_GAUSSIAN, UTTERANCES_PER_DIMENSION = 400, 2  # below which sizes are refused
+logger = logging.getLogger(__name__)
+
+FRAMES_PER_GAUSSIAN, UTTERANCES_PER_DIMENSION = 400, 2  # minimum amount of training speech
+BATCH = 64  # utterances or segments processed at a time
+COVARIANCE_FLOOR = 0.1  # share of the average covariance that no covariance falls below in any direction, as in Kaldi
+BLOCK = 200  # utterances per file of statistics
+SHARES = 8  # fixed parts of the E-step, so that sums are the same to the last bit for any number of jobs
+LIKELIHOODS = "extractor.json"
 
 
 @dataclass(frozen=True)
 class IvectorOptions:
-    """gaussians: of the UBM. dim: of an i-vector. period: frames of a segment. The rest: see conf/ivectors."""
+    """Sizes and training of i-vector models.
+
+    Attributes:
+        gaussians: Gaussians of the UBM.
+        dim: dimension of an i-vector.
+        normalise: subtract the cepstral mean of each speaker.
+        ubm_iterations: EM iterations of the UBM at its final size.
+        ubm_frames: maximum number of frames that the UBM is trained on.
+        iterations: EM iterations of the extractor.
+        posterior_scale: scale on posteriors.
+        max_count: total count that statistics are scaled down to, 0: no limit.
+        period: frames per segment.
+        online: sets with online i-vectors. Other sets have one per speaker.
+        online_utterances: utterances after which online estimation starts anew, 0: only at the next speaker.
+        seed: random seed of initialisation.
+    """
 
     gaussians: int
     dim: int
@@ -72,7 +90,7 @@ class IvectorOptions:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        """InputError where a value is out of range."""
+        """Raises InputError if a value is out of range."""
         sizes = ("gaussians", "dim", "ubm_iterations", "ubm_frames", "iterations", "period")
         if wrong := [name for name in sizes if getattr(self, name) < 1]:
             raise InputError(f"ivectors.{wrong[0]}={getattr(self, wrong[0])}: must be at least 1")
@@ -82,7 +100,7 @@ class IvectorOptions:
             )
 
     def check_enough(self, frames: int, utterances: int) -> None:
-        """InputError where a UBM or an extractor of this size would have next to nothing to learn from."""
+        """Raises InputError if there are too few frames for the UBM or too few utterances for the extractor."""
         gaussians, dim = frames // FRAMES_PER_GAUSSIAN, utterances // UTTERANCES_PER_DIMENSION
         if self.gaussians > gaussians:
             raise InputError(
@@ -96,18 +114,24 @@ class IvectorOptions:
             )
 
 
-BATCH = 64  # worked on at a time
-COVARIANCE_FLOOR = 0.1  # share of the average covariance below which none falls, in no direction (Kaldi's factor)
-
-
 @dataclass
 class ExtractorStats:
-    """What the M-step needs of all pieces: float64."""
+    """Statistics of the M-step, float64.
+
+    Attributes:
+        num_utterances: number of latent vectors.
+        count_G: sum of the counts gamma_g.
+        cross_GDS: Y.
+        square_GP: R, packed.
+        mean_S: sum of E[y].
+        mean_square_SS: sum of E[y y'].
+        log_evidence: sum of the log evidences.
+    """
 
     num_utterances: int
     count_G: Tensor
-    cross_GDS: Tensor  # Y
-    square_GP: Tensor  # R, packed
+    cross_GDS: Tensor
+    square_GP: Tensor
     mean_S: Tensor
     mean_square_SS: Tensor
     log_evidence: float
@@ -123,7 +147,7 @@ class ExtractorStats:
 
 
 def accumulate(extractor: Extractor, batches: Iterable[Statistics]) -> ExtractorStats:
-    """The E-step over pieces of speech."""
+    """Runs the E-step over batches of statistics."""
     sums = ExtractorStats.zeros(extractor)
     for statistics in batches:
         parts = zip(statistics.counts_KG.split(BATCH), statistics.first_KGD.split(BATCH), strict=True)
@@ -143,13 +167,13 @@ def accumulate(extractor: Extractor, batches: Iterable[Statistics]) -> Extractor
 
 
 def log_likelihood(extractor: Extractor, sums: ExtractorStats, second_GDD: Tensor) -> float:
-    """The exact marginal log-likelihood per frame of what `sums` were accumulated over, posteriors fixed."""
+    """Returns the exact marginal log-likelihood per frame of the accumulated statistics, with UBM posteriors fixed."""
     rest = extractor.frames_log_likelihood(sums.count_G, second_GDD, sums.num_utterances)
     return (sums.log_evidence + rest) / float(sums.count_G.sum())
 
 
 def maximise(extractor: Extractor, sums: ExtractorStats, second_GDD: Tensor, floor_DD: Tensor) -> Extractor:
-    """The M-step: loadings, covariances no smaller than `floor_DD`, then the prior."""
+    """Runs the M-step: loadings, then covariances no smaller than `floor_DD`, then the prior."""
     occupied_G = sums.count_G >= MIN_COUNT
     square_GSS = unpack(sums.square_GP[occupied_G], extractor.dim)
     cross_GDS, count_G11 = sums.cross_GDS[occupied_G], sums.count_G[occupied_G, None, None]
@@ -162,12 +186,12 @@ def maximise(extractor: Extractor, sums: ExtractorStats, second_GDD: Tensor, flo
 
 
 def covariance_floor(count_G: Tensor, covariances_GDD: Tensor) -> Tensor:
-    """[D, D]: a share of the average covariance. Fixed for a training, so that the likelihood can only rise."""
+    """Returns a share of the average covariance, [D, D], fixed in training so that the likelihood can only rise."""
     return COVARIANCE_FLOOR * (count_G[:, None, None] * covariances_GDD).sum(dim=0) / count_G.sum()
 
 
 def apply_floor(covariances_GDD: Tensor, floor_DD: Tensor) -> Tensor:
-    """Raise eigenvalues relative to `floor_DD` to one: the maximum-likelihood covariances under that constraint."""
+    """Raises eigenvalues relative to `floor_DD` to at least one: the maximum-likelihood covariances with that floor."""
     factor_DD = torch.linalg.cholesky(floor_DD)
     half_GDD = torch.linalg.solve_triangular(factor_DD, covariances_GDD, upper=False)
     relative_GDD = torch.linalg.solve_triangular(factor_DD, half_GDD.mT, upper=False)
@@ -177,9 +201,9 @@ def apply_floor(covariances_GDD: Tensor, floor_DD: Tensor) -> Tensor:
 
 
 def minimise_divergence(extractor: Extractor, sums: ExtractorStats) -> Extractor:
-    """Give the prior the mean and covariance of the posteriors, then change axes so that it is N(o e_1, I) again.
+    """Gives the prior the mean and covariance of the posteriors, then changes axes so that it is N(o e_1, I) again.
 
-    y' = H T y, T whitening, H the reflection that turns the mean onto the first axis; M' = M (H T)^-1.
+    y' = H T y, T whitening, H the reflection that maps the mean onto the first axis. M' = M (H T)^-1.
     """
     mean_S = sums.mean_S / sums.num_utterances
     covariance_SS = sums.mean_square_SS / sums.num_utterances - torch.outer(mean_S, mean_S)
@@ -190,7 +214,7 @@ def minimise_divergence(extractor: Extractor, sums: ExtractorStats) -> Extractor
 
 
 def reflection(direction_S: Tensor) -> Tensor:
-    """The Householder matrix [S, S] (symmetric, its own inverse) that turns `direction_S` onto the first axis."""
+    """Returns the Householder matrix [S, S] (symmetric, its own inverse) that maps `direction_S` to the first axis."""
     normal_S = direction_S / direction_S.norm()
     normal_S = torch.cat([normal_S[:1] - 1.0, normal_S[1:]])
     length = float(normal_S @ normal_S)
@@ -198,15 +222,19 @@ def reflection(direction_S: Tensor) -> Tensor:
     return identity_SS if length < 1e-20 else identity_SS - 2.0 / length * torch.outer(normal_S, normal_S)
 
 
-logger = logging.getLogger(__name__)
-
-BLOCK = 200  # utterances
-SHARES = 8  # in which the E-step is done, whatever the number of jobs, so that sums are the same to the last bit
-LIKELIHOODS = "extractor.json"
-
-
 def write_statistics(speech: Speech, ubm: Path, work: Path, scale: float, jobs: int) -> list[Path]:
-    """The statistics of every utterance of a set under the UBM in the file `ubm`, as files in `work`."""
+    """Writes the statistics of every utterance of a set.
+
+    Args:
+        speech: the set.
+        ubm: path of the UBM.
+        work: output folder.
+        scale: scale on posteriors.
+        jobs: worker processes.
+
+    Returns:
+        One file per block of utterances.
+    """
     utterances = speech.reader.utterances
     begins = range(0, len(utterances), BLOCK)
     blocks = [(work / f"statistics.{b // BLOCK}.npz", utterances[b : b + BLOCK]) for b in begins]
@@ -216,7 +244,7 @@ def write_statistics(speech: Speech, ubm: Path, work: Path, scale: float, jobs: 
 
 
 def write_block(speech: Speech, ubm_path: Path, scale: float, block: tuple[Path, Sequence[str]]) -> None:
-    """The statistics of one block of utterances."""
+    """Writes the statistics of one block of utterances."""
     ubm = load_ubm(ubm_path).to(speech.device)
     frames = [speech.frames(utterance) for utterance in block[1]]
     statistics = stack([segment_statistics(ubm, x_TD, len(x_TD), scale) for x_TD in frames])
@@ -224,7 +252,15 @@ def write_block(speech: Speech, ubm_path: Path, scale: float, block: tuple[Path,
 
 
 def train_extractor(blocks: Sequence[Path], work: Path, options: IvectorOptions, jobs: int, device: str) -> Extractor:
-    """EM, from the full covariances of the UBM's Gaussians on."""
+    """Runs EM, starting from the UBM's means and full covariances estimated with its posteriors.
+
+    Args:
+        blocks: files of statistics.
+        work: folder of the extractor of each iteration.
+        options: dimension, iterations and seed.
+        jobs: worker processes.
+        device: torch device of the E-step.
+    """
     totals = reduce(add, map(load_totals, blocks)).to(device)
     means_GD, covariances_GDD = totals.moments()
     floor_DD = covariance_floor(totals.count_G, covariances_GDD)
@@ -249,13 +285,13 @@ def _iteration(path: Path) -> int:
 
 
 def _report(path: Path, iteration: int, likelihood: float) -> None:
-    """Log the likelihood before an update and append it to those of the earlier iterations."""
+    """Logs the likelihood before an update, and appends it to the file of earlier ones."""
     logger.info("i-vector extractor, iteration %d: log-likelihood per frame %.4f", iteration + 1, likelihood)
     earlier = json.loads(path.read_text())[:iteration] if iteration else []
     write_lines(path, [json.dumps([*earlier, likelihood])])
 
 
 def accumulate_share(extractor: Path, device: str, blocks: Sequence[Path]) -> ExtractorStats:
-    """The E-step over some blocks."""
+    """Runs the E-step over some blocks."""
     batches = (load_statistics(path).to(device) for path in blocks)
     return accumulate(load_extractor(extractor).to(device), batches)

@@ -1,6 +1,6 @@
-"""A universal background model: one mixture of diagonal-covariance Gaussians for the frames of all speakers, by EM.
+"""The universal background model: one diagonal Gaussian mixture for the frames of all speakers, trained by EM.
 
-Its posteriors say which Gaussian a frame belongs to: all that i-vectors need of it.
+i-vectors use only its posteriors.
 
 Shapes: N or T frames, D features, G Gaussians.
 """
@@ -16,20 +16,26 @@ from torch import Tensor
 
 from asr_am.errors import InputError
 
-VARIANCE_FLOOR = 0.01  # share of the variance of all frames below which no Gaussian's falls
-MIN_COUNT = 20.0  # frames below which a Gaussian keeps its mean and variances
-SPLIT = 0.2  # standard deviations by which the two halves of a Gaussian are moved apart
-CACHED_FRAMES, GPU_FRAMES = 512, 65536  # worked on at a time: their posteriors stay in the processor's cache
+VARIANCE_FLOOR = 0.01  # share of the variance of all frames that no variance falls below
+MIN_COUNT = 20.0  # frames that updating a Gaussian's mean and variances needs
+SPLIT = 0.2  # shift of each half of a split Gaussian, in standard deviations
+CACHED_FRAMES, GPU_FRAMES = 512, 65536  # frames at a time. On a CPU, posteriors of so few stay in the cache.
 
 
 def block_frames(device: torch.device) -> int:
-    """How many frames to work on at a time."""
+    """Returns the number of frames to process at a time."""
     return CACHED_FRAMES if device.type == "cpu" else GPU_FRAMES
 
 
 @dataclass(frozen=True)
 class DiagUbm:
-    """weights_G (sum to one), means_GD, vars_GD: float64, on one device."""
+    """A diagonal-covariance mixture, float64, on one device.
+
+    Attributes:
+        weights_G: sum to one.
+        means_GD: means.
+        vars_GD: variances.
+    """
 
     weights_G: Tensor
     means_GD: Tensor
@@ -48,35 +54,46 @@ class DiagUbm:
 
     @cached_property
     def linear_2DG(self) -> Tensor:
-        """float32: with (x, x*x) the log density of a Gaussian is linear."""
+        """Coefficients of x and x*x in the log density, float32."""
         precisions_GD = 1.0 / self.vars_GD
         return torch.cat([self.means_GD * precisions_GD, -0.5 * precisions_GD], dim=1).T.float().contiguous()
 
     @cached_property
     def constant_G(self) -> Tensor:
-        """float32: log weights and normalisers."""
+        """Log weights plus log normalisers, float32."""
         squares_G = (self.means_GD.square() / self.vars_GD + self.vars_GD.log()).sum(dim=1)
         return (self.weights_G.log() - 0.5 * (squares_G + self.dim * math.log(2 * math.pi))).float()
 
     def log_densities(self, x_TD: Tensor) -> Tensor:
-        """log (weight x density) of every Gaussian for float32 frames, float32 [T, G]."""
+        """Returns log (weight x density) of every Gaussian for float32 frames, float32 [T, G]."""
         return torch.addmm(self.constant_G, torch.cat([x_TD, x_TD * x_TD], dim=1), self.linear_2DG)
 
     def posteriors(self, x_TD: Tensor) -> Tensor:
-        """float32 [T, G]: rows sum to one."""
+        """Returns posteriors, float32 [T, G]. Rows sum to one."""
         return torch.softmax(self.log_densities(x_TD), dim=1)
 
 
 def train_ubm(x_ND: Tensor, num_gaussians: int, iterations: int, *, seed: int = 0) -> tuple[DiagUbm, list[float]]:
-    """A mixture for float32 frames, and the mean log-likelihood per frame before each update at the final size.
+    """Trains a mixture by EM and splitting.
 
-    Gaussians are split, the widest first, until there are enough; EM runs a third of `iterations` at each size
-    before and all of them at the last. Every update raises the likelihood, or leaves it where it is (variances: as
-    high as the floor allows). InputError unless every feature varies.
+    Gaussians are split, the widest first, until there are enough. EM runs a third of `iterations` at each intermediate
+    size, and all of them at the final one. Apart from the variance floor, no update lowers the likelihood.
+
+    Args:
+        x_ND: frames, float32.
+        num_gaussians: final size.
+        iterations: EM iterations at the final size.
+        seed: random seed of the split directions.
+
+    Returns:
+        The mixture, and the mean log-likelihood per frame before each update at the final size.
+
+    Raises:
+        InputError: a feature is constant or not finite.
     """
     mean_D, global_var_D = x_ND.double().mean(dim=0), x_ND.double().var(dim=0, correction=0)
     if not torch.isfinite(global_var_D).all() or float(global_var_D.min()) <= 1e-10:
-        raise InputError("i-vectors: a feature never changes, or is not a number; run stage 2 (features) again")
+        raise InputError("i-vectors: a feature is constant or not finite; run stage 2 (features) again")
     ubm = DiagUbm(x_ND.new_ones(1, dtype=torch.float64), mean_D[None], global_var_D[None])
     generator = torch.Generator().manual_seed(seed)
     floor_D, likelihoods = VARIANCE_FLOOR * global_var_D, []
@@ -91,7 +108,7 @@ def train_ubm(x_ND: Tensor, num_gaussians: int, iterations: int, *, seed: int = 
 
 
 def em_update(ubm: DiagUbm, x_ND: Tensor, floor_D: Tensor) -> tuple[DiagUbm, float]:
-    """One iteration of EM; also the mean log-likelihood per frame under the mixture that came in."""
+    """Runs one iteration of EM. Also returns the mean log-likelihood per frame under the given mixture."""
     count_G = torch.zeros_like(ubm.weights_G)
     moments_G2D = ubm.means_GD.new_zeros(ubm.num_gaussians, 2 * ubm.dim)
     likelihood = 0.0
@@ -114,9 +131,9 @@ def em_update(ubm: DiagUbm, x_ND: Tensor, floor_D: Tensor) -> tuple[DiagUbm, flo
 
 
 def split(ubm: DiagUbm, count: int, generator: torch.Generator) -> DiagUbm:
-    """The mixture with `count` of its Gaussians in two halves each, moved apart in a random direction.
+    """Splits `count` Gaussians into two halves each, moved apart in a random direction.
 
-    Those are split whose frames lie farthest from their means, summed over features in units of the average variance.
+    Chooses those with the largest total squared deviation of their frames, in units of the average variance.
     """
     spread_G = ubm.weights_G * (ubm.vars_GD / (ubm.weights_G @ ubm.vars_GD)).sum(dim=1)
     widest = spread_G.argsort(descending=True, stable=True)[:count]
