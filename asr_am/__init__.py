@@ -1,1 +1,1 @@
-"""Hybrid HMM acoustic models trained under many distributed SGD algorithms."""
+"""Hybrid HMM acoustic models for speech recognition, trained with distributed SGD algorithms."""

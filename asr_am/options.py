@@ -1,4 +1,4 @@
-"""Options from configuration files, whose values must have the types that a dataclass or a function says."""
+"""Builds options from configuration files and checks their types against annotations."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ Options = TypeVar("Options")
 
 
 def build(kind: type[Options], values: Mapping[str, Any], where: str) -> Options:
-    """`kind(**values)`, a dataclass. where: the section of the configuration, as its user writes it; "": the top.
+    """Builds a dataclass from configuration values.
 
-    InputError names an option that is unknown, missing or no number, or that has another type: a whole number will do
-    for a float, never the reverse.
+    Args:
+        kind: The dataclass.
+        values: Its fields by name.
+        where: Section of the configuration for error messages, as users write it. "" is the top level.
+
+    Raises:
+        InputError: An option is unknown, missing, NaN or of the wrong type. An integer is accepted for a float, but not
+            the reverse.
     """
     if not isinstance(values, Mapping):
         raise InputError(f"{where}={values}: must be a mapping of options to values")
@@ -29,12 +35,12 @@ def build(kind: type[Options], values: Mapping[str, Any], where: str) -> Options
     check_types(kind, values, where)
     for name, field in known.items():
         if name not in values and field.default is MISSING and field.default_factory is MISSING:
-            raise InputError(f"{_name(where, name)}: is missing")
+            raise InputError(f"{_name(where, name)}: is missing; set it")
     return kind(**values)
 
 
 def check_types(signature: Callable[..., Any], values: Mapping[str, Any], where: str) -> None:
-    """InputError unless values have the types of the annotations of their names."""
+    """Raises InputError unless each value has the type that `signature` annotates for its name."""
     types = get_type_hints(signature)
     for name, value in values.items():
         if name not in types:
@@ -44,11 +50,11 @@ def check_types(signature: Callable[..., Any], values: Mapping[str, Any], where:
             TypeAdapter(types[name]).validate_python(value, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            place, given, said = _name(where, name, *first["loc"]), first["input"], first["msg"]
-            said = said[0].lower() + said[1:]
+            option, given, reason = _name(where, name, *first["loc"]), first["input"], first["msg"]
+            reason = reason[0].lower() + reason[1:]
             if first["type"] == "string_type" and given is not None:
-                said += f"; quote it for Hydra and the shell: \"{place}='{given}'\""
-            raise InputError(f"{place}={given}: {said}") from error
+                reason += f"; quote it for Hydra and the shell: \"{option}='{given}'\""
+            raise InputError(f"{option}={given}: {reason}") from error
         if isinstance(value, float) and math.isnan(value):
             raise InputError(f"{_name(where, name)}={value}: must be a number")
 

@@ -1,7 +1,7 @@
-"""Work over many items with a progress bar, in this process or over a pool of processes.
+"""Maps a function over items with a progress bar, in this process or in a pool of processes.
 
-Processes and not threads, because kaldifst and kaldi_decoder hold the GIL. One arithmetic thread per worker: two
-threads on contended cores are many times slower than one.
+Workers are processes, because kaldifst and kaldi_decoder hold the GIL. Each uses one arithmetic thread: two threads on
+contended cores are many times slower than one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 def track(iterable: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
-    """Yield from `iterable` under a progress bar on stderr (silent where stderr is not a terminal)."""
+    """Yields from `iterable` with a progress bar on stderr, if stderr is a terminal."""
     if total is None and isinstance(iterable, Sequence):
         total = len(iterable)
     columns = (
@@ -39,11 +39,11 @@ def track(iterable: Iterable[Item], description: str, total: int | None = None) 
         yield from progress.track(iterable, description=description, total=total)
 
 
-_work: tuple[Callable[[Any], Any], Sequence[Any]]  # of a worker process
+_work: tuple[Callable[[Any], Any], Sequence[Any]]  # function and items, set in worker processes
 
 
-def _begin_worker(parent: int, function: Callable[[Any], Any], items: Sequence[Any]) -> None:
-    """One thread, and no life after the parent's: a worker would keep the lock that it inherited."""
+def _init_worker(parent: int, function: Callable[[Any], Any], items: Sequence[Any]) -> None:
+    """Initialises a worker: one thread, and death with the parent, as an orphan would hold inherited file locks."""
     global _work
     _work = function, items
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -54,7 +54,7 @@ def _begin_worker(parent: int, function: Callable[[Any], Any], items: Sequence[A
         sys.modules["torch"].set_num_threads(1)
 
 
-def _do(number: int) -> Any:
+def _run_item(number: int) -> Any:
     function, items = _work
     return function(items[number])
 
@@ -62,21 +62,31 @@ def _do(number: int) -> Any:
 def parallel_map(
     function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str, chunk: int = 1
 ) -> list[Result]:
-    """`[function(item) for item in items]` over `jobs` forked processes, in order.
+    """Computes `[function(item) for item in items]` in forked processes.
 
-    Workers inherit `function` and `items` when they are forked, so neither is copied, however large it is; what is
-    returned is pickled back, so large results belong in files. The first exception raised by an item is raised here; a
-    worker killed from outside is a RuntimeError that says so.
+    Args:
+        function: Called for each item. Forked workers inherit it without pickling.
+        items: Inherited likewise, so they may be large.
+        jobs: Number of processes. Up to 1 runs in this process.
+        description: Label of the progress bar.
+        chunk: Number of items that a worker takes at a time.
+
+    Returns:
+        The results in the order of items. They are pickled, so large ones belong in files.
+
+    Raises:
+        RuntimeError: A worker was killed from outside.
+        Exception: The first exception that an item raised.
     """
     if jobs <= 1 or len(items) <= 1:
         return [function(item) for item in track(items, description)]
     context = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(
-        min(jobs, len(items)), context, initializer=_begin_worker, initargs=(os.getpid(), function, items)
+        min(jobs, len(items)), context, initializer=_init_worker, initargs=(os.getpid(), function, items)
     )
     with pool:
         try:
-            return list(track(pool.map(_do, range(len(items)), chunksize=chunk), description, total=len(items)))
+            return list(track(pool.map(_run_item, range(len(items)), chunksize=chunk), description, total=len(items)))
         except BrokenProcessPool as error:
             raise RuntimeError(
                 f"{description}: a worker process was killed (out of memory?); try a smaller --nj"

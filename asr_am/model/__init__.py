@@ -1,1 +1,1 @@
-"""Acoustic models and their files."""
+"""Acoustic models and language models, and their files."""

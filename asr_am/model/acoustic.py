@@ -1,4 +1,4 @@
-"""What all acoustic models have in common: features in, normalised first, and logits of pdfs out.
+"""Base class of acoustic models: maps features, which it normalises, to logits of pdfs.
 
 Shapes: B chunks or utterances, T frames, F features, P pdfs.
 """
@@ -12,13 +12,17 @@ from torch import Tensor, nn
 
 
 class AcousticModel(nn.Module):
-    """options: a dataclass, the model's sizes. inputs: dimension of the features. outputs: number of pdfs.
+    """Base class. Subclasses map x_BTF and lengths_B (None: all T) to logits [B, T, P], without a softmax.
 
-    The buffers mean_F and scale_F normalise the features as they come in: (x - mean) * scale. dropout: what is applied
-    after every layer.
+    Frames at or past a sequence's length do not influence others, and their own logits have no meaning.
 
-    Called with x_BTF and lengths_B (None: all T) a model gives logits [B, T, P]; the softmax belongs to the loss.
-    Frames at or past a sequence's length influence nothing; their own logits mean nothing.
+    Attributes:
+        options: Sizes of the model, a dataclass.
+        inputs: Dimension of the features, F.
+        outputs: Number of pdfs, P.
+        mean_F: Buffer, subtracted from the features.
+        scale_F: Buffer, multiplied with the features after that.
+        dropout: Applied after every layer.
     """
 
     options: Any
@@ -33,10 +37,10 @@ class AcousticModel(nn.Module):
         self.register_buffer("scale_F", torch.ones(inputs))
 
     def set_normalisation(self, mean_F: Tensor, deviation_F: Tensor) -> None:
-        """Normalise features to zero mean and unit variance, given their moments."""
+        """Sets mean and standard deviation of the features, so that inputs get zero mean and unit variance."""
         self.mean_F.copy_(mean_F)
         self.scale_F.copy_(1.0 / deviation_F.clamp_min(1e-5))
 
     def normalise(self, x_BTF: Tensor) -> Tensor:
-        """Features of zero mean and unit variance, [B, T, F]."""
+        """Returns features of zero mean and unit variance [B, T, F]."""
         return (x_BTF - self.mean_F) * self.scale_F

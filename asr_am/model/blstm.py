@@ -15,7 +15,14 @@ from asr_am.model.lstm import BiLSTM
 
 @dataclass(frozen=True)
 class BlstmOptions:
-    """Sizes of the model. `cells` counts one direction. Dropout is applied after every LSTM layer."""
+    """Sizes of a `Blstm`.
+
+    Attributes:
+        layers: Number of LSTM layers.
+        cells: Cells of one direction.
+        projection: Outputs of the linear layer before the last.
+        dropout: Dropout after every LSTM layer.
+    """
 
     layers: int = 2
     cells: int = 128
@@ -24,7 +31,7 @@ class BlstmOptions:
 
 
 class Blstm(AcousticModel):
-    """layers x (BiLSTM, dropout), a linear projection, a linear output."""
+    """Stack of layers x (BiLSTM, dropout), a linear projection and a linear output."""
 
     def __init__(self, options: BlstmOptions, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
@@ -39,7 +46,7 @@ class Blstm(AcousticModel):
             nn.init.zeros_(linear.bias)
 
     def forward(self, x_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        """Logits [B, T, P]."""
+        """Returns logits [B, T, P]."""
         h_TBF = self.normalise(x_BTF).transpose(0, 1)
         for layer in self.layers:
             h_TBF = self.dropout(layer(h_TBF, lengths_B))

@@ -1,4 +1,4 @@
-"""Which acoustic model a configuration or a file means."""
+"""Makes acoustic models from a configuration or a file."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Options = BlstmOptions | LstmOptions
 
 
 def model_options(kind: str = "blstm", **sizes: Any) -> Options:
-    """The options of a model of `kind` (blstm, lstm); InputError for a size that it does not have."""
+    """Returns the options of a model of `kind` (blstm or lstm). Raises InputError for an unknown option."""
     if kind not in ("blstm", "lstm"):
-        raise InputError(f"model.kind={kind}: is blstm or lstm")
+        raise InputError(f"model.kind={kind}: must be blstm or lstm")
     return build(LstmOptions, sizes, "model") if kind == "lstm" else build(BlstmOptions, sizes, "model")
 
 
 def kind_of(options: Options) -> str:
-    """The `kind` that makes these options."""
+    """Returns the kind of model that has these options."""
     return "lstm" if isinstance(options, LstmOptions) else "blstm"
 
 
 def make_model(options: Options, inputs: int, outputs: int) -> AcousticModel:
-    """The model with random weights, of torch's generator."""
+    """Makes a model with random weights from torch's default generator."""
     if isinstance(options, LstmOptions):
         return Lstm(options, inputs, outputs)
     return Blstm(options, inputs, outputs)

@@ -1,4 +1,4 @@
-"""The file of a trained language model: weights, units and spelling, nothing that executes when loaded."""
+"""Files of trained language models: weights, units and spelling, and nothing that is executed when loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REMEDY = "remove its folder and run stage 8 (rescore) again"
 
 
 def save_lm(path: Path, model: LstmLm, units: Units, info: Mapping[str, Any]) -> None:
-    """Write a model with its units; `info` is kept beside them, plain values."""
+    """Writes a model with its units, and `info` (plain values)."""
     value = {
         "format": FORMAT,
         "options": asdict(model.options),
@@ -32,7 +32,7 @@ def save_lm(path: Path, model: LstmLm, units: Units, info: Mapping[str, Any]) ->
 
 
 def load_lm(path: Path) -> tuple[LstmLm, Units, dict[str, Any]]:
-    """The model, in eval mode on the CPU, its units, and what was saved about it. InputError for a damaged file."""
+    """Returns the model (in eval mode, on the CPU), its units and info. Raises InputError for a damaged file."""
     value = read_torch(path, REMEDY)
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise InputError(f"{path}: is not a language model of this program; {REMEDY}")
@@ -42,7 +42,9 @@ def load_lm(path: Path) -> tuple[LstmLm, Units, dict[str, Any]]:
         model.load_state_dict(value["weights"])
         info = dict(value["info"])
     except (InputError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise InputError(f"{path}: is not a whole language model ({str(error).splitlines()[0]}); {REMEDY}") from error
+        raise InputError(
+            f"{path}: is not a complete language model ({str(error).splitlines()[0]}); {REMEDY}"
+        ) from error
     if not all(torch.isfinite(weight).all() for weight in model.state_dict().values()):
         raise InputError(f"{path}: has weights that are not finite numbers; {REMEDY}")
     return model.eval(), units, info

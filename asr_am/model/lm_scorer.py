@@ -1,6 +1,6 @@
-"""Log-probabilities of the words of sentences under a recurrent language model, by its full softmax.
+"""Computes log-probabilities of the words of sentences under a recurrent language model with its full softmax.
 
-Shapes: B sentences, T units, N units of all of them.
+Shapes: B sentences, T units, N units of all sentences.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 from asr_am.lang.units import BOUNDARY, Units
 from asr_am.model.lstm_lm import LstmLm
 
-POSITIONS = 4096  # of a batch, padding included, unless one sentence has more
-LOGITS = 1 << 25  # at once: 128 MB
+POSITIONS = 4096  # units of a batch with padding, unless one sentence is longer
+LOGITS = 1 << 25  # computed at once, 128 MB
 
 
 def word_logprobs(model: LstmLm, units: Units, sentences: Sequence[Sequence[str]]) -> list[np.ndarray]:
-    """For each sentence float64 [words + 1]: natural log P(word | words before), last that of the sentence's end.
+    """Returns natural log P(word | previous words), float64 [words + 1], for each sentence. The last is of its end.
 
-    A word of several units has the sum of theirs. A word without a spelling has the probability of `<unk>`.
+    A word of several units gets the sum of their log-probabilities. A word without a spelling gets that of `<unk>`.
     """
     spelled = [[*(units.of(word) for word in sentence), (BOUNDARY,)] for sentence in sentences]
     lengths = [sum(map(len, words)) for words in spelled]
@@ -37,7 +37,7 @@ def word_logprobs(model: LstmLm, units: Units, sentences: Sequence[Sequence[str]
 
 
 def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Sentences of about equal length together, as their indices."""
+    """Yields indices of sentences of about equal length."""
     batch: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
         if batch and (len(batch) + 1) * lengths[i] > POSITIONS:
@@ -49,7 +49,7 @@ def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _unit_logprobs(model: LstmLm, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """float64 log-probabilities of the units of each row, whose last is the BOUNDARY."""
+    """Returns float64 log-probabilities of the units of each row. Every row ends with BOUNDARY."""
     device = model.embedding.weight.device
     longest = max(map(len, rows))
     target_BT = torch.tensor([[*row, *[BOUNDARY] * (longest - len(row))] for row in rows], device=device)

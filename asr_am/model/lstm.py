@@ -1,14 +1,16 @@
 """A bidirectional LSTM layer that is faster on a CPU than `nn.LSTM` on packed sequences.
 
-On a GPU cuDNN computes it. On a CPU oneDNN does, in float32 and without packing: each sequence is turned round within
-its own length, so that padding comes last in both directions. Otherwise (bfloat16) the layer runs as a handful of
-batched matrix products over both directions, with the backward pass by hand: the input projection of all steps is one
-product, and so are the gradients of all weights. scripts/bench/train.py compares them. The weights have the names and
-shapes of `nn.LSTM` in each case.
+Three implementations share the parameter names and shapes of `nn.LSTM`. scripts/bench/train.py compares them.
 
-Shapes: T frames, B sequences, I inputs, H cells of one direction, G = 4 H gates in the order input, forget, cell,
-output; D = 2 directions. Tensors with D run in the order of computation: direction 1 goes from the last frame to the
-first, so its step s is frame T - 1 - s.
+    GPU              cuDNN, on packed sequences.
+    CPU, float32     oneDNN, without packing. Each sequence is reversed within its own length, so that padding comes
+                     last in both directions.
+    CPU, otherwise   Batched matrix products over both directions, with the backward pass written out. The input
+                     projection of all steps is one product, and so are the gradients of all weights.
+
+Shapes: T frames, B sequences, I inputs, H cells of one direction, G = 4 H gates (input, forget, cell, output), D = 2
+directions. Tensors with D are in the order of computation: direction 1 goes from the last frame to the first, so its
+step s is frame T - 1 - s.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ aten = torch.ops.aten
 
 
 class BiLSTM(nn.LSTM):
-    """One bidirectional layer: x_TBI, lengths_B -> y_TB(2H). Frames past a sequence's length influence nothing."""
+    """Bidirectional layer that maps x_TBI and lengths_B to y_TB(2H). Frames past a sequence's length are ignored."""
 
     def __init__(self, inputs: int, cells: int) -> None:
         super().__init__(inputs, cells, bidirectional=True)
@@ -40,16 +42,16 @@ class BiLSTM(nn.LSTM):
         forward, backward = (dict(zip("WUbc", weights, strict=True)) for weights in self.all_weights)
         W_DGI, U_DGH = (torch.stack([forward[name], backward[name]]).to(dtype) for name in "WU")
         b_DG = torch.stack([forward["b"] + forward["c"], backward["b"] + backward["c"]]).to(dtype)
-        return _BiLSTM.apply(x_TBI.to(dtype), W_DGI, U_DGH, b_DG, _keep(lengths_B, len(x_TBI), dtype))
+        return _BiLSTM.apply(x_TBI.to(dtype), W_DGI, U_DGH, b_DG, _padding_mask(lengths_B, len(x_TBI), dtype))
 
     def _onednn(self, x_TBI: Tensor, lengths_B: Tensor | None) -> Tensor:
-        turned_TB = _turned(lengths_B, *x_TBI.shape[:2])
+        reversed_TB = _reversed_frames(lengths_B, *x_TBI.shape[:2])
         zeros_1BH = x_TBI.new_zeros(1, x_TBI.shape[1], self.hidden_size)
         y_TBH, z_TBH = (
             torch.lstm(h_TBI, (zeros_1BH, zeros_1BH), tuple(weights), True, 1, 0.0, self.training, False, False)[0]
-            for h_TBI, weights in zip((x_TBI, _reorder(x_TBI, turned_TB)), self.all_weights, strict=True)
+            for h_TBI, weights in zip((x_TBI, _reorder(x_TBI, reversed_TB)), self.all_weights, strict=True)
         )
-        return torch.cat([y_TBH, _reorder(z_TBH, turned_TB)], dim=2)
+        return torch.cat([y_TBH, _reorder(z_TBH, reversed_TB)], dim=2)
 
     def _cudnn(self, x_TBI: Tensor, lengths_B: Tensor | None) -> Tensor:
         if lengths_B is None or int(lengths_B.min()) == len(x_TBI):
@@ -59,7 +61,7 @@ class BiLSTM(nn.LSTM):
 
 
 def reset_lstm(lstm: nn.LSTM) -> None:
-    """Glorot-uniform input weights, orthogonal recurrent ones, biases of zero, but one for the forget gate."""
+    """Initialises input weights Glorot-uniform, recurrent ones orthogonal, biases 0, that of the forget gate 1."""
     for name, parameter in lstm.named_parameters():
         if name.startswith("weight_ih"):
             for gate in parameter.data.chunk(4):
@@ -73,8 +75,8 @@ def reset_lstm(lstm: nn.LSTM) -> None:
                 nn.init.ones_(parameter.data.chunk(4)[1])
 
 
-def _turned(lengths_B: Tensor | None, frames: int, batch: int) -> Tensor:
-    """[T, B]: the frames of each sequence from its last to its first, then its padding as it was."""
+def _reversed_frames(lengths_B: Tensor | None, frames: int, batch: int) -> Tensor:
+    """Returns frame indices [T, B] that reverse each sequence and leave its padding in place."""
     frame_T1 = torch.arange(frames)[:, None]
     lengths_B = torch.full((batch,), frames) if lengths_B is None else lengths_B
     return torch.where(frame_T1 < lengths_B, lengths_B - 1 - frame_T1, frame_T1)
@@ -84,8 +86,8 @@ def _reorder(x_TBI: Tensor, frame_TB: Tensor) -> Tensor:
     return x_TBI.gather(0, frame_TB[..., None].expand_as(x_TBI))
 
 
-def _keep(lengths_B: Tensor | None, frames: int, dtype: torch.dtype) -> Tensor | None:
-    """[S, B, 1]: for the first S steps of the backward direction, 1 where the step is a frame, 0 where padding."""
+def _padding_mask(lengths_B: Tensor | None, frames: int, dtype: torch.dtype) -> Tensor | None:
+    """Returns a mask [S, B, 1] of the first S steps of the backward direction: 1 for a frame, 0 for padding."""
     if lengths_B is None or not len(lengths_B) or (shortest := int(lengths_B.min())) >= frames:
         return None
     frame_S = torch.arange(frames - 1, shortest - 1, -1)
@@ -93,7 +95,7 @@ def _keep(lengths_B: Tensor | None, frames: int, dtype: torch.dtype) -> Tensor |
 
 
 class _BiLSTM(torch.autograd.Function):
-    """Hochreiter and Schmidhuber's LSTM with a forget gate, both directions at once."""
+    """LSTM (Hochreiter and Schmidhuber) with a forget gate, both directions at once."""
 
     @staticmethod
     def forward(ctx: Any, x_TBI: Tensor, W_DGI: Tensor, U_DGH: Tensor, b_DG: Tensor, keep_SB1: Tensor | None) -> Tensor:
@@ -149,7 +151,7 @@ class _BiLSTM(torch.autograd.Function):
 
 
 def _weight_gradients(da_DNG: Tensor, x_DTBI: Tensor, W_DGI: Tensor, h_DTBH: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of input, W, U and b from that of the gates over all N = T x B steps."""
+    """Returns gradients of input, W, U and b, given that of the gates over all N = T x B steps."""
     dx_DTBI = torch.bmm(da_DNG, W_DGI).view_as(x_DTBI)
     dW_DGI = torch.bmm(da_DNG.mT, x_DTBI.flatten(1, 2))
     dU_DGH = torch.bmm(da_DNG.mT, h_DTBH.flatten(1, 2))

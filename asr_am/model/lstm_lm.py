@@ -1,9 +1,9 @@
-"""Recurrent language model: embeddings, LSTM with a recurrent projection, softmax over all units or sampled ones.
+"""Recurrent language model: embeddings, LSTM with a recurrent projection, full or sampled softmax.
 
-Jozefowicz et al., "Exploring the limits of language modeling" (2016), as trained by Parallax (section 6): one layer of
-2,048 cells projected to 512. The projection is that of Sak et al. (2014), torch's `proj_size`.
+The model of Jozefowicz et al., "Exploring the limits of language modeling" (2016), as trained by Parallax (section 6):
+one layer of 2,048 cells projected to 512. The projection is that of Sak et al. (2014), `proj_size` in torch.
 
-Shapes: B sentences, T units, N positions that count, P projection, V units.
+Shapes: B sentences, T units of a sentence, N positions with a target, P projection, V units of the vocabulary.
 """
 
 from __future__ import annotations
@@ -17,14 +17,23 @@ from torch.nn import functional
 from asr_am.errors import InputError
 from asr_am.model.sampled_softmax import LogUniform, sampled_loss
 
-IGNORED = -1  # target of a position that does not count
+IGNORED = -1  # target of padding
 warnings.filterwarnings("ignore", message="LSTM with projections is not supported with oneDNN")
 
 
 @dataclass(frozen=True)
 class LstmLmOptions:
-    """samples: of the sampled softmax; 0: the full one. tied: input and output embeddings are one. sparse: gradients of
-    embeddings hold the rows that a batch looked up, for vocabularies so large that the others must not be touched.
+    """Sizes of an `LstmLm`.
+
+    Attributes:
+        embedding: Dimension of the input embedding.
+        layers: Number of LSTM layers.
+        cells: LSTM cells.
+        projection: Dimension of the recurrent projection, P.
+        dropout: Dropout after the embedding, between layers and after the last one.
+        samples: Samples of the sampled softmax. 0 selects the full softmax.
+        tied: Shares input and output embeddings.
+        sparse: Makes gradients of embeddings sparse, for vocabularies too large to update every row.
     """
 
     embedding: int = 128
@@ -37,24 +46,24 @@ class LstmLmOptions:
     sparse: bool = False
 
     def __post_init__(self) -> None:
-        """InputError where a value is out of range, or two contradict each other."""
+        """Raises InputError for values out of range and for contradictions."""
         if min(self.embedding, self.layers, self.cells, self.projection) < 1:
             raise InputError("lm.model: embedding, layers, cells and projection must be at least 1")
         if self.projection >= self.cells:
             raise InputError(f"lm.model.projection={self.projection}: must be below cells={self.cells}")
         if not 0 <= self.dropout < 1 or self.samples < 0:
-            raise InputError("lm.model: dropout must be at least 0 and below 1, samples not negative")
+            raise InputError("lm.model: dropout must be at least 0 and below 1, samples at least 0")
         if self.tied and self.embedding != self.projection:
             raise InputError("lm.model.tied: embedding and projection must be equal")
         if self.sparse and not self.samples:
-            raise InputError("lm.model.sparse: the full softmax touches all rows; give a number of samples")
+            raise InputError("lm.model.sparse: the full softmax touches all rows; set the number of samples")
 
 
 class LstmLm(nn.Module):
-    """Predicts each unit of a sentence, its end included, from those before."""
+    """Predicts each unit of a sentence, including its end, from the previous ones."""
 
     def __init__(self, options: LstmLmOptions, size: int) -> None:
-        """size: number of units. Random weights, of torch's generator."""
+        """Makes a model of `size` units with random weights from torch's default generator."""
         super().__init__()
         if options.samples > size:
             raise InputError(f"lm.model.samples={options.samples}: there are {size} units; 0 is the full softmax")
@@ -72,7 +81,7 @@ class LstmLm(nn.Module):
         nn.init.zeros_(self.bias.weight)
 
     def forward(self, input_BT: Tensor, target_BT: Tensor) -> Tensor:
-        """Mean loss in nats over the positions that count: the sampled one in training, where there are samples."""
+        """Returns the mean loss in nats over positions with a target. Samples the softmax in training mode only."""
         h_BTP = self.dropout(self.hidden(input_BT))
         counts_BT = target_BT != IGNORED
         h_NP, target_N = h_BTP[counts_BT], target_BT[counts_BT]
@@ -82,9 +91,9 @@ class LstmLm(nn.Module):
         return functional.cross_entropy(self.logits(h_NP), target_N)
 
     def hidden(self, input_BT: Tensor) -> Tensor:
-        """[B, T, P], from the start of each sentence."""
+        """Returns the projected outputs [B, T, P] of complete sentences."""
         return self.lstm(self.dropout(self.embedding(input_BT)))[0]
 
     def logits(self, h_NP: Tensor) -> Tensor:
-        """[N, V], not normalised."""
+        """Returns unnormalised log-probabilities [N, V]."""
         return functional.linear(h_NP, self.output.weight, self.bias.weight[:, 0])

@@ -1,4 +1,4 @@
-"""The acoustic model of Ladkat et al. (Interspeech 2019, section 3.2): LSTMs that look a few frames ahead, a softmax.
+"""The acoustic model of Ladkat et al. (Interspeech 2019, section 3.2): unidirectional LSTMs with a short look-ahead.
 
 Shapes: B chunks or utterances, T frames, F features, P pdfs, A frames of look-ahead.
 """
@@ -16,8 +16,13 @@ from asr_am.model.lstm import reset_lstm
 
 @dataclass(frozen=True)
 class LstmOptions:
-    """Sizes of the model. lookahead: frames that it has seen of what follows a frame when it classifies this frame.
-    Dropout is applied after every LSTM layer.
+    """Sizes of an `Lstm`.
+
+    Attributes:
+        layers: Number of LSTM layers.
+        cells: Cells of a layer.
+        lookahead: Number of following frames that the model has seen when it classifies a frame, A.
+        dropout: Dropout after every LSTM layer.
     """
 
     layers: int = 2
@@ -27,10 +32,11 @@ class LstmOptions:
 
 
 class Lstm(AcousticModel):
-    """layers x (LSTM from left to right, dropout), a linear output.
+    """Stack of layers x (LSTM from left to right, dropout) and a linear output.
 
-    The logits of frame t are the outputs after frame t + A. Beyond the end of a sequence its last frame is repeated:
-    that is what a short chunk's last A frames are trained with, and the reason why windows that overlap decode better.
+    The logits of frame t are the outputs after frame t + A. The last frame of a sequence is repeated to provide them at
+    its end. The last A frames of a chunk are trained with repeated frames, which is why overlapping windows decode
+    better.
     """
 
     def __init__(self, options: LstmOptions, inputs: int, outputs: int) -> None:
@@ -47,14 +53,14 @@ class Lstm(AcousticModel):
         nn.init.zeros_(self.output.bias)
 
     def forward(self, x_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        """Logits [B, T, P]."""
+        """Returns logits [B, T, P]."""
         h_TBF = self.normalise(self._extend(x_BTF, lengths_B)).transpose(0, 1)
         for layer in self.layers:
             h_TBF = self.dropout(layer(h_TBF)[0])
         return self.output(h_TBF[self.options.lookahead :]).transpose(0, 1)
 
     def _extend(self, x_BTF: Tensor, lengths_B: Tensor | None) -> Tensor:
-        """[B, T + A, F]: every sequence's last frame takes the place of those past its end."""
+        """Returns [B, T + A, F], with frames past the end of a sequence replaced by its last one."""
         batch, frames, _ = x_BTF.shape
         frame_T = torch.arange(frames + self.options.lookahead, device=x_BTF.device)
         last_B = torch.full((batch,), frames) if lengths_B is None else lengths_B

@@ -1,4 +1,4 @@
-"""The file of a trained acoustic model: all that decoding needs, and nothing that executes when loaded."""
+"""Files of trained acoustic models: all that decoding needs, and nothing that is executed when loaded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMAT = "asr_am acoustic model 1"
 
 
 def write_torch(value: Any, path: Path) -> None:
-    """`torch.save` under a temporary name, flushed to the disk, then renamed. InputError where the disk is full."""
+    """Saves atomically: to a temporary file, flushed, then renamed. Raises InputError if the disk is full."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -30,23 +30,25 @@ def write_torch(value: Any, path: Path) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise InputError(f"{path}: cannot be written ({error.strerror}); make room, and start again") from error
+        raise InputError(
+            f"{path}: cannot be written ({error.strerror}); free some disk space and start again"
+        ) from error
 
 
 def read_torch(path: Path, remedy: str) -> Any:
-    """`torch.load` of tensors and plain values only. InputError where the file is missing or damaged."""
+    """Loads tensors and plain values only. Raises InputError with `remedy` if the file is missing or damaged."""
     try:
-        with zipfile.ZipFile(path) as file:  # torch does not look at the checksums
+        with zipfile.ZipFile(path) as file:  # torch does not verify checksums
             if damaged := file.testzip():
                 raise InputError(f"checksum of {damaged} is wrong")
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch, zipfile and pickle raise a dozen kinds for a damaged file
+    except Exception as error:  # torch, zipfile and pickle raise many types for a damaged file
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{path}: not readable ({reason}); {remedy}") from error
 
 
 def save_model(path: Path, model: AcousticModel, info: Mapping[str, Any]) -> None:
-    """Write a model. `info` is kept beside the weights: plain values and tensors, as `load_acoustic_model` returns."""
+    """Writes a model, and `info` (plain values and tensors), which `load_acoustic_model` returns."""
     value = {
         "format": FORMAT,
         "model": kind_of(model.options),
@@ -60,10 +62,12 @@ def save_model(path: Path, model: AcousticModel, info: Mapping[str, Any]) -> Non
 
 
 def load_acoustic_model(path: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The model, in eval mode on the CPU, and what was saved about it. InputError where the file is damaged.
+    """Loads a model in eval mode on the CPU. Raises InputError if the file is missing or damaged.
 
-    The model maps x_BTF float32 (and lengths_B) to logits_BTP. The info holds `dim`, `num_pdfs`, `kind` (of features),
-    `chunk` (frames it was trained on), `pdf_counts` (int64 tensor [P], for the priors), `epoch`, `heldout_loss`.
+    Returns:
+        The model, which maps x_BTF (float32) and lengths_B to logits_BTP, and its info: `dim`, `num_pdfs`, `kind` (of
+        features), `chunk` (frames of a training chunk), `pdf_counts` (int64 tensor [P], for the priors), `epoch`,
+        `heldout_loss`.
     """
     remedy = "train the model again"
     value = read_torch(path, remedy)

@@ -127,5 +127,5 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not finite"):
         load_lm(path)
     save_lm(path, model(), Units(["</s>", "<unk>"], {}), {})
-    with pytest.raises(InputError, match="not a whole language model"):
+    with pytest.raises(InputError, match="not a complete language model"):
         load_lm(path)

@@ -150,8 +150,8 @@ def answer_early(self: RowServer, worker: int, t: int, message: Any) -> None:
 step, update, norm, pull = RowOptimizer.step, RowServer._update, RowWorker.norm, RowServer.pull
 MUTANTS: list[tuple[Any, str, Callable[..., Any]]] = [
     (rows_module, "merge", overwrite), (RowOptimizer, "step", decay_all), (RowServer, "_update", update_twice),
-    (RowWorker, "_merge", ignore_local_ranks), (RowWorker, "norm", count_replicas), (RowWorker, "norm", norm_of_replicas_only),
-    (RowServer, "pull", answer_early),
+    (RowWorker, "_merge", ignore_local_ranks), (RowWorker, "norm", count_replicas),
+    (RowWorker, "norm", norm_of_replicas_only), (RowServer, "pull", answer_early),
 ]  # fmt: skip
 
 

@@ -150,8 +150,9 @@ def test_bad_options_and_unequal_learners_are_refused() -> None:
     with pytest.raises(InputError, match="optimizer LBFGS: not supported by parallax"):
         parallax.get_runner(make_model(), summed_loss, torch.optim.LBFGS(make_model().parameters()))
     for options, message in (
-        ({"wire": "int8"}, "wire=int8"), ({"path": "broadcast"}, "path=broadcast"), ({"moving_average": 1.0}, "moving_average"),
-        ({"hybrid": False, "path": "all-gather"}, "hybrid=false"), ({"clip_norm": -1.0}, "clip_norm"),
+        ({"wire": "int8"}, "wire=int8"), ({"path": "broadcast"}, "path=broadcast"),
+        ({"moving_average": 1.0}, "moving_average"), ({"clip_norm": -1.0}, "clip_norm"),
+        ({"hybrid": False, "path": "all-gather"}, "hybrid=false"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):
             Config(**options)  # type: ignore[arg-type]

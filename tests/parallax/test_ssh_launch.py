@@ -34,7 +34,8 @@ def test_a_hosts_file_is_read(tmp_path: Path) -> None:
     [
         ("node1\n", r"hosts:1: 'node1': expected a machine"), ("a: 0\nb: x\n", r"hosts:2: 'b: x': expected a machine"),
         ("a: 0\na: 1\n", r"hosts:2: .* is listed twice"), ("a: 0,0\n", r"hosts:1: .* is listed twice"),
-        (": 0\n", r"hosts:1: ': 0': expected a machine"), ("a b: 0\n", r"hosts:1: .* expected a machine"), ("a:\n", "hosts:1: "),
+        (": 0\n", r"hosts:1: ': 0': expected a machine"), ("a b: 0\n", r"hosts:1: .* expected a machine"),
+        ("a:\n", "hosts:1: "),
         ("a: 0\nb: 1,2\n", r"hosts: all machines must have equally many devices"),
         ("# nothing\n", r"hosts: lists no machines"),
     ],
