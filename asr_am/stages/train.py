@@ -1,13 +1,22 @@
-"""Stage 6, train: a network on the examples, under the configured strategy, in exp/<corpus>/train/<run>.
+"""Stage 6, train: trains a network on the examples under the configured strategy, in exp/<corpus>/train/<run>.
 
-The run is written in place, so that metrics.jsonl can be followed; a killed run goes on from its last checkpoint.
+The run is written in place, so that metrics.jsonl can be followed. A killed run continues from its last checkpoint.
+
+To read from a recipe to the update of an algorithm:
+
+    recipes/an4/run.sh                        the stages of a recipe, with their numbers
+    scripts/recipe.sh                         options, and `python -m asr_am.stages.<name>` for each stage
+    asr_am/stages/train.py                    this file: configuration -> launcher
+    asr_am/train/trainer.py                   the loop: leases, steps, validation, checkpoints
+    asr_am/distributed/strategies/sync.py     an algorithm: `step` computes, communicates and updates
+    asr_am/distributed/optimizer.py           the update rule
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,116 +27,129 @@ from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import egs_dir
 from asr_am.stages.target import Target
-from asr_am.stages.train_worker import num_dedicated_servers, run_arguments, run_worker, strategy_of, without_name
+from asr_am.stages.train_config import TrainConfig, key_target, num_dedicated_servers, with_current_targets
+from asr_am.stages.train_worker import run_worker
 
-SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every")  # change how fast, not what
-OPTIONAL_KEYS = ("init", "subset")  # count only where they are set
-CHECKPOINT = "checkpoints/checkpoint-?????????"  # a run that has none is removed if it cannot start
+SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every")  # options that change no result
+OPTIONAL_KEYS = ("init", "subset")  # part of the key only if they are set, for runs of earlier versions
+CHECKPOINT = "checkpoints/checkpoint-?????????"  # a failed run without one is removed
 
 
-def units(cfg: DictConfig) -> list[Target]:
-    """One training run."""
-    launcher = cfg.launcher.name
-    if launcher == "alone" and cfg.learners + num_dedicated_servers(cfg) != 1:
-        more = " and servers of their own" if num_dedicated_servers(cfg) else ""
+def targets(cfg: DictConfig) -> list[Target]:
+    """Returns the training run. Imports no torch."""
+    launcher, servers = cfg.launcher.name, num_dedicated_servers(cfg)
+    if launcher == "alone" and cfg.learners + servers != 1:
+        more = " and dedicated servers" if servers else ""
         raise InputError(f"learners={cfg.learners}{more} need launcher=virtual, launcher=process or launcher=torchrun")
-    groups = {name: values(cfg[name]) for name in ("train", "model", "schedule", "strategy")}
-    config: dict = {**groups, "seed": cfg.seed}
-    config["strategy"] |= {"_target_": key_target(cfg.strategy._target_)}
-    config["train"] = {name: value for name, value in groups["train"].items() if name not in SPEED_ONLY + OPTIONAL_KEYS}
-    if launcher != "alone":
-        config |= {"launcher": launcher, "learners": cfg.learners}
-        if launcher == "virtual" or cfg.workload.emulate:
-            config |= {"cluster": values(cfg.cluster), "workload": values(cfg.workload)}
-        else:
-            config |= {"faults": values(cfg.cluster.faults)}
-    config["train"] |= {"subset": cfg.train.subset} if cfg.train.subset != 1 else {}
     inputs = [egs_dir(cfg), *([Path(cfg.train.init)] if cfg.train.init else [])]
-    out = corpus_dir(cfg) / "train" / cfg.run
-    leads = int(os.environ.get("RANK", "0") if launcher == "torchrun" else cfg.launcher.get("node_rank", 0)) == 0
+    rank = os.environ.get("RANK", "0") if launcher == "torchrun" else cfg.launcher.get("node_rank", 0)
+    is_leader = int(rank) == 0
     return [
         Target(
-            out, inputs, config, partial(train_run, cfg, leads), in_place=True, keep_if=CHECKPOINT,
-            exclude=("wandb", "checkpoints"), is_leader=leads,
+            corpus_dir(cfg) / "train" / cfg.run, inputs, key_values(cfg), partial(train_run, cfg, is_leader),
+            in_place=True, keep_if=CHECKPOINT, exclude=("wandb", "checkpoints"), is_leader=is_leader,
         )
     ]  # fmt: skip
 
 
-def key_target(target: str) -> str:
-    """A strategy's class as keys of training runs name it: the modules have moved since, the keys have not."""
-    old = "asr_am.distributed.parallax.strategy." if target.endswith(".Parallax") else None
-    return old + "Parallax" if old else target.replace(".distributed.strategies.", ".distributed.")
+def key_values(cfg: DictConfig) -> dict[str, object]:
+    """Returns the values that a finished run depends on. Any other content would outdate all finished runs."""
+    train = {key: value for key, value in values(cfg.train).items() if key not in SPEED_ONLY + OPTIONAL_KEYS}
+    train |= {"subset": cfg.train.subset} if cfg.train.subset != 1 else {}
+    found = {
+        "train": train,
+        "model": values(cfg.model),
+        "schedule": values(cfg.schedule),
+        "strategy": values(cfg.strategy) | {"_target_": key_target(cfg.strategy._target_)},
+        "seed": cfg.seed,
+    }
+    if cfg.launcher.name == "alone":
+        return found
+    found |= {"launcher": cfg.launcher.name, "learners": cfg.learners}
+    if cfg.launcher.name == "virtual" or cfg.workload.emulate:
+        return found | {"cluster": values(cfg.cluster), "workload": values(cfg.workload)}
+    return found | {"faults": values(cfg.cluster.faults)}
 
 
-def check_run(cfg: DictConfig) -> None:
-    """InputError for options that a learner would refuse, found before any learner starts.
+def train_run(cfg: DictConfig, is_leader: bool, out: Path) -> None:
+    """Trains in `out`, or continues there, with the processes that the launcher says.
 
-    Builds the strategy once, for a model of two weights and a virtual team of the configured size.
+    Args:
+        cfg: the whole configuration.
+        is_leader: False on all hosts (launcher=process) or ranks (launcher=torchrun) but one, which write nothing here.
+        out: directory of the run.
+    """
+    cfg = with_current_targets(cfg)
+    config = TrainConfig.parse(cfg, out)
+    if is_leader:
+        check_run(config)
+        OmegaConf.save(cfg, out / "config.yaml", resolve=True)  # the worker processes read it
+    launchers = {"alone": train_alone, "virtual": train_simulated, "process": train_processes, "torchrun": run_worker}
+    launchers[config.launcher](config)
+
+
+def check_run(config: TrainConfig) -> None:
+    """Finds the options that a learner would refuse, before any learner starts.
+
+    Makes the strategy once, for a model of two weights and a virtual team of the configured size.
+
+    Raises:
+        InputError: names the option.
     """
     from torch import nn
 
-    from asr_am.distributed.cluster_config import Cluster, Workload
+    from asr_am.distributed.cluster_config import Workload
     from asr_am.distributed.flat_params import FlatParams
     from asr_am.distributed.optimizer import Optimizer
     from asr_am.distributed.simulator import SimCluster, SimTeam
     from asr_am.train.run_setup import check_batch, training_device
-    from asr_am.train.train_options import TrainOptions
 
-    options = TrainOptions.build(values(cfg.train), without_name(cfg.model), values(cfg.schedule), cfg.seed)
-    check_batch(options, cfg.learners)
-    training_device(options)
-    size, strategy = cfg.learners + num_dedicated_servers(cfg), strategy_of(cfg)
-    cluster, workload = Cluster.build(values(cfg.cluster)), Workload.build(values(cfg.workload))
+    check_batch(config.options, config.learners)
+    training_device(config.options)
+    cluster, workload, size = config.cluster, config.workload, config.size
     cluster.faults.check(size)
-    if cfg.launcher.name != "virtual":  # only its faults count
-        cluster, workload = (
-            replace(cluster, hosts=1, devices_per_host=size),
-            Workload("self", frames_per_second={cluster.device: 1.0}),
-        )
-    team = SimTeam(virtual := SimCluster(cluster, workload, size, cfg.seed, model_elements=2), virtual.members[0])
+    if config.launcher != "virtual":  # the cluster's hosts do not count then, so that any number of learners fits
+        cluster = replace(cluster, hosts=1, devices_per_host=size)
+        workload = Workload("self", frames_per_second={cluster.device: 1.0})
+    sim = SimCluster(cluster, workload, size, config.options.seed, model_elements=2)
     params = FlatParams(nn.Linear(1, 1))
-    strategy(params, Optimizer(params, options.optimizer), team).check(cluster.faults)
+    optimizer = Optimizer(params, config.options.optimizer)
+    config.strategy(params, optimizer, SimTeam(sim, sim.members[0])).check(cluster.faults)
 
 
-def train_run(cfg: DictConfig, leads: bool, out: Path) -> None:
-    """Train, or go on training, into `out`, with as many processes as the launcher says."""
-    if leads:
-        check_run(cfg)
-        OmegaConf.save(cfg, out / "config.yaml", resolve=True)
-    launchers = {"alone": _alone, "virtual": _virtual, "process": _processes, "torchrun": run_worker}
-    launchers[cfg.launcher.name](cfg, out)
-
-
-def _alone(cfg: DictConfig, out: Path) -> None:
+def train_alone(config: TrainConfig) -> None:
+    """Trains a single learner in this process."""
     from asr_am.train.trainer import train
 
-    train(**run_arguments(cfg, out))
-
-
-def _virtual(cfg: DictConfig, out: Path) -> None:
-    from asr_am.distributed.cluster_config import Cluster, Workload
-    from asr_am.train.simulate import train_virtually
-
-    cluster, workload = Cluster.build(values(cfg.cluster)), Workload.build(values(cfg.workload))
-    train_virtually(**run_arguments(cfg, out), learners=cfg.learners, cluster=cluster, workload=workload)
-
-
-def _processes(cfg: DictConfig, out: Path) -> None:
-    from asr_am.distributed.cluster_config import Faults
-    from asr_am.distributed.runtime.launcher import launch
-
-    launcher, size = cfg.launcher, cfg.learners + num_dedicated_servers(cfg)
-    if size % launcher.nodes:
-        raise InputError(f"{size} learners and servers cannot be divided among launcher.nodes={launcher.nodes} hosts")
-    command = [sys.executable, "-m", "asr_am.stages.train_worker", str(out / "config.yaml")]
-    options = {key: value for key, value in values(launcher).items() if key not in ("name", "suffix")}
-    launch(
-        command, size // launcher.nodes, synchronous=strategy_of(cfg).func.synchronous,
-        faults=Faults.build(values(cfg.cluster.faults)), **options,
+    train(
+        config.egs_dir, config.out, config.options, strategy=config.strategy, tracker=config.make_tracker(),
+        provenance=config.provenance,
     )  # fmt: skip
 
 
-main = stage("train", units)
+def train_simulated(config: TrainConfig) -> None:
+    """Trains all learners of a virtual cluster in this process."""
+    from asr_am.train.simulate import train_virtually
+
+    train_virtually(
+        config.egs_dir, config.out, config.options, learners=config.learners, servers=config.servers,
+        cluster=config.cluster, workload=config.workload, strategy=config.strategy, tracker=config.make_tracker(),
+        provenance=config.provenance,
+    )  # fmt: skip
+
+
+def train_processes(config: TrainConfig) -> None:
+    """Starts a process per learner of this host, and waits for them. Each runs `asr_am.stages.train_worker`."""
+    from asr_am.distributed.runtime.launcher import launch
+
+    command = [sys.executable, "-m", "asr_am.stages.train_worker", str(config.out / "config.yaml")]
+    launch(
+        command, config.size // config.launch_options.nodes, synchronous=config.synchronous,
+        faults=config.cluster.faults, **asdict(config.launch_options),
+    )  # fmt: skip
+
+
+main = stage("train", targets)
 
 if __name__ == "__main__":
     main()

@@ -40,7 +40,7 @@ def train(team: ProcessTeam, folder: Path) -> None:
     """With each strategy after the other; leaves weights [N] and what was sent to whom."""
     for name, make in STRATEGIES.items():
         before = team.comm_stats.bytes_sent.copy()
-        life = OwnTraining(PROBLEM, make).live(team)
+        life = OwnTraining(PROBLEM, make).run_learner(team)
         sent = {to: count - before[to] for to, count in team.comm_stats.bytes_sent.items() if count > before[to]}
         torch.save({"replica": life.replica, "sent": sent}, folder / f"{name}.{team.rank}.pt")
 

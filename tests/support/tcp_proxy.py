@@ -17,7 +17,7 @@ def place(address: str) -> tuple[str, int]:
 PACE = 0.03  # seconds from one part of a recorded conversation to the next
 
 
-def knock(address: str, *parts: bytes) -> None:
+def send_raw(address: str, *parts: bytes) -> None:
     """Send bytes, and wait a moment to be thrown out."""
     with suppress(OSError), socket.create_connection(place(address), timeout=0.2) as stranger:
         for part in parts:
@@ -41,7 +41,7 @@ def cut_once(after: int) -> Callable[[bytes], bytes]:
     return change
 
 
-class Tap:
+class TcpProxy:
     """At `address`; passes to `target` what comes. tape: what clients sent on the first connection, part by part."""
 
     def __init__(self, target: str, change: Callable[[bytes], bytes] = bytes, port: int = 0) -> None:

@@ -21,7 +21,7 @@ RUN = bytes(range(16))
 PATIENCE = 30.0  # seconds after which a test has failed
 
 
-class Office:
+class TransportHarness:
     """A learner's mail without the learner."""
 
     def __init__(
@@ -31,13 +31,13 @@ class Office:
         self.wait_monitor, self.membership = WaitMonitor(self.comm_stats), Membership(rank, size)
         self.event_loop = EventLoop(self.wait_monitor)
         self.lost: list[int] = []
-        self.mail = Transport(
+        self.transport = Transport(
             self.event_loop, WireHeader(Kind.HELLO, RUN, rank, incarnation), "127.0.0.1", self.membership, self.wait_monitor,
             self.comm_stats, MessageFaults(faults or Faults(), rank, incarnation), key,
         )  # fmt: skip
 
     def recv(self, tag: str, source: int | None = None, timeout: float = PATIENCE) -> Message:
-        message = self.mail.recv(tag, source, timeout)
+        message = self.transport.recv(tag, source, timeout)
         assert message is not None, f"no letter {tag!r} has come to {self.rank}"
         return message
 
@@ -52,12 +52,12 @@ class Office:
 
 
 @contextmanager
-def transports(size: int, key: str | None = None, faults: Faults | None = None) -> Iterator[list[Office]]:
+def transports(size: int, key: str | None = None, faults: Faults | None = None) -> Iterator[list[TransportHarness]]:
     """They know each other's addresses."""
-    team = [Office(rank, size, key=key, faults=faults) for rank in range(size)]
+    team = [TransportHarness(rank, size, key=key, faults=faults) for rank in range(size)]
     try:
         for transport in team:
-            transport.membership.fill({other.rank: (0, other.mail.address) for other in team if other is not transport})
+            transport.membership.fill({other.rank: (0, other.transport.address) for other in team if other is not transport})
             transport.event_loop.start()
         yield team
     finally:
@@ -65,13 +65,13 @@ def transports(size: int, key: str | None = None, faults: Faults | None = None) 
             transport.event_loop.stop()
 
 
-class Stranger:
+class UnauthenticatedClient:
     """Raw ZeroMQ to an office's port."""
 
-    def __init__(self, transport: Office, key: str | None = None) -> None:
+    def __init__(self, transport: TransportHarness, key: str | None = None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = open_socket(self._context, zmq.DEALER, key)
-        self._socket.connect(transport.mail.address)
+        self._socket.connect(transport.transport.address)
 
     def send(self, *frames: bytes | WireHeader) -> None:
         self._socket.send_multipart([encode(f) if isinstance(f, WireHeader) else f for f in frames])

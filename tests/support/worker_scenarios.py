@@ -27,7 +27,7 @@ def leave(team: ProcessTeam, **values: Any) -> None:
         key: dict(value) if isinstance(value, dict) else value for key, value in vars(team.comm_stats).items()
     }
     path = FOLDER / f"{team.rank}.{team.incarnation}.json"
-    path.with_suffix(".tmp").write_text(json.dumps({**values, "usage": comm_stats}))
+    path.with_suffix(".tmp").write_text(json.dumps({**values, "comm_stats": comm_stats}))
     path.with_suffix(".tmp").rename(path)
 
 
@@ -75,7 +75,7 @@ def synchronous() -> None:
     team.close()
 
 
-def on_mail() -> None:
+def coordinated() -> None:
     """Two segments; learner 1 dies in the first, in the middle of a batch, and comes back."""
     team = connect(timeout=30)
     team.register_tag("hello", 2)
@@ -125,7 +125,7 @@ def on_mail() -> None:
     team.close()
 
 
-def lost_in_step() -> None:
+def lost_synchronous() -> None:
     """Learner 1 is killed between two collectives."""
     team = connect(timeout=30)
     for step in range(1000):
@@ -140,7 +140,7 @@ def lost_in_step() -> None:
         time.sleep(0.02)
 
 
-SCENARIOS = {"in_step": synchronous, "on_mail": on_mail, "lost_in_step": lost_in_step}
+SCENARIOS = {"synchronous": synchronous, "coordinated": coordinated, "lost_synchronous": lost_synchronous}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -21,7 +21,7 @@ from asr_am.distributed.runtime.security import make_key_file, new_key, open_soc
 from asr_am.distributed.runtime.wire import Kind, WireHeader, encode
 from asr_am.distributed.runtime.worker_process import free_port
 from tests.support.egs_examples import write_examples
-from tests.support.tcp_proxy import Tap, knock
+from tests.support.tcp_proxy import TcpProxy, send_raw
 from tests.train.test_simulate import lease_log
 
 LEARNERS = 4
@@ -33,7 +33,7 @@ RAW = [os.urandom(4096), b"GET / HTTP/1.0\r\n\r\n", b"\xff\0\0\0\0\0\0\0\x01\x7f
 class Siege:
     """Of the supervisor's port and all mail, from when all learners have come to when each port has been tried."""
 
-    def __init__(self, out: Path, supervisor: str, tap: Tap) -> None:
+    def __init__(self, out: Path, supervisor: str, tap: TcpProxy) -> None:
         self.answers, self.done = 0, False
         self._out, self._supervisor, self._tap = out, supervisor, tap
         self._thread = threading.Thread(target=self._run)
@@ -55,8 +55,8 @@ class Siege:
             strangers = [self._stranger(context, address, key) for address in addresses for key in (None, new_key())]
             for address in addresses:
                 for data in RAW:
-                    knock(address, data)
-                knock(address, *self._tap.tape)
+                    send_raw(address, data)
+                send_raw(address, *self._tap.tape)
             time.sleep(0.5)
             self.answers = sum(bool(stranger.poll(0)) for stranger in strangers)
             context.destroy(linger=0)
@@ -99,7 +99,7 @@ def test_nobody_without_the_key_gets_in_nor_disturbs(
     out.mkdir()
     make_key_file(tmp_path / "team.key")
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
-    tap = Tap(f"tcp://{address}")
+    tap = TcpProxy(f"tcp://{address}")
     command = [sys.executable, "-m", "tests.support.intruder_worker", str(egs_dir), str(out), tap.address]
     with Siege(out, f"tcp://{address}", tap) as siege:
         launch(command, LEARNERS, synchronous=False, address=address, key_file=str(tmp_path / "team.key"))

@@ -14,6 +14,7 @@ import torch
 import zmq
 from torch import Tensor
 
+from asr_am.distributed.control_plane import QueueLeases
 from asr_am.distributed.leases import (
     Completion,
     Lease,
@@ -22,8 +23,6 @@ from asr_am.distributed.leases import (
     Segment,
     SegmentRecord,
     StaleSegment,
-    StepResult,
-    step_loss_sums,
 )
 from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
 from asr_am.distributed.runtime.messaging import Transport
@@ -107,29 +106,26 @@ class ControlClient:
 ERRORS: dict[str, type[Exception]] = {"outdated": StaleSegment, "input": InputError}
 
 
-class RemoteQueueLeases:
-    """One learner's view of the table at the supervisor (`leases.Leases`)."""
+class RemoteLeases:
+    """Lease queue of one segment at the supervisor (`control_plane.LeaseService`), for the learner of this process."""
 
-    ahead = False
+    def __init__(self, control: ControlClient, segment: Segment) -> None:
+        self._control, self._segment = control, segment
 
-    def __init__(self, line: ControlClient, segment: Segment, rank: int, incarnation: int) -> None:
-        self._control, self._segment, self._rank, self._incarnation = line, segment, rank, incarnation
-
-    def lease(self) -> Lease | None:
+    def lease(self, rank: int, incarnation: int) -> Lease | None:
         value = self._control.request("lease")
         return None if value is None else Lease(**value)
 
-    def complete(self, step_result: StepResult) -> None:
-        totals = step_loss_sums(step_result)
+    def complete(self, completion: Completion, sums: LossSums) -> None:
         self._control.notify(
-            "complete", batch=step_result.lease.batch, examples=step_result.examples, applied=step_result.applied,
-            totals=[totals.loss, totals.correct, totals.frames, totals.batches],
+            "complete", batch=completion.batch, examples=completion.examples, applied=completion.applied,
+            totals=[sums.loss, sums.correct, sums.frames, sums.batches],
         )  # fmt: skip
 
-    def totals(self) -> LossSums:
+    def totals(self, rank: int) -> LossSums:
         return LossSums(*self._control.request("totals"))
 
-    def record(self) -> SegmentRecord:
+    def record(self, rank: int) -> SegmentRecord:
         value = self._control.request("record")
         completions = tuple(Completion(*row) for row in value["completions"])
         return SegmentRecord(self._segment, completions, tuple((batch, owner) for batch, owner in value["released"]))
@@ -160,7 +156,7 @@ class CoordinatedBackend:
         if synchronous:
             raise RuntimeError("a supervised team does not move in step")
         self._control.request("open", segment=segment_to_json(segment))
-        return RemoteQueueLeases(self._control, segment, self._rank, self._incarnation)
+        return QueueLeases(RemoteLeases(self._control, segment), self._rank, self._incarnation)
 
     def gather(self, values: Tensor) -> dict[int, Tensor]:
         return self._meet("gather", values.detach().double().reshape(-1).tolist())

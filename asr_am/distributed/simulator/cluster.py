@@ -36,14 +36,14 @@ class SimCluster:
             raise ValueError("the workload has bytes of its own: say how many elements the model has that is trained")
         self.hardware, self.workload, self.seed, self._model_elements = hardware, workload, seed, model_elements
         self.scheduler = Scheduler()
-        self.members = [SimLearner(rank, hardware.host_of(rank)) for rank in range(learners)]
+        self.learners = [SimLearner(rank, hardware.host_of(rank)) for rank in range(learners)]
         self.network = SimNetwork(hardware)
-        self.collectives = Collectives(self.scheduler, self.members, self.network, hardware.overlap_speed)
+        self.collectives = Collectives(self.scheduler, self.learners, self.network, hardware.overlap_speed)
         streams = [random_stream(seed, rank, 0, "mail") for rank in range(learners)]
-        self.mail = SimMessaging(
-            self.scheduler, self.members, self.network, self.modelled_bytes, hardware.faults, streams
+        self.messaging = SimMessaging(
+            self.scheduler, self.learners, self.network, self.modelled_bytes, hardware.faults, streams
         )
-        self.control = SimControl(self.scheduler, self.members)
+        self.control = SimControl(self.scheduler, learners)
         self._main: Callable[[SimTeam], Any] | None = None
         self._results: dict[int, Any] = {}
         self._running = 0  # learners
@@ -57,7 +57,7 @@ class SimCluster:
     @property
     def comm_stats(self) -> list[CommStats]:
         """By rank."""
-        return [learner.comm_stats for learner in self.members]
+        return [learner.comm_stats for learner in self.learners]
 
     def modelled_bytes(self, count: float) -> float:
         """What `count` bytes of the model that is trained stand for in the workload."""
@@ -73,7 +73,7 @@ class SimCluster:
         if self._main is not None:
             raise RuntimeError("a virtual cluster is for one run; make another")
         self._main = main
-        for learner in self.members:
+        for learner in self.learners:
             self._start(learner)
         for crash in self.hardware.faults.crashes:
             self.scheduler.call_at(crash.at, partial(self._crash, crash))
@@ -82,7 +82,7 @@ class SimCluster:
         finally:
             self.scheduler.kill_all()
         if not self._results:
-            raise LearnerLost(self.members[0].rank, "and all others crashed")
+            raise LearnerLost(self.learners[0].rank, "and all others crashed")
         return dict(sorted(self._results.items()))
 
     def spawn(self, learner: SimLearner, function: Callable[[], object], name: str) -> SimTask:
@@ -117,13 +117,13 @@ class SimCluster:
         self._running -= 1
         learner.alive = False
         self.control.lose(learner.rank)
-        self.mail.lose(learner.rank)
+        self.messaging.lose(learner.rank)
         self.collectives.lose(learner.rank, reason)
         for task in learner.tasks:
             self.scheduler.kill(task)
 
     def _crash(self, crash: Crash) -> None:
-        learner = self.members[crash.learner]
+        learner = self.learners[crash.learner]
         if not learner.alive:
             return
         learner.comm_stats.faults["crash"] += 1
@@ -135,8 +135,9 @@ class SimCluster:
     def _restart(self, learner: SimLearner) -> None:
         self._restarts -= 1
         learner.incarnation += 1
-        learner.alive, learner.joined = True, False
-        self.mail.restart(learner.rank)
+        learner.alive = True
+        self.control.restart(learner.rank, learner.incarnation)
+        self.messaging.restart(learner.rank)
         self._start(learner)
 
     def _over(self) -> bool:

@@ -24,7 +24,6 @@ class SimLearner:
     comm_stats: CommStats = field(default_factory=CommStats)
     incarnation: int = 0
     alive: bool = True
-    joined: bool = True
     tasks: list[SimTask] = field(default_factory=list)
 
     @property

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from asr_am.distributed.control_plane import QueueLeases
 from asr_am.distributed.leases import GradientFn, Leases, RoundRobinLeases, Segment, StepResult
 from asr_am.distributed.simulator.collectives import SimGather, SimGroup, SimWork, mean_in_order
-from asr_am.distributed.simulator.control import SimQueueLeases
 from asr_am.distributed.simulator.messaging import FLOAT_BYTES
 from asr_am.distributed.simulator.scheduler import SimEvent, SimLock, SimTask
 from asr_am.distributed.simulator.sim_learner import SimLearner, living, random_stream
@@ -30,8 +30,8 @@ class SimTeam:
 
     def __init__(self, cluster: SimCluster, learner: SimLearner) -> None:
         self._cluster, self._learner, self._scheduler = cluster, learner, cluster.scheduler
-        self.rank, self.size, self.incarnation = learner.rank, len(cluster.members), learner.incarnation
-        self.hosts = tuple(learner.host for learner in cluster.members)
+        self.rank, self.size, self.incarnation = learner.rank, len(cluster.learners), learner.incarnation
+        self.hosts = tuple(learner.host for learner in cluster.learners)
         self.comm_stats: CommStats = learner.comm_stats
         self._jitter = random_stream(cluster.seed, self.rank, self.incarnation, "jitter")
         self._full = 0.0  # frames of the segment's largest batch
@@ -39,7 +39,7 @@ class SimTeam:
         self._splits = 0
 
     def live_ranks(self) -> Sequence[int]:
-        return living(self._cluster.members)
+        return living(self._cluster.learners)
 
     def now(self) -> float:
         return self._scheduler.now
@@ -106,15 +106,15 @@ class SimTeam:
         return SimGroup(group, ranks.index(self.rank), self._cluster.modelled_bytes)
 
     def register_tag(self, tag: str, *lengths: int) -> None:
-        self._cluster.mail.register_tag(self.rank, tag, lengths)
+        self._cluster.messaging.register_tag(self.rank, tag, lengths)
 
     def send(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
         if to == self.rank or not 0 <= to < self.size:
             raise ValueError(f"learner {self.rank} of {self.size} writes to {to}")
-        self._cluster.mail.send(self.rank, to, tag, clock, tensors)
+        self._cluster.messaging.send(self.rank, to, tag, clock, tensors)
 
     def recv(self, tag: str, source: int | None = None, timeout: float | None = None) -> Message | None:
-        return self._cluster.mail.recv(self.rank, tag, source, timeout)
+        return self._cluster.messaging.recv(self.rank, tag, source, timeout)
 
     def spawn(self, task: Callable[[], None], name: str) -> SimTask:
         return self._cluster.spawn(self._learner, task, name)
@@ -128,17 +128,17 @@ class SimTeam:
     def leases(self, segment: Segment, synchronous: bool) -> Leases:
         """InputError (`leases.Outdated`) where a restarted learner is behind the others: read the checkpoint again."""
         self._full = max(segment.frames, default=0)
-        self._cluster.control.open(self.rank, segment)
+        self._cluster.control.open_segment(self.rank, segment)
         if synchronous:
             return RoundRobinLeases(segment, self.rank, self.size, self.gather)
-        return SimQueueLeases(self._cluster.control, self._cluster.control.table(segment), self.rank, self.incarnation)
+        return QueueLeases(self._cluster.control, self.rank, self.incarnation)
 
     def gather(self, values: Tensor) -> dict[int, Tensor]:
         own = values.detach().to("cpu", torch.float64, copy=True)
-        return dict(self._cluster.control.meet(self.rank, "gather", own, dict))
+        return dict(self._cluster.control.barrier(self.rank, "gather", own, dict))
 
     def average(self, x: Tensor) -> Tensor:
-        mean = self._cluster.control.meet(self.rank, "average", x, lambda values: mean_in_order(values.values()))
+        mean = self._cluster.control.barrier(self.rank, "average", x, lambda values: mean_in_order(values.values()))
         return mean.to(x.dtype, copy=True)
 
     def close(self) -> None:

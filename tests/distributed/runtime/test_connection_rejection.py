@@ -18,8 +18,8 @@ import torch
 from asr_am.distributed.runtime import security as sockets
 from asr_am.distributed.runtime.security import new_key
 from asr_am.distributed.runtime.wire import Kind, WireHeader
-from tests.support.tcp_proxy import Tap, knock
-from tests.support.transport_fixtures import RUN, Office, Stranger, transports
+from tests.support.tcp_proxy import TcpProxy, send_raw
+from tests.support.transport_fixtures import RUN, TransportHarness, UnauthenticatedClient, transports
 
 LETTER = WireHeader(Kind.CHUNK, RUN, 1, 0, clock=5, tag="w", seq=1, lengths=(2,))
 TWO = np.array([1, 2], np.float32).tobytes()
@@ -34,15 +34,15 @@ GREETINGS = {
 
 
 @contextmanager
-def two_and_a_tap(key: str | None, change: Callable[[bytes], bytes] = bytes) -> Iterator[tuple[Office, Office, Tap]]:
+def two_and_a_tap(key: str | None, change: Callable[[bytes], bytes] = bytes) -> Iterator[tuple[TransportHarness, TransportHarness, TcpProxy]]:
     """Learner 1 writes to learner 0 over a line that is tapped."""
     with transports(2, key=key) as (a, b):
-        tap = Tap(a.mail.address, change)
-        b.event_loop.call(lambda: b.mail.on_peer_started(0, 1, tap.address))
-        a.mail._me = replace(a.mail._me, incarnation=1)
+        tap = TcpProxy(a.transport.address, change)
+        b.event_loop.call(lambda: b.transport.on_peer_started(0, 1, tap.address))
+        a.transport._me = replace(a.transport._me, incarnation=1)
         while b.membership[0].incarnation == 0:
             time.sleep(0.001)
-        a.mail.register_tag("w", (2,))
+        a.transport.register_tag("w", (2,))
         yield a, b, tap
         tap.close()
 
@@ -52,11 +52,11 @@ def test_bytes_that_are_no_greeting_are_counted_and_logged_once(
     greeting: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with transports(2, key=new_key()) as (a, b):
-        a.mail.register_tag("w", (2,))
+        a.transport.register_tag("w", (2,))
         for _ in range(3):
-            knock(a.mail.address, greeting)
-        a.until("refused == 3")
-        b.mail.send(0, "w", 5, (torch.ones(2),))
+            send_raw(a.transport.address, greeting)
+        a.until("rejected == 3")
+        b.transport.send(0, "w", 5, (torch.ones(2),))
         assert a.recv("w").clock == 5
     said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 2 and "learner 0 refused a connection" in said[0] and "refused 3" in said[1], said
@@ -64,32 +64,32 @@ def test_bytes_that_are_no_greeting_are_counted_and_logged_once(
 
 def test_bytes_that_are_no_greeting_do_no_harm_where_nothing_is_encrypted() -> None:
     with transports(2) as (a, b):
-        a.mail.register_tag("w", (2,))
+        a.transport.register_tag("w", (2,))
         for greeting in GREETINGS.values():
-            knock(a.mail.address, greeting)
-        b.mail.send(0, "w", 5, (torch.ones(2),))
-        assert a.recv("w").clock == 5 and a.mail.recv("w", None, 0.1) is None
+            send_raw(a.transport.address, greeting)
+        b.transport.send(0, "w", 5, (torch.ones(2),))
+        assert a.recv("w").clock == 5 and a.transport.recv("w", None, 0.1) is None
 
 
 def test_a_recorded_connection_opens_nothing() -> None:
     with two_and_a_tap(new_key()) as (a, b, tap):
-        b.mail.send(0, "w", 5, (torch.ones(2),))
+        b.transport.send(0, "w", 5, (torch.ones(2),))
         assert a.recv("w").clock == 5 and sum(map(len, tap.tape)) > 500
         for count in range(1, 4):
-            knock(a.mail.address, *tap.tape)
-            a.until(f"refused == {count}")
-        b.mail.send(0, "w", 6, (torch.ones(2),))
-        assert a.recv("w").clock == 6 and a.mail.recv("w", None, 0.1) is None
+            send_raw(a.transport.address, *tap.tape)
+            a.until(f"rejected == {count}")
+        b.transport.send(0, "w", 6, (torch.ones(2),))
+        assert a.recv("w").clock == 6 and a.transport.recv("w", None, 0.1) is None
     with two_and_a_tap(None) as (a, b, tap):  # so that the test can fail: in clear, it is heard
-        b.mail.send(0, "w", 5, (torch.ones(2),))
+        b.transport.send(0, "w", 5, (torch.ones(2),))
         a.recv("w")
-        knock(a.mail.address, *tap.tape)
-        a.until("refused == 1")  # by its number, as a letter that came before
-        assert a.mail._connection_monitor.rejected == 0, "to whoever could record it, this door was open"
+        send_raw(a.transport.address, *tap.tape)
+        a.until("rejected == 1")  # by its number, as a letter that came before
+        assert a.transport._connection_monitor.rejected == 0, "to whoever could record it, this door was open"
 
 
 def test_a_message_repeated_on_its_own_connection_ends_that_and_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "PATIENCE", 0.5)
+    monkeypatch.setattr(sockets, "HEARTBEAT_TIMEOUT", 0.5)
     repeated = threading.Event()
 
     def repeat(data: bytes) -> bytes:
@@ -102,17 +102,17 @@ def test_a_message_repeated_on_its_own_connection_ends_that_and_is_not_heard(mon
     armed = threading.Event()
     with two_and_a_tap(new_key(), repeat) as (a, b, tap):
         for clock in range(5, 9):
-            b.mail.send(0, "w", clock, (torch.full((2,), float(clock)),))
+            b.transport.send(0, "w", clock, (torch.full((2,), float(clock)),))
             message = a.recv("w")
             assert message.clock == clock and message.tensors[0].tolist() == [clock] * 2
             armed.set()
-        a.until("refused == 1")
+        a.until("rejected == 1")
         assert repeated.is_set() and tap.connections == 2, "made again, after ZeroMQ ended it"
-        assert a.mail._connection_monitor.rejected == 1 and a.mail.recv("w", None, 0.1) is None
+        assert a.transport._connection_monitor.rejected == 1 and a.transport.recv("w", None, 0.1) is None
 
 
 def test_a_bit_that_was_changed_on_the_way_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "PATIENCE", 0.5)
+    monkeypatch.setattr(sockets, "HEARTBEAT_TIMEOUT", 0.5)
     changed = threading.Event()
 
     def change(data: bytes) -> bytes:
@@ -124,18 +124,18 @@ def test_a_bit_that_was_changed_on_the_way_is_noticed(monkeypatch: pytest.Monkey
     armed = threading.Event()
     with two_and_a_tap(new_key(), change) as (a, b, tap):
         for clock in range(5, 8):
-            b.mail.send(0, "w", clock, (torch.full((2,), float(clock)),))
+            b.transport.send(0, "w", clock, (torch.full((2,), float(clock)),))
             assert a.recv("w").tensors[0].tolist() == [clock] * 2
             armed.set()
-        assert changed.is_set() and tap.connections == 2 and a.mail._connection_monitor.rejected == 1
+        assert changed.is_set() and tap.connections == 2 and a.transport._connection_monitor.rejected == 1
 
 
 def test_a_flood_of_malformed_messages_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with transports(2) as (a, _):
-        stranger = Stranger(a)
+        stranger = UnauthenticatedClient(a)
         for count in range(200):
             stranger.send(os.urandom(count), b"x")
-        a.until("refused == 200")
+        a.until("rejected == 200")
         stranger.close()
     said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 2 and "a message: a header has" in said[0] and "refused 200" in said[1]
@@ -144,10 +144,10 @@ def test_a_flood_of_malformed_messages_is_logged_once(caplog: pytest.LogCaptureF
 def test_waiting_in_the_handshake_keeps_nobody_out() -> None:
     with (
         transports(2, key=new_key()) as (a, b),
-        socket.create_connection(("127.0.0.1", int(a.mail.address.split(":")[2]))),
+        socket.create_connection(("127.0.0.1", int(a.transport.address.split(":")[2]))),
     ):
-        a.mail.register_tag("w", (2,))
-        b.mail.send(0, "w", 5, (torch.ones(2),))
+        a.transport.register_tag("w", (2,))
+        b.transport.send(0, "w", 5, (torch.ones(2),))
         assert a.recv("w").clock == 5
-        knock(a.mail.address, GREETINGS["random"])
-        a.until("refused == 1")
+        send_raw(a.transport.address, GREETINGS["random"])
+        a.until("rejected == 1")

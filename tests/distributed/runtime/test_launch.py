@@ -105,7 +105,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     await_gone(tmp_path)
 
 
-@pytest.mark.parametrize("in_step", [True, False])
+@pytest.mark.parametrize("synchronous", [True, False])
 def test_a_learner_that_gives_up_ends_all(tmp_path: Path, synchronous: bool) -> None:
     command = script(tmp_path, "wait_for(3)\nif rank == 2: sys.exit(1)\ntime.sleep(600)")
     with pytest.raises(InputError, match=r"learner 2 on .* gave up; see its message above"):
@@ -155,12 +155,12 @@ def test_wrong_values_are_refused_at_once(tmp_path: Path) -> None:
 
 def test_no_learner_outlives_its_launcher(tmp_path: Path) -> None:
     text = """
-from asr_am.distributed.runtime.worker_process import die_with
-die_with(int(os.environ["ASR_AM_LAUNCHER"]))
+from asr_am.distributed.runtime.worker_process import set_parent_death_signal
+set_parent_death_signal(int(os.environ["ASR_AM_LAUNCHER"]))
 (folder / f"ready{rank}").touch()
 time.sleep(600)
 """
-    code = "import sys\nfrom asr_am.distributed.runtime.launcher import launch\nlaunch(sys.argv[1:], 2, in_step=True)"
+    code = "import sys\nfrom asr_am.distributed.runtime.launcher import launch\nlaunch(sys.argv[1:], 2, synchronous=True)"
     launchers = {}
     for number in (signal.SIGTERM, signal.SIGKILL):
         folder = tmp_path / number.name
@@ -263,8 +263,8 @@ def test_hosts_that_do_not_come_or_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_hosts_may_come_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "PATIENCE", 0.5)
-    monkeypatch.setattr(agent, "PATIENCE", 0.5)
+    monkeypatch.setattr(supervisor, "HEARTBEAT_TIMEOUT", 0.5)
+    monkeypatch.setattr(agent, "HEARTBEAT_TIMEOUT", 0.5)
     hosts = Hosts(tmp_path, "time.sleep(1)", [1, 1, 1], late=1.0, synchronous=True)
     assert hosts.wait() == {}
     assert len(left(tmp_path)) == 3
@@ -287,7 +287,7 @@ class SilentHost:
 
 
 def test_a_host_that_is_silent_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "PATIENCE", 0.5)
+    monkeypatch.setattr(supervisor, "HEARTBEAT_TIMEOUT", 0.5)
     for synchronous in (True, False):
         address = f"127.0.0.1:{free_port('127.0.0.1')}"
         host = SilentHost(address, synchronous)

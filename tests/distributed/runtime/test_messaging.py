@@ -15,8 +15,8 @@ from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.runtime.message_queues import MIN_POOLED, BufferPool
 from asr_am.distributed.runtime.messaging import MAX_FRAME_BYTES
 from asr_am.distributed.runtime.wire import CHUNK, Kind, WireHeader, decode, encode
-from tests.support.tcp_proxy import Tap, cut_once
-from tests.support.transport_fixtures import RUN, Office, Stranger, transports
+from tests.support.tcp_proxy import TcpProxy, cut_once
+from tests.support.transport_fixtures import RUN, TransportHarness, UnauthenticatedClient, transports
 
 LARGE = 2 * CHUNK + 17  # three pieces
 
@@ -33,10 +33,10 @@ TWO = np.array([1, 2], np.float32).tobytes()
 def test_letters_go_both_ways_as_they_were_when_posted() -> None:
     with transports(2) as (a, b):
         for transport in (a, b):
-            transport.mail.register_tag("w", (LARGE, 0, 3))
+            transport.transport.register_tag("w", (LARGE, 0, 3))
         x = torch.arange(LARGE, dtype=torch.float32)
-        a.mail.send(1, "w", 3, (x, torch.zeros(0), torch.tensor([7.0, 8.0, 9.0])))
-        b.mail.send(0, "w", -4, (x.double(), torch.zeros(0), torch.ones(3)))
+        a.transport.send(1, "w", 3, (x, torch.zeros(0), torch.tensor([7.0, 8.0, 9.0])))
+        b.transport.send(0, "w", -4, (x.double(), torch.zeros(0), torch.ones(3)))
         x.zero_()
         message = b.recv("w")
         assert (message.source, message.tag, message.clock) == (0, "w", 3)
@@ -52,14 +52,14 @@ def test_letters_go_both_ways_as_they_were_when_posted() -> None:
 
 def test_a_letter_that_waits_for_the_one_before_is_replaced() -> None:
     with transports(2) as (a, b):
-        b.mail.register_tag("w", (1,))
-        b.mail.register_tag("other", ())
+        b.transport.register_tag("w", (1,))
+        b.transport.register_tag("other", ())
         for clock in range(5):
-            a.mail.send(1, "w", clock, (torch.tensor([float(clock)]),))
-        a.mail.send(1, "other", 9, ())
+            a.transport.send(1, "w", clock, (torch.tensor([float(clock)]),))
+        a.transport.send(1, "other", 9, ())
         assert b.recv("other").clock == 9  # tags do not wait for each other
         assert [b.recv("w").clock for _ in range(2)] == [0, 4]
-        assert b.mail.recv("w", None, 0.05) is None
+        assert b.transport.recv("w", None, 0.05) is None
         assert a.comm_stats.overwritten == 3 and a.comm_stats.messages_sent == 3
 
 
@@ -68,14 +68,14 @@ def test_learners_in_step_never_overtake_a_letter() -> None:
     steps = 300
     with transports(3) as team:
         for transport in team:
-            transport.mail.register_tag("w", (1,))
+            transport.transport.register_tag("w", (1,))
         clocks: dict[int, list[int]] = {transport.rank: [] for transport in team}
 
-        def exchange(transport: Office) -> None:
+        def exchange(transport: TransportHarness) -> None:
             others = [other for other in range(3) if other != transport.rank]
             for step in range(steps):
                 for other in others:
-                    transport.mail.send(other, "w", step, (torch.ones(1),))
+                    transport.transport.send(other, "w", step, (torch.ones(1),))
                 clocks[transport.rank] += [transport.recv("w", other).clock for other in others]
 
         threads = [threading.Thread(target=exchange, args=(transport,)) for transport in team]
@@ -90,29 +90,29 @@ def test_learners_in_step_never_overtake_a_letter() -> None:
 
 def test_from_anybody_in_the_order_of_arrival_or_from_one() -> None:
     with transports(3) as (a, b, c):
-        a.mail.register_tag("w", (1,))
-        b.mail.send(0, "w", 1, (torch.ones(1),))
-        while not a.mail._inbox._ready:
+        a.transport.register_tag("w", (1,))
+        b.transport.send(0, "w", 1, (torch.ones(1),))
+        while not a.transport._receiver._ready:
             time.sleep(0.001)
-        c.mail.send(0, "w", 2, (torch.ones(1),))
-        assert a.mail.recv("w", 2, 30.0) is not None
-        c.mail.send(0, "w", 3, (torch.ones(1),))
+        c.transport.send(0, "w", 2, (torch.ones(1),))
+        assert a.transport.recv("w", 2, 30.0) is not None
+        c.transport.send(0, "w", 3, (torch.ones(1),))
         assert [a.recv("w").source for _ in range(2)] == [1, 2]
 
 
 def test_nobody_waits_for_the_dead_nor_writes_to_them() -> None:
     with transports(3) as (a, b, c):
-        a.mail.register_tag("w", (1,))
-        b.mail.send(0, "w", 1, (torch.ones(1),))
-        c.mail.send(0, "w", 1, (torch.ones(1),))
+        a.transport.register_tag("w", (1,))
+        b.transport.send(0, "w", 1, (torch.ones(1),))
+        c.transport.send(0, "w", 1, (torch.ones(1),))
         assert a.recv("w", 1).clock == 1
-        threading.Timer(0.1, lambda: a.event_loop.call(lambda: a.mail.on_peer_died(1, 0))).start()
-        assert a.mail.recv("w", 1, None) is None
-        a.mail.send(1, "w", 1, (torch.ones(1),))
+        threading.Timer(0.1, lambda: a.event_loop.call(lambda: a.transport.on_peer_died(1, 0))).start()
+        assert a.transport.recv("w", 1, None) is None
+        a.transport.send(1, "w", 1, (torch.ones(1),))
         assert a.membership.live_ranks() == (0, 2) and a.comm_stats.messages_sent == 0
-        a.event_loop.call(lambda: a.mail.on_peer_died(2, 0))
-        assert a.mail.recv("w", 2, None) is not None, "what it left is still there"
-        assert a.mail.recv("w", 2, None) is None
+        a.event_loop.call(lambda: a.transport.on_peer_died(2, 0))
+        assert a.transport.recv("w", 2, None) is not None, "what it left is still there"
+        assert a.transport.recv("w", 2, None) is None
 
 
 WRONG = {
@@ -144,68 +144,68 @@ WRONG = {
 @pytest.mark.parametrize("frames", WRONG.values(), ids=WRONG.keys())
 def test_what_is_no_letter_for_this_learner_is_refused_and_counted(frames: list[bytes]) -> None:
     with transports(2) as (a, b):
-        a.mail.register_tag("w", (2,))
-        stranger = Stranger(a)
+        a.transport.register_tag("w", (2,))
+        stranger = UnauthenticatedClient(a)
         stranger.send(*frames)
-        a.until("refused == 1")
-        assert a.mail.recv("w", None, 0.0) is None
-        b.mail.send(0, "w", 0, (torch.tensor([1.0, 2.0]),))
+        a.until("rejected == 1")
+        assert a.transport.recv("w", None, 0.0) is None
+        b.transport.send(0, "w", 0, (torch.tensor([1.0, 2.0]),))
         assert a.recv("w").tensors[0].tolist() == [1, 2] and a.comm_stats.rejected == 1
         stranger.close()
 
 
 def test_a_clock_or_a_letter_that_goes_back_is_refused() -> None:
     with transports(2) as (a, b):
-        a.mail.register_tag("w", (2,))
-        b.mail.send(0, "w", 5, (torch.ones(2),))
+        a.transport.register_tag("w", (2,))
+        b.transport.send(0, "w", 5, (torch.ones(2),))
         a.recv("w")
-        b.mail.send(0, "w", 4, (torch.ones(2),))
-        a.until("refused == 1")
-        b.mail.send(0, "w", 5, (torch.full((2,), 3.0),))
+        b.transport.send(0, "w", 4, (torch.ones(2),))
+        a.until("rejected == 1")
+        b.transport.send(0, "w", 5, (torch.full((2,), 3.0),))
         assert a.recv("w").tensors[0].tolist() == [3, 3], "the sender was given its credit back"
-        stranger = Stranger(a)
+        stranger = UnauthenticatedClient(a)
         stranger.send(letter_header(message=2), TWO)
-        a.until("refused == 2")
+        a.until("rejected == 2")
         stranger.close()
 
 
 def test_a_letter_whose_pieces_do_not_fit_is_refused_once() -> None:
     with transports(2) as (a, b):
-        a.mail.register_tag("w", (LARGE,))
-        stranger = Stranger(a)
+        a.transport.register_tag("w", (LARGE,))
+        stranger = UnauthenticatedClient(a)
         first = letter_header(lengths=(LARGE,))
         piece = bytes(4 * CHUNK)
         stranger.send(first, piece)
         stranger.send(replace(first, offset=2 * CHUNK), piece)
-        a.until("refused == 1")
+        a.until("rejected == 1")
         stranger.send(replace(first, offset=CHUNK), piece)  # the rest of a letter that was refused
         stranger.send(replace(first, message=2), piece)
         stranger.send(replace(first, message=2, offset=CHUNK, lengths=(LARGE, 1)), piece)
-        a.until("refused == 2")
+        a.until("rejected == 2")
         for refused in (3, 4):  # learner 1's own letters have numbers that somebody has used up
-            b.mail.send(0, "w", 7, (torch.ones(LARGE),))
+            b.transport.send(0, "w", 7, (torch.ones(LARGE),))
             a.until(f"refused == {refused}")
-        b.mail.send(0, "w", 7, (torch.ones(LARGE),))
+        b.transport.send(0, "w", 7, (torch.ones(LARGE),))
         assert a.recv("w").clock == 7 and a.comm_stats.rejected == 4, "refused, but never stuck"
         stranger.close()
 
 
 def test_a_message_larger_than_any_piece_is_not_even_read() -> None:
     with transports(2) as (a, b):
-        a.mail.register_tag("w", (2,))
-        stranger = Stranger(a)
+        a.transport.register_tag("w", (2,))
+        stranger = UnauthenticatedClient(a)
         stranger.send(bytes(MAX_FRAME_BYTES + 1))
-        b.mail.send(0, "w", 0, (torch.ones(2),))
+        b.transport.send(0, "w", 0, (torch.ones(2),))
         assert a.recv("w").clock == 0
         stranger.close()
 
 
 @contextmanager
-def cut_line(a: Office, b: Office) -> Iterator[Tap]:
+def cut_line(a: TransportHarness, b: TransportHarness) -> Iterator[TcpProxy]:
     """What `a` sends to `b` goes over a line that is cut once, in the second piece of a letter."""
-    line = Tap(b.mail.address, cut_once(after=6 * CHUNK))
-    a.event_loop.call(lambda: a.mail.on_peer_started(1, 1, line.address))
-    b.mail._me = replace(b.mail._me, incarnation=1)
+    line = TcpProxy(b.transport.address, cut_once(after=6 * CHUNK))
+    a.event_loop.call(lambda: a.transport.on_peer_started(1, 1, line.address))
+    b.transport._me = replace(b.transport._me, incarnation=1)
     while a.membership[1].incarnation == 0:
         time.sleep(0.001)
     yield line
@@ -214,47 +214,47 @@ def cut_line(a: Office, b: Office) -> Iterator[Tap]:
 
 def test_a_letter_under_way_is_sent_again_by_whatever_makes_the_next_connection() -> None:
     with transports(2) as (a, b), cut_line(a, b) as line:
-        b.mail.register_tag("w", (4 * CHUNK,))
-        b.mail.register_tag("v", (1,))
-        a.mail.send(1, "w", 0, (torch.zeros(4 * CHUNK),))
-        while 1 not in a.mail.broken:
+        b.transport.register_tag("w", (4 * CHUNK,))
+        b.transport.register_tag("v", (1,))
+        a.transport.send(1, "w", 0, (torch.zeros(4 * CHUNK),))
+        while 1 not in a.transport.broken:
             time.sleep(0.0001)
-        a.mail.send(1, "v", 1, (torch.ones(1),))  # before the connection would be made again
+        a.transport.send(1, "v", 1, (torch.ones(1),))  # before the connection would be made again
         assert b.recv("v").clock == 1 and b.recv("w").clock == 0
         assert line.connections == 2
 
 
 def test_a_broken_connection_loses_and_doubles_nothing() -> None:
     with transports(2) as (a, b), cut_line(a, b) as line:
-        b.mail.register_tag("w", (4 * CHUNK,))
+        b.transport.register_tag("w", (4 * CHUNK,))
         for clock in range(3):
-            a.mail.send(1, "w", clock, (torch.full((4 * CHUNK,), float(clock)),))
+            a.transport.send(1, "w", clock, (torch.full((4 * CHUNK,), float(clock)),))
             message = b.recv("w")
             assert message.clock == clock and (message.tensors[0] == clock).all()
         assert line.connections == 2 and b.comm_stats.rejected == 0 and a.comm_stats.messages_sent == 3
-        assert b.mail.recv("w", None, 0.05) is None
+        assert b.transport.recv("w", None, 0.05) is None
 
 
 def test_the_next_incarnation_is_heard_and_the_last_one_is_not_any_more() -> None:
     with transports(3) as (a, b, c):
-        a.mail.register_tag("w", (2,))
+        a.transport.register_tag("w", (2,))
         for transport in (b, c):
-            transport.mail.send(0, "w", 9, (torch.ones(2),))
-        while len(a.mail._inbox._ready) < 2:
+            transport.transport.send(0, "w", 9, (torch.ones(2),))
+        while len(a.transport._receiver._ready) < 2:
             time.sleep(0.001)
-        again = Office(1, 3, incarnation=1)
-        again.membership.fill({0: (0, a.mail.address)})
-        again.mail.register_tag("w", (2,))
+        again = TransportHarness(1, 3, incarnation=1)
+        again.membership.fill({0: (0, a.transport.address)})
+        again.transport.register_tag("w", (2,))
         again.event_loop.start()
-        again.mail.send(0, "w", 1, (torch.zeros(2),))  # its greeting tells that it is there, and where
-        a.until("refused == 1")  # what the last one had left
+        again.transport.send(0, "w", 1, (torch.zeros(2),))  # its greeting tells that it is there, and where
+        a.until("rejected == 1")  # what the last one had left
         message = a.recv("w", 1)
         assert message.clock == 1 and message.tensors[0].tolist() == [0, 0]
-        b.mail.send(0, "w", 10, (torch.ones(2),))
-        stranger = Stranger(a)
+        b.transport.send(0, "w", 10, (torch.ones(2),))
+        stranger = UnauthenticatedClient(a)
         stranger.send(letter_header(message=7, clock=20), TWO)
-        a.until("refused == 2")
-        a.mail.send(1, "w", 0, (torch.full((2,), 5.0),))
+        a.until("rejected == 2")
+        a.transport.send(1, "w", 0, (torch.full((2,), 5.0),))
         assert again.recv("w", 0).tensors[0].tolist() == [5, 5]
         assert a.recv("w", 2).clock == 9, "others' letters are left alone"
         stranger.close()
@@ -263,27 +263,27 @@ def test_the_next_incarnation_is_heard_and_the_last_one_is_not_any_more() -> Non
 
 def test_a_wait_for_a_learner_ends_with_its_incarnation() -> None:
     with transports(2) as (a, _):
-        a.mail.register_tag("w", (2,))
+        a.transport.register_tag("w", (2,))
         threading.Timer(
-            0.1, lambda: a.event_loop.call(lambda: a.mail.on_peer_started(1, 1, "tcp://127.0.0.1:1"))
+            0.1, lambda: a.event_loop.call(lambda: a.transport.on_peer_started(1, 1, "tcp://127.0.0.1:1"))
         ).start()
-        assert a.mail.recv("w", 1, None) is None
+        assert a.transport.recv("w", 1, None) is None
 
 
 def test_late_and_lost_letters() -> None:
     with transports(2, faults=Faults(late_share=1.0, late_seconds=0.3)) as (a, b):
-        b.mail.register_tag("w", ())
+        b.transport.register_tag("w", ())
         begin = time.monotonic()
-        a.mail.send(1, "w", 0, ())
+        a.transport.send(1, "w", 0, ())
         b.recv("w")
         assert time.monotonic() - begin >= 0.3 and a.comm_stats.faults == {"late": 1}
     with transports(2, faults=Faults(lost_share=0.5)) as (a, b):
-        b.mail.register_tag("w", ())
+        b.transport.register_tag("w", ())
         came = 0
         for clock in range(40):
-            a.mail.send(1, "w", clock, ())
+            a.transport.send(1, "w", clock, ())
             while came + a.comm_stats.lost == clock:
-                message = b.mail.recv("w", None, 0.01)
+                message = b.transport.recv("w", None, 0.01)
                 came += message is not None and message.clock == clock
         assert 0 < came < 40 and a.comm_stats.faults == {"lost": 40 - came} and a.comm_stats.lost == 40 - came
 
@@ -291,17 +291,17 @@ def test_late_and_lost_letters() -> None:
 def test_encrypted_mail_is_closed_to_those_without_the_key() -> None:
     key, other = (zmq.curve_keypair()[1].decode() for _ in range(2))
     with transports(2, key=key) as (a, b):
-        a.mail.register_tag("large", (LARGE,))
-        b.mail.send(0, "large", 0, (torch.ones(LARGE),))
+        a.transport.register_tag("large", (LARGE,))
+        b.transport.send(0, "large", 0, (torch.ones(LARGE),))
         assert (a.recv("large").tensors[0] == 1).all()
-        a.mail.register_tag("w", (2,))
-        strangers = [Stranger(a), Stranger(a, other)]
+        a.transport.register_tag("w", (2,))
+        strangers = [UnauthenticatedClient(a), UnauthenticatedClient(a, other)]
         for stranger in strangers:
             stranger.send(letter_header(), TWO)
-        b.mail.send(0, "w", 0, (torch.ones(2),))
+        b.transport.send(0, "w", 0, (torch.ones(2),))
         assert a.recv("w").clock == 0
-        assert a.mail.recv("w", None, 0.2) is None and a.comm_stats.rejected >= 2
-        friend = Stranger(a, key)
+        assert a.transport.recv("w", None, 0.2) is None and a.comm_stats.rejected >= 2
+        friend = UnauthenticatedClient(a, key)
         friend.send(letter_header(message=9), TWO)
         assert a.recv("w").clock == 5
         for stranger in (*strangers, friend):
@@ -309,17 +309,17 @@ def test_encrypted_mail_is_closed_to_those_without_the_key() -> None:
 
 
 def test_a_learner_whose_connection_breaks_for_good_is_lost_and_one_that_leaves_is_not() -> None:
-    team = [Office(rank, 3) for rank in range(3)]
+    team = [TransportHarness(rank, 3) for rank in range(3)]
     for transport in team:
-        transport.mail._on_loss, transport.mail._grace = lambda rank, _, o=transport: o.lost.append(rank), 0.3
-        transport.membership.fill({other.rank: (0, other.mail.address) for other in team if other is not transport})
+        transport.transport._on_loss, transport.transport._grace = lambda rank, _, o=transport: o.lost.append(rank), 0.3
+        transport.membership.fill({other.rank: (0, other.transport.address) for other in team if other is not transport})
     for transport in team:
-        transport.mail.connect_all()
+        transport.transport.connect_all()
         transport.event_loop.start()
     a, b, c = team
     for transport in team:
-        assert transport.wait_monitor.wait_for(lambda o=transport: not o.mail.broken, 30.0)
-    b.mail.leave(None)
+        assert transport.wait_monitor.wait_for(lambda o=transport: not o.transport.broken, 30.0)
+    b.transport.send_goodbye(None)
     b.event_loop.stop()
     assert a.wait_monitor.wait_for(lambda: a.membership.left == [1], 30.0)
     c.event_loop.stop()  # without a word

@@ -21,7 +21,7 @@ ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_L
 
 
 def command(scenario: str, folder: Path) -> list[str]:
-    return [sys.executable, str(Path(__file__).with_name("in_step.py")), scenario, str(folder)]
+    return [sys.executable, str(ROOT / "tests/support/synchronous_worker.py"), scenario, str(folder)]
 
 
 def left(folder: Path, name: str) -> list[dict[str, Any]]:

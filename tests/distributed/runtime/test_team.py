@@ -16,12 +16,12 @@ from asr_am.distributed.runtime.launcher import launch
 from asr_am.distributed.runtime.worker_process import free_port
 
 ROOT = Path(__file__).parents[3]
-LEARNERS = Path(__file__).with_name("learners.py")
+WORKER = ROOT / "tests/support/worker_scenarios.py"
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
 
 
 def command(scenario: str, folder: Path) -> list[str]:
-    return [sys.executable, str(LEARNERS), scenario, str(folder)]
+    return [sys.executable, str(WORKER), scenario, str(folder)]
 
 
 def left(folder: Path) -> dict[str, dict[str, Any]]:
@@ -29,7 +29,7 @@ def left(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_learners_in_step(tmp_path: Path) -> None:
-    launch(command("in_step", tmp_path), 3, synchronous=True, env=ENVIRONMENT, encrypt=True)
+    launch(command("synchronous", tmp_path), 3, synchronous=True, env=ENVIRONMENT, encrypt=True)
     found = left(tmp_path)
     assert list(found) == ["0.0", "1.0", "2.0"]
     for rank, values in enumerate(found.values()):
@@ -37,16 +37,12 @@ def test_learners_in_step(tmp_path: Path) -> None:
         assert values["rows"] == {str(r): [k + 1 / 3 for k in range(r)] for r in range(3)}, "to the last bit"
         assert values["empty"] == [0, 0, 0] and values["average"] == [3.0] * 5
         assert values["alive"] == [0, 1, 2] and values["nothing"] and values["batches"] == 5
-        comm_stats = values["usage"]
+        comm_stats = values["comm_stats"]
         collectives, messages = round(4 / 3 * 400 * 4) + round(4 / 3 * 600 * 4), 5 * 4 * 300_003
         assert comm_stats["bytes_sent"] == {str((rank + 1) % 3): messages + collectives, str((rank + 2) % 3): messages}
-        assert (comm_stats["letters"], comm_stats["refused"], comm_stats["lost"], comm_stats["superseded"]) == (
-            10,
-            0,
-            0,
-            0,
-        )
-        assert comm_stats["waiting_seconds"] > 0.05
+        counts = {key: comm_stats[key] for key in ("messages_sent", "rejected", "lost", "overwritten")}
+        assert counts == {"messages_sent": 10, "rejected": 0, "lost": 0, "overwritten": 0}
+        assert comm_stats["idle_seconds"] > 0.05
 
 
 def test_learners_in_step_that_nobody_watches_notice_a_death_themselves(tmp_path: Path) -> None:
@@ -57,7 +53,7 @@ def test_learners_in_step_that_nobody_watches_notice_a_death_themselves(tmp_path
         own = {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         environment = {**os.environ, **ENVIRONMENT, **own}
         learners.append(
-            subprocess.Popen(command("lost_in_step", tmp_path), env=environment, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(command("lost_synchronous", tmp_path), env=environment, stderr=subprocess.PIPE, text=True)
         )
     try:
         said = [learner.communicate(timeout=120)[1] for learner in learners]
@@ -72,7 +68,7 @@ def test_learners_in_step_that_nobody_watches_notice_a_death_themselves(tmp_path
 
 
 def test_learners_on_mail_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    launch(command("on_mail", tmp_path), 3, synchronous=False, env=ENVIRONMENT, restart_after=0.1)
+    launch(command("coordinated", tmp_path), 3, synchronous=False, env=ENVIRONMENT, restart_after=0.1)
     found = left(tmp_path)
     assert list(found) == ["0.0", "1.1", "2.0"], "learner 1 was killed once"
     assert "learner 1 on" in caplog.text and "SIGKILL" in caplog.text
@@ -83,4 +79,4 @@ def test_learners_on_mail_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert [batch_owner[1] for batch_owner in first["released"][0]] == [1], "it died with one batch"
     living, mean = first["means"][1]
     assert living == [0, 1, 2] and mean == [1.0] * 4
-    assert all(values["usage"]["refused"] == 0 for values in found.values())
+    assert all(values["comm_stats"]["rejected"] == 0 for values in found.values())

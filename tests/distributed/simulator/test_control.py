@@ -1,3 +1,5 @@
+"""Leases and barriers of virtual teams: who waits, for how long, and who gets what."""
+
 from __future__ import annotations
 
 import pytest
@@ -32,11 +34,6 @@ def test_average_is_added_in_rank_order_and_leaves_its_argument_alone() -> None:
         return unchanged and torch.equal(team.average(x), ((rows[0] + rows[1]) + rows[2]) / 3)
 
     assert set(run(main, 3).values()) == {True}
-
-
-def test_learners_out_of_step_are_an_error() -> None:
-    with pytest.raises(RuntimeError, match="learner 1 is out of step: it calls average where others called gather"):
-        run(lambda team: team.average(torch.zeros(1)) if team.rank else team.gather(torch.zeros(1)))
 
 
 @pytest.mark.parametrize("arrived", [False, True])
@@ -118,20 +115,3 @@ def test_leases_of_the_dead_come_back_also_at_the_very_end() -> None:
     cluster = cluster_of(3, faults={"crashes": [{"learner": 2, "at": 20.0}]})
     assert cluster.run(main) == {0: ([0, 3], 21.0), 1: ([1, 2], 21.0)}  # 1 has waited for longer
     assert cluster.comm_stats[2].faults == {"crash": 1} and cluster.comm_stats[1].idle_seconds == 19.0
-
-
-def test_nothing_is_kept_of_segments_that_all_have_left() -> None:
-    cluster = cluster_of(2)
-
-    def main(team: SimTeam) -> tuple[int, int]:
-        for n in range(10):
-            team.leases(segment(4, begin=4 * n), synchronous=False)
-            team.average(torch.zeros(1))
-        return len(cluster.control._tables), len(cluster.control._meetings)
-
-    assert cluster.run(main)[1] <= (2, 2)
-
-
-def test_learners_must_agree_about_the_segment() -> None:
-    with pytest.raises(RuntimeError, match="disagree about the segment"):
-        run(lambda team: team.leases(segment(4 + team.rank), synchronous=False))

@@ -1,0 +1,234 @@
+"""Membership, lease queues and barriers of a team, without I/O.
+
+Two fronts serve the same `ControlPlane`: `runtime.coordinator.Coordinator` to processes, by JSON messages, and
+`simulator.control.SimControl` to the tasks of a virtual cluster. A front calls the control plane whenever something
+happens, and then asks it which of the waiting requests can be answered. `QueueLeases` is the learner's side of both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from asr_am.distributed.leases import (
+    Completion,
+    Lease,
+    LeaseQueue,
+    LossSums,
+    Segment,
+    SegmentRecord,
+    StaleSegment,
+    StepResult,
+    step_loss_sums,
+)
+
+V = TypeVar("V")
+SegmentId = tuple[int, int]  # epoch and first batch of a segment
+START: SegmentId = (-1, -1)  # the position of a learner that has not opened a segment
+
+
+@dataclass
+class MemberState:
+    """One learner that is alive, or is being started.
+
+    Attributes:
+        incarnation: number of its restarts.
+        joined: the others wait for it. A restarted learner joins when it opens a segment.
+        segment_id: the segment it is in.
+        barrier_no: number of barriers it has reached in that segment.
+    """
+
+    incarnation: int = 0
+    joined: bool = False
+    segment_id: SegmentId = START
+    barrier_no: int = 0
+
+
+@dataclass
+class Barrier(Generic[V]):
+    """One barrier, matched by segment and by its number within the segment.
+
+    Attributes:
+        kind: the collective that this barrier belongs to, the same for all learners.
+        values: values of the learners that have arrived, by rank. Empty once complete.
+        complete: all learners that were waited for have arrived.
+        result: set by the front once complete. Kept for restarted learners, which arrive later.
+    """
+
+    kind: str
+    segment_id: SegmentId
+    values: dict[int, V] = field(default_factory=dict)
+    complete: bool = False
+    result: Any = None
+
+
+class ControlPlane(Generic[V]):
+    """State of one team: who is alive, who holds which batch, and who has reached which barrier.
+
+    Attributes:
+        members: state of each learner that is alive or being started, by rank.
+    """
+
+    def __init__(self) -> None:
+        self.members: dict[int, MemberState] = {}
+        self._queues: dict[SegmentId, LeaseQueue] = {}
+        self._records: dict[SegmentId, SegmentRecord] = {}
+        self._barriers: dict[tuple[SegmentId, int], Barrier[V]] = {}
+        self._newest = START
+
+    # membership
+
+    def add(self, rank: int, incarnation: int = 0, *, joined: bool = False) -> None:
+        """Adds a learner that starts or restarts. Without `joined`, nobody waits for it before it opens a segment."""
+        self.members[rank] = MemberState(incarnation, joined)
+
+    def lose(self, rank: int) -> list[int]:
+        """Removes a learner that died or finished, and returns the batches that can be leased again."""
+        self.members.pop(rank, None)
+        for barrier in self._barriers.values():
+            barrier.values.pop(rank, None)
+        return [batch for queue in self._queues.values() for batch in queue.release(rank)]
+
+    def open_segment(self, rank: int, segment: Segment) -> bool:
+        """Moves a learner to a segment, and drops what no learner can ask for any more.
+
+        Returns:
+            True if the learner joins the team with this call (again).
+
+        Raises:
+            StaleSegment: a restarted learner asks for a segment that the others have finished.
+            RuntimeError: the others have another segment at this position.
+        """
+        member, segment_id = self.members[rank], (segment.epoch, segment.begin)
+        if not member.joined and segment_id < self._newest:
+            raise StaleSegment(
+                f"learner {rank} asks for epoch {segment.epoch + 1} from batch {segment.begin}, which the others have "
+                "finished; read the last checkpoint again"
+            )
+        queue = self._queues.setdefault(segment_id, LeaseQueue(segment))
+        if queue.segment != segment:
+            raise RuntimeError(
+                f"learner {rank} disagrees about the segment at epoch {segment.epoch + 1}, batch {segment.begin}: check "
+                "that all learners have the same examples and options"
+            )
+        joins, member.joined = not member.joined, True
+        member.segment_id, member.barrier_no = segment_id, 0
+        self._newest = max(self._newest, segment_id)
+        self._drop_old()
+        return joins
+
+    def _drop_old(self) -> None:
+        oldest = min(member.segment_id for member in self.members.values() if member.joined)
+        self._queues = {key: queue for key, queue in self._queues.items() if key >= oldest}
+        self._records = {key: record for key, record in self._records.items() if key >= oldest}
+        # a restarted learner may repeat the barriers before the first segment
+        self._barriers = {key: b for key, b in self._barriers.items() if key[0] == START or key[0] >= oldest}
+
+    # leases
+
+    def lease(self, rank: int) -> tuple[bool, Lease | None]:
+        """Returns (True, next batch), (True, None) if all are done, or (False, None) if the learner has to wait.
+
+        A learner has to wait while all batches are leased and some are not done: their owners may die.
+        """
+        queue = self._queue(rank)
+        lease = queue.lease(rank, self.members[rank].incarnation)
+        return lease is not None or queue.finished, lease
+
+    def complete(self, completion: Completion, sums: LossSums) -> bool:
+        """Marks a batch as done. Returns True if the segment is finished now.
+
+        Raises:
+            ValueError: this incarnation of the learner does not hold the batch.
+        """
+        queue = self._queue(completion.owner)
+        queue.complete(completion, sums)
+        return queue.finished
+
+    def totals(self, rank: int) -> LossSums:
+        """Returns the sums over all batches done so far in the segment that the learner is in."""
+        return self._queue(rank).totals
+
+    def record(self, rank: int) -> SegmentRecord:
+        """Returns the record of the finished segment that the learner is in."""
+        segment_id = self.members[rank].segment_id
+        if segment_id not in self._records:
+            self._records[segment_id] = self._queue(rank).record()
+        return self._records[segment_id]
+
+    def _queue(self, rank: int) -> LeaseQueue:
+        member = self.members.get(rank)
+        if member is None or member.segment_id not in self._queues:
+            raise ValueError(f"learner {rank} has no open segment")
+        return self._queues[member.segment_id]
+
+    # barriers
+
+    def arrive(self, rank: int, kind: str, value: V) -> Barrier[V]:
+        """Returns the barrier that a learner has reached, with its value added unless the barrier is complete.
+
+        Raises:
+            RuntimeError: other learners have reached this barrier with another kind of collective.
+        """
+        member = self.members[rank]
+        member.barrier_no += 1
+        key = (member.segment_id, member.barrier_no)
+        barrier = self._barriers.setdefault(key, Barrier(kind, member.segment_id))
+        if barrier.kind != kind:
+            raise RuntimeError(f"learner {rank} is out of step: it calls {kind} where others called {barrier.kind}")
+        if not barrier.complete:
+            barrier.values[rank] = value
+        return barrier
+
+    def complete_barrier(self, barrier: Barrier[V]) -> dict[int, V] | None:
+        """Completes a barrier if all learners that can reach it have arrived.
+
+        Returns:
+            The values in the order of ranks, once: the call that completes the barrier gets them, and sets its
+            `result`. None if somebody is missing, or if the barrier is complete already.
+        """
+        if barrier.complete or not barrier.values:
+            return None
+        for rank, member in self.members.items():
+            # a learner in a later segment does not come back to this barrier
+            if member.joined and member.segment_id <= barrier.segment_id and rank not in barrier.values:
+                return None
+        values, barrier.values = dict(sorted(barrier.values.items())), {}
+        barrier.complete = True
+        return values
+
+
+class LeaseService(Protocol):
+    """A front of the control plane, as learners use it for the segment that they have opened."""
+
+    def lease(self, rank: int, incarnation: int) -> Lease | None:
+        """Waits for `ControlPlane.lease`."""
+        ...
+
+    def complete(self, completion: Completion, sums: LossSums) -> None: ...
+    def totals(self, rank: int) -> LossSums: ...
+    def record(self, rank: int) -> SegmentRecord: ...
+
+
+class QueueLeases:
+    """One learner's access to the lease queue of a segment (`leases.Leases`)."""
+
+    ahead = False
+
+    def __init__(self, service: LeaseService, rank: int, incarnation: int) -> None:
+        self._service, self._rank, self._incarnation = service, rank, incarnation
+
+    def lease(self) -> Lease | None:
+        return self._service.lease(self._rank, self._incarnation)
+
+    def complete(self, step_result: StepResult) -> None:
+        batch = step_result.lease.batch
+        assert batch is not None, "a lease queue has no idle turns"
+        completion = Completion(batch, self._rank, self._incarnation, step_result.examples, step_result.applied)
+        self._service.complete(completion, step_loss_sums(step_result))
+
+    def totals(self) -> LossSums:
+        return self._service.totals(self._rank)
+
+    def record(self) -> SegmentRecord:
+        return self._service.record(self._rank)
