@@ -1,10 +1,10 @@
-# Options and the `stage` command of every recipe; sourced by recipes/<corpus>/run.sh as
+# Options and the `stage` command of every recipe. Sourced by recipes/<corpus>/run.sh as
 #   source .../scripts/recipe.sh CORPUS "$@"
-# A recipe may have options of its own, set before: arrays from an option to the override that it stands for,
-# path_options (an existing file or folder), value_options (a word), flag_options (NAME=VALUE, takes nothing).
+# A recipe may define options of its own before that, in arrays that map an option to an override: path_options (an
+# existing file or directory), value_options (one word), flag_options (NAME=VALUE, without argument).
 # shellcheck shell=bash
 set -euo pipefail
-started_in=$PWD                            # paths given as options are relative to it
+started_in=$PWD                            # paths in options are relative to it
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 for kind in path_options value_options flag_options; do
     declare -p "$kind" >/dev/null 2>&1 || declare -A "$kind"
@@ -20,11 +20,11 @@ usage: recipes/$corpus/run.sh [options] [hydra.override=value ...]
   --stage N        first stage to run (default 0)
   --stop-stage N   last stage to run (default 10)
   --nj N           parallel jobs (default: number of processors)
-  --data-dir DIR   AN4 only: its archive, a folder with it, or the unpacked tree (default: downloaded)
+  --data-dir DIR   AN4 only: its archive, a folder with it, or the unpacked tree (default: download)
   --help           this text
 stages: 0 data, 1 lang, 2 features, 3 align, 4 speaker, 5 egs, 6 train, 7 decode,
         8 rescore (with rescore=true), 9 score, 10 report
-Overrides are those of conf/, e.g. model.cells=256 train.batch_size=512; lists sweep: seed=1,2,3 model.layers=2,3
+Overrides are those of conf/, e.g. model.cells=256 train.batch_size=512. Lists sweep: seed=1,2,3 model.layers=2,3
 END
 }
 
@@ -33,8 +33,8 @@ fail() {
     exit 1
 }
 
-whole_number() {                           # NAME VALUE
-    [[ $2 =~ ^[0-9]+$ ]] || fail "$1 takes a whole number, not '$2'"
+integer() {                           # NAME VALUE
+    [[ $2 =~ ^[0-9]+$ ]] || fail "$1 takes a non-negative integer, not '$2'"
 }
 
 existing_path() {                          # NAME PATH: the absolute path, quoted for Hydra
@@ -50,9 +50,9 @@ while [ $# -gt 0 ]; do
         --stage | --stop-stage | --nj | --data-dir)
             [ $# -ge 2 ] || fail "$1 needs a value"
             case $1 in
-                --stage) whole_number "$1" "$2"; first=$2 ;;
-                --stop-stage) whole_number "$1" "$2"; last=$2 ;;
-                --nj) whole_number "$1" "$2"; [ "$2" -ge 1 ] || fail "--nj takes at least 1"; jobs=$2 ;;
+                --stage) integer "$1" "$2"; first=$2 ;;
+                --stop-stage) integer "$1" "$2"; last=$2 ;;
+                --nj) integer "$1" "$2"; [ "$2" -ge 1 ] || fail "--nj must be at least 1"; jobs=$2 ;;
                 --data-dir)
                     overrides+=("data_dir=$(existing_path "$1" "$2")") ;;
             esac
@@ -66,10 +66,11 @@ while [ $# -gt 0 ]; do
             if [ -n "${path_options[$1]-}" ]; then
                 overrides+=("${path_options[$1]}=$(existing_path "$1" "$2")")
             else
-                [[ $2 =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || fail "$1 takes a word of letters, digits, . _ and -, not '$2'"
+                [[ $2 =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] ||
+                    fail "$1 takes one word of letters, digits, . _ and -, not '$2'"
                 if [ "$1" = --name ]; then
-                    [ ! -e "recipes/$2/run.sh" ] || fail "--name $2 is that of recipes/$2; choose another name"
-                    overrides+=("${value_options[$1]}='$2'")     # text to Hydra also where it is 2024, 1e3 or null
+                    [ ! -e "recipes/$2/run.sh" ] || fail "--name $2 is taken by recipes/$2; choose another name"
+                    overrides+=("${value_options[$1]}='$2'")     # quoted, so that Hydra reads 2024, 1e3 or null as text
                 else
                     overrides+=("${value_options[$1]}=$2")
                 fi
@@ -87,7 +88,7 @@ scripts/setup.sh
 PATH=$PWD/.venv/bin:$PATH
 export PYTHONUNBUFFERED=1
 
-overridden() {                             # NAME: whether the user gave a value for it
+overridden() {                             # NAME: true if the user gave a value for it
     local override
     for override in "${overrides[@]}"; do
         [ "${override%%=*}" = "$1" ] && return 0

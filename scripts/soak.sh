@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Random faults on the virtual cluster: slow learners, jitter, late and lost letters, crashes, for every strategy.
+# Injects random faults on the virtual cluster for every strategy: slow learners, jitter, late and lost messages, crashes.
 #   scripts/soak.sh [SEEDS=1000] [--strategy NAME] [--first SEED]
-# Prints a line per strategy; ends with 1, and the command that does it again, where a scenario failed or a kind of
-# fault was never seen. A thousand seeds take about six minutes of one core.
+# Prints a line per strategy. Exits with 1 if a scenario fails, after the command that repeats it, or if a kind of fault
+# never occurred. A thousand seeds take about six minutes of one core.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export OMP_NUM_THREADS=1

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# My own data: any Kaldi data directories, a lexicon, and a text or an ARPA file for the language model.
+# Your own data: Kaldi data directories, a lexicon, and a text or an ARPA file for the language model.
 #   recipes/kaldi/run.sh --name NAME --train DIR --test DIR [--dev DIR] --lexicon FILE [--text FILE | --arpa FILE]
-# Give the same options again with --stage N. Results go to exp/NAME.
-#   --name NAME           what to call it; not as a recipe is called
-#   --train, --test DIR   wav.scp (wav, flac, mp3, ogg, sphere, Kaldi archives), text, utt2spk; segments,
-#                         reco2file_and_channel, spk2gender, stm, glm where there
-#   --dev DIR             without it about 8 % of the training speech, at most 5 hours, is held out, at least two speakers
-#   --lexicon FILE        WORD [PROBABILITY] PHONE PHONE ...; other words become the unknown word, and are counted
-#   --g2p espeak          espeak-ng pronounces those of --train and --text, in the lexicon's phones
+# Repeat the same options with --stage N. Results go to exp/NAME.
+#   --name NAME           name of the data, not that of a recipe
+#   --train, --test DIR   wav.scp (wav, flac, mp3, ogg, sphere, Kaldi archives), text, utt2spk. Optional: segments,
+#                         reco2file_and_channel, spk2gender, stm, glm
+#   --dev DIR             default: hold out about 8 % of the training speech, at least two speakers, at most 5 hours
+#   --lexicon FILE        WORD [PROBABILITY] PHONE PHONE ... Other words become the unknown word and are counted
+#   --g2p espeak          pronounce those of --train and --text with espeak-ng, in the phones of the lexicon
 #   --text FILE           sentences to estimate a trigram LM on (default: the training transcripts)
 #   --arpa FILE           an n-gram LM instead
-#   --audio-root DIR      where relative paths in wav.scp begin (default: its folder, or the nearest above; those in
-#                         commands: the repository)
-#   --sampling-rate N     8000 or 16000 (default); audio of other rates is resampled when read
+#   --audio-root DIR      base of relative paths in wav.scp (default: its folder or the nearest one above; in commands:
+#                         the repository)
+#   --sampling-rate N     8000 or 16000 (default). Audio of other rates is resampled when read
 #   --allow-pipes         run the commands in wav.scp
-# Of files with two channels the first is used, unless segments or reco2file_and_channel name another. Utterances
-# without audio, words or speaker are left out and counted; the log of stage 0 ends with a table of all that was mended.
+# Uses the first of two channels unless segments or reco2file_and_channel name another. Utterances without audio, words or
+# speaker are left out and counted. The log of stage 0 ends with a table of everything that was corrected.
 declare -A path_options=(
     [--train]=corpus.prepare.train [--test]=corpus.prepare.test [--dev]=corpus.prepare.dev
     [--lexicon]=corpus.prepare.lexicon [--text]=corpus.prepare.text [--arpa]=corpus.prepare.arpa
@@ -24,7 +24,7 @@ declare -A path_options=(
 declare -A value_options=([--name]=corpus.name [--sampling-rate]=corpus.sampling_rate [--g2p]=corpus.prepare.g2p)
 declare -A flag_options=([--allow-pipes]=corpus.prepare.allow_pipes=true)
 source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/recipe.sh" kaldi "$@"
-overridden corpus.name || fail "--name is needed: what to call this data"
+overridden corpus.name || fail "--name is missing; give the data a name"
 if overridden corpus.prepare.arpa; then
     overrides+=("~corpus.lms.kn3" "+corpus.lms.given={arpa:given.arpa,max_ngrams:200000}")
 fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Generated two-party telephone conversations (synthetic speech): from nothing to word error rates on a
-# Switchboard-like (swb) and a harder CallHome-like (ch) test set in 6 to 9 minutes on two cores.
+# Generated two-party telephone conversations (synthetic speech). Goes from nothing to word error rates on a
+# Switchboard-like (swb) and a harder CallHome-like (ch) test set in 6 to 10 minutes on two cores.
 source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/recipe.sh" minicts "$@"
 
 stage 0 data

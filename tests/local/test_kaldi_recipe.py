@@ -59,7 +59,7 @@ def test_stages_data_lang_and_features(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--name is needed"),
+        ([], "--name is missing"),
         (["--name", "a/b"], "--name takes a word"),
         (["--name", "mine", "--train", "/nowhere"], "--train: '/nowhere' does not exist"),
         (["--name", "mine", "--arpa"], "--arpa needs a value"),

@@ -1,6 +1,6 @@
 """Mail between two processes on this machine, side by side with a plain ZeroMQ pair and torch.distributed's gloo.
 
-    python scripts/bench/mail.py [--megabytes 165] [--rounds 7]
+    python scripts/bench/messages.py [--megabytes 165] [--rounds 7]
 
 In each round, each of the three in turn carries a message from one learner to the other, and a short answer back. Mail
 includes the sender's snapshot, and the receiver's assembly of the letter's tensor. Prints GB/s, medians over the
