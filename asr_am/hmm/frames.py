@@ -82,7 +82,7 @@ class FrameStore:
                 dims.add(x_TD.shape[1])
         if len(dims) != 1:
             raise InputError(
-                f"{folder.name}: features must have one dimension, found {sorted(dims)}; run stage 2 (features) again"
+                f"{folder.name}: utterances differ in feature dimension, {sorted(dims)}; run stage 2 (features) again"
             )
         offsets_U1 = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         index = {"utterances": np.array(utterances), "offsets": offsets_U1, "dim": dims.pop()}

@@ -20,9 +20,9 @@ def test_statistics_have_kaldis_form() -> None:
 def test_a_speaker_is_normalised_over_all_utterances(variance: bool) -> None:
     stats = sum(accumulate(part) for part in PARTS)
     normalised = np.concatenate([normalise(part, stats, variance=variance) for part in PARTS])
-    together = np.concatenate(PARTS)
-    expected = together - together.mean(axis=0)
-    np.testing.assert_allclose(normalised, expected / together.std(axis=0) if variance else expected, atol=1e-5)
+    joined = np.concatenate(PARTS)
+    expected = joined - joined.mean(axis=0)
+    np.testing.assert_allclose(normalised, expected / joined.std(axis=0) if variance else expected, atol=1e-5)
     assert normalised.dtype == np.float32
 
 

@@ -30,7 +30,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def expected(data: Path, segment: SupervisionSegment, options: SpectralOptions) -> np.ndarray:
-    """Features straight from the wav file."""
+    """Computes features directly from the wav file."""
     samples_NC = soundfile.read(data / "wav" / f"{segment.recording_id}.wav", dtype="int16")[0]
     begin = int(segment.start * RATE)
     return SpectralExtractor(options)(samples_NC[begin : begin + 7200, segment.channel].astype(np.float32))
@@ -48,7 +48,7 @@ def test_archives_hold_the_features_of_every_utterance(data: Path, tmp_path: Pat
             np.testing.assert_allclose(features[segment.id], expected(data, segment, spectral), atol=1e-4)
 
 
-def test_what_is_written_does_not_depend_on_jobs(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_does_not_depend_on_jobs(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extract, "ARCHIVE_SECONDS", 2.0)  # several archives
     for jobs in (1, 3):
         extract_features(data, tmp_path / str(jobs), jobs=jobs, final=tmp_path / "final", **MFCC)
@@ -56,11 +56,11 @@ def test_what_is_written_does_not_depend_on_jobs(data: Path, tmp_path: Path, mon
     assert [path.name for path in one] == [path.name for path in three]
     assert len(list((tmp_path / "1").glob("train.*.ark"))) > 1
     for path in one:
-        if path.suffix != ".gz":  # gzip headers hold the time
+        if path.suffix != ".gz":  # gzip headers contain the time
             assert path.read_bytes() == (tmp_path / "3" / path.name).read_bytes(), path.name
 
 
-def test_paths_are_good_after_the_rename(data: Path, tmp_path: Path) -> None:
+def test_paths_are_valid_after_the_rename(data: Path, tmp_path: Path) -> None:
     extract_features(data, tmp_path / "features.partial", final=tmp_path / "features", **LOGMEL)
     (tmp_path / "features.partial").rename(tmp_path / "features")
     for scp in (tmp_path / "features").glob("*.scp"):
@@ -92,12 +92,12 @@ def silence(samples_NC: np.ndarray) -> None:
     samples_NC[:RATE] = 0.0
 
 
-def not_a_number(samples_NC: np.ndarray) -> None:
+def nan_sample(samples_NC: np.ndarray) -> None:
     samples_NC[100] = np.nan
 
 
-@pytest.mark.parametrize(("damage", "message"), [(silence, "every sample is 0"), (not_a_number, "not finite")])
-def test_bad_samples_name_file_and_utterance(
+@pytest.mark.parametrize(("damage", "message"), [(silence, "every sample is 0"), (nan_sample, "not finite")])
+def test_invalid_samples_name_file_and_utterance(
     data: Path, tmp_path: Path, damage: Callable[[np.ndarray], None], message: str
 ) -> None:
     path = data / "wav" / "dev0.wav"
@@ -108,7 +108,7 @@ def test_bad_samples_name_file_and_utterance(
         extract_features(data, tmp_path / "out", jobs=2, **LOGMEL)
 
 
-def test_clipped_utterances_are_a_warning(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_clipped_utterances_are_reported(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = data / "wav" / "dev0.wav"
     soundfile.write(path, np.clip(20 * soundfile.read(path)[0], -1, 1), RATE)
     with caplog.at_level(logging.WARNING):
@@ -123,7 +123,7 @@ def shorten(data: Path, duration: float, count: int) -> None:
 
 
 def test_short_utterances_are_dropped_and_listed(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    shorten(data, 0.100, 1)  # eight frames; 0.105 s would be nine
+    shorten(data, 0.100, 1)  # eight frames (0.105 s is nine)
     with caplog.at_level(logging.WARNING):
         extract_features(data, tmp_path / "out", **LOGMEL)
     assert (tmp_path / "out" / "train_dropped.txt").read_text() == "trainspk0-train0-0 8\n"
@@ -131,13 +131,13 @@ def test_short_utterances_are_dropped_and_listed(data: Path, tmp_path: Path, cap
     assert "1 utterances under 9 frames dropped" in caplog.text
 
 
-def test_nothing_but_short_utterances_is_refused(data: Path, tmp_path: Path) -> None:
+def test_a_set_of_short_utterances_is_rejected(data: Path, tmp_path: Path) -> None:
     shorten(data, 0.100, 100)
     with pytest.raises(InputError, match="train: every utterance is under 9 frames"):
         extract_features(data, tmp_path / "out", **LOGMEL)
 
 
-def test_another_rate_is_refused_or_resampled(data: Path, tmp_path: Path) -> None:
+def test_another_rate_is_rejected_or_resampled(data: Path, tmp_path: Path) -> None:
     options = LOGMEL | {"sampling_rate": 16000}
     with pytest.raises(InputError, match=r"sampled at 8000 Hz, but features are for 16000"):
         extract_features(data, tmp_path / "out", **options)
@@ -156,12 +156,12 @@ def test_mu_law_audio_is_on_the_same_scale(tmp_path: Path) -> None:
     assert abs(linear - mu_law).mean() < 0.05
 
 
-def test_a_kind_and_its_options_must_agree(data: Path, tmp_path: Path) -> None:
+def test_kind_and_options_must_be_consistent(data: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="num_ceps"):
         extract_features(data, tmp_path / "out", kind="mfcc", sampling_rate=RATE, num_bins=23)
 
 
-def test_speech_shorter_than_an_archive_still_fills_one(tmp_path: Path) -> None:
+def test_a_short_set_is_one_archive(tmp_path: Path) -> None:
     path = tmp_path / "data" / "wav" / "r.wav"
     path.parent.mkdir(parents=True)
     soundfile.write(path, np.random.default_rng(0).standard_normal(RATE) * 0.1, RATE)

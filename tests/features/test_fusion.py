@@ -22,7 +22,7 @@ PERIOD = 40
 
 @pytest.fixture(scope="module")
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All the kinds: real MFCCs and log-mel, random matrices, transforms and i-vectors of the paper's sizes."""
+    """All kinds: real MFCCs and log-mel, and random projections, transforms and i-vectors of the paper's sizes."""
     root = tmp_path_factory.mktemp("features")
     data = write_corpus(root / "data")
     extract_features(data, root / "mfcc", kind="mfcc", sampling_rate=RATE, num_bins=23, num_ceps=13)
@@ -44,7 +44,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_the_fusion_is_fmllr_then_ivector_then_log_mel_in_260_columns(features: Path) -> None:
+def test_fusion_concatenates_fmllr_ivector_and_log_mel(features: Path) -> None:
     for subset in SETS:
         reader = InputReader(features, FUSION, subset)
         fmllr, logmel = (open_features(features, kind, subset) for kind in ("fmllr", "logmel"))
@@ -62,24 +62,24 @@ def test_the_fusion_is_fmllr_then_ivector_then_log_mel_in_260_columns(features: 
             np.testing.assert_array_equal(reader.frames(utterance), np.delete(x_TV, slice(40, 140), axis=1))
 
 
-def test_parts_join_in_the_order_they_are_named_and_a_kind_alone_is_itself(features: Path) -> None:
+def test_streams_are_in_the_order_of_the_kind(features: Path) -> None:
     utterance = InputReader(features, "logmel", "dev").utterances[0]
-    whole = InputReader(features, FUSION, "dev")[utterance]
+    fused = InputReader(features, FUSION, "dev")[utterance]
     for kind, order in (
         ("logmel+ivector", np.r_[140:260, 40:140]), ("ivector+logmel", np.r_[40:260]), ("logmel", np.r_[140:260]),
         ("fmllr+logmel", np.r_[:40, 140:260]), ("fmllr", np.r_[:40]),
     ):  # fmt: skip
-        np.testing.assert_array_equal(InputReader(features, kind, "dev")[utterance], whole[:, order])
+        np.testing.assert_array_equal(InputReader(features, kind, "dev")[utterance], fused[:, order])
     assert columns({"a": 2, "b": 3}) == {"a": slice(0, 2), "b": slice(2, 5)}
 
 
 @pytest.mark.parametrize("kind", ["ivector", "logmel+logmel", "logmel+", "", "ivector+ivector"])
-def test_kinds_that_make_no_input(features: Path, kind: str) -> None:
+def test_invalid_kinds_are_rejected(features: Path, kind: str) -> None:
     with pytest.raises(InputError, match="joined by"):
         InputReader(features, kind, "dev")
 
 
-def test_what_is_missing_is_named(features: Path, tmp_path: Path) -> None:
+def test_missing_entries_are_named(features: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(features, tmp_path / "features")
     scp = copy / "ivector" / "train_ivectors.scp"
     write_lines(scp, [line for line in scp.read_text().splitlines() if not line.startswith("trainspk1-")])
@@ -95,17 +95,17 @@ def test_what_is_missing_is_named(features: Path, tmp_path: Path) -> None:
         InputReader(copy, FUSION, "test")
 
 
-def test_streams_of_different_utterances_or_lengths_are_refused(features: Path, tmp_path: Path) -> None:
+def test_streams_of_different_utterances_or_lengths_are_rejected(features: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(features, tmp_path / "features")
     for name in ("test.scp", "test_utt2spk"):
         path = copy / "logmel" / name
         write_lines(path, path.read_text().splitlines()[1:])
     with pytest.raises(InputError, match="utterance testspk0-test0-0 of test has only one of fmllr and logmel"):
         InputReader(copy, FUSION, "test")
-    place = (copy / "logmel" / "dev.scp").read_text().splitlines()
+    locations = (copy / "logmel" / "dev.scp").read_text().splitlines()
     short = np.zeros((50, 40), dtype=np.float32)
-    write_archive(copy / "logmel", "short", {place[0].split()[0]: short}, final=copy / "logmel")
-    write_lines(copy / "logmel" / "dev.scp", [(copy / "logmel" / "short.scp").read_text().strip(), *place[1:]])
+    write_archive(copy / "logmel", "short", {locations[0].split()[0]: short}, final=copy / "logmel")
+    write_lines(copy / "logmel" / "dev.scp", [(copy / "logmel" / "short.scp").read_text().strip(), *locations[1:]])
     reader = InputReader(copy, FUSION, "dev")
     with pytest.raises(InputError, match=r"devspk0-dev0-0: numbers of frames differ, .*'logmel': 50"):
         reader["devspk0-dev0-0"]

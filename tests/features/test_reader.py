@@ -23,26 +23,26 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = write_corpus(root / "data")
     extract_features(data, root / "made" / "mfcc", kind="mfcc", sampling_rate=RATE, num_bins=23, num_ceps=13)
     extract_features(data, root / "made" / "logmel", kind="logmel", sampling_rate=RATE, num_bins=40)
-    return (root / "made").rename(root / "moved")  # the reader must find its archives all the same
+    return (root / "made").rename(root / "moved")  # the reader must still find its archives
 
 
 @pytest.mark.parametrize(("kind", "dim"), KINDS)
-def test_a_reader_normalises_speakers_and_adds_deltas(features: Path, kind: str, dim: int) -> None:
+def test_reader_normalises_speakers_and_adds_deltas(features: Path, kind: str, dim: int) -> None:
     reader = FeatureReader(features, kind, "train")
     assert reader.dim == dim and len(reader) == 6 and reader.utterances == sorted(reader.utterances)
     for speaker in ("trainspk0", "trainspk1"):
-        own = np.concatenate([reader[name] for name in reader.utterances if reader.speaker(name) == speaker])
-        assert own.dtype == np.float32 and own.shape == (3 * 88, dim)
-        static = own[:, : dim // 3]
+        x_TF = np.concatenate([reader[name] for name in reader.utterances if reader.speaker(name) == speaker])
+        assert x_TF.dtype == np.float32 and x_TF.shape == (3 * 88, dim)
+        static = x_TF[:, : dim // 3]
         np.testing.assert_allclose(static.mean(axis=0), 0.0, atol=1e-4)
         deviation = static.std(axis=0)
         assert np.allclose(deviation, 1.0, atol=1e-3) == (kind == "logmel")
 
 
-def test_variance_can_be_chosen(features: Path) -> None:
+def test_variance_normalisation_can_be_chosen(features: Path) -> None:
     reader = FeatureReader(features, "mfcc", "dev", variance=True)
-    own = np.concatenate([reader[name] for name in reader.utterances if reader.speaker(name) == "devspk0"])
-    np.testing.assert_allclose(own[:, :13].std(axis=0), 1.0, atol=1e-3)
+    x_TF = np.concatenate([reader[name] for name in reader.utterances if reader.speaker(name) == "devspk0"])
+    np.testing.assert_allclose(x_TF[:, :13].std(axis=0), 1.0, atol=1e-3)
 
 
 def frames(item: tuple[FeatureReader, str]) -> float:
@@ -50,7 +50,7 @@ def frames(item: tuple[FeatureReader, str]) -> float:
     return float(reader[utterance].sum())
 
 
-def test_a_reader_works_in_other_processes(features: Path) -> None:
+def test_reader_works_in_worker_processes(features: Path) -> None:
     reader = FeatureReader(features, "logmel", "test")
     expected = [float(reader[name].sum()) for name in reader.utterances]
     assert parallel_map(frames, [(reader, name) for name in reader.utterances], 2, "read") == expected
@@ -63,7 +63,7 @@ def test_an_unknown_utterance_is_an_input_error(features: Path) -> None:
 
 @pytest.mark.parametrize("name", ["dev.scp", "dev_cmvn.scp", "dev_utt2spk", "dev_cmvn.ark", "options.json"])
 @pytest.mark.parametrize("contents", [None, b"", b"\xff\n", b"one\n"])
-def test_missing_or_broken_files_are_input_errors(
+def test_missing_or_damaged_files_are_input_errors(
     features: Path, tmp_path: Path, name: str, contents: bytes | None
 ) -> None:
     shutil.copytree(features, tmp_path / "features")
@@ -79,21 +79,21 @@ def test_fuzzed_archives_give_a_matrix_or_an_input_error(features: Path, tmp_pat
     shutil.copytree(features, tmp_path / "features")
     path = tmp_path / "features" / "mfcc" / "dev.1.ark"
     reader = FeatureReader(tmp_path / "features", "mfcc", "dev")
-    whole, refused = path.read_bytes(), 0
-    dice = random.Random(0)
+    content, rejected = path.read_bytes(), 0
+    rng = random.Random(0)
     for _ in range(150):
-        damaged = bytearray(whole[: dice.randrange(len(whole))] if dice.random() < 0.3 else whole)
-        for _ in range(dice.randrange(8)):
-            damaged[dice.randrange(60) % max(1, len(damaged))] = dice.randrange(256)
+        damaged = bytearray(content[: rng.randrange(len(content))] if rng.random() < 0.3 else content)
+        for _ in range(rng.randrange(8)):
+            damaged[rng.randrange(60) % max(1, len(damaged))] = rng.randrange(256)
         path.write_bytes(damaged)
         try:
             assert reader[reader.utterances[0]].shape[1] == 39
         except InputError as error:
             assert "dev.1.ark" in str(error)
-            refused += 1
-    assert refused > 20
+            rejected += 1
+    assert rejected > 20
 
 
-def test_kaldi_tools_see_plain_static_features(features: Path) -> None:
-    place = (features / "logmel" / "dev.scp").read_text().split()[1].replace("made", "moved")
-    assert kaldiio.load_mat(place).shape == (88, 40)
+def test_archives_hold_static_features(features: Path) -> None:
+    location = (features / "logmel" / "dev.scp").read_text().split()[1].replace("made", "moved")
+    assert kaldiio.load_mat(location).shape == (88, 40)

@@ -1,4 +1,4 @@
-"""Log-mel and MFCC against two references: torchaudio.compliance.kaldi, and the definitions written out in float64."""
+"""Log-mel and MFCC compared with torchaudio.compliance.kaldi, and with the definitions in float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = [(40, None), (23, 13), (80, None), (40, 40)]
 
 
 def speech(num_samples: int, rate: int, seed: int, level: float = 3000.0) -> np.ndarray:
-    """A few gliding harmonics with slow swells over weak noise, rounded to 16-bit integers."""
+    """Synthesises gliding harmonics with slow amplitude modulation over weak noise, rounded to 16-bit integers."""
     random = np.random.default_rng(seed)
     time = np.arange(num_samples) / rate
     pitch = random.uniform(90, 250) * (1 + 0.1 * np.sin(2 * np.pi * time))
@@ -46,7 +46,7 @@ def by_torchaudio(
 
 
 def by_definition(samples: np.ndarray, rate: int, num_bins: int, num_ceps: int | None) -> np.ndarray:
-    """Frame by frame and bin by bin, as the HTK book and Kaldi's feature-window.cc, mel-computations.cc define it."""
+    """Computes features bin by bin as the HTK book and Kaldi's feature-window.cc, mel-computations.cc define them."""
     width, shift = rate // 40, rate // 100
     fft_size = 2 ** math.ceil(math.log2(width))
     rows = []
@@ -71,10 +71,10 @@ def mel_energy(power: np.ndarray, rate: int, fft_size: int, num_bins: int, index
     left, centre, right = (mel(20.0) + (index + offset) * step for offset in range(3))
     total = 0.0
     for k in range(fft_size // 2):
-        place = mel(k * rate / fft_size)
-        if left < place < right:
+        position = mel(k * rate / fft_size)
+        if left < position < right:
             total += power[k] * (
-                (place - left) / (centre - left) if place <= centre else (right - place) / (right - centre)
+                (position - left) / (centre - left) if position <= centre else (right - position) / (right - centre)
             )
     return total
 
@@ -126,13 +126,13 @@ def test_equals_torchaudio_for_any_length_rate_level_and_band(
         np.testing.assert_allclose(ours, by_torchaudio(samples, rate, *kind, *band), rtol=0, atol=TOLERANCE)
 
 
-def test_silence_is_the_floor() -> None:
+def test_constant_samples_give_the_energy_floor() -> None:
     extractor = SpectralExtractor(SpectralOptions(8000, 40))
     np.testing.assert_allclose(extractor(np.full(8000, 1234.0, np.float32)), math.log(2.0**-23), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("num_samples", "frames"), [(0, 0), (199, 0), (200, 1), (279, 1), (280, 2), (8000, 98)])
-def test_only_whole_frames_count(num_samples: int, frames: int) -> None:
+def test_only_whole_frames_are_used(num_samples: int, frames: int) -> None:
     extractor = SpectralExtractor(SpectralOptions(8000, 40))
     assert extractor.num_frames(num_samples) == frames
     assert extractor(np.ones(num_samples, np.float32)).shape == (frames, 40)
@@ -149,6 +149,6 @@ def test_only_whole_frames_count(num_samples: int, frames: int) -> None:
         {"num_bins": 200},
     ],
 )
-def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="features: "):
         SpectralExtractor(SpectralOptions(8000, **options))

@@ -1,4 +1,4 @@
-"""Low frame rate from features on disk to examples and scores."""
+"""Low frame rate, from features on disk to egs, scores, decoding and transcription."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.manifest_corpus import RATE
 KIND = "lfbe64_lfr"
 
 
-def test_stacks_and_the_labels_of_their_middles() -> None:
+def test_stacks_and_middle_labels() -> None:
     x_TF = np.arange(14.0).reshape(7, 2)
     assert stack_frames(x_TF, 3).tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 13, 12, 13, 12, 13]]
     assert stack_frames(x_TF, 3, phase=1).tolist() == [[2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 12, 13]]
@@ -47,7 +47,7 @@ def test_stacks_and_the_labels_of_their_middles() -> None:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus with mixtures, a graph, features of this kind, and alignments that follow them."""
+    """A corpus with mixtures, a graph, lfbe64 features, and alignments of the same lengths."""
     root = tmp_path_factory.mktemp("corpus")
     write_system(root)
     out = root / "features/lfbe64"
@@ -66,7 +66,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("random_phase", [False, True])
-def test_examples_are_stacked_features_and_their_middle_pdfs(root: Path, tmp_path: Path, random_phase: bool) -> None:
+def test_egs_are_stacked_features_and_middle_pdfs(root: Path, tmp_path: Path, random_phase: bool) -> None:
     make_egs(root / "features", KIND, root / "align", tmp_path, dtype="float32", random_phase=random_phase)
     states = StateTable.load(root / "align/states.npz")
     seen: dict[str, set[int]] = {"train": set(), "dev": set()}
@@ -95,19 +95,19 @@ def write_model(root: Path) -> Path:
     return root / "best.pt"
 
 
-def test_scores_of_a_stack_are_those_of_its_frames(root: Path) -> None:
+def test_scores_of_a_stack_are_repeated_for_its_frames(root: Path) -> None:
     path, window = write_model(root), Window(7, 5)
     scorer = NeuralSource(path, root / "features", "dev", window).load()
     model, reader = load_acoustic_model(path)[0], InputReader(root / "features", KIND, "dev")
     utterance = reader.utterances[0]
     scores_TP, x_TF = scorer.log_likelihoods(utterance), FeatureReader(root / "features", "lfbe64", "dev")[utterance]
-    assert len(scores_TP) == len(x_TF) and len(x_TF) % 3, "the last stack is not a whole one"
+    assert len(scores_TP) == len(x_TF) and len(x_TF) % 3, "the last stack is incomplete"
     posteriors_KP = log_posteriors(model, stack_frames(x_TF, 3), window)
     for t in range(len(x_TF)):
         np.testing.assert_allclose(scores_TP[t], posteriors_KP[t // 3] - scorer.log_priors_P, rtol=1e-6)
 
 
-def test_it_is_decoded_and_transcribes_recordings(
+def test_stacked_features_are_decoded_and_transcribed(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders = (root / name for name in ("align", "features", "lang", "graph"))
@@ -118,6 +118,6 @@ def test_it_is_decoded_and_transcribes_recordings(
     assert capsys.readouterr().out.startswith(f"{recording}:")
 
 
-def test_it_stands_alone(root: Path) -> None:
+def test_stacked_features_cannot_be_joined(root: Path) -> None:
     with pytest.raises(InputError, match="lfbe64_lfr cannot be joined"):
         InputReader(root / "features", f"{KIND}+logmel", "dev")

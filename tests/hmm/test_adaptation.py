@@ -1,4 +1,4 @@
-"""Transforms of the speakers of a set: who gets which, the same for any number of workers, stored as applied."""
+"""fMLLR of the speakers of a set: the choice of the transform, independence of workers, storage."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from asr_am.errors import InputError
 from asr_am.features.adapted import MATRIX, Projection, apply, open_features, read_transforms, write_transforms
 from asr_am.hmm.adaptation import FmllrOptions, adapt_speakers, aligned_groups
 from asr_am.hmm.frames import FrameStore
-from tests.hmm.test_fmllr import D, model, spoken, transforms
+from tests.hmm.test_fmllr import D, model, random_transforms, sample_frames
 from tests.support.synthetic_speech import make_lang, speak, store, write_features
 
-FRAMES = {"long": 1500, "middle": 200, "brief": 20}  # brief: 0.2 s
+FRAMES = {"long": 1500, "middle": 200, "brief": 20}  # by speaker
 
 
-def talk(folder: Path) -> tuple[FrameStore, list[str], np.ndarray]:
-    """Two utterances of each speaker, with the speakers and the pdfs; the speakers' orders interleave."""
+def write_two_utterances_per_speaker(folder: Path) -> tuple[FrameStore, list[str], np.ndarray]:
+    """Returns a store with two utterances per speaker, the speaker of each utterance, and the pdfs.
+
+    Utterances of different speakers interleave.
+    """
     frames, speakers, pdfs = {}, {}, {}
-    for seed, ((speaker, length), transform) in enumerate(zip(FRAMES.items(), transforms(3), strict=True)):
-        x_ND, pdf_N = spoken(model(), transform, length, seed)
+    for seed, ((speaker, length), transform) in enumerate(zip(FRAMES.items(), random_transforms(3), strict=True)):
+        x_ND, pdf_N = sample_frames(model(), transform, length, seed)
         for half, rows in enumerate((slice(0, length // 2), slice(length // 2, length))):
             name = f"utt{half}-{speaker}"
             frames[name], pdfs[name], speakers[name] = x_ND[rows], pdf_N[rows], speaker
@@ -31,62 +34,62 @@ def talk(folder: Path) -> tuple[FrameStore, list[str], np.ndarray]:
     return base, [speakers[u] for u in base.utterances], np.concatenate([pdfs[u] for u in base.utterances])
 
 
-def test_little_speech_is_only_shifted_or_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    base, speakers_U, pdf_N = talk(tmp_path)
+def test_little_speech_gets_an_offset_or_no_transform(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    base, speakers_U, pdf_N = write_two_utterances_per_speaker(tmp_path)
     groups = list(aligned_groups(base, base, speakers_U, pdf_N))
     with caplog.at_level(logging.INFO):
         found = adapt_speakers(groups, model(), FmllrOptions(), 1, "set")
     np.testing.assert_array_equal(found["brief"], np.eye(D, D + 1))
     np.testing.assert_array_equal(found["middle"][:, :-1], np.eye(D))
     assert np.abs(found["middle"][:, -1]).max() > 0.1
-    np.testing.assert_allclose(found["long"], transforms(3)[0], atol=0.15)
+    np.testing.assert_allclose(found["long"], random_transforms(3)[0], atol=0.15)
     assert "brief (20)" in caplog.text and "middle (200)" in caplog.text and "long" not in caplog.text
 
 
-def test_a_speaker_of_whom_little_is_known_is_taken_for_an_average_one(tmp_path: Path) -> None:
-    base, speakers_U, pdf_N = talk(tmp_path)
+def test_speakers_with_little_speech_keep_the_start_transform(tmp_path: Path) -> None:
+    base, speakers_U, pdf_N = write_two_utterances_per_speaker(tmp_path)
     groups = list(aligned_groups(base, base, speakers_U, pdf_N))
-    average = transforms(5)[4]
+    average = random_transforms(5)[4]
     found = adapt_speakers(groups, model(), FmllrOptions(), 1, "set", start=average)
     np.testing.assert_allclose(found["brief"], average, atol=1e-6)
     np.testing.assert_allclose(found["middle"][:, :-1], average[:, :-1], atol=1e-6)
     assert np.abs(found["middle"][:, -1] - average[:, -1]).max() > 0.1
 
 
-def test_workers_and_blocks_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base, speakers_U, pdf_N = talk(tmp_path)
+def test_result_does_not_depend_on_workers_or_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, speakers_U, pdf_N = write_two_utterances_per_speaker(tmp_path)
     monkeypatch.setattr("asr_am.hmm.adaptation.GROUP_SIZE", 1)
     groups = list(aligned_groups(base, base, speakers_U, pdf_N))
-    alone, together = (adapt_speakers(groups, model(), FmllrOptions(), jobs, "set") for jobs in (1, 2))
+    one_job, two_jobs = (adapt_speakers(groups, model(), FmllrOptions(), jobs, "set") for jobs in (1, 2))
     monkeypatch.setattr("asr_am.hmm.adaptation.BLOCK", 100)
-    pieces = adapt_speakers(groups, model(), FmllrOptions(), 1, "set")
+    small_blocks = adapt_speakers(groups, model(), FmllrOptions(), 1, "set")
     for speaker in FRAMES:
-        np.testing.assert_allclose(alone[speaker], together[speaker], atol=1e-5)  # not all have as many threads
-        np.testing.assert_allclose(alone[speaker], pieces[speaker], atol=1e-4)
+        np.testing.assert_allclose(one_job[speaker], two_jobs[speaker], atol=1e-5)  # thread counts differ
+        np.testing.assert_allclose(one_job[speaker], small_blocks[speaker], atol=1e-4)
 
 
-def test_frames_without_a_pdf_do_not_count(tmp_path: Path) -> None:
-    base, speakers_U, pdf_N = talk(tmp_path)
+def test_frames_without_a_pdf_are_ignored(tmp_path: Path) -> None:
+    base, speakers_U, pdf_N = write_two_utterances_per_speaker(tmp_path)
     groups = list(aligned_groups(base, base, speakers_U, np.full_like(pdf_N, -1)))
     found = adapt_speakers(groups, model(), FmllrOptions(), 1, "set")
     assert all((transform == np.eye(D, D + 1)).all() for transform in found.values())
 
 
-def test_frames_that_are_all_alike_do_no_harm(tmp_path: Path) -> None:
+def test_constant_frames_give_a_finite_transform(tmp_path: Path) -> None:
     base = store(tmp_path / "frames", {"u": np.ones((2000, D), dtype=np.float32)})
     groups = list(aligned_groups(base, base, ["still"], np.zeros(2000, dtype=int)))
     found = adapt_speakers(groups, model(), FmllrOptions(), 1, "set")
     assert np.isfinite(found["still"]).all()
 
 
-def test_impossible_options_are_refused() -> None:
+def test_invalid_options_are_rejected() -> None:
     with pytest.raises(InputError, match="min_shift_frames"):
         FmllrOptions(min_shift_frames=600)
 
 
 @pytest.fixture
 def features(tmp_path: Path) -> Path:
-    """MFCCs of two speakers, spk0 and spk1, with a matrix and a transform for each in features/fmllr."""
+    """MFCCs of the speakers spk0 and spk1, with a projection and their transforms in features/fmllr."""
     root = tmp_path / "features"
     write_features(root, speak(make_lang(tmp_path), 4, dim=13), "dev")
     rng = np.random.default_rng(0)
@@ -98,7 +101,7 @@ def features(tmp_path: Path) -> Path:
     return root
 
 
-def test_what_is_applied_is_what_kaldiio_reads(features: Path) -> None:
+def test_reader_applies_the_stored_transforms(features: Path) -> None:
     reader = open_features(features, "fmllr", "dev")
     projection = Projection.load(features / "fmllr" / MATRIX, 13)
     stored = kaldiio.load_scp(str(features / "fmllr" / "dev_trans.scp"))
@@ -110,9 +113,9 @@ def test_what_is_applied_is_what_kaldiio_reads(features: Path) -> None:
 
 
 def test_a_missing_transform_names_the_speaker(features: Path) -> None:
-    kept = read_transforms(features / "fmllr", "dev")
-    del kept["spk1"]
-    write_transforms(features / "fmllr", "dev", kept, final=features / "fmllr")
+    remaining = read_transforms(features / "fmllr", "dev")
+    del remaining["spk1"]
+    write_transforms(features / "fmllr", "dev", remaining, final=features / "fmllr")
     with pytest.raises(InputError, match="speaker spk1; run stage 4"):
         open_features(features, "fmllr", "dev")
 

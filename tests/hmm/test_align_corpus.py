@@ -1,4 +1,4 @@
-"""Training from features on disk: it finds the states that spoke, and goes on where it was killed."""
+"""Stage align on synthetic speech: it finds the true states, and resumes after being killed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(root: Path, out: Path, mono: MonoOptions = MONO, tri: TriOptions = TRI) 
 
 
 def phones_in(folder: Path, subset: str) -> dict[str, np.ndarray]:
-    """Phone and state [T, 2] of every frame."""
+    """Returns phone and state of every frame, [T, 2], by utterance."""
     states = StateTable.load(folder / "states.npz")
     alignments = kaldiio.load_scp(str(folder / "ali" / f"{subset}.scp"))
     return {name: states.labels_L3[labels_T - 1, :2] for name, labels_T in alignments.items()}
@@ -60,7 +60,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, S
     return root, sets
 
 
-def test_from_a_flat_start_to_the_truth(trained: tuple[Path, dict[str, Spoken]]) -> None:
+def test_systems_find_the_true_states(trained: tuple[Path, dict[str, Spoken]]) -> None:
     root, sets = trained
     assert sorted(path.name for path in (root / "align").iterdir()) == ["mono", "tri"]
     for system in ("mono", "tri"):
@@ -75,7 +75,7 @@ def test_from_a_flat_start_to_the_truth(trained: tuple[Path, dict[str, Spoken]])
             assert right_N2.all(axis=1).mean() > 0.8, "states"
 
 
-def test_monophones_of_the_shortest_utterances(trained: tuple[Path, dict[str, Spoken]]) -> None:
+def test_monophone_training_on_the_shortest_utterances(trained: tuple[Path, dict[str, Spoken]]) -> None:
     root, sets = trained
     lengths = sorted(map(len, sets["train"].labels.values()))
     run(root, root / "short", replace(MONO, frames=sum(lengths[:19]) + 1))
@@ -88,7 +88,7 @@ def test_monophones_of_the_shortest_utterances(trained: tuple[Path, dict[str, Sp
     assert not np.array_equal(*gmms)
 
 
-def test_the_shortest_utterances(tmp_path: Path) -> None:
+def test_selecting_the_shortest_utterances(tmp_path: Path) -> None:
     ctx, _ = training_context(tmp_path)
     length_U = np.diff(ctx.train.offsets_U1)
     names = np.array(ctx.train.utterances)
@@ -106,7 +106,7 @@ def test_the_shortest_utterances(tmp_path: Path) -> None:
             replace(MONO, frames=unusable)
 
 
-def test_a_killed_run_goes_on_and_ends_the_same(
+def test_a_killed_run_resumes_to_the_same_result(
     trained: tuple[Path, dict[str, Spoken]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, _ = trained
@@ -131,7 +131,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(
         assert (out / name).read_bytes() == (root / "align" / name).read_bytes(), name
 
 
-def test_features_without_a_transcript_are_refused(tmp_path: Path) -> None:
+def test_features_without_a_transcript_are_rejected(tmp_path: Path) -> None:
     write_corpus(tmp_path)
     path = tmp_path / "data" / "dev" / "supervisions.jsonl.gz"
     lines = gzip.decompress(path.read_bytes()).decode().splitlines()
@@ -140,7 +140,7 @@ def test_features_without_a_transcript_are_refused(tmp_path: Path) -> None:
         run(tmp_path, tmp_path / "align")
 
 
-def test_impossible_options_are_refused() -> None:
+def test_invalid_options_are_rejected() -> None:
     with pytest.raises(InputError, match="iterations"):
         MonoOptions(iterations=0)
     with pytest.raises(InputError, match="phone_states"):
@@ -153,9 +153,7 @@ def test_impossible_options_are_refused() -> None:
             build(kind, wrong, "align.x")
 
 
-def test_systems_that_do_not_belong_together_are_refused(
-    trained: tuple[Path, dict[str, Spoken]], tmp_path: Path
-) -> None:
+def test_inconsistent_systems_are_rejected(trained: tuple[Path, dict[str, Spoken]], tmp_path: Path) -> None:
     root, _ = trained
     for name in ("tree.json", "states.npz", "gmm.npz"):
         source = root / "align" / ("mono" if name == "gmm.npz" else "tri") / name
@@ -166,9 +164,9 @@ def test_systems_that_do_not_belong_together_are_refused(
 
 def test_damaged_states_and_frames_are_input_errors(trained: tuple[Path, dict[str, Spoken]], tmp_path: Path) -> None:
     root, _ = trained
-    whole = (root / "align" / "tri" / "states.npz").read_bytes()
-    for cut in range(0, len(whole), len(whole) // 40):
-        (tmp_path / "states.npz").write_bytes(whole[:cut])
+    content = (root / "align" / "tri" / "states.npz").read_bytes()
+    for cut in range(0, len(content), len(content) // 40):
+        (tmp_path / "states.npz").write_bytes(content[:cut])
         with pytest.raises(InputError, match=r"states\.npz"):
             StateTable.load(tmp_path / "states.npz")
     store = FrameStore.write(tmp_path / "frames", ["a"], lambda _: np.zeros((9, 2), np.float32), "frames")
@@ -181,7 +179,7 @@ def test_damaged_states_and_frames_are_input_errors(trained: tuple[Path, dict[st
         FrameStore.write(tmp_path / "frames", ["a"], lambda _: np.full((9, 2), np.nan, np.float32), "frames")
 
 
-def test_where_most_of_the_speech_is_not_that_of_the_transcripts_training_ends() -> None:
+def test_training_stops_if_most_utterances_have_no_alignment() -> None:
     names = [f"utterance-{number}" for number in range(60)]
     require_aligned("tri", names[:50], 100)
     with pytest.raises(

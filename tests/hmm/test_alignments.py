@@ -1,4 +1,4 @@
-"""Runs of an alignment, the probabilities counted from them, and the sums for the tree."""
+"""Runs of an alignment, and the transition probabilities and tree statistics accumulated from them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def table() -> StateTable:
 
 
 def labelled(states: StateTable, text: str) -> np.ndarray:
-    """ "1a 1a 1b" -> labels; "-": no alignment."""
+    """Converts text such as "1a 1a 1b -" to labels: phone and state of each frame, "-" for no alignment."""
     pairs = [(0, 0) if token == "-" else (int(token[0]), "ab".index(token[1])) for token in text.split()]
     labels = [states.label(phone, state, 2 * (phone - 1) + state) if phone else 0 for phone, state in pairs]
     return np.array(labels, dtype=np.int32)
 
 
-def test_windows_end_at_the_edges_and_repeated_phones_are_two() -> None:
+def test_windows_end_at_edges_and_repeated_phones_are_separate() -> None:
     states = table()
     labels_N = labelled(states, "1a 1b 1b 2a 2b  2a 2b 2b  - - -  3a 3a 3b")
     runs = runs_of(labels_N, np.array([0, 5, 8, 11, 14]), states)
@@ -41,10 +41,10 @@ def test_windows_end_at_the_edges_and_repeated_phones_are_two() -> None:
     assert twice.windows_R3.tolist() == [[0, 2, 2], [0, 2, 2], [2, 2, 0], [2, 2, 0]]
 
 
-def test_transition_counts() -> None:
+def test_transition_probabilities_are_recovered() -> None:
     states = table()
     rng = np.random.default_rng(0)
-    stay = {1: 0.6, 2: 0.9}  # of both states of silence and of phone 2; phone 3 is never seen
+    stay = {1: 0.6, 2: 0.9}  # for both states of silence and phone 2. Phone 3 does not occur.
     pieces = []
     for _ in range(3000):
         for phone, state in ((1, "a"), (1, "b"), (2, "a"), (2, "b")):
@@ -76,7 +76,7 @@ def test_tree_statistics_are_sums_over_the_frames(tmp_path: Path, monkeypatch) -
         for row, (window, state) in enumerate(zip(stats.windows_M3.tolist(), stats.state_M, strict=True))
     }
     assert len(rows) == 6 and stats.sums_MF[:, 0].sum() == 15
-    own = x_ND[[4, 13, 14]]  # second states of phone 2, both times between silences
-    np.testing.assert_allclose(stats.sums_MF[rows[1, 2, 1, 1]], [3, *own.sum(axis=0), *(own**2).sum(axis=0)], rtol=1e-6)
-    own = x_ND[[5, 15]]  # first states of the silences at the end
-    np.testing.assert_allclose(stats.sums_MF[rows[2, 1, 0, 0]], [2, *own.sum(axis=0), *(own**2).sum(axis=0)], rtol=1e-6)
+    x = x_ND[[4, 13, 14]]  # second state of phone 2 between silences
+    np.testing.assert_allclose(stats.sums_MF[rows[1, 2, 1, 1]], [3, *x.sum(axis=0), *(x**2).sum(axis=0)], rtol=1e-6)
+    x = x_ND[[5, 15]]  # first state of final silences
+    np.testing.assert_allclose(stats.sums_MF[rows[2, 1, 0, 0]], [2, *x.sum(axis=0), *(x**2).sum(axis=0)], rtol=1e-6)

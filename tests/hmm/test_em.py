@@ -1,4 +1,4 @@
-"""EM on synthetic mixtures: the likelihood rises, the truth is found, splitting follows the rules."""
+"""EM on synthetic mixtures."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ TRUE_MEANS = np.array([[-4.0, 0.0], [4.0, 1.0], [0.0, 5.0]])
 FREE = UpdateOptions(min_occupancy=0.0, variance_floor=1e-4)
 
 
-def drawn(frames: int = 6000) -> tuple[np.ndarray, np.ndarray]:
-    """pdf 0: the three Gaussians of TRUE_MEANS; pdf 1: one Gaussian at (10, -10); some frames of no pdf."""
+def sample_frames(frames: int = 6000) -> tuple[np.ndarray, np.ndarray]:
+    """Samples frames of pdf 0 (the Gaussians of TRUE_MEANS), pdf 1 (one Gaussian at (10, -10)) and no pdf (-1)."""
     rng = np.random.default_rng(0)
     pdf_N = rng.choice([-1, 0, 1], frames, p=[0.05, 0.75, 0.2])
     means_ND = np.where((pdf_N == 1)[:, None], [10.0, -10.0], TRUE_MEANS[rng.integers(0, 3, frames)])
     return (means_ND + rng.normal(size=(frames, 2))).astype(np.float32), pdf_N
 
 
-def test_the_likelihood_rises_and_the_means_are_recovered(tmp_path: Path) -> None:
-    x_ND, pdf_N = drawn()
+def test_likelihood_rises_and_means_are_recovered(tmp_path: Path) -> None:
+    x_ND, pdf_N = sample_frames()
     frames = store(tmp_path / "frames", {"a": x_ND})
     gmms = single_gaussians(np.zeros((2, 2)), np.ones((2, 2)))
     var_D = x_ND.var(axis=0)
@@ -48,7 +48,7 @@ def test_the_likelihood_rises_and_the_means_are_recovered(tmp_path: Path) -> Non
     np.testing.assert_allclose(gmms.weights_G, [1 / 3, 1 / 3, 1 / 3, 1], atol=0.05)
 
 
-def test_statistics_are_those_of_a_plain_loop_however_many_workers(tmp_path: Path) -> None:
+def test_statistics_equal_a_plain_loop_for_any_number_of_workers(tmp_path: Path) -> None:
     gmms = random_gmms()
     rng = np.random.default_rng(2)
     x_ND = rng.normal(0, 2, (300, gmms.dim)).astype(np.float32)
@@ -73,7 +73,7 @@ def test_statistics_are_those_of_a_plain_loop_however_many_workers(tmp_path: Pat
     np.testing.assert_array_equal(one.sums_G2D, two.sums_G2D)
 
 
-def test_starved_gaussians_go_but_no_pdf_loses_its_last_one() -> None:
+def test_rare_gaussians_are_removed_but_every_pdf_keeps_one() -> None:
     gmms = random_gmms()  # pdfs of 3, 1, 7 and 2 Gaussians
     occ_G = np.array([50, 2, 30, 4, *[0.0] * 7, 20, 9.0])
     sums = np.concatenate([occ_G[:, None] * np.ones(6), occ_G[:, None] * np.full(6, 3.0)], axis=1)
@@ -82,7 +82,7 @@ def test_starved_gaussians_go_but_no_pdf_loses_its_last_one() -> None:
     np.testing.assert_allclose(updated.weights_G[:2], [50 / 80, 30 / 80], rtol=1e-5)
     np.testing.assert_allclose(updated.means_GD[[0, 1, 2, 4]], 1.0)
     np.testing.assert_allclose(updated.vars_GD[[0, 1, 2, 4]], 2.0, rtol=1e-5)
-    assert any((updated.means_GD[3] == gmms.means_GD[row]).all() for row in range(4, 11)), "unseen: as it was"
+    assert any((updated.means_GD[3] == gmms.means_GD[row]).all() for row in range(4, 11)), "unchanged without frames"
 
 
 def test_variances_are_floored() -> None:
@@ -92,7 +92,7 @@ def test_variances_are_floored() -> None:
     np.testing.assert_allclose(updated.vars_GD, [[0.04, 1.0]], rtol=1e-6)
 
 
-def test_splitting_shares_by_occupancy_and_keeps_the_density() -> None:
+def test_splitting_follows_occupancy_and_keeps_the_density() -> None:
     gmms = single_gaussians(np.zeros((4, 3)), np.ones((4, 3)))
     occ_P = np.array([160_000, 10_000, 10_000, 30])
     more = mix_up(gmms, occ_P, 36, np.random.default_rng(0))
@@ -104,10 +104,10 @@ def test_splitting_shares_by_occupancy_and_keeps_the_density() -> None:
     x_TD = torch.randn(20, 3)
     torch.testing.assert_close(more.log_likelihoods(x_TD), gmms.log_likelihoods(x_TD), atol=0.2, rtol=0)
     again = mix_up(more, occ_P, 10, np.random.default_rng(0))
-    assert np.diff(again.offsets_P1).tolist() == sizes.tolist(), "splitting never takes away"
+    assert np.diff(again.offsets_P1).tolist() == sizes.tolist(), "splitting removes no Gaussian"
 
 
-def test_unseen_pdfs_survive(tmp_path: Path) -> None:
+def test_pdfs_without_frames_are_kept(tmp_path: Path) -> None:
     gmms = random_gmms()
     frames = store(tmp_path / "frames", {"a": np.zeros((40, gmms.dim), np.float32)})
     acc = accumulate(gmms, frames, np.full(40, 1), 1, "EM")

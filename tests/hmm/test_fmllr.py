@@ -1,4 +1,4 @@
-"""fMLLR with known answers: the transform that was applied is found, and likelihood rises with every sweep."""
+"""fMLLR on features with a known transform: it is recovered, and the likelihood rises with every sweep."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def model() -> DiagGmms:
     return single_gaussians(rng.normal(0, 3, (PDFS, D)), rng.uniform(0.5, 2, (PDFS, D)))
 
 
-def spoken(gmms: DiagGmms, transform_DE: np.ndarray, frames: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Frames that `transform_DE` maps to draws from the model, and their pdfs."""
+def sample_frames(gmms: DiagGmms, transform_DE: np.ndarray, frames: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns frames that `transform_DE` maps to samples of the model, and their pdfs."""
     rng = np.random.default_rng(seed)
     pdf_N = rng.integers(0, PDFS, frames)
     y_ND = gmms.means_GD[pdf_N] + np.sqrt(gmms.vars_GD[pdf_N]) * rng.normal(size=(frames, D))
@@ -30,7 +30,7 @@ def spoken(gmms: DiagGmms, transform_DE: np.ndarray, frames: int, seed: int) -> 
     return x_ND.astype(np.float32), pdf_N
 
 
-def transforms(count: int) -> np.ndarray:
+def random_transforms(count: int) -> np.ndarray:
     rng = np.random.default_rng(7)
     return np.concatenate([np.eye(D) + 0.2 * rng.normal(size=(count, D, D)), rng.normal(size=(count, D, 1))], axis=2)
 
@@ -51,9 +51,9 @@ def mean_log_likelihood(gmms: DiagGmms, x_ND: np.ndarray, pdf_N: np.ndarray, tra
     return ll_NP[np.arange(len(pdf_N)), pdf_N].mean() + np.linalg.slogdet(transform_DE[:, :-1]).logabsdet
 
 
-def test_the_transforms_are_recovered_and_every_sweep_helps() -> None:
-    gmms, truth = model(), transforms(3)
-    speakers = [spoken(gmms, transform, 6000, seed) for seed, transform in enumerate(truth)]
+def test_transforms_are_recovered_and_every_sweep_improves() -> None:
+    gmms, truth = model(), random_transforms(3)
+    speakers = [sample_frames(gmms, transform, 6000, seed) for seed, transform in enumerate(truth)]
     stats = stats_of(gmms, speakers)
     found, history = estimate(stats, 30, identity(stats))
     np.testing.assert_allclose(found.numpy(), truth, atol=0.06)
@@ -65,17 +65,17 @@ def test_the_transforms_are_recovered_and_every_sweep_helps() -> None:
         assert after >= mean_log_likelihood(gmms, x_ND, pdf_N, truth[speaker]) - 1e-6
 
 
-def test_at_the_end_the_gradient_vanishes() -> None:
+def test_gradient_vanishes_at_convergence() -> None:
     gmms = model()
-    stats = stats_of(gmms, [spoken(gmms, transforms(1)[0], 2000, 3)])
+    stats = stats_of(gmms, [sample_frames(gmms, random_transforms(1)[0], 2000, 3)])
     transform = estimate(stats, 200, identity(stats))[0].requires_grad_()
     objective(stats, transform).sum().backward()
     assert transform.grad is not None and transform.grad.abs().max() < 0.02
 
 
-def test_speakers_together_get_what_they_get_alone() -> None:
-    gmms, truth = model(), transforms(3)
-    speakers = [spoken(gmms, transform, 900, seed) for seed, transform in enumerate(truth)]
+def test_batched_speakers_equal_single_speakers() -> None:
+    gmms, truth = model(), random_transforms(3)
+    speakers = [sample_frames(gmms, transform, 900, seed) for seed, transform in enumerate(truth)]
     stats = stats_of(gmms, speakers)
     together = estimate(stats, 5, identity(stats))[0]
     for number, speaker in enumerate(speakers):
@@ -84,10 +84,10 @@ def test_speakers_together_get_what_they_get_alone() -> None:
         np.testing.assert_allclose(together[number], alone[0], atol=1e-8)
 
 
-def test_offsets_are_the_best_shifts() -> None:
+def test_offsets_maximise_the_objective() -> None:
     gmms = model()
-    truth = np.concatenate([transforms(1)[0, :, :-1], np.arange(D)[:, None] / 2], axis=1)
-    stats = stats_of(gmms, [spoken(gmms, truth, 3000, 1)])
+    truth = np.concatenate([random_transforms(1)[0, :, :-1], np.arange(D)[:, None] / 2], axis=1)
+    stats = stats_of(gmms, [sample_frames(gmms, truth, 3000, 1)])
     start = torch.from_numpy(truth)[None].clone()
     start[:, :, -1] = 0.0
     found = estimate_offsets(stats, start)
@@ -99,22 +99,22 @@ def test_offsets_are_the_best_shifts() -> None:
             assert objective(stats, other) < objective(stats, found)
 
 
-def test_statistics_are_those_of_a_plain_loop() -> None:
-    """Posteriors from one set of mixtures on the frames it sees, parameters from another, weights of pdfs."""
+def test_statistics_equal_a_plain_loop() -> None:
+    """Posteriors come from one set of mixtures on the current frames, parameters from another, with weighted pdfs."""
     gmms, target = random_gmms(), random_gmms(seed=9)
     rng = np.random.default_rng(1)
-    x_ND, seen_ND = rng.normal(0, 2, (2, 60, gmms.dim)).astype(np.float32)
+    x_ND, current_ND = rng.normal(0, 2, (2, 60, gmms.dim)).astype(np.float32)
     occupation = Occupation(
         np.sort(rng.integers(0, 60, 90)), rng.integers(0, gmms.num_pdfs, 90), rng.random(90, dtype=np.float32)
     )
     expectation = Expectation(gmms, target)
     stats = FmllrStats.zeros(2, gmms.dim, torch.device("cpu"))
-    stats.add(1, occupation.frames, torch.from_numpy(x_ND), *expectation(torch.from_numpy(seen_ND), occupation))
+    stats.add(1, occupation.frames, torch.from_numpy(x_ND), *expectation(torch.from_numpy(current_ND), occupation))
     linear, quadratic = np.zeros((gmms.dim, gmms.dim + 1)), np.zeros((gmms.dim, gmms.dim + 1, gmms.dim + 1))
     for frame, pdf, weight in zip(occupation.frame_M, occupation.pdf_M, occupation.weight_M, strict=True):
         rows = slice(*gmms.offsets_P1[pdf : pdf + 2])
         var = gmms.vars_GD[rows].astype(np.float64)
-        density = ((seen_ND[frame] - gmms.means_GD[rows]) ** 2 / var + np.log(var)).sum(axis=1)
+        density = ((current_ND[frame] - gmms.means_GD[rows]) ** 2 / var + np.log(var)).sum(axis=1)
         posterior = gmms.weights_G[rows] * np.exp(-0.5 * (density - density.min()))
         posterior *= weight / posterior.sum()
         x_E = np.append(x_ND[frame], 1.0)
@@ -125,7 +125,7 @@ def test_statistics_are_those_of_a_plain_loop() -> None:
     np.testing.assert_allclose(unpack(stats.quadratic_SDF[1], gmms.dim + 1), quadratic, rtol=1e-3, atol=1e-2)
 
 
-def test_outer_products_beyond_one_block() -> None:
+def test_outer_products_of_several_blocks() -> None:
     rng = np.random.default_rng(4)
     x_NE, a_ND = rng.normal(size=(5000, 4)), rng.random((5000, 3))
     total = torch.zeros(3, packed_size(4), dtype=torch.float64)
@@ -133,28 +133,28 @@ def test_outer_products_beyond_one_block() -> None:
     np.testing.assert_allclose(unpack(total, 4), np.einsum("nd,ne,nf->def", a_ND, x_NE, x_NE), atol=0.05)
 
 
-def test_the_other_root_makes_it_worse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant of the row update does not pass for the real one."""
+def test_the_wrong_root_lowers_the_likelihood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation test: the tests above detect a wrong row update."""
     right = fmllr._better_root
 
     def wrong(e1_S: torch.Tensor, e2_S: torch.Tensor, count_S: torch.Tensor) -> torch.Tensor:
         return -count_S / (e1_S * right(e1_S, e2_S, count_S))  # the product of the roots is -count / e1
 
     gmms = model()
-    stats = stats_of(gmms, [spoken(gmms, transforms(1)[0], 2000, 3)])
+    stats = stats_of(gmms, [sample_frames(gmms, random_transforms(1)[0], 2000, 3)])
     monkeypatch.setattr(fmllr, "_better_root", wrong)
     _, history = estimate(stats, 3, identity(stats))
     assert torch.stack(history).diff(dim=0).min() < -0.1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_gpu_finds_the_same() -> None:
+def test_gpu_equals_cpu() -> None:
     gmms = model()
-    x_ND, pdf_N = spoken(gmms, transforms(1)[0], 2000, 3)
+    x_ND, pdf_N = sample_frames(gmms, random_transforms(1)[0], 2000, 3)
     expectation = Expectation(gmms, device="cuda")
     stats = FmllrStats.zeros(1, D, expectation.device)
     x = expectation.tensor(x_ND)
     stats.add(0, len(x_ND), x, *expectation(x, Occupation.of_alignment(pdf_N)))
-    own = stats_of(gmms, [(x_ND, pdf_N)])
-    here = estimate(own, 20, identity(own))[0]
-    np.testing.assert_allclose(estimate(stats, 20, identity(stats))[0].cpu(), here, atol=1e-3)
+    cpu_stats = stats_of(gmms, [(x_ND, pdf_N)])
+    expected = estimate(cpu_stats, 20, identity(cpu_stats))[0]
+    np.testing.assert_allclose(estimate(stats, 20, identity(stats))[0].cpu(), expected, atol=1e-3)

@@ -1,4 +1,4 @@
-"""Mixtures: densities against SciPy's, files against damage."""
+"""Mixtures: densities compared with SciPy, and damaged files."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def reference(gmms: DiagGmms, x_TD: np.ndarray, pdf: int) -> np.ndarray:
     return logsumexp(density + np.log(gmms.weights_G[rows]), axis=1)
 
 
-@pytest.mark.parametrize("spread", [1.0, 30.0])  # 30: densities that float32 cannot hold outside the logarithm
-def test_log_likelihoods_are_those_of_scipy(spread: float) -> None:
+@pytest.mark.parametrize("spread", [1.0, 30.0])  # 30: densities underflow in float32
+def test_log_likelihoods_equal_scipy(spread: float) -> None:
     gmms = random_gmms()
     x_TD = (spread * np.random.default_rng(1).normal(size=(50, gmms.dim))).astype(np.float32)
     expected = np.stack([reference(gmms, x_TD, pdf) for pdf in range(gmms.num_pdfs)], axis=1)
@@ -57,15 +57,15 @@ def test_damaged_files_are_input_errors(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="gmm\\.npz"):
         DiagGmms.load(path)
     random_gmms().save(path)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     rng = random.Random(0)
-    for length in [0, 1, len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(60))]:
-        path.write_bytes(whole[:length])
+    for length in [0, 1, len(content) - 1, *(rng.randrange(len(content)) for _ in range(60))]:
+        path.write_bytes(content[:length])
         with pytest.raises(InputError, match="gmm\\.npz"):
             DiagGmms.load(path)
-    for _ in range(200):  # a flipped bit is found by the checksum, or harmless in the archive's padding
-        damaged = bytearray(whole)
-        damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+    for _ in range(200):  # the checksum detects a flipped bit, unless it is in the archive's padding
+        damaged = bytearray(content)
+        damaged[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
         with contextlib.suppress(InputError):
             DiagGmms.load(path)
@@ -84,7 +84,7 @@ def test_damaged_files_are_input_errors(tmp_path: Path) -> None:
         ("offsets", np.array([0, 3, 4, 11, 12])),
     ],
 )
-def test_arrays_that_do_not_belong_together_are_refused(tmp_path: Path, name: str, value: np.ndarray) -> None:
+def test_inconsistent_arrays_are_rejected(tmp_path: Path, name: str, value: np.ndarray) -> None:
     gmms = random_gmms()
     arrays = {"weights": gmms.weights_G, "means": gmms.means_GD, "vars": gmms.vars_GD, "offsets": gmms.offsets_P1}
     np.savez(tmp_path / "gmm.npz", **(arrays | {name: value}))

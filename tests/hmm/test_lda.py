@@ -1,4 +1,4 @@
-"""Splicing and LDA: the directions that tell classes apart are found, whatever the noise around them."""
+"""Splicing and LDA on classes whose means differ in a known plane."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from tests.support.synthetic_speech import store
 S, CLASSES = 6, 8
 
 
-def drawn(rng: np.random.Generator, frames: int = 8000) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Frames, classes (-1: of none), the means of the classes, which differ in a plane, and the covariance within."""
+def sample_frames(
+    rng: np.random.Generator, frames: int = 8000
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns frames, classes (-1: none), class means that differ in a plane, and the covariance within classes."""
     mixing = rng.normal(size=(S, S))
     means = rng.normal(0, 3, (CLASSES, 2)) @ rng.normal(size=(2, S))
     pdf_N = rng.integers(0, CLASSES, frames)
@@ -27,8 +29,8 @@ def drawn(rng: np.random.Generator, frames: int = 8000) -> tuple[np.ndarray, np.
     return x_NS, np.where(outside, -1, pdf_N), means, mixing @ mixing.T
 
 
-def test_the_plane_of_the_means_is_recovered(tmp_path: Path) -> None:
-    x_NS, pdf_N, means, within = drawn(np.random.default_rng(0))
+def test_the_plane_of_the_class_means_is_recovered(tmp_path: Path) -> None:
+    x_NS, pdf_N, means, within = sample_frames(np.random.default_rng(0))
     frames = store(tmp_path / "frames", {"a": x_NS[:3000], "b": x_NS[3000:]})
     stats = accumulate_classes(frames, S, 0, pdf_N, CLASSES, "LDA")
     projection = estimate_lda(stats, 4, S)
@@ -36,8 +38,8 @@ def test_the_plane_of_the_means_is_recovered(tmp_path: Path) -> None:
     np.testing.assert_allclose(matrix @ within @ matrix.T, np.eye(4), atol=0.1)
     spread = (means - means.mean(axis=0)) @ matrix.T
     assert np.abs(spread[:, 2:]).max() < 0.15 * np.abs(spread[:, :2]).max()
-    whole = np.linalg.inv(np.linalg.cholesky(within))  # the same distances between means as with all directions
-    distance = np.linalg.norm((means[0] - means[1]) @ whole.T)
+    whitening = np.linalg.inv(np.linalg.cholesky(within))  # two directions keep the distance between means
+    distance = np.linalg.norm((means[0] - means[1]) @ whitening.T)
     assert np.linalg.norm(spread[0, :2] - spread[1, :2]) == pytest.approx(distance, rel=0.1)
 
 
@@ -49,7 +51,7 @@ def test_splicing_repeats_the_edges() -> None:
     assert spliced[3].tolist() == [2, 3, 4, 5, 6, 7, 6, 7, 6, 7]
 
 
-def test_classes_are_of_spliced_frames_of_each_utterance(tmp_path: Path) -> None:
+def test_statistics_are_of_frames_spliced_within_utterances(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     parts = {name: rng.normal(size=(length, 3 * S)).astype(np.float32) for name, length in (("a", 30), ("b", 25))}
     pdf_N = rng.integers(-1, 3, 55)
@@ -60,15 +62,15 @@ def test_classes_are_of_spliced_frames_of_each_utterance(tmp_path: Path) -> None
     np.testing.assert_allclose(stats.second_CC, x_NC[pdf_N >= 0].T @ x_NC[pdf_N >= 0], atol=1e-9)
 
 
-def test_frames_without_a_solution_are_an_input_error(tmp_path: Path) -> None:
-    x_NS, pdf_N, *_ = drawn(np.random.default_rng(2), 500)
+def test_linearly_dependent_features_are_an_input_error(tmp_path: Path) -> None:
+    x_NS, pdf_N, *_ = sample_frames(np.random.default_rng(2), 500)
     x_NS[:, 1] = x_NS[:, 0]
     stats = accumulate_classes(store(tmp_path / "same", {"a": x_NS}), S, 0, pdf_N, CLASSES, "LDA")
     with pytest.raises(InputError, match="linearly dependent"):
         estimate_lda(stats, 2, S)
 
 
-def test_a_stored_projection_is_kaldis_matrix_and_is_checked(tmp_path: Path) -> None:
+def test_projections_are_kaldi_matrices_and_checked_on_loading(tmp_path: Path) -> None:
     matrix = np.random.default_rng(3).normal(size=(4, 5 * S)).astype(np.float32)
     projection = Projection(matrix, S)
     projection.save(tmp_path / "lda.mat")

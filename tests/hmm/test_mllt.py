@@ -1,4 +1,4 @@
-"""MLLT on frames whose Gaussians are diagonal in another basis: the basis is found, the likelihood rises."""
+"""MLLT on frames whose Gaussians are diagonal in another basis: the basis is recovered, and the likelihood rises."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tests.support.synthetic_speech import store
 D, PDFS = 5, 7
 
 
-def mixed(folder: Path, frames: int = 20_000) -> tuple[FrameStore, np.ndarray, DiagGmms, np.ndarray]:
-    """Frames that are diagonal after `unmix`, their pdfs, and the maximum-likelihood Gaussian of each pdf."""
+def sample_mixed_frames(folder: Path, frames: int = 20_000) -> tuple[FrameStore, np.ndarray, DiagGmms, np.ndarray]:
+    """Returns frames that are diagonal after `unmix`, their pdfs, the maximum-likelihood Gaussians, and `unmix`."""
     rng = np.random.default_rng(0)
     unmix = rng.normal(size=(D, D)) + 2 * np.eye(D)
     pdf_N = rng.integers(-1, PDFS, frames)
     deviations = rng.uniform(0.3, 3, (PDFS, D))
     y_ND = rng.normal(0, 4, (PDFS, D))[pdf_N] + deviations[pdf_N] * rng.normal(size=(frames, D))
     x_ND = (y_ND @ np.linalg.inv(unmix).T).astype(np.float32)
-    own = [x_ND[pdf_N == pdf] for pdf in range(PDFS)]
-    gmms = single_gaussians(np.stack([x.mean(axis=0) for x in own]), np.stack([x.var(axis=0) for x in own]))
+    frames_P = [x_ND[pdf_N == pdf] for pdf in range(PDFS)]
+    gmms = single_gaussians(np.stack([x.mean(axis=0) for x in frames_P]), np.stack([x.var(axis=0) for x in frames_P]))
     return store(folder / "frames", {"a": x_ND[:700], "b": x_ND[700:]}), pdf_N, gmms, unmix
 
 
@@ -41,8 +41,8 @@ def stats_of(frames: FrameStore, pdf_N: np.ndarray, gmms: DiagGmms, jobs: int = 
     return accumulate_mllt(gmms, frames, pdf_N, acc, jobs, "MLLT")
 
 
-def test_the_likelihood_rises_by_what_the_objective_says(tmp_path: Path) -> None:
-    frames, pdf_N, gmms, _ = mixed(tmp_path)
+def test_likelihood_rises_by_the_gain_of_the_objective(tmp_path: Path) -> None:
+    frames, pdf_N, gmms, _ = sample_mixed_frames(tmp_path)
     before = mean_log_likelihood(gmms, frames.x_ND, pdf_N)
     transform, history = estimate_mllt(stats_of(frames, pdf_N, gmms))
     assert np.diff(history).min() > -1e-9 and history[-1] > history[0] + 0.1
@@ -53,8 +53,8 @@ def test_the_likelihood_rises_by_what_the_objective_says(tmp_path: Path) -> None
 
 
 def test_the_basis_is_recovered(tmp_path: Path) -> None:
-    """Updates of MLLT and of the variances in turn, as in training, undo the mixing up to order and scale."""
-    frames, pdf_N, gmms, unmix = mixed(tmp_path)
+    """Alternating updates of MLLT and variances, as in training, undo the mixing up to order and scale."""
+    frames, pdf_N, gmms, unmix = sample_mixed_frames(tmp_path)
     total = np.eye(D)
     x_ND = frames.x_ND
     for number in range(8):
@@ -71,7 +71,7 @@ def test_the_basis_is_recovered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_statistics_are_those_of_a_plain_loop(tmp_path: Path, jobs: int) -> None:
+def test_statistics_equal_a_plain_loop(tmp_path: Path, jobs: int) -> None:
     gmms = random_gmms(dim=4)
     rng = np.random.default_rng(5)
     x_ND = rng.normal(0, 2, (400, gmms.dim)).astype(np.float32)
@@ -90,9 +90,9 @@ def test_statistics_are_those_of_a_plain_loop(tmp_path: Path, jobs: int) -> None
     np.testing.assert_allclose(stats.quadratic_DDD.numpy(), expected, rtol=1e-3, atol=1e-2)
 
 
-def test_rows_without_their_cofactors_make_it_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant: an update that forgets the determinant does not pass for the real one."""
-    frames, pdf_N, gmms, _ = mixed(tmp_path, 4000)
+def test_updates_without_cofactors_lower_the_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation test: the tests above detect an update that ignores the determinant."""
+    frames, pdf_N, gmms, _ = sample_mixed_frames(tmp_path, 4000)
     stats = stats_of(frames, pdf_N, gmms)
     invert = torch.linalg.inv
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""LDA+MLLT and SAT on speakers whose speech was distorted: what SAT leaves undoes it; a killed run ends the same."""
+"""LDA+MLLT and SAT on speakers with linearly distorted features."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAT = SatOptions(**SMALL, fmllr_passes=(2, 3), fmllr=FmllrOptions(min_frames=200
 
 
 def distort(spoken: Spoken) -> None:
-    """The frames of each speaker through a matrix of its own (stage features would take off a shift)."""
+    """Multiplies the frames of each speaker by a matrix of its own. (CMVN would remove an offset.)"""
     for name, x_TD in spoken.frames.items():
         rng = np.random.default_rng(int(name[3]))
         spoken.frames[name] = (x_TD @ (np.eye(13) + 0.15 * rng.normal(size=(13, 13)))).astype(np.float32)
@@ -50,7 +50,7 @@ def accuracy(folder: Path, subset: str, spoken: Spoken) -> float:
     return float(np.concatenate([(found[name] == truth[name]).all(axis=1) for name in truth]).mean())
 
 
-def test_every_system_finds_the_states(trained: tuple[Path, dict[str, Spoken]]) -> None:
+def test_every_system_finds_the_true_states(trained: tuple[Path, dict[str, Spoken]]) -> None:
     root, sets = trained
     for system, kind in (("mono", "mfcc"), ("tri", "mfcc"), ("lda_mllt", "lda"), ("sat", "fmllr")):
         assert GmmSystem.kind(root / "align" / system) == kind
@@ -59,11 +59,11 @@ def test_every_system_finds_the_states(trained: tuple[Path, dict[str, Spoken]]) 
     assert sorted(path.name for path in (root / "align").iterdir()) == ["lda_mllt", "mono", "sat", "tri"]
 
 
-def test_adaptation_brings_the_speakers_together(trained: tuple[Path, dict[str, Spoken]]) -> None:
-    """The matrix, then a speaker's transform, undo the speaker's distortion: together they are alike for both."""
+def test_adaptation_reduces_the_distance_between_speakers(trained: tuple[Path, dict[str, Spoken]]) -> None:
+    """The projection and a speaker's transform together undo the speaker's distortion, so products are similar."""
     root, _ = trained
     folder = root / "align" / "sat"
-    matrix = kaldiio.load_mat(str(folder / PROJECTION))[:, 13:26]  # of the frame itself, without its neighbours
+    matrix = kaldiio.load_mat(str(folder / PROJECTION))[:, 13:26]  # the columns of the centre frame
     transforms = kaldiio.load_scp(str(folder / TRANSFORMS / "train_trans.scp"))
     assert sorted(transforms) == ["spk0", "spk1"]
     plain, adapted = [], []
@@ -72,13 +72,13 @@ def test_adaptation_brings_the_speakers_together(trained: tuple[Path, dict[str, 
         plain.append(matrix @ distortion.T)
         adapted.append(transforms[speaker][:, :-1] @ matrix @ distortion.T)
 
-    def apart(pair: list[np.ndarray]) -> float:
+    def distance(pair: list[np.ndarray]) -> float:
         return float(np.linalg.norm(pair[0] - pair[1]) / np.linalg.norm(pair[0] + pair[1]))
 
-    assert apart(adapted) < 0.7 * apart(plain)
+    assert distance(adapted) < 0.7 * distance(plain)
 
 
-def test_mixtures_for_features_without_adaptation_have_the_same_gaussians(
+def test_unadapted_mixtures_have_the_same_number_of_gaussians(
     trained: tuple[Path, dict[str, Spoken]],
 ) -> None:
     from asr_am.hmm.gmm import DiagGmms
@@ -89,7 +89,7 @@ def test_mixtures_for_features_without_adaptation_have_the_same_gaussians(
     assert not np.allclose(plain.means_GD, adapted.means_GD, atol=0.1)
 
 
-def test_a_killed_run_goes_on_and_ends_the_same(
+def test_a_killed_run_resumes_to_the_same_result(
     trained: tuple[Path, dict[str, Spoken]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, _ = trained
@@ -113,6 +113,6 @@ def test_a_killed_run_goes_on_and_ends_the_same(
         assert (out / "sat" / name).read_bytes() == (root / "align" / "sat" / name).read_bytes(), name
 
 
-def test_sat_needs_the_system_before_it(trained: tuple[Path, dict[str, Spoken]], tmp_path: Path) -> None:
+def test_sat_needs_lda_mllt(trained: tuple[Path, dict[str, Spoken]], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="lda_mllt"):
         run(trained[0], tmp_path / "align", lda_mllt=None)

@@ -1,4 +1,4 @@
-"""Alignment graphs against every way to say a transcript."""
+"""Alignment graphs compared with an enumeration of all paths of a transcript."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FRAMES = 8
 
 @pytest.mark.parametrize("tree", [MonoTree(), LeftTree(), RightTree()])
 @pytest.mark.parametrize("text", ["A", "B A", "AB B", ""])
-def test_the_graph_holds_every_way_to_say_the_transcript(tmp_path: Path, tree: Tree, text: str) -> None:
+def test_graph_has_exactly_the_paths_of_the_transcript(tmp_path: Path, tree: Tree, text: str) -> None:
     lang = small_lang(tmp_path)
     states = small_states(lang, tree)
     words = tuple(lang.word_ids(text))
@@ -35,7 +35,7 @@ def test_the_graph_holds_every_way_to_say_the_transcript(tmp_path: Path, tree: T
     assert paths_of(graph, FRAMES) == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_word_that_the_lexicon_lacks_is_refused(tmp_path: Path) -> None:
+def test_a_word_missing_from_the_lexicon_is_rejected(tmp_path: Path) -> None:
     lang = small_lang(tmp_path)
     lexicon = read_lexicon_fst(lang.directory / "L.fst")
     states = small_states(lang, MonoTree())

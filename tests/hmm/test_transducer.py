@@ -1,4 +1,4 @@
-"""H, self-loops and FST arrays against enumeration."""
+"""H, self-loops and FST arrays compared with enumeration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.hmm_reference import LeftTree, MonoTree, paths_of, small_lang
 
 @st.composite
 def fsts(draw: st.DrawFn) -> str:
-    """Text of a random FST without loops, labels up to 6 on both sides."""
+    """Draws the text of a random FST without loops, with labels up to 6 on both sides."""
     states = draw(st.integers(2, 5))
     arcs = draw(
         st.lists(
@@ -36,7 +36,7 @@ def fsts(draw: st.DrawFn) -> str:
 
 
 @given(fsts())
-def test_arrays_keep_the_fst(text: str) -> None:
+def test_conversion_to_arrays_and_back_keeps_the_fst(text: str) -> None:
     fst = kaldifst.compile(text)
     assert FstArrays.from_fst(fst).to_fst().to_str(show_weight_one=True) == fst.to_str(show_weight_one=True)
 
@@ -53,8 +53,8 @@ def six_labels() -> StateTable:
 
 @settings(deadline=None)
 @given(fsts(), st.sampled_from([0.0, 0.1, 1.0]))
-def test_self_loops_give_each_label_a_geometric_stay(text: str, scale: float) -> None:
-    """A path with labels l1 l2 ... becomes all its stretchings, each frame more at the price of its label's loop."""
+def test_self_loops_give_each_label_a_geometric_duration(text: str, scale: float) -> None:
+    """Each path becomes all paths that repeat its labels, at the cost of the label's loop per repetition."""
     states = six_labels()
     plain = kaldifst.compile(text)
     frames = 5
@@ -67,8 +67,8 @@ def test_self_loops_give_each_label_a_geometric_stay(text: str, scale: float) ->
     assert paths_of(looped, frames) == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_start_that_is_also_entered_has_no_loop_of_its_own() -> None:
-    """A graph that goes round through its start: nobody stays in a label before having entered it."""
+def test_a_start_state_with_incoming_arcs_has_no_self_loop() -> None:
+    """In a graph with a cycle through its start, a label's self-loop follows only an arc with that label."""
     states = six_labels()
     plain = kaldifst.compile("0 1 1 7 0.5\n1 0 2 0 0.25\n0 0.125\n")
     found = paths_of(add_self_loops(plain, states, self_loop_scale=0.5), 4)
@@ -91,7 +91,7 @@ def stretchings(labels: tuple[int, ...], states: StateTable, scale: float, frame
             yield (first,) * n + tail, float(cost) + tail_cost
 
 
-def test_windows_that_are_the_same_hmm_are_merged(tmp_path: Path) -> None:
+def test_windows_with_the_same_hmm_are_merged(tmp_path: Path) -> None:
     lang = small_lang(tmp_path)
     tree = LeftTree()
     states = small_states(lang, tree)
@@ -105,7 +105,7 @@ def test_windows_that_are_the_same_hmm_are_merged(tmp_path: Path) -> None:
     assert [sequences[m] == () for m in merged_W] == [True] * 4 + [False] * 4
 
 
-def test_h_says_every_window_once_per_state(tmp_path: Path) -> None:
+def test_h_maps_label_sequences_to_windows(tmp_path: Path) -> None:
     """H maps the labels of a sequence of windows, and nothing else, to that sequence."""
     lang = small_lang(tmp_path)
     states = small_states(lang, MonoTree())
@@ -131,5 +131,5 @@ def lines(symbols: list[int], count: int) -> list[tuple[int, ...]]:
     return [(first, *rest) for first in symbols for rest in lines(symbols, count - 1)]
 
 
-def test_disambiguation_symbols_are_told_from_phones() -> None:
+def test_disambiguation_symbols_are_recognised() -> None:
     assert [is_disambiguation(w) for w in ([-7], [0], [7], [0, 1, 2], [])] == [True, True, False, False, False]

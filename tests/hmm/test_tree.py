@@ -1,4 +1,4 @@
-"""The decision tree: grown on contexts whose right answer is known, merged, and kept on disk."""
+"""Decision trees on contexts with a known best tree: splitting, merging, questions, and files."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SIL, VOWELS, STOPS = 1, (2, 3), (4, 5)
 PHONES = (SIL, *VOWELS, *STOPS)
 ROOTS = [[SIL], [2], [3], [4, 5]]  # 4 and 5: two position variants of one phone
 STATES = dict.fromkeys(PHONES, 3)
-FRAMES = 40  # of every context
+FRAMES = 40  # per context
 
 
 def stats_of(mean) -> TreeStats:  # type: ignore[no-untyped-def]
-    """Statistics of FRAMES frames of unit variance in every (window, state), with means from `mean(window, state)`."""
+    """Returns statistics of FRAMES frames of unit variance per (window, state), with means `mean(window, state)`."""
     windows = list(itertools.product((0, *PHONES), PHONES, (0, *PHONES)))
     keys = [(window, state) for window in windows for state in range(3)]
     mean_MD = np.array([mean(window, state) for window, state in keys], dtype=float)
@@ -33,7 +33,7 @@ def stats_of(mean) -> TreeStats:  # type: ignore[no-untyped-def]
 
 
 def vowel_on_the_left(window: tuple[int, ...], state: int) -> list[float]:
-    """First states of phone 2 depend on whether a vowel stands before, last states of 4 and 5 on which one it is."""
+    """First states of phone 2 depend on whether a vowel precedes, last states of 4 and 5 on which of the two it is."""
     own = 10.0 * window[1] + state
     left = 5.0 * (window[0] in VOWELS) if (window[1], state) == (2, 0) else 0.0
     variant = 3.0 * (window[1] == 5) if state == 2 else 0.0
@@ -43,10 +43,10 @@ def vowel_on_the_left(window: tuple[int, ...], state: int) -> list[float]:
 QUESTIONS = [frozenset(VOWELS), frozenset(STOPS), frozenset({5}), frozenset({SIL, 0}), frozenset({2})]
 
 
-def test_the_tree_asks_what_matters_and_nothing_else() -> None:
+def test_tree_asks_the_informative_questions_only() -> None:
     stats = stats_of(vowel_on_the_left)
     tree = build_tree(stats, ROOTS, STATES, [SIL], QUESTIONS, TreeOptions(14, 30.0, merge=False))
-    assert tree.num_pdfs == 14, "twelve roots and states, two of them split"
+    assert tree.num_pdfs == 14, "twelve (root, state), two of them split"
     for root in tree.roots:
         for state, node in enumerate(root.states):
             if (root.phones, state) == ((2,), 0):
@@ -60,8 +60,8 @@ def test_the_tree_asks_what_matters_and_nothing_else() -> None:
     assert tree.leaves(4, 2) == [tree.pdf((1, 4, 1), 2)] and len(tree.leaves(2, 0)) == 2
 
 
-def test_many_phones_leave_room_for_contexts() -> None:
-    """With fewer leaves than states no context could be asked for; what was never seen takes nothing away."""
+def test_large_phone_sets_get_more_leaves() -> None:
+    """Contexts are split even if there are more states than leaves. Roots without frames do not matter."""
     stats = stats_of(vowel_on_the_left)
     pdfs = []
     for roots, per_state in ((ROOTS, 1.0), (ROOTS, 2.0), ([*ROOTS, [6]], 2.0)):
@@ -77,7 +77,7 @@ def test_silence_is_never_split() -> None:
     assert all(len(tree.leaves(SIL, state)) == 1 for state in range(3)) and tree.num_pdfs > 20
 
 
-def test_leaves_keep_their_frames() -> None:
+def test_leaves_have_the_minimum_occupancy() -> None:
     stats = stats_of(lambda window, state: np.random.default_rng([*window, state]).normal(0, 3, 2).tolist())
     for minimum in (100.0, 500.0):
         tree = build_tree(stats, ROOTS, STATES, [SIL], QUESTIONS, TreeOptions(1000, minimum, merge=False))
@@ -87,8 +87,8 @@ def test_leaves_keep_their_frames() -> None:
         assert frames.min() >= minimum and frames.sum() == stats.sums_MF[:, 0].sum()
 
 
-def test_leaves_that_are_the_same_are_merged() -> None:
-    """A vowel on either side does the same: split on both sides, three of the four leaves are one."""
+def test_equal_leaves_are_merged() -> None:
+    """A vowel on either side has the same effect, so after splits on both sides three of four leaves are equal."""
 
     def mean(window: tuple[int, ...], state: int) -> list[float]:
         return [10.0 * window[1], 5.0 * (window[0] in VOWELS or window[2] in VOWELS) if window[1] == 2 else 0.0]
@@ -99,8 +99,8 @@ def test_leaves_that_are_the_same_are_merged() -> None:
     assert merged.pdf((2, 2, 4), 0) == merged.pdf((4, 2, 2), 0) == merged.pdf((3, 2, 3), 0) != merged.pdf((4, 2, 4), 0)
 
 
-def test_leaves_are_merged_only_where_less_is_lost_than_by_any_split() -> None:
-    """Splits of phone 2 gain least at first, and most when the other side has been asked: that is not the measure."""
+def test_merging_loses_less_than_any_split_gains() -> None:
+    """Splits of phone 2 gain least at first, and most after the other side was split."""
 
     def mean(window: tuple[int, ...], state: int) -> list[float]:
         left, right = window[0] in VOWELS, window[2] in VOWELS
@@ -111,7 +111,7 @@ def test_leaves_are_merged_only_where_less_is_lost_than_by_any_split() -> None:
 
 
 @pytest.mark.parametrize("states", [1, 3])
-def test_clustering_finds_the_classes(states: int) -> None:
+def test_clustering_finds_the_phone_classes(states: int) -> None:
     stats = stats_of(lambda window, state: [{1: 0.0, 2: 50.0, 3: 20.0}.get(window[1], 21.0), 0.0])
     there = (stats.state_M < states) | (stats.windows_M3[:, 1] == SIL)
     stats = TreeStats(stats.windows_M3[there], stats.state_M[there], stats.sums_MF[there])
@@ -121,7 +121,7 @@ def test_clustering_finds_the_classes(states: int) -> None:
     assert len(set(questions)) == len(questions)
 
 
-def test_log_likelihood_is_that_of_the_best_gaussian() -> None:
+def test_log_likelihood_is_of_the_maximum_likelihood_gaussian() -> None:
     x_ND = np.random.default_rng(0).normal(1, 2, (50, 3))
     sums = np.concatenate([[50.0], x_ND.sum(axis=0), (x_ND**2).sum(axis=0)])
     mean, var = x_ND.mean(axis=0), x_ND.var(axis=0)
@@ -150,9 +150,9 @@ def test_saving_and_loading(tmp_path: Path) -> None:
 def test_damaged_files_are_input_errors(tmp_path: Path) -> None:
     path = tmp_path / "tree.json"
     some_tree().save(path)
-    whole = path.read_bytes()
-    cuts = random.Random(0).sample(range(len(whole) - 1), 50)
-    content = json.loads(whole)
+    content_bytes = path.read_bytes()
+    cuts = random.Random(0).sample(range(len(content_bytes) - 1), 50)
+    content = json.loads(content_bytes)
     beyond = {"position": 3, "phones": [1], "yes": 0, "no": 1}
     wrong = [
         b"", b"[]", b"null", b"\xff", b'{"width": 3}', b'{"width": 2, "roots": []}',
@@ -162,7 +162,7 @@ def test_damaged_files_are_input_errors(tmp_path: Path) -> None:
         json.dumps({"width": 3, "roots": [{"phones": [1], "states": [beyond]}]}).encode(),
         b'{"width": 3, "roots": [{"phones": [1], "states": [' + b'{"position":0,"phones":[],"no":0,"yes":' * 5000,
     ]  # fmt: skip
-    for damaged in [*(whole[:cut] for cut in cuts), *wrong]:
+    for damaged in [*(content_bytes[:cut] for cut in cuts), *wrong]:
         path.write_bytes(damaged)
         with pytest.raises(InputError, match=r"tree\.json"):
             DecisionTree.load(path)

@@ -1,4 +1,4 @@
-"""Viterbi alignment of speech whose true states are known, what happens where there is none, and alignments on disk."""
+"""Viterbi alignment of synthetic speech, flat start, failed utterances, and alignments on disk."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from asr_am.hmm.viterbi import AlignOptions, align, compile_graphs, search
 from tests.support.synthetic_speech import EASY, aligned_data, all_labels, make_lang, speak, training_context
 
 
-def test_the_states_that_spoke_are_found_by_any_number_of_workers(tmp_path: Path) -> None:
+def test_the_true_states_are_found_by_any_number_of_workers(tmp_path: Path) -> None:
     ctx, spoken = training_context(tmp_path)
     graphs = ctx.compile("train", spoken.tree, spoken.states, EASY)
     found = align(graphs, ctx.train, spoken.gmms, spoken.states, EASY, 1, "align")
     assert found.failed == [] and found.retried == 0
     assert (found.labels_N == all_labels(ctx.train, spoken)).mean() > 0.99
     x_ND, means_PD = ctx.train.x_ND, spoken.gmms.means_GD
-    own_ND = x_ND - means_PD[spoken.states.pdf_L[found.labels_N - 1]]
-    density = -0.5 * (own_ND**2).sum(axis=1) - 0.5 * own_ND.shape[1] * np.log(2 * np.pi)
+    residual_ND = x_ND - means_PD[spoken.states.pdf_L[found.labels_N - 1]]
+    density = -0.5 * (residual_ND**2).sum(axis=1) - 0.5 * residual_ND.shape[1] * np.log(2 * np.pi)
     assert found.loglik == pytest.approx(density.mean(), rel=1e-3)
 
-    in_two = align(graphs, ctx.train, spoken.gmms, spoken.states, EASY, 2, "align")
-    np.testing.assert_array_equal(in_two.labels_N, found.labels_N)
+    two_jobs = align(graphs, ctx.train, spoken.gmms, spoken.states, EASY, 2, "align")
+    np.testing.assert_array_equal(two_jobs.labels_N, found.labels_N)
 
 
-def test_the_path_is_the_best_of_all() -> None:
-    """A graph of two branches of three states each, against every path by enumeration."""
+def test_search_finds_the_best_path() -> None:
+    """Compares a graph of two branches of three states each with an enumeration of all paths."""
     text = "0 1 1 0 0.3\n0 4 4 0 0.1\n"
     for first in (1, 4):
         for state in range(first, first + 3):
@@ -52,23 +52,23 @@ def test_the_path_is_the_best_of_all() -> None:
             cost = (0.3 if first == 1 else 0.1) + 0.4 + 0.5
             cost += sum(0.1 * (first + i) * (length - 1) for i, length in enumerate(lengths))
             best = max(best, (float(ll_TC[range(7), np.array(labels) - 1].sum()) - cost, labels))
-    labels_T, again = search(graph, ll_TC, AlignOptions(beam=50.0))
-    assert labels_T is not None and labels_T.tolist() == best[1] and not again
+    labels_T, used_retry = search(graph, ll_TC, AlignOptions(beam=50.0))
+    assert labels_T is not None and labels_T.tolist() == best[1] and not used_retry
 
 
-def test_the_retry_beam_saves_what_the_beam_lost() -> None:
-    """Many branches that look better at first, but only one that ends in a final state."""
+def test_the_retry_beam_recovers_a_pruned_path() -> None:
+    """Many branches score better at first, but only one ends in a final state."""
     ways = "".join(f"0 {state} 1 0 0\n{state} {state} 1 0 0\n" for state in range(4, 104))
     graph = kaldifst.compile(f"0 2 2 0 0\n{ways}2 2 2 0 0\n2 3 3 0 0\n3 0\n", acceptor=False)
     ll_TC = np.array([[0, -8, -99], [0, -8, -99], [0, -99, -8]], dtype=np.float32)
     narrow = AlignOptions(beam=5.0, retry_beam=60.0)
-    labels_T, again = search(graph, ll_TC, narrow)
-    assert labels_T is not None and labels_T.tolist() == [2, 2, 3] and again
-    labels_T, again = search(graph, ll_TC, AlignOptions(beam=5.0, retry_beam=6.0))
-    assert labels_T is None and again
+    labels_T, used_retry = search(graph, ll_TC, narrow)
+    assert labels_T is not None and labels_T.tolist() == [2, 2, 3] and used_retry
+    labels_T, used_retry = search(graph, ll_TC, AlignOptions(beam=5.0, retry_beam=6.0))
+    assert labels_T is None and used_retry
 
 
-def test_utterances_too_short_for_their_words_are_listed(tmp_path: Path) -> None:
+def test_utterances_too_short_for_their_transcript_fail(tmp_path: Path) -> None:
     lang = make_lang(tmp_path)
     spoken = speak(lang, 6)
     names = sorted(spoken.frames)
@@ -93,7 +93,7 @@ def test_utterances_too_short_for_their_words_are_listed(tmp_path: Path) -> None
         align(graphs, hopeless.frames, spoken.gmms, spoken.states, EASY, 1, "align")
 
 
-def test_an_equal_alignment_is_a_path_with_even_lengths(tmp_path: Path) -> None:
+def test_an_equal_alignment_is_a_path_with_even_durations(tmp_path: Path) -> None:
     ctx, spoken = training_context(tmp_path)
     graphs = ctx.compile("train", spoken.tree, spoken.states, EASY)
     found = equal_alignment(graphs, ctx.train, 0, 1)
@@ -103,11 +103,13 @@ def test_an_equal_alignment_is_a_path_with_even_lengths(tmp_path: Path) -> None:
         labels_T = found.labels_N[ctx.train.span(index)]
         lengths = np.diff(np.flatnonzero(np.diff(labels_T, prepend=-1, append=-1)))
         assert lengths.max() - lengths.min() <= 1
-        assert (spoken.states.labels_L3[labels_T[[0, -1]] - 1, 1] == [0, 2]).all(), "from a first to a last state"
+        assert (spoken.states.labels_L3[labels_T[[0, -1]] - 1, 1] == [0, 2]).all(), (
+            "begins in a first and ends in a last state"
+        )
 
 
 def test_flat_gmms_have_the_moments_of_all_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the last bit, however many blocks they are summed in."""
+    """Equality is bitwise for any number of blocks."""
     ctx, _ = training_context(tmp_path)
     monkeypatch.setattr("asr_am.hmm.flat_start.BLOCK", 100)
     gmms, var_D = flat_gmms(ctx.train, 3)
@@ -117,7 +119,7 @@ def test_flat_gmms_have_the_moments_of_all_frames(tmp_path: Path, monkeypatch: p
     np.testing.assert_array_equal(gmms.means_GD, np.tile(mean_D, (3, 1)).astype(np.float32))
 
 
-def test_boosting_silence_makes_more_of_it(tmp_path: Path) -> None:
+def test_boosting_silence_aligns_more_frames_to_it(tmp_path: Path) -> None:
     ctx, spoken = training_context(tmp_path, 10)
     flat = single_gaussians(np.zeros_like(spoken.gmms.means_GD), np.ones_like(spoken.gmms.vars_GD))
     graphs = ctx.compile("train", spoken.tree, spoken.states, EASY)
@@ -126,12 +128,12 @@ def test_boosting_silence_makes_more_of_it(tmp_path: Path) -> None:
     for factor in (1.0, 4.0):
         found = align(graphs, ctx.train, flat, spoken.states, EASY, 1, "align", dict.fromkeys(pdfs, factor))
         silent.append(np.isin(spoken.states.pdf_L[found.labels_N - 1], pdfs).mean())
-    assert silent[0] == 0 and silent[1] > 0.3, "all states alike: only the boost speaks for silence"
+    assert silent[0] == 0 and silent[1] > 0.3, "all states are alike except for the boost"
 
 
 @pytest.fixture
 def written(tmp_path: Path):  # type: ignore[no-untyped-def]
-    """A folder with alignments named for another place, the frames they fit, and the states."""
+    """Alignments whose .scp names another folder, the frames and labels they fit, utterance lengths, and states."""
     ctx, spoken = training_context(tmp_path, 6)
     labels_N = all_labels(ctx.train, spoken)
     write_alignments(tmp_path / "ali", "train", ctx.train, labels_N, final=Path("/final/ali"))
@@ -139,7 +141,7 @@ def written(tmp_path: Path):  # type: ignore[no-untyped-def]
     return tmp_path / "ali", ctx.train, labels_N, lengths, spoken.states
 
 
-def test_alignments_survive_a_rename(written, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_alignments_can_be_read_after_moving_the_folder(written, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     folder, frames, labels_N, lengths, states = written
     assert check_alignments(folder, "train", lengths, states) == 6
     np.testing.assert_array_equal(load_labels(folder, "train", frames, states), labels_N)
@@ -151,7 +153,7 @@ def test_alignments_survive_a_rename(written, tmp_path: Path) -> None:  # type: 
         assert labels_T.dtype == np.int32
 
 
-def test_alignments_that_do_not_fit_name_the_utterance(written) -> None:  # type: ignore[no-untyped-def]
+def test_inconsistent_alignments_name_the_utterance(written) -> None:  # type: ignore[no-untyped-def]
     folder, frames, _, lengths, states = written
     name = frames.utterances[3]
     with pytest.raises(InputError, match=f"{name} has .* frames"):
@@ -171,11 +173,11 @@ def test_alignments_that_do_not_fit_name_the_utterance(written) -> None:  # type
 
 def test_truncated_archives_are_input_errors(written) -> None:  # type: ignore[no-untyped-def]
     folder, _, _, lengths, states = written
-    whole = (folder / "train.ark").read_bytes()
-    for cut in [0, *random.Random(0).sample(range(1, len(whole)), 60)]:
-        (folder / "train.ark").write_bytes(whole[:cut])
+    content = (folder / "train.ark").read_bytes()
+    for cut in [0, *random.Random(0).sample(range(1, len(content)), 60)]:
+        (folder / "train.ark").write_bytes(content[:cut])
         try:
             aligned = check_alignments(folder, "train", lengths, states)
         except InputError:
             continue
-        assert 0 < aligned < 6, "only a cut between two utterances goes unnoticed here"
+        assert 0 < aligned < 6, "only a cut between two utterances is not detected here"

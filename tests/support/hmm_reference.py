@@ -1,4 +1,4 @@
-"""Graphs by enumeration: what every path of a graph must cost, written from the definitions."""
+"""Reference costs of all paths of a graph, by enumeration from the definitions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from asr_am.hmm.states import StateTable, Tree
 from asr_am.lang.lang_dir import Lang
 from asr_am.lang.prepare import prepare_lang
 
-Paths = dict[tuple[tuple[int, ...], tuple[int, ...]], float]  # (inputs, outputs) -> cost, equal paths added up
+Paths = dict[tuple[tuple[int, ...], tuple[int, ...]], float]  # (inputs, outputs) -> cost, equal paths summed
 SILENCE_PROB = 0.4
 
-# A has two pronunciations, AB sounds like A B, B and B2 sound the same.
+# A has two pronunciations, AB is pronounced like A B, and B like B2.
 LEXICON = "A aa\nA bb aa\nAB aa bb\nB bb\nB2 bb\n"
 
 
 def small_lang(folder: Path) -> Lang:
-    """A lang directory with two phones, written by the real stage."""
+    """Writes a lang directory with two phones."""
     data, lang_dir = folder / "data", folder / "lang"
     data.mkdir()
     lang_dir.mkdir()
@@ -33,7 +33,7 @@ def small_lang(folder: Path) -> Lang:
 
 
 class LeftTree:
-    """The pdf of a state depends on the phone and on whether its left neighbour is odd."""
+    """A triphone tree whose pdfs depend on the phone and on whether its left neighbour is odd."""
 
     width = 3
 
@@ -42,7 +42,7 @@ class LeftTree:
 
 
 class RightTree:
-    """The pdf of a state depends on the phone and on whether its right neighbour is silence or nothing."""
+    """A triphone tree whose pdfs depend on the phone and on whether silence or the edge follows."""
 
     width = 3
 
@@ -51,7 +51,7 @@ class RightTree:
 
 
 class MonoTree:
-    """One pdf for each state of a phone."""
+    """A monophone tree with one pdf per state."""
 
     width = 1
 
@@ -60,7 +60,7 @@ class MonoTree:
 
 
 def small_states(lang: Lang, tree: Tree) -> StateTable:
-    """Speech phones of two states, silence phones of one, with different transition probabilities everywhere."""
+    """Returns nonsilence phones of two states and silence phones of one, with different probabilities everywhere."""
     states_P = dict.fromkeys(lang.nonsilence_phones, 2) | dict.fromkeys(lang.silence_phones, 1)
     phones = list(states_P)
     triples = {
@@ -75,13 +75,13 @@ def small_states(lang: Lang, tree: Tree) -> StateTable:
 
 
 def add(paths: Paths, key: tuple[tuple[int, ...], tuple[int, ...]], cost: float) -> None:
-    """Add the probability of one more path with these labels."""
+    """Adds the probability of another path with these labels."""
     known = paths.get(key)
     paths[key] = cost if known is None else -float(np.logaddexp(-known, -cost))
 
 
 def paths_of(fst: kaldifst.StdVectorFst, max_inputs: int) -> Paths:
-    """Every path of an FST with at most `max_inputs` input labels (it must have no loop of epsilons)."""
+    """Returns all paths of an FST without epsilon loops that have at most `max_inputs` input labels."""
     graph = FstArrays.from_fst(fst)
     arcs_S: list[list[tuple[int, int, int, float]]] = [[] for _ in range(graph.num_states)]
     columns = (graph.source_A, graph.target_A, graph.ilabel_A, graph.olabel_A, graph.weight_A)
@@ -103,7 +103,16 @@ def paths_of(fst: kaldifst.StdVectorFst, max_inputs: int) -> Paths:
 def sentences_said(
     sentences: Mapping[tuple[int, ...], float], lang: Lang, states: StateTable, tree: Tree, frames: int, scale: float
 ) -> Paths:
-    """Every way to say `sentences` (word ids -> cost) in at most `frames` frames, as graph labels, with its cost."""
+    """Returns all paths of `sentences` (word ids -> cost) as graph labels, with their costs.
+
+    Args:
+        sentences: cost of each sentence.
+        lang: lexicon and phones.
+        states: states of the system.
+        tree: decision tree of the system.
+        frames: maximum length of a path.
+        scale: self-loop scale.
+    """
     found: Paths = {}
     for words, cost in sentences.items():
         for phones, phone_cost in _pronounced(words, lang):
@@ -113,7 +122,7 @@ def sentences_said(
 
 
 def _pronounced(words: tuple[int, ...], lang: Lang) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Every phone sequence: silence may stand before the first word and after each."""
+    """Yields every phone sequence. Silence is optional before the first word and after each word."""
     choices = [lang.pronunciations[lang.word_names[word]] for word in words]
     for pronunciations in itertools.product(*choices):
         for silences in itertools.product([False, True], repeat=len(words) + 1):
@@ -127,7 +136,7 @@ def _pronounced(words: tuple[int, ...], lang: Lang) -> Iterator[tuple[tuple[int,
 def _states_of(
     phones: tuple[int, ...], states: StateTable, tree: Tree, frames: int, scale: float
 ) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Every sequence of at most `frames` graph labels of a phone sequence."""
+    """Yields every sequence of at most `frames` graph labels of a phone sequence."""
     padded = (0, *phones, 0)
     labels = [
         states.label(phone, s, tree.pdf((phone,) if tree.width == 1 else padded[i : i + 3], s))
@@ -143,7 +152,7 @@ def _states_of(
 
 
 def _lengths(count: int, frames: int) -> Iterator[tuple[int, ...]]:
-    """Every way to give each of `count` states at least one of at most `frames` frames."""
+    """Yields every way to distribute at most `frames` frames over `count` states, at least one each."""
     if count == 0:
         yield ()
     for first in range(1, frames - count + 2 if count else 0):

@@ -1,4 +1,4 @@
-"""i-vectors frame by frame and Gaussian by Gaussian, in NumPy, from the definitions; and speech drawn from the model.
+"""Reference i-vectors in NumPy, frame by frame and Gaussian by Gaussian, and utterances sampled from the model.
 
 Shapes: T frames, D features, G Gaussians, S dimensions, U utterances.
 """
@@ -17,6 +17,7 @@ from asr_am.features.ivector.ubm import DiagUbm
 
 
 def posteriors(ubm: DiagUbm, x_TD: np.ndarray) -> np.ndarray:
+    """Returns the posteriors of the Gaussians, [T, G]."""
     weights, means, deviations = ubm.weights_G.numpy(), ubm.means_GD.numpy(), ubm.vars_GD.sqrt().numpy()
     density_TG = np.array([[norm.pdf(x, means[g], deviations[g]).prod() for g in range(len(weights))] for x in x_TD])
     joint_TG = weights * density_TG
@@ -24,7 +25,7 @@ def posteriors(ubm: DiagUbm, x_TD: np.ndarray) -> np.ndarray:
 
 
 def ivector(extractor: Extractor, posterior_TG: np.ndarray, x_TD: np.ndarray) -> np.ndarray:
-    """[S]: the posterior mean less the prior's, frame by frame."""
+    """Returns the posterior mean minus the prior mean, [S]."""
     loadings, covariances = extractor.loadings_GDS.numpy(), extractor.covariances_GDD.numpy()
     precision = np.eye(extractor.dim)
     linear = np.zeros(extractor.dim)
@@ -40,7 +41,7 @@ def ivector(extractor: Extractor, posterior_TG: np.ndarray, x_TD: np.ndarray) ->
 
 
 def log_density(extractor: Extractor, gaussian_T: np.ndarray, x_TD: np.ndarray) -> float:
-    """Of an utterance whose frames come from known Gaussians: one Gaussian of all its values, y integrated out."""
+    """Returns the log density of an utterance with known Gaussians: one Gaussian of all values, y integrated out."""
     loadings, covariances = extractor.loadings_GDS.numpy(), extractor.covariances_GDD.numpy()
     stacked = np.concatenate([loadings[g] for g in gaussian_T])
     covariance = stacked @ stacked.T
@@ -52,14 +53,20 @@ def log_density(extractor: Extractor, gaussian_T: np.ndarray, x_TD: np.ndarray) 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Utterances drawn from an extractor: frames, the Gaussian of each, and the hidden vectors [U, S]."""
+    """Utterances sampled from an extractor.
+
+    Attributes:
+        x_UTD: frames.
+        gaussian_UT: Gaussian of each frame.
+        y_US: latent vectors.
+    """
 
     x_UTD: np.ndarray
     gaussian_UT: np.ndarray
     y_US: np.ndarray
 
     def statistics(self, gaussians: int) -> tuple[Statistics, StatisticsTotals]:
-        """With the Gaussians known."""
+        """Returns statistics by utterance and their totals, with the Gaussians known."""
         hard_UTG = np.eye(gaussians)[self.gaussian_UT]
         counts, first = hard_UTG.sum(axis=1), np.einsum("utg,utd->ugd", hard_UTG, self.x_UTD)
         second = np.einsum("utg,utd,ute->gde", hard_UTG, self.x_UTD, self.x_UTD)
@@ -68,6 +75,7 @@ class Drawn:
 
 
 def draw(extractor: Extractor, utterances: int, frames: int, seed: int) -> Drawn:
+    """Samples utterances from an extractor."""
     rng = np.random.default_rng(seed)
     gaussians, features, dim = extractor.loadings_GDS.shape
     y_US = rng.standard_normal((utterances, dim))

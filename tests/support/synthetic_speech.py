@@ -1,4 +1,4 @@
-"""A corpus with known answers: speech drawn from hidden Markov models with Gaussians far apart.
+"""A corpus with known alignments: speech sampled from HMMs with well separated Gaussians.
 
 Shapes: T frames of one utterance, S phones of one utterance, D feature dimension.
 """
@@ -27,7 +27,7 @@ LEXICON = "".join(f"{word} {' '.join(2 * letter.lower() for letter in word)}\n" 
 
 
 def make_lang(folder: Path) -> Lang:
-    """Four phones, alone and in pairs as words, written by the real stage."""
+    """Writes a lang directory with four phones, and words of one or two of them."""
     data, lang_dir = folder / "data", folder / "lang"
     data.mkdir(parents=True)
     lang_dir.mkdir()
@@ -38,7 +38,16 @@ def make_lang(folder: Path) -> Lang:
 
 @dataclass(frozen=True)
 class Spoken:
-    """Utterances drawn from `gmms`: text, frames [T, D] and true graph labels [T] by utterance id."""
+    """Utterances sampled from `gmms`.
+
+    Attributes:
+        tree: monophone tree.
+        states: states and transition probabilities.
+        gmms: one Gaussian per pdf.
+        text: words by utterance id.
+        frames: frames [T, D] by utterance id.
+        labels: true graph labels [T] by utterance id.
+    """
 
     tree: DecisionTree
     states: StateTable
@@ -49,7 +58,15 @@ class Spoken:
 
 
 def speak(lang: Lang, utterances: int, seed: int = 0, dim: int = DIM, spread: float = 5.0) -> Spoken:
-    """Random sentences with silence at both ends, in monophone states with means `spread` deviations from zero."""
+    """Samples random sentences with silence at both ends.
+
+    Args:
+        lang: lexicon and phones.
+        utterances: number of utterances, by two speakers in turn.
+        seed: random seed of the utterances.
+        dim: D.
+        spread: standard deviation of the means of the unit-variance Gaussians.
+    """
     rng = np.random.default_rng(seed)
     states_P = phone_states(lang.nonsilence_phones, lang.silence_phones)
     tree = monophone_tree(lang.roots, states_P)
@@ -82,7 +99,7 @@ def aligned_data(folder: Path, lang: Lang, spoken: Spoken) -> AlignedData:
 
 
 def training_context(folder: Path, utterances: int = 40) -> tuple[TrainingContext, Spoken]:
-    """A place to train in, with a train and a dev set, and what was said in train."""
+    """Returns a training context with the sets train and dev, and the true alignment of train."""
     lang = make_lang(folder)
     train, dev = speak(lang, utterances), speak(lang, 4, seed=1)
     sets = {"train": aligned_data(folder / "train", lang, train), "dev": aligned_data(folder / "dev", lang, dev)}
@@ -94,7 +111,7 @@ def all_labels(frames: FrameStore, spoken: Spoken) -> np.ndarray:
 
 
 def write_features(folder: Path, spoken: Spoken, subset: str) -> None:
-    """Static features of 13 dimensions as stage features leaves them, with statistics that change nothing."""
+    """Writes 13-dimensional static features as stage features does, with CMVN statistics that change nothing."""
     out = folder / "mfcc"
     out.mkdir(parents=True, exist_ok=True)
     (out / "options.json").write_text('{"kind": "mfcc", "sampling_rate": 8000, "num_bins": 23, "num_ceps": 13}')

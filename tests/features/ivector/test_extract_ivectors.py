@@ -38,7 +38,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def small_files() -> Iterator[None]:
-    """Several files of each kind."""
+    """Makes every set have several files of each kind."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "BLOCK", 5)
         patch.setattr(make, "ARCHIVE", 4)
@@ -55,18 +55,18 @@ def reader(made: Path, subset: str) -> IvectorReader:
     return IvectorReader(made, subset, FeatureReader(made.parent, "mfcc", subset).speaker)
 
 
-def test_a_speaker_has_one_ivector_and_in_training_every_segment_one(features: Path, made: Path) -> None:
+def test_ivectors_are_per_speaker_or_in_training_per_segment(features: Path, made: Path) -> None:
     estimate = load_estimator(made)
     for subset in SETS:
         speech, vectors = Speech(features, subset, normalise=False), reader(made, subset)
         archive = dict(kaldiio.load_scp(str(made / f"{subset}_ivectors.scp")))
         for speaker, utterances in speech.by_speaker().items():
-            kept = [speech.frames(utterance) for utterance in utterances]
+            frames = [speech.frames(utterance) for utterance in utterances]
             if subset != "train":
-                np.testing.assert_allclose(archive[speaker], estimate.offline([kept]), rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(archive[speaker], estimate.offline([frames]), rtol=1e-5, atol=1e-6)
                 np.testing.assert_array_equal(vectors[utterances[1]], archive[speaker])
                 continue
-            rows = [*estimate.online(kept[:2]), *estimate.online(kept[2:])]
+            rows = [*estimate.online(frames[:2]), *estimate.online(frames[2:])]
             for utterance, rows_KS in zip(utterances, rows, strict=True):
                 np.testing.assert_allclose(archive[utterance], rows_KS, rtol=1e-5, atol=1e-6)
                 frames_TS = vectors.per_frame(utterance, 88)
@@ -74,7 +74,7 @@ def test_a_speaker_has_one_ivector_and_in_training_every_segment_one(features: P
         assert len(archive) == (12 if subset == "train" else 4)
 
 
-def test_likelihoods_rise_and_are_kept(made: Path) -> None:
+def test_likelihoods_rise_and_are_stored(made: Path) -> None:
     report = json.loads((made / "training.json").read_text())
     assert [len(report[name]) for name in ("ubm", "extractor")] == [3, 2]
     assert all((np.diff(values) > 0).all() for values in report.values())
@@ -85,7 +85,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_two_jobs_write_the_same_bytes(features: Path, made: Path, tmp_path: Path) -> None:
+def test_output_does_not_depend_on_jobs(features: Path, made: Path, tmp_path: Path) -> None:
     make_ivectors(features, tmp_path / "out", OPTIONS, sets=SETS, jobs=2, final=made)
     assert content(tmp_path / "out") == content(made)
     assert (made / "train_ivectors.2.ark").exists() and not (made / "train_ivectors.1.scp").exists()
@@ -95,7 +95,7 @@ def test_two_jobs_write_the_same_bytes(features: Path, made: Path, tmp_path: Pat
     ("module", "stop"),
     [(make, "train_ubm"), (train, "write_block"), (train, "maximise"), (make, "save_extractor"), (make, "write_group")],
 )
-def test_a_killed_run_goes_on_to_the_same_bytes(
+def test_a_killed_run_resumes_to_the_same_bytes(
     features: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, stop: str
 ) -> None:
     real, calls = getattr(module, stop), []
@@ -112,15 +112,15 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     times = content_times(tmp_path / "out")
     make_ivectors(features, tmp_path / "out", OPTIONS, sets=SETS, final=made)
     assert content(tmp_path / "out") == content(made)
-    kept = {name for name, time in content_times(tmp_path / "out").items() if times.get(name) == time}
-    assert times.keys() & {"ubm.npz", "extractor.npz", "train_ivectors.1.ark"} <= kept
+    unchanged = {name for name, time in content_times(tmp_path / "out").items() if times.get(name) == time}
+    assert times.keys() & {"ubm.npz", "extractor.npz", "train_ivectors.1.ark"} <= unchanged
 
 
 def content_times(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
-def test_too_little_speech_says_how_much_it_is_enough_for(features: Path, tmp_path: Path) -> None:
+def test_too_little_speech_suggests_smaller_sizes(features: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"gaussians=64: 10\d\d frames .* choose ivectors.gaussians=2 or fewer"):
         make_ivectors(features, tmp_path / "out", replace(OPTIONS, gaussians=64), sets=SETS)
     with pytest.raises(InputError, match=r"dim=32: 12 training utterances are enough for 6 dimensions"):
@@ -131,7 +131,7 @@ def test_too_little_speech_says_how_much_it_is_enough_for(features: Path, tmp_pa
 
 
 @pytest.mark.parametrize("wrong", [{"gaussians": 0}, {"dim": 0}, {"posterior_scale": 0.0}, {"max_count": -1.0}])
-def test_options_out_of_range(wrong: dict[str, float]) -> None:
+def test_options_out_of_range_are_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):
         replace(OPTIONS, **wrong)  # type: ignore[arg-type]
 

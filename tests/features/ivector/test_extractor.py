@@ -37,10 +37,10 @@ def small_ubm(seed: int = 0) -> DiagUbm:
 
 
 def fit(drawn: Drawn, iterations: int) -> tuple[list[Extractor], list[float]]:
-    """The extractors after each iteration of EM, and the likelihoods of those before."""
+    """Returns the initial extractor and that of each EM iteration, and the likelihood before each update."""
     statistics, totals = drawn.statistics(GAUSSIANS)
     means, covariances = totals.moments()
-    floor = 0.1 * covariance_floor(totals.count_G, covariances)  # here y moves the means far more than in real speech
+    floor = 0.1 * covariance_floor(totals.count_G, covariances)  # y moves the means far more than in real speech
     extractors, likelihoods = [initial_extractor(means, apply_floor(covariances, floor), DIM, 0)], []
     for _ in range(iterations):
         sums = accumulate(extractors[-1], [statistics])
@@ -49,7 +49,7 @@ def fit(drawn: Drawn, iterations: int) -> tuple[list[Extractor], list[float]]:
     return extractors, likelihoods
 
 
-def test_an_ivector_is_that_of_the_slow_reference() -> None:
+def test_ivectors_equal_the_reference() -> None:
     ubm, extractor = small_ubm(), random_extractor(GAUSSIANS, FEATURES, DIM, 1)
     x_TD = 2 * np.random.default_rng(2).standard_normal((70, FEATURES))
     estimate = Estimator(ubm, extractor, scale=0.3, period=25)
@@ -57,7 +57,7 @@ def test_an_ivector_is_that_of_the_slow_reference() -> None:
     np.testing.assert_allclose(found, ivector(extractor, 0.3 * posteriors(ubm, x_TD), x_TD), rtol=1e-4, atol=1e-4)
 
 
-def test_the_likelihood_is_the_exact_marginal_one_and_rises_at_every_iteration() -> None:
+def test_likelihood_is_the_exact_marginal_and_rises_at_every_iteration() -> None:
     drawn = draw(random_extractor(GAUSSIANS, FEATURES, DIM, 3), utterances=40, frames=12, seed=4)
     extractors, likelihoods = fit(drawn, 12)
     assert (np.diff(likelihoods) > 0).all() and likelihoods[-1] > likelihoods[0] + 0.1
@@ -67,14 +67,14 @@ def test_the_likelihood_is_the_exact_marginal_one_and_rises_at_every_iteration()
         assert likelihood == pytest.approx(exact / drawn.gaussian_UT.size, rel=1e-8)
 
 
-def test_the_subspace_and_the_covariances_are_recovered() -> None:
+def test_subspace_and_covariances_are_recovered() -> None:
     truth = random_extractor(GAUSSIANS, FEATURES, DIM, 5)
     drawn = draw(truth, utterances=800, frames=40, seed=6)
     extractors, _ = fit(drawn, 25)
     last = extractors[-1]
-    wanted, first, found = (e.loadings_GDS.flatten(0, 1).numpy() for e in (truth, extractors[0], last))
-    assert np.degrees(subspace_angles(first, wanted).max()) > 30.0
-    assert np.degrees(subspace_angles(found, wanted).max()) < 1.0
+    expected, first, found = (e.loadings_GDS.flatten(0, 1).numpy() for e in (truth, extractors[0], last))
+    assert np.degrees(subspace_angles(first, expected).max()) > 30.0
+    assert np.degrees(subspace_angles(found, expected).max()) < 1.0
     np.testing.assert_allclose(last.covariances_GDD, truth.covariances_GDD, atol=0.1)
     assert last.offset == pytest.approx(truth.offset, rel=0.1)
     statistics, _ = drawn.statistics(GAUSSIANS)
@@ -82,7 +82,7 @@ def test_the_subspace_and_the_covariances_are_recovered() -> None:
     np.testing.assert_allclose(np.cov(found_US.T), np.eye(DIM), atol=0.15)
 
 
-def test_minimum_divergence_changes_axes_and_not_what_they_describe() -> None:
+def test_minimum_divergence_only_changes_the_basis() -> None:
     extractor = random_extractor(GAUSSIANS, FEATURES, DIM, 7)
     rng = np.random.default_rng(8)
     y_US = rng.standard_normal((500, DIM)) @ rng.standard_normal((DIM, DIM)) + [5.0, -2.0, 1.0]
@@ -101,7 +101,7 @@ def test_minimum_divergence_changes_axes_and_not_what_they_describe() -> None:
     np.testing.assert_allclose(before, after, atol=1e-8)
 
 
-def test_a_floor_raises_only_what_is_below_it() -> None:
+def test_the_floor_only_raises_smaller_eigenvalues() -> None:
     floor_DD = torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64))
     above, below = torch.diag(torch.tensor([2.0, 9.0])).double(), torch.diag(torch.tensor([0.5, 9.0])).double()
     found = apply_floor(torch.stack([above, below]), floor_DD)
@@ -109,8 +109,8 @@ def test_a_floor_raises_only_what_is_below_it() -> None:
     np.testing.assert_allclose(found[1], [[1.0, 0.0], [0.0, 9.0]], atol=1e-12)
 
 
-def spoken(lengths: tuple[int, ...], seed: int) -> list[torch.Tensor]:
-    """Utterances of a speaker, by their frames."""
+def sample_utterances(lengths: tuple[int, ...], seed: int) -> list[torch.Tensor]:
+    """Samples the frames of a speaker's utterances."""
     rng = np.random.default_rng(seed)
     shift = rng.standard_normal(FEATURES)
     return [torch.from_numpy(rng.standard_normal((n, FEATURES)) + shift).float() for n in lengths]
@@ -118,13 +118,11 @@ def spoken(lengths: tuple[int, ...], seed: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("batch", [1, 2, 64])
 @pytest.mark.parametrize("max_count", [0.0, 4.0])
-def test_online_is_offline_when_all_speech_has_been_heard(
-    max_count: float, batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_online_equals_offline_after_all_speech(max_count: float, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimator, "BATCH", batch)
     extractor = random_extractor(GAUSSIANS, FEATURES, DIM, 9)
     estimate = Estimator(small_ubm(), extractor, scale=0.2, max_count=max_count, period=30)
-    utterances = spoken((75, 9, 61), 10)
+    utterances = sample_utterances((75, 9, 61), 10)
     rows = estimate.online(utterances)
     assert [len(r) for r in rows] == [3, 1, 3]
     for u, count in ((0, 3), (1, 1), (2, 3)):
@@ -133,8 +131,8 @@ def test_online_is_offline_when_all_speech_has_been_heard(
     np.testing.assert_allclose(rows[2][1], estimate.offline([[*utterances[:2], utterances[2][:60]]])[0], atol=1e-5)
 
 
-def test_max_count_makes_much_speech_look_like_little() -> None:
-    extractor, (x_TD,) = random_extractor(GAUSSIANS, FEATURES, DIM, 11), spoken((200,), 12)
+def test_max_count_scales_statistics_down() -> None:
+    extractor, (x_TD,) = random_extractor(GAUSSIANS, FEATURES, DIM, 11), sample_utterances((200,), 12)
     limited, scaled = Estimator(small_ubm(), extractor, max_count=50.0), Estimator(small_ubm(), extractor, scale=0.25)
     np.testing.assert_allclose(limited.offline([[x_TD]]), scaled.offline([[x_TD]]), atol=1e-4)
     plain = Estimator(small_ubm(), extractor)
@@ -142,21 +140,21 @@ def test_max_count_makes_much_speech_look_like_little() -> None:
     assert np.abs(limited.offline([[x_TD]]) - plain.offline([[x_TD]])).max() > 1e-3
 
 
-def test_a_fifth_of_a_second_is_near_the_prior_and_no_speech_is_at_it() -> None:
+def test_little_speech_is_near_the_prior_and_none_is_at_it() -> None:
     extractor = random_extractor(GAUSSIANS, FEATURES, DIM, 14)
     estimate = Estimator(small_ubm(), extractor, scale=0.001)
-    short, long = (float(estimate.offline([spoken((n,), 15)]).norm()) for n in (18, 4000))
+    short, long = (float(estimate.offline([sample_utterances((n,), 15)]).norm()) for n in (18, 4000))
     assert np.isfinite(short) and 0 < short < 0.2 * long
     nothing = extractor.ivectors(torch.zeros(1, GAUSSIANS), torch.zeros(1, DIM, dtype=torch.float64), max_count=10.0)
     np.testing.assert_allclose(nothing, 0, atol=1e-12)
 
 
-def test_speakers_are_divided_in_order() -> None:
+def test_speakers_are_split_in_order() -> None:
     assert split_speaker(["a", "b", "c", "d", "e"], 2) == [["a", "b"], ["c", "d"], ["e"]]
     assert split_speaker(["a", "b", "c"], 0) == [["a", "b", "c"]]
 
 
-def test_models_are_read_back_and_damage_is_named(tmp_path: Path) -> None:
+def test_models_are_read_back_and_damaged_files_are_named(tmp_path: Path) -> None:
     ubm, extractor = small_ubm(), random_extractor(GAUSSIANS, FEATURES, DIM, 16)
     save_ubm(tmp_path / "ubm.npz", ubm)
     save_extractor(tmp_path / "extractor.npz", extractor)

@@ -20,7 +20,7 @@ def frames(count: int, seed: int) -> np.ndarray:
     return (MEANS[of] + DEVIATIONS[of] * rng.standard_normal((count, 2))).astype(np.float32)
 
 
-def test_a_known_mixture_is_found_and_the_likelihood_never_falls() -> None:
+def test_a_known_mixture_is_recovered_and_likelihood_never_falls() -> None:
     ubm, likelihoods = train_ubm(torch.from_numpy(frames(10_000, 1)), 3, 15)
     assert len(likelihoods) == 15 and (np.diff(likelihoods) > -1e-5).all() and likelihoods[-1] > likelihoods[0] + 1e-3
     order = np.argsort(-ubm.weights_G.numpy())
@@ -29,7 +29,7 @@ def test_a_known_mixture_is_found_and_the_likelihood_never_falls() -> None:
     np.testing.assert_allclose(ubm.vars_GD.sqrt().numpy()[order], DEVIATIONS, atol=0.1)
 
 
-def test_the_likelihood_is_that_of_the_mixture_and_rises_where_gaussians_overlap() -> None:
+def test_likelihood_is_of_the_mixture_and_rises_for_overlapping_gaussians() -> None:
     x_ND = torch.from_numpy(np.random.default_rng(2).laplace(size=(3000, 4)).astype(np.float32))
     ubm, likelihoods = train_ubm(x_ND, 11, 30)
     assert ubm.num_gaussians == 11
@@ -42,8 +42,8 @@ def test_the_likelihood_is_that_of_the_mixture_and_rises_where_gaussians_overlap
 
 def test_gaussians_without_frames_stay_finite_and_variances_above_the_floor() -> None:
     rng = np.random.default_rng(3)
-    places = np.repeat([[0.0, 0.0], [1.0, 5.0]], 60, axis=0)
-    x_ND = torch.from_numpy((places + 1e-4 * rng.standard_normal(places.shape)).astype(np.float32))
+    centres = np.repeat([[0.0, 0.0], [1.0, 5.0]], 60, axis=0)
+    x_ND = torch.from_numpy((centres + 1e-4 * rng.standard_normal(centres.shape)).astype(np.float32))
     ubm, _ = train_ubm(x_ND, 8, 10)
     assert all(torch.isfinite(t).all() for t in (ubm.weights_G, ubm.means_GD, ubm.vars_GD))
     assert float(ubm.weights_G.sum()) == pytest.approx(1) and float(ubm.weights_G.min()) > 0
@@ -51,7 +51,7 @@ def test_gaussians_without_frames_stay_finite_and_variances_above_the_floor() ->
     assert (ubm.vars_GD >= floor_D * (1 - 1e-9)).all()
 
 
-def test_a_feature_that_never_changes_is_refused() -> None:
+def test_a_constant_feature_is_rejected() -> None:
     x_ND = torch.from_numpy(frames(100, 1))
     x_ND[:, 1] = 3.0
     with pytest.raises(InputError, match="constant or not finite"):
@@ -70,7 +70,7 @@ def test_statistics_are_sums_over_segments() -> None:
     np.testing.assert_allclose(second, np.einsum("tg,td,te->gde", expected_TG, x_TD, x_TD), rtol=1e-4, atol=1e-5)
 
 
-def test_full_covariances_are_those_of_the_frames_of_each_gaussian() -> None:
+def test_full_covariances_are_of_the_frames_of_each_gaussian() -> None:
     rng = np.random.default_rng(5)
     parts = [rng.standard_normal((400, 3)) @ rng.standard_normal((3, 3)) + 3 * g for g in range(2)]
     count = torch.tensor([400.0, 400.0, 0.0], dtype=torch.float64)
