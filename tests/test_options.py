@@ -1,4 +1,4 @@
-"""Options have the types that are asked for, or the user learns which one has not."""
+"""Options are checked against types, and errors name the option."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asr_am.errors import InputError
 from asr_am.hmm.train_lda_mllt import LdaOptions
 from asr_am.options import build
 from asr_am.stages.app import check
-from asr_am.stages.train_worker import strategy_of
+from asr_am.stages.train_config import strategy_factory
 from asr_am.train.train_options import TrainOptions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,12 +63,12 @@ def test_values_of_the_right_types_are_kept_as_they_are() -> None:
         ({"colour": 1}, r"^o\.colour: there is no such option; there are count, share, kind"),
     ],
 )
-def test_others_are_named(changes: dict[str, Any], message: str) -> None:
+def test_values_of_other_types_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         build(Outer, {"count": 1, **changes}, "o")
 
 
-def test_a_missing_option_and_a_section_that_is_none() -> None:
+def test_a_missing_option_and_a_section_that_is_no_mapping() -> None:
     with pytest.raises(InputError, match=r"^o\.count: is missing"):
         build(Outer, {}, "o")
     with pytest.raises(InputError, match=r"^o=3: must be a mapping"):
@@ -85,11 +85,11 @@ def test_training_options_of_another_type(train: dict[str, Any]) -> None:
 def test_options_of_strategies_are_of_their_types(strategy: str) -> None:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         cfg = compose("config", overrides=[f"strategy={strategy}", "corpus=minicts"])
-    assert strategy_of(cfg).keywords == {k: v for k, v in cfg.strategy.items() if k[0] != "_" and k != "name"}
-    for option in strategy_of(cfg).keywords:
+    assert strategy_factory(cfg).keywords == {k: v for k, v in cfg.strategy.items() if k[0] != "_" and k != "name"}
+    for option in strategy_factory(cfg).keywords:
         OmegaConf.update(changed := cfg.copy(), f"strategy.{option}", [1])
         with pytest.raises(InputError, match=rf"^strategy\.{option}="):
-            strategy_of(changed)
+            strategy_factory(changed)
 
 
 @pytest.mark.parametrize(
@@ -101,19 +101,19 @@ def test_options_of_strategies_are_of_their_types(strategy: str) -> None:
         ("seed=-1", r"^seed=-1: must be at least 0"),
         ("systems=nnet", r"^systems=nnet: input should be a valid list"),
         ("run=3", r"""^run=3: input should be a valid string; quote it .* "run='3'"$"""),
-        ("run=a/b", r"^run=a/b: is the name of a folder"),
+        ("run=a/b", r"^run=a/b: must be the name of a directory"),
         ("exp=null", r"^exp=None: input should be a valid string$"),
     ],
 )
 @pytest.mark.parametrize("corpus", ["an4", "minicts", "kaldi"])
-def test_options_of_no_section(corpus: str, override: str, message: str) -> None:
+def test_options_outside_of_sections(corpus: str, override: str, message: str) -> None:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         check(compose("config", overrides=[f"corpus={corpus}"]))
         with pytest.raises(InputError, match=message):
             check(compose("config", overrides=[f"corpus={corpus}", override]))
 
 
-def test_lda_keeps_no_more_than_there_is() -> None:
+def test_lda_keeps_at_most_the_input_dimension() -> None:
     LdaOptions(context=3, dim=91).check(39)
-    with pytest.raises(InputError, match=r"^align\.lda_mllt\.dim=92: 7 frames of 13 MFCCs have 91 values"):
+    with pytest.raises(InputError, match=r"^align\.lda_mllt\.dim=92: 7 frames of 13 MFCCs have only 91 values"):
         LdaOptions(context=3, dim=92).check(39)

@@ -5,8 +5,8 @@ import threading
 from asr_am.parallel import parallel_map
 
 
-def test_workers_inherit_what_could_not_be_copied_to_them() -> None:
-    """A model of gigabytes, or a memory map, is not pickled for each item."""
+def test_workers_inherit_what_cannot_be_pickled() -> None:
+    """Checks that items are inherited: models of gigabytes and memory maps must not be pickled."""
     lock = threading.Lock()
     items = [(lock, number) for number in range(5)]
     assert parallel_map(lambda item: (item[0].locked(), item[1] ** 2), items, 2, "squares") == [

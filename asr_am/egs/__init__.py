@@ -1,1 +1,1 @@
-"""Training examples: features with their pdf targets on disk, and the loader that cuts them into batches."""
+"""Training examples: features with pdf targets on disk, and the loader that makes batches of them."""

@@ -1,8 +1,8 @@
-"""Masking of bands and of stretches of time in a chunk (SpecAugment: Park et al., Interspeech 2019, without warping),
-and noise on i-vectors.
+"""Data augmentation: masks in frequency and time (SpecAugment, Park et al., Interspeech 2019, without warping), and
+noise on i-vectors.
 
-Shapes: B chunks, T frames, F features, of which streams x bins are bands (static, delta, double delta of the same
-bins), S dimensions of the i-vector.
+Shapes: B chunks, T frames, F features, S dimensions of the i-vector, K draws of a chunk, M masks of a chunk. Features
+with frequency bands are streams x bins, for example static, delta and double delta of the same bins.
 """
 
 from __future__ import annotations
@@ -14,14 +14,20 @@ from scipy.special import ndtri
 
 from asr_am.egs.stateless_rng import combine, uniform_NK
 
-NOISE = 1  # the draws for noise are not those for masks
+NOISE = 1  # added to keys, so that noise and masks use different random numbers
 
 
 @dataclass(frozen=True)
 class Masking:
-    """How much is masked: `count` masks, each of 0 to `width` bins or frames. No masks by default.
+    """Amount of masking. The default masks nothing.
 
-    streams: how often the bins repeat along a frame (static + delta + double delta = 3); a band is masked in all.
+    Attributes:
+        bands: Number of frequency masks of a chunk.
+        band_width: Maximal width of a frequency mask, in bins.
+        spans: Number of time masks of a chunk.
+        span_width: Maximal width of a time mask, in frames.
+        streams: Number of times that the bins repeat along a frame (static, delta and double delta: 3). A frequency
+            mask covers the same bins in all of them.
     """
 
     bands: int = 0
@@ -37,9 +43,14 @@ class Masking:
 def mask_chunks(
     x_BTF: np.ndarray, key_B: np.ndarray, masking: Masking, fill_F: np.ndarray, bands: slice = slice(None)
 ) -> None:
-    """Put `fill_F` (the mean of the features) under masks drawn from `key_B`, in place.
+    """Masks chunks in place.
 
-    bands: the columns that bands are masked in, a multiple of streams. Stretches of time are masked in all columns.
+    Args:
+        x_BTF: The chunks.
+        key_B: Keys of the random numbers.
+        masking: Amount of masking.
+        fill_F: Values under masks, the mean of the features.
+        bands: Columns of the frequency masks, a multiple of `masking.streams`. Time masks cover all columns.
     """
     _, frames, dim = x_BTF.shape
     bins = len(fill_F[bands]) // masking.streams
@@ -51,16 +62,16 @@ def mask_chunks(
     np.copyto(x_BTF, fill_F, where=band_BF[:, None, :] | span_BT[:, :, None])
 
 
-def vector_noise(key_B: np.ndarray, deviation_S: np.ndarray) -> np.ndarray:
-    """float32 [B, S]: Gaussian noise of these standard deviations, drawn from `key_B`: one vector for each chunk."""
+def draw_ivector_noise(key_B: np.ndarray, deviation_S: np.ndarray) -> np.ndarray:
+    """Draws Gaussian noise with these standard deviations, float32 [B, S], one vector per chunk."""
     uniform_BS = uniform_NK(combine(key_B, NOISE), len(deviation_S)) + 2.0**-54  # inside (0, 1)
     return (ndtri(uniform_BS) * deviation_S).astype(np.float32)
 
 
 def _mask(draws_BK: np.ndarray, width: int, size: int) -> np.ndarray:
-    """bool [B, size]: the union of K/2 intervals, each of a uniform width up to `width` at a uniform place."""
+    """Returns the union of M = K/2 intervals, bool [B, size]. Widths up to `width` and positions are uniform."""
     length_BM = np.floor(draws_BK[:, 0::2] * (min(width, size) + 1))
     start_BM = np.floor(draws_BK[:, 1::2] * (size - length_BM + 1))
-    place = np.arange(size)
-    inside_BMS = (place >= start_BM[..., None]) & (place < (start_BM + length_BM)[..., None])
+    position = np.arange(size)
+    inside_BMS = (position >= start_BM[..., None]) & (position < (start_BM + length_BM)[..., None])
     return inside_BMS.any(axis=1)

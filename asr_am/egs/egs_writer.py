@@ -1,4 +1,4 @@
-"""Stage egs: pair the features of every utterance with its pdfs and store them in shards.
+"""Stage egs: pairs the features of every utterance with its pdfs and writes them to shards.
 
 Shapes: T frames, F feature dimension, L graph labels, P pdfs, U utterances.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from asr_am.egs.ivector_store import write_vectors
+from asr_am.egs.ivector_store import write_ivectors
 from asr_am.egs.stateless_rng import string_keys
 from asr_am.egs.store import EgsInfo, Index
 from asr_am.errors import InputError
@@ -25,12 +25,20 @@ from asr_am.parallel import parallel_map
 
 log = logging.getLogger(__name__)
 
-BLOCK = 100  # utterances whose features one task of a worker reads
+BLOCK = 100  # utterances of one task of a worker process
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the features of one set come from and go to; plain values, so that it travels to a worker."""
+    """Input and output of one set, in plain values that can be pickled.
+
+    Attributes:
+        features_dir: Folder of the features.
+        kind: Kind of features, as for `InputReader`.
+        subset: Name of the set.
+        out: Folder of its examples.
+        random_phase: Begins the first stack at a frame that depends on the utterance's name.
+    """
 
     features_dir: Path
     kind: str
@@ -43,7 +51,7 @@ class Source:
         return stack_of(self.kind)
 
     def phase(self, utterance: str) -> int:
-        """The frame at which the first stack begins."""
+        """Returns the frame at which the first stack begins."""
         return int(string_keys([utterance])[0] % np.uint64(self.stack)) if self.random_phase else 0
 
     def open(self) -> InputReader:
@@ -52,7 +60,7 @@ class Source:
 
 @lru_cache(maxsize=1)
 def _open_once(source: Source) -> InputReader:
-    """One reader for all the tasks of a worker: opening it reads the lists of the whole set."""
+    """Caches one reader for all tasks of a worker, as opening it reads the lists of the whole set."""
     return source.open()
 
 
@@ -69,17 +77,30 @@ def make_egs(
     random_phase: bool = False,
     jobs: int = 1,
 ) -> EgsInfo:
-    """Write the training examples of `sets` into `out` (see `store` for the files).
+    """Writes the training examples of several sets (see `store` for the files).
 
-    features_dir, kind: as for `InputReader`. align_dir: has states.npz and ali/<set>.ark of graph labels.
-    dtype: float16 or float32, of the stored features. shard_frames: frames after which a new shard begins. Where `kind`
-    stacks frames, a stack is a frame of the examples; random_phase: each training utterance is stacked from its first,
-    second or third frame on, by its name.
-    Utterances without an alignment (the aligner gave up on them) are left out, counted, and listed in
-    `<out>/<set>/unaligned.txt`. InputError where an alignment does not fit its utterance or the states.
+    Utterances that could not be aligned are skipped, counted, and listed in `<out>/<set>/unaligned.txt`. If `kind`
+    stacks frames, a frame of the examples is a stack.
+
+    Args:
+        features_dir: Folder of the features, as for `InputReader`.
+        kind: Kind of features, as for `InputReader`.
+        align_dir: Folder with states.npz, and graph labels in ali/<set>.ark.
+        out: Folder of the examples.
+        sets: Names of the sets. Must contain `train`.
+        chunk: Frames of a training chunk.
+        dtype: Type of the stored features, float16 or float32.
+        shard_frames: Number of frames after which a new shard begins.
+        random_phase: Stacks a training utterance from its first, second or third frame on, depending on its name.
+        jobs: Number of worker processes.
+
+    Raises:
+        InputError: An alignment does not fit its utterance or the states, or an option is not valid.
     """
     if dtype not in ("float16", "float32") or chunk < 1 or shard_frames < 1 or "train" not in sets:
-        raise InputError("egs: dtype is float16 or float32, chunk and shard_frames are positive, sets has `train`")
+        raise InputError(
+            "egs: dtype must be float16 or float32, chunk and shard_frames at least 1, and sets must contain `train`"
+        )
     states = StateTable.load(align_dir / "states.npz")
     sizes: dict[str, dict[str, int]] = {}
     for subset in sets:
@@ -89,7 +110,7 @@ def make_egs(
         index, counts_P = _write_targets(source, align_dir / "ali", states, chunk, shard_frames)
         unaligned = _check_pairs(index.utterances, reader.utterances, source)
         if reader.vectors:
-            write_vectors(source.out, reader.vectors, index.utterances)
+            write_ivectors(source.out, reader.vectors, index.utterances)
         frame_dim = reader.dim - (reader.vectors.dim if reader.vectors else 0)
         _write_features(source, index, frame_dim, chunk, dtype, jobs)
         index.save(source.out)
@@ -109,7 +130,7 @@ def make_egs(
 
 
 def senone_digest(align_dir: Path, states: StateTable) -> str:
-    """The same for alignments with the same senones, and for no others: tied states, and the tree that ties them."""
+    """Returns a digest of the senones: tied states, and the tree that ties them."""
     tree = align_dir / "tree.json"
     return hashlib.sha256(states.labels_L3.tobytes() + (tree.read_bytes() if tree.exists() else b"")).hexdigest()[:16]
 
@@ -117,11 +138,11 @@ def senone_digest(align_dir: Path, states: StateTable) -> str:
 def _write_targets(
     source: Source, ali: Path, states: StateTable, chunk: int, shard_frames: int
 ) -> tuple[Index, np.ndarray]:
-    """Write targets.<k>.npy shard by shard; returns the index of all shards and the pdf counts [P]."""
+    """Writes targets.<k>.npy shard by shard. Returns the index of all shards and the pdf counts [P]."""
     out, subset = source.out, source.subset
     dtype = np.int16 if states.num_pdfs <= np.iinfo(np.int16).max else np.int32
     utterances: list[str] = []
-    places: list[tuple[int, int, int]] = []  # shard, begin, frames
+    rows: list[tuple[int, int, int]] = []  # shard, begin, frames
     counts_P = np.zeros(states.num_pdfs, dtype=np.int64)
     pending: list[np.ndarray] = []
     shard, begin = 0, 0
@@ -131,19 +152,19 @@ def _write_targets(
             shard, begin, pending = shard + 1, 0, []
         pdfs_T = middle_labels(pdfs_T, source.stack, source.phase(utterance))
         utterances.append(utterance)
-        places.append((shard, begin, len(pdfs_T)))
+        rows.append((shard, begin, len(pdfs_T)))
         pending.append(pdfs_T.astype(dtype))
         counts_P += np.bincount(pdfs_T, minlength=states.num_pdfs)
         begin += len(pdfs_T)
     if not utterances:
         raise InputError(f"{ali}: no utterance of {subset} is aligned; run stage 3 (align) again")
     np.save(out / f"targets.{shard}.npy", np.concatenate([*pending, np.zeros(chunk, dtype)]))
-    shard_U, begin_U, frames_U = np.array(places, dtype=np.int64).T
+    shard_U, begin_U, frames_U = np.array(rows, dtype=np.int64).T
     return Index(utterances, shard_U, begin_U, frames_U), counts_P
 
 
 def _read_pdfs(ali: Path, subset: str, states: StateTable) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (utterance, pdfs [T]), checked against the states."""
+    """Yields (utterance, pdfs [T]) after checking labels against the states."""
     seen = set()
     for utterance, labels_T in read_alignments(ali, subset):
         where = f"{ali / subset}.ark: utterance {utterance}"
@@ -159,12 +180,15 @@ def _read_pdfs(ali: Path, subset: str, states: StateTable) -> Iterator[tuple[str
 
 
 def _check_pairs(aligned: list[str], utterances: list[str], source: Source) -> int:
-    """List the utterances without an alignment in a file, count them; InputError for an alignment without features."""
+    """Writes a list of utterances without an alignment and returns their number.
+
+    Raises InputError for an alignment without features.
+    """
     stray = sorted(set(aligned) - set(utterances))
     if stray:
         raise InputError(
-            f"{source.features_dir}: {source.subset} has no features for utterance {stray[0]} (of {len(stray)} such), "
-            "which is aligned; run the stages features and align again"
+            f"{source.features_dir}: {source.subset} has alignments but no features for {len(stray)} utterances, such "
+            f"as {stray[0]}; run stages 2 (features) and 3 (align) again"
         )
     missing = sorted(set(utterances) - set(aligned))
     path = source.out / "unaligned.txt"
@@ -176,13 +200,13 @@ def _check_pairs(aligned: list[str], utterances: list[str], source: Source) -> i
 
 
 def _write_features(source: Source, index: Index, dim: int, chunk: int, dtype: str, jobs: int) -> None:
-    """Write features.<k>.npy, blocks of utterances in parallel; the `chunk` rows at the end of a shard stay zero."""
+    """Writes features.<k>.npy in parallel, by blocks of utterances. The last `chunk` rows of a shard stay zero."""
     for shard in range(int(index.shard_U.max()) + 1):
         rows = int(index.frames_U[index.shard_U == shard].sum()) + chunk
         path = source.out / f"features.{shard}.npy"
         np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(rows, dim)).flush()
     blocks = [index.part(begin, begin + BLOCK) for begin in range(0, len(index.utterances), BLOCK)]
-    _open_once.cache_clear()  # the files may have changed since this process read them
+    _open_once.cache_clear()  # files may have changed since this process read them
     parallel_map(partial(_write_block, source), blocks, jobs, f"examples of {source.subset}")
 
 
@@ -195,11 +219,11 @@ def _write_block(source: Source, block: Index) -> None:
         if len(x_TF) != frames:
             raise InputError(
                 f"{source.features_dir}: utterance {utterance} of {source.subset}: {len(x_TF)} frames of features, but "
-                f"{frames} aligned; run the stages features and align again"
+                f"{frames} aligned; run stages 2 (features) and 3 (align) again"
             )
         if not np.isfinite(x_TF).all() or np.abs(x_TF).max() > np.finfo(shard_TF.dtype).max:
             raise InputError(
-                f"{source.features_dir}: utterance {utterance}: features that {shard_TF.dtype} cannot hold; "
-                "use egs.dtype=float32, or look at its recording"
+                f"{source.features_dir}: utterance {utterance}: features out of the range of {shard_TF.dtype}; "
+                "set egs.dtype=float32, or check its recording"
             )
         shard_TF[begin : begin + frames] = x_TF

@@ -1,12 +1,12 @@
-"""From shards to batches: which chunks make up an epoch, in which order, and their assembly.
+"""Loads batches from shards: plans the chunks of an epoch and their order, and assembles batches.
 
 Shapes: N chunks of an epoch, U utterances, B chunks of a batch, T frames of a chunk, F feature dimension.
 
-Worker threads copy and mask with NumPy, in the stored precision; a thread that calls torch's arithmetic would grow a
-pool of threads of its own.
+Worker threads copy and mask with NumPy, in the stored precision. A thread that used torch's arithmetic would start a
+thread pool of its own.
 
-The plan of an epoch depends on (seed, epoch) and the examples only, never on the number of learners or workers: any
-batch can be made by anybody, by its number.
+The plan of an epoch depends only on the examples, the seed and the epoch, not on the number of learners or workers. Any
+learner can assemble any batch by its number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from asr_am.egs.augment import Masking, mask_chunks, vector_noise
+from asr_am.egs.augment import Masking, draw_ivector_noise, mask_chunks
 from asr_am.egs.stateless_rng import combine, seed_of, string_keys, uniform_NK
 from asr_am.egs.store import REMEDY, EgsSet
 from asr_am.errors import InputError
@@ -29,9 +29,14 @@ IGNORE = -100  # the target of a padded frame, as in torch's cross-entropy
 
 @dataclass(frozen=True)
 class Batch:
-    """Chunks of equal length, padded with zeros and `IGNORE`.
+    """Chunks padded to equal length.
 
-    x_BTF float32; targets_BT int64; lengths_B int64; utterances: position of each chunk's utterance in the index.
+    Attributes:
+        id: Number of the batch in its epoch.
+        x_BTF: Features, float32, padded with zeros.
+        targets_BT: Pdfs, int64, padded with `IGNORE`.
+        lengths_B: Frames of each chunk, int64.
+        utterances: Position of each chunk's utterance in the index, [B].
     """
 
     id: int
@@ -46,8 +51,17 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The chunks of one epoch, in the order of training: utterance, first frame in it, and frames of each."""
+class EpochPlan:
+    """Chunks of one epoch in the order of training.
+
+    Attributes:
+        utterance_N: Position of each chunk's utterance in the index.
+        begin_N: First frame of each chunk in its utterance.
+        frames_N: Frames of each chunk.
+        batch_size: Chunks of a batch.
+        seed: Seed of the loader.
+        epoch: The epoch.
+    """
 
     utterance_N: np.ndarray
     begin_N: np.ndarray
@@ -57,10 +71,11 @@ class Plan:
     epoch: int
 
     def __len__(self) -> int:
-        """The number of batches; the last may be smaller."""
+        """Returns the number of batches. The last one may be smaller."""
         return -(-len(self.utterance_N) // self.batch_size)
 
     def chunks(self, batch: int) -> slice:
+        """Returns the chunks of a batch."""
         return slice(batch * self.batch_size, (batch + 1) * self.batch_size)
 
 
@@ -74,10 +89,15 @@ def _to_torch(arrays: Arrays) -> Batch:
 
 
 def cut(frames_U: np.ndarray, chunk: int, offset_U: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut every utterance into chunks that do not overlap and leave nothing out; the first one ends at `offset_U`.
+    """Cuts every utterance into adjacent chunks that cover all of its frames.
 
-    An offset of 0 means that the first chunk is a whole one. Returns utterance, begin and frames of each chunk; the
-    first and the last chunk of an utterance may be shorter than `chunk`.
+    Args:
+        frames_U: Frames of each utterance.
+        chunk: Frames of a chunk. The first and the last one of an utterance may be shorter.
+        offset_U: End of the first chunk of each utterance. 0 means a full first chunk.
+
+    Returns:
+        Utterance, first frame and number of frames of each chunk, [N] each.
     """
     offset_U = np.where(offset_U < frames_U, offset_U, 0)
     first_U = (offset_U > 0).astype(np.int64)
@@ -91,13 +111,7 @@ def cut(frames_U: np.ndarray, chunk: int, offset_U: np.ndarray) -> tuple[np.ndar
 
 
 class Loader:
-    """Batches of one set of examples.
-
-    batch_size: chunks of a batch. shuffle: False keeps the stored order (validation). random_offset: cut utterances
-    at another place in each epoch. subset: share of the utterances that is used. masking: drawn anew for each (seed,
-    epoch, utterance, chunk). mean_F: what is put under a mask. ivector_noise: on examples with i-vectors, in standard
-    deviations of each dimension, drawn anew like masks. workers: threads that assemble batches ahead of time.
-    """
+    """Loader of batches of one set of examples."""
 
     def __init__(
         self,
@@ -113,11 +127,29 @@ class Loader:
         ivector_noise: float = 0.0,
         workers: int = 1,
     ) -> None:
-        bands = egs.info.bands.stop - egs.info.bands.start
+        """Prepares a loader.
+
+        Args:
+            egs: The examples.
+            batch_size: Chunks of a batch.
+            seed: Seed of order, offsets, masks and noise.
+            shuffle: Shuffles chunks. False keeps the stored order, for validation.
+            random_offset: Cuts utterances at other frames in each epoch.
+            subset: Share of the utterances that is used.
+            masking: Masks, drawn for each (seed, epoch, utterance, chunk).
+            mean_F: Values under masks. None means zeros.
+            ivector_noise: Noise on i-vectors, if the examples have them, in standard deviations of each dimension.
+                Drawn like masks.
+            workers: Threads that assemble batches ahead of time.
+
+        Raises:
+            InputError: `masking.streams` does not fit the features, or `subset` selects no utterance.
+        """
+        bands = egs.info.band_columns.stop - egs.info.band_columns.start
         if masking and bands % masking.streams:
             raise InputError(
-                f"train.masking.streams={masking.streams}: the {bands} features of {egs.directory} are not "
-                "so many times the same bins"
+                f"train.masking.streams={masking.streams}: must divide {bands}, the number of features with bands in "
+                f"{egs.directory}"
             )
         self.egs, self.batch_size, self.seed, self.workers = egs, batch_size, seed, max(1, workers)
         self.shuffle, self.random_offset, self.masking = shuffle, random_offset, masking or Masking()
@@ -126,12 +158,12 @@ class Loader:
         self._key_U = string_keys(egs.index.utterances)
         self._used_U = uniform_NK(self._key_U, 1)[:, 0] < subset
         if not self._used_U.any():
-            raise InputError(f"train.subset={subset}: is none of the utterances of {egs.directory}; use a larger share")
-        # Plain views of the same memory: slicing a `numpy.memmap` costs more than copying the chunk.
+            raise InputError(f"train.subset={subset}: selects no utterance of {egs.directory}; use a larger share")
+        # Plain arrays over the same memory, because slicing a `numpy.memmap` costs more than copying the chunk.
         self._x, self._y = ([np.asarray(shard) for shard in shards] for shards in (egs.features, egs.targets))
 
-    def plan(self, epoch: int) -> Plan:
-        """The chunks of `epoch`, shuffled."""
+    def plan(self, epoch: int) -> EpochPlan:
+        """Returns the chunks of an epoch."""
         chunk, index = self.egs.info.chunk, self.egs.index
         offset_U = np.zeros(len(self._key_U), dtype=np.int64)
         if self.random_offset:
@@ -141,22 +173,27 @@ class Loader:
         if self.shuffle:
             columns = columns[:, np.random.default_rng(seed_of(self.seed, epoch)).permutation(columns.shape[1])]
         utterance_N, begin_N, frames_N = columns
-        return Plan(utterance_N, begin_N, frames_N, self.batch_size, self.seed, epoch)
+        return EpochPlan(utterance_N, begin_N, frames_N, self.batch_size, self.seed, epoch)
 
-    def batch(self, plan: Plan, number: int) -> Batch:
-        """Batch `number` of `plan`."""
+    def batch(self, plan: EpochPlan, number: int) -> Batch:
+        """Assembles batch `number` of `plan`."""
         return _to_torch(self._assemble(plan, number))
 
-    def _assemble(self, plan: Plan, number: int) -> Arrays:
+    def _assemble(self, plan: EpochPlan, number: int) -> Arrays:
         part = plan.chunks(number)
         utterance_B, begin_B, frames_B = plan.utterance_N[part], plan.begin_N[part], plan.frames_N[part]
-        chunk, index, vectors, at = self.egs.info.chunk, self.egs.index, self.egs.vectors, self.egs.info.vector
+        chunk, index, ivectors, at = (
+            self.egs.info.chunk,
+            self.egs.index,
+            self.egs.ivectors,
+            self.egs.info.ivector_columns,
+        )
         shard_B, row_B = index.shard_U[utterance_B].tolist(), (index.begin_U[utterance_B] + begin_B).tolist()
         x_BTF = np.empty((len(row_B), chunk, self.egs.info.dim), dtype=self._x[0].dtype)
         y_BT = np.empty((len(row_B), chunk), dtype=np.int64)
         for b, (shard, row) in enumerate(zip(shard_B, row_B, strict=True)):
             frames_TF = self._x[shard][row : row + chunk]
-            if vectors is None:
+            if ivectors is None:
                 x_BTF[b] = frames_TF
             else:
                 x_BTF[b, :, : at.start], x_BTF[b, :, at.stop :] = frames_TF[:, : at.start], frames_TF[:, at.start :]
@@ -164,16 +201,16 @@ class Loader:
         if y_BT.min() < 0 or y_BT.max() >= self.egs.info.num_pdfs:
             wrong = int(np.flatnonzero((y_BT < 0).any(axis=1) | (y_BT >= self.egs.info.num_pdfs).any(axis=1))[0])
             raise InputError(
-                f"{self.egs.directory}: a target near utterance {index.utterances[utterance_B[wrong]]} is not one "
-                f"of the {self.egs.info.num_pdfs} pdfs; {REMEDY}"
+                f"{self.egs.directory}: a target near utterance {index.utterances[utterance_B[wrong]]} is outside "
+                f"0..{self.egs.info.num_pdfs - 1}, the pdfs; {REMEDY}"
             )
         key_B = combine(plan.seed, plan.epoch, self._key_U[utterance_B], begin_B)
         if self.masking:
-            mask_chunks(x_BTF, key_B, self.masking, self.mean_F, self.egs.info.bands)
-        if vectors is not None:  # after the masks, which leave i-vectors alone
-            vectors_BTS = vectors.of_chunks(utterance_B, begin_B, chunk)
+            mask_chunks(x_BTF, key_B, self.masking, self.mean_F, self.egs.info.band_columns)
+        if ivectors is not None:  # after the masks, which do not apply to i-vectors
+            vectors_BTS = ivectors.of_chunks(utterance_B, begin_B, chunk)
             if self.ivector_noise:
-                vectors_BTS += vector_noise(key_B, self.ivector_noise * vectors.moments[1])[:, None, :]
+                vectors_BTS += draw_ivector_noise(key_B, self.ivector_noise * ivectors.moments[1])[:, None, :]
             x_BTF[:, :, at] = vectors_BTS
         short = np.flatnonzero(frames_B < chunk)
         if len(short):
@@ -182,29 +219,29 @@ class Loader:
             y_BT[short] = np.where(padding, IGNORE, y_BT[short])
         return number, x_BTF, y_BT, frames_B, utterance_B
 
-    def batches(self, plan: Plan, numbers: Iterable[int]) -> Iterator[Batch]:
-        """The batches of `plan` with these numbers, in this order, assembled ahead of time.
+    def batches(self, plan: EpochPlan, numbers: Iterable[int]) -> Iterator[Batch]:
+        """Yields the batches with these numbers in this order, assembled ahead of time by worker threads.
 
-        `numbers` is drawn from at most 2 x workers items ahead of what has been yielded.
+        Takes at most 2 x workers items from `numbers` ahead of what it has yielded.
         """
-        waiting: deque[Future[Arrays]] = deque()
+        pending: deque[Future[Arrays]] = deque()
         with ThreadPoolExecutor(self.workers, thread_name_prefix="loader") as pool:
             try:
                 for number in numbers:
-                    waiting.append(pool.submit(self._assemble, plan, number))
-                    if len(waiting) > 2 * self.workers:
-                        yield _to_torch(waiting.popleft().result())
-                while waiting:
-                    yield _to_torch(waiting.popleft().result())
+                    pending.append(pool.submit(self._assemble, plan, number))
+                    if len(pending) > 2 * self.workers:
+                        yield _to_torch(pending.popleft().result())
+                while pending:
+                    yield _to_torch(pending.popleft().result())
             finally:
-                for future in waiting:
+                for future in pending:
                     future.cancel()
 
 
 def feature_moments(egs: EgsSet, limit: int = 1_000_000) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation [F] of the inputs, over evenly spaced utterances of about `limit` frames.
+    """Computes mean and standard deviation [F] of the inputs over evenly spaced utterances of about `limit` frames.
 
-    Those of the i-vector are over what is stored: every speaker or segment counts alike.
+    Those of i-vectors are over the stored rows, so every speaker or segment has equal weight.
     """
     index = egs.index
     step = max(1, egs.frames // limit)
@@ -217,10 +254,10 @@ def feature_moments(egs: EgsSet, limit: int = 1_000_000) -> tuple[np.ndarray, np
     mean_F, square_F = total / frames
     deviation_F = np.sqrt(np.maximum(square_F - mean_F**2, 1e-10))
     moments_F = mean_F.astype(np.float32), deviation_F.astype(np.float32)
-    if egs.vectors is None:
+    if egs.ivectors is None:
         return moments_F
     mean_V, deviation_V = (
-        np.insert(frames_F, egs.info.vector.start, vector_S)  # type: ignore[call-overload]
-        for frames_F, vector_S in zip(moments_F, egs.vectors.moments, strict=True)
+        np.insert(frames_F, egs.info.ivector_columns.start, vector_S)  # type: ignore[call-overload]
+        for frames_F, vector_S in zip(moments_F, egs.ivectors.moments, strict=True)
     )
     return mean_V, deviation_V

@@ -1,8 +1,8 @@
-"""Random numbers that depend on a key and on nothing else.
+"""Stateless random numbers: each is a function of a key.
 
-A draw for (seed, epoch, utterance) is the same whichever process makes it, and in whichever order: that is what makes
-training independent of the number of learners and of loader workers, and exact to resume. The mixing function is
-SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), vectorised.
+A draw for (seed, epoch, utterance) does not depend on the process that makes it or on the order of draws. This makes
+training independent of the number of learners and loader workers, and exact to resume. The mixing function is a
+vectorised SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 
 Shapes: N keys, K draws for each key.
 """
@@ -23,7 +23,7 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 
 def combine(*parts: np.ndarray | int) -> np.ndarray:
-    """One uint64 key out of several integers or integer arrays that broadcast (order matters)."""
+    """Combines integers, or integer arrays that broadcast, into uint64 keys. Their order matters."""
     key = np.zeros(1, dtype=np.uint64)
     for part in parts:
         key = _mix((key ^ np.asarray(part).astype(np.uint64)) + _GOLDEN)
@@ -31,17 +31,17 @@ def combine(*parts: np.ndarray | int) -> np.ndarray:
 
 
 def uniform_NK(key_N: np.ndarray, count: int) -> np.ndarray:
-    """float64 [N, count] in [0, 1): `count` independent draws for each key."""
+    """Draws K = `count` independent numbers in [0, 1) for each key, float64 [N, K]."""
     step_K = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
     return (_mix(key_N[:, None] + step_K[None]) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def string_keys(names: list[str]) -> np.ndarray:
-    """uint64 [N]: a key for each name that does not depend on its place in the list."""
+    """Returns a key for each name, uint64 [N]. It does not depend on the position in the list."""
     digests = b"".join(hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
     return np.frombuffer(digests, dtype="<u8").astype(np.uint64)
 
 
 def seed_of(*parts: int) -> int:
-    """A 63-bit seed for a generator, made of several integers."""
+    """Combines integers into a 63-bit seed for a generator."""
     return int(combine(*parts)[0] >> np.uint64(1))

@@ -4,13 +4,14 @@ Shapes: T frames of a shard, F feature dimension, U utterances, P pdfs.
 
     egs.json                      format, kind of features, dim, num_pdfs, chunk, frames and utterances of each set
     pdf_counts.npy                int64 [P], frames of each pdf in the set `train` (the priors of decoding)
-    <set>/features.<k>.npy        float16 or float32 [T + chunk, F]; the last `chunk` rows are zeros, so that a chunk
-    <set>/targets.<k>.npy         int16 or int32 [T + chunk]         may be read in one piece wherever it starts
+    <set>/features.<k>.npy        float16 or float32 [T + chunk, F]
+    <set>/targets.<k>.npy         int16 or int32 [T + chunk]
     <set>/index.npz               utterance [U] text, shard [U], begin [U] (row in its shard), frames [U]
-    <set>/vectors.f32, .npz       i-vectors, where the inputs have them: see `vectors`
+    <set>/vectors.f32, .npz       i-vectors, if the inputs have them: see `ivector_store`
 
-F counts the frame streams only; an i-vector joins them when they are read, which makes `dim` inputs. Utterances are
-stored whole, so that every epoch may cut them into chunks at other places.
+The last `chunk` rows of a shard are zeros, so that a chunk can be read in one piece wherever it starts. F counts frame
+streams only. I-vectors are added on loading, which makes `dim` inputs. Utterances are stored complete, so that every
+epoch can cut them into chunks at other frames.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from asr_am.egs.ivector_store import REMEDY, Vectors
+from asr_am.egs.ivector_store import REMEDY, IvectorStore
 from asr_am.errors import InputError
 from asr_am.features.fusion import IVECTOR, columns
 
@@ -31,10 +32,18 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class EgsInfo:
-    """What egs.json says. dim: inputs of a frame, i-vector included.
+    """Content of egs.json.
 
-    streams: the width of each part of a frame, in order (none: the features of `kind` alone). period: frames that a row
-    of i-vectors is for. senones: digest of the states and the tree that the pdfs are from, empty where unknown.
+    Attributes:
+        kind: Kind of features.
+        dim: Inputs of a frame, including the i-vector.
+        num_pdfs: Number of pdfs, P.
+        chunk: Frames of a training chunk.
+        sets: Number of utterances and frames of each set.
+        format: Version of the format.
+        streams: Width of each part of a frame, in order. Empty for the features of `kind` alone.
+        period: Number of frames that a row of i-vectors is used for.
+        senones: Digest of the states and the tree of the pdfs. Empty if unknown.
     """
 
     kind: str
@@ -49,42 +58,42 @@ class EgsInfo:
 
     @property
     def columns(self) -> dict[str, slice]:
-        """The columns of each stream in a frame of inputs."""
+        """Columns of each stream in a frame of inputs."""
         return columns(self.streams or {self.kind: self.dim})
 
     @property
-    def vector(self) -> slice:
-        """The columns of the i-vector, empty (at the end) where there is none."""
+    def ivector_columns(self) -> slice:
+        """Columns of the i-vector. An empty slice at the end if there is none."""
         return self.columns.get(IVECTOR, slice(self.dim, self.dim))
 
     @property
-    def bands(self) -> slice:
-        """The columns that frequency bands can be masked in: those of log-mel features, or else of all frames."""
+    def band_columns(self) -> slice:
+        """Columns that frequency masks apply to: those of log-mel features, or all if there are none."""
         return self.columns.get("logmel", slice(0, self.dim))
 
     @property
     def frame_dim(self) -> int:
         """Values of a frame on disk, F."""
-        return self.dim - (self.vector.stop - self.vector.start)
+        return self.dim - (self.ivector_columns.stop - self.ivector_columns.start)
 
     def save(self, directory: Path) -> None:
         (directory / "egs.json").write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path) -> EgsInfo:
-        """InputError where the file is missing, damaged or of another format."""
+        """Reads egs.json. Raises InputError if it is missing, damaged or of another format."""
         path = directory / "egs.json"
         try:
             info = cls(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{path}: not a readable description of training examples ({error}); {REMEDY}") from error
         if info.format != FORMAT:
-            raise InputError(f"{path}: format {info.format}, this program reads {FORMAT}; {REMEDY}")
+            raise InputError(f"{path}: has format {info.format}, but this program reads format {FORMAT}; {REMEDY}")
         if not all(isinstance(n, int) and n > 0 for n in (info.dim, info.num_pdfs, info.chunk)):
             raise InputError(f"{path}: dim, num_pdfs and chunk must be positive numbers; {REMEDY}")
         widths = info.streams.values() if isinstance(info.streams, dict) else [0]
         if not all(isinstance(n, int) and n > 0 for n in widths) or sum(widths) not in (0, info.dim):
-            raise InputError(f"{path}: the widths of streams are not positive or not {info.dim} in all; {REMEDY}")
+            raise InputError(f"{path}: the widths of streams must be positive and sum to {info.dim}; {REMEDY}")
         if IVECTOR in info.streams and not (isinstance(info.period, int) and info.period > 0):
             raise InputError(f"{path}: period must be a positive number of frames; {REMEDY}")
         return info
@@ -92,7 +101,14 @@ class EgsInfo:
 
 @dataclass(frozen=True)
 class Index:
-    """Where each utterance of a set lies."""
+    """Location of each utterance of a set.
+
+    Attributes:
+        utterances: Utterance ids.
+        shard_U: Shard of each utterance.
+        begin_U: Its first row in the shard.
+        frames_U: Its number of frames.
+    """
 
     utterances: list[str]
     shard_U: np.ndarray
@@ -100,7 +116,7 @@ class Index:
     frames_U: np.ndarray
 
     def part(self, begin: int, end: int) -> Index:
-        """The utterances begin..end."""
+        """Returns the utterances from `begin` to `end` (exclusive)."""
         rows = slice(begin, end)
         return Index(self.utterances[rows], self.shard_U[rows], self.begin_U[rows], self.frames_U[rows])
 
@@ -112,28 +128,34 @@ class Index:
 
     @classmethod
     def load(cls, path: Path) -> Index:
-        """InputError where the file is missing or damaged."""
+        """Reads an index file. Raises InputError if it is missing or damaged."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 index = cls([str(u) for u in file["utterance"]], file["shard"], file["begin"], file["frames"])
-        except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds
+        except Exception as error:  # zipfile, zlib and numpy raise many types
             raise InputError(f"{path}: not a readable index ({error}); {REMEDY}") from error
         sizes = {len(index.utterances), len(index.shard_U), len(index.begin_U), len(index.frames_U)}
         if sizes == {0} or len(sizes) != 1:
             raise InputError(f"{path}: is empty, or its columns differ in length; {REMEDY}")
         if index.frames_U.min() < 1 or index.begin_U.min() < 0 or index.shard_U.min() < 0:
-            raise InputError(f"{path}: has an utterance without frames or at a negative place; {REMEDY}")
+            raise InputError(f"{path}: has an utterance without frames or at a negative position; {REMEDY}")
         return index
 
 
 class EgsSet:
-    """One set of examples, opened for reading; nothing is read before it is asked for.
+    """One set of examples, memory-mapped for reading.
 
-    `features[k]` and `targets[k]` are memory maps of shard k. vectors: the i-vectors, None without.
+    Attributes:
+        directory: Folder of the set.
+        info: Content of egs.json.
+        index: Location of each utterance.
+        features: Memory map of the features of each shard.
+        targets: Memory map of the targets of each shard.
+        ivectors: The i-vectors, None if the inputs have none.
     """
 
     def __init__(self, directory: Path, subset: str) -> None:
-        """InputError where a file is missing, damaged, or does not fit the others."""
+        """Opens a set. Raises InputError if a file is missing, damaged, or does not match the others."""
         self.directory = directory / subset
         self.info = EgsInfo.load(directory)
         if subset not in self.info.sets:
@@ -143,21 +165,21 @@ class EgsSet:
         self.features = [self._map("features", k, ("float16", "float32"), 2) for k in shards]
         self.targets = [self._map("targets", k, ("int16", "int32"), 1) for k in shards]
         self._check()
-        self.vectors = self._open_vectors()
+        self.ivectors = self._open_ivectors()
 
     @property
     def frames(self) -> int:
         return int(self.index.frames_U.sum())
 
-    def _open_vectors(self) -> Vectors | None:
+    def _open_ivectors(self) -> IvectorStore | None:
         width = self.info.dim - self.info.frame_dim
-        return Vectors(self.directory, width, self.info.period, len(self.index.utterances)) if width else None
+        return IvectorStore(self.directory, width, self.info.period, len(self.index.utterances)) if width else None
 
     def _map(self, name: str, shard: int, dtypes: tuple[str, ...], ndim: int) -> np.ndarray[Any, Any]:
         path = self.directory / f"{name}.{shard}.npy"
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except Exception as error:  # numpy parses the header as Python and raises whatever that leads to
+        except Exception as error:  # numpy parses the header as Python, which can raise any type
             raise InputError(f"{path}: not a readable shard ({error}); {REMEDY}") from error
         width = array.shape[1] if array.ndim == 2 else self.info.frame_dim
         if array.dtype.name not in dtypes or array.ndim != ndim or width != self.info.frame_dim:
@@ -167,20 +189,20 @@ class EgsSet:
     def _check(self) -> None:
         rows_K = np.array([len(x) for x in self.features])
         if any(len(t) != n for t, n in zip(self.targets, rows_K, strict=True)):
-            raise InputError(f"{self.directory}: a shard has more features than targets or fewer; {REMEDY}")
+            raise InputError(f"{self.directory}: a shard has different numbers of features and targets; {REMEDY}")
         end_U = self.index.begin_U + self.index.frames_U + self.info.chunk
-        late = np.flatnonzero(end_U > rows_K[self.index.shard_U])
-        if len(late):
-            utterance = self.index.utterances[int(late[0])]
+        outside = np.flatnonzero(end_U > rows_K[self.index.shard_U])
+        if len(outside):
+            utterance = self.index.utterances[int(outside[0])]
             raise InputError(f"{self.directory}: utterance {utterance} lies beyond the end of its shard; {REMEDY}")
 
 
 def load_pdf_counts(directory: Path) -> np.ndarray:
-    """int64 [P]: frames of each pdf in the training set."""
+    """Reads the number of frames of each pdf in the training set, int64 [P]."""
     path = directory / "pdf_counts.npy"
     try:
         counts_P = np.load(path, allow_pickle=False)
-    except Exception as error:  # as above
+    except Exception as error:  # numpy can raise any type, see above
         raise InputError(f"{path}: not readable ({error}); {REMEDY}") from error
     num_pdfs = EgsInfo.load(directory).num_pdfs
     if counts_P.shape != (num_pdfs,) or counts_P.dtype != np.int64 or counts_P.min() < 0 or not counts_P.any():

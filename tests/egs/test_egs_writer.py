@@ -99,7 +99,7 @@ def test_alignments_that_do_not_fit_name_the_utterance(
         assert victim in str(error.value)
     labels["train"][victim] = right
     labels["train"]["stranger"] = right
-    with pytest.raises(InputError, match="no features for utterance stranger"):
+    with pytest.raises(InputError, match="no features for 1 utterances, such as stranger"):
         make_egs(features, "logmel", write_alignments(tmp_path / "stray", labels), tmp_path / "stray-egs")
 
 

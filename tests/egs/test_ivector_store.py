@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from asr_am.egs.augment import Masking, vector_noise
+from asr_am.egs.augment import Masking, draw_ivector_noise
 from asr_am.egs.egs_writer import make_egs
 from asr_am.egs.loader import Loader, feature_moments
 from asr_am.egs.stateless_rng import string_keys
@@ -61,7 +61,7 @@ def test_a_batch_is_what_decoding_reads(root: Path, subset: str) -> None:
 
 
 def test_an_ivector_is_on_disk_once(root: Path) -> None:
-    train, dev = (EgsSet(root / "egs", subset).vectors for subset in ("train", "dev"))
+    train, dev = (EgsSet(root / "egs", subset).ivectors for subset in ("train", "dev"))
     assert train is not None and dev is not None
     assert len(train.rows_RS) == 6 * 3 and len(dev.rows_RS) == 2
     assert (root / "egs" / "dev" / "vectors.f32").stat().st_size == 2 * 7 * 4
@@ -77,7 +77,7 @@ def test_masks_leave_ivectors_alone_and_bands_are_of_log_mel(root: Path) -> None
         loader = Loader(egs, 24, masking=masking, mean_F=fill_F)
         masked_F = (loader.batch(loader.plan(0), 0).x_BTF == 999.0).any(dim=0).any(dim=0).numpy()
         assert np.flatnonzero(masked_F).tolist() == hidden.tolist()
-    with pytest.raises(InputError, match=r"streams=7: the 120 features"):
+    with pytest.raises(InputError, match=r"streams=7: must divide 120"):
         Loader(egs, 4, masking=Masking(bands=1, band_width=2, streams=7))
 
 
@@ -93,17 +93,17 @@ def test_noise_is_one_draw_a_chunk_in_deviations_of_each_dimension(root: Path) -
     again = Loader(egs, 64, seed=2, ivector_noise=0.5)
     np.testing.assert_array_equal(again.batch(again.plan(1), 0).x_BTF.numpy(), y_BTF)
     assert (again.batch(again.plan(2), 0).x_BTF.numpy() != y_BTF).any()
-    noise_BS = vector_noise(string_keys([str(n) for n in range(4000)]), np.array([1.0, 5.0], dtype=np.float32))
+    noise_BS = draw_ivector_noise(string_keys([str(n) for n in range(4000)]), np.array([1.0, 5.0], dtype=np.float32))
     np.testing.assert_allclose(noise_BS.std(axis=0), [1.0, 5.0], rtol=0.05)
     np.testing.assert_allclose(noise_BS.mean(axis=0), 0, atol=0.3)
 
 
 def test_moments_have_the_ivector_in_its_place(root: Path) -> None:
     egs = EgsSet(root / "egs", "train")
-    assert egs.vectors is not None
+    assert egs.ivectors is not None
     for found_F, of_rows in zip(feature_moments(egs), (np.mean, np.std), strict=True):
         assert found_F.shape == (166,) and found_F.dtype == np.float32
-        np.testing.assert_allclose(found_F[AT], of_rows(egs.vectors.rows_RS, axis=0), rtol=1e-5)
+        np.testing.assert_allclose(found_F[AT], of_rows(egs.ivectors.rows_RS, axis=0), rtol=1e-5)
 
 
 def test_examples_without_ivectors_have_no_noise_and_damaged_ones_are_refused(root: Path, tmp_path: Path) -> None:
@@ -130,12 +130,12 @@ def test_a_speaker_without_ivector_is_named_when_examples_are_made(root: Path, t
     scp.write_text(content)
 
 
-def test_examples_written_before_there_were_streams_are_read(tmp_path: Path) -> None:
+def test_examples_without_streams_in_egs_json_are_read(tmp_path: Path) -> None:
     (tmp_path / "egs.json").write_text(
         '{"kind": "logmel", "dim": 6, "num_pdfs": 6, "chunk": 7, "sets": {}, "format": 1}'
     )
     info = EgsInfo.load(tmp_path)
-    assert info.frame_dim == 6 and info.bands == slice(0, 6)
+    assert info.frame_dim == 6 and info.band_columns == slice(0, 6)
     wrong = info.__dict__ | {"streams": {"mfcc": 2, "ivector": 4}}
     EgsInfo(**wrong).save(tmp_path)
     with pytest.raises(InputError, match="period"):

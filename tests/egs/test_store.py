@@ -71,5 +71,5 @@ def test_files_that_do_not_fit_each_other(directory: Path) -> None:
         EgsSet(directory, "train")
     (directory / "egs.json").write_text(json.dumps(info))
     shutil.copy(directory / "dev" / "targets.0.npy", directory / "train" / "targets.1.npy")
-    with pytest.raises(InputError, match="more features than targets"):
+    with pytest.raises(InputError, match="different numbers of features and targets"):
         EgsSet(directory, "train")

@@ -11,7 +11,7 @@ from asr_am.errors import InputError
 from asr_am.model.model_file import read_torch, write_torch
 
 
-def test_one_wrong_bit_in_the_weights_is_seen(tmp_path: Path) -> None:
+def test_one_wrong_bit_in_the_weights_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "best.pt"
     write_torch({"x": torch.arange(1000.0)}, path)
     content = bytearray(path.read_bytes())
@@ -21,7 +21,7 @@ def test_one_wrong_bit_in_the_weights_is_seen(tmp_path: Path) -> None:
         read_torch(path, "train again")
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "learner-0.pt"
     write_torch({"x": torch.ones(3)}, path)
 

@@ -12,7 +12,7 @@ LENGTHS = [torch.tensor([6, 2, 4, 1, 6]), torch.tensor([3, 3, 2, 1, 1]), torch.f
 
 
 def torch_lstm(layer: BiLSTM, x_TBI: Tensor, lengths_B: Tensor | None) -> Tensor:
-    """What PyTorch's own layer makes of packed sequences; zeros where there is padding."""
+    """Returns the output of `nn.LSTM` for packed sequences, with zeros for padding."""
     if lengths_B is None:
         return nn.LSTM.forward(layer, x_TBI)[0]
     packed = pack_padded_sequence(x_TBI, lengths_B, enforce_sorted=False)
@@ -30,7 +30,7 @@ def without_padding(y_TBK: Tensor, lengths_B: Tensor | None) -> Tensor:
 def test_values_and_gradients_are_those_of_torch(
     lengths_B: Tensor | None, dtype: torch.dtype, tolerance: float
 ) -> None:
-    """float64 takes the path that is written out, float32 the one through oneDNN."""
+    """Compares both implementations: float64 uses the one written out, float32 that of oneDNN."""
     torch.manual_seed(0)
     layer = BiLSTM(INPUTS, CELLS).to(dtype)
     for parameter in layer.parameters():
@@ -54,7 +54,7 @@ def test_gradients_are_those_of_finite_differences(lengths_B: Tensor | None) -> 
     assert torch.autograd.gradcheck(lambda x: without_padding(layer(x, lengths_B), lengths_B), (x_TBI,))
 
 
-def test_padding_influences_nothing() -> None:
+def test_padding_has_no_influence() -> None:
     torch.manual_seed(2)
     layer = BiLSTM(INPUTS, CELLS)
     lengths_B = LENGTHS[0]

@@ -1,4 +1,4 @@
-"""The recurrent language model: its probabilities, its sizes, its file. Shapes: B sentences, T units, V units."""
+"""Probabilities, sizes and files of the recurrent LM. Shapes: B sentences, T units of a sentence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def model(options: LstmLmOptions = SMALL) -> LstmLm:
 
 
 def slow_logprobs(lm: LstmLm, sentence: list[str]) -> list[float]:
-    """Unit after unit, each from the whole sentence so far."""
+    """Computes one unit after the other, each from the complete history."""
     history, found = [BOUNDARY], []
     for spelled in [*(UNITS.of(word) for word in sentence), (BOUNDARY,)]:
         total = 0.0
@@ -52,7 +52,7 @@ def test_word_probabilities_are_the_sums_of_their_units(
         assert found == pytest.approx(slow_logprobs(lm, sentence), abs=1e-5)
 
 
-def test_the_loss_is_the_mean_over_the_units_that_count() -> None:
+def test_the_loss_is_the_mean_over_units_with_a_target() -> None:
     lm = model()
     input_BT = torch.tensor([[BOUNDARY, 2, 3], [BOUNDARY, 4, 0]])
     target_BT = torch.tensor([[2, 3, BOUNDARY], [4, BOUNDARY, IGNORED]])
@@ -61,7 +61,7 @@ def test_the_loss_is_the_mean_over_the_units_that_count() -> None:
 
 
 @pytest.mark.parametrize("options", [SMALL, LstmLmOptions(embedding=5, cells=8, projection=5, tied=True)])
-def test_tables_are_one_where_tied(options: LstmLmOptions) -> None:
+def test_tied_embeddings_share_parameters(options: LstmLmOptions) -> None:
     lm = LstmLm(options, 100)
     lstm = 4 * options.cells * (options.embedding + options.projection + 2) + options.projection * options.cells
     rows = options.embedding if options.tied else options.embedding + options.projection
@@ -89,12 +89,12 @@ def test_training_with_samples_looks_rows_up_and_validation_does_not_sample() ->
         ({"cells": 0}, "at least 1"),
     ],
 )
-def test_options_that_cannot_be(values: dict, message: str) -> None:
+def test_invalid_options_are_refused(values: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         LstmLmOptions(**values)
 
 
-def test_more_samples_than_units() -> None:
+def test_more_samples_than_units_are_refused() -> None:
     with pytest.raises(InputError, match="there are 5 units"):
         LstmLm(LstmLmOptions(samples=6), 5)
 

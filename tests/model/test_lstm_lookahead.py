@@ -34,8 +34,8 @@ def test_sizes_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 3])
-def test_a_frame_is_classified_after_so_many_more_were_seen(lookahead: int) -> None:
-    """The logits of frame t depend on frames 0 to t + A and on no others."""
+def test_a_frame_is_classified_after_the_lookahead(lookahead: int) -> None:
+    """Checks that the logits of frame t depend on frames 0 to t + A only."""
     model, x_BTF = make(lookahead), inputs()[:1].requires_grad_()
     for t in range(9):
         (gradient_BTF,) = torch.autograd.grad(model(x_BTF)[0, t].sum(), x_BTF)
@@ -43,7 +43,7 @@ def test_a_frame_is_classified_after_so_many_more_were_seen(lookahead: int) -> N
         assert used.tolist() == [frame <= t + lookahead for frame in range(9)]
 
 
-def test_it_is_torchs_lstm_delayed() -> None:
+def test_it_equals_a_delayed_torch_lstm() -> None:
     model, x_BTF = make(), inputs()
     reference = nn.LSTM(6, 8, num_layers=2, batch_first=True)
     for k, layer in enumerate(model.layers):
@@ -54,7 +54,7 @@ def test_it_is_torchs_lstm_delayed() -> None:
     torch.testing.assert_close(model(x_BTF), expected_BTP)
 
 
-def test_padding_influences_nothing() -> None:
+def test_padding_has_no_influence() -> None:
     model, x_BTF, lengths_B = make(), inputs(), torch.tensor([9, 4, 1])
     logits_BTP = model(x_BTF, lengths_B)
     assert logits_BTP.shape == (3, 9, 11)

@@ -1,4 +1,4 @@
-"""Sampled softmax against definitions written out, and against the full softmax. Shapes: N positions, V words."""
+"""Compares the sampled softmax with its definition and with the full softmax. Shapes: N positions, V words."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def probability(word: int, size: int = V) -> float:
 
 
 def tables(seed: int = 1) -> tuple[Tensor, nn.Embedding, nn.Embedding]:
-    """Hidden vectors of V positions, output embeddings, biases."""
+    """Returns hidden vectors of V positions, output embeddings and biases."""
     torch.manual_seed(seed)
     weight, bias = nn.Embedding(V, P), nn.Embedding(V, 1)
     return torch.randn(V, P), weight, bias
 
 
 def slow_sample(count: int) -> tuple[list[int], int]:
-    """Word after word, from the same random numbers."""
+    """Draws one word after the other from the same random numbers."""
     found: list[int] = []
     draws = 0
     while True:
@@ -85,7 +85,7 @@ def test_loss_is_the_definition_written_out() -> None:
 
 
 def gradient_at_the_truth(trials: int = 500) -> Tensor:
-    """d loss / d bias [V] where the model's distribution is that of the targets: of the full softmax it is 0."""
+    """Returns the expected d loss / d bias [V] at the distribution of the targets. The full softmax has 0 there."""
     torch.manual_seed(3)
     count_V = torch.randint(1, 20, (V,))
     target_N = torch.repeat_interleave(torch.arange(V), count_V)
@@ -99,7 +99,7 @@ def gradient_at_the_truth(trials: int = 500) -> Tensor:
     return gradient_V
 
 
-def test_the_truth_is_where_the_expected_gradient_vanishes() -> None:
+def test_the_expected_gradient_vanishes_at_the_true_distribution() -> None:
     assert gradient_at_the_truth().norm() < 0.02
 
 
@@ -108,21 +108,21 @@ def without_correction(self: LogUniform, word: Tensor, draws: int) -> Tensor:
 
 
 def with_replacement(self: LogUniform, word: Tensor, draws: int) -> Tensor:
-    """The expected count of draws, as if words could be drawn again."""
+    """Returns the log of the expected number of draws of a word, as in sampling with replacement."""
     return torch.log(draws * torch.log1p(1.0 / (word + 1.0)) / math.log(self.size + 1.0))
 
 
 @pytest.mark.parametrize("mutant", [without_correction, with_replacement])
-def test_other_corrections_miss_the_truth(mutant: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_corrections_are_biased(mutant: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LogUniform, "log_expected", mutant)
     assert gradient_at_the_truth().norm() > 0.04
 
 
 def distance_from_full(loss_of: Callable[..., Tensor]) -> float:
-    """Between the gradients of the sampled loss, with all words as samples, and the full one; relative."""
+    """Returns the relative distance of the sampled loss's gradients, with all words as samples, from the full one's."""
     h_NP, weight, bias = tables()
     logits_NV = h_NP @ weight.weight.T + bias.weight[:, 0]
-    target_N = logits_NV.argmax(dim=1)  # where a true word that counts twice weighs most
+    target_N = logits_NV.argmax(dim=1)  # here an accidental hit changes the loss most
     full = functional.cross_entropy(logits_NV, target_N)
     exact = torch.cat(torch.autograd.grad(full, (weight.weight, bias.weight)), dim=1)
     found, trials = torch.zeros_like(exact), 20
@@ -136,7 +136,7 @@ def test_with_all_words_it_is_the_full_softmax() -> None:
     assert distance_from_full(sampled_loss) < 0.05
 
 
-def test_hits_that_are_not_masked_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unmasked_accidental_hits_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "masked_fill", lambda self, mask, value: self)
     assert distance_from_full(sampled_softmax.sampled_loss) > 0.2
 

@@ -1,4 +1,4 @@
-"""Small training examples that a model can learn: the features of a frame point at its pdf, with noise."""
+"""Writes small training examples that a model can learn: features are one-hot vectors of the pdf, with noise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHUNK = 7
 
 
 def write_examples(directory: Path, *, frames_U: tuple[int, ...] = (30, 7, 12, 3, 41, 20, 25, 9), dim: int = 6) -> Path:
-    """Sets `train` (two shards) and `dev` (one) with as many pdfs as features, chunks of 7 frames."""
+    """Writes sets `train` (two shards) and `dev` (one) with as many pdfs as features and chunks of 7 frames."""
     rng = np.random.default_rng(5)
     sizes = {}
     for subset, shards in (("train", 2), ("dev", 1)):
