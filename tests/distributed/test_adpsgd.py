@@ -1,4 +1,4 @@
-"""ADPSGD: what must hold exactly although nobody waits for anybody, and mistakes this finds.
+"""ADPSGD: invariants that hold exactly although no learner waits, and mutants that violate them.
 
 All learners have unequal data, about 100 steps, and momentum 0.9.
 """
@@ -23,42 +23,42 @@ from asr_am.distributed.team import Team
 from asr_am.errors import InputError
 from tests.support import reference_algorithms as reference
 from tests.support.toy_problem import Problem, start_weights
-from tests.support.toy_training import Life, MakeStrategy, hardware, in_time, train
+from tests.support.toy_training import LearnerResult, MakeStrategy, hardware, in_lockstep, train
 
 PROBLEM = Problem(batches=84)  # 105 rounds of 4 learners
 CLOSE = partial(torch.testing.assert_close, rtol=0.0, atol=1e-5)
-BUSY = hardware(jitter=0.5, update_bandwidth=5e2, averaging_bandwidth=5e2)  # updates and averagings meet all the time
+BUSY = hardware(jitter=0.5, update_bandwidth=5e2, averaging_bandwidth=5e2)  # updates and averagings often collide
 
 
-def apart(rank: int) -> Tensor:
-    """Weights to start from that are not the same for any two learners [N]."""
+def own_start(rank: int) -> Tensor:
+    """Returns initial weights [N], different for each learner."""
     w = start_weights()
     return w + 0.3 * torch.randn(len(w), generator=torch.Generator().manual_seed(rank))
 
 
-def replicas(lives: dict[int, Life]) -> Tensor:
-    """All learners' weights at the end [λ, N]."""
-    return torch.stack([lives[rank].replica for rank in sorted(lives)]).double()
+def replicas(results: dict[int, LearnerResult]) -> Tensor:
+    """Returns all learners' weights [λ, N] at the end."""
+    return torch.stack([results[rank].replica for rank in sorted(results)]).double()
 
 
-def count(lives: dict[int, Life], key: str) -> int:
-    return sum(life.strategy.metrics[key] for life in lives.values())
+def count(results: dict[int, LearnerResult], key: str) -> int:
+    return sum(result.strategy.metrics[key] for result in results.values())
 
 
-# what holds
+# invariants
 
 
 def check_in_time(make: MakeStrategy, learners: int = 4) -> None:
-    """With everybody's updates at the same moments it is decentralised SGD of staleness 1, learner by learner."""
+    """Simultaneous updates give decentralised SGD of staleness 1, for each learner."""
     problem = replace(PROBLEM, learners=learners)
-    lives = train(problem, make, cluster=hardware(jitter=0.0), around=in_time)
-    CLOSE(replicas(lives), reference.adpsgd(problem, [lives[rank].did for rank in range(learners)]))
-    for life in lives.values():
-        assert life.strategy.staleness == {0: 1, 1: 420 // learners - 1}
+    results = train(problem, make, cluster=hardware(jitter=0.0), wrap=in_lockstep)
+    CLOSE(replicas(results), reference.adpsgd(problem, [results[rank].computed for rank in range(learners)]))
+    for result in results.values():
+        assert result.strategy.staleness == {0: 1, 1: 420 // learners - 1}
 
 
 def check_sum(make: MakeStrategy) -> None:
-    """Gossip moves nothing into or out of the sum over learners: it changes by the sum of all updates."""
+    """Gossip keeps the sum over learners, which changes only by the sum of all updates."""
     updates: list[Tensor] = []
 
     def recording(params: FlatParams, optimizer: Optimizer, team: Team) -> Strategy:
@@ -72,23 +72,23 @@ def check_sum(make: MakeStrategy) -> None:
         optimizer.step = recorded  # type: ignore[method-assign]
         return make(params, optimizer, team)
 
-    lives = train(PROBLEM, recording, cluster=BUSY, start=apart)
-    assert len(updates) == 420 and count(lives, "exchanges") > 100 and count(lives, "half_done") == 0
-    begin = sum(apart(rank).double() for rank in range(4))
-    CLOSE(replicas(lives).sum(dim=0), begin + torch.stack(updates).sum(dim=0))
+    results = train(PROBLEM, recording, cluster=BUSY, start=own_start)
+    assert len(updates) == 420 and count(results, "exchanges") > 100 and count(results, "half_done") == 0
+    begin = sum(own_start(rank).double() for rank in range(4))
+    CLOSE(replicas(results).sum(dim=0), begin + torch.stack(updates).sum(dim=0))
 
 
 def check_contraction(make: MakeStrategy) -> None:
-    """Without updates, exchanges keep the mean and bring all learners there."""
+    """Without updates, exchanges keep the mean and all learners converge to it."""
     short = replace(PROBLEM, epochs=2, lr=0.0)
-    lives = train(short, make, cluster=BUSY, start=apart)
-    mean = torch.stack([apart(rank) for rank in range(4)]).double().mean(dim=0)
-    CLOSE(replicas(lives).mean(dim=0), mean)
-    CLOSE(replicas(lives), mean.repeat(4, 1))
+    results = train(short, make, cluster=BUSY, start=own_start)
+    mean = torch.stack([own_start(rank) for rank in range(4)]).double().mean(dim=0)
+    CLOSE(replicas(results).mean(dim=0), mean)
+    CLOSE(replicas(results), mean.repeat(4, 1))
 
 
 def check_untouched(make: MakeStrategy) -> None:
-    """Nobody touches a learner's weights and gradient while it computes, however long that takes."""
+    """No task changes a learner's weights while it computes a gradient."""
 
     def guarded(team: Team, strategy: Strategy, gradient: GradientFn) -> GradientFn:
         def watched(on_bucket: BucketHook | None) -> StepResult | None:
@@ -99,19 +99,19 @@ def check_untouched(make: MakeStrategy) -> None:
 
         return watched
 
-    train(replace(PROBLEM, epochs=2), make, cluster=BUSY, start=apart, around=guarded)
+    train(replace(PROBLEM, epochs=2), make, cluster=BUSY, start=own_start, wrap=guarded)
 
 
-def check_nobody_waits(make: MakeStrategy) -> None:
-    """With one of four learners ten times as slow, the others take its share, and go on exchanging with it."""
+def check_no_waiting(make: MakeStrategy) -> None:
+    """The others take over the share of a learner that is ten times as slow, and still exchange with it."""
     problem = replace(PROBLEM, epochs=1, batches=320, rounds_per_segment=80)
     even, uneven = (train(problem, make, cluster=hardware(faults=faults)) for faults in ({}, {"slow": {1: 10.0}}))
     assert uneven[0].strategy.team.now() < 1.45 * even[0].strategy.team.now()
-    for lives in (even, uneven):
-        assert count(lives, "exchanges") > 0.9 * (len(lives[0].did) + len(lives[2].did))
+    for results in (even, uneven):
+        assert count(results, "exchanges") > 0.9 * (len(results[0].computed) + len(results[2].computed))
 
 
-CHECKS = [check_in_time, check_sum, check_contraction, check_untouched, check_nobody_waits]
+CHECKS = [check_in_time, check_sum, check_contraction, check_untouched, check_no_waiting]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -124,17 +124,19 @@ def test_adpsgd_on_rings_of_other_sizes(learners: int) -> None:
     check_in_time(Adpsgd, learners)
 
 
-def test_the_slow_have_staler_gradients_and_do_less() -> None:
-    lives = train(PROBLEM, Adpsgd, cluster=hardware(faults={"slow": {1: 4.0}}))
-    steps = {rank: sum(life.strategy.staleness.values()) for rank, life in lives.items()}
-    assert steps == {rank: len(life.did) for rank, life in lives.items()} and sum(steps.values()) == 420
+def test_slow_learners_have_staler_gradients_and_do_less() -> None:
+    results = train(PROBLEM, Adpsgd, cluster=hardware(faults={"slow": {1: 4.0}}))
+    steps = {rank: sum(result.strategy.staleness.values()) for rank, result in results.items()}
+    assert steps == {rank: len(result.computed) for rank, result in results.items()} and sum(steps.values()) == 420
     assert 2 * steps[1] < min(steps[0], steps[2], steps[3])
-    mean = {rank: sum(k * n for k, n in life.strategy.staleness.items()) / steps[rank] for rank, life in lives.items()}
+    mean = {
+        rank: sum(k * n for k, n in result.strategy.staleness.items()) / steps[rank] for rank, result in results.items()
+    }
     assert mean[1] > 2 * max(mean[0], mean[2], mean[3])
-    # every merge of a sender was one of a receiver's, and all count once; those after the last update never do
-    merges = {rank: mean[rank] * steps[rank] for rank in lives}
-    assert 0 <= count(lives, "exchanges") - (merges[0] + merges[2]) <= 2
-    assert 0 <= count(lives, "exchanges") - (merges[1] + merges[3]) <= 4 * len(PROBLEM.segments)
+    # every exchange is merged once by its sender and once by its receiver. Merges after the last update do not count
+    merges = {rank: mean[rank] * steps[rank] for rank in results}
+    assert 0 <= count(results, "exchanges") - (merges[0] + merges[2]) <= 2
+    assert 0 <= count(results, "exchanges") - (merges[1] + merges[3]) <= 4 * len(PROBLEM.segments)
 
 
 def test_the_consensus_is_the_mean_and_is_not_written_back() -> None:
@@ -147,25 +149,25 @@ def test_the_consensus_is_the_mean_and_is_not_written_back() -> None:
             return mean
 
     distances: list[float] = []
-    lives = train(PROBLEM, Checked)
-    CLOSE(lives[2].consensus[-1].double(), replicas(lives).mean(dim=0))
+    results = train(PROBLEM, Checked)
+    CLOSE(results[2].consensus[-1].double(), replicas(results).mean(dim=0))
     assert len(distances) == 4 * len(PROBLEM.segments) and min(distances) > 1e-3, "learners stay apart while they train"
-    assert lives[0].totals[-1].mean_loss < 0.6 * lives[0].totals[0].mean_loss
+    assert results[0].totals[-1].mean_loss < 0.6 * results[0].totals[0].mean_loss
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
-def test_exchanges_that_a_lost_letter_ends_are_counted(share: float) -> None:
+def test_exchanges_aborted_by_a_lost_message_are_counted(share: float) -> None:
     cluster = hardware(faults={"lost_share": share})
-    lives = train(PROBLEM, partial(Adpsgd, timeout=2.0), cluster=cluster)
-    lost = sum(life.strategy.team.comm_stats.faults["lost"] for life in lives.values())
-    assert count(lives, "half_done") == lost > 10 and count(lives, "exchanges") > 10
-    assert replicas(lives).isfinite().all()
+    results = train(PROBLEM, partial(Adpsgd, timeout=2.0), cluster=cluster)
+    lost = sum(result.strategy.team.comm_stats.faults["lost"] for result in results.values())
+    assert count(results, "half_done") == lost > 10 and count(results, "exchanges") > 10
+    assert replicas(results).isfinite().all()
 
 
-def test_late_answers_to_given_up_exchanges_change_nothing_at_rest() -> None:
-    """Letters later than the timeout: all exchanges are given up, some letters arrive when the team is at rest."""
+def test_late_answers_to_aborted_exchanges_change_nothing_when_drained() -> None:
+    """All exchanges are aborted, as messages are later than the timeout. Some arrive when drained."""
 
-    class Resting(Adpsgd):
+    class WaitsDrained(Adpsgd):
         def consensus(self) -> Tensor:
             before = self.replica()
             self.team.sleep(20.0)
@@ -173,8 +175,8 @@ def test_late_answers_to_given_up_exchanges_change_nothing_at_rest() -> None:
             return super().consensus()
 
     cluster = hardware(faults={"late_share": 1.0, "late_seconds": 3.0})
-    lives = train(replace(PROBLEM, epochs=2), partial(Resting, timeout=2.0), cluster=cluster)
-    assert count(lives, "half_done") > 20 and count(lives, "exchanges") == 0
+    results = train(replace(PROBLEM, epochs=2), partial(WaitsDrained, timeout=2.0), cluster=cluster)
+    assert count(results, "half_done") > 20 and count(results, "exchanges") == 0
 
 
 def test_an_odd_ring_is_refused() -> None:
@@ -184,32 +186,34 @@ def test_an_odd_ring_is_refused() -> None:
         train(PROBLEM, partial(Adpsgd, timeout=0))
 
 
-# mistakes
+# mutants
 
 
 class Unlocked(Adpsgd):
+    """Has no lock."""
+
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:
         super().__init__(params, optimizer, team)
         self._lock = nullcontext()
 
 
 class Overwriting(Adpsgd):
-    """A sender's x becomes the mean of the two snapshots, whatever has happened to it meanwhile."""
+    """Sets a sender's x to the mean of the two snapshots, which loses updates in between."""
 
     def _exchange(self, partner: int, exchange: int) -> None:
-        own = self._x.clone()
-        self.team.send(partner, "weights", exchange, own)
-        theirs = self._answer_to(exchange, partner)
-        if theirs is not None:
+        s_i = self._x.clone()
+        self.team.send(partner, "weights", exchange, s_i)
+        s_j = self._answer_to(exchange, partner)
+        if s_j is not None:
             with self._lock:
-                self.team.simulate_cost("averaging", len(own))
-                self._x.copy_((own + theirs) / 2)
+                self.team.simulate_cost("averaging", len(s_i))
+                self._x.copy_((s_i + s_j) / 2)
                 self._merged += 1
             self.metrics["exchanges"] += 1
 
 
 class OneSided(Adpsgd):
-    """Receivers answer, and keep what they have."""
+    """Receivers answer but do not average."""
 
     def _average(self, difference: Tensor) -> None:
         if not self._sends:
@@ -218,7 +222,7 @@ class OneSided(Adpsgd):
 
 
 class IntoTheGradient(Adpsgd):
-    """Gossips the very weights that gradients are taken at."""
+    """Gossips the weights that gradients are taken at."""
 
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:
         super().__init__(params, optimizer, team)
@@ -226,7 +230,7 @@ class IntoTheGradient(Adpsgd):
 
 
 class NeverPulls(Adpsgd):
-    """Applies the gradient to the weights it was taken at, and pushes those."""
+    """Applies the gradient to the weights it was taken at, without a pull."""
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         step_result = gradient(None)
@@ -237,7 +241,7 @@ class NeverPulls(Adpsgd):
 
 
 class PullsLast(Adpsgd):
-    """Applies first: the pull takes the update away again."""
+    """Applies the gradient before the pull, which undoes the update."""
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         def applied(_: BucketHook | None) -> StepResult | None:
@@ -251,25 +255,27 @@ class PullsLast(Adpsgd):
 
 
 class Silent(Adpsgd):
+    """Counts exchanges without doing them."""
+
     def _exchange(self, partner: int, exchange: int) -> None:
         self.metrics["exchanges"] += 1
 
 
-class Forgetful(Adpsgd):
-    """Averages by overwriting at the receivers, which forget the update since their snapshot was taken."""
+class OverwritingReceiver(Adpsgd):
+    """Sets a receiver's x to the mean of the two snapshots, which loses updates in between."""
 
     def _receive(self) -> None:
         while True:
             message = self.team.recv("weights")
             assert message is not None
-            own = self._x.clone()
-            self.team.simulate_cost("averaging", len(own))
-            self._x.copy_((own + message.tensors[0]) / 2)
+            s_j = self._x.clone()
+            self.team.simulate_cost("averaging", len(s_j))
+            self._x.copy_((s_j + message.tensors[0]) / 2)
             self._merged += 1
-            self.team.send(message.source, "answer", message.clock, own)
+            self.team.send(message.source, "answer", message.clock, s_j)
 
 
-class Possessive(Adpsgd):
+class HoldsLock(Adpsgd):
     """Holds the lock while it computes the gradient."""
 
     def step(self, gradient: GradientFn) -> StepResult | None:
@@ -278,16 +284,16 @@ class Possessive(Adpsgd):
         return super().step(lambda on_bucket: step_result)
 
 
-MISTAKES: list[tuple[Callable[[MakeStrategy], None], type[Strategy]]] = [
+MUTANTS: list[tuple[Callable[[MakeStrategy], None], type[Strategy]]] = [
     (check_sum, Unlocked), (check_sum, Overwriting), (check_sum, OneSided), (check_sum, NeverPulls),
-    (check_sum, Forgetful), (check_in_time, OneSided), (check_in_time, IntoTheGradient),
+    (check_sum, OverwritingReceiver), (check_in_time, OneSided), (check_in_time, IntoTheGradient),
     (check_in_time, NeverPulls), (check_in_time, PullsLast), (check_in_time, Silent),
     (check_untouched, IntoTheGradient), (check_contraction, Silent), (check_contraction, OneSided),
-    (check_nobody_waits, Possessive),
+    (check_no_waiting, HoldsLock),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("check", "mistake"), MISTAKES, ids=lambda value: value.__name__)
-def test_the_limit_catches(check: Callable[[MakeStrategy], None], mistake: type[Strategy]) -> None:
+@pytest.mark.parametrize(("check", "mutant"), MUTANTS, ids=lambda value: value.__name__)
+def test_mutants_are_caught(check: Callable[[MakeStrategy], None], mutant: type[Strategy]) -> None:
     with pytest.raises(AssertionError):
-        check(mistake)
+        check(mutant)

@@ -1,4 +1,4 @@
-"""The cluster of Ladkat et al. (2019) as config, on a few steps; scripts/bench/htm_tables.py has their tables."""
+"""The cluster of Ladkat et al. (2019) as config, on a few steps. scripts/bench/htm_tables.py has all tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEGABYTES = 97.2e6
 
 @cache
 def on_time() -> Cluster:
-    """Without jitter."""
+    """Returns the cluster without jitter."""
     return replace(Cluster.build(config("cluster=aws_p3")["cluster"]), jitter=0.0)
 
 
@@ -43,17 +43,17 @@ def test_htm_averages_between_leaders_and_compresses_inside_hosts() -> None:
     assert found == pytest.approx(5 * step + block, rel=1e-4)
 
 
-def test_gtc_s_messages_go_from_each_to_each_between_hosts() -> None:
+def test_gtc_sends_all_to_all_between_hosts() -> None:
     for learners in (16, 32):
         traffic = learners * (learners - 8) * 0.972e6
         on = on_time()
-        card, fabric = traffic / (learners / 8) / on.nic_bandwidth, traffic / on.fabric_bandwidth
+        nic, fabric = traffic / (learners / 8) / on.nic_bandwidth, traffic / on.fabric_bandwidth
         found = seconds(Gtc, learners, 3)
-        assert found == pytest.approx(3 * (SECONDS + max(card, fabric)), rel=2e-3)
+        assert found == pytest.approx(3 * (SECONDS + max(nic, fabric)), rel=2e-3)
     assert seconds(Gtc, 16, 3, density=0.0) == pytest.approx(3 * SECONDS, rel=2e-3)
 
 
-def test_half_the_card_slows_gtc_on_two_hosts() -> None:
+def test_half_the_nic_bandwidth_slows_gtc_on_two_hosts() -> None:
     slower = replace(on_time(), nic_bandwidth=on_time().nic_bandwidth / 2)
     longer = 3 * 8 * 8 * 0.972e6 / on_time().nic_bandwidth
     assert seconds(Gtc, 16, 3, slower) - seconds(Gtc, 16, 3) == pytest.approx(longer, rel=2e-3)

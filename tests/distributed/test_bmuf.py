@@ -1,4 +1,4 @@
-"""BMUF and HTM against one process that computes what the papers say, against each other, and mistakes this finds."""
+"""BMUF and HTM against a single-process reference and against each other, and mutants that this catches."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.distributed.test_gtc import Seen
 from tests.distributed.test_resume import check_resume, without
 from tests.support import reference_algorithms as reference
 from tests.support.toy_problem import Problem, heldout, start_weights
-from tests.support.toy_training import Life, MakeStrategy, train
+from tests.support.toy_training import LearnerResult, MakeStrategy, train
 
-PROBLEM = Problem()  # 105 rounds of 4 learners, 5 of them not complete; blocks end in the midst of segments
+PROBLEM = Problem()  # 105 rounds of 4 learners, 5 incomplete. Blocks end in the middle of segments
 ROUNDS, BLOCK = 105, 6
 GTC: dict[str, Any] = {"threshold": 20.0}
 
@@ -36,15 +36,15 @@ def assert_agree(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
         torch.testing.assert_close(one.double(), other.double(), rtol=0.0, atol=2e-5)
 
 
-def assert_same_bits(ours: dict[int, Life], theirs: dict[int, Life]) -> None:
-    for rank, life in ours.items():
-        assert all(torch.equal(a, b) for a, b in zip(life.consensus, theirs[rank].consensus, strict=True))
-        assert torch.equal(life.replica, theirs[rank].replica)
+def assert_same_bits(ours: dict[int, LearnerResult], theirs: dict[int, LearnerResult]) -> None:
+    for rank, result in ours.items():
+        assert all(torch.equal(a, b) for a, b in zip(result.consensus, theirs[rank].consensus, strict=True))
+        assert torch.equal(result.replica, theirs[rank].replica)
 
 
 @cache
 def bmuf(update: str, eta: float, zeta: float, momentum: str = "keep", block_size: int = BLOCK) -> list[Tensor]:
-    """The learners' mean weights at the end of each segment, in float64 and with W(t) of its own."""
+    """Returns the learners' mean weights at the end of each segment, in float64, with W(t) kept explicitly."""
     start, size, saved = start_weights().double(), PROBLEM.learners, []
     own, W, W_g, Delta = start.repeat(size, 1), start, start, torch.zeros_like(start)
     velocity = torch.zeros_like(own)
@@ -66,13 +66,13 @@ def bmuf(update: str, eta: float, zeta: float, momentum: str = "keep", block_siz
 
 
 def check_bmuf(make: Callable[..., Bmuf], **options: Any) -> None:
-    """With block momentum and block learning rate given."""
+    """Compares with the reference, by default with η = 0.5 and ζ = 0.8."""
     given = {"update": "nesterov", "eta": 0.5, "zeta": 0.8} | options
-    lives = train(PROBLEM, partial(make, block_size=BLOCK, **given))
+    results = train(PROBLEM, partial(make, block_size=BLOCK, **given))
     expected = bmuf(**given)
-    for life in lives.values():
-        assert_agree(life.consensus, expected)
-        assert life.strategy.metrics["blocks"] == ROUNDS // BLOCK and life.strategy.staleness == {0: ROUNDS}
+    for result in results.values():
+        assert_agree(result.consensus, expected)
+        assert result.strategy.metrics["blocks"] == ROUNDS // BLOCK and result.strategy.staleness == {0: ROUNDS}
 
 
 @pytest.mark.parametrize("update", ["classical", "nesterov", "equation4"])
@@ -90,8 +90,8 @@ def test_eta_follows_from_equation_5() -> None:
     assert_agree(train(PROBLEM, partial(Bmuf, block_size=BLOCK, zeta=0.9, C=0.5))[1].consensus, expected)
 
 
-def test_the_long_run_of_a_steady_gradient() -> None:
-    """Learners that always move by 1 in a block: the model moves by 1/(1-η) a block; by eq. (4) (1+η) times as much."""
+def test_gain_of_a_constant_block_gradient() -> None:
+    """Learners that move by 1 in each block move the model by 1/(1-η), and by equation 4 (1+η) times as far."""
     for update, gain in (("classical", 2.0), ("nesterov", 2.0), ("equation4", 3.0)):
         alone = Problem(learners=1, batches=1, epochs=1)
         strategy = train(alone, partial(Bmuf, update=update, eta=0.5, block_size=99))[0].strategy  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ def test_the_long_run_of_a_steady_gradient() -> None:
 
 
 class ModelAveraging(Bmuf):
-    """Plain, and with nothing of the filter."""
+    """Model averaging without a filter."""
 
     def _filter(self, w: Tensor) -> None:
         pass
@@ -119,19 +119,19 @@ def test_without_block_momentum_it_is_model_averaging(update: str) -> None:
     assert_same_bits(ours, train(PROBLEM, partial(ModelAveraging, block_size=BLOCK)))
 
 
-def test_and_with_blocks_of_one_step_sync() -> None:
+def test_without_block_momentum_blocks_of_one_step_are_sync() -> None:
     ours = train(PROBLEM, partial(Bmuf, block_size=1, eta=0.0))
     assert_same_bits(ours, train(PROBLEM, partial(Sync, form="weights")))
     assert_agree(ours[2].consensus, reference.sync(PROBLEM))
 
 
 @cache
-def plain_bmuf() -> dict[int, Life]:
+def plain_bmuf() -> dict[int, LearnerResult]:
     return train(PROBLEM, partial(Bmuf, block_size=BLOCK, zeta=0.8, C=0.5))
 
 
 @cache
-def plain_gtc() -> dict[int, Life]:
+def plain_gtc() -> dict[int, LearnerResult]:
     return train(PROBLEM, partial(Gtc, **GTC))
 
 
@@ -160,18 +160,20 @@ def test_htm_of_one_group_is_gtc() -> None:
 
 
 def test_htm_between_the_limits() -> None:
-    """Two groups of two: members agree at every step, groups at blocks; each group is GTC, the whole BMUF of two."""
+    """In two groups of two, members agree at every step and groups at the end of blocks. Only leaders filter."""
     make = partial(Htm, group_size=2, block_size=BLOCK, **GTC)
-    problem = replace(PROBLEM, epochs=2, rounds_per_segment=BLOCK)  # 21 rounds an epoch: rests at blocks, and not
-    lives = train(problem, make)
+    problem = replace(
+        PROBLEM, epochs=2, rounds_per_segment=BLOCK
+    )  # 21 rounds an epoch: segments end at blocks and inside them
+    results = train(problem, make)
     for one, other in ((0, 1), (2, 3)):
-        assert torch.equal(lives[one].replica, lives[other].replica)
-    assert torch.equal(lives[0].replica, lives[2].replica), "42 rounds are seven blocks"
+        assert torch.equal(results[one].replica, results[other].replica)
+    assert torch.equal(results[0].replica, results[2].replica), "42 rounds are seven blocks"
     stopped = train(problem, make, until=4)  # 21 rounds
     assert torch.equal(stopped[0].replica, stopped[1].replica) and not torch.equal(
         stopped[1].replica, stopped[2].replica
     )
-    strategies = [life.strategy for life in lives.values()]
+    strategies = [result.strategy for result in results.values()]
     assert [len(s.state_dict()["delta"]) > 0 for s in strategies] == [True, False, True, False], "leaders filter"
     assert all(s.state_dict()["residual"].any() for s in strategies)
     for rank, strategy in enumerate(strategies):
@@ -180,11 +182,11 @@ def test_htm_between_the_limits() -> None:
 
 
 @pytest.mark.parametrize("residual", ["keep", "reset"])
-def test_htm_is_what_its_learners_gradients_make_it(residual: str) -> None:
-    """GTC inside pairs and BMUF across them, once more, of the gradients that the learners computed."""
+def test_htm_equals_a_reference_on_the_same_gradients(residual: str) -> None:
+    """Repeats GTC inside pairs and BMUF across them on the gradients that the learners computed."""
     seen, tau = Seen(), 0.5
     make = partial(Htm, group_size=2, block_size=BLOCK, threshold=tau, frames="mean", residual=residual)  # type: ignore[arg-type]
-    lives = train(replace(PROBLEM, lr=0.01), make, around=seen)
+    results = train(replace(PROBLEM, lr=0.01), make, wrap=seen)
     W = W_g = start_weights().double()
     Delta, own = torch.zeros_like(W), [W.clone(), W.clone()]
     velocity, residuals = torch.zeros(2, len(W)).double(), torch.zeros(4, len(W))
@@ -201,16 +203,16 @@ def test_htm_is_what_its_learners_gradients_make_it(residual: str) -> None:
             W_g = W + 0.5 * Delta
             own = [W_g, W_g]
             residuals = 0.0 * residuals if residual == "reset" else residuals
-    for rank, life in lives.items():
-        torch.testing.assert_close(life.replica.double(), own[rank // 2], rtol=0.0, atol=1e-5)
-        assert torch.equal(life.strategy.state_dict()["residual"], residuals[rank])
-    assert heldout(lives[0].consensus[-1]) < 0.6 * heldout(start_weights())
+    for rank, result in results.items():
+        torch.testing.assert_close(result.replica.double(), own[rank // 2], rtol=0.0, atol=1e-5)
+        assert torch.equal(result.strategy.state_dict()["residual"], residuals[rank])
+    assert heldout(results[0].consensus[-1]) < 0.6 * heldout(start_weights())
 
 
 @pytest.mark.parametrize(
     "options", [{"momentum": "before"}, {"momentum_at_block": "average"}, {"momentum_at_block": "reset"}], ids=str
 )
-def test_htm_s_other_options(options: dict[str, Any]) -> None:
+def test_other_options_of_htm(options: dict[str, Any]) -> None:
     problem = replace(PROBLEM, epochs=3, lr=0.01)
     plain = train(problem, partial(Htm, group_size=2, block_size=BLOCK, **GTC))
     other = train(problem, partial(Htm, group_size=2, block_size=BLOCK, **GTC, **options))
@@ -223,17 +225,17 @@ def test_htm_s_other_options(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("momentum", ["keep", "average", "reset"])
 def test_other_rules(kind: str, momentum: str) -> None:
     problem = replace(PROBLEM, epochs=2, options=OptimizerOptions(kind, clip_norm=1.0), lr=0.01)  # type: ignore[arg-type]
-    life = train(problem, partial(Bmuf, block_size=BLOCK, momentum=momentum))[0]  # type: ignore[arg-type]
-    assert heldout(life.consensus[-1]) < heldout(start_weights())
+    result = train(problem, partial(Bmuf, block_size=BLOCK, momentum=momentum))[0]  # type: ignore[arg-type]
+    assert heldout(result.consensus[-1]) < heldout(start_weights())
 
 
-def test_options_that_make_no_sense_are_refused() -> None:
+def test_bad_options_are_rejected() -> None:
     for make, message in (
         (partial(Bmuf, zeta=5.0), r"zeta=5\.0 and C=1\.0 with 4 models: eta=-0\.25: .* from 0 to below 1"),
         (partial(Bmuf, eta=1.0), r"strategy\.eta=1\.0"), (partial(Bmuf, zeta=0.0), r"strategy\.zeta=0\.0"),
         (partial(Bmuf, block_size=0), r"strategy\.block_size=0"),
         (partial(Bmuf, update="nesterow"), r"strategy\.update=nesterow"),  # type: ignore[arg-type]
-        (partial(Bmuf, momentum="lose"), "lose: is keep, average or reset"),  # type: ignore[arg-type]
+        (partial(Bmuf, momentum="lose"), "lose: must be keep, average or reset"),  # type: ignore[arg-type]
         (partial(Htm, group_size=3), r"strategy\.group_size=3: does not divide learners=4"),
         (partial(Htm, group_size=8), r"strategy\.group_size=8"), (partial(Htm, group_size=0), "group_size=0"),
         (partial(Htm, group_size=2, residual="lose"), r"strategy\.residual=lose"),  # type: ignore[arg-type]
@@ -242,19 +244,19 @@ def test_options_that_make_no_sense_are_refused() -> None:
             train(PROBLEM, make)
 
 
-# mistakes
+# mutants
 
 
 class AgainstW(Bmuf):
-    """G against the filtered model, not the one that was broadcast."""
+    """Computes G against the filtered model, not the one that was broadcast."""
 
     def _filter(self, w: Tensor) -> None:
         super()._filter(w)
         self._W_g.sub_(self._delta, alpha=self._eta)
 
 
-class NotSent(Bmuf):
-    """Each learner goes on from its own weights."""
+class NotBroadcastBlock(Bmuf):
+    """Each learner continues from its own weights."""
 
     def _finish_block(self) -> None:
         own = self.params.w.clone()
@@ -263,24 +265,30 @@ class NotSent(Bmuf):
 
 
 class NoMomentum(Bmuf):
+    """Has no block momentum."""
+
     def _filter(self, w: Tensor) -> None:
         self._delta.zero_()
         super()._filter(w)
 
 
-@pytest.mark.parametrize("mistake", [AgainstW, NotSent, NoMomentum])
-def test_bmuf_s_mistakes_are_found(mistake: type[Bmuf]) -> None:
+@pytest.mark.parametrize("mutant", [AgainstW, NotBroadcastBlock, NoMomentum])
+def test_mutants_of_bmuf_are_caught(mutant: type[Bmuf]) -> None:
     with pytest.raises(AssertionError):
-        check_bmuf(mistake)
+        check_bmuf(mutant)
 
 
 class FiltersTwice(Htm):
+    """Filters each block twice."""
+
     def _filter(self, w: Tensor) -> None:
         super()._filter(w)
         super()._filter(w)
 
 
 class NotBroadcast(Htm):
+    """Does not broadcast inside groups."""
+
     def _finish_block(self) -> None:
         own = self.params.w.clone()
         super()._finish_block()
@@ -289,18 +297,18 @@ class NotBroadcast(Htm):
 
 
 class CompressesAnyway(Htm):
-    """A learner of its own leaves out what is small."""
+    """Drops small gradient elements even in groups of one."""
 
     def step(self, gradient: Any) -> Any:
-        def small_left_out(on_bucket: Any) -> Any:
+        def without_small(on_bucket: Any) -> Any:
             step_result = gradient(on_bucket)
             self.params.g.masked_fill_(self.params.g.abs() < 1e-3, 0.0)
             return step_result
 
-        return super().step(small_left_out)
+        return super().step(without_small)
 
 
-def test_htm_s_mistakes_are_found() -> None:
+def test_mutants_of_htm_are_caught() -> None:
     with pytest.raises(AssertionError):
         check_groups_of_one(groups_of_one(FiltersTwice))
     with pytest.raises(AssertionError):
@@ -319,11 +327,11 @@ def test_htm_s_mistakes_are_found() -> None:
 @pytest.mark.parametrize(
     "key", ["weights", "optimizer", "residual", "threshold", "steps", "W_g", "delta", "counts", "staleness"]
 )
-def test_nothing_in_a_state_can_be_left_out(key: str) -> None:
+def test_every_key_of_a_state_matters(key: str) -> None:
     options = {"group_size": 2, "threshold": 20.0, "density": 0.1, "block_size": 3, "C": 2.0}
     with pytest.raises(AssertionError):
-        check_resume(partial(without(Htm, key), **options), OptimizerOptions(), plainly)
+        check_resume(partial(without(Htm, key), **options), OptimizerOptions(), unwrapped)
 
 
-def plainly(team: Team, strategy: Strategy, gradient: GradientFn) -> GradientFn:
+def unwrapped(team: Team, strategy: Strategy, gradient: GradientFn) -> GradientFn:
     return gradient

@@ -38,7 +38,7 @@ def test_backward_fills_the_flat_gradient(model: nn.Module) -> None:
         torch.testing.assert_close(params.g, repeat * torch.cat([g.reshape(-1) for g in expected]))
 
 
-def test_a_parameter_that_was_re_pointed_is_noticed(model: nn.Module) -> None:
+def test_a_replaced_parameter_is_detected(model: nn.Module) -> None:
     params = FlatParams(model)
     params.check()
     model.zero_grad(set_to_none=True)
@@ -56,38 +56,38 @@ def test_a_parameter_that_was_re_pointed_is_noticed(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 40, 10**6])
-def test_buckets_are_announced_when_ready_and_cover_everything_once(model: nn.Module, bucket_bytes: int) -> None:
+def test_buckets_are_reported_when_ready_and_cover_everything_once(model: nn.Module, bucket_bytes: int) -> None:
     params = FlatParams(model)
     loss_of(model).backward()
     final = params.g.clone()
     for _ in range(2):
         params.g.zero_()
-        told: list[tuple[int, int]] = []
+        reported: list[tuple[int, int]] = []
 
-        def on_bucket(begin: int, end: int, told: list[tuple[int, int]] = told) -> None:
+        def on_bucket(begin: int, end: int, reported: list[tuple[int, int]] = reported) -> None:
             assert torch.equal(params.g[begin:end], final[begin:end])
-            told.append((begin, end))
+            reported.append((begin, end))
 
         with params.notify_buckets(on_bucket, bucket_bytes):
             loss_of(model).backward()
-        covered = sorted(told)
+        covered = sorted(reported)
         assert covered[0][0] == 0 and covered[-1][1] == len(params)
         assert all(a[1] == b[0] for a, b in itertools.pairwise(covered))
-        assert len(told) == (1 if bucket_bytes == 10**6 else len(set(told)))
-    assert bucket_bytes > 1 or len(told) == len(list(model.parameters()))
-    loss_of(model).backward()  # no hook stays behind
-    assert len(told) == len(covered)
+        assert len(reported) == (1 if bucket_bytes == 10**6 else len(set(reported)))
+    assert bucket_bytes > 1 or len(reported) == len(list(model.parameters()))
+    loss_of(model).backward()  # no hook remains
+    assert len(reported) == len(covered)
 
 
 class Unordered(nn.Module):
-    """Registers its layers in another order than it uses them, and does not use one of them."""
+    """Registers its layers in another order than it uses them, and leaves one unused."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.last_step, self.unused, self.first = nn.Linear(3, 2), nn.Linear(2, 2), nn.Linear(5, 3)
+        self.last, self.unused, self.first = nn.Linear(3, 2), nn.Linear(2, 2), nn.Linear(5, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last_step(self.first(x))
+        return self.last(self.first(x))
 
 
 def test_buckets_come_in_one_order_whatever_the_backward_pass_does() -> None:
@@ -95,22 +95,22 @@ def test_buckets_come_in_one_order_whatever_the_backward_pass_does() -> None:
     params = FlatParams(model)
     idle: list[tuple[int, int]] = []
     params.notify_all_buckets(lambda *bucket: idle.append(bucket), bucket_bytes=1)
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
     def on_bucket(begin: int, end: int) -> None:
-        told.append((begin, end))
-        if begin >= params.ends[3]:  # of `first`, the only ones that can be told before the end
+        reported.append((begin, end))
+        if begin >= params.ends[3]:  # of `first`, the only ones that can be ready before the end
             assert params.g[begin:end].any()
 
     with params.notify_buckets(on_bucket, bucket_bytes=1):
         model(torch.ones(5)).square().sum().backward()
-    assert told == idle and len(told) == 6
+    assert reported == idle and len(reported) == 6
 
     with pytest.raises(ZeroDivisionError), params.notify_buckets(on_bucket, bucket_bytes=1):
         1 / 0  # noqa: B018
-    assert len(told) == 6, "nothing is announced of a backward pass that failed"
+    assert len(reported) == 6, "a backward pass that failed reports no bucket"
 
 
-def test_mixed_dtypes_are_refused() -> None:
+def test_mixed_dtypes_are_rejected() -> None:
     with pytest.raises(ValueError, match="one dtype"):
         FlatParams(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))

@@ -1,4 +1,4 @@
-"""GTC against the gradients that its learners computed: what is sent and what is left, and mistakes this finds."""
+"""GTC against its definition, applied to the gradients that the learners computed, and mutants that this catches."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
 from asr_am.errors import InputError
 from tests.support.toy_problem import Problem, heldout, make_model, start_weights
-from tests.support.toy_training import Life, MakeStrategy, hardware, train, train_alone
+from tests.support.toy_training import LearnerResult, MakeStrategy, hardware, train, train_single
 
-PROBLEM = Problem()  # 105 rounds of 4 learners, 5 of them not complete
-TAU = 20.0  # of sums over frames: a ninth of all elements are sent
+PROBLEM = Problem()  # 105 rounds of 4 learners, 5 incomplete
+TAU = 20.0  # for sums over frames: a ninth of all elements is sent
 MEAN_TAU = 0.5
 MEAN = partial(Gtc, threshold=MEAN_TAU, frames="mean")
 
 
 @dataclass
 class Seen:
-    """An `Around` that keeps every gradient [N] and rate, by learner."""
+    """A `WrapGradient` that keeps every gradient [N] and denominator by learner, and the learning rates."""
 
     g: defaultdict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     loss_denominator: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -52,14 +52,24 @@ class Seen:
 
 
 def replay(seen: Seen, tau: float, momentum: str, sums: bool) -> tuple[Tensor, list[Tensor]]:
-    """Weights [N] and residuals by the definition. sums: τ is for sums over a learner's frames."""
+    """Replays GTC by its definition.
+
+    Args:
+        seen: the gradients.
+        tau: τ.
+        momentum: after or before.
+        sums: τ is for sums over a learner's frames.
+
+    Returns:
+        Weights [N], and the residual [N] of each learner.
+    """
     params = FlatParams(make_model())
     optimizer = Optimizer(params, PROBLEM.options)
     size = len(seen.g)
     residuals = [torch.zeros_like(params.w) for _ in range(size)]
     own_velocity = [torch.zeros_like(params.w) for _ in range(size)]
     for step, rate in enumerate(seen.rate):
-        unit = gtc.exact_unit(tau / (seen.loss_denominator[0][step] if sums else 1.0) / size, size)
+        unit = gtc.round_to_exact(tau / (seen.loss_denominator[0][step] if sums else 1.0) / size, size)
         threshold, total = unit * size, torch.zeros_like(params.w)
         for i, r in enumerate(residuals):
             g = seen.g[i][step]
@@ -78,25 +88,25 @@ def replay(seen: Seen, tau: float, momentum: str, sums: bool) -> tuple[Tensor, l
     return params.w, residuals
 
 
-def assert_same_bits(lives: dict[int, Life]) -> None:
-    for life in lives.values():
-        assert all(torch.equal(a, b) for a, b in zip(life.consensus, lives[0].consensus, strict=True))
+def assert_same_bits(results: dict[int, LearnerResult]) -> None:
+    for result in results.values():
+        assert all(torch.equal(a, b) for a, b in zip(result.consensus, results[0].consensus, strict=True))
 
 
 def check_replay(make: MakeStrategy, tau: float, momentum: str = "after", sums: bool = False) -> None:
     seen = Seen()
-    lives = train(PROBLEM, make, around=seen)
+    results = train(PROBLEM, make, wrap=seen)
     w, residuals = replay(seen, tau, momentum, sums)
-    assert_same_bits(lives)
-    for rank, life in lives.items():
-        assert torch.equal(life.replica, w)
-        assert torch.equal(life.strategy.residual, residuals[rank])  # type: ignore[attr-defined]
-    counts = lives[1].strategy.metrics
+    assert_same_bits(results)
+    for rank, result in results.items():
+        assert torch.equal(result.replica, w)
+        assert torch.equal(result.strategy.residual, residuals[rank])  # type: ignore[attr-defined]
+    counts = results[1].strategy.metrics
     assert counts["elements"] == 105 * len(w) and 0.1 < counts["sent"] / counts["elements"] < 0.95
 
 
 class Summing(Gtc):
-    """applied: the sum over steps of what was decoded [N], over all learners."""
+    """Keeps the sum of what was decoded [N], over steps and learners, in `applied`."""
 
     applied: Tensor | float = 0.0
 
@@ -106,19 +116,19 @@ class Summing(Gtc):
 
 
 def check_nothing_is_lost(make: MakeStrategy, epochs: int = 5) -> None:
-    """Sent + residuals = sum of all gradients."""
+    """Sent elements and residuals add up to the sum of all gradients."""
     seen = Seen()
-    lives = train(replace(PROBLEM, epochs=epochs), make, around=seen)
+    results = train(replace(PROBLEM, epochs=epochs), make, wrap=seen)
     assert len(seen.rate) == 21 * epochs
-    first = lives[0].strategy
+    first = results[0].strategy
     assert isinstance(first, Summing) and isinstance(first.applied, Tensor)
-    left = sum(life.strategy.residual.double() for life in lives.values())  # type: ignore[attr-defined]
-    gradients = sum(g.double() for rank in lives for g in seen.g[rank])
+    left = sum(result.strategy.residual.double() for result in results.values())  # type: ignore[attr-defined]
+    gradients = sum(g.double() for rank in results for g in seen.g[rank])
     assert isinstance(gradients, Tensor) and first.applied.abs().max() > 5 * MEAN_TAU
     torch.testing.assert_close(first.applied + left, gradients, rtol=1e-5, atol=1e-4)
 
 
-def test_every_bit_is_that_of_the_definition() -> None:
+def test_bits_equal_the_definition() -> None:
     check_replay(MEAN, MEAN_TAU)
     check_replay(partial(Gtc, threshold=TAU), TAU, sums=True)
 
@@ -128,7 +138,7 @@ def test_momentum_before_the_residual() -> None:
 
 
 def test_a_round_with_few_batches_weighs_no_more_than_others() -> None:
-    """The last one of an epoch has one batch for 16 learners, whose residuals are of many."""
+    """The last round of an epoch has one batch for 16 learners, whose residuals hold many gradients."""
     problem = Problem(learners=16, batches=160, epochs=6, rounds_per_segment=11, lr=0.05)
     losses = [
         heldout(
@@ -147,11 +157,11 @@ def test_sent_and_residual_are_the_sum_of_all_gradients() -> None:
 
 def test_one_learner_is_local_to_the_bit() -> None:
     alone = replace(PROBLEM, learners=1, joined=4)
-    life = train_alone(alone, Gtc)
-    for ours, theirs in zip(life.consensus, train_alone(alone, Local).consensus, strict=True):
+    result = train_single(alone, Gtc)
+    for ours, theirs in zip(result.consensus, train_single(alone, Local).consensus, strict=True):
         assert torch.equal(ours, theirs)
-    assert not life.strategy.metrics and life.strategy.staleness == {0: 105}
-    assert torch.equal(train(alone, Gtc)[0].replica, life.replica)
+    assert not result.strategy.metrics and result.strategy.staleness == {0: 105}
+    assert torch.equal(train(alone, Gtc)[0].replica, result.replica)
 
 
 @pytest.mark.parametrize(
@@ -164,19 +174,19 @@ def test_encodings_and_buckets_change_no_bit(options: dict[str, Any]) -> None:
     counts = other[0].strategy.metrics
     assert counts["sent"] == plain[0].strategy.metrics["sent"] and not plain[0].strategy.metrics["dense"]
     if options.get("dense_above") == 0.0:
-        assert counts["dense"] > 90, "all steps in which anything was sent"
+        assert counts["dense"] > 90, "every step in which anything was sent"
     elif "dense_above" in options:
         assert 10 < counts["dense"] < 90
 
 
-def test_it_sends_what_it_says_and_less_than_sync() -> None:
+def test_bytes_sent_match_the_counts_and_are_fewer_than_of_sync() -> None:
     sent, in_full = (train(PROBLEM, make)[2].strategy for make in (partial(Gtc, threshold=TAU), Sync))
-    lengths = 3 * 4 * 105  # one number to each other learner and step
+    lengths = 3 * 4 * 105  # one number per step to each other learner
     assert sum(sent.team.comm_stats.bytes_sent.values()) == 3 * 4 * sent.metrics["sent"] + lengths
     assert sum(sent.team.comm_stats.bytes_sent.values()) < 0.5 * sum(in_full.team.comm_stats.bytes_sent.values())
 
 
-def test_it_learns_what_sync_does() -> None:
+def test_heldout_loss_is_close_to_sync() -> None:
     sync = heldout(train(PROBLEM, Sync)[0].replica)
     assert heldout(start_weights()) > 1.3 * sync
     for options in ({"threshold": TAU}, {"density": 0.1}, {"threshold": 3.0, "frames": "mean", "momentum": "before"}):
@@ -184,12 +194,12 @@ def test_it_learns_what_sync_does() -> None:
 
 
 @pytest.mark.parametrize("start", [0.01, 100.0])
-def test_the_threshold_finds_the_density_that_is_wanted(start: float) -> None:
+def test_the_threshold_adapts_to_the_given_density(start: float) -> None:
     make = partial(Gtc, threshold=start, density=0.1)
-    lives, early = train(replace(PROBLEM, epochs=14), make), train(replace(PROBLEM, epochs=10), make)
-    assert_same_bits(lives)
-    assert len({life.strategy.state_dict()["threshold"] for life in lives.values()}) == 1
-    counts = lives[0].strategy.metrics - early[0].strategy.metrics
+    results, early = train(replace(PROBLEM, epochs=14), make), train(replace(PROBLEM, epochs=10), make)
+    assert_same_bits(results)
+    assert len({result.strategy.state_dict()["threshold"] for result in results.values()}) == 1
+    counts = results[0].strategy.metrics - early[0].strategy.metrics
     assert counts["sent"] / counts["elements"] == pytest.approx(0.1, rel=0.3)
 
 
@@ -198,12 +208,12 @@ def test_other_rules_and_clipping(kind: str) -> None:
     for momentum in ("after", "before"):
         options = OptimizerOptions(kind, clip_norm=0.5)  # type: ignore[arg-type]
         problem = replace(PROBLEM, epochs=2, options=options, lr=0.01)
-        lives = train(problem, partial(MEAN, momentum=momentum))  # type: ignore[arg-type]
-        assert_same_bits(lives)
-        assert heldout(lives[0].replica) < heldout(start_weights())
+        results = train(problem, partial(MEAN, momentum=momentum))  # type: ignore[arg-type]
+        assert_same_bits(results)
+        assert heldout(results[0].replica) < heldout(start_weights())
 
 
-def test_options_that_make_no_sense_are_refused() -> None:
+def test_bad_options_are_rejected() -> None:
     for options, message in (
         ({"threshold": 0}, r"strategy\.threshold=0: must be above 0"), ({"frames": "both"}, r"strategy\.frames=both"),
         ({"density": 1.5}, r"strategy\.density=1\.5"), ({"momentum": "none"}, r"strategy\.momentum=none"),
@@ -216,21 +226,21 @@ def test_options_that_make_no_sense_are_refused() -> None:
         train(decaying, partial(Gtc, momentum="before"))
 
 
-def test_gradients_that_are_no_numbers_are_not_hidden() -> None:
-    def spoil(team: Team, strategy: Strategy, gradient: GradientFn) -> GradientFn:
-        def spoilt(on_bucket: BucketHook | None) -> StepResult | None:
+def test_nan_gradients_are_detected() -> None:
+    def inject_nan(team: Team, strategy: Strategy, gradient: GradientFn) -> GradientFn:
+        def injected(on_bucket: BucketHook | None) -> StepResult | None:
             step_result = gradient(on_bucket)
             if team.rank == 2:
                 strategy.params.g[5] = float("nan")
             return step_result
 
-        return spoilt
+        return injected
 
-    with pytest.raises(InputError, match="a gradient was no number"):
-        train(replace(PROBLEM, epochs=1), Gtc, around=spoil, cluster=hardware())
+    with pytest.raises(InputError, match="a gradient is NaN or Inf"):
+        train(replace(PROBLEM, epochs=1), Gtc, wrap=inject_nan, cluster=hardware())
 
 
-# mistakes
+# mutants
 
 
 class Forgets(Summing):
@@ -242,7 +252,7 @@ class Forgets(Summing):
 
 
 class Clears(Summing):
-    """Takes all of an element that is sent from the residual, not only τ."""
+    """Removes a sent element from the residual completely, not only τ."""
 
     def _exchange(self, unit: float) -> None:
         beyond = (self.residual + self.params.g).abs() > unit * self.team.size
@@ -251,27 +261,27 @@ class Clears(Summing):
 
 
 class WithoutItself(Summing):
-    """Decodes the others' messages only."""
+    """Decodes only the others' messages."""
 
     def _receive(self, g: Tensor, work: Any, unit: float) -> None:
-        gtc.decode(torch.cat([words for rank, words in enumerate(work.wait()) if rank != self.team.rank]), g, unit)
+        gtc.decode(torch.cat([packed for rank, packed in enumerate(work.wait()) if rank != self.team.rank]), g, unit)
 
 
 class OneThreshold(Gtc):
-    """Whatever the frames of a round."""
+    """Uses the same τ whatever the frames of a round."""
 
     def _compressed_step(self, frames: float) -> None:
         super()._compressed_step(30.0)
 
 
-@pytest.mark.parametrize("mistake", [Forgets, Clears, WithoutItself])
-def test_these_are_found(mistake: type[Gtc]) -> None:
+@pytest.mark.parametrize("mutant", [Forgets, Clears, WithoutItself])
+def test_mutants_are_caught(mutant: type[Gtc]) -> None:
     with pytest.raises(AssertionError):
-        check_nothing_is_lost(partial(mistake, threshold=TAU, dense_above=1.0))
+        check_nothing_is_lost(partial(mutant, threshold=TAU, dense_above=1.0))
     with pytest.raises(AssertionError):
-        check_replay(partial(mistake, threshold=MEAN_TAU, frames="mean", dense_above=1.0), MEAN_TAU)
+        check_replay(partial(mutant, threshold=MEAN_TAU, frames="mean", dense_above=1.0), MEAN_TAU)
 
 
-def test_a_wrong_scale_is_found() -> None:
+def test_a_wrong_scale_is_caught() -> None:
     with pytest.raises(AssertionError):
         check_replay(partial(OneThreshold, threshold=TAU), TAU, sums=True)

@@ -1,5 +1,6 @@
-"""The clusters of Zhang et al. (ICASSP 2019) as configs, on a small share of an epoch; scripts/bench/ibm_table3.py has
-all of their table.
+"""The clusters of Zhang et al. (ICASSP 2019) as configs, on a small share of an epoch.
+
+scripts/bench/ibm_table3.py reproduces their whole table.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from asr_am.errors import InputError
 from asr_am.stages.app import ROOT, values
 
 ROUNDS = 13_393  # of an epoch, on either cluster
-SHARE = 40  # rounds
+SHARE = 40  # rounds that are simulated
 RING = 2 * 15 / 16 * 165e6  # bytes that each of 16 learners sends
 
 
@@ -56,14 +57,14 @@ def test_published_hours_per_epoch(cluster: str, strategy: str, hours: float) ->
     assert sum(found.batches.values()) == SHARE * len(found.batches)
 
 
-def test_half_the_bandwidth_slows_sync_by_what_arithmetic_says() -> None:
+def test_half_the_bandwidth_slows_sync_as_computed() -> None:
     on = hardware("ibm_a")
     slower = replace(on, all_reduce_bandwidth=on.all_reduce_bandwidth / 2)
     longer = SHARE * RING / on.all_reduce_bandwidth
     assert epoch("sync", slower).seconds - epoch("sync", on).seconds == pytest.approx(longer, rel=1e-6)
 
 
-def test_a_collective_beside_computing_costs_hybrid_what_it_takes_of_the_gpus() -> None:
+def test_overlap_costs_hybrid_the_computing_speed_that_a_collective_takes() -> None:
     on = hardware("ibm_a", all_reduce_latency=0.0)
     free = epoch("hybrid", replace(on, overlap_speed=1.0)).seconds
     assert free == pytest.approx(SHARE * 0.1597, rel=0.03)  # communication is hidden

@@ -30,10 +30,10 @@ def segment(begin: int = 0, end: int = 7, total: int = 7, updates_before: int = 
 
 @dataclass
 class Done:
-    """An outcome; a batch has 100 examples more than its number."""
+    """A step result. Batch n has 100 + n examples."""
 
     lease: Lease
-    weight: float = 3.0
+    num_frames: float = 3.0
     applied: bool = True
     loss_sum: Tensor = field(default_factory=lambda: torch.tensor(2.0))
     correct: Tensor = field(default_factory=lambda: torch.tensor(1))
@@ -43,14 +43,14 @@ class Done:
         return 0 if self.lease.batch is None else 100 + self.lease.batch
 
 
-class Desk:
-    """Rounds of several learners in one thread: `gather` answers with what all have left there before."""
+class SharedRounds:
+    """Leases of several learners in one thread. `gather` works only in rank order and completes at the last rank."""
 
-    def __init__(self, whole: Segment, size: int) -> None:
+    def __init__(self, segment: Segment, size: int) -> None:
         self._values: list[dict[int, Tensor]] = []
-        self.rounds = [RoundRobinLeases(whole, rank, size, partial(self._meet, rank)) for rank in range(size)]
+        self.rounds = [RoundRobinLeases(segment, rank, size, partial(self._gather, rank)) for rank in range(size)]
 
-    def _meet(self, rank: int, values: Tensor) -> dict[int, Tensor]:
+    def _gather(self, rank: int, values: Tensor) -> dict[int, Tensor]:
         if rank == 0:
             self._values.append({})
         self._values[-1][rank] = values
@@ -60,66 +60,66 @@ class Desk:
 
 
 class NotYetAll(Exception):
-    pass
+    """Some ranks have not called `gather` yet."""
 
 
-# in step
+# round robin
 
 
-def test_rounds_share_a_segment_out_and_idle_where_data_runs_out() -> None:
-    desk = Desk(segment(begin=3, end=8, total=11, updates_before=40), 3)
-    leases = [[rounds.lease() for _ in range(3)] for rounds in desk.rounds]
-    batches = [[lease.batch if lease else "end" for lease in own] for own in leases]
+def test_rounds_divide_a_segment_and_idle_without_data() -> None:
+    shared = SharedRounds(segment(begin=3, end=8, total=11, updates_before=40), 3)
+    leases = [[rounds.lease() for _ in range(3)] for rounds in shared.rounds]
+    batches = [[lease.batch if lease else "end" for lease in row] for row in leases]
     assert batches == [[3, 6, "end"], [4, 7, "end"], [5, None, "end"]]
-    for own in leases:
-        first, second = own[0], own[1]
+    for row in leases:
+        first, second = row[0], row[1]
         assert first and second
         assert (first.progress, first.updates, first.loss_denominator) == (1 / 4, 41, (13 + 14 + 15) / 3)
         assert (second.progress, second.updates, second.loss_denominator) == (2 / 4, 42, (16 + 17) / 3)
 
 
-def test_rounds_of_several_learners_are_those_of_one_with_their_batches_together() -> None:
+def test_rounds_of_several_learners_equal_one_learner_with_joined_batches() -> None:
     frames = tuple(range(1, 12))
     together = tuple(sum(frames[k : k + 4]) for k in range(0, 11, 4))
     alone = RoundRobinLeases(Segment(0, 0, 3, 3, together, 5, 1), 0, 1, SingleProcess().gather)
     team = [RoundRobinLeases(Segment(0, 0, 11, 11, frames, 5, 4), rank, 4, SingleProcess().gather) for rank in range(4)]
-    while (whole := alone.lease()) is not None:
+    while (joined := alone.lease()) is not None:
         for part in (rounds.lease() for rounds in team):
-            assert part and (part.progress, part.updates) == (whole.progress, whole.updates)
-            assert part.loss_denominator * 4 == whole.loss_denominator
+            assert part and (part.progress, part.updates) == (joined.progress, joined.updates)
+            assert part.loss_denominator * 4 == joined.loss_denominator
     assert [rounds.lease() for rounds in team] == [None] * 4
 
 
-def test_rounds_know_what_all_learners_did() -> None:
-    desk = Desk(segment(end=5), 2)
-    for rounds in desk.rounds:
+def test_records_and_totals_cover_all_learners() -> None:
+    shared = SharedRounds(segment(end=5), 2)
+    for rounds in shared.rounds:
         while (lease := rounds.lease()) is not None:
             rounds.complete(Done(lease, applied=lease.batch != 2))
     with pytest.raises(NotYetAll):
-        desk.rounds[0].record()
-    record = desk.rounds[1].record()
+        shared.rounds[0].record()
+    record = shared.rounds[1].record()
     record.audit(range(100, 105))
     assert [(done.owner, done.applied) for done in record.completions] == [
         (0, True), (1, True), (0, False), (1, True), (0, True),
     ]  # fmt: skip
     with pytest.raises(NotYetAll):
-        desk.rounds[0].totals()
-    assert desk.rounds[1].totals() == LossSums(10.0, 5.0, 15.0, 5)
+        shared.rounds[0].totals()
+    assert shared.rounds[1].totals() == LossSums(10.0, 5.0, 15.0, 5)
 
 
-def test_totals_in_step_are_added_in_double_precision() -> None:
+def test_round_robin_totals_are_added_in_double_precision() -> None:
     rounds = RoundRobinLeases(segment(), 0, 1, SingleProcess().gather)
     lease = rounds.lease()
     assert lease is not None
-    rounds.complete(Done(lease, weight=2.0**24 + 1, correct=torch.tensor(2**24 + 1)))
+    rounds.complete(Done(lease, num_frames=2.0**24 + 1, correct=torch.tensor(2**24 + 1)))
     assert rounds.totals() == LossSums(2.0, 2.0**24 + 1, 2.0**24 + 1, 1)
 
 
-def test_in_step_nobody_can_be_missing() -> None:
+def test_round_robin_needs_all_learners() -> None:
     rounds = RoundRobinLeases(segment(), 0, 3, lambda values: {0: values, 2: values})
-    for ask in (rounds.totals, rounds.record):
+    for call in (rounds.totals, rounds.record):
         with pytest.raises(LearnerLost, match="learner 1 died") as caught:
-            ask()
+            call()
         assert caught.value.rank == 1
 
 
@@ -128,73 +128,73 @@ def test_a_segment_begins_with_a_round() -> None:
         RoundRobinLeases(segment(begin=3), 0, 2, SingleProcess().gather)
 
 
-# from a table
+# queue
 
 
-def test_a_table_hands_batches_out_in_order_once() -> None:
-    table = LeaseQueue(segment(begin=2, end=6, total=8, updates_before=10, learners=4))
-    taken = [table.lease(owner) for owner in (0, 1, 0, 1)]
+def test_a_queue_hands_out_each_batch_once_in_order() -> None:
+    queue = LeaseQueue(segment(begin=2, end=6, total=8, updates_before=10, learners=4))
+    taken = [queue.lease(owner) for owner in (0, 1, 0, 1)]
     assert [(lease.batch, lease.progress, lease.updates, lease.loss_denominator) for lease in taken if lease] == [
         (n, n / 8, 10 + n / 4, 10 + n) for n in range(2, 6)
     ]
-    assert table.lease(0) is None and not table.finished
+    assert queue.lease(0) is None and not queue.finished
     for batch, owner in ((2, 0), (3, 1), (4, 0), (5, 1)):
-        table.complete(Completion(batch, owner, 0, 100, applied=batch != 4), ONE)
-    assert table.finished and table.totals == LossSums(8.0, 4.0, 12.0, 4)
-    record = table.record()
+        queue.complete(Completion(batch, owner, 0, 100, applied=batch != 4), ONE)
+    assert queue.finished and queue.totals == LossSums(8.0, 4.0, 12.0, 4)
+    record = queue.record()
     record.audit([100] * 4)
     assert [done.applied for done in record.completions] == [True, True, False, True]
 
 
 def test_only_the_holder_completes_and_only_once() -> None:
-    table = LeaseQueue(segment(learners=2))
-    table.lease(owner=0, incarnation=1)
+    queue = LeaseQueue(segment(learners=2))
+    queue.lease(owner=0, incarnation=1)
     for owner, incarnation, batch in ((1, 1, 0), (0, 0, 0), (0, 1, 1)):
         with pytest.raises(ValueError, match="not held by it"):
-            table.complete(Completion(batch, owner, incarnation, 1), ONE)
-    table.complete(Completion(0, 0, 1, 1), ONE)
+            queue.complete(Completion(batch, owner, incarnation, 1), ONE)
+    queue.complete(Completion(0, 0, 1, 1), ONE)
     with pytest.raises(ValueError, match="not held by it"):
-        table.complete(Completion(0, 0, 1, 1), ONE)
-    assert table.totals == ONE
+        queue.complete(Completion(0, 0, 1, 1), ONE)
+    assert queue.totals == ONE
 
 
-def test_the_leases_of_the_dead_come_first_when_handed_out_again() -> None:
-    table = LeaseQueue(segment(learners=2))
+def test_released_leases_are_handed_out_first() -> None:
+    queue = LeaseQueue(segment(learners=2))
     for owner in (0, 1, 0):
-        table.lease(owner)
-    table.complete(Completion(0, 0, 0, 1), ONE)
-    assert table.release(0) == [2]
-    again = table.lease(1)
+        queue.lease(owner)
+    queue.complete(Completion(0, 0, 0, 1), ONE)
+    assert queue.release(0) == [2]
+    again = queue.lease(1)
     assert again is not None and (again.batch, again.progress) == (2, 2 / 7)
     with pytest.raises(RuntimeError, match="1 of 7 batches done, 2 still held"):
-        table.record()
+        queue.record()
 
 
-def test_every_batch_is_completed_once_whoever_dies() -> None:
+def test_every_batch_is_completed_once_in_spite_of_deaths() -> None:
     for seed in range(50):
         rng = random.Random(seed)
-        table, incarnation = LeaseQueue(segment(end=40, total=40, learners=5)), [0] * 5
+        queue, incarnation = LeaseQueue(segment(end=40, total=40, learners=5)), [0] * 5
         held: list[list[int]] = [[] for _ in range(5)]
         completed: list[int] = []
         releases = 0
         for _ in range(100_000):
-            if table.finished:
+            if queue.finished:
                 break
             owner = rng.randrange(5)
             if rng.random() < 0.05:
-                assert sorted(held[owner]) == table.release(owner)
+                assert sorted(held[owner]) == queue.release(owner)
                 releases += len(held[owner])
                 held[owner], incarnation[owner] = [], incarnation[owner] + 1
             elif held[owner] and rng.random() < 0.6:
                 batch = held[owner].pop()
-                table.complete(Completion(batch, owner, incarnation[owner], 100 + batch), ONE)
+                queue.complete(Completion(batch, owner, incarnation[owner], 100 + batch), ONE)
                 completed.append(batch)
-            elif (lease := table.lease(owner, incarnation[owner])) is not None and lease.batch is not None:
+            elif (lease := queue.lease(owner, incarnation[owner])) is not None and lease.batch is not None:
                 held[owner].append(lease.batch)
-        record = table.record()
+        record = queue.record()
         record.audit(range(100, 140))
         assert sorted(completed) == list(range(40)) and len(record.released) == releases
-        assert table.totals.batches == 40
+        assert queue.totals.batches == 40
 
 
 # the audit

@@ -27,7 +27,7 @@ def loss_of(model: nn.Module, step: int) -> Tensor:
 
 
 class Gradients:
-    """A gradient closure over `STEPS` batches of a toy problem."""
+    """Gradient closure over `STEPS` batches of a toy problem."""
 
     def __init__(self, model: nn.Module, params: FlatParams, optimizer: Optimizer, start: int = 0) -> None:
         self.model, self.params, self.optimizer, self.step = model, params, optimizer, start
@@ -57,8 +57,8 @@ def torch_optimizer(kind: str, parameters: list[nn.Parameter]) -> torch.optim.Op
     return torch.optim.SGD(parameters, momentum=0.9, nesterov=kind == "nesterov", weight_decay=0.01)
 
 
-def test_a_whole_number_is_a_momentum() -> None:
-    """As a command line gives it: train.optimizer.momentum=0."""
+def test_momentum_may_be_an_integer() -> None:
+    """Accepts an integer, as the command line gives with train.optimizer.momentum=0."""
     model, local = make_local(OptimizerOptions("adam", 0))
     local.step(Gradients(model, local.params, local.optimizer))
     reference, exact = make_local(OptimizerOptions("adam", 0.0))
@@ -92,7 +92,7 @@ def test_local_is_torch_bit_for_bit(kind: str, clip_norm: float) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
-def test_a_saved_state_goes_on_with_the_same_bits(kind: str) -> None:
+def test_a_saved_state_continues_with_the_same_bits(kind: str) -> None:
     model, local = make_local(OptimizerOptions(kind))  # type: ignore[arg-type]
     gradient = Gradients(model, local.params, local.optimizer)
     state = None
@@ -109,15 +109,15 @@ def test_a_saved_state_goes_on_with_the_same_bits(kind: str) -> None:
     assert other.staleness == local.staleness
 
 
-def test_more_than_one_learner_is_refused() -> None:
+def test_more_than_one_learner_is_rejected() -> None:
     class Two(SingleProcess):
         size = 2
 
     params = FlatParams(make_model())
-    with pytest.raises(InputError, match="is for one learner, not 2; use strategy=sync"):
+    with pytest.raises(InputError, match="is for one learner, not 2: use strategy=sync"):
         Local(params, Optimizer(params, OptimizerOptions()), Two())
 
 
-def test_an_unknown_optimizer_is_refused() -> None:
+def test_an_unknown_optimizer_is_rejected() -> None:
     with pytest.raises(ValueError, match="sgd, nesterov or adam"):
         make_local(OptimizerOptions("rprop"))  # type: ignore[arg-type]

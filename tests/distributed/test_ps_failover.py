@@ -1,4 +1,4 @@
-"""Parameter servers when learners die, and take their servers along; and when the network loses letters."""
+"""Parameter servers when learners die together with their servers, and when the network loses messages."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import LearnerLost, Team
 from tests.support.round_cluster import run
 from tests.support.toy_problem import Problem, make_model
-from tests.support.toy_training import Life, MakeStrategy, hardware, train
+from tests.support.toy_training import LearnerResult, MakeStrategy, hardware, train
 
 PROBLEM = Problem(batches=64, epochs=2, rounds_per_segment=8, lr=0.02)
-FORGIVING: dict[str, MakeStrategy] = {
+FAULT_TOLERANT: dict[str, MakeStrategy] = {
     "psp": partial(Psp, servers=2, c=2, timeout=2.0), "ps_async": partial(PsAsync, servers=2, timeout=2.0),
 }  # fmt: skip
 
@@ -35,22 +35,24 @@ def crash(learner: int, at: float, restart_after: float | None) -> dict[str, Any
     return {"faults": {"crashes": [{"learner": learner, "at": at, "restart_after": restart_after}]}}
 
 
-def assert_trained(lives: dict[int, Life]) -> None:
-    first = next(iter(lives.values()))
+def assert_trained(results: dict[int, LearnerResult]) -> None:
+    first = next(iter(results.values()))
     assert first.totals[-1].mean_loss < 0.97 * first.totals[0].mean_loss
-    assert all(torch.equal(life.replica, first.replica) for life in lives.values()), "all have the servers' weights"
+    assert all(torch.equal(result.replica, first.replica) for result in results.values()), (
+        "all ranks have the servers' weights"
+    )
 
 
-@pytest.mark.parametrize("name", FORGIVING)
-def test_the_others_go_on_without_a_worker(name: str) -> None:
-    lives = train(PROBLEM, FORGIVING[name], cluster=hardware(**crash(1, 5.1, None)))
-    assert sorted(lives) == [0, 2, 3]
-    assert_trained(lives)
+@pytest.mark.parametrize("name", FAULT_TOLERANT)
+def test_the_others_continue_without_a_worker(name: str) -> None:
+    results = train(PROBLEM, FAULT_TOLERANT[name], cluster=hardware(**crash(1, 5.1, None)))
+    assert sorted(results) == [0, 2, 3]
+    assert_trained(results)
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """Of server 1: version and weights [n] of its block as of the checkpoint, and with a worker's copy."""
+    """Version and weights [n] of the shard of server 1: of the checkpoint, and after recovery."""
 
     old_t: int
     old_w: Tensor
@@ -59,7 +61,7 @@ class Recovery:
 
 
 def watching(make: MakeStrategy, recoveries: list[Recovery]) -> MakeStrategy:
-    """The strategy, with what becomes of the block of rank 2 when that is restarted."""
+    """Wraps the strategy so that the recovery of the server on rank 2 is appended to `recoveries`."""
 
     def watched(params: FlatParams, optimizer: Optimizer, team: Team) -> Strategy:
         strategy = make(params, optimizer, team)
@@ -78,79 +80,81 @@ def watching(make: MakeStrategy, recoveries: list[Recovery]) -> MakeStrategy:
     return watched
 
 
-@pytest.mark.parametrize("name", FORGIVING)
+@pytest.mark.parametrize("name", FAULT_TOLERANT)
 @pytest.mark.parametrize("learner", [1, 2])
-def test_a_learner_comes_back_with_its_server(name: str, learner: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Rank 2 has block 1; a worker's copy of it is newer than any checkpoint."""
+def test_a_learner_rejoins_with_its_server(name: str, learner: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Rank 2 has shard 1. A worker's copy of it is newer than any checkpoint."""
     recoveries: list[Recovery] = []
     with caplog.at_level(logging.INFO):
-        lives = train(PROBLEM, watching(FORGIVING[name], recoveries), cluster=hardware(**crash(learner, 12.0, 1.5)))
-    assert sorted(lives) == [0, 1, 2, 3]
-    assert_trained(lives)
-    assert f"learner {learner} is back, with the servers' weights" in caplog.text
-    assert len(lives[learner].did) > 2, "it works again"
+        results = train(
+            PROBLEM, watching(FAULT_TOLERANT[name], recoveries), cluster=hardware(**crash(learner, 12.0, 1.5))
+        )
+    assert sorted(results) == [0, 1, 2, 3]
+    assert_trained(results)
+    assert f"learner {learner} rejoined with the servers' weights" in caplog.text
+    assert len(results[learner].computed) > 2, "it trains again"
     if learner == 2:
         (recovery,) = recoveries
         assert recovery.t > recovery.old_t and not torch.equal(recovery.w, recovery.old_w)
-        assert "copy and no momentum" in caplog.text
+        assert "copy, without momentum" in caplog.text
 
 
-@pytest.mark.parametrize("name", FORGIVING)
+@pytest.mark.parametrize("name", FAULT_TOLERANT)
 def test_a_restarted_server_does_not_take_a_copy_that_was_never_pulled(name: str) -> None:
-    """Worker 1 is back before server 1, from the checkpoint, while the others have a newer copy of the block."""
+    """Worker 1 restarts from the checkpoint before server 1 does, while the others have a newer copy of the shard."""
     recoveries: list[Recovery] = []
     both = [{"learner": 1, "at": 12.0, "restart_after": 0.5}, {"learner": 2, "at": 12.0, "restart_after": 1.5}]
-    train(PROBLEM, watching(FORGIVING[name], recoveries), cluster=hardware(faults={"crashes": both}))
+    train(PROBLEM, watching(FAULT_TOLERANT[name], recoveries), cluster=hardware(faults={"crashes": both}))
     (recovery,) = recoveries
     assert recovery.t > recovery.old_t and not torch.equal(recovery.w, recovery.old_w)
 
 
-def test_at_rest_a_block_whose_server_is_dead_stays_of_its_version() -> None:
-    def live(team: Team) -> None:
+def test_a_shard_of_a_dead_server_keeps_its_version_when_drained() -> None:
+    def run_learner(team: Team) -> None:
         params = FlatParams(make_model())
         strategy = Psp(params, Optimizer(params, OptimizerOptions()), team, servers=3)
         strategy.worker.versions[:] = [5, 3, 4]
         strategy._pull_final([5, -1, 4])
-        assert strategy.worker.versions == [5, 3, 5], "a block that nobody could pull is no newer than it was"
+        assert strategy.worker.versions == [5, 3, 5], "a shard that cannot be pulled is no newer than before"
 
-    run(live)
+    run(run_learner)
 
 
-@pytest.mark.parametrize("name", FORGIVING)
-def test_a_restarted_server_asks_again_whom_its_question_does_not_reach(name: str) -> None:
+@pytest.mark.parametrize("name", FAULT_TOLERANT)
+def test_a_restarted_server_retries_lost_requests(name: str) -> None:
     recoveries: list[Recovery] = []
 
-    def deaf(params: FlatParams, optimizer: Optimizer, team: Any) -> Strategy:
-        strategy = watching(FORGIVING[name], recoveries)(params, optimizer, team)
-        post, lost = team.send, set()
+    def lossy(params: FlatParams, optimizer: Optimizer, team: Any) -> Strategy:
+        strategy = watching(FAULT_TOLERANT[name], recoveries)(params, optimizer, team)
+        send, lost = team.send, set()
 
         def lose(to: int, tag: str, *rest: Any) -> None:
             if tag != "lost" or to in lost:
-                post(to, tag, *rest)
+                send(to, tag, *rest)
             lost.add(to)
 
         if team.incarnation == 1:
             team.send = lose
         return strategy
 
-    assert_trained(train(PROBLEM, deaf, cluster=hardware(**crash(2, 12.0, 1.5))))
+    assert_trained(train(PROBLEM, lossy, cluster=hardware(**crash(2, 12.0, 1.5))))
     (recovery,) = recoveries
     assert recovery.t > recovery.old_t and not torch.equal(recovery.w, recovery.old_w)
 
 
-@pytest.mark.parametrize("name", FORGIVING)
-def test_a_server_that_dies_at_rest_may_come_back_older(name: str) -> None:
-    """With its last update, which all have agreed to pull, and nobody has."""
+@pytest.mark.parametrize("name", FAULT_TOLERANT)
+def test_a_server_that_dies_when_drained_may_restart_older(name: str) -> None:
+    """Its last update is lost, although all workers were about to pull it."""
 
     def dying(params: FlatParams, optimizer: Optimizer, team: Team) -> Strategy:
-        strategy: Any = FORGIVING[name](params, optimizer, team)
-        agree = strategy._gather_versions
+        strategy: Any = FAULT_TOLERANT[name](params, optimizer, team)
+        gather_versions = strategy._gather_versions
 
         def late() -> list[int]:
             first = strategy._drain_count == 1 and team.incarnation == 0
             if first and team.rank == 2:
                 strategy.server.t += 1
-            versions: list[int] = agree()
+            versions: list[int] = gather_versions()
             if first:
                 team.sleep(100.0)
             return versions
@@ -158,15 +162,15 @@ def test_a_server_that_dies_at_rest_may_come_back_older(name: str) -> None:
         strategy._gather_versions = late
         return strategy
 
-    lives = train(PROBLEM, dying, cluster=hardware(**crash(2, 100.0, 1.0)))
-    assert sorted(lives) == [0, 1, 2, 3]
-    assert_trained(lives)
+    results = train(PROBLEM, dying, cluster=hardware(**crash(2, 100.0, 1.0)))
+    assert sorted(results) == [0, 1, 2, 3]
+    assert_trained(results)
 
 
-@pytest.mark.parametrize("name", FORGIVING)
-def test_a_block_that_nobody_serves_any_more_ends_the_run(name: str) -> None:
-    with pytest.raises(LearnerLost, match="learner 2 died, the server of block 1; start the same command again"):
-        train(PROBLEM, FORGIVING[name], cluster=hardware(**crash(2, 5.1, None)))
+@pytest.mark.parametrize("name", FAULT_TOLERANT)
+def test_a_shard_without_a_server_ends_the_run(name: str) -> None:
+    with pytest.raises(LearnerLost, match="learner 2 died, the server of shard 1; start the same command again"):
+        train(PROBLEM, FAULT_TOLERANT[name], cluster=hardware(**crash(2, 5.1, None)))
 
 
 @pytest.mark.parametrize("learner", [1, 2])
@@ -178,39 +182,39 @@ def test_ps_sync_ends_and_names_the_lost_learner(learner: int, restart_after: fl
 
 
 @pytest.mark.parametrize("make", [PsSync, PsAsync, Psp], ids=lambda make: make.name)
-def test_what_the_network_loses_is_sent_again(make: Callable[..., Strategy]) -> None:
-    """Every gradient is applied once, as without losses: where servers wait for all, to the same bits."""
+def test_lost_messages_are_resent(make: Callable[..., Strategy]) -> None:
+    """Every gradient is applied once. Where servers wait for all, the bits are those of a run without losses."""
     short = replace(PROBLEM, batches=32, epochs=1)
     lossy = hardware(faults={"lost_share": 0.1})
-    whole, lives = (train(short, partial(make, servers=2, timeout=3.0), cluster=on) for on in (hardware(), lossy))
-    assert sum(life.strategy.team.comm_stats.faults["lost"] for life in lives.values()) > 10
-    assert all(torch.equal(life.replica, lives[0].replica) for life in lives.values())
+    intact, results = (train(short, partial(make, servers=2, timeout=3.0), cluster=on) for on in (hardware(), lossy))
+    assert sum(result.strategy.team.comm_stats.faults["lost"] for result in results.values()) > 10
+    assert all(torch.equal(result.replica, results[0].replica) for result in results.values())
     if make is PsAsync:
-        staleness = [sum(life.strategy.staleness.total() for life in run.values()) for run in (whole, lives)]
+        staleness = [sum(result.strategy.staleness.total() for result in run.values()) for run in (intact, results)]
         assert staleness == [64, 64]
     else:
-        assert torch.equal(lives[0].replica, whole[0].replica)
+        assert torch.equal(results[0].replica, intact[0].replica)
 
 
-def test_parts_of_the_norm_that_the_network_loses_are_told_again() -> None:
+def test_lost_parts_of_the_norm_are_resent() -> None:
     clipped = replace(PROBLEM, batches=32, epochs=1, options=OptimizerOptions(momentum=0.9, clip_norm=0.8))
     lossy = hardware(faults={"lost_share": 0.1})
     make = partial(PsSync, servers=3, timeout=3.0)
-    whole, lives = (train(clipped, make, cluster=on) for on in (hardware(), lossy))
-    assert all(torch.equal(life.replica, whole[0].replica) for life in lives.values())
-    assert lives[0].strategy.team.now() > whole[0].strategy.team.now() + 5.0, (
-        "something was waited for, and asked again"
+    intact, results = (train(clipped, make, cluster=on) for on in (hardware(), lossy))
+    assert all(torch.equal(result.replica, intact[0].replica) for result in results.values())
+    assert results[0].strategy.team.now() > intact[0].strategy.team.now() + 5.0, (
+        "a part of the norm was awaited and asked for again"
     )
 
 
-# mistakes
+# mutants
 
 
-def mistaken(name: str, **methods: Any) -> MakeStrategy:
-    """The strategy with servers that do some things otherwise."""
+def with_methods(name: str, **methods: Any) -> MakeStrategy:
+    """Returns the strategy with some methods of its servers replaced."""
 
     def make(params: FlatParams, optimizer: Optimizer, team: Team) -> Strategy:
-        strategy = FORGIVING[name](params, optimizer, team)
+        strategy = FAULT_TOLERANT[name](params, optimizer, team)
         server = strategy.server  # type: ignore[attr-defined]
         for method, does in methods.items():
             if server is not None:
@@ -221,10 +225,10 @@ def mistaken(name: str, **methods: Any) -> MakeStrategy:
 
 
 def keep(server: ParameterServer) -> None:
-    """Does not look for a copy that is newer than the checkpoint's."""
+    """Keeps the checkpoint's weights instead of a newer copy."""
 
 
-def test_a_server_without_the_workers_copies_would_go_back() -> None:
+def test_without_recovery_a_server_falls_back_to_the_checkpoint() -> None:
     after = []
 
     def start(server: ParameterServer) -> None:
@@ -233,11 +237,11 @@ def test_a_server_without_the_workers_copies_would_go_back() -> None:
         ParameterServer.start(server)
 
     for methods in ({}, {"recover": keep}):
-        make = mistaken("ps_async", start=start, **methods)  # type: ignore[arg-type]
+        make = with_methods("ps_async", start=start, **methods)  # type: ignore[arg-type]
         train(PROBLEM, make, cluster=hardware(**crash(2, 12.0, 1.5)))
-    assert after[0] > after[1] + 3, "it would be as of the last checkpoint"
+    assert after[0] > after[1] + 3, "it has the version of the last checkpoint"
 
 
-def test_blocks_of_a_small_model() -> None:
-    blocks = Shards(5, (0, 1, 2, 3))
-    assert [len(blocks.of(torch.zeros(5), block)) for block in range(4)] == [2, 2, 1, 0]
+def test_shards_of_a_small_model() -> None:
+    shards = Shards(5, (0, 1, 2, 3))
+    assert [len(shards.of(torch.zeros(5), shard)) for shard in range(4)] == [2, 2, 1, 0]

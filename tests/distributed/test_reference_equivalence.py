@@ -1,4 +1,4 @@
-"""Algorithms that move in step against one process that computes what their papers say; and mistakes this finds.
+"""Synchronous algorithms against single-process references from their papers, and mutants that this catches.
 
 All learners have unequal data, at least 100 steps, and momentum 0.9.
 """
@@ -23,9 +23,9 @@ from asr_am.distributed.strategy import Strategy
 from asr_am.errors import InputError
 from tests.support import reference_algorithms as reference
 from tests.support.toy_problem import Problem
-from tests.support.toy_training import Life, MakeStrategy, train, train_alone
+from tests.support.toy_training import LearnerResult, MakeStrategy, train, train_single
 
-PROBLEM = Problem()  # 105 rounds of 4 learners, 5 of them not complete
+PROBLEM = Problem()  # 105 rounds of 4 learners, 5 incomplete
 CLOSE = partial(torch.testing.assert_close, rtol=0.0, atol=1e-5)
 PAIRS = partial(reference.pairs, 4)
 MATRICES: dict[str, Callable[[int], Tensor]] = {
@@ -40,13 +40,13 @@ def assert_agree(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
         CLOSE(one.double(), other.double())
 
 
-def assert_one_chain(lives: dict[int, Life], chain: Sequence[Tensor]) -> None:
-    """All learners have the weights of `chain` after every segment, and the same bits."""
-    assert len(lives) == PROBLEM.learners
-    for life in lives.values():
-        assert_agree(life.consensus, chain)
-        assert all(torch.equal(a, b) for a, b in zip(life.consensus, lives[0].consensus, strict=True))
-        assert torch.equal(life.replica, lives[0].replica)
+def assert_one_chain(results: dict[int, LearnerResult], chain: Sequence[Tensor]) -> None:
+    """Checks that all learners have the weights of `chain` after every segment, and the same bits."""
+    assert len(results) == PROBLEM.learners
+    for result in results.values():
+        assert_agree(result.consensus, chain)
+        assert all(torch.equal(a, b) for a, b in zip(result.consensus, results[0].consensus, strict=True))
+        assert torch.equal(result.replica, results[0].replica)
 
 
 def check_sync(make: MakeStrategy) -> None:
@@ -58,19 +58,19 @@ def check_hybrid(make: MakeStrategy) -> None:
 
 
 def check_dpsgd(make: MakeStrategy, M: Callable[[int], Tensor] = PAIRS) -> None:
-    lives, W = train(PROBLEM, make), reference.dpsgd(PROBLEM, M)
-    for rank, life in lives.items():
-        CLOSE(life.replica.double(), W[-1][rank])
-        assert_agree(life.consensus, [W_segment.mean(dim=0) for W_segment in W])
+    results, W = train(PROBLEM, make), reference.dpsgd(PROBLEM, M)
+    for rank, result in results.items():
+        CLOSE(result.replica.double(), W[-1][rank])
+        assert_agree(result.consensus, [W_segment.mean(dim=0) for W_segment in W])
 
 
-# the limits
+# equivalences
 
 
 def test_local_is_the_reference() -> None:
-    life = train_alone(replace(PROBLEM, learners=1, joined=4), Local)
-    assert_agree(life.consensus, reference.sync(PROBLEM))
-    assert life.strategy.staleness == {0: 105}
+    result = train_single(replace(PROBLEM, learners=1, joined=4), Local)
+    assert_agree(result.consensus, reference.sync(PROBLEM))
+    assert result.strategy.staleness == {0: 105}
 
 
 @pytest.mark.parametrize("options", [{}, {"overlap": False}, {"form": "weights"}], ids=str)
@@ -79,12 +79,12 @@ def test_sync_is_one_learner_with_all_the_data(options: dict[str, object]) -> No
 
 
 def test_sync_reports_what_one_learner_would() -> None:
-    alone = train_alone(replace(PROBLEM, learners=1, joined=4), Local)
+    alone = train_single(replace(PROBLEM, learners=1, joined=4), Local)
     team = train(PROBLEM, Sync)
-    assert [done[::2] for done in team[0].did] == [done[::2] for done in alone.did], "epochs and rates"
-    for life in team.values():
-        assert life.strategy.staleness == {0: 105}
-        for ours, theirs in zip(life.totals, alone.totals, strict=True):
+    assert [done[::2] for done in team[0].computed] == [done[::2] for done in alone.computed], "epochs and rates"
+    for result in team.values():
+        assert result.strategy.staleness == {0: 105}
+        for ours, theirs in zip(result.totals, alone.totals, strict=True):
             assert (ours.frames, ours.batches) == (theirs.frames, min(4 * theirs.batches, ours.batches))
             assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
 
@@ -97,7 +97,7 @@ def test_overlap_and_timing_change_no_bit() -> None:
 
 def test_sync_of_one_learner_is_local_to_the_bit() -> None:
     alone = replace(PROBLEM, learners=1, joined=4)
-    for ours, theirs in zip(train_alone(alone, Sync).consensus, train_alone(alone, Local).consensus, strict=True):
+    for ours, theirs in zip(train_single(alone, Sync).consensus, train_single(alone, Local).consensus, strict=True):
         assert torch.equal(ours, theirs)
 
 
@@ -106,14 +106,14 @@ def test_hybrid_is_one_chain_of_staleness_one() -> None:
 
 
 @pytest.mark.parametrize("mixing", MATRICES)
-def test_dpsgd_mixes_as_its_matrices_say(mixing: str) -> None:
+def test_dpsgd_follows_its_mixing_matrices(mixing: str) -> None:
     check_dpsgd(partial(Dpsgd, mixing=mixing), MATRICES[mixing])  # type: ignore[arg-type]
 
 
-def test_dpsgd_that_mixes_with_everybody_is_sync() -> None:
-    for life in train(PROBLEM, partial(Dpsgd, mixing="all")).values():
-        assert_agree(life.consensus, reference.sync(PROBLEM))
-        CLOSE(life.replica, life.consensus[-1])
+def test_dpsgd_that_mixes_with_all_is_sync() -> None:
+    for result in train(PROBLEM, partial(Dpsgd, mixing="all")).values():
+        assert_agree(result.consensus, reference.sync(PROBLEM))
+        CLOSE(result.replica, result.consensus[-1])
 
 
 # mixing matrices
@@ -123,7 +123,7 @@ def matrix(kind: str, size: int, step: int) -> Tensor:
     M = torch.zeros(size, size, dtype=torch.float64)
     for rank in range(size):
         row = mixing_row(kind, rank, size, step)  # type: ignore[arg-type]
-        assert list(row) == sorted(row), "all add in rank order"
+        assert list(row) == sorted(row), "sums are in rank order"
         for other, weight in row.items():
             M[rank, other] = weight
     return M
@@ -138,7 +138,7 @@ def test_mixing_is_symmetric_doubly_stochastic_and_connected(kind: str, sizes: S
             assert torch.equal(M, M.T)
             torch.testing.assert_close(M.sum(dim=0), torch.ones(size, dtype=torch.float64))
             product = M @ product
-        assert (product > 0.5 / size).all(), "what one learner knows reaches all"
+        assert (product > 0.5 / size).all(), "every learner reaches all"
 
 
 def test_pairs_and_ring_are_those_of_the_reference() -> None:
@@ -147,22 +147,24 @@ def test_pairs_and_ring_are_those_of_the_reference() -> None:
         torch.testing.assert_close(matrix("ring", size, 0), reference.ring(size))
 
 
-def test_an_odd_ring_and_unknown_options_are_refused() -> None:
+def test_an_odd_ring_and_unknown_options_are_rejected() -> None:
     three = replace(PROBLEM, learners=3)
     with pytest.raises(InputError, match=r"learners=3: dpsgd with strategy\.mixing=pairs .* use 4 or 2"):
         train(three, Dpsgd)
-    with pytest.raises(InputError, match=r"strategy\.mixing=star: is pairs, ring or all"):
+    with pytest.raises(InputError, match=r"strategy\.mixing=star: must be pairs, ring or all"):
         train(PROBLEM, partial(Dpsgd, mixing="star"))  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"strategy\.form=both: is gradients or weights"):
+    with pytest.raises(InputError, match=r"strategy\.form=both: must be gradients or weights"):
         train(PROBLEM, partial(Sync, form="both"))  # type: ignore[arg-type]
     short = replace(three, epochs=1)
     assert len(train(short, partial(Dpsgd, mixing="ring"))) == len(train(short, Sync)) == 3
 
 
-# mistakes
+# mutants
 
 
 class Unaveraged(Sync):
+    """Does not average."""
+
     def step(self, gradient: GradientFn) -> StepResult | None:
         step_result = gradient(None)
         if step_result is not None:
@@ -171,7 +173,7 @@ class Unaveraged(Sync):
 
 
 class Unweighted(Sync):
-    """The mean over learners of each one's mean over its frames."""
+    """Takes the mean over learners without weighting by frames."""
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         def own_mean(_: object) -> StepResult | None:
@@ -185,7 +187,7 @@ class Unweighted(Sync):
 
 
 class Impatient(Sync):
-    """Starts the averaging, and does not wait for it."""
+    """Starts the all-reduce and does not wait for it."""
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         step_result = gradient(None)
@@ -196,6 +198,8 @@ class Impatient(Sync):
 
 
 class OnlyTheFirstBucket(Sync):
+    """Averages only the first bucket."""
+
     def step(self, gradient: GradientFn) -> StepResult | None:
         buckets: list[tuple[int, int]] = []
         step_result = gradient(lambda begin, end: buckets.append((begin, end)))
@@ -207,25 +211,25 @@ class OnlyTheFirstBucket(Sync):
 
 
 class TwoChains(Hybrid):
-    """W'_t = A_{t-1} - α u(g(A_{t-1})): the update, too, of the weights the gradient was taken at."""
+    """Computes W'_t = A_{t-1} - α u(g(A_{t-1})), an update of the weights at which the gradient was taken."""
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         step_result = gradient(None)
         if step_result is not None:
-            self._under_way.wait()
+            self._pending.wait()
             average = self._pushed.clone()
             self.optimizer.step()
             self._pushed.copy_(self.params.w)
-            self._under_way = self.team.start_all_reduce_mean(self._pushed)
+            self._pending = self.team.start_all_reduce_mean(self._pushed)
             self.params.w.copy_(average)
         return step_result
 
 
 class NotStale(Hybrid):
-    """Waits for the average before it takes the gradient."""
+    """Waits for the average before the gradient."""
 
     def step(self, gradient: GradientFn) -> StepResult | None:
-        self._under_way.wait()
+        self._pending.wait()
         self.params.w.copy_(self._pushed)
         return super().step(gradient)
 
@@ -236,13 +240,13 @@ class OwnWeights(Hybrid):
     def step(self, gradient: GradientFn) -> StepResult | None:
         step_result = super().step(gradient)
         if step_result is not None:
-            self._own = self._pushed.clone()  # the average is not there before time has passed
+            self._own = self._pushed.clone()  # a copy, as the pending all-reduce overwrites it
             self.params.w.copy_(self._own)
         return step_result
 
 
 class OneSided(Dpsgd):
-    """Always the same partner."""
+    """Mixes always with the same partner."""
 
     def _mix(self) -> None:
         steps, self._steps = self._steps, 0
@@ -251,12 +255,14 @@ class OneSided(Dpsgd):
 
 
 class Silent(Dpsgd):
+    """Does not mix."""
+
     def _mix(self) -> None:
         pass
 
 
 class MixesFirst(Dpsgd):
-    """Averages the weights, and updates after that."""
+    """Mixes before the update."""
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         step_result = gradient(None)
@@ -267,7 +273,7 @@ class MixesFirst(Dpsgd):
         return step_result
 
 
-MISTAKES: list[tuple[Callable[[MakeStrategy], None], type[Strategy]]] = [
+MUTANTS: list[tuple[Callable[[MakeStrategy], None], type[Strategy]]] = [
     (check_sync, Unaveraged), (check_sync, Unweighted), (check_sync, Impatient), (check_sync, OnlyTheFirstBucket),
     (check_sync, Hybrid), (check_hybrid, TwoChains), (check_hybrid, NotStale), (check_hybrid, OwnWeights),
     (check_hybrid, Sync), (check_dpsgd, OneSided), (check_dpsgd, Silent), (check_dpsgd, MixesFirst),
@@ -275,7 +281,7 @@ MISTAKES: list[tuple[Callable[[MakeStrategy], None], type[Strategy]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("check", "mistake"), MISTAKES, ids=lambda value: value.__name__)
-def test_the_limit_catches(check: Callable[[MakeStrategy], None], mistake: type[Strategy]) -> None:
+@pytest.mark.parametrize(("check", "mutant"), MUTANTS, ids=lambda value: value.__name__)
+def test_mutants_are_caught(check: Callable[[MakeStrategy], None], mutant: type[Strategy]) -> None:
     with pytest.raises(AssertionError):
-        check(mistake)
+        check(mutant)

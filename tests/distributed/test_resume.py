@@ -1,4 +1,4 @@
-"""Going on from a checkpoint gives the same bits as never having stopped."""
+"""A run that continues from a checkpoint gives the same bits as one that never stopped."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
 from tests.support.toy_problem import Problem
-from tests.support.toy_training import Around, Checkpoints, Life, hardware, train
+from tests.support.toy_training import Checkpoints, LearnerResult, WrapGradient, hardware, train
 
-IN_STEP = {
+SYNCHRONOUS = {
     "sync": Sync, "sync of weights": partial(Sync, form="weights"), "hybrid": Hybrid, "dpsgd": Dpsgd,
     "dpsgd on a ring": partial(Dpsgd, mixing="ring"), "gtc": partial(Gtc, threshold=20.0),
     "gtc with momentum before": partial(Gtc, threshold=20.0, density=0.1, momentum="before"),
@@ -35,10 +35,10 @@ IN_STEP = {
 }  # fmt: skip
 
 
-def beat(team: Team, strategy: Strategy, gradient: GradientFn) -> GradientFn:
-    """Have each learner take its gradients at its own moment of a two-second beat.
+def in_phase(team: Team, strategy: Strategy, gradient: GradientFn) -> GradientFn:
+    """Lets each learner start its gradients at its own phase of a two-second period.
 
-    Then what happens after a checkpoint happens in the same order whenever the run begins again.
+    Events after a checkpoint then happen in the same order when the run is resumed.
     """
 
     def timed(on_bucket: BucketHook | None) -> StepResult | None:
@@ -49,46 +49,46 @@ def beat(team: Team, strategy: Strategy, gradient: GradientFn) -> GradientFn:
     return timed
 
 
-def check_resume(make: Callable[..., Strategy], options: OptimizerOptions, around: Around) -> None:
-    """Stop after each of several segments, go on with new learners, and stop again."""
+def check_resume(make: Callable[..., Strategy], options: OptimizerOptions, wrap: WrapGradient) -> None:
+    """Stops after several segments, resuming with new learners each time, and compares with an uninterrupted run."""
     problem = Problem(batches=43, epochs=2, rounds_per_segment=4, options=options)
-    settings = {"around": around, "cluster": hardware(jitter=0.0)}
-    whole = train(problem, make, **settings)  # type: ignore[arg-type]
+    settings = {"wrap": wrap, "cluster": hardware(jitter=0.0)}
+    full = train(problem, make, **settings)  # type: ignore[arg-type]
     saved = Checkpoints()
-    parts: dict[int, list[Life]] = {rank: [] for rank in whole}
+    parts: dict[int, list[LearnerResult]] = {rank: [] for rank in full}
     for until in (1, 2, 4, None):
-        for rank, life in train(problem, make, checkpoints=saved, until=until, **settings).items():  # type: ignore[arg-type]
-            parts[rank].append(life)
-    for rank, life in whole.items():
+        for rank, result in train(problem, make, checkpoints=saved, until=until, **settings).items():  # type: ignore[arg-type]
+            parts[rank].append(result)
+    for rank, result in full.items():
         last = parts[rank][-1]
         found = [w for part in parts[rank] for w in part.consensus]
-        assert all(torch.equal(a, b) for a, b in zip(life.consensus, found, strict=True))
-        assert torch.equal(life.replica, last.replica)
-        assert [done for part in parts[rank] for done in part.did] == life.did
-        assert last.strategy.staleness == life.strategy.staleness and last.strategy.metrics == life.strategy.metrics
+        assert all(torch.equal(a, b) for a, b in zip(result.consensus, found, strict=True))
+        assert torch.equal(result.replica, last.replica)
+        assert [done for part in parts[rank] for done in part.computed] == result.computed
+        assert last.strategy.staleness == result.strategy.staleness and last.strategy.metrics == result.strategy.metrics
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
-@pytest.mark.parametrize("make", IN_STEP.values(), ids=IN_STEP)
-def test_in_step_the_bits_are_the_same(make: Callable[..., Strategy], kind: str) -> None:
+@pytest.mark.parametrize("make", SYNCHRONOUS.values(), ids=SYNCHRONOUS)
+def test_synchronous_strategies_resume_with_the_same_bits(make: Callable[..., Strategy], kind: str) -> None:
     check_resume(make, OptimizerOptions(kind), lambda team, strategy, gradient: gradient)  # type: ignore[arg-type]
 
 
-def test_adpsgd_s_too_where_the_same_happens_in_the_same_order() -> None:
-    check_resume(Adpsgd, OptimizerOptions(), beat)
+def test_adpsgd_resumes_with_the_same_bits_if_events_keep_their_order() -> None:
+    check_resume(Adpsgd, OptimizerOptions(), in_phase)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 @pytest.mark.parametrize("make", [PsSync, PsAsync, partial(Psp, c=2, b=0.5)], ids=["ps_sync", "ps_async", "psp"])
-def test_servers_too(make: Callable[..., Strategy], kind: str) -> None:
-    check_resume(partial(make, servers=2), OptimizerOptions(kind), beat)  # type: ignore[arg-type]
+def test_parameter_servers_resume_with_the_same_bits(make: Callable[..., Strategy], kind: str) -> None:
+    check_resume(partial(make, servers=2), OptimizerOptions(kind), in_phase)  # type: ignore[arg-type]
 
 
-# mistakes: states that lack something
+# mutants: states that lack something
 
 
 def without(strategy: type[Strategy], key: str) -> type[Strategy]:
-    """The strategy with checkpoints that hold the initial value of `key`."""
+    """Returns the strategy with checkpoints that hold the initial value of `key`."""
 
     class Forgetting(strategy):  # type: ignore[misc, valid-type]
         def load_state_dict(self, state: dict[str, object]) -> None:
@@ -107,6 +107,6 @@ def without(strategy: type[Strategy], key: str) -> type[Strategy]:
         (PsAsync, "versions"), (PsAsync, "staleness"), (Psp, "weights"), (Psp, "server"),
     ],
 )  # fmt: skip
-def test_nothing_in_a_state_can_be_left_out(strategy: type[Strategy], key: str) -> None:
+def test_every_key_of_a_state_matters(strategy: type[Strategy], key: str) -> None:
     with pytest.raises(AssertionError):
-        check_resume(without(strategy, key), OptimizerOptions(), beat)
+        check_resume(without(strategy, key), OptimizerOptions(), in_phase)

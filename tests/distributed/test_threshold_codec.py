@@ -1,4 +1,4 @@
-"""Words of thresholded gradients against loops over single elements."""
+"""The threshold codec against loops over single elements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rows(count: int, length: int) -> Tensor:
 
 
 def slow_encode(residual: Tensor, tau: float) -> list[int]:
-    """Element by element; takes what is sent from `residual`."""
+    """Returns the words, element by element, and subtracts what is sent from `residual`."""
     words = []
     for index, value in enumerate(residual.tolist()):
         if abs(value) > np.float32(tau):
@@ -31,15 +31,15 @@ def slow_encode(residual: Tensor, tau: float) -> list[int]:
 
 @pytest.fixture(params=["compiled", "whole tensors"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways of encoding."""
+    """Selects one of the two implementations of encoding."""
     if request.param == "whole tensors":
-        whole = threshold._encode_whole
-        monkeypatch.setattr(threshold, "encode", lambda r, tau, g=None: whole(r, tau, g))
+        encode_tensors = threshold._encode_tensors
+        monkeypatch.setattr(threshold, "encode", lambda r, tau, g=None: encode_tensors(r, tau, g))
 
 
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("length", [1, threshold.BLOCK, 1000])
-def test_words_and_what_is_left_are_those_of_a_loop(length: int) -> None:
+def test_words_and_residual_equal_those_of_a_loop(length: int) -> None:
     residual = torch.zeros(length)
     slow = torch.zeros(length)
     for gradient in rows(20, length):
@@ -51,7 +51,7 @@ def test_words_and_what_is_left_are_those_of_a_loop(length: int) -> None:
 
 
 @pytest.mark.usefixtures("path")
-def test_what_is_just_the_threshold_stays_and_numbers_that_are_none_too() -> None:
+def test_elements_at_the_threshold_and_nan_are_not_sent() -> None:
     residual = torch.tensor([TAU, -TAU, math.nextafter(TAU, 1) + 1e-6, 0.0, -0.0, math.nan, -9.0])
     assert [word & 0xFFFFFFFF for word in threshold.encode(residual, TAU).tolist()] == [2, 6 | 1 << 31]
     assert residual[6] == -9.0 + TAU and residual[5].isnan()
@@ -73,7 +73,7 @@ def test_decoding_adds_each_sign_at_its_index() -> None:
     assert torch.equal(fast, other)
 
 
-def test_an_index_beyond_the_bucket_is_refused() -> None:
+def test_an_index_beyond_the_bucket_is_rejected() -> None:
     with pytest.raises(IndexError):
         decode(torch.tensor([5, 10], dtype=torch.int32), torch.zeros(10), 1.0)
 
@@ -91,4 +91,4 @@ def test_the_largest_index_fits() -> None:
     words = torch.tensor([0, 0x7FFFFFFF, -0x80000000, -1], dtype=torch.int32)
     assert (words & threshold.INDEX).tolist() == [0, 2**31 - 1, 0, 2**31 - 1]
     assert [bool(word & threshold.SIGN) for word in words.tolist()] == [False, False, True, True]
-    assert threshold.MOST == 2**31
+    assert threshold.MAX_ELEMENTS == 2**31

@@ -1,4 +1,4 @@
-"""The README's table of strategies and features, cell by cell."""
+"""The table of strategies and features in asr_am/distributed/README.md, cell by cell."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from asr_am.train.train_options import TrainOptions
 from tests.distributed.test_reference_equivalence import MATRICES
 from tests.support import reference_algorithms as reference
 from tests.support.egs_examples import write_examples
-from tests.support.soak import FORGIVING, STRATEGIES
+from tests.support.soak import FAULT_TOLERANT, STRATEGIES
 from tests.support.toy_problem import Problem
-from tests.support.toy_training import hardware, in_time, train
+from tests.support.toy_training import hardware, in_lockstep, train
 
-# clipping and Adam: what the optimizer is given
+# clipping and Adam: which gradient they act on
 
 RULES: dict[str, tuple[OptimizerOptions, reference.MakeRule]] = {
     "clipping": (OptimizerOptions(clip_norm=0.8), partial(reference.Momentum, clip=0.8)),
@@ -45,34 +45,34 @@ def problem_with(rule: str) -> Problem:
     return Problem(batches=44, epochs=2, lr=0.01 if rule == "adam" else 0.05, options=RULES[rule][0])
 
 
-def apart(one: Tensor, other: Tensor) -> float:
+def max_difference(one: Tensor, other: Tensor) -> float:
     return float((one.double() - other.double()).abs().max())
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_sync_of_gradients_applies_it_to_the_mean_gradient(rule: str) -> None:
+def test_sync_of_gradients_acts_on_the_mean_gradient(rule: str) -> None:
     problem, (_, make_rule) = problem_with(rule), RULES[rule]
-    for life in train(problem, Sync).values():
-        assert apart(life.consensus[-1], reference.sync(problem, make_rule)[-1]) < 1e-5
+    for result in train(problem, Sync).values():
+        assert max_difference(result.consensus[-1], reference.sync(problem, make_rule)[-1]) < 1e-5
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_others_apply_it_to_each_learner_s_gradient(rule: str) -> None:
+def test_the_others_act_on_each_learners_gradient(rule: str) -> None:
     problem, (_, make_rule) = problem_with(rule), RULES[rule]
     of_the_mean = reference.sync(problem, make_rule)[-1]
     averaged = reference.dpsgd(problem, MATRICES["all"], make_rule)[-1]
-    for life in train(problem, partial(Sync, form="weights")).values():
-        assert apart(life.replica, averaged[0]) < 1e-5 and apart(averaged[0], of_the_mean) > 1e-3
-    for life in train(problem, Hybrid).values():
-        assert apart(life.replica, reference.hybrid_own(problem, make_rule)[-1]) < 1e-5
-    for rank, life in train(problem, Dpsgd).items():
-        assert apart(life.replica, reference.dpsgd(problem, MATRICES["pairs"], make_rule)[-1][rank]) < 1e-5
-    lives = train(problem, Adpsgd, cluster=hardware(jitter=0.0), around=in_time)
-    expected = reference.adpsgd(problem, [lives[rank].did for rank in range(4)], make_rule)
-    assert max(apart(lives[rank].replica, expected[rank]) for rank in range(4)) < 1e-5
+    for result in train(problem, partial(Sync, form="weights")).values():
+        assert max_difference(result.replica, averaged[0]) < 1e-5 and max_difference(averaged[0], of_the_mean) > 1e-3
+    for result in train(problem, Hybrid).values():
+        assert max_difference(result.replica, reference.hybrid_own(problem, make_rule)[-1]) < 1e-5
+    for rank, result in train(problem, Dpsgd).items():
+        assert max_difference(result.replica, reference.dpsgd(problem, MATRICES["pairs"], make_rule)[-1][rank]) < 1e-5
+    results = train(problem, Adpsgd, cluster=hardware(jitter=0.0), wrap=in_lockstep)
+    expected = reference.adpsgd(problem, [results[rank].computed for rank in range(4)], make_rule)
+    assert max(max_difference(results[rank].replica, expected[rank]) for rank in range(4)) < 1e-5
 
 
-# real training: accumulation, bfloat16, dropout, a learner's crash, going on from a checkpoint
+# real training: accumulation, bfloat16, dropout, a learner's crash, resuming from a checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ Train = Callable[..., tuple[Tensor, float]]
 
 @pytest.fixture
 def run(egs_dir: Path, tmp_path: Path) -> Train:
-    """Trains two learners; all their weights [2, N] and the last held-out loss."""
+    """Returns a function that trains two learners and returns their weights [2, N] and the last held-out loss."""
     runs = 0
 
     def trained(
@@ -113,17 +113,17 @@ def run(egs_dir: Path, tmp_path: Path) -> Train:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_accumulation_changes_rounding_only(name: str, run: Train) -> None:
-    whole, parts = run(name), run(name, accumulation=3)
-    difference = apart(whole[0], parts[0])
-    assert difference < 1e-5 and (difference > 0 or name in ("gtc", "htm"))  # thresholds mostly swallow it
-    assert parts[1] == pytest.approx(whole[1], abs=2e-6)
+    full, parts = run(name), run(name, accumulation=3)
+    difference = max_difference(full[0], parts[0])
+    assert difference < 1e-5 and (difference > 0 or name in ("gtc", "htm"))  # thresholds mostly hide it
+    assert parts[1] == pytest.approx(full[1], abs=2e-6)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_bfloat16_is_close(name: str, run: Train) -> None:
     exact, rounded = run(name), run(name, precision="bfloat16")
-    difference = apart(exact[0], rounded[0])
-    assert difference < 0.1 and (difference > 1e-6 or name == "gtc")  # whose threshold may swallow it
+    difference = max_difference(exact[0], rounded[0])
+    assert difference < 0.1 and (difference > 1e-6 or name == "gtc")  # the threshold may hide it
     assert rounded[0].dtype == torch.float32
     assert rounded[1] != exact[1] and rounded[1] == pytest.approx(exact[1], rel=0.02)
 
@@ -132,13 +132,13 @@ def test_bfloat16_is_close(name: str, run: Train) -> None:
 def test_dropout_is_the_same_every_time_and_after_a_checkpoint(name: str, run: Train) -> None:
     without, with_dropout = run(name), run(name, dropout=0.3)
     assert torch.equal(run(name, dropout=0.3)[0], with_dropout[0])
-    assert apart(without[0], with_dropout[0]) > 1e-3
-    if name not in FORGIVING:
+    assert max_difference(without[0], with_dropout[0]) > 1e-3
+    if name not in FAULT_TOLERANT:
         run(name, dropout=0.3, into="stopped", epochs=1)
         assert torch.equal(run(name, dropout=0.3, into="stopped")[0], with_dropout[0])
 
 
-def test_a_batch_has_its_own_dropout_whoever_does_it(run: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_depends_on_the_batch_not_on_the_learner(run: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[Counter[int]] = []
     seed_dropout = gradient.seed_dropout
 
@@ -156,10 +156,10 @@ def test_a_batch_has_its_own_dropout_whoever_does_it(run: Train, monkeypatch: py
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_learner_crashes(name: str, run: Train, tmp_path: Path) -> None:
-    """In step the run ends, and goes on to the same bits when started again; adpsgd goes on by itself."""
+    """A synchronous run ends and resumes to the same bits. A fault tolerant one continues by itself."""
     for at in (0.3, 2.2, 4.1):
         into, crash = f"crash at {at}", Crash(1, at, restart_after=1.0)
-        if name in FORGIVING:
+        if name in FAULT_TOLERANT:
             run(name, into=into, crash=crash)
             summary = json.loads((tmp_path / into / "summary.json").read_text())
             assert summary["restarts"] == 1

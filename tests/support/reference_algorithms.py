@@ -1,6 +1,7 @@
-"""The algorithms once more, in one process and in float64, from the papers' equations and on plain tensors.
+"""Independent reference implementations of the algorithms, in one process and in float64, from the papers' equations.
 
-Each returns the weights at the end of every segment: [N] of the one chain, or [λ, N] of the learners.
+Each returns the weights at the end of every segment: [N] if all learners share them, else [λ, N].
+
 Symbols: W weights, g gradient, α learning rate, u the optimizer's rule, M mixing matrix, λ learners.
 """
 
@@ -18,7 +19,7 @@ from tests.support.toy_problem import HIDDEN, Batch, Problem, X, Y, start_weight
 
 
 class Momentum:
-    """u: V <- 0.9 V + g, of gradients whose norm is first limited to `clip`."""
+    """The rule u: V <- 0.9 V + g, after clipping g to the norm `clip`."""
 
     def __init__(self, clip: float = math.inf) -> None:
         self._clip, self._V = clip, torch.zeros(())
@@ -44,7 +45,7 @@ Turn = tuple[int, int, float]
 
 
 def gradient(W: Tensor, batch: Batch | None, loss_denominator: float) -> Tensor:
-    """Of the summed squared error / normaliser; zero without data."""
+    """Returns the gradient [N] of the summed squared error / loss_denominator. Zero without data."""
     if batch is None:
         return torch.zeros_like(W)
     with torch.enable_grad():
@@ -57,7 +58,13 @@ def gradient(W: Tensor, batch: Batch | None, loss_denominator: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Round:
-    """One step of all learners. batches: by learner, None for one without data."""
+    """One step of all learners.
+
+    Attributes:
+        rate: learning rate.
+        batches: batch of each learner, None for a learner without data.
+        ends_segment: True for the last round of a segment.
+    """
 
     rate: float
     batches: Sequence[Batch | None]
@@ -69,26 +76,27 @@ class Round:
 
 
 def rounds(problem: Problem) -> Iterator[Round]:
+    """Yields all rounds of a run."""
     size, step = problem.learners, 0
     for epoch in range(problem.epochs):
         batches = problem.of(epoch)
         count = -(-len(batches) // size)
         for r in range(count):
-            own: list[Batch | None] = list(batches[r * size : (r + 1) * size])
+            shares: list[Batch | None] = list(batches[r * size : (r + 1) * size])
             rate = problem.lr * (1 - 0.5 * r / count) / (1 + step / 100)
             last = r == count - 1 or (r + 1) % problem.rounds_per_segment == 0
-            yield Round(rate, own + [None] * (size - len(own)), last)
+            yield Round(rate, shares + [None] * (size - len(shares)), last)
             step += 1
 
 
 def mean_gradient(W: Tensor, at: Round) -> Tensor:
-    """Of the mean over all frames of the round."""
+    """Returns the gradient [N] of the mean loss over all frames of the round."""
     return sum((gradient(W, batch, at.frames) for batch in at.batches), torch.zeros_like(W))
 
 
 @cache
 def sync(problem: Problem, make_rule: MakeRule = Momentum) -> list[Tensor]:
-    """W <- W - α u(mean g(W))."""
+    """Runs W <- W - α u(mean g(W))."""
     W, u, saved = start_weights().double(), make_rule(), []
     for now in rounds(problem):
         W = W - now.rate * u(mean_gradient(W, now))
@@ -99,7 +107,7 @@ def sync(problem: Problem, make_rule: MakeRule = Momentum) -> list[Tensor]:
 
 @cache
 def hybrid(problem: Problem) -> list[Tensor]:
-    """A_{t+1} = A_t - α u(mean g(A_{t-1})), A_1 = A_0."""
+    """Runs A_{t+1} = A_t - α u(mean g(A_{t-1})), A_1 = A_0."""
     before = A = start_weights().double()
     u, saved = Momentum(), []
     for now in rounds(problem):
@@ -110,49 +118,57 @@ def hybrid(problem: Problem) -> list[Tensor]:
 
 
 def hybrid_own(problem: Problem, make_rule: MakeRule) -> list[Tensor]:
-    """The same for a rule that is not linear: A_{t+1} = A_t - α mean u_i(g_i(A_{t-1}))."""
+    """Runs hybrid with a nonlinear rule: A_{t+1} = A_t - α mean u_i(g_i(A_{t-1}))."""
     size = problem.learners
     before = A = start_weights().double()
     u, saved = [make_rule() for _ in range(size)], []
     for now in rounds(problem):
-        own = [u[i](gradient(before, batch, now.frames / size)) for i, batch in enumerate(now.batches)]
-        before, A = A, A - now.rate * torch.stack(own).mean(dim=0)
+        updates = [u[i](gradient(before, batch, now.frames / size)) for i, batch in enumerate(now.batches)]
+        before, A = A, A - now.rate * torch.stack(updates).mean(dim=0)
         if now.ends_segment:
             saved.append(A)
     return saved
 
 
 def dpsgd(problem: Problem, M: Callable[[int], Tensor], make_rule: MakeRule = Momentum) -> list[Tensor]:
-    """W <- M_t (W - α u), learner by learner u_i(g_i(W_i))."""
+    """Runs W <- M_t (W - α u), with u_i(g_i(W_i)) for each learner."""
     size = problem.learners
     W, u, saved = start_weights().double().repeat(size, 1), [make_rule() for _ in range(size)], []
     for step, now in enumerate(rounds(problem)):
-        own = [u[i](gradient(W[i], batch, now.frames / size)) for i, batch in enumerate(now.batches)]
-        W = M(step) @ (W - now.rate * torch.stack(own))
+        updates = [u[i](gradient(W[i], batch, now.frames / size)) for i, batch in enumerate(now.batches)]
+        W = M(step) @ (W - now.rate * torch.stack(updates))
         if now.ends_segment:
             saved.append(W)
     return saved
 
 
 def adpsgd(problem: Problem, turns: Sequence[Sequence[Turn]], make_rule: MakeRule = Momentum) -> Tensor:
-    """W'_{t+1} = M_t W'_t - α u, learner by learner u_i(g_i(W'_t,i)); at the end M W' [λ, N].
+    """Runs W'_{t+1} = M_t W'_t - α u, with u_i(g_i(W'_t,i)) for each learner.
 
-    That is where all updates fall on the same moments, and exchanges are done before the next: Lian et al.'s (NIPS
-    2017) form of decentralised SGD, with gradients of staleness 1. turns: of each learner (epoch, batch, rate).
+    ADPSGD takes this form if all updates happen simultaneously and all exchanges end before the next: it is then the
+    decentralised SGD of Lian et al. (NIPS 2017) with gradients of staleness 1.
+
+    Args:
+        problem: the problem.
+        turns: (epoch, batch, rate) of each gradient, by learner.
+        make_rule: builds a learner's rule u_i.
+
+    Returns:
+        M W' at the end [λ, N].
     """
     size = problem.learners
     W, u = start_weights().double().repeat(size, 1), [make_rule() for _ in range(size)]
     mixed = W
     for step, now in enumerate(zip(*turns, strict=True)):
         batches = [problem.of(epoch)[number] for epoch, number, _ in now]
-        own = [u[i](gradient(W[i], batch, batch.frames)) for i, batch in enumerate(batches)]
-        W = mixed - torch.tensor([[rate] for _, _, rate in now], dtype=torch.float64) * torch.stack(own)
+        updates = [u[i](gradient(W[i], batch, batch.frames)) for i, batch in enumerate(batches)]
+        W = mixed - torch.tensor([[rate] for _, _, rate in now], dtype=torch.float64) * torch.stack(updates)
         mixed = pairs(size, step) @ W
     return mixed
 
 
 def pairs(size: int, step: int) -> Tensor:
-    """Neighbours (0 1) (2 3) ... in even steps, (1 2) (3 4) ... (size-1 0) in odd ones [λ, λ]."""
+    """Returns M [λ, λ] with neighbours (0 1) (2 3) ... in even steps, (1 2) (3 4) ... (size-1 0) in odd ones."""
     M = torch.zeros(size, size, dtype=torch.float64)
     for i in range(step % 2, size, 2):
         j = (i + 1) % size
@@ -161,6 +177,6 @@ def pairs(size: int, step: int) -> Tensor:
 
 
 def ring(size: int) -> Tensor:
-    """A third to oneself and to either neighbour, for at least three learners [λ, λ]."""
+    """Returns M [λ, λ] with a third for a learner itself and for either neighbour, for at least three learners."""
     one = torch.eye(size, dtype=torch.float64)
     return (one + one.roll(1, 0) + one.roll(-1, 0)) / 3

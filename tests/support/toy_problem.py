@@ -1,6 +1,6 @@
-"""A small training problem for the tests of the distributed core: batches of unequal size, a model, its gradients.
+"""A small regression problem for the tests of distributed training: unequal batches, a model, and its gradients.
 
-Shapes: N weights; F frames, X inputs, Y outputs of a batch.
+Shapes: N weights, and F frames, X inputs, Y outputs of a batch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from asr_am.distributed.leases import Lease, Leases, Segment, StepResult
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 
 X, HIDDEN, Y = 3, 6, 4
-BUCKET_BYTES = 60  # several buckets
+BUCKET_BYTES = 60  # small enough for several buckets
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,16 @@ class Batch:
 
 @cache
 def make_batches(epoch: int, count: int, joined: int = 1) -> tuple[Batch, ...]:
-    """A curve with noise; batches of 1 to 75 frames, no two of the same. joined: how many of these make one."""
+    """Returns the batches of an epoch: a noisy curve, 1 to 75 frames per batch.
+
+    Args:
+        epoch: seeds the data.
+        count: number of batches before joining.
+        joined: number of consecutive batches to join into one.
+    """
     if joined > 1:
-        whole = make_batches(epoch, count)
-        return tuple(join(whole[k : k + joined]) for k in range(0, count, joined))
+        parts = make_batches(epoch, count)
+        return tuple(join(parts[k : k + joined]) for k in range(0, count, joined))
     rng = torch.Generator().manual_seed(1000 + epoch)
     batches = []
     for _ in range(count):
@@ -51,7 +57,7 @@ def make_batches(epoch: int, count: int, joined: int = 1) -> tuple[Batch, ...]:
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-    """The batch of one learner that does what several do in a round."""
+    """Joins the batches of a round into the batch of a single learner."""
     return Batch(
         torch.cat([batch.x_FX for batch in batches]), torch.cat([batch.y_FY for batch in batches]),
         sum(batch.examples for batch in batches),
@@ -60,7 +66,17 @@ def join(batches: Sequence[Batch]) -> Batch:
 
 @dataclass(frozen=True)
 class Problem:
-    """batches: of an epoch; the last round of the learners is not complete. joined: how many batches make one."""
+    """A training problem. By default the last round of an epoch is incomplete.
+
+    Attributes:
+        learners: number of learners.
+        batches: batches of an epoch, before joining.
+        epochs: number of epochs.
+        rounds_per_segment: length of a segment, in rounds of one batch per learner.
+        joined: number of batches to join into one.
+        options: options of the optimizer.
+        lr: initial learning rate.
+    """
 
     learners: int = 4
     batches: int = 83
@@ -71,23 +87,24 @@ class Problem:
     lr: float = 0.05
 
     def of(self, epoch: int) -> tuple[Batch, ...]:
-        """An epoch's batches."""
+        """Returns the batches of an epoch."""
         return make_batches(epoch, self.batches, self.joined)
 
     @cached_property
     def segments(self) -> list[Segment]:
+        """All segments of the run."""
         step = self.rounds_per_segment * self.learners
-        found = []
+        segments = []
         for epoch in range(self.epochs):
             batches = self.of(epoch)
             before = epoch * -(-len(batches) // self.learners)
             for begin in range(0, len(batches), step):
                 frames = tuple(batch.frames for batch in batches[begin : begin + step])
-                found.append(Segment(epoch, begin, begin + len(frames), len(batches), frames, before, self.learners))
-        return found
+                segments.append(Segment(epoch, begin, begin + len(frames), len(batches), frames, before, self.learners))
+        return segments
 
     def rate(self, lease: Lease) -> float:
-        """It falls within an epoch, and over the run."""
+        """Returns the learning rate, which falls within an epoch and over the run."""
         return self.lr * (1 - 0.5 * lease.progress) / (1 + lease.updates / 100)
 
 
@@ -97,18 +114,18 @@ def make_model() -> nn.Sequential:
 
 
 def start_weights() -> Tensor:
-    """As `make_model` makes them [N]."""
+    """Returns the initial weights [N] of `make_model`."""
     return torch.cat([p.detach().reshape(-1) for p in make_model().parameters()])
 
 
 def squared_error(model: nn.Module, batch: Batch) -> Tensor:
-    """The loss, summed over frames."""
+    """Returns the loss, summed over frames."""
     return (model(batch.x_FX) - batch.y_FY).square().sum()
 
 
 @torch.no_grad()
 def heldout(w: Tensor) -> float:
-    """Mean loss per frame of the weights `w` [N] on data that are never trained on."""
+    """Returns the mean loss per frame of weights `w` [N] on held-out data."""
     params = FlatParams(model := make_model())
     params.w.copy_(w)
     batches = make_batches(-1, 60)
@@ -116,9 +133,19 @@ def heldout(w: Tensor) -> float:
 
 
 class ToyGradients:
-    """The gradient closure of a segment, as `asr_am.train.gradient.SegmentGradients` is.
+    """The gradient closure of a segment, like that of `asr_am.train.gradient`.
 
-    count: told batch and examples of each gradient. did: (batch, rate), in order.
+    Args:
+        model: the model.
+        params: its flat parameters.
+        optimizer: its learning rate is set for each batch.
+        problem: the problem.
+        leases: leases of the segment.
+        segment: the segment.
+        count: called as count(batch, examples) for each gradient.
+
+    Attributes:
+        computed: (batch, rate) of each gradient, in order.
     """
 
     def __init__(
@@ -127,7 +154,7 @@ class ToyGradients:
     ) -> None:  # fmt: skip
         self._model, self._params, self._optimizer, self._problem = model, params, optimizer, problem
         self._leases, self._batches, self._count = leases, problem.of(segment.epoch), count
-        self.did: list[tuple[int, float]] = []
+        self.computed: list[tuple[int, float]] = []
 
     def __call__(self, on_bucket: BucketHook | None) -> StepResult | None:
         lease = self._leases.lease()
@@ -143,5 +170,5 @@ class ToyGradients:
         with self._params.notify_buckets(on_bucket, BUCKET_BYTES):
             (loss_sum / lease.loss_denominator).backward()
         self._count(lease.batch, batch.examples)
-        self.did.append((lease.batch, rate))
+        self.computed.append((lease.batch, rate))
         return StepResult(lease, batch.frames, batch.examples, rate, loss_sum.detach(), torch.zeros(()))

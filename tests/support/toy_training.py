@@ -1,6 +1,7 @@
-"""A learner's life on the toy problem, with the same steps as `asr_am.train.trainer`.
+"""Training of the toy problem, with the same sequence of calls as `asr_am.train.trainer`.
 
-Leases, computing, steps, rest, record, audit, consensus, checkpoint; and again from the last checkpoint.
+A segment takes leases, steps, drain, record, audit, consensus and checkpoint. A run can continue from a checkpoint.
+
 Shapes: N weights.
 """
 
@@ -26,11 +27,15 @@ from asr_am.distributed.team import LearnerLost, SingleProcess, Team
 from tests.support.toy_problem import Problem, ToyGradients, make_model
 
 MakeStrategy = Callable[[FlatParams, Optimizer, Team], Strategy]
-Around = Callable[[Team, Strategy, GradientFn], GradientFn]
+WrapGradient = Callable[[Team, Strategy, GradientFn], GradientFn]
 
 
 class Checkpoints:
-    """What learners save, through bytes, as files would hold it. committed: segments that all have done."""
+    """Checkpoints of all learners, serialised to bytes as files would be.
+
+    Attributes:
+        committed: number of segments that all learners have saved.
+    """
 
     def __init__(self) -> None:
         self.committed = 0
@@ -41,7 +46,10 @@ class Checkpoints:
         self._saved[segments, rank] = file.getvalue()
 
     def load(self, rank: int) -> dict[str, Any] | None:
-        """The learner's own; where it was dead at the time another's, without what that one had counted."""
+        """Returns the learner's state of the last committed segment, None if there is none.
+
+        A learner missing from the checkpoint loads another learner's state without its counts.
+        """
         by_rank = {owner: data for (segments, owner), data in self._saved.items() if segments == self.committed}
         if not by_rank:
             return None
@@ -51,38 +59,50 @@ class Checkpoints:
 
 
 @dataclass
-class Life:
-    """What one learner saw: after each segment the consensus [N] and all learners' totals; at its end its own weights.
+class LearnerResult:
+    """Results of one learner.
 
-    did: (epoch, batch, rate), in order.
+    Attributes:
+        strategy: its strategy.
+        consensus: consensus weights [N] after each segment.
+        totals: sums over all learners of each segment.
+        records: audit trail of each segment.
+        computed: (epoch, batch, rate) of each gradient, in order.
+        replica: its own weights [N] at the end.
     """
 
     strategy: Strategy
     consensus: list[Tensor] = field(default_factory=list)
     totals: list[LossSums] = field(default_factory=list)
     records: list[SegmentRecord] = field(default_factory=list)
-    did: list[tuple[int, int, float]] = field(default_factory=list)
+    computed: list[tuple[int, int, float]] = field(default_factory=list)
     replica: Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
 @dataclass
 class Training:
-    """A training run: what its learners share. `live` is a learner's life.
+    """A training run, shared by its learners, each of which calls `run_learner`.
 
-    start: a learner's weights at the beginning, where not all have the same. around: something for a strategy's
-    gradient to be wrapped in, time included. counted: (rank, incarnation, examples) of each gradient, by epoch and
-    batch. until: segments to stop after.
+    Attributes:
+        problem: the problem.
+        make_strategy: builds a learner's strategy.
+        checkpoints: where learners save.
+        start: returns a learner's initial weights by rank, None for the same on all.
+        wrap: wraps the gradient closure of a strategy, after simulated time was added.
+        until: number of segments to stop after, None for all.
+        counted: (rank, incarnation, examples) of each gradient, by epoch and batch.
     """
 
     problem: Problem
     make_strategy: MakeStrategy
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     start: Callable[[int], Tensor] | None = None
-    around: Around = lambda team, strategy, gradient: gradient
+    wrap: WrapGradient = lambda team, strategy, gradient: gradient
     until: int | None = None
     counted: defaultdict[tuple[int, int], list[tuple[int, int, int]]] = field(default_factory=lambda: defaultdict(list))
 
-    def live(self, team: Team) -> Life:
+    def run_learner(self, team: Team) -> LearnerResult:
+        """Trains as one learner of the team."""
         model = make_model()
         params = FlatParams(model)
         if self.start is not None:
@@ -90,46 +110,46 @@ class Training:
         optimizer = Optimizer(params, self.problem.options)
         strategy = self.make_strategy(params, optimizer, team)
         self._resume(strategy)
-        life, joined = Life(strategy), team.incarnation == 0
+        result, rejoined = LearnerResult(strategy), team.incarnation == 0
         while (number := self.checkpoints.committed) < len(self.problem.segments[: self.until]):
             try:
                 leases = team.leases(self.problem.segments[number], strategy.synchronous)
             except StaleSegment:
-                assert team.now() < 1e4, "a replacement waits for ever"
+                assert team.now() < 1e4, "a restarted learner never finds a newer checkpoint"
                 team.sleep(0.5)
                 self._resume(strategy)
                 continue
-            if not joined:
+            if not rejoined:
                 strategy.rejoin()
-                joined = True
-            self._do_segment(life, model, number, leases)
+                rejoined = True
+            self._do_segment(result, model, number, leases)
             self._save(strategy, number + 1)
-        return life
+        return result
 
     def _resume(self, strategy: Strategy) -> None:
         if (state := self.checkpoints.load(strategy.team.rank)) is not None:
             strategy.load_state_dict(state)
 
-    def _do_segment(self, life: Life, model: nn.Module, number: int, leases: Leases) -> None:
-        strategy, team, segment = life.strategy, life.strategy.team, self.problem.segments[number]
+    def _do_segment(self, result: LearnerResult, model: nn.Module, number: int, leases: Leases) -> None:
+        strategy, team, segment = result.strategy, result.strategy.team, self.problem.segments[number]
 
         def count(batch: int, examples: int) -> None:
             self.counted[segment.epoch, batch].append((team.rank, team.incarnation, examples))
 
         closure = ToyGradients(model, strategy.params, strategy.optimizer, self.problem, leases, segment, count)
-        gradient = self.around(team, strategy, team.timed(closure))
+        gradient = self.wrap(team, strategy, team.timed(closure))
         if team.rank >= self.problem.learners:
             gradient = no_gradient
         while (step_result := strategy.step(gradient)) is not None:
             leases.complete(step_result)
         strategy.drain()
         strategy.params.check()
-        life.did += [(segment.epoch, *done) for done in closure.did]
-        life.records.append(record := leases.record())
+        result.computed += [(segment.epoch, *done) for done in closure.computed]
+        result.records.append(record := leases.record())
         self._audit(record)
-        life.totals.append(leases.totals())
-        life.consensus.append(strategy.consensus().clone())
-        life.replica = strategy.replica().clone()
+        result.totals.append(leases.totals())
+        result.consensus.append(strategy.consensus().clone())
+        result.replica = strategy.replica().clone()
 
     def _save(self, strategy: Strategy, segments: int) -> None:
         team = strategy.team
@@ -141,7 +161,7 @@ class Training:
         self.checkpoints.committed = segments
 
     def _audit(self, record: SegmentRecord) -> None:
-        """Every batch was completed once, and its gradient computed once more only for a learner that died with it."""
+        """Checks that every batch was completed once, and computed again only if a learner died with it."""
         segment = record.segment
         record.audit([batch.examples for batch in self.problem.of(segment.epoch)[segment.begin : segment.end]])
         released = [batch for batch, _ in record.released]
@@ -152,18 +172,21 @@ class Training:
 
 
 def no_gradient(on_bucket: BucketHook | None) -> StepResult | None:
-    """Of a rank that only serves."""
+    """Gradient closure of a dedicated server rank."""
     return None
 
 
 def hardware(**changes: Any) -> Cluster:
-    """Two hosts. A full batch takes about a second, a letter of weights 0.07 s, an update or an averaging 0.05 s."""
-    plain = {
+    """Returns a cluster of two hosts, with changes.
+
+    A full batch takes about a second, a message with all weights 0.07 s, an update or an averaging 0.05 s.
+    """
+    defaults = {
         "name": "toy", "hosts": 2, "devices_per_host": 4, "device": "toy", "nic_bandwidth": 4e3, "nic_latency": 0.02,
         "host_bandwidth": 8e3, "host_latency": 0.01, "all_reduce_bandwidth": 2e3, "all_reduce_latency": 0.01,
         "overlap_speed": 0.8, "update_bandwidth": 4e3, "averaging_bandwidth": 4e3, "jitter": 0.2,
     }  # fmt: skip
-    return Cluster.build(plain | changes)
+    return Cluster.build(defaults | changes)
 
 
 def train(
@@ -174,19 +197,32 @@ def train(
     cluster: Cluster | None = None,
     servers: int = 0,
     **training: Any,
-) -> dict[int, Life]:
-    """The lives of all ranks of a virtual cluster: the learners, then those that only serve."""
+) -> dict[int, LearnerResult]:
+    """Trains on a virtual cluster.
+
+    Args:
+        problem: the problem, with its number of learners.
+        make_strategy: builds a learner's strategy.
+        seed: of the virtual cluster.
+        cluster: hardware and faults, None for `hardware()`.
+        servers: number of dedicated server ranks after the learners.
+        training: further arguments of `Training`.
+
+    Returns:
+        The result of each rank that was alive at the end.
+    """
     shared = Training(problem, make_strategy, **training)
     workload = Workload("toy", seconds_per_batch={"toy": 1.0})
-    return SimCluster(cluster or hardware(), workload, problem.learners + servers, seed).run(shared.live)
+    return SimCluster(cluster or hardware(), workload, problem.learners + servers, seed).run(shared.run_learner)
 
 
-def train_alone(problem: Problem, make_strategy: MakeStrategy) -> Life:
-    return Training(problem, make_strategy).live(SingleProcess())
+def train_single(problem: Problem, make_strategy: MakeStrategy) -> LearnerResult:
+    """Trains one learner without a cluster."""
+    return Training(problem, make_strategy).run_learner(SingleProcess())
 
 
-def in_time(team: Team, strategy: Strategy, gradient: GradientFn) -> GradientFn:
-    """An `Around`: every gradient takes until the next even second, so that all updates fall on the same moments."""
+def in_lockstep(team: Team, strategy: Strategy, gradient: GradientFn) -> GradientFn:
+    """A `WrapGradient` in which every gradient ends at an even second, so that all updates happen simultaneously."""
 
     def timed(on_bucket: BucketHook | None) -> StepResult | None:
         step_result = gradient(on_bucket)
