@@ -1,11 +1,14 @@
-"""The virtual cluster: learners as tasks of one process, real arithmetic, modelled time.
+"""A virtual cluster: learners are tasks of one process that compute real gradients in modelled time.
 
-scheduler    the clock, tasks, and what they wait for         torch_state  what torch keeps per thread, per task
-network      when transfers end                               member       what all parts know of a learner
-collectives  of the team and groups; computing beside them    group        one member's end of them: the `Group`
-mail         letters                                          control      leases and meetings
-team         one learner's end: the `Team`
-cluster      a run: learners start, crash, start anew         epoch        how long an epoch takes, without a model
+scheduler     virtual clock, tasks, conditions, locks and events, and torch's state of each task
+network       end times of transfers
+collectives   collectives of the team and of groups, and computing beside them
+messaging     point-to-point messages
+control       leases and barriers: the front of `distributed.control_plane`
+sim_learner   state of one learner
+team          one learner's `Team`
+cluster       a run: starts, crashes and restarts learners
+epoch_timing  duration of an epoch, without a model
 """
 
 from asr_am.distributed.simulator.cluster import SimCluster

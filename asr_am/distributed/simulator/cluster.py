@@ -1,4 +1,4 @@
-"""A virtual cluster: many learners in this process, real arithmetic, modelled time."""
+"""Runs of a virtual cluster: learners start, crash and restart at virtual times."""
 
 from __future__ import annotations
 
@@ -20,20 +20,36 @@ T = TypeVar("T")
 
 
 class SimCluster:
-    """`learners` learners on `hardware`, for one run. The same seed gives the same run to the last bit.
+    """A virtual cluster for one run. The same seed gives the same run, to the last bit.
 
-    model_elements: length of the model that is trained, where the workload has bytes of its own: all that is sent is
-    timed as if the model had those.
+    Attributes:
+        hardware: the cluster that is simulated, with its faults.
+        workload: the model whose computing time and size is simulated.
+        seed: seed of all random streams.
+        learners: state of each learner, by rank.
+        scheduler, network, collectives, messaging, control: the parts of the simulator.
     """
 
     def __init__(
         self, hardware: Cluster, workload: Workload, learners: int, seed: int, model_elements: int | None = None
     ) -> None:
-        """InputError where the learners do not fit, or the workload does not know the cluster's device."""
+        """Builds the cluster.
+
+        Args:
+            hardware: the cluster to simulate.
+            workload: the model to simulate.
+            learners: number of learners.
+            seed: seed of all random streams.
+            model_elements: number of elements of the model that is trained. Needed if the workload has a size in bytes:
+                messages are then timed as if the model had that size.
+
+        Raises:
+            InputError: the cluster has too few devices, or the workload has no figures for the cluster's device.
+        """
         hardware.check(learners)
         workload.check(hardware.device)
         if workload.bytes is not None and model_elements is None:
-            raise ValueError("the workload has bytes of its own: say how many elements the model has that is trained")
+            raise ValueError("the workload has a size in bytes: model_elements must be given")
         self.hardware, self.workload, self.seed, self._model_elements = hardware, workload, seed, model_elements
         self.scheduler = Scheduler()
         self.learners = [SimLearner(rank, hardware.host_of(rank)) for rank in range(learners)]
@@ -46,8 +62,8 @@ class SimCluster:
         self.control = SimControl(self.scheduler, learners)
         self._main: Callable[[SimTeam], Any] | None = None
         self._results: dict[int, Any] = {}
-        self._running = 0  # learners
-        self._restarts = 0  # to come
+        self._running = 0  # number of live learners
+        self._restarts = 0  # number of restarts that are due
 
     @property
     def now(self) -> float:
@@ -56,29 +72,38 @@ class SimCluster:
 
     @property
     def comm_stats(self) -> list[CommStats]:
-        """By rank."""
+        """Communication statistics of each learner, by rank."""
         return [learner.comm_stats for learner in self.learners]
 
     def modelled_bytes(self, count: float) -> float:
-        """What `count` bytes of the model that is trained stand for in the workload."""
+        """Returns the bytes of the workload that `count` bytes of the trained model stand for."""
         if self.workload.bytes is None or self._model_elements is None:
             return count
         return count * self.workload.bytes / (self._model_elements * FLOAT_BYTES)
 
     def run(self, main: Callable[[SimTeam], T]) -> dict[int, T]:
-        """Have `main` live each learner's life, again for a restarted one; its results by rank, without the lost.
+        """Runs `main` once for each learner, and again for each restart.
 
-        Raises what a learner raised; LearnerLost where none was left; RuntimeError where all waited for each other.
+        Args:
+            main: the training task of one incarnation of a learner.
+
+        Returns:
+            What `main` returned, by rank, without learners that did not finish.
+
+        Raises:
+            LearnerLost: no learner was left.
+            RuntimeError: all learners wait for each other.
+            Exception: whatever `main` raises.
         """
         if self._main is not None:
-            raise RuntimeError("a virtual cluster is for one run; make another")
+            raise RuntimeError("a SimCluster runs once; create another one")
         self._main = main
         for learner in self.learners:
             self._start(learner)
         for crash in self.hardware.faults.crashes:
             self.scheduler.call_at(crash.at, partial(self._crash, crash))
         try:
-            self.scheduler.run(self._over)
+            self.scheduler.run(self._is_over)
         finally:
             self.scheduler.kill_all()
         if not self._results:
@@ -86,7 +111,7 @@ class SimCluster:
         return dict(sorted(self._results.items()))
 
     def spawn(self, learner: SimLearner, function: Callable[[], object], name: str) -> SimTask:
-        """A task of a learner; an error in it is raised in the training task."""
+        """Starts a task of a learner. Its errors are raised in the training task."""
         purpose = f"torch {len(learner.tasks)} {name}"
         seed = random_stream(self.seed, learner.rank, learner.incarnation, purpose).integers(2**62)
         task = self.scheduler.spawn(function, f"learner {learner.rank} {name!r}", int(seed))
@@ -100,10 +125,10 @@ class SimCluster:
         self._running += 1
         task = self.spawn(learner, partial(self._main, SimTeam(self, learner)), "training")
         task.waited = learner.waited
-        task.on_end = partial(self._ended, learner)
+        task.on_end = partial(self._on_training_end, learner)
 
-    def _ended(self, learner: SimLearner, task: SimTask) -> None:
-        """A training task was killed, has failed, which ends the run, or has come to its end."""
+    def _on_training_end(self, learner: SimLearner, task: SimTask) -> None:
+        """Handles the end of a training task. An error ends the run."""
         if task.killed:
             return
         error = task.error or task.pending
@@ -113,7 +138,7 @@ class SimCluster:
         self._remove(learner, "has left the team")
 
     def _remove(self, learner: SimLearner, reason: str) -> None:
-        """Take a learner out of everything, and end what it still does."""
+        """Removes a learner that crashed or finished, and kills its tasks."""
         self._running -= 1
         learner.alive = False
         self.control.lose(learner.rank)
@@ -140,6 +165,6 @@ class SimCluster:
         self.messaging.restart(learner.rank)
         self._start(learner)
 
-    def _over(self) -> bool:
-        """Nobody runs, and nobody will: who starts anew after another is done would find nothing to do."""
+    def _is_over(self) -> bool:
+        """Returns True if no learner runs. A restart that is due counts only while no learner has finished."""
         return self._running == 0 and (bool(self._results) or self._restarts == 0)

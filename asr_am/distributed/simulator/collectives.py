@@ -1,10 +1,7 @@
-"""Collectives of a virtual team and of its groups: real values, modelled durations, and what they leave of the devices'
-speed.
+"""Collectives of a virtual team and its groups: real values, modelled durations, and their effect on computing speed.
 
 Shapes: N elements of a tensor.
-
-
-One member's end of a virtual group."""
+"""
 
 from __future__ import annotations
 
@@ -23,10 +20,17 @@ from asr_am.distributed.team import LearnerLost
 
 @dataclass
 class Collective:
-    """What the members of a group started as their `number`th.
+    """One collective of a group.
 
-    lengths: of their tensors, by place in the group, as all say. end: when it is complete that begins at a given time.
-    finish: what it does with the tensors, and returns. tensors: by place.
+    Attributes:
+        number: number of the collective in the group, counted from 0.
+        kind: name of the operation.
+        lengths: length of each member's tensor. All members must give the same.
+        end: maps the time at which it begins to the time at which it is complete.
+        finish: computes the result from all tensors. May change them in place.
+        tensors: tensors of the members that have started it, by rank in the group.
+        result: what `finish` returned.
+        complete: the result is there.
     """
 
     number: int
@@ -40,30 +44,34 @@ class Collective:
 
 
 class Collectives:
-    """Of all groups; lost for ever when a learner is.
+    """Collectives of the team and of all its groups. No collective completes any more once a learner is lost.
 
-    overlap_speed: of computing while one's transfer is under way.
+    Args:
+        scheduler: the virtual clock.
+        learners: state of each learner, by rank.
+        network: model of transfer times.
+        overlap_speed: relative speed of computing during a learner's own transfer.
     """
 
     def __init__(
-        self, scheduler: Scheduler, members: Sequence[SimLearner], network: SimNetwork, overlap_speed: float
+        self, scheduler: Scheduler, learners: Sequence[SimLearner], network: SimNetwork, overlap_speed: float
     ) -> None:
         self.scheduler, self.network = scheduler, network
-        self.changed = Condition(scheduler)  # complete, or lost
+        self.changed = Condition(scheduler)  # a collective is complete, or a learner is lost
         self.lost: tuple[int, str] | None = None
         self._overlap_speed = overlap_speed
-        self._learners = members
-        self._transfers = [0] * len(members)
-        self._speed_changed = [Condition(scheduler) for _ in members]
+        self._learners = learners
+        self._transfers = [0] * len(learners)
+        self._speed_changed = [Condition(scheduler) for _ in learners]
         self._groups: dict[tuple[int, tuple[int, ...]], CollectiveGroup] = {}
-        self.world = CollectiveGroup(self, members, whole=True)
+        self.world = CollectiveGroup(self, learners, whole=True)
 
     def group(self, split: int, ranks: tuple[int, ...]) -> CollectiveGroup:
-        """The group of these members; the same for all of them. split: how many their team had been through before."""
+        """Returns the group of these ranks made by the `split`th call of `Team.split`, one object for all members."""
         return self._groups.setdefault((split, ranks), CollectiveGroup(self, [self._learners[rank] for rank in ranks]))
 
     def compute(self, rank: int, seconds: float) -> None:
-        """Let the time pass that so many seconds of undisturbed computing take."""
+        """Waits for the time that computing takes which takes `seconds` without transfers."""
         scheduler, left = self.scheduler, seconds
         while left > 0:
             begin, speed = scheduler.now, self._overlap_speed if self._transfers[rank] else 1.0
@@ -72,7 +80,7 @@ class Collectives:
             left -= (scheduler.now - begin) * speed
 
     def lose(self, rank: int, reason: str) -> None:
-        """All that is under way, and all that will be started, cannot be completed any more."""
+        """Fails all collectives in progress and all later ones."""
         if self.lost is None:
             self.lost = (rank, reason)
         for member in self._learners:
@@ -84,7 +92,7 @@ class Collectives:
             raise LearnerLost(*self.lost)
 
     def transfer(self, members: Sequence[SimLearner], change: int) -> None:
-        """A transfer of these begins (+1) or ends (-1)."""
+        """Notes that a transfer of these members begins (+1) or ends (-1)."""
         if self.lost is None:
             for member in members:
                 self._add_transfers(member.rank, change)
@@ -95,9 +103,12 @@ class Collectives:
 
 
 class CollectiveGroup:
-    """The collectives of one group, one after the other, each from when its last member starts it.
+    """Collectives of one group, transferred one after the other, each from when its last member starts it.
 
-    whole: the team itself, whose all-reduces are timed by a bandwidth of their own.
+    Args:
+        collectives: state shared by all groups.
+        members: learners of the group.
+        whole: the group is the team, whose all-reduces have a bandwidth of their own.
     """
 
     def __init__(self, collectives: Collectives, members: Sequence[SimLearner], whole: bool = False) -> None:
@@ -108,21 +119,34 @@ class CollectiveGroup:
         self._free_at = 0.0
 
     def start(
-        self, place: int, kind: str, x: Tensor, lengths: Sequence[int], end: Callable[[float], float],
+        self, rank: int, kind: str, x: Tensor, lengths: Sequence[int], end: Callable[[float], float],
         finish: Callable[[list[Tensor]], list[Tensor]],
     ) -> Collective:  # fmt: skip
-        """Add a member's x to its next collective."""
+        """Adds a member's tensor to its next collective.
+
+        Args:
+            rank: rank in the group.
+            kind: name of the operation.
+            x: the member's tensor [N].
+            lengths: length of each member's tensor.
+            end: maps the time at which the transfer begins to the time at which it ends.
+            finish: computes the result from all tensors.
+
+        Raises:
+            LearnerLost: a learner was lost.
+            RuntimeError: members have started different operations.
+        """
         self._all.check()
-        number = self._started[place]
-        self._started[place] += 1
+        number = self._started[rank]
+        self._started[rank] += 1
         fresh = Collective(number, kind, tuple(lengths), end, finish)
         collective = self._pending.setdefault(number, fresh)
-        who = f"{kind} {number}: learner {self.members[place].rank}"
+        who = f"{kind} {number}: learner {self.members[rank].rank}"
         if kind != collective.kind:
             raise RuntimeError(f"{who} starts it where others start {collective.kind}")
-        if len(x) != collective.lengths[place] or fresh.lengths != collective.lengths:
-            raise RuntimeError(f"{who} has {len(x)} elements, others {collective.lengths[place]}")
-        collective.tensors[place] = x
+        if len(x) != collective.lengths[rank] or fresh.lengths != collective.lengths:
+            raise RuntimeError(f"{who} has {len(x)} elements, others {collective.lengths[rank]}")
+        collective.tensors[rank] = x
         if len(collective.tensors) == len(self.members):
             self._transfer(collective)
         return collective
@@ -135,7 +159,7 @@ class CollectiveGroup:
         if not collective.complete:
             self._all.check()
 
-    # when a collective of so many bytes is complete that begins at `begin`
+    # end times of transfers of `count` bytes that begin at `begin`
 
     def all_reduce_end(self, count: float, begin: float) -> float:
         network, size = self._all.network, len(self.members)
@@ -162,13 +186,13 @@ class CollectiveGroup:
         del self._pending[collective.number]
         self._all.transfer(self.members, -1)
         with torch.no_grad():
-            collective.result = collective.finish([collective.tensors[place] for place in range(len(self.members))])
+            collective.result = collective.finish([collective.tensors[rank] for rank in range(len(self.members))])
         collective.tensors.clear()
         collective.complete = True
         self._all.changed.wake()
 
 
-def put_mean(tensors: list[Tensor]) -> list[Tensor]:
+def replace_by_mean(tensors: list[Tensor]) -> list[Tensor]:
     mean = mean_in_order(tensors)
     for x in tensors:
         x.copy_(mean)
@@ -177,7 +201,7 @@ def put_mean(tensors: list[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def mean_in_order(tensors: Iterable[Tensor]) -> Tensor:
-    """The mean [N] of tensors [N], added in this order in float32: the same bits every time."""
+    """Returns the mean [N] of tensors [N], added in this order in float32 so that it has the same bits every time."""
     rest = iter(tensors)
     total, count = next(rest).to(torch.float32, copy=True), 1
     for tensor in rest:
@@ -188,7 +212,7 @@ def mean_in_order(tensors: Iterable[Tensor]) -> Tensor:
 
 @dataclass
 class SimWork:
-    """A collective under way."""
+    """A collective in progress."""
 
     _group: CollectiveGroup
     _collective: Collective
@@ -199,7 +223,7 @@ class SimWork:
 
 @dataclass
 class SimGather:
-    """An all-gather under way."""
+    """An all-gather in progress."""
 
     _group: CollectiveGroup
     _collective: Collective
@@ -210,7 +234,13 @@ class SimGather:
 
 
 class SimGroup:
-    """The `Group` of member `rank` of a circle. modelled: bytes that stand for so many real ones."""
+    """The `Group` of one member of a collective group.
+
+    Args:
+        group: the group.
+        rank: rank in the group.
+        modelled: maps bytes of the trained model to bytes of the workload.
+    """
 
     def __init__(self, group: CollectiveGroup, rank: int, modelled: Callable[[float], float]) -> None:
         self.rank, self.size = rank, len(group.members)
@@ -219,7 +249,7 @@ class SimGroup:
     def start_all_reduce_mean(self, x: Tensor) -> SimWork:
         self._count(self.rank + 1, ring_share(self.size) * x.nbytes)
         end = partial(self._group.all_reduce_end, self._modelled(x.nbytes))
-        return SimWork(self._group, self._start("all-reduce", x, [len(x)] * self.size, end, put_mean))
+        return SimWork(self._group, self._start("all-reduce", x, [len(x)] * self.size, end, replace_by_mean))
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> SimGather:
         sizes = [len(x)] * self.size if lengths is None else lengths
@@ -236,7 +266,7 @@ class SimGroup:
                 tensor.copy_(tensors[source])
             return []
 
-        if (self.rank + 1) % self.size != source:  # the last of the chain
+        if (self.rank + 1) % self.size != source:  # the last of the chain sends nothing
             self._count(self.rank + 1, x.nbytes)
         end = partial(self._group.broadcast_end, self._modelled(x.nbytes))
         self._group.wait(self._start(f"broadcast from {source}", x, [len(x)] * self.size, end, copy))
@@ -248,7 +278,7 @@ class SimGroup:
         return self._group.start(self.rank, kind, x, lengths, end, finish)
 
     def _count(self, to: int, count: float, modelled: float | None = None) -> None:
-        """Bytes that this member sends to another."""
+        """Counts bytes that this member sends to another."""
         if self.size > 1:
             comm_stats = self._group.members[self.rank].comm_stats
             comm_stats.bytes_sent[self._group.members[to % self.size].rank] += round(count)

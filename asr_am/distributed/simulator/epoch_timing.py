@@ -1,6 +1,6 @@
-"""How long an epoch takes on a virtual cluster: a strategy's own code, its messages and its leases, but no model.
+"""Duration of an epoch on a virtual cluster: the strategy's own code, messages and leases, but no model.
 
-The weights are a handful of zeros, which stand for the workload's bytes, and gradients cost nothing to compute.
+The weights are a few zeros that stand for the workload's bytes, and gradients cost nothing to compute.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ LARGE = 1e6  # above any threshold
 
 @dataclass(frozen=True)
 class EpochTime:
-    """seconds: virtual, until the last learner is at rest. batches: by learner."""
+    """Result of `time_epoch`.
+
+    Attributes:
+        seconds: virtual seconds until the last learner has drained.
+        batches: number of batches that each learner did, by rank.
+    """
 
     seconds: float
     batches: dict[int, int]
@@ -39,19 +44,27 @@ def time_epoch(
     learners: int, batches: int, seed: int = 1, elements: int = ELEMENTS,
     density: float = 0.0,
 ) -> EpochTime:  # fmt: skip
-    """An epoch of so many equal batches, each of which was done exactly once.
+    """Simulates an epoch of equal batches, and checks that each was done exactly once.
 
-    elements: of the weights; many where strategies cut them up, and write a few numbers beside them. density: share of
-    each gradient's elements that are so large that a strategy which sends the large ones sends them.
+    Args:
+        strategy: makes the strategy of one learner.
+        hardware: the cluster to simulate.
+        workload: the model to simulate.
+        learners: number of learners.
+        batches: number of batches in the epoch.
+        seed: seed of the cluster's random streams.
+        elements: number of weights. More are needed if the strategy splits them into shards with metadata.
+        density: share of each gradient's elements that are above any threshold.
 
-    InputError where the learners do not fit, or the workload does not say its bytes and seconds per batch.
+    Raises:
+        InputError: the cluster has too few devices, or the workload lacks bytes or seconds_per_batch.
     """
     if workload.bytes is None or workload.seconds_per_batch is None:
         raise InputError(f"workload {workload.name}: timing an epoch without a model needs bytes and seconds_per_batch")
     segment = Segment(0, 0, batches, batches, (1,) * batches, updates_before=0, learners=learners)
     cluster = SimCluster(hardware, workload, learners, seed, model_elements=elements)
 
-    def live(team: SimTeam) -> None:
+    def run_learner(team: SimTeam) -> None:
         params = FlatParams(_Weights(elements))
         learner = strategy(params, Optimizer(params, OptimizerOptions(momentum=0.0)), team)
         leases = team.leases(segment, learner.synchronous)
@@ -65,7 +78,7 @@ def time_epoch(
             owners.update(completion.owner for completion in record.completions)
 
     owners: Counter[int] = Counter()
-    cluster.run(live)
+    cluster.run(run_learner)
     return EpochTime(cluster.now, dict(sorted(owners.items())))
 
 
@@ -76,7 +89,7 @@ class _Weights(nn.Module):
 
 
 def _free_gradient(leases: Leases, params: FlatParams, density: float) -> GradientFn:
-    """A closure that leases a batch; the gradient is zero, but for a share of `density`."""
+    """Returns a closure that leases a batch. The gradient is zero except for a share of `density`."""
     nothing = torch.zeros(())
     large = round(density * len(params))
 

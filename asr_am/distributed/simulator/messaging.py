@@ -1,4 +1,4 @@
-"""Letters of a virtual team: credits, links, late and lost ones, and what a receiver refuses."""
+"""Messages of a virtual team: flow control, transfer times, late and lost messages, and rejection by receivers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,15 @@ FLOAT_BYTES = 4
 
 @dataclass
 class LinkChannel:
-    """Letters of one tag from one incarnation of a learner to one of another.
+    """Messages of one tag from one incarnation of a learner to one incarnation of another.
 
-    busy: a letter is under way or not collected yet. next: the letter that is sent when it is.
+    Attributes:
+        source: rank of the sender.
+        to: rank of the receiver.
+        tag: tag of the messages.
+        incarnations: incarnations of the sender and the receiver.
+        busy: a message is in flight, or has arrived and was not received.
+        next: the message that is sent after it.
     """
 
     source: int
@@ -36,8 +42,13 @@ class LinkChannel:
 
 @dataclass
 class SimInbox:
-    """letters: in the order in which they arrived. accepted: lengths of the tensors by tag. awaited: learners whose
-    letters somebody waits for.
+    """Messages that have arrived at one learner.
+
+    Attributes:
+        arrived: condition that is woken by arrivals, and by the death of a learner in `awaited`.
+        accepted: lengths of the tensors, by registered tag.
+        messages: channel and message, in the order of arrival.
+        awaited: ranks that tasks wait for messages from, None for any rank.
     """
 
     arrived: Condition
@@ -46,28 +57,39 @@ class SimInbox:
     awaited: list[int | None] = field(default_factory=list)
 
     def take(self, tag: str, source: int | None) -> tuple[LinkChannel, Message] | None:
-        for place, (channel, message) in enumerate(self.messages):
+        for index, (channel, message) in enumerate(self.messages):
             if message.tag == tag and source in (None, message.source):
-                del self.messages[place]
+                del self.messages[index]
                 return channel, message
         return None
 
 
 class SimMessaging:
-    """modelled: bytes that stand for so many real ones. streams: random numbers for each learner's faults."""
+    """Point-to-point messages between virtual learners.
+
+    At most one message per tag and pair of learners is in flight, and at most one more waits for it.
+
+    Args:
+        scheduler: the virtual clock.
+        learners: state of each learner, by rank.
+        network: model of transfer times.
+        modelled: maps bytes of the trained model to bytes of the workload.
+        faults: shares of late and lost messages.
+        streams: random stream of each learner's faults.
+    """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        members: Sequence[SimLearner],
+        learners: Sequence[SimLearner],
         network: SimNetwork,
         modelled: Callable[[int], float],
         faults: Faults,
         streams: Sequence[np.random.Generator],
     ) -> None:
-        self._scheduler, self._learners, self._network, self._modelled = scheduler, members, network, modelled
+        self._scheduler, self._learners, self._network, self._modelled = scheduler, learners, network, modelled
         self._faults, self._streams = faults, streams
-        self._inboxes = [SimInbox(Condition(scheduler)) for _ in members]
+        self._inboxes = [SimInbox(Condition(scheduler)) for _ in learners]
         self._channels: dict[tuple[int, int, str], LinkChannel] = {}
 
     def register_tag(self, rank: int, tag: str, lengths: tuple[int, ...]) -> None:
@@ -97,10 +119,10 @@ class SimMessaging:
             found = inbox.take(tag, source)
             return found is not None or (source is not None and not self._learners[source].alive)
 
-        sender = "anybody" if source is None else f"learner {source}"
+        sender = "any learner" if source is None else f"learner {source}"
         inbox.awaited.append(source)
         try:
-            inbox.arrived.wait_for(ready, f"a letter {tag!r} from {sender}", timeout)
+            inbox.arrived.wait_for(ready, f"a message {tag!r} from {sender}", timeout)
         finally:
             inbox.awaited.remove(source)
         if found is None:
@@ -110,7 +132,7 @@ class SimMessaging:
         return message
 
     def lose(self, rank: int) -> None:
-        """Drop what waits for or in a dead learner, and let nobody wait for its letters."""
+        """Drops the messages to and from a dead learner that have not arrived, and wakes tasks that wait for it."""
         for key, channel in list(self._channels.items()):
             if rank in (channel.source, channel.to):
                 channel.next = None
@@ -122,7 +144,7 @@ class SimMessaging:
                 inbox.arrived.wake()
 
     def restart(self, rank: int) -> None:
-        """Refuse what an earlier incarnation has left in others' inboxes."""
+        """Rejects the messages of an earlier incarnation that have not been received."""
         for learner, inbox in zip(self._learners, self._inboxes, strict=True):
             kept = [entry for entry in inbox.messages if entry[0].source != rank]
             learner.comm_stats.rejected += len(inbox.messages) - len(kept)
@@ -167,7 +189,7 @@ class SimMessaging:
         inbox.arrived.wake()
 
     def _free(self, channel: LinkChannel) -> None:
-        """The letter under way is no more: send the next."""
+        """Ends the message in flight, and sends the next one."""
         channel.busy = False
         if channel.next is not None:
             message, channel.next = channel.next, None
@@ -175,5 +197,5 @@ class SimMessaging:
 
 
 def snapshot(tensor: Tensor) -> Tensor:
-    """A copy as it goes over the wire: float32, on the CPU."""
+    """Returns a copy in the format of messages: float32, on the CPU."""
     return tensor.detach().to("cpu", torch.float32, copy=True)

@@ -1,9 +1,9 @@
-"""When transfers end: links as queues that are booked ahead.
+"""Network model: end times of transfers, with links as queues that are reserved ahead.
 
-A link takes one transfer after the other, in the order in which they were asked for: a receiving card that waits for
-one, which still queues at its sender, takes no other meanwhile. When all of 32 hosts send to all, that is up to twice
-the time of a network that would. The whole team's all-reduces are timed by a bandwidth of their own, and leave the
-links of the messages free; all else goes through the links that it uses.
+A link serves one transfer after the other, in the order of the requests. Hence head-of-line blocking: a NIC waiting for
+a transfer that still queues at its sender accepts no other. When each of 32 hosts sends to all others, this takes up to
+twice the time of a network without such blocking. All-reduces of the whole team have a bandwidth of their own and leave
+the links free for messages. All other transfers go through the links that they use.
 """
 
 from __future__ import annotations
@@ -15,20 +15,24 @@ from asr_am.distributed.cluster_config import Cluster
 
 
 class ServiceQueue:
-    """Something that does one job after the other. free_at: when those it has will be done."""
+    """A resource that does one job after the other.
+
+    Attributes:
+        free_at: time at which all jobs reserved so far are done, in seconds.
+    """
 
     def __init__(self) -> None:
         self.free_at = 0.0
 
     def reserve(self, earliest: float, seconds: float) -> float:
-        """When a job of so many seconds begins that may not begin before `earliest`."""
+        """Reserves a job of `seconds` that must not begin before `earliest`. Returns the time at which it begins."""
         begin = max(earliest, self.free_at)
         self.free_at = begin + seconds
         return begin
 
 
 class SimNetwork:
-    """A cluster's network cards, one for each direction of each host, and what each host averages and updates with."""
+    """The NICs of a cluster, one queue for each direction of each host, and each host's memory and device bus."""
 
     def __init__(self, hardware: Cluster) -> None:
         self._hardware = hardware
@@ -38,10 +42,16 @@ class SimNetwork:
         self._buses = [ServiceQueue() for _ in range(hardware.hosts)]
 
     def deliver(self, now: float, source: int, to: int, count: float) -> float:
-        """When a message of `count` bytes from host to host, sent now, is there.
+        """Returns the arrival time of a message.
 
-        Between hosts it leaves through the sender's card and comes in, while it leaves, through the receiver's; either
-        may make it wait. Inside a host it touches neither.
+        Between hosts it passes the sender's and the receiver's NIC at the same time, and may wait for either. Inside a
+        host it uses no NIC.
+
+        Args:
+            now: time at which it is sent, in seconds.
+            source: host of the sender.
+            to: host of the receiver.
+            count: length in bytes.
         """
         hardware = self._hardware
         if source == to:
@@ -51,31 +61,39 @@ class SimNetwork:
         return self._in[to].reserve(leaves, seconds) + seconds + hardware.nic_latency
 
     def average(self, now: float, host: int, count: float) -> float:
-        """When `host` has averaged weights of `count` bytes."""
+        """Returns the time at which `host` has averaged weights of `count` bytes."""
         seconds = count / self._hardware.averaging_bandwidth
         return self._averaging[host].reserve(now, seconds) + seconds
 
     def update(self, now: float, host: int, count: float) -> float:
-        """When a device of `host` has updated weights of `count` bytes.
+        """Returns the time at which a device of `host` has updated weights of `count` bytes.
 
-        A device does not fill the bus that it shares, so the next may begin before it is done.
+        One device does not saturate the bus that the devices of a host share, so the next may begin before it is done.
         """
         hardware = self._hardware
         begin = self._buses[host].reserve(now, count / hardware.host_update_bandwidth)
         return begin + count / min(hardware.update_bandwidth, hardware.host_update_bandwidth)
 
     def all_reduce_seconds(self, learners: int, count: float) -> float:
-        """A ring's time: each link carries 2(λ-1)/λ times the message (section 2 of Zhang et al., ICASSP 2019)."""
+        """Returns the seconds of the whole team's all-reduce of `count` bytes.
+
+        In a ring each link carries 2(λ-1)/λ times the message (section 2 of Zhang et al., ICASSP 2019).
+        """
         hardware = self._hardware
         if learners == 1:
             return 0.0
         return ring_share(learners) * count / hardware.all_reduce_bandwidth + hardware.all_reduce_latency
 
     def ring(self, begin: float, hosts: Sequence[int], count: float) -> float:
-        """When `count` bytes have gone over each link of a ring, or chain, of learners on these hosts.
+        """Returns the time at which `count` bytes have passed each link of a ring or chain of learners.
 
-        Inside one host at the rate of its messages. Between hosts at the rate of all-reduces; rings that share a
-        network card share its rate.
+        Inside one host the rate is that of messages. Between hosts it is that of all-reduces, and rings that share a
+        NIC share its rate.
+
+        Args:
+            begin: earliest time, in seconds.
+            hosts: host of each learner, in the order of the ring.
+            count: bytes.
         """
         hardware, steps = self._hardware, len(hosts) - 1
         if steps == 0:
@@ -86,24 +104,26 @@ class SimNetwork:
         return begin + max(seconds, count / hardware.all_reduce_bandwidth) + hardware.all_reduce_latency
 
     def exchange(self, begin: float, hosts: Sequence[int], counts: Sequence[float]) -> float:
-        """When each of the learners on these hosts has sent its `counts` bytes to every other."""
+        """Returns the time at which each of the learners on these hosts has sent its `counts` bytes to every other."""
         hardware, total, size = self._hardware, sum(counts), len(hosts)
         if size == 1:
             return begin
         learners = Counter(hosts)
-        here: defaultdict[int, float] = defaultdict(float)  # bytes of a host's learners
+        host_bytes: defaultdict[int, float] = defaultdict(float)  # bytes of all learners of a host
         for host, count in zip(hosts, counts, strict=True):
-            here[host] += count
-        inside = max(here[host] - count for host, count in zip(hosts, counts, strict=True)) / hardware.host_bandwidth
+            host_bytes[host] += count
+        inside = (
+            max(host_bytes[host] - count for host, count in zip(hosts, counts, strict=True)) / hardware.host_bandwidth
+        )
         if len(learners) == 1:
             return begin + inside + hardware.host_latency
-        out = {host: here[host] * (size - learners[host]) for host in learners}
-        into = {host: (total - here[host]) * learners[host] for host in learners}
+        out = {host: host_bytes[host] * (size - learners[host]) for host in learners}
+        into = {host: (total - host_bytes[host]) * learners[host] for host in learners}
         begin, seconds = self._through_nics(begin, out, into)
         return begin + max(inside, seconds, sum(out.values()) / hardware.fabric_bandwidth) + hardware.nic_latency
 
     def _through_nics(self, begin: float, out: Mapping[int, float], into: Mapping[int, float]) -> tuple[float, float]:
-        """When the cards of these hosts are free for so many bytes each way, and the seconds of the slowest."""
+        """Reserves the NICs for so many bytes each way. Returns when all are free, and the seconds of the slowest."""
         jobs = [(self._out[host], count) for host, count in out.items()]
         jobs += [(self._in[host], count) for host, count in into.items()]
         begin = max([begin, *(nic.free_at for nic, _ in jobs)])
@@ -113,5 +133,5 @@ class SimNetwork:
 
 
 def ring_share(learners: int) -> float:
-    """What each learner sends in a ring all-reduce, in lengths of the message."""
+    """Returns what each learner sends in a ring all-reduce, as a multiple of the length of the message."""
     return 2 * (learners - 1) / learners

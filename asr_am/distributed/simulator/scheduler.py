@@ -1,15 +1,12 @@
-"""What torch keeps per operating-system thread, saved and put back so that each virtual task has its own.
+"""Discrete-event scheduler of the virtual cluster: a virtual clock, and tasks that wait on it.
 
-All tasks share one thread. Without this, a task that blocks under `no_grad` would turn off another's gradients, one
-inside autocast would lower another's precision, and the tasks would draw from one random stream, in an order that
-depends on the clock.
+Each task is a greenlet. A task runs until it is suspended. Then the event loop (the greenlet that called `run`) takes
+the earliest event off its queue, moves the clock to its time, and executes it. Events of the same time are executed in
+the order in which they were added, so a run depends on its inputs alone.
 
-
-A virtual clock, and the tasks that live on it.
-
-Each task is a greenlet. One runs until it parks; then the hub (the greenlet that called `run`) takes the earliest entry
-off its agenda, moves the clock there, and goes on. Entries of the same time are taken in the order in which they were
-made, so a run is a function of its inputs alone.
+All tasks share one thread, so the state that torch keeps per thread is saved and restored for each task (`TorchState`).
+Otherwise a task suspended under `no_grad` would turn off the gradients of others, one inside autocast would lower their
+precision, and all would draw from one random stream in an order that depends on the clock.
 """
 
 from __future__ import annotations
@@ -29,8 +26,13 @@ DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class TorchState:
-    """grad: whether gradients are recorded. autocast: (enabled, dtype) by device. nesting: autocast contexts entered
-    and not left: the cache of weights in low precision is cleared when the last one is left. random: of the CPU.
+    """State that torch keeps per thread.
+
+    Attributes:
+        grad: gradients are recorded.
+        autocast: (enabled, dtype) for each of DEVICES.
+        nesting: number of autocast contexts that are open. Leaving the last one clears the cache of cast weights.
+        random: state of the CPU's random generator.
     """
 
     grad: bool
@@ -40,7 +42,7 @@ class TorchState:
 
     @classmethod
     def of_new_task(cls, seed: int) -> TorchState:
-        """What a thread starts with, and a random stream of its own."""
+        """Returns the state of a new thread, with a random stream of its own."""
         types = tuple((False, torch.get_autocast_dtype(device)) for device in DEVICES)
         return cls(True, types, 0, torch.Generator().manual_seed(seed).get_state())
 
@@ -63,19 +65,34 @@ def _nesting() -> int:
     return torch.autocast_decrement_nesting()
 
 
-def _set_nesting(wanted: int) -> None:
-    """A task that was inside autocast finds the cache empty, never full of weights that changed meanwhile."""
-    now = _nesting()
-    if now or wanted:
-        torch.clear_autocast_cache()
-    for _ in range(now, wanted):
+def _set_nesting(target: int) -> None:
+    current = _nesting()
+    if current or target:
+        torch.clear_autocast_cache()  # the weights may have changed while the task was suspended
+    for _ in range(current, target):
         torch.autocast_increment_nesting()
-    for _ in range(wanted, now):
+    for _ in range(target, current):
         torch.autocast_decrement_nesting()
 
 
 class SimTask:
-    """waited: told the seconds that the task spent waiting for others. waits_for: for people."""
+    """A task on the virtual clock.
+
+    Attributes:
+        name: name for messages.
+        waited: called with the seconds that the task spent waiting for others.
+        on_end: called when the task has ended.
+        finished: the task has ended.
+        killed: the task was ended by `Scheduler.kill`.
+        result: what its function returned.
+        error: what its function raised.
+        waits_for: what it waits for, for messages.
+        wait_id: id of the present suspension, 0 before the first, -1 while it runs. Wake-ups for another id are void.
+        woken: id of the last suspension that `Scheduler.wake` was called for.
+        pending: exception that its next suspension raises.
+        torch_state: torch's state while the task is suspended.
+        ended: condition that is woken at the end.
+    """
 
     def __init__(self, scheduler: Scheduler, function: Callable[[], object], name: str, seed: int) -> None:
         self.name = name
@@ -86,8 +103,8 @@ class SimTask:
         self.result: object = None
         self.error: BaseException | None = None
         self.waits_for = ""
-        self.wait_id = 0  # of the present stay in `park`, 0 before the first, -1 outside: entries for another are void
-        self.woken = -1  # the last ticket that `wake` was called for
+        self.wait_id = 0
+        self.woken = -1
         self.pending: BaseException | None = None
         self.torch_state = TorchState.of_new_task(seed)
         self.ended = Condition(scheduler)
@@ -107,45 +124,50 @@ class SimTask:
 
 
 class Scheduler:
-    """now: seconds. current: the task that runs, None in the hub."""
+    """Event loop on a virtual clock.
+
+    Attributes:
+        now: virtual seconds.
+        current: the task that runs, None in the event loop.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
         self.current: SimTask | None = None
         self._event_queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._entries = 0
-        self._living: dict[SimTask, None] = {}  # ordered
+        self._last_id = 0
+        self._tasks: dict[SimTask, None] = {}  # tasks that have not ended, in the order of their start
         self._event_loop, self._event_loop_state = getcurrent(), TorchState.capture()
 
-    # from the hub or from a task
+    # called from the event loop or from a task
 
     def call_at(self, when: float, callback: Callable[[], None]) -> None:
-        """Have the hub call `callback`, which must not park."""
-        self._entries += 1
-        heapq.heappush(self._event_queue, (when, self._entries, callback))
+        """Schedules `callback`, which must not wait."""
+        self._last_id += 1
+        heapq.heappush(self._event_queue, (when, self._last_id, callback))
 
     def spawn(self, function: Callable[[], object], name: str, seed: int) -> SimTask:
-        """A task that starts as soon as the present one parks. seed: of its torch random stream."""
+        """Starts a task, once the present one is suspended. `seed` is the seed of its torch random stream."""
         task = SimTask(self, function, name, seed)
-        self._living[task] = None
+        self._tasks[task] = None
         self.call_at(self.now, partial(self._resume, task, 0, True))
         return task
 
     def wake(self, task: SimTask) -> None:
-        """End its present stay in `park`."""
+        """Ends the present suspension of a task."""
         if task.woken != task.wait_id:
             task.woken = task.wait_id
             self.call_at(self.now, partial(self._resume, task, task.wait_id, True))
 
     def throw(self, task: SimTask, error: BaseException) -> None:
-        """Have `park` raise `error` in a task, now or the next time."""
+        """Raises `error` in a task, from its present or next suspension."""
         task.pending = error
         self.wake(task)
 
-    # from a task
+    # called from a task
 
     def suspend(self, why: str, timeout: float | None = None) -> bool:
-        """Let others run until this task is woken (True) or `timeout` seconds have passed (False)."""
+        """Suspends this task until it is woken (returns True) or `timeout` seconds have passed (returns False)."""
         task = self.current
         if task is None:
             raise RuntimeError(f"only a task can wait for {why}")
@@ -153,11 +175,11 @@ class Scheduler:
             raise GreenletExit
         if torch.is_inference_mode_enabled():
             raise RuntimeError(
-                "a virtual task cannot wait under inference_mode, which others would inherit; use no_grad"
+                "a virtual task cannot wait under torch.inference_mode, which other tasks would inherit: use torch.no_grad"
             )
         if task.pending is None:
-            self._entries += 1
-            task.wait_id, task.waits_for = self._entries, why
+            self._last_id += 1
+            task.wait_id, task.waits_for = self._last_id, why
             if timeout is not None:
                 self.call_at(self.now + max(timeout, 0.0), partial(self._resume, task, task.wait_id, False))
             woken = self._event_loop.switch()
@@ -169,29 +191,29 @@ class Scheduler:
     def sleep(self, seconds: float) -> None:
         self.suspend(f"{seconds:g} s to pass", seconds)
 
-    # from the hub
+    # called from the event loop
 
     def run(self, over: Callable[[], bool]) -> None:
-        """Until `over`; RuntimeError where all wait for each other. What a callback raises ends it."""
+        """Executes events until `over`. Raises what a callback raises, or RuntimeError in a deadlock."""
         self._event_loop, self._event_loop_state = getcurrent(), TorchState.capture()
         while not over():
             if not self._event_queue:
-                raise RuntimeError(f"deadlock at {self.now:.6f} s: {self._who_waits()}")
-            self.now, _, act = heapq.heappop(self._event_queue)
-            act()
+                raise RuntimeError(f"deadlock at {self.now:.6f} s: {self._describe_waits()}")
+            self.now, _, callback = heapq.heappop(self._event_queue)
+            callback()
 
     def kill(self, task: SimTask) -> None:
-        """End a task where it stands: what its `finally` clauses do happens now, and cannot wait."""
+        """Ends a task where it is suspended. Its `finally` clauses run now, and cannot wait."""
         task.killed = True
         if not task.finished:
             self._enter(task, partial(task.greenlet.throw, GreenletExit))
 
     def kill_all(self) -> None:
-        while self._living:
-            self.kill(next(iter(self._living)))
+        while self._tasks:
+            self.kill(next(iter(self._tasks)))
 
     def _resume(self, task: SimTask, wait_id: int, woken: bool) -> None:
-        """Go on with a task, unless it has gone on since the ticket was drawn."""
+        """Resumes a task, unless it has been resumed since this wake-up was scheduled."""
         if not task.finished and task.wait_id == wait_id:
             self._enter(task, partial(task.greenlet.switch, woken))
 
@@ -205,16 +227,16 @@ class Scheduler:
         self._event_loop_state.restore()
         if task.killed or task.greenlet.dead:
             task.finished = True
-            self._living.pop(task, None)
+            self._tasks.pop(task, None)
             task.ended.wake()
             task.on_end(task)
 
-    def _who_waits(self) -> str:
-        return "; ".join(f"{task.name} waits for {task.waits_for}" for task in self._living)
+    def _describe_waits(self) -> str:
+        return "; ".join(f"{task.name} waits for {task.waits_for}" for task in self._tasks)
 
 
 class Condition:
-    """Tasks that wait for something; woken in the order in which they came, each to look for itself."""
+    """Condition variable on the virtual clock. Wakes its tasks in the order in which they were suspended."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -225,7 +247,7 @@ class Condition:
             self._scheduler.wake(task)
 
     def suspend(self, why: str, timeout: float | None = None) -> bool:
-        """Until the next `wake` (True), or for `timeout` seconds (False)."""
+        """Suspends this task until the next `wake` (returns True) or for `timeout` seconds (returns False)."""
         task = self._scheduler.current
         assert task is not None, "only tasks wait"
         self._suspended.append(task)
@@ -235,7 +257,16 @@ class Condition:
             self._suspended.remove(task)
 
     def wait_for(self, ready: Callable[[], bool], why: str, timeout: float | None = None) -> bool:
-        """Until `ready`, asked at every `wake`; False after `timeout` seconds. Counts as waiting for others."""
+        """Waits until `ready()` is true, and counts the time as waiting for others.
+
+        Args:
+            ready: called now and after every `wake`.
+            why: what the task waits for, for messages.
+            timeout: seconds, None to wait forever.
+
+        Returns:
+            False if the timeout has passed.
+        """
         scheduler, task = self._scheduler, self._scheduler.current
         begin = scheduler.now
         try:
@@ -251,21 +282,21 @@ class Condition:
 
 
 class SimLock:
-    """Held by the first task of a queue; passed on in the order in which they came."""
+    """Lock on the virtual clock, first come, first served. The first task in the queue holds it."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._queue: deque[SimTask] = deque()
-        self._passed_on = Condition(scheduler)
+        self._released = Condition(scheduler)
 
     def __enter__(self) -> SimLock:
         task = self._scheduler.current
-        assert task is not None, "only tasks take locks"
+        assert task is not None, "only tasks acquire locks"
         if task in self._queue:
-            raise RuntimeError(f"{task.name} takes a lock that it holds")
+            raise RuntimeError(f"{task.name} acquires a lock that it holds")
         self._queue.append(task)
         try:
-            self._passed_on.wait_for(lambda: self._queue[0] is task, "a lock")
+            self._released.wait_for(lambda: self._queue[0] is task, "a lock")
         except BaseException:
             self._leave(task)
             raise
@@ -276,7 +307,7 @@ class SimLock:
 
     def _leave(self, task: SimTask) -> None:
         self._queue.remove(task)
-        self._passed_on.wake()
+        self._released.wake()
 
 
 class SimEvent:
@@ -299,6 +330,6 @@ class SimEvent:
         return self._is_set
 
     def wait(self, timeout: float | None = None) -> bool:
-        """True also where the event was set and cleared again meanwhile."""
+        """Waits until the event is set. Returns True even if it was set and cleared again in the meantime."""
         before = self._times_set
         return self._changed.wait_for(lambda: self._is_set or self._times_set > before, "an event", timeout)

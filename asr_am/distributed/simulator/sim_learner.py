@@ -1,4 +1,4 @@
-"""What the parts of a virtual cluster know of one learner."""
+"""State of one virtual learner, shared by all parts of the simulator."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ from asr_am.distributed.team import CommStats
 
 @dataclass
 class SimLearner:
-    """alive: its training task runs. joined: meetings wait for it; a restarted learner's, once it has opened a segment.
+    """One virtual learner.
 
-    usage: of all its incarnations. tasks: the training task, then those it spawned.
+    Attributes:
+        rank: rank in the team.
+        host: index of the host that it runs on.
+        comm_stats: statistics over all its incarnations.
+        incarnation: number of its restarts.
+        alive: its training task is running.
+        tasks: the training task, then the tasks it has spawned.
     """
 
     rank: int
@@ -34,11 +40,11 @@ class SimLearner:
         self.comm_stats.idle_seconds += seconds
 
 
-def living(members: Sequence[SimLearner]) -> tuple[int, ...]:
-    """Ranks of the living, ascending."""
-    return tuple(learner.rank for learner in members if learner.alive)
+def live_ranks(learners: Sequence[SimLearner]) -> tuple[int, ...]:
+    """Returns the ranks of live learners, ascending."""
+    return tuple(learner.rank for learner in learners if learner.alive)
 
 
 def random_stream(seed: int, rank: int, incarnation: int, purpose: str) -> np.random.Generator:
-    """Random numbers that depend on these four and on nothing that happens in the run."""
+    """Returns a random stream that depends on these four values and on nothing that happens in the run."""
     return np.random.default_rng([seed, rank, incarnation, zlib.crc32(purpose.encode())])

@@ -1,26 +1,43 @@
-"""One learner's end of a virtual team."""
+"""`SimTeam`: the `Team` of a virtual learner."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.control_plane import QueueLeases
+from asr_am.distributed.flat_params import BucketHook
 from asr_am.distributed.leases import GradientFn, Leases, RoundRobinLeases, Segment, StepResult
-from asr_am.distributed.simulator.collectives import SimGather, SimGroup, SimWork, mean_in_order
-from asr_am.distributed.simulator.messaging import FLOAT_BYTES
-from asr_am.distributed.simulator.scheduler import SimEvent, SimLock, SimTask
-from asr_am.distributed.simulator.sim_learner import SimLearner, living, random_stream
+from asr_am.distributed.simulator.collectives import Collectives, SimGather, SimGroup, SimWork, mean_in_order
+from asr_am.distributed.simulator.control import SimControl
+from asr_am.distributed.simulator.messaging import FLOAT_BYTES, SimMessaging
+from asr_am.distributed.simulator.network import SimNetwork
+from asr_am.distributed.simulator.scheduler import Scheduler, SimEvent, SimLock, SimTask
+from asr_am.distributed.simulator.sim_learner import SimLearner, live_ranks, random_stream
 from asr_am.distributed.team import CommStats, CostKind, Message, find_group
 
-if TYPE_CHECKING:
-    from asr_am.distributed.flat_params import BucketHook
-    from asr_am.distributed.simulator.cluster import SimCluster
+FORWARD = 1 / 3  # share of the forward pass in a batch's time: the backward pass is twice the work
 
-FORWARD = 1 / 3  # of a batch's time; the backward pass is twice the work
+
+class SimContext(Protocol):
+    """Parts of a virtual cluster that a learner uses (`SimCluster`)."""
+
+    hardware: Cluster
+    workload: Workload
+    seed: int
+    learners: list[SimLearner]
+    scheduler: Scheduler
+    network: SimNetwork
+    collectives: Collectives
+    messaging: SimMessaging
+    control: SimControl
+
+    def modelled_bytes(self, count: float) -> float: ...
+    def spawn(self, learner: SimLearner, function: Callable[[], object], name: str) -> SimTask: ...
 
 
 class SimTeam:
@@ -28,18 +45,18 @@ class SimTeam:
 
     clock: Literal["wall", "virtual"] = "virtual"
 
-    def __init__(self, cluster: SimCluster, learner: SimLearner) -> None:
+    def __init__(self, cluster: SimContext, learner: SimLearner) -> None:
         self._cluster, self._learner, self._scheduler = cluster, learner, cluster.scheduler
         self.rank, self.size, self.incarnation = learner.rank, len(cluster.learners), learner.incarnation
         self.hosts = tuple(learner.host for learner in cluster.learners)
         self.comm_stats: CommStats = learner.comm_stats
         self._jitter = random_stream(cluster.seed, self.rank, self.incarnation, "jitter")
-        self._full = 0.0  # frames of the segment's largest batch
+        self._max_frames = 0.0  # frames of the segment's largest batch
         self._world = SimGroup(cluster.collectives.world, self.rank, cluster.modelled_bytes)
         self._splits = 0
 
     def live_ranks(self) -> Sequence[int]:
-        return living(self._cluster.learners)
+        return live_ranks(self._cluster.learners)
 
     def now(self) -> float:
         return self._scheduler.now
@@ -49,14 +66,14 @@ class SimTeam:
 
     def simulate_cost(self, kind: CostKind, elements: int) -> None:
         network = self._cluster.network
-        prices = {"update": network.update, "averaging": network.average}
-        if kind not in prices:
-            raise ValueError(f"no price for {kind!r}")
+        costs = {"update": network.update, "averaging": network.average}
+        if kind not in costs:
+            raise ValueError(f"no cost for {kind!r}")
         count = self._cluster.modelled_bytes(elements * FLOAT_BYTES)
-        self._scheduler.sleep(prices[kind](self.now(), self._learner.host, count) - self.now())
+        self._scheduler.sleep(costs[kind](self.now(), self._learner.host, count) - self.now())
 
     def timed(self, gradient: GradientFn) -> GradientFn:
-        """Compute at once, then let the modelled time pass, telling of each bucket when it would have been ready."""
+        """Computes the gradient at once, then waits for the modelled time, and announces each bucket when it is due."""
 
         def timed(on_bucket: BucketHook | None) -> StepResult | None:
             buckets: list[tuple[int, int]] = []
@@ -78,14 +95,14 @@ class SimTeam:
         return timed
 
     def _batch_seconds(self, frames: float) -> float:
-        """The workload's seconds for a batch, times this learner's slowness and luck."""
+        """Returns the workload's seconds for a batch, with this learner's slowness and jitter."""
         hardware = self._cluster.hardware
-        seconds = self._cluster.workload.seconds(hardware.device, frames, max(self._full, frames))
+        seconds = self._cluster.workload.seconds(hardware.device, frames, max(self._max_frames, frames))
         if self.rank in hardware.faults.slow and seconds > 0:
             self.comm_stats.faults["slow"] += 1
             seconds *= hardware.faults.slow[self.rank]
         if hardware.jitter > 0:
-            seconds *= float(self._jitter.lognormal(-(hardware.jitter**2) / 2, hardware.jitter))  # of mean 1
+            seconds *= float(self._jitter.lognormal(-(hardware.jitter**2) / 2, hardware.jitter))  # mean 1
         return seconds
 
     def start_all_reduce_mean(self, x: Tensor) -> SimWork:
@@ -110,7 +127,7 @@ class SimTeam:
 
     def send(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
         if to == self.rank or not 0 <= to < self.size:
-            raise ValueError(f"learner {self.rank} of {self.size} writes to {to}")
+            raise ValueError(f"learner {self.rank} of {self.size} cannot send to rank {to}")
         self._cluster.messaging.send(self.rank, to, tag, clock, tensors)
 
     def recv(self, tag: str, source: int | None = None, timeout: float | None = None) -> Message | None:
@@ -126,8 +143,8 @@ class SimTeam:
         return SimEvent(self._scheduler)
 
     def leases(self, segment: Segment, synchronous: bool) -> Leases:
-        """InputError (`leases.Outdated`) where a restarted learner is behind the others: read the checkpoint again."""
-        self._full = max(segment.frames, default=0)
+        """Opens a segment. Raises StaleSegment if this learner was restarted and is behind the others."""
+        self._max_frames = max(segment.frames, default=0)
         self._cluster.control.open_segment(self.rank, segment)
         if synchronous:
             return RoundRobinLeases(segment, self.rank, self.size, self.gather)

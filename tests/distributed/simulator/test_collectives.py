@@ -38,7 +38,7 @@ def test_bytes_are_those_of_the_workload() -> None:
     cluster = cluster_of(workload=workload, model_elements=20)  # each real byte stands for 50
     assert set(cluster.run(main).values()) == {RING * 2000 / 10.0 + 0.25}
     assert cluster.comm_stats[0].bytes_sent == {1: 60} and cluster.comm_stats[0].modelled_bytes == 3000
-    with pytest.raises(ValueError, match="how many elements"):
+    with pytest.raises(ValueError, match="model_elements must be given"):
         cluster_of(workload=workload)
 
 

@@ -162,7 +162,7 @@ def test_late_and_lost_letters_are_counted_and_give_their_credit_back() -> None:
 def test_only_others_can_be_written_to() -> None:
     def main(team: SimTeam) -> None:
         for to in (team.rank, 4, -1):
-            with pytest.raises(ValueError, match=f"learner {team.rank} of 4 writes to {to}"):
+            with pytest.raises(ValueError, match=f"learner {team.rank} of 4 cannot send to rank {to}"):
                 team.send(to, "w", 0)
 
     run(main)

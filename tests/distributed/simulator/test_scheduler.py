@@ -63,7 +63,7 @@ def test_a_deadlock_is_an_error_that_says_who_waits_for_what() -> None:
         run(main)
     assert str(caught.value) == (
         "deadlock at 0.000000 s: learner 0 'training' waits for an event; "
-        "learner 1 'training' waits for a letter 'weights' from learner 0; "
+        "learner 1 'training' waits for a message 'weights' from learner 0; "
         "learner 2 'training' waits for all-reduce 0, started by 1 of 4; "
         "learner 3 'training' waits for the others to gather"
     )
@@ -106,7 +106,7 @@ def test_a_lock_is_left_by_an_error_and_refuses_its_holder() -> None:
         lock = team.lock()
         with pytest.raises(ZeroDivisionError), lock:
             _ = 1 / 0
-        with lock, pytest.raises(RuntimeError, match="takes a lock that it holds"), lock:
+        with lock, pytest.raises(RuntimeError, match="acquires a lock that it holds"), lock:
             pass
         with lock:
             return "free again"
@@ -247,5 +247,5 @@ def test_tasks_end_with_the_training_task() -> None:
 def test_a_cluster_is_for_one_run() -> None:
     cluster = cluster_of(1)
     cluster.run(lambda team: None)
-    with pytest.raises(RuntimeError, match="one run"):
+    with pytest.raises(RuntimeError, match="runs once"):
         cluster.run(lambda team: None)
