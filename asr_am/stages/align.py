@@ -1,4 +1,4 @@
-"""Stage 3, align: GMM-HMMs from a flat start to speaker-adapted triphones; alignments that the network learns from."""
+"""Stage 3, align: GMM-HMMs from a flat start to speaker-adapted triphones, and the alignments for the network."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.target import Target
 
 
-def units(cfg: DictConfig) -> list[Target]:
-    """One unit, exp/<corpus>/align, with a directory per GMM system in it."""
+def targets(cfg: DictConfig) -> list[Target]:
+    """Returns exp/<corpus>/align, with a directory per GMM system."""
     root = corpus_dir(cfg)
     inputs = [root / "data", root / "lang", root / "features/mfcc"]
     options = values(cfg.align)
@@ -23,7 +23,15 @@ def units(cfg: DictConfig) -> list[Target]:
 
 
 def align(root: Path, final: Path, options: dict, jobs: int, out: Path) -> None:
-    """Train the systems that have a section, each from the one before; align train and dev with each."""
+    """Trains the systems that have a section in `align`, each from the one before. Aligns train and dev with each.
+
+    Args:
+        root: exp/<corpus>.
+        final: directory that `out` will become.
+        options: the group `align`.
+        jobs: parallel jobs.
+        out: directory to write into.
+    """
     from asr_am.hmm.adaptation import FmllrOptions
     from asr_am.hmm.align_corpus import LdaOptions, MonoOptions, SatOptions, TriOptions, align_corpus
 
@@ -36,7 +44,7 @@ def align(root: Path, final: Path, options: dict, jobs: int, out: Path) -> None:
     align_corpus(root / "data", root / "lang", root / "features", out, final=final, jobs=jobs, **systems)
 
 
-main = stage("align", units)
+main = stage("align", targets)
 
 if __name__ == "__main__":
     main()

@@ -1,13 +1,11 @@
-"""The options of conf/config.yaml that are in no section.
+"""The frame of every stage: Hydra, log files, config resolvers, and one clear line for a user's mistake.
 
-What follows from the user's data: OmegaConf resolvers for conf/corpus files.
+OmegaConf resolvers for conf/corpus, for values that follow from the user's data:
 
-${hours_of:DATA_DIR}         hours of training speech that stage data wrote to DATA_DIR/corpus.json
-${row_for_hours:ROWS,HOURS}  the first of ROWS whose `hours` is not exceeded
-${beside:FILE,NAME}          the file NAME in the folder of FILE, null where there is none
-
-
-What every stage shares: Hydra in front, log files, and one clear line for the user's mistakes."""
+    ${hours_of:DATA_DIR}         hours of training speech that stage data wrote to DATA_DIR/corpus.json
+    ${row_for_hours:ROWS,HOURS}  the first of ROWS whose `hours` is not exceeded
+    ${beside:FILE,NAME}          the file NAME in the directory of FILE, null if there is none
+"""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RecipeOptions:
-    """See conf/config.yaml."""
+    """The options of conf/config.yaml that are in no section. They are explained there."""
 
     exp: str
     data_dir: str | None
@@ -50,27 +48,30 @@ class RecipeOptions:
     run: str
 
     def __post_init__(self) -> None:
-        """InputError where a value is out of range."""
+        """Raises InputError if a value is out of range."""
         for name, least in (("nj", 1), ("learners", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise InputError(f"{name}={getattr(self, name)}: must be at least {least}")
         if not self.run or "/" in self.run:
-            raise InputError(f"run={self.run}: is the name of a folder in exp/<corpus>/train, without a /")
+            raise InputError(f"run={self.run}: must be the name of a directory in exp/<corpus>/train, without a /")
 
 
 def hours_of(data_dir: str) -> float:
-    """0 before stage data has run: then every later stage asks for its data itself. InputError for a broken file."""
+    """Returns the hours of training speech, 0 before stage data has run. Raises InputError for a broken file.
+
+    Without data, every later stage names the stage to run first.
+    """
     path = Path(data_dir) / "corpus.json"
     if not path.exists():
         return 0.0
     try:
         return float(json.loads(path.read_text(encoding="utf-8"))["hours"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: does not tell the hours of speech; run stage 0 (data) again") from error
+        raise InputError(f"{path}: has no hours of speech; run stage 0 (data) again") from error
 
 
 def row_for_hours(rows: Sequence[Mapping[str, float]], hours: float) -> Mapping[str, float]:
-    """InputError where every row has fewer hours."""
+    """Returns the first row with enough hours. Raises InputError if every row has fewer."""
     for row in rows:
         if hours <= row["hours"]:
             return row
@@ -78,19 +79,19 @@ def row_for_hours(rows: Sequence[Mapping[str, float]], hours: float) -> Mapping[
 
 
 def sibling(file: str | None, name: str) -> str | None:
-    """None without `file`, too."""
+    """Returns the file `name` in the directory of `file`. None if there is none, or no `file`."""
     path = Path(file).with_name(name) if file else None
     return str(path) if path and path.exists() else None
 
 
 def register() -> None:
-    """Make them known to OmegaConf; does nothing the second time."""
+    """Registers the resolvers. May be called again."""
     OmegaConf.register_new_resolver("hours_of", hours_of, replace=True)
     OmegaConf.register_new_resolver("row_for_hours", row_for_hours, replace=True)
     OmegaConf.register_new_resolver("beside", sibling, replace=True)
 
 
-# Before numpy is loaded: two threads on contended cores are far slower than one. Training sets its own number.
+# Before numpy is imported: two threads on contended cores are far slower than one. Training sets its own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 register()  # before a config is composed
 
@@ -98,10 +99,14 @@ ROOT = Path(__file__).resolve().parents[2]
 log = logging.getLogger(__name__)
 
 
-def stage(name: str, units: Callable[[DictConfig], list[Target]]) -> Callable[[], None]:
-    """The `main` of a stage module: compose the config, make the stage's units one after the other.
+def stage(name: str, targets: Callable[[DictConfig], list[Target]]) -> Callable[[], None]:
+    """Returns the `main` of a stage module, which composes the configuration and makes the stage's targets in turn.
 
-    A user's mistake (InputError) ends the process with exit 1 and one line on stderr.
+    A user's mistake (InputError) ends the process with exit status 1 and one line on stderr.
+
+    Args:
+        name: name of the stage and of its log file.
+        targets: returns the targets of a configuration.
     """
 
     def run(cfg: DictConfig) -> None:
@@ -114,23 +119,27 @@ def stage(name: str, units: Callable[[DictConfig], list[Target]]) -> Callable[[]
         start_logging(log_file)
         begin = time.monotonic()
         try:
-            worked = [unit.run() for unit in units(cfg)]
+            made = [target.run() for target in targets(cfg)]
         except InputError as error:
             log.error("stage %s: %s (log: %s)", name, error, log_file)
             sys.exit(1)
         except Exception:
             log.exception("stage %s failed; log: %s", name, log_file)
             sys.exit(1)
-        if any(worked):
+        if any(made):
             log.info("stage %s: %.1f s, log: %s", name, time.monotonic() - begin, log_file)
 
     return hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="config")(run)
 
 
 def corpus_dir(cfg: DictConfig) -> Path:
-    """`exp/<corpus>`, where everything made from a corpus goes. InputError for no name or one that is not text."""
+    """Returns `exp/<corpus>`, the directory of everything made from a corpus.
+
+    Raises:
+        InputError: corpus.name is missing or not text.
+    """
     if OmegaConf.is_missing(cfg.corpus, "name"):
-        raise InputError("corpus.name is needed: what to call this data")
+        raise InputError("corpus.name is needed: choose a name for this data")
     name = cfg.corpus.name
     if not isinstance(name, str):
         raise InputError(f"corpus.name is {name}, not text; quote it for Hydra and the shell: \"corpus.name='NAME'\"")
@@ -138,21 +147,26 @@ def corpus_dir(cfg: DictConfig) -> Path:
 
 
 def check(cfg: DictConfig) -> None:
-    """InputError for an option of the top that is of another type or out of range."""
+    """Raises InputError if an option in no section is of another type or out of range."""
     top = {field.name: cfg[field.name] for field in fields(RecipeOptions)}
     lists = {name: OmegaConf.to_container(node, resolve=True) for name, node in top.items() if OmegaConf.is_list(node)}
     build(RecipeOptions, top | lists, "")
 
 
 def values(node: DictConfig) -> dict[str, Any]:
-    """A config node as a plain dict, interpolations resolved: what a unit depends on."""
+    """Returns a config node as a plain dict, interpolations resolved."""
     plain = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
 
 def start_logging(path: Path, quiet: bool = False) -> None:
-    """Short lines to stdout (unless `quiet`), dated ones to the log file; warnings and errors to stderr."""
+    """Starts logging: everything to a file, INFO to stdout in short lines, warnings and errors to stderr.
+
+    Args:
+        path: the log file, which is appended to.
+        quiet: write nothing to stdout.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     root = logging.getLogger()
     for handler in root.handlers[:]:
@@ -162,12 +176,14 @@ def start_logging(path: Path, quiet: bool = False) -> None:
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     console = logging.StreamHandler(sys.stdout)
     console.setFormatter(logging.Formatter("  %(message)s"))
-    console.addFilter(lambda record: record.levelno < logging.WARNING and not quiet)
+    console.addFilter(lambda record: logging.INFO <= record.levelno < logging.WARNING and not quiet)
     problems = logging.StreamHandler(sys.stderr)
     problems.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
     problems.setLevel(logging.WARNING)
     for handler in (file, console, problems):
         root.addHandler(handler)
     root.setLevel(logging.INFO)
+    for ours in ("asr_am", "local"):  # details, such as each pass of the GMM training, go to the file only
+        logging.getLogger(ours).setLevel(logging.DEBUG)
     for noisy in ("matplotlib", "wandb", "lhotse", "fontTools"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

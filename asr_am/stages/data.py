@@ -1,6 +1,6 @@
 """Stage 0, data: the corpus as lhotse manifests, NIST references, lexicon and LM text in exp/<corpus>/data.
 
-What is special about a corpus is in local/<corpus>/prepare.py, which `corpus.prepare` names.
+`corpus.prepare` names the function that prepares the corpus, in local/<corpus>/prepare.py.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.target import Target
 
 
-def units(cfg: DictConfig) -> list[Target]:
-    """One unit: exp/<corpus>/data."""
+def targets(cfg: DictConfig) -> list[Target]:
+    """Returns exp/<corpus>/data."""
     if cfg.data_dir and "data_dir" not in cfg.corpus.prepare:
         raise InputError(f"--data-dir {cfg.data_dir}: corpus {cfg.corpus.name} takes no --data-dir; leave it out")
     out = corpus_dir(cfg) / "data"
     speeds = list(cfg.speed_perturb) if OmegaConf.is_list(cfg.speed_perturb) else cfg.speed_perturb
-    work = partial(prepare, values(cfg.corpus.prepare), speeds, cfg.nj, list(cfg.corpus.sets))
     options = values(cfg.corpus.prepare)
+    build = partial(prepare, values(cfg.corpus.prepare), speeds, cfg.nj, list(cfg.corpus.sets))
     if "stamp" in cfg.corpus:
         options["stamp"] = get_method(cfg.corpus.stamp)(**options)
     options |= {"speed_perturb": speeds} if speeds != [] else {}
@@ -31,12 +31,20 @@ def units(cfg: DictConfig) -> list[Target]:
     inputs += [Path(path) for path in cfg.corpus.get("inputs", []) if path]  # the user's own files
     for path in inputs:
         if not path.exists():
-            raise InputError(f"{path}: no such file or folder, which corpus {cfg.corpus.name} is made from; correct it")
-    return [Target(out, inputs, options, work)]
+            raise InputError(f"{path}: no such file or directory; corpus {cfg.corpus.name} is made from it")
+    return [Target(out, inputs, options, build)]
 
 
 def prepare(target: dict, speeds: list[float], jobs: int, sets: list[str], out: Path) -> None:
-    """Run the corpus' own preparation, add copies at other speeds, then check all that can be wrong with data."""
+    """Runs the corpus' preparation, adds copies at other speeds, and validates the data.
+
+    Args:
+        target: `_target_` of the preparation and its options.
+        speeds: speeds of the copies.
+        jobs: parallel jobs.
+        sets: names of the sets.
+        out: directory to write into.
+    """
     from asr_am.data.speed import check_speeds, perturb_speed
     from asr_am.data.validate import validate_data_dir
 
@@ -48,7 +56,7 @@ def prepare(target: dict, speeds: list[float], jobs: int, sets: list[str], out: 
     validate_data_dir(out, sets, jobs=jobs)
 
 
-main = stage("data", units)
+main = stage("data", targets)
 
 if __name__ == "__main__":
     main()

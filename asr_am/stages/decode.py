@@ -1,4 +1,4 @@
-"""Stage 7, decode: graphs in exp/<corpus>/graph; lattices and words in exp/<corpus>/decode/<run>_<lm>."""
+"""Stage 7, decode: graphs in exp/<corpus>/graph, lattices and words in exp/<corpus>/decode/<run>_<lm>."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from asr_am.stages.systems import SystemPlan, graph_dir, grid_of, language_model
 from asr_am.stages.target import Target
 
 
-def units(cfg: DictConfig) -> list[Target]:
-    """For every system and LM a graph, where systems share it only once, and a decoding run."""
+def targets(cfg: DictConfig) -> list[Target]:
+    """Returns a graph and a decoding run for every system and LM. A graph that systems share occurs once."""
     made: dict[Path, Target] = {}
     for system in plans(cfg):
         for lm in language_models(cfg):
-            for unit in (graph_unit(cfg, system, lm), decode_unit(cfg, system, lm)):
-                made.setdefault(unit.out, unit)
+            for target in (graph_target(cfg, system, lm), decode_target(cfg, system, lm)):
+                made.setdefault(target.out, target)
             if cfg.log_likelihoods:
-                unit = likelihood_unit(cfg, f"{system.name}_{lm}")
-                made[unit.out] = unit
+                target = likelihood_target(cfg, f"{system.name}_{lm}")
+                made[target.out] = target
     return list(made.values())
 
 
-def graph_unit(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
-    """HCLG of a system's states with an LM."""
+def graph_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
+    """Returns the graph HCLG of a system's states with an LM."""
     root = corpus_dir(cfg)
     options = {"self_loop_scale": cfg.decode.self_loop_scale}
     inputs = [root / "lang", root / "lm" / lm, root / "align"]
     return Target(graph_dir(cfg, system, lm), inputs, options, partial(graph, root, system.gmm, lm, options))
 
 
-def decode_unit(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
-    """Dev and test of a system with an LM."""
+def decode_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
+    """Returns the decoding run of a system with an LM, on dev and test."""
     root = corpus_dir(cfg)
     grid, options = grid_of(cfg), values(cfg.decode)
     inputs = [root / "data", root / "align", *input_dirs(cfg, system.features), graph_dir(cfg, system, lm)]
     inputs += [system.model] if system.model else []
-    work = partial(decode, root, system, graph_dir(cfg, system, lm), grid, options, cfg.nj)
-    return Target(root / "decode" / f"{system.name}_{lm}", inputs, options, work)
+    build_run = partial(decode, root, system, graph_dir(cfg, system, lm), grid, options, cfg.nj)
+    return Target(root / "decode" / f"{system.name}_{lm}", inputs, options, build_run)
 
 
-def likelihood_unit(cfg: DictConfig, run: str) -> Target:
-    """The scores of a decoding run as Kaldi archives, for Kaldi's own decoders."""
+def likelihood_target(cfg: DictConfig, run: str) -> Target:
+    """Returns the log-likelihoods of a decoding run as Kaldi archives, for Kaldi's decoders."""
     root = corpus_dir(cfg)
     decoded, out = root / "decode" / run, root / "likelihoods" / run
     return Target(out, [decoded], {}, partial(likelihoods, decoded, out))
 
 
 def graph(root: Path, gmm: str, lm: str, options: dict, out: Path) -> None:
-    """Build one decoding graph."""
+    """Builds one decoding graph."""
     from asr_am.decode.graph import build_hclg
     from asr_am.hmm.states import StateTable
     from asr_am.hmm.tree import DecisionTree
@@ -66,7 +66,17 @@ def graph(root: Path, gmm: str, lm: str, options: dict, out: Path) -> None:
 def decode(
     root: Path, plan: SystemPlan, graph_folder: Path, grid: list[list[float]], options: dict, jobs: int, out: Path
 ) -> None:
-    """Decode dev, choose weights and window on it, decode test."""
+    """Decodes dev, chooses LM weight, penalty and window on it, and decodes test.
+
+    Args:
+        root: exp/<corpus>.
+        plan: the system.
+        graph_folder: its graph.
+        grid: LM weights and insertion penalties.
+        options: the group `decode`.
+        jobs: parallel jobs.
+        out: directory to write into.
+    """
     from asr_am.decode.decode_set import decode_sets
     from asr_am.decode.scorer import Window
     from asr_am.decode.search import SearchOptions
@@ -86,7 +96,7 @@ def decode(
 
 
 def likelihoods(decoded: Path, final: Path, out: Path) -> None:
-    """Scaled log-likelihoods of dev and test by graph label, as `latgen-faster-mapped` wants them with our HCLG.fst."""
+    """Writes scaled log-likelihoods of dev and test by graph label, for `latgen-faster-mapped` with our HCLG.fst."""
     from asr_am.decode.scorer import write_log_likelihoods
     from asr_am.decode.system import System
     from asr_am.features.fusion import InputReader
@@ -98,10 +108,10 @@ def likelihoods(decoded: Path, final: Path, out: Path) -> None:
         utterances = InputReader(system.features_dir, system.feature_kind, subset).utterances
         scp = out / f"{subset}.scp"
         write_log_likelihoods(system.source(subset).load(), utterances, states, scp)
-        scp.write_text(scp.read_text().replace(f" {out}/", f" {final}/"))  # the directory's name when it is finished
+        scp.write_text(scp.read_text().replace(f" {out}/", f" {final}/"))  # the final name of the directory
 
 
-main = stage("decode", units)
+main = stage("decode", targets)
 
 if __name__ == "__main__":
     main()

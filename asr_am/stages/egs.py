@@ -12,28 +12,28 @@ from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.target import Target
 
 
-def units(cfg: DictConfig) -> list[Target]:
-    """One unit, named by the features and the alignment it pairs."""
+def targets(cfg: DictConfig) -> list[Target]:
+    """Returns the examples, named by their features and their alignment."""
     root = corpus_dir(cfg)
     kind, system = cfg.features.name, cfg.align.system
     options = {"kind": kind, "system": system} | values(cfg.egs)
     options |= {"random_phase": True} if cfg.features.get("random_phase") else {}
-    work = partial(pair, root, options, cfg.nj)
-    return [Target(egs_dir(cfg), [*input_dirs(cfg, kind), root / "align"], options, work)]
+    build = partial(pair, root, options, cfg.nj)
+    return [Target(egs_dir(cfg), [*input_dirs(cfg, kind), root / "align"], options, build)]
 
 
 def input_dirs(cfg: DictConfig, kind: str) -> list[Path]:
-    """Where the features are that `kind` joins by `+`."""
+    """Returns the directory of each feature kind that `kind` joins by `+`."""
     return [corpus_dir(cfg) / "features" / base_of(stream) for stream in kind.split("+")]
 
 
 def egs_dir(cfg: DictConfig) -> Path:
-    """Where the examples of this config are."""
+    """Returns the directory of the examples."""
     return corpus_dir(cfg) / "egs" / f"{cfg.features.name}-{cfg.align.system}"
 
 
 def pair(root: Path, options: dict, jobs: int, out: Path) -> None:
-    """Write the examples of train and dev."""
+    """Writes the examples of train and dev."""
     from asr_am.egs.egs_writer import make_egs
 
     plain = dict(options)
@@ -41,7 +41,7 @@ def pair(root: Path, options: dict, jobs: int, out: Path) -> None:
     make_egs(root / "features", kind, root / "align" / system, out, jobs=jobs, **plain)
 
 
-main = stage("egs", units)
+main = stage("egs", targets)
 
 if __name__ == "__main__":
     main()

@@ -11,8 +11,8 @@ from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.target import Target
 
 
-def units(cfg: DictConfig) -> list[Target]:
-    """One unit per kind of features."""
+def targets(cfg: DictConfig) -> list[Target]:
+    """Returns a target per kind of features."""
     data_dir = corpus_dir(cfg) / "data"
     made = []
     for kind, options in values(cfg.features.kinds).items():
@@ -23,13 +23,13 @@ def units(cfg: DictConfig) -> list[Target]:
 
 
 def extract(data_dir: Path, final: Path, kind: str, options: dict, jobs: int, out: Path) -> None:
-    """Features of every utterance, CMVN statistics of every speaker."""
+    """Writes the features of every utterance and the CMVN statistics of every speaker."""
     from asr_am.features.extract import extract_features
 
     extract_features(data_dir, out, final=final, kind=kind, jobs=jobs, **options)
 
 
-main = stage("features", units)
+main = stage("features", targets)
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""Stage 1, lang: lexicon and L in exp/<corpus>/lang; each n-gram LM and its G in exp/<corpus>/lm/<name>."""
+"""Stage 1, lang: lexicon and L in exp/<corpus>/lang, each n-gram LM and its G in exp/<corpus>/lm/<name>."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.target import Target
 
 
-def units(cfg: DictConfig) -> list[Target]:
-    """The lexicon's unit, then one per LM in `corpus.lms`."""
+def targets(cfg: DictConfig) -> list[Target]:
+    """Returns the lexicon and each LM of `corpus.lms`."""
     root = corpus_dir(cfg)
     options = values(cfg.corpus.lang)
     lang = Target(root / "lang", [root / "data"], options, partial(lexicon, root / "data", options))
     lms = []
     for name, lm in values(cfg.corpus.lms).items():
         inputs = [root / "data", root / "lang"]
-        if lm.get("arpa") and not (root / "data/lm" / lm["arpa"]).is_file():  # not the corpus' own
+        if lm.get("arpa") and not (root / "data/lm" / lm["arpa"]).is_file():  # a file outside the corpus
             inputs += [path for path in [Path(lm["arpa"]).expanduser()] if path.is_file()]
-        work = partial(language_model, root / "data", root / "lang", name, lm)
-        lms.append(Target(root / "lm" / name, inputs, lm, work))
+        build = partial(language_model, root / "data", root / "lang", name, lm)
+        lms.append(Target(root / "lm" / name, inputs, lm, build))
     return [lang, *lms]
 
 
 def lexicon(data_dir: Path, options: dict, out: Path) -> None:
-    """Lexicon, symbol tables and L; then the transcripts against them."""
+    """Writes lexicon, symbol tables and L, and checks the transcripts against them."""
     from asr_am.lang.lang_dir import Lang
     from asr_am.lang.prepare import prepare_lang
     from asr_am.lang.transcripts import check_transcripts
@@ -37,7 +37,7 @@ def lexicon(data_dir: Path, options: dict, out: Path) -> None:
 
 
 def language_model(data_dir: Path, lang_dir: Path, name: str, lm: dict, out: Path) -> None:
-    """An n-gram LM estimated on the corpus' text, or one given in ARPA form, as G."""
+    """Writes an n-gram LM as G: estimated on a text of the corpus, or given as an ARPA file."""
     from asr_am.lang.prepare import prepare_lm
 
     prepare_lm(
@@ -46,7 +46,7 @@ def language_model(data_dir: Path, lang_dir: Path, name: str, lm: dict, out: Pat
     )  # fmt: skip
 
 
-main = stage("lang", units)
+main = stage("lang", targets)
 
 if __name__ == "__main__":
     main()

@@ -1,11 +1,15 @@
-"""Stage 10, report: exp/<corpus>/RESULTS.md and plots in exp/<corpus>/report, from what the other stages left."""
+"""Stage 10, report: exp/<corpus>/RESULTS.md and plots in exp/<corpus>/report, from the files of the other stages."""
 
 from __future__ import annotations
 
+import json
+import logging
 import shlex
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -13,21 +17,23 @@ from omegaconf import DictConfig
 from asr_am.stages.app import ROOT, corpus_dir, stage
 from asr_am.stages.target import Target
 
+log = logging.getLogger(__name__)
+
 SHOWN = "score/*/*.json", "train/*/summary.json", "rescore/*/rescore.json", "lm/*/lm.json", "data/corpus.json"
-LEFT_OUT = ("corpus", "nj", "data_dir", "logger", "run")  # overrides that the figures do not depend on
+LEFT_OUT = ("corpus", "nj", "data_dir", "logger", "run")  # overrides that do not change the results
 
 
-def units(cfg: DictConfig) -> list[Target]:
-    """One unit, made again when anything that it shows is new or changed."""
+def targets(cfg: DictConfig) -> list[Target]:
+    """Returns the report, made again when a file that it shows is new or changed."""
     root = corpus_dir(cfg)
     shown = sorted(path for pattern in SHOWN for path in root.glob(pattern))
     command = command_line(cfg.corpus.name)
-    work = partial(write, root, command)
-    return [Target(root / "report", shown, {"command": command}, work, extra_outputs=[root / "RESULTS.md"])]
+    build = partial(write, root, command)
+    return [Target(root / "report", shown, {"command": command}, build, extra_outputs=[root / "RESULTS.md"])]
 
 
 def command_line(corpus: str) -> str:
-    """The command that makes these results, as far as this stage was told of it: of a sweep all, not one job's part."""
+    """Returns the command that makes these results, the whole command of a sweep, as far as this stage knows it."""
     recipe = f"recipes/{corpus}/run.sh"
     if not (ROOT / recipe).exists():
         return f"recipes/kaldi/run.sh --name {corpus} ..."
@@ -36,13 +42,33 @@ def command_line(corpus: str) -> str:
 
 
 def write(root: Path, command: str, out: Path) -> None:
-    """Tables and plots."""
+    """Writes tables and plots, and prints the word error rates."""
     from asr_am.report.write import write_report
 
     write_report(root, out, command)
+    log.info("word error rate on the test set:\n%s", wer_table(root))
 
 
-main = stage("report", units)
+def wer_table(root: Path) -> str:
+    """Returns a table with the WER in percent of every scored run, on all of the test set and on each subset."""
+    scores = [json.loads(path.read_text()) for path in sorted(root.glob("score/*/wer.json"))]
+    subsets = list(dict.fromkeys(name for score in scores for name in score if "errors" in _counts(score, name)))
+    rows = [["run", *subsets]]
+    for score in scores:
+        counts = [_counts(score, name) for name in subsets]
+        wers = [f"{100 * count['errors'] / count['words']:.2f}" if count else "" for count in counts]
+        rows.append([f"{score['system']}_{score['lm']}", *wers])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
+
+
+def _counts(score: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns the counts of a subset, {} if `name` is another entry of wer.json."""
+    value = score.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+main = stage("report", targets)
 
 if __name__ == "__main__":
     main()

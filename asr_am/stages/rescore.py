@@ -1,5 +1,7 @@
-"""Stage 8, rescore: a recurrent LM in exp/<corpus>/lm/<name>; in exp/<corpus>/rescore/<run>_<lm>+<name> the words that
-decoding runs have under its mixture with their n-gram LM. Does nothing unless rescore=true.
+"""Stage 8, rescore: decoding runs rescored with a mixture of their n-gram LM and a recurrent LM.
+
+The recurrent LM is in exp/<corpus>/lm/<name>, the words in exp/<corpus>/rescore/<run>_<lm>+<name>. Does nothing unless
+rescore=true.
 """
 
 from __future__ import annotations
@@ -18,27 +20,27 @@ from asr_am.stages.target import KEY, Target, git_commit
 log = logging.getLogger(__name__)
 
 
-def units(cfg: DictConfig) -> list[Target]:
-    """The LM's training, and one unit per system and n-gram LM."""
+def targets(cfg: DictConfig) -> list[Target]:
+    """Returns the recurrent LM, and a target per system and n-gram LM."""
     if not cfg.rescore:
-        log.info("rescoring is off; rescore=true trains lm=%s and rescores with it", cfg.lm.name)
+        log.info("rescoring is off: rescore=true trains lm=%s and rescores with it", cfg.lm.name)
         return []
-    made = [lm_unit(cfg)]
+    made = [lm_target(cfg)]
     for system in plans(cfg):
-        made += [rescore_unit(cfg, f"{system.name}_{lm}", lm) for lm in language_models(cfg)]
+        made += [rescore_target(cfg, f"{system.name}_{lm}", lm) for lm in language_models(cfg)]
     return made
 
 
 def mixture_name(cfg: DictConfig, lm: str) -> str:
-    """What tables call the mixture of an n-gram LM and the recurrent one."""
+    """Returns the name of the mixture of an n-gram LM and the recurrent LM."""
     return f"{lm}+{cfg.lm.name}"
 
 
-def lm_unit(cfg: DictConfig) -> Target:
-    """The recurrent LM, trained on a text of the corpus or on any text file."""
+def lm_target(cfg: DictConfig) -> Target:
+    """Returns the recurrent LM, trained on a text of the corpus or on any text file."""
     root = corpus_dir(cfg)
     if cfg.lm.name in cfg.corpus.lms:
-        raise InputError(f"lm.name={cfg.lm.name}: is the name of an n-gram LM of this corpus; choose another")
+        raise InputError(f"lm.name={cfg.lm.name}: is the name of an n-gram LM of this corpus; choose another name")
     text = find_text(root / "data/lm", cfg.lm.text)
     inputs = [root / "data", root / "lang", text]
     config = {key: value for key, value in values(cfg.lm).items() if key != "nbest"}
@@ -46,7 +48,7 @@ def lm_unit(cfg: DictConfig) -> Target:
 
 
 def find_text(folder: Path, text: str) -> Path:
-    """A text of the corpus by its name, or any text file by its path."""
+    """Returns the path of a text of the corpus, given by its name, or of any text file."""
     candidates = folder / f"{text}.txt", Path(text).expanduser()
     for candidate in candidates:
         if candidate.is_file():
@@ -57,18 +59,18 @@ def find_text(folder: Path, text: str) -> Path:
     )
 
 
-def rescore_unit(cfg: DictConfig, run: str, lm: str) -> Target:
-    """Dev and test of one decoding run."""
+def rescore_target(cfg: DictConfig, run: str, lm: str) -> Target:
+    """Returns the rescoring of dev and test of one decoding run."""
     root = corpus_dir(cfg)
     decoded, out = root / "decode" / run, root / "rescore" / f"{run}+{cfg.lm.name}"
     arpa, recurrent = root / "lm" / lm, root / "lm" / cfg.lm.name
     options = {"nbest": cfg.lm.nbest, "grid": grid_of(cfg)}
-    work = partial(rescore, root, decoded, arpa, recurrent, options, cfg.nj)
-    return Target(out, [root / "data", decoded, arpa, recurrent], options, work)
+    build = partial(rescore, root, decoded, arpa, recurrent, options, cfg.nj)
+    return Target(out, [root / "data", decoded, arpa, recurrent], options, build)
 
 
 def train(root: Path, config: dict, text: Path, out: Path) -> None:
-    """Train the recurrent LM, or go on training it, into `out`."""
+    """Trains the recurrent LM in `out`, or continues there."""
     from asr_am.lang.lang_dir import read_symbols, vocabulary
     from asr_am.lang.transcripts import read_transcripts
     from asr_am.train.lm import HeldOutText, LmOptions, finish, prepare
@@ -86,7 +88,7 @@ def train(root: Path, config: dict, text: Path, out: Path) -> None:
 
 
 def rescore(root: Path, decoded: Path, arpa: Path, recurrent: Path, options: dict, jobs: int, out: Path) -> None:
-    """Choose the mixture on dev, and write what it makes of both sets."""
+    """Chooses the weights of the mixture on dev, and writes the words of dev and test under it."""
     from asr_am.decode.lm_rescore import rescore as rescore_run
 
     rescore_run(
@@ -95,7 +97,7 @@ def rescore(root: Path, decoded: Path, arpa: Path, recurrent: Path, options: dic
     )  # fmt: skip
 
 
-main = stage("rescore", units)
+main = stage("rescore", targets)
 
 if __name__ == "__main__":
     main()

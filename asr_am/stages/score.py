@@ -1,6 +1,6 @@
 """Stage 9, score: word error rates of every system with every LM, Hub5 style, in exp/<corpus>/score/<run>_<lm>.
 
-LM weight and insertion penalty are those with the fewest errors on dev; the test set is scored once, with them.
+LM weight and insertion penalty are those with the fewest errors on dev. The test set is scored once, with them.
 """
 
 from __future__ import annotations
@@ -28,26 +28,36 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def units(cfg: DictConfig) -> list[Target]:
-    """One unit per system and LM, and where rescoring is on, per system and mixture."""
+def targets(cfg: DictConfig) -> list[Target]:
+    """Returns a target per system and LM, and with rescore=true another per system and mixture."""
     root = corpus_dir(cfg)
     made = []
     options = values(cfg.score) | {"grid": grid_of(cfg)}
     if not isinstance(options["bootstrap"], int) or options["bootstrap"] < 1:
-        raise InputError(f"score.bootstrap={options['bootstrap']}: must be a whole number from 1, of resamples")
+        raise InputError(f"score.bootstrap={options['bootstrap']}: must be a whole number of resamples, at least 1")
     for system in plans(cfg):
         for name in language_models(cfg):
             lms = {"decode": name} | ({"rescore": mixture_name(cfg, name)} if cfg.rescore else {})
             for part, lm in lms.items():
                 run = f"{system.name}_{lm}"
                 words = root / part / run
-                work = partial(score_run, root, words, system, lm, options, cfg.nj)
-                made.append(Target(root / "score" / run, [root / "data", words], options, work))
+                build = partial(score_run, root, words, system, lm, options, cfg.nj)
+                made.append(Target(root / "score" / run, [root / "data", words], options, build))
     return made
 
 
 def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict, jobs: int, out: Path) -> None:
-    """Choose on dev, score test, write table, errors, wer.json and segments.json."""
+    """Chooses weight and penalty on dev and scores test. Writes table, errors, wer.json and segments.json.
+
+    Args:
+        root: exp/<corpus>.
+        words: the decoding or rescoring run.
+        plan: its system.
+        lm: name of its language model.
+        options: the group `score` and the grid.
+        jobs: parallel jobs.
+        out: directory to write into.
+    """
     from asr_am.decode.decode_set import choose, ctm_name
     from asr_am.parallel import parallel_map
     from asr_am.score.output import write_alignments, write_table
@@ -63,7 +73,9 @@ def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict,
     best = choose(grid, [errors for errors, _ in totals])
     test = Reference(root / "data/test/ref.stm", rules, options["subsets"])
     score = test.score(words / "ctm" / ctm_name("test", grid[best]))
-    score = Score(score.segments, {name: score.subsets[name] for name in options["subsets"]})  # not the STM's labels
+    score = Score(
+        score.segments, {name: score.subsets[name] for name in options["subsets"]}
+    )  # without the other labels of the STM
     dev_errors, dev_words = totals[best]
     head = {
         "system": plan.name, "lm": lm, "seed": plan.seed, "lm_weight": grid[best].lm,
@@ -71,24 +83,27 @@ def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict,
         "commit": git_commit(), "date": datetime.datetime.now().isoformat(timespec="seconds"),
         "reference": hashlib.sha256((root / "data/test/ref.stm").read_bytes()).hexdigest()[:16],
     }  # fmt: skip
-    (out / "wer.json").write_text(json.dumps(head | summary(score, options["bootstrap"]), indent=1) + "\n")
+    counts = summary(score, options["bootstrap"])
+    (out / "wer.json").write_text(json.dumps(head | counts, indent=1) + "\n")
     (out / "segments.json").write_text(json.dumps(per_segment(score)) + "\n")
     write_alignments(score, out / "errors.txt")
     table = io.StringIO()
     write_table(score, table)
     (out / "table.txt").write_text(table.getvalue())
-    log.info("%s: LM weight %g, insertion penalty %g, dev %.2f %%", run, *grid[best], head["dev_wer"])
-    log.info("test:\n%s", table.getvalue())
+    test_wers = ", ".join(f"{name} {100.0 * value['errors'] / value['words']:.2f} %" for name, value in counts.items())
+    log.info("%s: dev WER %.2f %% with LM weight %g, insertion penalty %g", run, head["dev_wer"], *grid[best])
+    log.info("%s: test WER %s (table: %s)", run, test_wers, root / "score" / run / "table.txt")
+    log.debug("test:\n%s", table.getvalue())
 
 
 def count_errors(reference: Reference, ctm: Path) -> tuple[int, int]:
-    """Errors and words of one CTM."""
+    """Returns the errors and words of one CTM."""
     total = reference.score(ctm).total
     return total.errors, total.words
 
 
 def summary(score: Score, resamples: int) -> dict[str, dict]:
-    """Counts, WER and its 95 % interval of all and of each subset that has words."""
+    """Returns counts, WER and its 95 % interval of the whole set and of each subset that has words."""
     from asr_am.score.output import to_json
     from asr_am.score.significance import bootstrap_interval
 
@@ -100,14 +115,14 @@ def summary(score: Score, resamples: int) -> dict[str, dict]:
 
 
 def per_segment(score: Score) -> dict[str, tuple[int, int]]:
-    """Errors and words of each segment, for paired comparisons."""
+    """Returns errors and words of each segment, for paired comparisons."""
     return {
         f"{segment.file}-{segment.channel}-{number:05d}": (segment.counts.errors, segment.counts.words)
         for number, segment in enumerate(score.segments)
     }
 
 
-main = stage("score", units)
+main = stage("score", targets)
 
 if __name__ == "__main__":
     main()

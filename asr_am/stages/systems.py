@@ -1,6 +1,4 @@
-"""LM weights and insertion penalties that dev chooses from, checked before any work.
-
-The systems of a recipe by name: which alignment, which features, which network; and the runs of each with an LM."""
+"""The systems that a recipe decodes and scores, and the LM weights and insertion penalties to choose from on dev."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def grid_of(cfg: DictConfig) -> list[list[float]]:
-    """[LM weights, insertion penalties]; InputError where a list is empty or has what is not a number in range."""
+    """Returns [LM weights, insertion penalties]. Raises InputError if a list is empty or has a value out of range."""
     grid = []
     for name, above in (("lm_weights", 0.0), ("insertion_penalties", -math.inf)):
         given = cfg.decode[name]
@@ -33,19 +31,27 @@ def grid_of(cfg: DictConfig) -> list[list[float]]:
 
 
 def weightings(grid: Sequence[Sequence[float]]) -> list[LmScale]:
-    """Each LM weight with each penalty."""
+    """Returns each LM weight with each penalty."""
     from asr_am.decode.lattice import LmScale
 
     lm_weights, penalties = grid
     return [LmScale(lm, penalty) for lm in lm_weights for penalty in penalties]
 
 
-GMM_FEATURES = {"mono": "mfcc", "tri": "mfcc", "lda_mllt": "lda", "sat": "fmllr"}  # the kind that each GMM takes
+GMM_FEATURES = {"mono": "mfcc", "tri": "mfcc", "lda_mllt": "lda", "sat": "fmllr"}  # of each GMM
 
 
 @dataclass(frozen=True)
 class SystemPlan:
-    """gmm: the alignment that the states are from. model: the directory of the network's run, None for the GMM."""
+    """A system to decode.
+
+    Attributes:
+        name: its name in results, for a network that of its training run.
+        gmm: alignment that the states are from.
+        features: kind of features.
+        model: directory of the network's training run, None for the GMM.
+        seed: seed of the network, None for the GMM.
+    """
 
     name: str
     gmm: str
@@ -55,14 +61,14 @@ class SystemPlan:
 
 
 def plans(cfg: DictConfig) -> list[SystemPlan]:
-    """What `systems` lists: GMMs by name, `nnet` for the configured training run."""
+    """Returns the systems that `systems` lists: GMMs by name, nnet for the network of the configured run."""
     root = corpus_dir(cfg)
     found = []
     for name in cfg.systems:
         if name == "nnet":
             found.append(SystemPlan(cfg.run, cfg.align.system, cfg.features.name, root / "train" / cfg.run, cfg.seed))
         elif name not in GMM_FEATURES:
-            raise InputError(f"systems: {name!r} is unknown; choose of {', '.join(GMM_FEATURES)}, nnet")
+            raise InputError(f"systems: {name!r} is unknown; choose from {', '.join(GMM_FEATURES)}, nnet")
         elif name not in cfg.align:
             raise InputError(f"systems: {name} is not trained; use align=sat, or leave it out of systems")
         else:
@@ -71,13 +77,15 @@ def plans(cfg: DictConfig) -> list[SystemPlan]:
 
 
 def language_models(cfg: DictConfig) -> list[str]:
-    """The LMs to decode with: `lms`, each one of the corpus."""
+    """Returns the LMs to decode with: those of `lms`, which must be LMs of the corpus."""
     for name in cfg.lms:
         if name not in cfg.corpus.lms:
-            raise InputError(f"lms: {name!r} is not of corpus {cfg.corpus.name}; choose of {', '.join(cfg.corpus.lms)}")
+            raise InputError(
+                f"lms: {name!r} is no LM of corpus {cfg.corpus.name}; choose from {', '.join(cfg.corpus.lms)}"
+            )
     return list(cfg.lms)
 
 
 def graph_dir(cfg: DictConfig, system: SystemPlan, lm: str) -> Path:
-    """The decoding graph, shared by all systems with the same states."""
+    """Returns the directory of a decoding graph, shared by all systems with the same states."""
     return corpus_dir(cfg) / "graph" / f"{system.gmm}_{lm}"

@@ -1,11 +1,14 @@
-"""A unit of work: one output directory made from declared inputs and values, skipped when up to date.
+"""Targets: output directories made from declared inputs and values, and skipped when up to date.
 
-The rules of make, with the config among the sources. A unit's *key* is a digest of its values, of its version, and of
-its inputs: for a directory that another unit made, that unit's key and the sizes of its files; for any other file, its
-size and time. A unit works in `<out>.partial`, which becomes `<out>` by a rename once `.done` is in it, so a reader
-never meets half an output and a failure loses nothing made before. After a kill the partial directory is handed to the
-work again if its key is unchanged: what is already there need not be made twice. Nothing here imports torch, which
-takes seconds.
+These are the rules of make, with the configuration among the sources. The *key* of a target is a digest of its values,
+its version and its inputs. An input that is another target counts with that target's key and the sizes of its files.
+Any other file counts with its size and modification time.
+
+A target is built in `<out>.partial`, which is renamed to `<out>` when it is complete and has a `.done`. So no reader
+sees half an output, and a failure loses no earlier output. After a kill, the next run builds in the same partial
+directory if the key is unchanged, and can skip what is already there.
+
+Nothing here imports torch, which would take seconds.
 """
 
 from __future__ import annotations
@@ -36,17 +39,21 @@ KEY = ".key"
 class Target:
     """One output directory and how to make it.
 
-    work: called with the directory to write into; what it finds there is its own, from a run that was cut short.
-    in_place: the directory has its final name from the start, for work that people watch while it runs (training).
-        Where another run has that name, the work goes on in `<out>.new`, and takes the name when it is finished. The
-        other run is then kept as `<out>.old`; an unfinished one never replaces a finished `<out>.old`.
-    keep_if: a pattern of files without which a failed start of such work leaves nothing behind.
-    apart: names of directories in it that are no part of the output: other programs write there, even later (wandb's),
-        or it may be removed (checkpoints).
-    beside: files next to the directory that the work writes, too.
-    version: raise it when the work's code changes what it makes.
-    leads: False in a process that takes part in work which another one (on another host, or of another rank) leads: it
-        does the work and leaves the marking to the leader.
+    Attributes:
+        out: the directory.
+        inputs: files and directories that it is made from.
+        config: values that it is made from.
+        build: called with the directory to write into. Files in it are from an interrupted call with the same key.
+        in_place: build in `out` itself, for outputs that people watch while they grow (training). If `out` belongs to
+            another key, build in `<out>.new` and rename it when it is finished. The other output is kept as
+            `<out>.old`. An unfinished one never replaces a finished `<out>.old`.
+        keep_if: glob pattern of files. If a first build in place fails before it has written one, it is removed.
+        exclude: names of subdirectories that are not part of the output: other programs write to them later (wandb), or
+            they may be removed (checkpoints).
+        extra_outputs: files outside the directory that the build also writes.
+        version: to be raised when the code of `build` changes what it makes.
+        is_leader: False in a process that takes part in a build led by another host or rank. It only calls `build` and
+            leaves lock, `.key` and `.done` to the leader.
     """
 
     out: Path
@@ -61,56 +68,56 @@ class Target:
     is_leader: bool = True
 
     def key(self) -> str:
-        """Hexadecimal digest of all that the output depends on; InputError where an input is missing or damaged."""
+        """Returns a hexadecimal digest of all sources. Raises InputError if an input is missing or damaged."""
         sources = {str(path): _fingerprint(path) for path in self.inputs}
         text = json.dumps([self.version, self.config, sources], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def run(self) -> bool:
-        """Make the output unless it is up to date; True if there was work to do."""
+        """Makes the output unless it is up to date. Returns True if there was work to do."""
         key = self.key()
         if _complete(self.out, key):
             log.info("%s is up to date", self.out)
             return False
-        place = self._place(key)
+        folder = self._build_dir(key)
         if not self.is_leader:
-            self.build(place)
+            self.build(folder)
             return True
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self.out):
-            if not _complete(place, key):
-                self._make(place, key)
-            if place != self.out:
-                _replace(place, self.out, keep_old=self.in_place)
+            if not _complete(folder, key):
+                self._make(folder, key)
+            if folder != self.out:
+                _replace(folder, self.out, keep_old=self.in_place)
         return True
 
-    def _place(self, key: str) -> Path:
-        """Where the work is done: the same directory before the work has begun, during it and after a kill."""
+    def _build_dir(self, key: str) -> Path:
+        """Returns the directory to build in: the same one before, during and after an interrupted build."""
         if not self.in_place:
             return self.out.with_name(self.out.name + ".partial")
         owner = self.out / KEY
         free = not owner.exists() or owner.read_text() == key
         return self.out if free else self.out.with_name(self.out.name + ".new")
 
-    def _make(self, place: Path, key: str) -> None:
-        """Run the work in `place` and mark it done."""
+    def _make(self, folder: Path, key: str) -> None:
+        """Builds in `folder` and writes `.done`."""
         begin = time.monotonic()
         for path in self.inputs:
-            log.info("reads %s", path)
-        fresh = _prepare(place, key)
-        if place.suffix == ".new":
-            log.info("%s was made from other inputs or values: it stays until %s is finished", self.out, place)
+            log.debug("reads %s", path)
+        fresh = _prepare(folder, key)
+        if folder.suffix == ".new":
+            log.info("%s was made from other inputs or values: kept until %s is finished", self.out, folder)
         try:
-            self.build(place)
+            self.build(folder)
         except BaseException:
-            if fresh and self.in_place and not any(place.glob(self.keep_if)):
-                shutil.rmtree(place)
+            if fresh and self.in_place and not any(folder.glob(self.keep_if)):
+                shutil.rmtree(folder)
             raise
         seconds = time.monotonic() - begin
         made = [
-            p for p in sorted(place.rglob("*")) if p.is_file() and p.relative_to(place).parts[0] not in self.exclude
+            p for p in sorted(folder.rglob("*")) if p.is_file() and p.relative_to(folder).parts[0] not in self.exclude
         ]
-        files = {str(p.relative_to(place)): p.stat().st_size for p in made}
+        files = {str(p.relative_to(folder)): p.stat().st_size for p in made}
         files |= {os.path.relpath(p, self.out): p.stat().st_size for p in self.extra_outputs}
         done = {
             "key": key,
@@ -119,12 +126,12 @@ class Target:
             "seconds": round(seconds, 1),
         }
         done |= {"commit": git_commit(), "date": datetime.datetime.now().isoformat(timespec="seconds"), "files": files}
-        _write_atomically(place / DONE, json.dumps(done, indent=1, default=str))
+        _write_atomically(folder / DONE, json.dumps(done, indent=1, default=str))
         log.info("wrote %s: %d files, %.1f s", self.out, len(files), seconds)
 
 
 def git_commit() -> str:
-    """Short hash of the checkout's commit, `+` appended where files differ from it; "unknown" outside git."""
+    """Returns the short hash of the checkout's commit, with `+` if files differ from it. "unknown" outside git."""
     try:
         command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -133,7 +140,7 @@ def git_commit() -> str:
 
 
 def _read_done(directory: Path) -> dict:
-    """The record of a finished directory, {} where it has none that can be read."""
+    """Returns the `.done` of a directory, {} if there is none that can be read."""
     try:
         record = json.loads((directory / DONE).read_text())
     except (OSError, ValueError):
@@ -142,13 +149,13 @@ def _read_done(directory: Path) -> dict:
 
 
 def _complete(directory: Path, key: str) -> bool:
-    """Whether `directory` was finished from the sources behind `key` and still holds every file it was left with."""
+    """Returns True if `directory` was finished with this key and still has all of its files."""
     record = _read_done(directory)
     return record.get("key") == key and _damaged(directory, record) is None
 
 
 def _damaged(directory: Path, record: dict) -> str | None:
-    """The first file that is missing, or has another size than `record` says; None where there is none."""
+    """Returns the first file that is missing or of another size than in `record`, None if all are intact."""
     for name, size in record["files"].items():
         if name in (DONE, KEY):
             continue
@@ -165,11 +172,11 @@ def _fingerprint(path: Path) -> object:
     if record:
         if name := _damaged(path, record):
             raise InputError(
-                f"{path / name} is missing, or has not the size that it was made with; run the stage that makes it "
+                f"{path / name} is missing, or has another size than when it was made; run the stage that makes it "
                 "again (recipes/<corpus>/run.sh --help)"
             )
         if (newer := path.with_name(path.name + ".new")).exists():
-            log.warning("%s is not finished; this stage takes the finished %s", newer, path)
+            log.warning("%s is not finished: this stage uses the finished %s", newer, path)
         return [record["key"], {name: size for name, size in record["files"].items() if name not in (DONE, KEY)}]
     if path.is_dir():
         if path.with_name(path.name + ".partial").exists() or (path / KEY).exists():
@@ -186,23 +193,23 @@ def _fingerprint(path: Path) -> object:
     raise InputError(f"{path} does not exist; run the stage that makes it first (recipes/<corpus>/run.sh --help)")
 
 
-def _prepare(place: Path, key: str) -> bool:
-    """Leave `place` empty, or as an interrupted run with the same key left it; True where it is empty."""
-    if place.exists():
-        mark = place / KEY
-        if mark.exists() and mark.read_text() == key:
-            log.info("%s: taking up where an interrupted run stopped", place)
-            (place / DONE).unlink(missing_ok=True)
+def _prepare(folder: Path, key: str) -> bool:
+    """Empties `folder` unless an interrupted run with the same key has left it. Returns True if it is empty."""
+    if folder.exists():
+        owner = folder / KEY
+        if owner.exists() and owner.read_text() == key:
+            log.info("%s: resuming an interrupted run", folder)
+            (folder / DONE).unlink(missing_ok=True)
             return False
-        log.info("%s: removing an unfinished run with other inputs or values", place)
-        shutil.rmtree(place)
-    place.mkdir(parents=True)
-    _write_atomically(place / KEY, key)
+        log.info("%s: removing an unfinished run with other inputs or values", folder)
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    _write_atomically(folder / KEY, key)
     return True
 
 
-def _replace(place: Path, out: Path, keep_old: bool) -> None:
-    """Rename the finished `place` to `out`. A kill in between leaves `place` finished, and the next run renames it."""
+def _replace(folder: Path, out: Path, keep_old: bool) -> None:
+    """Renames the finished `folder` to `out`. After a kill in between, the next run renames it."""
     aside = out.with_name(out.name + ".outdated")
     if keep_old and out.exists():
         old = out.with_name(out.name + ".old")
@@ -211,7 +218,7 @@ def _replace(place: Path, out: Path, keep_old: bool) -> None:
     if out.exists():
         shutil.rmtree(aside, ignore_errors=True)
         out.rename(aside)
-    place.rename(out)
+    folder.rename(out)
     if not keep_old:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -227,11 +234,11 @@ def _write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Hold the unit for this process; the kernel lets go of it when the process ends, however it ends."""
+    """Locks the target for this process. The kernel releases the lock when the process ends, in whatever way."""
     path = out.with_name(f".{out.name}.lock")
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InputError(f"{out}: another process is making it; wait for it or stop it") from error
+            raise InputError(f"{out}: another process is making it; wait for that process or stop it") from error
         yield

@@ -114,7 +114,7 @@ def check_run(config: TrainConfig) -> None:
     sim = SimCluster(cluster, workload, size, config.options.seed, model_elements=2)
     params = FlatParams(nn.Linear(1, 1))
     optimizer = Optimizer(params, config.options.optimizer)
-    config.strategy(params, optimizer, SimTeam(sim, sim.members[0])).check(cluster.faults)
+    config.strategy(params, optimizer, SimTeam(sim, sim.learners[0])).check(cluster.faults)
 
 
 def train_alone(config: TrainConfig) -> None:

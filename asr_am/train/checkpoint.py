@@ -1,16 +1,20 @@
-"""Checkpoints of a run in progress: complete, so that a killed run goes on with the same bits.
+"""Checkpoints of a training run, complete enough that a killed run continues bit for bit.
 
-A checkpoint is a directory: `run.pt`, where the run stands, and `learner-<rank>.pt`, each learner's weights, optimizer
-and whatever else its strategy keeps. It gets its final name when every part is on the disk; the last two are kept.
+A checkpoint is a directory with `run.pt`, the progress of the run, and a `learner-<rank>.pt` per learner with its
+weights, its optimizer and the rest of its strategy's state. It is written under a temporary name and renamed when all
+parts are on disk. The last two are kept.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import shutil
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from asr_am.distributed.leases import LossSums
 from asr_am.errors import InputError
 from asr_am.model.model_file import read_torch, write_torch
 
@@ -20,37 +24,100 @@ FORMAT = "asr_am training checkpoint 2"
 KEPT = 2
 
 
+@dataclass
+class TrainProgress:
+    """Progress of a run: the same for all learners, and saved in every checkpoint under these names.
+
+    Attributes:
+        epoch: finished epochs.
+        done: finished batches of the current epoch.
+        updates: updates of the whole team.
+        updates_before: updates of the whole team before the current epoch.
+        frames: frames of the finished epochs.
+        seconds: seconds of training, without validation.
+        best_loss: lowest held-out loss.
+        totals: fields of the `LossSums` of the finished segments of the current epoch.
+        kept: bytes of metrics.jsonl and of leases.jsonl.
+        history: the record of each finished epoch.
+        seconds_per_epoch: seconds of each finished epoch.
+        batches_per_learner: number of batches by rank.
+    """
+
+    epoch: int = 0
+    done: int = 0
+    updates: int = 0
+    updates_before: int = 0
+    frames: float = 0.0
+    seconds: float = 0.0
+    best_loss: float = math.inf
+    totals: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0])
+    kept: list[int] = field(default_factory=lambda: [0, 0])
+    history: list[dict[str, float]] = field(default_factory=list)
+    seconds_per_epoch: list[float] = field(default_factory=list)
+    batches_per_learner: dict[int, int] = field(default_factory=dict)
+
+    def after_epoch(self, loss: float, error: float, consensus_distance: float) -> TrainProgress:
+        """Returns the progress after the current epoch, whose last segment is finished.
+
+        Args:
+            loss: held-out loss.
+            error: held-out share of wrong frames.
+            consensus_distance: distance of the learners from their consensus.
+        """
+        totals = LossSums(*self.totals)  # type: ignore[arg-type]
+        record = {
+            "epoch": self.epoch + 1,
+            "heldout_loss": round(loss, 6),
+            "heldout_frame_error": round(error, 6),
+            "train_loss": round(totals.mean_loss, 6),
+            "train_frame_accuracy": round(totals.accuracy, 6),
+            "consensus_distance": consensus_distance,
+        }
+        seconds = round(self.seconds - sum(self.seconds_per_epoch), 3)
+        return replace(
+            self, epoch=self.epoch + 1, done=0, updates_before=self.updates, frames=self.frames + totals.frames,
+            best_loss=min(loss, self.best_loss), totals=list(astuple(LossSums())), history=[*self.history, record],
+            seconds_per_epoch=[*self.seconds_per_epoch, seconds],
+        )  # fmt: skip
+
+
 class Checkpoints:
-    """The directory `checkpoints/` of a run; names count updates of the whole team."""
+    """The checkpoints of one run. Their names count the updates of the whole team.
+
+    Args:
+        directory: `checkpoints/` of the run.
+        fingerprint: digest of options, learners and examples. A checkpoint with another one is refused.
+    """
 
     def __init__(self, directory: Path, fingerprint: str) -> None:
         self.directory, self.fingerprint = directory, fingerprint
         directory.mkdir(parents=True, exist_ok=True)
 
     def paths(self) -> list[Path]:
-        """Complete ones, from the oldest to the newest."""
+        """Returns the complete checkpoints, oldest first."""
         return sorted(path for path in self.directory.glob("checkpoint-*") if path.suffix != ".partial")
 
     def save_learner(self, updates: int, rank: int, state: dict[str, Any]) -> None:
-        """One learner's part of the checkpoint after `updates` updates."""
-        place = self._partial(updates)
-        place.mkdir(exist_ok=True)
-        write_torch(state, place / f"learner-{rank}.pt")
+        """Saves one learner's part of the checkpoint after `updates` updates."""
+        partial = self._partial(updates)
+        partial.mkdir(exist_ok=True)
+        write_torch(state, partial / f"learner-{rank}.pt")
 
     def commit(self, updates: int, state: dict[str, Any]) -> None:
-        """Finish a checkpoint of which all learners have saved their parts; by one learner only."""
-        place = self._partial(updates)
-        write_torch({"format": FORMAT, "fingerprint": self.fingerprint, **state}, place / "run.pt")
-        final = place.with_suffix("")
+        """Completes a checkpoint. Called by one learner, after all have saved their parts."""
+        partial = self._partial(updates)
+        write_torch({"format": FORMAT, "fingerprint": self.fingerprint, **state}, partial / "run.pt")
+        final = partial.with_suffix("")
         shutil.rmtree(final, ignore_errors=True)
-        place.rename(final)
+        partial.rename(final)
         for old in self.paths()[:-KEPT]:
             shutil.rmtree(old)
 
     def load(self) -> dict[str, Any] | None:
-        """Where the newest checkpoint's run stands, None where there is none.
+        """Returns `run.pt` of the newest checkpoint, or None if there is no checkpoint.
 
-        InputError where it is damaged, or of other options.
+        Raises:
+            InputError: the checkpoint is damaged or belongs to a run with other options.
         """
         if not self.paths():
             return None
@@ -66,11 +133,11 @@ class Checkpoints:
         return state
 
     def load_learner(self, rank: int) -> dict[str, Any]:
-        """The part in the newest checkpoint of a learner that lived when it was made."""
+        """Returns a learner's part of the newest checkpoint. The learner was alive when it was made."""
         return read_torch(self.paths()[-1] / f"learner-{rank}.pt", self._remedy())
 
     def newest(self) -> str:
-        """Name of the newest checkpoint, for messages."""
+        """Returns the path of the newest checkpoint for messages."""
         paths = self.paths()
         return str(paths[-1]) if paths else "none"
 
@@ -78,4 +145,4 @@ class Checkpoints:
         return self.directory / f"checkpoint-{updates:09d}.partial"
 
     def _remedy(self) -> str:
-        return f"remove it to go on from the one before, or {self.directory} to start anew"
+        return f"remove it to continue from the checkpoint before, or {self.directory} to start anew"

@@ -1,4 +1,4 @@
-"""What a run is measured by beside its accuracy: what its learners sent, waited for, and how far apart they were."""
+"""Metrics of a team beside its accuracy: communication, idle time, staleness, distance between the learners."""
 
 from __future__ import annotations
 
@@ -16,9 +16,24 @@ from asr_am.distributed.team import CommStats, Team
 
 
 @dataclass(frozen=True)
-class Measures:
-    """Of all learners of a team. bytes_per_link: {"from-to": real bytes}. modelled_bytes: of a virtual workload.
-    consensus_distance: root mean square over learners of |their weights - consensus|. counts: the algorithm's own.
+class CommMetrics:
+    """Sums over all learners of a team since the start of the run. The names are keys of summary.json.
+
+    Attributes:
+        staleness: number of gradients by staleness, in updates.
+        counts: further counts of the algorithm.
+        bytes_sent: bytes of all messages.
+        bytes_per_link: bytes by "from-to".
+        modelled_bytes: bytes that the model of a virtual cluster's workload would have sent.
+        waiting_seconds: idle seconds by rank.
+        pull_seconds: number of pulls from parameter servers by latency in seconds.
+        letters: messages sent.
+        refused: messages and connections rejected.
+        lost: messages that never arrived.
+        superseded: messages overwritten by a newer one before they were read.
+        restarts: restarts of learners.
+        faults_fired: number of injected faults by kind.
+        consensus_distance: root mean square over learners of |their weights - consensus|, now.
     """
 
     staleness: dict[int, int]
@@ -41,42 +56,51 @@ class Measures:
         return sum(k * n for k, n in self.staleness.items()) / max(sum(self.staleness.values()), 1)
 
 
-def measure(team: Team, strategy: Strategy, consensus: Tensor) -> Measures:
-    """Called by all learners, at rest. consensus: as `Strategy.consensus` returned it."""
-    own = {
-        "usage": usage_state(team.comm_stats),
+def gather_comm_metrics(team: Team, strategy: Strategy, consensus: Tensor) -> CommMetrics:
+    """Gathers the metrics of all learners. All call it when drained.
+
+    Args:
+        team: this learner's end of the team.
+        strategy: this learner's strategy.
+        consensus: weights [N] that `Strategy.consensus` returned.
+
+    Returns:
+        The same metrics at every learner.
+    """
+    local = {
+        "usage": comm_stats_to_dict(team.comm_stats),
         "staleness": strategy.staleness,
         "counts": strategy.metrics,
         "restarts": team.incarnation,
         "squared_distance": float((strategy.replica() - consensus).square().sum()),
     }
-    by_rank = _gather(team, own)
+    by_rank = _gather(team, local)
     rows = list(by_rank.values())
-    usages = [row["usage"] for row in rows]
-    pulls = _sum(comm_stats["pull_latency"] for comm_stats in usages)
+    stats = [row["usage"] for row in rows]
+    pulls = _sum(comm_stats["pull_latency"] for comm_stats in stats)
     links = {
         f"{rank}-{to}": int(sent) for rank, row in by_rank.items() for to, sent in row["usage"]["bytes_sent"].items()
     }
-    return Measures(
+    return CommMetrics(
         staleness={int(key): count for key, count in sorted(_sum(row["staleness"] for row in rows).items())},
         counts=_sum(row["counts"] for row in rows),
         bytes_sent=sum(links.values()),
         bytes_per_link=links,
-        modelled_bytes=sum(comm_stats["modelled_bytes"] for comm_stats in usages),
+        modelled_bytes=sum(comm_stats["modelled_bytes"] for comm_stats in stats),
         waiting_seconds={rank: round(row["usage"]["idle_seconds"], 3) for rank, row in by_rank.items()},
         pull_seconds=dict(sorted(pulls.items(), key=lambda pull: float(pull[0]))),
-        letters=sum(comm_stats["messages_sent"] for comm_stats in usages),
-        refused=sum(comm_stats["rejected"] for comm_stats in usages),
-        lost=sum(comm_stats["lost"] for comm_stats in usages),
-        superseded=sum(comm_stats["overwritten"] for comm_stats in usages),
+        letters=sum(comm_stats["messages_sent"] for comm_stats in stats),
+        refused=sum(comm_stats["rejected"] for comm_stats in stats),
+        lost=sum(comm_stats["lost"] for comm_stats in stats),
+        superseded=sum(comm_stats["overwritten"] for comm_stats in stats),
         restarts=sum(row["restarts"] for row in rows),
-        faults_fired=_sum(comm_stats["faults"] for comm_stats in usages),
+        faults_fired=_sum(comm_stats["faults"] for comm_stats in stats),
         consensus_distance=(sum(row["squared_distance"] for row in rows) / len(rows)) ** 0.5,
     )
 
 
 def _gather(team: Team, value: Any) -> dict[int, Any]:
-    """Every learner's `value`, through JSON."""
+    """Gathers every learner's `value` as JSON text in a tensor."""
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     rows = team.gather(text.double())
     return {rank: json.loads(bytes(rows[rank].to(torch.uint8).numpy())) for rank in sorted(rows)}
@@ -89,18 +113,19 @@ def _sum(counters: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-def usage_state(comm_stats: CommStats) -> dict[str, Any]:
-    """Plain values of a learner's usage, for its checkpoint."""
-    return {key: dict(value) if isinstance(value, Counter) else value for key, value in vars(comm_stats).items()}
-
-
-RENAMED = {
+EARLIER_NAMES = {
     "letters": "messages_sent", "refused": "rejected", "superseded": "overwritten", "pull_seconds": "pull_latency",
     "waiting_seconds": "idle_seconds",
 }  # fmt: skip
-"""Names in checkpoints of earlier versions."""
+"""Fields of `CommStats` as checkpoints of earlier versions name them."""
 
 
-def load_usage(comm_stats: CommStats, state: dict[str, Any]) -> None:
+def comm_stats_to_dict(comm_stats: CommStats) -> dict[str, Any]:
+    """Converts a learner's statistics to plain values for its checkpoint."""
+    return {key: dict(value) if isinstance(value, Counter) else value for key, value in vars(comm_stats).items()}
+
+
+def load_comm_stats(comm_stats: CommStats, state: dict[str, Any]) -> None:
+    """Restores statistics from a checkpoint, also from one with the names of earlier versions."""
     for key, value in state.items():
-        setattr(comm_stats, RENAMED.get(key, key), Counter(value) if isinstance(value, dict) else value)
+        setattr(comm_stats, EARLIER_NAMES.get(key, key), Counter(value) if isinstance(value, dict) else value)

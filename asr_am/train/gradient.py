@@ -17,31 +17,40 @@ from torch import Tensor
 from asr_am.distributed.flat_params import BucketHook, FlatParams
 from asr_am.distributed.leases import Lease, Leases, StepResult
 from asr_am.distributed.optimizer import Optimizer
-from asr_am.egs.loader import IGNORE, Batch, Loader, Plan
+from asr_am.egs.loader import IGNORE, Batch, EpochPlan, Loader
 from asr_am.egs.stateless_rng import seed_of
 from asr_am.model.acoustic import AcousticModel
 from asr_am.train.schedule import Schedule
 from asr_am.train.train_options import TrainOptions
 
-CACHED = 2**19  # logits
+CACHED = 2**19  # logits that a CPU takes at a time
 
 
 def autocast(options: TrainOptions, device: torch.device) -> AbstractContextManager[None]:
-    """bfloat16 matrix products where the options say so."""
+    """Returns the context of a forward pass: bfloat16 matrix products if the options ask for them."""
     return torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bfloat16")
 
 
 def seed_dropout(seed: int, device: torch.device) -> None:
-    """As torch.manual_seed, which also notes its call stack for each absent kind of accelerator: 0.1 ms a batch."""
+    """Seeds torch's generators.
+
+    torch.manual_seed would also record its call stack for each kind of accelerator that is absent, 0.1 ms a batch.
+    """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed_all(seed)
 
 
 def cross_entropy_sum(logits_BTP: Tensor, targets_BT: Tensor, smoothing: float = 0.0) -> Tensor:
-    """The sum over all frames that are not padding."""
+    """Returns the cross-entropy summed over all frames but padding, a scalar in nats.
+
+    Args:
+        logits_BTP: outputs of the model [B, T, P].
+        targets_BT: pdf of each frame [B, T], IGNORE in padding.
+        smoothing: label smoothing.
+    """
     logits_NP, targets_N = logits_BTP.flatten(0, 1), targets_BT.flatten()
-    # A CPU takes few frames at a time, which fit its caches: a step of 2,688 frames of 32,000 pdfs is a fifth faster.
+    # On a CPU, parts that fit its caches: a step of 2,688 frames of 32,000 pdfs is a fifth faster.
     frames = len(targets_N) if logits_NP.is_cuda else max(CACHED // logits_NP.shape[1], 1)
     sums = [
         F.cross_entropy(z_NP.float(), y_N, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
@@ -51,13 +60,22 @@ def cross_entropy_sum(logits_BTP: Tensor, targets_BT: Tensor, smoothing: float =
 
 
 def count_correct(logits_BTP: Tensor, targets_BT: Tensor) -> Tensor:
-    """Frames whose best pdf is the target; padding never is."""
+    """Returns the number of frames whose best pdf is the target. Padding never counts."""
     return (logits_BTP.detach().argmax(dim=2) == targets_BT).sum()
 
 
 @dataclass
 class ModelState:
-    """One learner: its model and what it needs to compute gradients. `optimizer` is told the learning rate."""
+    """One learner's model and all that its gradients need.
+
+    Attributes:
+        model: the network.
+        params: its weights and gradients as flat vectors.
+        optimizer: the update rule, which receives the learning rate of each step.
+        loader: training examples.
+        options: options of the run.
+        device: where the model is.
+    """
 
     model: AcousticModel
     params: FlatParams
@@ -67,7 +85,16 @@ class ModelState:
     device: torch.device
 
     def backward(self, batch: Batch, loss_denominator: float, on_bucket: BucketHook | None) -> tuple[Tensor, Tensor]:
-        """Fill `params.g` with the gradient of the summed loss / `normaliser`; returns loss and correct sums."""
+        """Fills `params.g` with the gradient of summed loss / `loss_denominator`.
+
+        Args:
+            batch: examples, computed in `options.accumulation` parts.
+            loss_denominator: frames to divide the loss by.
+            on_bucket: called as soon as a bucket of gradients is complete.
+
+        Returns:
+            Summed loss and number of correct frames, both scalars on the device.
+        """
         self.params.g.zero_()
         loss_sum, correct = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         size = -(-len(batch.lengths_B) // self.options.accumulation)
@@ -85,41 +112,56 @@ class ModelState:
 
 
 class GradientComputer:
-    """A strategy's gradient closure for one segment: each call leases a batch, runs forward and backward on it.
+    """The gradient closure of one segment: each call leases a batch and runs forward and backward on it.
 
-    schedule: of the learning rate in this epoch. read_ahead: assemble batches before they are asked for, where it is
-    known already which ones they will be.
+    Args:
+        model_state: this learner's model.
+        plan: the batches of the epoch.
+        leases: hands out the batches of the segment.
+        schedule: learning rates of the epoch.
+        read_ahead: assemble batches in advance if the leases are known in advance.
     """
 
-    def __init__(self, learner: ModelState, plan: Plan, leases: Leases, schedule: Schedule, read_ahead: bool) -> None:
-        self._learner, self._plan, self._schedule = learner, plan, schedule
+    def __init__(
+        self, model_state: ModelState, plan: EpochPlan, leases: Leases, schedule: Schedule, read_ahead: bool
+    ) -> None:
+        self._model_state, self._plan, self._schedule = model_state, plan, schedule
         self._leases: Iterator[Lease] = iter(leases.lease, None)
         self._batches: Iterator[Batch] | None = None
         if read_ahead and leases.ahead:
             known = list(self._leases)
             self._leases = iter(known)
             numbers = [lease.batch for lease in known if lease.batch is not None]
-            self._batches = learner.loader.batches(plan, numbers)
+            self._batches = model_state.loader.batches(plan, numbers)
 
     def __call__(self, on_bucket: BucketHook | None) -> StepResult | None:
+        """Computes the next gradient into `params.g`. Returns None when the segment has no batch left."""
         lease = next(self._leases, None)
         if lease is None:
             return None
-        learner, epoch = self._learner, self._plan.epoch
-        rate = self._schedule.rate(epoch, lease.progress, lease.updates)
-        learner.optimizer.lr = rate
-        if lease.batch is None:
+        learner, epoch = self._model_state, self._plan.epoch
+        lr = self._schedule.rate(epoch, lease.progress, lease.updates)
+        learner.optimizer.lr = lr
+        if lease.batch is None:  # an idle turn: a gradient of zero, so that all learners take part in the step
             learner.params.g.zero_()
             learner.params.notify_all_buckets(on_bucket)
-            return StepResult(lease, 0, 0, rate, torch.zeros(()), torch.zeros(()))
+            return StepResult(lease, 0, 0, lr, torch.zeros(()), torch.zeros(()))
         batch = next(self._batches) if self._batches else learner.loader.batch(self._plan, lease.batch)
-        seed_dropout(seed_of(learner.options.seed, epoch, batch.id), learner.device)  # whoever does this batch
+        # Dropout depends on the batch and not on the learner that leased it.
+        seed_dropout(seed_of(learner.options.seed, epoch, batch.id), learner.device)
         loss_sum, correct = learner.backward(batch, lease.loss_denominator, on_bucket)
-        return StepResult(lease, batch.frames, len(batch.lengths_B), rate, loss_sum, correct)
+        return StepResult(lease, batch.frames, len(batch.lengths_B), lr, loss_sum, correct)
 
 
 class Validator:
-    """Loss and frame error on examples that are never trained on, with a copy of the model."""
+    """Loss and frame error on held-out examples, computed with a copy of the model.
+
+    Args:
+        model: a model of the run.
+        loader: held-out examples.
+        options: options of the run.
+        device: where to compute.
+    """
 
     def __init__(self, model: AcousticModel, loader: Loader, options: TrainOptions, device: torch.device) -> None:
         self.model = deepcopy(model).eval()
@@ -129,7 +171,7 @@ class Validator:
 
     @torch.no_grad()
     def __call__(self, w: Tensor) -> tuple[float, float]:
-        """Mean cross-entropy per frame and share of wrong frames with the weights `w` [N]."""
+        """Returns the mean cross-entropy per frame and the share of wrong frames under the weights `w` [N]."""
         self._params.w.copy_(w)
         loss, correct, frames = 0.0, 0.0, 0
         for batch in self._loader.batches(self._plan, range(len(self._plan))):

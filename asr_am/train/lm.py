@@ -1,14 +1,9 @@
-"""What decides a recurrent language model: its sizes and its training.
+"""Training of a recurrent language model on one GPU or one core, with dev perplexity after each epoch.
 
-A text as numbers, and its batches: sentences of about equal length, each predicted from its start.
+A killed run continues from its checkpoint, on a CPU bit for bit. The run's directory has best.pt
+(`asr_am.model.lm_file`), metrics.jsonl, summary.json, lm.json and checkpoint.pt.
 
 Shapes: N units of the text, R rows (sentences, long ones in pieces), B rows of a batch, T units of its longest.
-
-
-Training of a recurrent language model: plain PyTorch, dev perplexity after each epoch, nothing lost when killed.
-
-On a GPU where there is one, else on one core, where a run that is taken up again ends with the same bits. Written into
-the run's folder: best.pt (`asr_am.model.lm_file`), metrics.jsonl, summary.json, lm.json, checkpoint.pt.
 """
 
 from __future__ import annotations
@@ -40,13 +35,30 @@ from asr_am.model.model_file import read_torch, write_torch
 from asr_am.options import build
 from asr_am.train.run_log import JsonLines, ProgressBar
 
+log = logging.getLogger(__name__)
+FORMAT = "asr_am language model checkpoint 1"
+MIN_KNOWN = 0.5  # share of known words below which text and lexicon cannot belong together
+MIN_GAIN = 1e-3  # share by which dev perplexity must fall, or the rate is lowered
+REMEDY = "set lm.text to the name of a text of the corpus, or to a text file"
+
 
 @dataclass(frozen=True)
 class LmOptions:
-    """batch_size: sentences. longest: units of a sentence before it is cut. rate: to begin with; it is multiplied by
-    `decay` after each epoch that did not lower dev perplexity, and `patience` such epochs in a row end the training.
-    accumulator: what Adagrad's sums begin with. clip_norm: upper limit of the norm of the LSTM's gradient; 0: none.
-    checkpoint_every: batches, beside the checkpoint after each epoch.
+    """Options of a language model and its training.
+
+    Attributes:
+        model: the network.
+        epochs: maximum number of epochs.
+        batch_size: sentences of a batch.
+        longest: units after which a sentence is cut.
+        optimizer: the update rule.
+        rate: first learning rate.
+        decay: factor on the rate after each epoch that did not lower dev perplexity.
+        patience: number of such epochs in a row that ends the training.
+        accumulator: first value of Adagrad's sums.
+        clip_norm: upper limit of the norm of the LSTM's gradient. 0: none.
+        seed: seed of weights, order of batches and dropout.
+        checkpoint_every: batches between two checkpoints. There is also one after each epoch.
     """
 
     model: LstmLmOptions = field(default_factory=LstmLmOptions)
@@ -63,32 +75,37 @@ class LmOptions:
     checkpoint_every: int = 1000
 
     def __post_init__(self) -> None:
-        """InputError where a value is out of range."""
+        """Raises InputError if a value is out of range."""
         for name in ("epochs", "batch_size", "longest", "patience", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"lm.train.{name}={getattr(self, name)}: must be at least 1")
         if self.model.sparse and self.optimizer == "adam":
-            raise InputError("lm.model.sparse: Adam takes no sparse gradients; set lm.train.optimizer=adagrad or sgd")
+            raise InputError(
+                "lm.model.sparse=true: Adam takes no sparse gradients; set lm.train.optimizer=adagrad or sgd"
+            )
         if self.rate <= 0 or not 0 < self.decay <= 1 or self.clip_norm < 0 or self.accumulator < 0:
-            raise InputError("lm.train: rate must be above 0, decay above 0 and at most 1, clip_norm not negative")
+            raise InputError(
+                "lm.train: rate must be above 0, decay above 0 and at most 1, clip_norm and accumulator not negative"
+            )
 
     @classmethod
     def build(cls, model: Mapping[str, Any], train: Mapping[str, Any]) -> LmOptions:
-        """From plain values, as configuration files hold them; InputError for an unknown name or another type."""
+        """Builds the options from plain values. Raises InputError if one is unknown or of another type."""
         return build(cls, {"model": build(LstmLmOptions, model, "lm.model"), **train}, "lm.train")
 
     def plain(self) -> dict[str, Any]:
-        """As nested plain values."""
+        """Returns the options as nested plain values."""
         return asdict(self)
-
-
-REMEDY = "set lm.text to the name of a text of the corpus, or to a text file"
 
 
 @dataclass(frozen=True)
 class Text:
-    """unit_N int32: a BOUNDARY, then the units of each sentence with the BOUNDARY that ends it. begin_R, end_R: the
-    rows; unit_N[begin:end] predicts unit_N[begin+1:end+1].
+    """A text as numbers. A row is a sentence or a piece of one, and is predicted from its start.
+
+    Attributes:
+        unit_N: int32, a BOUNDARY, then the units of each sentence and the BOUNDARY that ends it.
+        begin_R: first unit of each row.
+        end_R: end of each row: unit_N[begin:end] predicts unit_N[begin+1:end+1].
     """
 
     unit_N: np.ndarray
@@ -96,7 +113,10 @@ class Text:
     end_R: np.ndarray
 
     def batches(self, size: int, seed: int, epoch: int) -> list[np.ndarray]:
-        """The rows of each batch of an epoch, in an order that depends on (seed, epoch) alone."""
+        """Returns the rows of each batch of an epoch. Rows of a batch have about equal length.
+
+        The order depends on (seed, epoch) only.
+        """
         rng = np.random.default_rng((seed, epoch))
         order_R = np.lexsort((rng.random(len(self.begin_R)), self.end_R - self.begin_R))
         cuts = np.arange(size, len(order_R), size)
@@ -104,16 +124,16 @@ class Text:
         return [parts[number] for number in rng.permutation(len(parts))]
 
     def batch(self, row_B: np.ndarray) -> tuple[Tensor, Tensor]:
-        """(input, target), both int64 [B, T]; IGNORED where a row has ended."""
-        place_BT = np.arange((self.end_R - self.begin_R)[row_B].max()) + self.begin_R[row_B, None]
-        inside_BT = place_BT < self.end_R[row_B, None]
-        place_BT = np.where(inside_BT, place_BT, 0)
-        target_BT = np.where(inside_BT, self.unit_N[place_BT + 1], IGNORED)
-        return torch.from_numpy(self.unit_N[place_BT].astype(np.int64)), torch.from_numpy(target_BT.astype(np.int64))
+        """Returns (input, target), both int64 [B, T]. The target is IGNORED after the end of a row."""
+        unit_BT = np.arange((self.end_R - self.begin_R)[row_B].max()) + self.begin_R[row_B, None]
+        inside_BT = unit_BT < self.end_R[row_B, None]
+        unit_BT = np.where(inside_BT, unit_BT, 0)
+        target_BT = np.where(inside_BT, self.unit_N[unit_BT + 1], IGNORED)
+        return torch.from_numpy(self.unit_N[unit_BT].astype(np.int64)), torch.from_numpy(target_BT.astype(np.int64))
 
 
 def count_words(path: Path) -> Counter[str]:
-    """How often each word occurs in a text. InputError for a text without a word."""
+    """Counts the words of a text. Raises InputError if it has none."""
     counts: Counter[str] = Counter()
     for sentence in read_sentences(path, REMEDY):
         counts.update(sentence)
@@ -123,7 +143,10 @@ def count_words(path: Path) -> Counter[str]:
 
 
 def encode(sentences: Iterable[Sequence[str]], units: Units, longest: int) -> Text:
-    """A text in units; a sentence of more than `longest` units is cut, and each piece but the first starts anew."""
+    """Converts sentences to units.
+
+    A sentence of more than `longest` units is cut, and each piece is predicted without the ones before it.
+    """
     unit, begins, ends = array.array("i", [BOUNDARY]), array.array("q"), array.array("q")
     for sentence in sentences:
         begin = len(unit) - 1
@@ -136,28 +159,38 @@ def encode(sentences: Iterable[Sequence[str]], units: Units, longest: int) -> Te
     return Text(np.array(unit, dtype=np.int32), np.array(begins), np.array(ends))
 
 
-log = logging.getLogger(__name__)
-FORMAT = "asr_am language model checkpoint 1"
-TOO_FEW = 0.5  # share of known words below which text and lexicon cannot belong together
-GAIN = 1e-3  # share by which dev perplexity must fall, or the rate does
-
-
 @dataclass(frozen=True)
 class HeldOutText:
-    """A set's transcripts, and the lexicon's words, which are the ones that perplexity counts."""
+    """Transcripts of a set.
+
+    Attributes:
+        sentences: words of each utterance.
+        vocabulary: words of the lexicon, the only ones that perplexity counts.
+    """
 
     sentences: Sequence[Sequence[str]]
     vocabulary: Sequence[str]
 
     def perplexity(self, model: LstmLm, units: Units) -> float:
-        """Per word and sentence end; words outside the vocabulary are not counted (`asr_am.lang.mixture`)."""
+        """Returns the perplexity per word and sentence end, words outside the vocabulary left out."""
         return perplexity(word_logprobs(model, units, self.sentences), counted(self.sentences, self.vocabulary))
 
 
 @dataclass
 class LmProgress:
-    """Where a run stands. done: batches of the epoch. worse: epochs since the best one. loss, units: sums of the epoch.
-    kept: bytes of metrics.jsonl. perplexities: dev, of each epoch.
+    """Progress of a run, saved in its checkpoint under these names.
+
+    Attributes:
+        epoch: finished epochs.
+        done: finished batches of the current epoch.
+        rate: learning rate of the current epoch.
+        best: lowest dev perplexity.
+        worse: epochs since the last one that lowered it.
+        loss: summed loss of the current epoch.
+        units: units of the current epoch so far.
+        seconds: seconds of training.
+        kept: bytes of metrics.jsonl.
+        perplexities: dev perplexity of each epoch.
     """
 
     epoch: int = 0
@@ -173,7 +206,15 @@ class LmProgress:
 
 
 class LmRun:
-    """One training run in `out`; goes on from its checkpoint if there is one."""
+    """A training run, which continues from its checkpoint if there is one.
+
+    Args:
+        out: directory of the run.
+        options: options of the run.
+        units: units of the model.
+        text: training text.
+        dev: sentences for the perplexity that decides rate, best model and end.
+    """
 
     def __init__(self, out: Path, options: LmOptions, units: Units, text: Text, dev: HeldOutText) -> None:
         self.out, self.options, self.units, self.text, self.dev = out, options, units, text, dev
@@ -181,16 +222,16 @@ class LmRun:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model = LstmLm(options.model, len(units)).to(self.device)
         self.optimizer = make_optimizer(options, self.model)
-        self.cursor = LmProgress(rate=options.rate)
+        self.progress = LmProgress(rate=options.rate)
 
     def train(self) -> None:
-        """To the last epoch, or until dev perplexity has not fallen for `patience` epochs."""
+        """Trains to the last epoch, or until dev perplexity has not fallen for `patience` epochs."""
         self._resume()
-        self.metrics = JsonLines(self.out / "metrics.jsonl", self.cursor.kept)
+        self.metrics = JsonLines(self.out / "metrics.jsonl", self.progress.kept)
         self.progress_bar = ProgressBar(self.options.epochs)
         self.progress_bar.start()
         try:
-            while self.cursor.epoch < self.options.epochs and self.cursor.worse < self.options.patience:
+            while self.progress.epoch < self.options.epochs and self.progress.worse < self.options.patience:
                 self._do_epoch()
                 self._finish_epoch()
         finally:
@@ -198,7 +239,7 @@ class LmRun:
             self.metrics.close()
 
     def step(self, input_BT: Tensor, target_BT: Tensor) -> float:
-        """One update on one batch; its loss."""
+        """Does one update on a batch (int64 [B, T] each) and returns its loss."""
         loss = self.model(input_BT.to(self.device), target_BT.to(self.device))
         self.optimizer.zero_grad()
         loss.backward()
@@ -208,47 +249,49 @@ class LmRun:
         return loss.item()
 
     def _do_epoch(self) -> None:
-        cursor = self.cursor
-        batches = self.text.batches(self.options.batch_size, self.options.seed, cursor.epoch)
-        self.progress_bar.epoch(cursor.epoch, len(batches), cursor.done)
+        progress = self.progress
+        batches = self.text.batches(self.options.batch_size, self.options.seed, progress.epoch)
+        self.progress_bar.epoch(progress.epoch, len(batches), progress.done)
         for group in self.optimizer.param_groups:
-            group["lr"] = cursor.rate
+            group["lr"] = progress.rate
         self.model.train()
-        for row_B in batches[cursor.done :]:
+        for row_B in batches[progress.done :]:
             begin = time.monotonic()
             input_BT, target_BT = self.text.batch(row_B)
             count = int((self.text.end_R - self.text.begin_R)[row_B].sum())
             loss = self.step(input_BT, target_BT)
             if not math.isfinite(loss):
-                raise InputError(f"{self.out}: the loss is {loss} in epoch {cursor.epoch + 1}; lower lm.train.rate")
-            cursor.loss, cursor.units = cursor.loss + loss * count, cursor.units + count
-            cursor.done, cursor.seconds = cursor.done + 1, cursor.seconds + time.monotonic() - begin
-            self.progress_bar.done(cursor.done)
-            if cursor.done % self.options.checkpoint_every == 0:
+                raise InputError(f"{self.out}: the loss is {loss} in epoch {progress.epoch + 1}; lower lm.train.rate")
+            progress.loss, progress.units = progress.loss + loss * count, progress.units + count
+            progress.done, progress.seconds = progress.done + 1, progress.seconds + time.monotonic() - begin
+            self.progress_bar.done(progress.done)
+            if progress.done % self.options.checkpoint_every == 0:
                 self._save()
 
     def _finish_epoch(self) -> None:
-        """Dev perplexity; the best model is kept, and where it was not better, the rate falls."""
-        cursor = self.cursor
+        """Computes dev perplexity. Keeps the model if it is the best, lowers the rate if it is not better."""
+        progress = self.progress
         now = self.dev.perplexity(self.model.eval(), self.units)
         if not math.isfinite(now):
-            raise InputError(f"{self.out}: dev perplexity is {now} after epoch {cursor.epoch + 1}; lower lm.train.rate")
-        loss = cursor.loss / cursor.units
-        cursor.worse = 0 if now < cursor.best * (1 - GAIN) else cursor.worse + 1
-        cursor.perplexities.append(round(now, 4))
-        cursor.epoch, cursor.done, cursor.loss, cursor.units = cursor.epoch + 1, 0, 0.0, 0
-        log.info("epoch %d: dev perplexity %.2f, training loss %.3f, rate %g", cursor.epoch, now, loss, cursor.rate)
-        self.metrics.write({"epoch": cursor.epoch, "dev_perplexity": now, "train_loss": loss, "lr": cursor.rate})
-        if now < cursor.best:
-            cursor.best = now
-            save_lm(self.out / "best.pt", self.model, self.units, {"epoch": cursor.epoch, "dev_perplexity": now})
-        cursor.rate *= self.options.decay if cursor.worse else 1.0
+            raise InputError(
+                f"{self.out}: dev perplexity is {now} after epoch {progress.epoch + 1}; lower lm.train.rate"
+            )
+        loss = progress.loss / progress.units
+        progress.worse = 0 if now < progress.best * (1 - MIN_GAIN) else progress.worse + 1
+        progress.perplexities.append(round(now, 4))
+        progress.epoch, progress.done, progress.loss, progress.units = progress.epoch + 1, 0, 0.0, 0
+        log.info("epoch %d: dev perplexity %.2f, training loss %.3f, rate %g", progress.epoch, now, loss, progress.rate)
+        self.metrics.write({"epoch": progress.epoch, "dev_perplexity": now, "train_loss": loss, "lr": progress.rate})
+        if now < progress.best:
+            progress.best = now
+            save_lm(self.out / "best.pt", self.model, self.units, {"epoch": progress.epoch, "dev_perplexity": now})
+        progress.rate *= self.options.decay if progress.worse else 1.0
         self._save()
 
     def _save(self) -> None:
-        self.cursor.kept = self.metrics.size()
+        self.progress.kept = self.metrics.size()
         state = {
-            "format": FORMAT, "cursor": asdict(self.cursor), "weights": self.model.state_dict(),
+            "format": FORMAT, "cursor": asdict(self.progress), "weights": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(), "rng": torch.get_rng_state(),
         }  # fmt: skip
         write_torch(state, self.out / "checkpoint.pt")
@@ -261,26 +304,41 @@ class LmRun:
         state = read_torch(path, remedy)
         try:
             if state["format"] != FORMAT:
-                raise ValueError("another format")
-            self.cursor = LmProgress(**state["cursor"])
+                raise ValueError(f"its format is not {FORMAT!r}")
+            self.progress = LmProgress(**state["cursor"])
             self.model.load_state_dict(state["weights"])
             self.optimizer.load_state_dict(state["optimizer"])
             torch.set_rng_state(state["rng"])
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             reason = str(error).splitlines()[0]
             raise InputError(f"{path}: is not a checkpoint of this model ({reason}); {remedy}") from error
-        log.info("goes on from epoch %d, batch %d", self.cursor.epoch + 1, self.cursor.done)
+        log.info("resuming from epoch %d, batch %d", self.progress.epoch + 1, self.progress.done)
 
 
 def prepare(
     out: Path, options: LmOptions, text: Path, vocabulary: Sequence[str], dev: HeldOutText, *,
     kind: Literal["word", "sentencepiece"], pieces: int,
 ) -> LmRun:  # fmt: skip
-    """A run on a text file. vocabulary: the lexicon's words. kind, pieces: of units, see `make_units`."""
+    """Prepares a run on a text file.
+
+    Args:
+        out: directory of the run.
+        options: options of the run.
+        text: training text, one sentence per line.
+        vocabulary: words of the lexicon.
+        dev: held-out sentences.
+        kind: kind of units, see `make_units`.
+        pieces: number of sentence pieces.
+
+    Raises:
+        InputError: the text is empty, or most of its words are not in the lexicon.
+    """
     counts = count_words(text)
     known = sum(counts[word] for word in vocabulary)
-    if known < TOO_FEW * counts.total():
-        raise InputError(f"{text}: {known} of its {counts.total()} words are in the lexicon; is it of this language?")
+    if known < MIN_KNOWN * counts.total():
+        raise InputError(
+            f"{text}: {known} of its {counts.total()} words are in the lexicon; check that it is of this language"
+        )
     units = make_units(kind, vocabulary, counts, pieces)
     encoded = encode(read_sentences(text, REMEDY), units, options.longest)
     outside = counts.total() - known
@@ -289,7 +347,7 @@ def prepare(
 
 
 def make_optimizer(options: LmOptions, model: nn.Module) -> torch.optim.Optimizer:
-    """Adam, Adagrad (Jozefowicz et al.) or SGD; the latter two also for sparse gradients."""
+    """Makes Adam, Adagrad (Jozefowicz et al.) or SGD. The last two also take sparse gradients."""
     if options.optimizer == "adam":
         return torch.optim.Adam(model.parameters(), lr=options.rate, betas=(0.9, 0.99))
     if options.optimizer == "adagrad":
@@ -298,7 +356,15 @@ def make_optimizer(options: LmOptions, model: nn.Module) -> torch.optim.Optimize
 
 
 def finish(run: LmRun, name: str, source: Path, test: HeldOutText, provenance: Mapping[str, Any]) -> None:
-    """summary.json, with the best model's perplexity of dev and test, and lm.json, which the report reads."""
+    """Writes summary.json with the best model's perplexities, and lm.json, which the report reads.
+
+    Args:
+        run: the finished run.
+        name: name of the model in the report.
+        source: training text.
+        test: test sentences.
+        provenance: origin of the run, for summary.json.
+    """
     model, units, info = load_lm(run.out / "best.pt")
     dev = run.dev
     values = {"dev_perplexity": dev.perplexity(model, units), "test_perplexity": test.perplexity(model, units)}
@@ -308,11 +374,11 @@ def finish(run: LmRun, name: str, source: Path, test: HeldOutText, provenance: M
         "units": len(units), **values, "dev_sentences": len(dev.sentences), "dev_words": words,
         "dev_oov": words + len(dev.sentences) - int(counted(dev.sentences, dev.vocabulary).sum()),
     }  # fmt: skip
-    cursor = run.cursor
+    progress = run.progress
     summary = described | {
-        "text_units": len(run.text.unit_N) - 1, "epochs": cursor.epoch, "best_epoch": info["epoch"],
-        "dev_perplexities": cursor.perplexities, "seconds": round(cursor.seconds, 1),
-        "units_per_second": round(cursor.epoch * (len(run.text.unit_N) - 1) / max(cursor.seconds, 1e-9)),
+        "text_units": len(run.text.unit_N) - 1, "epochs": progress.epoch, "best_epoch": info["epoch"],
+        "dev_perplexities": progress.perplexities, "seconds": round(progress.seconds, 1),
+        "units_per_second": round(progress.epoch * (len(run.text.unit_N) - 1) / max(progress.seconds, 1e-9)),
         **run.options.plain(), **provenance,
     }  # fmt: skip
     write_lines(run.out / "lm.json", [json.dumps(described, indent=1)])

@@ -1,10 +1,4 @@
-"""The weights of another run as the start of this one.
-
-Ladkat et al. (Interspeech 2019, section 3.2) train on a part of the data with one learner first, and begin every
-experiment with the same weights: train one run with train.subset=0.125, then all others with train.init=<its best.pt>.
-
-
-What the learners of one process share: options, examples, the held-out measure, and the files of the run."""
+"""The parts of a run that all learners of one process share: options, examples, first weights, validation, files."""
 
 from __future__ import annotations
 
@@ -20,7 +14,7 @@ from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
-from asr_am.egs.loader import Loader, Plan, feature_moments
+from asr_am.egs.loader import EpochPlan, Loader, feature_moments
 from asr_am.egs.store import EgsInfo, EgsSet, load_pdf_counts
 from asr_am.errors import InputError
 from asr_am.model.acoustic import AcousticModel
@@ -33,34 +27,53 @@ from asr_am.train.train_options import TrainOptions
 
 
 def init_weights(path: Path, model: AcousticModel, examples: EgsInfo) -> None:
-    """Copy weights and normalisation of the model file `path` into `model`.
+    """Copies weights and normalisation of a trained model into a new one.
 
-    InputError where it is not a model file, or one of other inputs, senones or sizes.
+    Ladkat et al. (Interspeech 2019, section 3.2) first train on a part of the data with one learner, and start every
+    experiment from these weights: one run with train.subset=0.125, all others with train.init=<its best.pt>.
+
+    Args:
+        path: best.pt of a run.
+        model: the new model.
+        examples: the examples of this run.
+
+    Raises:
+        InputError: `path` is not a model file, or its inputs, senones or sizes are others.
     """
     start, info = load_acoustic_model(path)
-    remedy = f"train.init={path}: %s; give the best.pt of a run with this model on these examples, or null"
+    message = f"train.init={path}: %s; give the best.pt of a run with this model on these examples, or null"
     if info["kind"] != examples.kind:
-        raise InputError(remedy % f"is for features {info['kind']}, the examples have {examples.kind}")
+        raise InputError(message % f"is for features {info['kind']}, the examples have {examples.kind}")
     ours, theirs = examples.senones, info.get("senones", "")
     if info["num_pdfs"] != examples.num_pdfs or (ours and theirs and ours != theirs):
-        raise InputError(remedy % f"its {info['num_pdfs']} senones are not the {examples.num_pdfs} of the examples")
+        raise InputError(message % f"its {info['num_pdfs']} senones are not the {examples.num_pdfs} of the examples")
     if type(start) is not type(model):
-        raise InputError(remedy % f"is a {type(start).__name__}, not a {type(model).__name__}")
+        raise InputError(message % f"is a {type(start).__name__}, not a {type(model).__name__}")
     here, there = ({name: tuple(w.shape) for name, w in m.state_dict().items()} for m in (model, start))
     for name in sorted(here.keys() | there.keys()):
         if here.get(name) != there.get(name):
-            raise InputError(remedy % f"{name} has shape {there.get(name)}, here it is {here.get(name)}")
+            raise InputError(message % f"{name} has shape {there.get(name)}, here it is {here.get(name)}")
     model.load_state_dict(start.state_dict())
 
 
 StrategyFactory = Callable[[FlatParams, Optimizer, Team], Strategy]
+"""Makes the strategy of one learner, for instance a strategy's class."""
 
 
 class RunSetup:
-    """One training run on the sets `train` and `dev` of `egs_dir`, in the directory `out`.
+    """One training run on the sets `train` and `dev`.
 
-    learners: among which a batch of options.batch_size chunks is divided. provenance: for summary.json and the model.
-    InputError for damaged examples, a GPU that is not there, and a batch that cannot be divided.
+    Args:
+        egs_dir: training examples.
+        out: directory of the run.
+        options: options of the run.
+        strategy: makes the strategy of a learner.
+        learners: number of learners that share a batch of `options.batch_size` chunks.
+        tracker: experiment tracking.
+        provenance: origin of the run, for summary.json and the model file.
+
+    Raises:
+        InputError: the examples are damaged, there is no GPU, or the batch cannot be divided.
     """
 
     def __init__(
@@ -82,10 +95,10 @@ class RunSetup:
         )  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)
         self.run_log = RunLog(out, tracker or NoTracker(), ProgressBar(options.epochs), options.plain())
-        self._plan: Plan | None = None
+        self._plan: EpochPlan | None = None
 
     def model(self) -> AcousticModel:
-        """The network as it starts, the same for every learner."""
+        """Returns the network with its first weights, the same for every learner."""
         return deepcopy(self._start).to(self.device)
 
     @cached_property
@@ -98,26 +111,27 @@ class RunSetup:
         return model
 
     def learner(self, team: Team) -> tuple[ModelState, Strategy]:
-        """A learner of `team`, and its strategy."""
+        """Makes a learner of `team` and its strategy."""
         model = self.model()
         params = FlatParams(model)
         optimizer = Optimizer(params, self.options.optimizer)
         strategy = self._factory(params, optimizer, team)
         return ModelState(model, params, optimizer, self.loader, self.options, self.device), strategy
 
-    def plan(self, epoch: int) -> Plan:
-        """The batches of an epoch; the last plan asked for is kept, as all learners ask for the same."""
+    def plan(self, epoch: int) -> EpochPlan:
+        """Returns the batches of an epoch. Caches one plan, as all learners ask for the same."""
         if self._plan is None or self._plan.epoch != epoch:
             self._plan = self.loader.plan(epoch)
         return self._plan
 
     @cached_property
     def validator(self) -> Validator:
+        """Computes the held-out loss on the set `dev`."""
         loader = Loader(self._dev, max(64, self.options.batch_size // self.learners), shuffle=False)
         return Validator(self.model(), loader, self.options, self.device)
 
     def checkpoints(self, strategy: str) -> Checkpoints:
-        """The run's checkpoints, of these options, learners and examples only."""
+        """Returns the run's checkpoints. Those of other options, learners or examples are refused."""
         info = self.egs.info
         examples = f"{info.num_pdfs}-{info.dim}-{info.chunk}-{self.egs.frames}"
         fingerprint = f"{self.options.fingerprint()}-{strategy}-{self.learners}-{examples}"
@@ -125,16 +139,16 @@ class RunSetup:
 
 
 def check_batch(options: TrainOptions, learners: int) -> None:
-    """InputError for a batch that cannot be divided among the learners."""
+    """Raises InputError if the batch cannot be divided among the learners."""
     if options.batch_size % learners:
         raise InputError(
-            f"train.batch_size={options.batch_size} is the batch of all learners together; "
-            f"learners={learners} cannot divide it"
+            f"train.batch_size={options.batch_size}: learners={learners} cannot divide it; it is the batch of all "
+            "learners together, so choose a multiple"
         )
 
 
 def training_device(options: TrainOptions) -> torch.device:
-    """The CPU, or this process' GPU. InputError where the options ask for a GPU that is not there."""
+    """Returns the CPU or this process' GPU. Raises InputError if the options ask for a GPU that does not exist."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("train.device=cuda: this machine has no GPU that torch can use; use train.device=cpu")
     if options.device == "cpu" or not torch.cuda.is_available():
@@ -142,7 +156,7 @@ def training_device(options: TrainOptions) -> torch.device:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if local_rank >= torch.cuda.device_count():
         raise InputError(
-            f"learner {local_rank} of this host has no GPU, there are {torch.cuda.device_count()}; "
-            "use fewer learners a host, or train.device=cpu"
+            f"learner {local_rank} of this host has no GPU, the host has {torch.cuda.device_count()}; "
+            "use fewer learners per host, or train.device=cpu"
         )
     return torch.device("cuda", local_rank)

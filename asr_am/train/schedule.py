@@ -1,13 +1,10 @@
 """Learning rates over a run.
 
-Zhang et al. (ICASSP 2019, section 3.1), epochs counted from 1: a constant rate, annealed by 1/sqrt(2) per epoch from
-epoch 11; for a batch that is r times larger, first a linear warm-up from the base rate to r times it over 10 epochs.
+`Schedule` (Zhang et al., ICASSP 2019, section 3.1; epochs counted from 1): a constant rate, annealed by 1/sqrt(2) per
+epoch from epoch 11. For a batch r times larger, a linear warm-up from the base rate to r times it over 10 epochs.
 
-
-The "min-rate newbob" schedule of Ladkat et al. (Interspeech 2019, section 3.2).
-
-The rate of an epoch follows from the held-out losses of the epochs before it, which are in every checkpoint and which
-the coordinator tells to all learners: so it is the same for all of them, and after any resume.
+`Newbob` ("min-rate newbob" of Ladkat et al., Interspeech 2019, section 3.2): the rate is halved when the held-out loss
+falls too little. The losses are the same at all learners and in every checkpoint, and so is the rate after a resume.
 """
 
 from __future__ import annotations
@@ -22,10 +19,15 @@ from asr_am.errors import InputError
 
 @dataclass(frozen=True)
 class Schedule:
-    """base: the rate before annealing, for batch_ratio 1. batch_ratio: the peak is base x batch_ratio, reached by a
-    linear warm-up over `warmup_epochs` that moves with every batch (0 = at once). anneal_from: epoch, counted from 1,
-    from which the rate is multiplied by `anneal` in each epoch. warmup_batches: updates (batches of all learners
-    together) over which the rate also rises from zero.
+    """A constant rate with warm-up and annealing.
+
+    Attributes:
+        base: the rate before annealing, for batch_ratio 1.
+        batch_ratio: the peak rate is base x batch_ratio.
+        warmup_epochs: epochs of a linear warm-up from base to the peak, which moves with every batch. 0: none.
+        anneal_from: first epoch, counted from 1, whose rate is multiplied by `anneal`. Each later epoch is, too.
+        anneal: factor per epoch.
+        warmup_batches: updates (batches of all learners together) over which the rate rises from zero.
     """
 
     base: float = 0.1
@@ -36,7 +38,7 @@ class Schedule:
     warmup_batches: int = 0
 
     def __post_init__(self) -> None:
-        """InputError where a value is out of range."""
+        """Raises InputError if a value is out of range."""
         for name in ("base", "batch_ratio", "anneal"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"schedule.{name}={getattr(self, name)}: must be above 0")
@@ -44,14 +46,18 @@ class Schedule:
             raise InputError("schedule.warmup_epochs and schedule.warmup_batches must not be negative")
 
     def after(self, losses: Sequence[float]) -> Schedule:
-        """The schedule of the epoch that follows those with these held-out losses: this one, which ignores them."""
+        """Returns this schedule, which does not depend on the held-out losses of the epochs before."""
         return self
 
     def rate(self, epoch: int, share: float, updates: float) -> float:
-        """The rate of a batch. epoch: from 0. share: of its batches handed out before. updates: of all learners
-        together, in the run before it.
+        """Returns the learning rate of a batch.
 
-        It follows the share of the epoch and not a learner's own steps, so that it is the same for all learners.
+        The rate depends on the share of the epoch and not on a learner's own steps, so all learners have the same.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            share: share of the epoch's batches that were handed out before this one.
+            updates: updates of the whole team in the run before it.
         """
         rate = self.base * self.batch_ratio
         if epoch + share < self.warmup_epochs:
@@ -64,9 +70,16 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Newbob:
-    """The rate is `base` until an epoch lowers the held-out loss by less than `threshold` (a share of it), and is
-    then multiplied by `factor` for every epoch. Training ends before the first epoch with a rate below `minimum`, or
-    after train.epochs. warmup_batches: as of `Schedule`.
+    """A constant rate until the held-out loss falls too little, then a smaller one in every epoch.
+
+    Training ends before the first epoch with a rate below `minimum`, or after train.epochs.
+
+    Attributes:
+        base: the first rate.
+        minimum: lowest rate to train with.
+        threshold: share of the held-out loss. The first epoch that lowers the loss by less ends the constant rate.
+        factor: factor per epoch from then on.
+        warmup_batches: see `Schedule`.
     """
 
     base: float = 0.1
@@ -76,7 +89,7 @@ class Newbob:
     warmup_batches: int = 0
 
     def __post_init__(self) -> None:
-        """InputError where a value is out of range."""
+        """Raises InputError if a value is out of range."""
         if not 0 < self.minimum <= self.base < math.inf:
             raise InputError(f"schedule.minimum={self.minimum}: must be above 0 and at most schedule.base={self.base}")
         if not 0 < self.factor < 1:
@@ -87,7 +100,7 @@ class Newbob:
             raise InputError(f"schedule.warmup_batches={self.warmup_batches}: must not be negative")
 
     def after(self, losses: Sequence[float]) -> Schedule | None:
-        """The schedule of the epoch that follows those with these held-out losses; None where training has ended."""
+        """Returns the schedule of the epoch after those with these held-out losses, None if training has ended."""
         slow = [1 - now / before < self.threshold for before, now in itertools.pairwise(losses)]
         halvings = len(slow) - slow.index(True) if True in slow else 0
         rate = self.base * self.factor**halvings

@@ -21,23 +21,29 @@ def train_virtually(
     strategy: StrategyFactory, tracker: Tracker | None = None, provenance: Mapping[str, object] | None = None,
     servers: int = 0,
 ) -> None:  # fmt: skip
-    """`asr_am.train.trainer.train` for all of a virtual cluster: so many learners, then so many ranks that only serve.
+    """Does `asr_am.train.trainer.train` for all learners of a virtual cluster. The same seed gives the same bits.
 
-    The same seed gives the same bits. InputError where the strategy cannot do with the cluster's faults.
+    Args:
+        egs_dir, out, options, strategy, tracker, provenance: as of `train`.
+        learners: number of learners.
+        cluster: the hardware and its faults.
+        workload: the computation whose time is modelled.
+        servers: number of further ranks that only serve parameters.
+
+    Raises:
+        InputError: as of `train`.
     """
     torch.set_num_threads(options.threads or cores())
-    setup = RunSetup(
-        egs_dir, out, options, strategy, learners=learners, tracker=tracker, provenance=provenance
-    )  # fmt: skip
+    setup = RunSetup(egs_dir, out, options, strategy, learners=learners, tracker=tracker, provenance=provenance)
     elements = sum(parameter.numel() for parameter in setup.model().parameters())
-    virtual = SimCluster(cluster, workload, learners + servers, options.seed, model_elements=elements)
+    sim = SimCluster(cluster, workload, learners + servers, options.seed, model_elements=elements)
 
-    def live(team: Team) -> None:
-        run = Trainer(setup, team)
-        run.strategy.check(cluster.faults)
-        run.train()
+    def run_learner(team: Team) -> None:
+        trainer = Trainer(setup, team)
+        trainer.strategy.check(cluster.faults)
+        trainer.train()
 
     try:
-        virtual.run(live)
+        sim.run(run_learner)
     finally:
         setup.run_log.close()

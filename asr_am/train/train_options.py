@@ -1,4 +1,4 @@
-"""Everything that decides the outcome of a training run, and what only decides its speed."""
+"""The options of a training run: those that change its result and those that change its speed only."""
 
 from __future__ import annotations
 
@@ -22,12 +22,28 @@ _SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """init: a best.pt to begin with; None: random weights. subset: share of the training utterances that is used,
-    whatever the seed. batch_size: chunks of a batch. accumulation: parts a batch is computed in, to save memory.
-    precision: bfloat16 autocasts the matrix products, weights stay float32. random_offset: cut utterances elsewhere in
-    each epoch. ivector_noise: standard deviation of noise on i-vectors, in those of each dimension.
-    threads: of arithmetic on the CPU, 0 = one per core, and 1 in each of several processes. workers: threads that read
-    examples. report_every, checkpoint_every: batches. device: auto, cpu or cuda.
+    """Options of one run.
+
+    Attributes:
+        epochs: number of epochs.
+        batch_size: chunks of a batch, of all learners together.
+        seed: seed of weights, order of examples and dropout.
+        optimizer: the update rule.
+        schedule: learning rates.
+        model: the network.
+        masking: masking of features and frames.
+        ivector_noise: standard deviation of noise on i-vectors, in units of each dimension's own.
+        random_offset: cut utterances into chunks at other frames in each epoch.
+        init: best.pt whose weights to start with. None: random weights.
+        subset: share of the training utterances to use. It does not depend on the seed.
+        label_smoothing: share of the target distribution that is uniform.
+        accumulation: parts in which a batch is computed, to save memory.
+        precision: bfloat16 autocasts the matrix products. The weights stay float32.
+        device: auto takes the GPU if there is one.
+        threads: threads of arithmetic on the CPU. 0: one per core, 1 in each of several processes.
+        workers: threads that read examples.
+        report_every: updates between two lines of metrics.jsonl.
+        checkpoint_every: updates between two checkpoints.
     """
 
     epochs: int = 16
@@ -51,7 +67,7 @@ class TrainOptions:
     checkpoint_every: int = 500
 
     def __post_init__(self) -> None:
-        """InputError where a value is out of range."""
+        """Raises InputError if a value is out of range."""
         positive = ("epochs", "batch_size", "accumulation", "report_every", "checkpoint_every")
         for name in positive:
             if getattr(self, name) < 1:
@@ -61,22 +77,37 @@ class TrainOptions:
                 raise InputError(f"model.{name}={getattr(self.model, name)}: must be at least {least}")
         shares = (self.label_smoothing, self.model.dropout, self.optimizer.momentum)
         if not all(0 <= share < 1 for share in shares):
-            raise InputError("train.label_smoothing, model.dropout and momentum must be at least 0 and below 1")
+            raise InputError(
+                "train.label_smoothing, model.dropout and train.optimizer.momentum must be at least 0 and below 1"
+            )
         if not 0 < self.subset <= 1:
             raise InputError(f"train.subset={self.subset}: must be above 0 and at most 1")
         not_negative = (self.optimizer.weight_decay, self.optimizer.clip_norm, self.workers, self.threads)
         if min(*not_negative, self.ivector_noise) < 0:
-            raise InputError("train: weight_decay, clip_norm, workers, threads, ivector_noise must not be negative")
+            raise InputError(
+                "train.optimizer.weight_decay, train.optimizer.clip_norm, train.workers, train.threads and "
+                "train.ivector_noise must not be negative"
+            )
         if min(asdict(self.masking).values()) < 0 or self.masking.streams < 1:
             raise InputError("train.masking: no value may be negative, and streams must be at least 1")
         if self.optimizer.kind == "nesterov" and self.optimizer.momentum == 0:
-            raise InputError("train.optimizer: nesterov needs a momentum above 0")
+            raise InputError("train.optimizer.kind=nesterov: needs train.optimizer.momentum above 0")
 
     @classmethod
     def build(
         cls, train: Mapping[str, Any], model: Mapping[str, Any], schedule: Mapping[str, Any], seed: int
     ) -> TrainOptions:
-        """From plain values, as configuration files hold them; InputError for an unknown name or another type."""
+        """Builds the options from plain values of the configuration's groups.
+
+        Args:
+            train: group `train`.
+            model: group `model`, without its name.
+            schedule: group `schedule`.
+            seed: the seed.
+
+        Raises:
+            InputError: an option is unknown, of another type or out of range.
+        """
         parts = {
             "optimizer": build(OptimizerOptions, train.get("optimizer", {}), "train.optimizer"),
             "masking": build(Masking, train.get("masking", {}), "train.masking"),
@@ -87,23 +118,23 @@ class TrainOptions:
         return build(cls, {**train, **parts}, "train")
 
     def plain(self) -> dict[str, Any]:
-        """As nested plain values."""
+        """Returns the options as nested plain values."""
         return asdict(self)
 
     def fingerprint(self) -> str:
-        """A digest of all that changes the result, so that a run is not resumed with other options."""
+        """Returns a digest of the options that change the result. A run is not resumed under another one."""
         values = {name: value for name, value in asdict(self).items() if name not in _SPEED_ONLY}
-        if self.init is None and self.subset == 1.0:  # as before there were these options, to resume older runs
+        if self.init is None and self.subset == 1.0:  # runs of earlier versions, without these options, resume
             del values["init"], values["subset"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _schedule(kind: Literal["anneal", "newbob"] = "anneal", **options: Any) -> Schedule | Newbob:
     if kind not in ("anneal", "newbob"):
-        raise InputError(f"schedule.kind={kind}: is anneal or newbob")
+        raise InputError(f"schedule.kind={kind}: must be anneal or newbob")
     return build(Newbob, options, "schedule") if kind == "newbob" else build(Schedule, options, "schedule")
 
 
 def cores() -> int:
-    """Cores this process may run on."""
+    """Returns the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0))

@@ -1,19 +1,26 @@
-"""One learner's training: segments of steps that its strategy takes, held-out loss after each epoch, nothing lost when
-killed.
+"""The training loop of one learner. All learners of a team run it.
 
-All learners of a team run this same loop. Where it says *coordinator*, one of them acts for all: the living learner
-with the lowest rank, as all agreed when they last were at rest.
+A run consists of epochs, an epoch of segments, and a segment ends with a checkpoint:
+
+    Trainer.train             segments until the last epoch, or until the schedule ends the training
+      _begin                  compares the learners' weights, resumes from the newest checkpoint
+      _do_segment             repeats: lease a batch -> GradientComputer -> Strategy.step -> complete the lease
+        _finish_segment       audits the leases, advances `TrainProgress`
+        _finish_epoch         validates the consensus, writes best.pt, metrics.jsonl and summary.json
+        _checkpoint           saves every learner's state, then `TrainProgress`
+
+One learner, the *leader*, writes the files of the run: the live learner with the lowest rank, elected in each gather of
+the drained team.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,12 +31,13 @@ from asr_am.distributed.flat_params import BucketHook
 from asr_am.distributed.leases import LearnerLost, Leases, LossSums, Segment, SegmentRecord, StaleSegment, StepResult
 from asr_am.distributed.strategies.local import Local
 from asr_am.distributed.team import SingleProcess, Team
-from asr_am.egs.loader import Plan
+from asr_am.egs.loader import EpochPlan
 from asr_am.errors import InputError
 from asr_am.model.model_file import save_model
-from asr_am.train.comm_metrics import Measures, load_usage, measure, usage_state
+from asr_am.train.checkpoint import TrainProgress
+from asr_am.train.comm_metrics import CommMetrics, comm_stats_to_dict, gather_comm_metrics, load_comm_stats
 from asr_am.train.gradient import GradientComputer
-from asr_am.train.run_log import Tracker
+from asr_am.train.run_log import Tracker, make_summary
 from asr_am.train.run_setup import RunSetup, StrategyFactory
 from asr_am.train.schedule import Schedule
 from asr_am.train.train_options import TrainOptions, cores
@@ -43,13 +51,24 @@ def train(
     tracker: Tracker | None = None, provenance: Mapping[str, object] | None = None, team: Team | None = None,
     servers: int = 0, faults: Faults | None = None,
 ) -> None:  # fmt: skip
-    """Train on the sets `train` and `dev` of `egs_dir` as one learner of `team`; go on from `out`/checkpoints if any.
+    """Trains as one learner of a team, from the newest checkpoint in `out` if there is one.
 
-    servers: the last ranks of the team, which only serve the others' parameters, on the CPU. faults: that the team has.
+    Writes best.pt (`load_acoustic_model` reads it), metrics.jsonl, leases.jsonl, summary.json and checkpoints.
 
-    Writes into `out`: best.pt (`load_acoustic_model` reads it), metrics.jsonl, leases.jsonl, summary.json, checkpoints.
-    InputError for damaged examples or checkpoints, where the loss stops being a number, and where the strategy cannot
-    do with the faults.
+    Args:
+        egs_dir: examples with the sets `train` and `dev`.
+        out: directory of the run.
+        options: options of the run.
+        strategy: makes the strategy of this learner.
+        tracker: experiment tracking.
+        provenance: origin of the run, for summary.json and the model file.
+        team: this learner's end of the team. None: a single learner.
+        servers: number of ranks, the team's last, that only serve parameters. They compute on the CPU.
+        faults: faults of the team.
+
+    Raises:
+        InputError: examples or a checkpoint are damaged, the loss is NaN or Inf, or the strategy does not tolerate the
+            faults.
     """
     team = team or SingleProcess()
     torch.set_num_threads(options.threads or (cores() if team.size == 1 else 1))
@@ -59,61 +78,40 @@ def train(
         tracker=tracker, provenance=provenance,
     )  # fmt: skip
     try:
-        run = Trainer(setup, team)
-        run.strategy.check(faults or Faults())
-        run.train()
+        trainer = Trainer(setup, team)
+        trainer.strategy.check(faults or Faults())
+        trainer.train()
     finally:
         setup.run_log.close()
         team.close()
 
 
-@dataclass
-class TrainProgress:
-    """Where a run stands. done: batches of the current epoch. updates: of the whole team. totals: of the finished
-    segments of the epoch. seconds: of training, without validation. kept: bytes of metrics.jsonl and leases.jsonl.
-    history: one record per finished epoch.
+class Report(NamedTuple):
+    """State at the last report.
+
+    Attributes:
+        time: time of the team's clock.
+        totals: sums of the segment so far.
+        number: updates of the team / `report_every`.
     """
 
-    epoch: int = 0
-    done: int = 0
-    updates: int = 0
-    updates_before: int = 0
-    frames: float = 0.0
-    seconds: float = 0.0
-    best_loss: float = math.inf
-    totals: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0])
-    kept: list[int] = field(default_factory=lambda: [0, 0])
-    history: list[dict[str, float]] = field(default_factory=list)
-    seconds_per_epoch: list[float] = field(default_factory=list)
-    batches_per_learner: dict[int, int] = field(default_factory=dict)
-
-
-def after_epoch(progress: TrainProgress, loss: float, error: float, measures: Measures) -> TrainProgress:
-    """Where a run stands after an epoch, of held-out loss and frame error, whose last segment is done."""
-    totals = LossSums(*progress.totals)  # type: ignore[arg-type]
-    record = {
-        "epoch": progress.epoch + 1,
-        "heldout_loss": round(loss, 6),
-        "heldout_frame_error": round(error, 6),
-        "train_loss": round(totals.mean_loss, 6),
-        "train_frame_accuracy": round(totals.accuracy, 6),
-        "consensus_distance": measures.consensus_distance,
-    }
-    seconds = round(progress.seconds - sum(progress.seconds_per_epoch), 3)
-    return replace(
-        progress, epoch=progress.epoch + 1, done=0, updates_before=progress.updates, frames=progress.frames + totals.frames,
-        best_loss=min(loss, progress.best_loss), totals=list(astuple(LossSums())), history=[*progress.history, record],
-        seconds_per_epoch=[*progress.seconds_per_epoch, seconds],
-    )  # fmt: skip
+    time: float
+    totals: LossSums
+    number: int
 
 
 class Trainer:
-    """One learner's part in a training run, or that of a rank which only serves parameters."""
+    """The training loop of one learner, or of a rank that only serves parameters.
+
+    Args:
+        setup: the run.
+        team: this learner's end of the team.
+    """
 
     def __init__(self, setup: RunSetup, team: Team) -> None:
         self.setup, self.options, self.team = setup, setup.options, team
         self.run_log, self.learners = setup.run_log, setup.learners
-        self.learner, self.strategy = setup.learner(team)
+        self.model_state, self.strategy = setup.learner(team)
         self.checkpoints = setup.checkpoints(self.strategy.name)
         self.progress = TrainProgress()
         self._leader: int | None = None
@@ -124,92 +122,99 @@ class Trainer:
         return self._leader == self.team.rank
 
     def train(self) -> None:
-        """From the newest checkpoint to the last epoch, or to where the schedule ends."""
+        """Trains from the newest checkpoint to the last epoch, or until the schedule ends the training."""
         self._begin()
         while self.progress.epoch < self.options.epochs and (schedule := self._schedule()):
             try:
                 self._do_segment(schedule)
             except StaleSegment:
-                self.team.sleep(0.5)  # the others are about to finish a newer checkpoint
+                self.team.sleep(0.5)  # the others are about to complete a newer checkpoint
                 self._resume()
 
     def _schedule(self) -> Schedule | None:
-        """Of the current epoch; None where the schedule ended the training."""
+        """Returns the schedule of the current epoch, or None if the training has ended."""
         return self.options.schedule.after([record["heldout_loss"] for record in self.progress.history])
 
-    # where a run begins
+    # start of a run
 
     def _begin(self) -> None:
+        """Compares the learners and resumes. A restarted learner only resumes."""
         if self.team.incarnation > 0:
             self._resume()
             return
-        w = self.learner.params.w.cpu().double()
-        on_gpu = float(self.learner.device.type == "cuda")
-        own = [float(w.abs().sum()), float(w.square().sum()), on_gpu]
-        rows = self.team.gather(torch.tensor(own, dtype=torch.float64))
+        w = self.model_state.params.w.cpu().double()
+        on_gpu = float(self.model_state.device.type == "cuda")
+        fingerprint = [float(w.abs().sum()), float(w.square().sum()), on_gpu]
+        rows = self.team.gather(torch.tensor(fingerprint, dtype=torch.float64))
         if not all(torch.allclose(row[:2], rows[self.team.rank][:2], rtol=REL_TOL) for row in rows.values()):
-            raise InputError("the learners begin with different weights; have they the same software and examples?")
+            raise InputError(
+                "the learners start with different weights; check that all hosts have the same software and examples"
+            )
         if len({bool(row[2]) for rank, row in rows.items() if rank < self.learners}) > 1:
-            raise InputError("some learners have a GPU and some have none; mend these, or set train.device=cpu")
-        self._leader = min(rows)  # who opens the journal once it is known where the run goes on
+            raise InputError("some learners have a GPU and some have none; repair these, or set train.device=cpu")
+        self._leader = min(rows)  # opens the log below, when it is known where the run continues
         self._resume()
-        places = self.team.gather(torch.tensor([self.progress.epoch, self.progress.done], dtype=torch.float64))
-        if not all(torch.equal(place, places[self.team.rank]) for place in places.values()):
-            raise InputError("the learners see different checkpoints; start again once all hosts see the same files")
+        resumed = self.team.gather(torch.tensor([self.progress.epoch, self.progress.done], dtype=torch.float64))
+        if not all(torch.equal(position, resumed[self.team.rank]) for position in resumed.values()):
+            raise InputError("the learners see different checkpoints; start again when all hosts see the same files")
         if self._is_leader:
-            if self.team.size == 1:
-                where = f"{self.learner.device}, {torch.get_num_threads()} threads"
-            else:
-                where = f"{self.strategy.name} on {self.learners} learners, {self.learner.device.type}"
-                where += f" and {servers} servers" if (servers := self.team.size - self.learners) else ""
-            frames = int(self.setup.plan(self.progress.epoch).frames_N.sum())
-            log.info("%d parameters, %d training frames, %s", len(w), frames, where)
+            self._log_start(len(w))
             self.run_log.open((self.progress.kept[0], self.progress.kept[1]))
 
+    def _log_start(self, parameters: int) -> None:
+        if self.team.size == 1:
+            where = f"{self.model_state.device}, {torch.get_num_threads()} threads"
+        else:
+            where = f"{self.strategy.name} on {self.learners} learners, {self.model_state.device.type}"
+            where += f" and {servers} servers" if (servers := self.team.size - self.learners) else ""
+        frames = int(self.setup.plan(self.progress.epoch).frames_N.sum())
+        log.info("%d parameters, %d training frames, %s", parameters, frames, where)
+
     def _elect_leader(self, rows: Mapping[int, object]) -> None:
-        """The coordinator, until the team is at rest again, is the first of those that took part in a gather."""
+        """Makes the lowest rank that took part in a gather the leader. All learners agree on it."""
         self._leader = min(rows)
         if self._is_leader:
             self.run_log.open(None)
 
     def _resume(self) -> None:
-        """Take up the newest checkpoint, if there is one. Who was dead when it was made takes another's part of it."""
+        """Loads the newest checkpoint, if any. A learner missing from it loads another learner's part."""
         state = self.checkpoints.load()
         if state is None:
             return
         try:
             self.progress = TrainProgress(**state["cursor"])
-            own = self.checkpoints.load_learner(self.team.rank) if self.team.rank in state["members"] else None
-            part = own or self.checkpoints.load_learner(state["members"][0])
+            own_part = self.checkpoints.load_learner(self.team.rank) if self.team.rank in state["members"] else None
+            part = own_part or self.checkpoints.load_learner(state["members"][0])
             self.strategy.load_state_dict(part["strategy"])
-            if own is None:  # what another has counted is the other's
+            if own_part is None:  # the counts are the other learner's
                 self.strategy.staleness.clear()
                 self.strategy.metrics.clear()
             elif self.team.incarnation == 0:
-                load_usage(self.team.comm_stats, own["usage"])
-                torch.set_rng_state(own["rng"])
+                load_comm_stats(self.team.comm_stats, own_part["usage"])
+                torch.set_rng_state(own_part["rng"])
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, AssertionError) as error:
             raise InputError(
-                f"{self.checkpoints.newest()}: is not complete ({error}); remove it to go on from the one before"
+                f"{self.checkpoints.newest()}: is not complete ({error}); remove it to continue from the checkpoint "
+                "before"
             ) from error
         if self._is_leader:
-            log.info("goes on from %s", self.checkpoints.newest())
+            log.info("resuming from %s", self.checkpoints.newest())
 
     # segments
 
     def _do_segment(self, schedule: Schedule) -> None:
-        """Steps up to the next checkpoint, or to the end of the epoch."""
+        """Trains up to the next checkpoint, or to the end of the epoch."""
         progress, team, plan = self.progress, self.team, self.setup.plan(self.progress.epoch)
         leases = team.leases(self._segment(plan), self.strategy.synchronous)
         if not self._rejoined:
             self.strategy.rejoin()
             self._rejoined = True
-        gradients = GradientComputer(self.learner, plan, leases, schedule, read_ahead=team.clock == "wall")
+        gradients = GradientComputer(self.model_state, plan, leases, schedule, read_ahead=team.clock == "wall")
         gradient = team.timed(gradients) if team.rank < self.learners else no_gradient
         if self._is_leader:
             self.run_log.progress_bar.epoch(progress.epoch, len(plan), progress.done)
         begin = team.now()
-        self._reported = begin, LossSums(), progress.updates // self.options.report_every
+        self._last_report = Report(begin, LossSums(), progress.updates // self.options.report_every)
         while (step_result := self.strategy.step(gradient)) is not None:
             leases.complete(step_result)
             self._report(step_result, leases)
@@ -219,31 +224,34 @@ class Trainer:
             self._finish_epoch()
         self._checkpoint()
 
-    def _segment(self, plan: Plan) -> Segment:
-        """The next batches of the epoch; a checkpoint follows after `checkpoint_every` updates of the team."""
+    def _segment(self, plan: EpochPlan) -> Segment:
+        """Returns the next batches of the epoch. A segment has `checkpoint_every` updates of the team."""
         progress = self.progress
         end = min(progress.done + self.options.checkpoint_every * self.learners, len(plan))
         first, last = progress.done * plan.batch_size, end * plan.batch_size
         frames_N = plan.frames_N[first:last]
         frames = np.add.reduceat(frames_N, np.arange(0, len(frames_N), plan.batch_size))
         return Segment(
-            progress.epoch, progress.done, end, len(plan), tuple(frames.tolist()), progress.updates_before, self.learners
+            progress.epoch, progress.done, end, len(plan), tuple(frames.tolist()), progress.updates_before,
+            self.learners,
         )  # fmt: skip
 
     def _report(self, step_result: StepResult, leases: Leases) -> None:
-        """Now and then, the means over all learners since the last report. In step, all must take part."""
-        then, before, reports = self._reported
-        update = int(step_result.lease.updates) + 1
-        due = update // self.options.report_every
-        if due <= reports or not (self.strategy.synchronous or self._is_leader):
+        """Every `report_every` updates, writes the means over all learners since the last report.
+
+        Under a synchronous strategy all learners take part, because the totals are gathered.
+        """
+        last, update = self._last_report, int(step_result.lease.updates) + 1
+        number = update // self.options.report_every
+        if number <= last.number or not (self.strategy.synchronous or self._is_leader):
             return
         totals, now = leases.totals(), self.team.now()
-        self._reported = now, totals, due
-        new = totals - before
+        self._last_report = Report(now, totals, number)
+        new = totals - last.totals
         self._require_finite(new.mean_loss)
         if not self._is_leader:
             return
-        speed = new.frames / max(now - then, 1e-9)
+        speed = new.frames / max(now - last.time, 1e-9)
         record = {
             "epoch": self.progress.epoch + 1,
             "batch": update,
@@ -254,30 +262,37 @@ class Trainer:
         }
         self.run_log.metrics(record, update)
         self.run_log.progress_bar.done(self.progress.done + totals.batches)
-        self.run_log.progress_bar.status(f"loss {new.mean_loss:.3f}  {self._progress(speed)}")
+        self.run_log.progress_bar.status(f"loss {new.mean_loss:.3f}  {self._describe_speed(speed)}")
 
-    def _progress(self, speed: float) -> str:
+    def _describe_speed(self, speed: float) -> str:
         if self.team.size == 1:
             return f"{speed:,.0f} frames/s"
         staleness = self.strategy.staleness
         mean = sum(k * n for k, n in staleness.items()) / max(sum(staleness.values()), 1)
         distances = [record["consensus_distance"] for record in self.progress.history[-1:]]
-        apart = f"  consensus distance {distances[0]:.3g}" if distances else ""
-        return f"{speed / self.learners:,.0f} frames/s a learner  staleness {mean:.1f}{apart}"
+        distance = f"  consensus distance {distances[0]:.3g}" if distances else ""
+        return f"{speed / self.learners:,.0f} frames/s per learner  staleness {mean:.1f}{distance}"
 
     def _require_finite(self, loss: float) -> None:
         if not math.isfinite(loss):
             raise InputError(
-                f"{self.setup.out}: the loss is {loss} in epoch {self.progress.epoch + 1}; last good checkpoint: "
-                f"{self.checkpoints.newest()}; try a smaller schedule.base or train.optimizer.clip_norm"
+                f"{self.setup.out}: the loss is {loss} in epoch {self.progress.epoch + 1}; lower schedule.base or "
+                f"train.optimizer.clip_norm; last good checkpoint: {self.checkpoints.newest()}"
             )
 
-    def _finish_segment(self, plan: Plan, record: SegmentRecord, totals: LossSums, seconds: float) -> None:
-        """Audit the leases, and move the cursor."""
+    def _finish_segment(self, plan: EpochPlan, record: SegmentRecord, totals: LossSums, seconds: float) -> None:
+        """Audits the leases and advances the progress.
+
+        Args:
+            plan: the batches of the epoch.
+            record: the completed leases of the segment.
+            totals: sums of the segment over all learners.
+            seconds: duration of the segment at this learner.
+        """
         progress, segment = self.progress, record.segment
         totals += LossSums(*progress.totals)  # type: ignore[arg-type]
         self._require_finite(totals.mean_loss)
-        self.learner.params.check()
+        self.model_state.params.check()
         chunks = [min(plan.batch_size, len(plan.utterance_N) - n * plan.batch_size) for n in range(len(plan))]
         record.audit(chunks[segment.begin : segment.end])
         for completion in record.completions:
@@ -286,45 +301,37 @@ class Trainer:
         progress.updates = progress.updates_before + -(-segment.end // self.learners)
         progress.totals = list(astuple(totals))
         rows = self.team.gather(torch.tensor([seconds], dtype=torch.float64))
-        progress.seconds += max(float(row) for row in rows.values())  # who was restarted has not seen all of it
+        progress.seconds += max(float(row) for row in rows.values())  # a restarted learner has missed a part of it
         self._elect_leader(rows)
         if self._is_leader:
             self.run_log.leases(record)
 
+    # end of an epoch
+
     def _finish_epoch(self) -> None:
-        """The coordinator validates and writes the epoch's files, then tells all; if it dies over it, another does."""
+        """Has the leader validate and write the epoch's files. If it dies meanwhile, the next leader does it."""
         consensus = self.strategy.consensus()
-        measures = measure(self.team, self.strategy, consensus)
+        metrics = gather_comm_metrics(self.team, self.strategy, consensus)
         while True:
-            scores = self._validate(consensus, measures) if self._is_leader else (0.0, 0.0)
+            scores = self._validate(consensus, metrics) if self._is_leader else (0.0, 0.0)
             rows = self.team.gather(torch.tensor(scores, dtype=torch.float64))
             if self._leader in rows:
                 break
             self._elect_leader(rows)
         loss, error = rows[self._leader].tolist()
         self._require_finite(loss)
-        self.progress = after_epoch(self.progress, loss, error, measures)
+        self.progress = self.progress.after_epoch(loss, error, metrics.consensus_distance)
 
-    def _validate(self, consensus: Tensor, measures: Measures) -> tuple[float, float]:
-        """Held-out loss and frame error, and the files that tell of them."""
+    def _validate(self, consensus: Tensor, metrics: CommMetrics) -> tuple[float, float]:
+        """Returns held-out loss and frame error of the weights [N], and writes the files of the epoch."""
         loss, error = self.setup.validator(consensus)
         if math.isfinite(loss):
-            self._write_epoch(after_epoch(self.progress, loss, error, measures), measures)
+            progress = self.progress.after_epoch(loss, error, metrics.consensus_distance)
+            if progress.best_loss < self.progress.best_loss:
+                self._save_best(progress.history[-1])
+            self.run_log.epoch(progress.history[-1], progress.updates)
+            self._write_summary(progress, metrics)
         return loss, error
-
-    def _write_epoch(self, progress: TrainProgress, measures: Measures) -> None:
-        """Best model, metrics and summary as of `cursor`, after the epoch; who coordinated before may have begun it."""
-        record = progress.history[-1]
-        if progress.best_loss < self.progress.best_loss:
-            self._save_best(record)
-        line = {**record, "batch": progress.updates}
-        if json.dumps(line) not in (self.setup.out / "metrics.jsonl").read_text().splitlines():
-            self.run_log.metrics(line, progress.updates)
-        loss, error = record["heldout_loss"], record["heldout_frame_error"]
-        message = f"epoch {progress.epoch}: held-out loss {loss:.4f}, frame error {error:.2%}"
-        log.info("%s, training loss %.4f", message, record["train_loss"])
-        self.run_log.progress_bar.status(message)
-        self.run_log.summary(self._summary(progress, measures))
 
     def _save_best(self, record: dict[str, float]) -> None:
         setup = self.setup
@@ -335,11 +342,18 @@ class Trainer:
         }  # fmt: skip
         save_model(setup.out / "best.pt", setup.validator.model, info)
 
+    def _write_summary(self, progress: TrainProgress, metrics: CommMetrics) -> None:
+        summary = make_summary(
+            self.options, progress, metrics, self.setup.provenance, strategy=self.strategy.name,
+            learners=self.learners, clock=self.team.clock, parameters=len(self.model_state.params),
+        )  # fmt: skip
+        self.run_log.summary(summary)
+
     def _checkpoint(self) -> None:
-        """Save everything; the team is at rest. It comes last: whoever is killed before it does the segment again."""
-        state = {
+        """Saves the drained team. It is the last act of a segment: a run killed before it repeats the segment."""
+        state: dict[str, Any] = {
             "strategy": self.strategy.state_dict(),
-            "usage": usage_state(self.team.comm_stats),
+            "usage": comm_stats_to_dict(self.team.comm_stats),
             "rng": torch.get_rng_state(),
         }
         self.checkpoints.save_learner(self.progress.updates, self.team.rank, state)
@@ -354,35 +368,7 @@ class Trainer:
                 self.progress.updates, {"cursor": asdict(self.progress), "members": sorted(members)}
             )
 
-    def _summary(self, progress: TrainProgress, measures: Measures) -> dict[str, Any]:
-        options = self.options
-        best = min(progress.history, key=lambda record: record["heldout_loss"])
-        return {
-            "strategy": self.strategy.name,
-            "learners": self.learners,
-            "batch": options.batch_size,
-            "epochs": options.epochs,
-            "epochs_done": progress.epoch,
-            "best_epoch": best["epoch"],
-            "heldout_loss": [record["heldout_loss"] for record in progress.history],
-            "heldout_frame_error": [record["heldout_frame_error"] for record in progress.history],
-            "train_loss": [record["train_loss"] for record in progress.history],
-            "seconds": round(progress.seconds, 3),
-            "seconds_per_epoch": progress.seconds_per_epoch,
-            "clock": self.team.clock,
-            "frames_per_second": round(progress.frames / max(progress.seconds, 1e-9)),
-            "batches_per_learner": progress.batches_per_learner,
-            **asdict(measures),
-            "consensus_distance": [record["consensus_distance"] for record in progress.history],
-            "parameters": len(self.learner.params),
-            "optimizer": options.optimizer.kind,
-            "momentum": options.optimizer.momentum,
-            "schedule": asdict(options.schedule),
-            "seed": options.seed,
-            **self.setup.provenance,
-        }
-
 
 def no_gradient(on_bucket: BucketHook | None) -> StepResult | None:
-    """Of who computes none."""
+    """The gradient closure of a rank that only serves parameters."""
     return None

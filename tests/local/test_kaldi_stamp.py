@@ -8,7 +8,7 @@ import pytest
 import soundfile
 from hydra import compose, initialize_config_dir
 
-from asr_am.stages.data import units
+from asr_am.stages.data import targets
 from local.kaldi.prepare import prepare
 from tests.support.kaldi_corpus import LEXICON, RATE, edit, noise, write_kaldi_dir
 
@@ -36,7 +36,7 @@ def key(root: Path) -> str:
     given = [f"corpus.prepare.{name}={root / path}" for name, path in (("train", "train"), ("test", "test"))]
     given += [f"corpus.prepare.lexicon={root / 'lexicon.txt'}", "corpus.name=own", f"exp={root / 'exp'}"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return units(compose("config", overrides=["corpus=kaldi", *given]))[0].key()
+        return targets(compose("config", overrides=["corpus=kaldi", *given]))[0].key()
 
 
 @pytest.mark.parametrize("file", ["audio/a0-0.wav", "audio/a0-1.wav", "audio/a0-2.wav", "ark/wav.ark"])

@@ -1,4 +1,4 @@
-"""What a configuration of Ladkat et al.'s model, features and schedule says to the stages."""
+"""The targets of a configuration with Ladkat et al.'s model, features and schedule."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ def test_the_paper_on_every_corpus(corpus: str) -> None:
     built = options(cfg)
     assert isinstance(built.schedule, Newbob) and isinstance(built.model, LstmOptions)
     assert (built.model.layers, built.model.cells, built.model.lookahead) == (5, 768, 3)
-    folders = {unit.out.name: unit for unit in features.units(cfg)}
+    folders = {target.out.name: target for target in features.targets(cfg)}
     assert set(folders) == {"mfcc", "logmel", "lfbe64"} and folders["lfbe64"].config["num_bins"] == 64
     assert folders["lfbe64"].config["resample"] == folders["logmel"].config["resample"]
 
 
 def test_examples_are_made_from_the_features_that_are_stacked() -> None:
-    (unit,) = egs.units(config("features=lfbe64_lfr"))
-    assert unit.out.name.startswith("lfbe64_lfr-") and [path.name for path in unit.inputs] == ["lfbe64", "align"]
-    assert "random_phase" not in unit.config and "random_phase" not in egs.units(config())[0].config
-    (phased,) = egs.units(config("features=lfbe64_lfr", "features.random_phase=true"))
+    (target,) = egs.targets(config("features=lfbe64_lfr"))
+    assert target.out.name.startswith("lfbe64_lfr-") and [path.name for path in target.inputs] == ["lfbe64", "align"]
+    assert "random_phase" not in target.config and "random_phase" not in egs.targets(config())[0].config
+    (phased,) = egs.targets(config("features=lfbe64_lfr", "features.random_phase=true"))
     assert phased.config["random_phase"] is True
     run = next(
-        u for u in decode.units(config("features=lfbe64_lfr", "systems=[nnet]")) if u.out.parent.name == "decode"
+        u for u in decode.targets(config("features=lfbe64_lfr", "systems=[nnet]")) if u.out.parent.name == "decode"
     )
     assert "lfbe64" in {path.name for path in run.inputs}
 
 
 def test_a_start_is_a_source_of_the_run_and_nothing_is_where_none_is_given(tmp_path: Path) -> None:
     def sources(*overrides: str) -> tuple[list[Path], object]:
-        (unit,) = train.units(config(*overrides))
-        return list(unit.inputs), unit.config["train"]
+        (target,) = train.targets(config(*overrides))
+        return list(target.inputs), target.config["train"]
 
     plain_inputs, plain = sources()
     assert isinstance(plain, dict) and not {"init", "subset"} & plain.keys()
     inputs, with_init = sources(f"train.init={tmp_path}/best.pt")
     assert inputs == [*plain_inputs, tmp_path / "best.pt"] and with_init == plain
     assert sources("train.subset=0.125")[1] == plain | {"subset": 0.125}
-    (unit,) = train.units(config(f"train.init={tmp_path}/best.pt"))
+    (target,) = train.targets(config(f"train.init={tmp_path}/best.pt"))
     with pytest.raises(InputError, match="does not exist"):
-        unit.key()
+        target.key()
 
 
 def test_a_corpus_says_when_small_schedules_anneal() -> None:

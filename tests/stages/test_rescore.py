@@ -1,4 +1,4 @@
-"""Stage rescore: what it makes from the configuration, and that score finds it."""
+"""Stage rescore: its targets, and that stage score finds them."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ def config(tmp_path: Path, *overrides: str) -> DictConfig:
 
 def made(cfg: DictConfig) -> list[str]:
     root = Path(cfg.exp) / "minicts"
-    return [str(unit.out.relative_to(root)) for unit in rescore.units(cfg)]
+    return [str(target.out.relative_to(root)) for target in rescore.targets(cfg)]
 
 
 def test_nothing_unless_asked_for(tmp_path: Path) -> None:
     cfg = config(tmp_path, "systems=[tri]")
     assert made(cfg) == []
-    assert [unit.out.name for unit in score.units(cfg)] == ["tri_kn3"]
+    assert [target.out.name for target in score.targets(cfg)] == ["tri_kn3"]
 
 
 def test_the_lm_then_every_run(tmp_path: Path) -> None:
     cfg = config(tmp_path, "systems=[tri,nnet]", "rescore=true", "run=net")
     assert made(cfg) == ["lm/lstm", "rescore/tri_kn3+lstm", "rescore/net_kn3+lstm"]
-    names = [unit.out.name for unit in score.units(cfg)]
+    names = [target.out.name for target in score.targets(cfg)]
     assert names == ["tri_kn3", "tri_kn3+lstm", "net_kn3", "net_kn3+lstm"]
-    sources = {unit.out.name: unit.inputs[-1].parent.name for unit in score.units(cfg)}
+    sources = {target.out.name: target.inputs[-1].parent.name for target in score.targets(cfg)}
     assert sources["net_kn3"] == "decode" and sources["net_kn3+lstm"] == "rescore"
 
 
 def test_the_number_of_candidates_does_not_make_the_lm_anew(tmp_path: Path) -> None:
-    one, other = (rescore.units(config(tmp_path, "rescore=true", f"lm.nbest={n}")) for n in (10, 20))
+    one, other = (rescore.targets(config(tmp_path, "rescore=true", f"lm.nbest={n}")) for n in (10, 20))
     assert one[0].config == other[0].config and one[1].config != other[1].config
 
 
 def test_a_text_by_name_or_by_path(tmp_path: Path) -> None:
     own = tmp_path / "own.txt"
     own.write_text("B A\n")
-    assert own in rescore.units(config(tmp_path, "rescore=true", f"lm.text={own}"))[0].inputs
+    assert own in rescore.targets(config(tmp_path, "rescore=true", f"lm.text={own}"))[0].inputs
     with pytest.raises(InputError, match=r"lm.text=nowhere: no such text, neither .*lm/nowhere.txt nor nowhere"):
-        rescore.units(config(tmp_path, "rescore=true", "lm.text=nowhere"))
+        rescore.targets(config(tmp_path, "rescore=true", "lm.text=nowhere"))
 
 
 def test_a_name_that_is_taken(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"lm\.name=kn3: is the name of an n-gram LM"):
-        rescore.units(config(tmp_path, "rescore=true", "lm.name=kn3"))
+        rescore.targets(config(tmp_path, "rescore=true", "lm.name=kn3"))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "lm").glob("*.yaml")))
@@ -81,4 +81,4 @@ def test_every_lm_can_be_made_from_its_file(tmp_path: Path, name: str) -> None:
 )  # fmt: skip
 def test_what_dev_cannot_choose_from_is_refused_before_any_work(tmp_path: Path, override: str) -> None:
     with pytest.raises(InputError, match=override.partition("=")[0]):
-        score.units(config(tmp_path, "corpus=minicts", override))
+        score.targets(config(tmp_path, "corpus=minicts", override))

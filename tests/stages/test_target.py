@@ -1,4 +1,4 @@
-"""Units of work: made once, redone when a source changes, safe against being killed."""
+"""Targets: made once, redone when a source changes, safe against being killed."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def unit(tmp_path: Path, source: Path, **changes: object) -> Target:
-    given = {"out": tmp_path / "out", "inputs": [source], "config": {"a": 1}, "work": copy_of(source)}
+def target(tmp_path: Path, source: Path, **changes: object) -> Target:
+    given = {"out": tmp_path / "out", "inputs": [source], "config": {"a": 1}, "build": copy_of(source)}
     return Target(**(given | changes))  # type: ignore[arg-type]
 
 
 def test_made_once_then_up_to_date(tmp_path: Path, source: Path) -> None:
-    assert unit(tmp_path, source).run()
+    assert target(tmp_path, source).run()
     assert (tmp_path / "out/copy.txt").read_text() == "words!"
-    assert not unit(tmp_path, source).run()
+    assert not target(tmp_path, source).run()
     assert sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith(".")) == ["out", "source.txt"]
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_redone_when_a_source_a_value_or_an_output_changes(tmp_path: Path, source: Path, in_place: bool) -> None:
-    assert unit(tmp_path, source, in_place=in_place).run()
+    assert target(tmp_path, source, in_place=in_place).run()
     source.write_text("other words")
-    assert unit(tmp_path, source, in_place=in_place).run()
+    assert target(tmp_path, source, in_place=in_place).run()
     assert (tmp_path / "out/copy.txt").read_text() == "other words!"
-    assert unit(tmp_path, source, in_place=in_place, config={"a": 2}).run()
-    assert unit(tmp_path, source, in_place=in_place, config={"a": 2}, version=2).run()
+    assert target(tmp_path, source, in_place=in_place, config={"a": 2}).run()
+    assert target(tmp_path, source, in_place=in_place, config={"a": 2}, version=2).run()
     (tmp_path / "out/copy.txt").write_text("")
-    assert unit(tmp_path, source, in_place=in_place, config={"a": 2}, version=2).run()
+    assert target(tmp_path, source, in_place=in_place, config={"a": 2}, version=2).run()
     assert (tmp_path / "out.old").exists() == in_place
 
 
@@ -61,9 +61,9 @@ def test_a_run_that_does_not_end_takes_nobodys_place(tmp_path: Path, source: Pat
         (place / "config.yaml").write_text("a: -1")
         raise InputError("a=-1: must be positive")
 
-    def run(value: int, work: Callable[[Path], None] | None = None) -> None:
-        work = work or copy_of(source)
-        unit(tmp_path, source, config={"a": value}, work=work, in_place=True, keep_if="checkpoint").run()
+    def run(value: int, build: Callable[[Path], None] | None = None) -> None:
+        build = build or copy_of(source)
+        target(tmp_path, source, config={"a": value}, build=build, in_place=True, keep_if="checkpoint").run()
 
     def folders() -> dict[str, str]:
         return {
@@ -90,9 +90,9 @@ def test_a_run_that_does_not_end_takes_nobodys_place(tmp_path: Path, source: Pat
 
 
 def test_an_unfinished_run_never_replaces_a_finished_one(tmp_path: Path, source: Path) -> None:
-    def run(value: int, work: Callable[[Path], None] | None = None) -> None:
-        work = work or copy_of(source)
-        unit(tmp_path, source, config={"a": value}, work=work, in_place=True).run()
+    def run(value: int, build: Callable[[Path], None] | None = None) -> None:
+        build = build or copy_of(source)
+        target(tmp_path, source, config={"a": value}, build=build, in_place=True).run()
 
     for value in (1, 2):
         run(value)
@@ -102,11 +102,11 @@ def test_an_unfinished_run_never_replaces_a_finished_one(tmp_path: Path, source:
 
 
 def test_what_other_programs_write_beside_the_output_is_no_part_of_it(tmp_path: Path, source: Path) -> None:
-    def work(place: Path) -> None:
+    def build(place: Path) -> None:
         (place / "wandb").mkdir()
         (place / "wandb/debug.log").write_text("one line\n")
 
-    made = unit(tmp_path, source, work=work, in_place=True, apart=("wandb",))
+    made = target(tmp_path, source, build=build, in_place=True, exclude=("wandb",))
     assert made.run()
     (tmp_path / "out/wandb/debug.log").write_text("one line\nand another\n")
     assert not made.run()
@@ -114,9 +114,9 @@ def test_what_other_programs_write_beside_the_output_is_no_part_of_it(tmp_path: 
 
 def test_redone_downstream_of_what_was_redone(tmp_path: Path, source: Path) -> None:
     def chain(value: int) -> list[bool]:
-        first = unit(tmp_path, source, config={"a": value})
-        work = copy_of(tmp_path / "out/copy.txt")
-        return [first.run(), Target(tmp_path / "second", [first.out], {}, work).run()]
+        first = target(tmp_path, source, config={"a": value})
+        build = copy_of(tmp_path / "out/copy.txt")
+        return [first.run(), Target(tmp_path / "second", [first.out], {}, build).run()]
 
     assert chain(1) == [True, True]
     assert chain(1) == [False, False]
@@ -125,28 +125,28 @@ def test_redone_downstream_of_what_was_redone(tmp_path: Path, source: Path) -> N
 
 def test_missing_and_unfinished_inputs_are_named(tmp_path: Path, source: Path) -> None:
     with pytest.raises(InputError, match="gone does not exist"):
-        unit(tmp_path, source, inputs=[tmp_path / "gone"]).run()
+        target(tmp_path, source, inputs=[tmp_path / "gone"]).run()
     with pytest.raises(ZeroDivisionError):
-        unit(tmp_path, source, in_place=True, work=lambda place: (place / "half").write_text(str(1 / 0)) and None).run()
+        target(tmp_path, source, in_place=True, build=lambda folder: folder.joinpath("half", str(1 / 0)) and None).run()
     with pytest.raises(InputError, match="out is unfinished"):
         Target(tmp_path / "second", [tmp_path / "out"], {}, copy_of(source)).run()
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.write_text("w"), Path.unlink], ids=["cut", "gone"])
 def test_a_damaged_input_is_named(tmp_path: Path, source: Path, damage: Callable[[Path], object]) -> None:
-    first = unit(tmp_path, source)
+    first = target(tmp_path, source)
     first.run()
     second = Target(tmp_path / "second", [first.out], {}, lambda place: None)
     second.run()
     damage(tmp_path / "out/copy.txt")
-    with pytest.raises(InputError, match=r"out/copy.txt is missing, or has not the size"):
+    with pytest.raises(InputError, match=r"out/copy.txt is missing, or has another size"):
         second.run()
     assert first.run() and not second.run()
 
 
 def test_files_beside_the_output_are_part_of_it(tmp_path: Path, source: Path) -> None:
     table = tmp_path / "table.md"
-    made = unit(tmp_path, source, work=lambda place: table.write_text("1 2 3") and None, beside=[table])
+    made = target(tmp_path, source, build=lambda place: table.write_text("1 2 3") and None, extra_outputs=[table])
     assert made.run() and not made.run()
     table.write_text("1")
     assert made.run() and table.read_text() == "1 2 3"
@@ -155,24 +155,24 @@ def test_files_beside_the_output_are_part_of_it(tmp_path: Path, source: Path) ->
 
 
 def test_failure_keeps_the_old_output(tmp_path: Path, source: Path) -> None:
-    unit(tmp_path, source).run()
+    target(tmp_path, source).run()
 
     def fail(place: Path) -> None:
         (place / "copy.txt").write_text("half")
         raise InputError("no")
 
     with pytest.raises(InputError):
-        unit(tmp_path, source, config={"a": 2}, work=fail).run()
+        target(tmp_path, source, config={"a": 2}, build=fail).run()
     assert (tmp_path / "out/copy.txt").read_text() == "words!"
-    assert not unit(tmp_path, source).run()
+    assert not target(tmp_path, source).run()
 
 
 SCRIPT = """
     import sys, time
     from pathlib import Path
-    from asr_am.stages.target import Unit
+    from asr_am.stages.target import Target
 
-    def work(place):
+    def build(place):
         for step in range(3):
             if not (place / str(step)).exists():
                 (place / str(step)).write_text(sys.argv[2])
@@ -180,7 +180,7 @@ SCRIPT = """
             if step == int(sys.argv[3]):
                 time.sleep(60)
 
-    Unit(Path(sys.argv[1]) / "out", [], {}, work).run()
+    Target(Path(sys.argv[1]) / "out", [], {}, build).run()
 """
 
 
@@ -203,10 +203,10 @@ def test_killed_in_the_middle_then_taken_up(tmp_path: Path) -> None:
 
 
 def test_killed_between_the_two_renames(tmp_path: Path, source: Path) -> None:
-    unit(tmp_path, source).run()
+    target(tmp_path, source).run()
     (tmp_path / "out").rename(tmp_path / "out.partial")
     called = []
-    unit(tmp_path, source, work=called.append).run()
+    target(tmp_path, source, build=called.append).run()
     assert (tmp_path / "out/copy.txt").read_text() == "words!" and not called
 
 
@@ -214,18 +214,18 @@ POOL = """
     import os, sys, time
     from pathlib import Path
     from asr_am.parallel import parallel_map
-    from asr_am.stages.target import Unit
+    from asr_am.stages.target import Target
 
     def item(number):
         os.write(1, b"began\\n")  # at once, so that two workers never share a line
         time.sleep(60)
 
-    Unit(Path(sys.argv[1]) / "out", [], {}, lambda place: parallel_map(item, [1, 2, 3], 2, "waiting")).run()
+    Target(Path(sys.argv[1]) / "out", [], {}, lambda place: parallel_map(item, [1, 2, 3], 2, "waiting")).run()
 """
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_killed_alone_its_workers_end_and_let_go_of_the_unit(tmp_path: Path, how: signal.Signals) -> None:
+def test_killed_alone_its_workers_end_and_release_the_target(tmp_path: Path, how: signal.Signals) -> None:
     command = [sys.executable, "-c", textwrap.dedent(POOL), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout

@@ -1,7 +1,8 @@
-"""Stage train: what a configuration says about who trains together."""
+"""Stage train: its target, its typed configuration, and the launchers."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,14 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from asr_am.distributed.cluster_config import Cluster, Workload
+from asr_am.distributed.strategies.psp import Psp
 from asr_am.errors import InputError
 from asr_am.stages.app import values
 from asr_am.stages.egs import egs_dir
 from asr_am.stages.target import KEY
-from asr_am.stages.train import units
-from asr_am.stages.train_worker import run_worker
+from asr_am.stages.train import targets
+from asr_am.stages.train_config import LaunchOptions, TrainConfig, current_target, key_target, with_current_targets
+from asr_am.train.run_log import NoTracker
 from tests.support.egs_examples import write_examples
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -49,7 +52,7 @@ def test_clusters_and_workloads(cluster: str, workload: str) -> None:
 
 def test_runs_are_named_by_who_trains() -> None:
     names = {
-        units(config(*overrides))[0].out.name
+        targets(config(*overrides))[0].out.name
         for overrides in (
             [],
             ["strategy=sync", "launcher=virtual", "learners=16"],
@@ -61,7 +64,7 @@ def test_runs_are_named_by_who_trains() -> None:
 
 def test_the_cluster_is_a_source_of_a_virtual_run_only() -> None:
     def sources(*overrides: str) -> object:
-        return units(config(*overrides))[0].config
+        return targets(config(*overrides))[0].config
 
     slow = "cluster.faults.slow={0:2}"
     assert sources() == sources(slow)
@@ -71,21 +74,114 @@ def test_the_cluster_is_a_source_of_a_virtual_run_only() -> None:
 
 def test_the_other_hosts_take_part_and_mark_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     two = ("strategy=sync", "learners=8", "launcher=process", "launcher.nodes=2", "launcher.address=h:1")
-    assert units(config(*two))[0].is_leader
-    assert not units(config(*two, "launcher.node_rank=1"))[0].is_leader
+    assert targets(config(*two))[0].is_leader
+    assert not targets(config(*two, "launcher.node_rank=1"))[0].is_leader
     monkeypatch.setenv("RANK", "3")
-    assert not units(config("strategy=sync", "learners=8", "launcher=torchrun"))[0].is_leader
+    assert not targets(config("strategy=sync", "learners=8", "launcher=torchrun"))[0].is_leader
 
 
 def test_several_learners_need_a_launcher() -> None:
     with pytest.raises(InputError, match="need launcher=virtual"):
-        units(config("learners=4", "strategy=sync"))
+        targets(config("learners=4", "strategy=sync"))
 
 
 def test_torchrun_is_for_strategies_that_move_in_step(tmp_path: Path) -> None:
-    (tmp_path / KEY).write_text("0")
-    with pytest.raises(InputError, match="strategy=ps_sync does not move in step"):
-        run_worker(config("strategy=ps_sync", "learners=2", "launcher=torchrun", "logger=none"), tmp_path)
+    with pytest.raises(InputError, match="launcher=torchrun: strategy=ps_sync is asynchronous"):
+        TrainConfig.parse(config("strategy=ps_sync", "learners=2", "launcher=torchrun", "logger=none"), tmp_path)
+
+
+def test_a_configuration_is_parsed_once_into_types(tmp_path: Path) -> None:
+    (tmp_path / KEY).write_text("0123")
+    cfg = config(
+        "strategy=psp", "strategy.apart=true", "strategy.servers=2", "learners=4", "launcher=process",
+        "launcher.nodes=3", "launcher.timeout=7", "cluster.faults.slow={3:10}", "logger=none",
+    )  # fmt: skip
+    parsed = TrainConfig.parse(cfg, tmp_path)
+    assert (parsed.learners, parsed.servers, parsed.size, parsed.synchronous) == (4, 2, 6, False)
+    assert parsed.launch_options == LaunchOptions(nodes=3, timeout=7) and parsed.cluster.faults.slow == {3: 10}
+    assert parsed.strategy.func is Psp and parsed.strategy.keywords["servers"] == 2
+    assert isinstance(parsed.make_tracker(), NoTracker)
+    assert parsed.provenance["config_hash"] == "0123" and parsed.provenance["faults"] == {"slow": {3: 10}}
+    assert parsed.provenance["strategy_options"] == parsed.strategy.keywords
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("launcher.nodes=3", r"^launcher\.nodes=3: 4 learners and servers cannot be divided"),
+        ("launcher.nodes=0", r"^launcher\.nodes=0: "),
+        ("launcher.timeout=soon", r"^launcher\.timeout=soon: input should be a valid number"),
+        ("+launcher.ports=3", r"^launcher\.ports: there is no such option"),
+        ("logger._target_=wandb.Traker", r"^logger\._target_=wandb\.Traker: cannot be imported"),
+        ("strategy._target_=x.Sync", r"^strategy\._target_=x\.Sync: cannot be imported"),
+    ],
+)
+def test_a_wrong_option_is_named(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TrainConfig.parse(config("strategy=sync", "learners=4", "launcher=process", override), tmp_path)
+
+
+OLD_TARGETS = {
+    "local": "asr_am.distributed.local.Local",
+    "sync": "asr_am.distributed.sync.Sync",
+    "hybrid": "asr_am.distributed.hybrid.Hybrid",
+    "dpsgd": "asr_am.distributed.dpsgd.Dpsgd",
+    "adpsgd": "asr_am.distributed.adpsgd.Adpsgd",
+    "gtc": "asr_am.distributed.gtc.Gtc",
+    "bmuf": "asr_am.distributed.bmuf.Bmuf",
+    "htm": "asr_am.distributed.htm.Htm",
+    "ps_sync": "asr_am.distributed.ps_sync.PsSync",
+    "ps_async": "asr_am.distributed.ps_async.PsAsync",
+    "psp": "asr_am.distributed.psp.Psp",
+    "parallax": "asr_am.distributed.parallax.strategy.Parallax",
+}
+
+
+@pytest.mark.parametrize("name", choices("strategy"))
+def test_an_old_path_of_a_strategy_is_accepted_and_is_the_same_run(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    new = config(f"strategy={name}", "learners=16", "launcher=virtual")
+    old = config(f"strategy={name}", "learners=16", "launcher=virtual", f"strategy._target_={OLD_TARGETS[name]}")
+    assert targets(old)[0].config == targets(new)[0].config
+    assert key_target(new.strategy._target_) == OLD_TARGETS[name]
+    with caplog.at_level(logging.INFO):
+        assert with_current_targets(new) == new and not caplog.text
+        assert with_current_targets(old) == new
+    expected = f"strategy._target_={OLD_TARGETS[name]}: has moved, please write {new.strategy._target_}"
+    assert caplog.messages == [expected]
+
+
+def test_old_paths_of_trackers_are_accepted(tmp_path: Path) -> None:
+    for logger in choices("logger"):
+        target = config(f"logger={logger}").logger._target_
+        old = target.replace("run_log", "tracking")
+        assert old != target and current_target(old) == target == current_target(target)
+        parsed = TrainConfig.parse(config(f"logger={logger}", f"logger._target_={old}"), tmp_path)
+        assert type(parsed.make_tracker()).__name__ == target.rpartition(".")[2]
+    assert current_target("my.own.Strategy") == "my.own.Strategy"
+
+
+def test_the_key_of_finished_runs_does_not_change() -> None:
+    """Any change of these values would train every finished run again."""
+    base = config("strategy=sync", "learners=4", "launcher=process", "corpus=an4")
+    (target,) = targets(base)
+    assert target.version == 1 and target.config == {
+        "train": {
+            "epochs": 10, "batch_size": 64, "random_offset": True, "ivector_noise": 1.0, "label_smoothing": 0.0,
+            "accumulation": 1, "precision": "float32",
+            "optimizer": {"kind": "adam", "momentum": 0.9, "weight_decay": 0.0, "clip_norm": 5.0},
+            "masking": {"bands": 0, "band_width": 0, "spans": 0, "span_width": 0, "streams": 3},
+        },
+        "model": {"name": "blstm", "layers": 2, "cells": 128, "projection": 256, "dropout": 0.2},
+        "schedule": {"base": 0.003, "anneal_from": 6, "anneal": 0.6, "warmup_batches": 50},
+        "strategy": {
+            "name": "sync", "_target_": "asr_am.distributed.sync.Sync", "_partial_": True, "form": "gradients",
+            "overlap": True,
+        },
+        "seed": 1,
+        "launcher": "process",
+        "learners": 4,
+        "faults": {"slow": None, "crashes": [], "late_share": 0.0, "late_seconds": 0.0, "lost_share": 0.0},
+    }  # fmt: skip
 
 
 TINY = (
@@ -101,7 +197,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     exp = tmp_path_factory.mktemp("exp")
     cfg = config(*TINY, f"exp={exp}")
     write_examples(egs_dir(cfg))
-    assert units(cfg)[0].run()
+    assert targets(cfg)[0].run()
     return exp
 
 
@@ -128,5 +224,5 @@ def test_a_finished_run_survives_any_typo(finished: Path, overrides: tuple[str, 
 
     before = files()
     with pytest.raises(InputError):
-        units(config(*TINY, f"exp={finished}", *overrides))[0].run()
+        targets(config(*TINY, f"exp={finished}", *overrides))[0].run()
     assert files() == before and len(list((finished / "toy/train").iterdir())) == 2, "the run and its lock"

@@ -9,7 +9,7 @@ from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.leases import RoundRobinLeases, Segment
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.team import SingleProcess
-from asr_am.egs.loader import IGNORE, Batch, Loader, Plan
+from asr_am.egs.loader import IGNORE, Batch, EpochPlan, Loader
 from asr_am.egs.store import EgsSet
 from asr_am.model.blstm import Blstm, BlstmOptions
 from asr_am.train.gradient import CACHED, GradientComputer, ModelState, Validator, cross_entropy_sum
@@ -32,7 +32,7 @@ def make_learner(egs_dir: Path, **options: object) -> ModelState:
     return ModelState(model, params, Optimizer(params, chosen.optimizer), loader, chosen, torch.device("cpu"))
 
 
-def rounds(plan: Plan, rank: int = 0, size: int = 1, begin: int = 0) -> RoundRobinLeases:
+def rounds(plan: EpochPlan, rank: int = 0, size: int = 1, begin: int = 0) -> RoundRobinLeases:
     frames = [int(plan.frames_N[plan.chunks(n)].sum()) for n in range(begin, len(plan))]
     segment = Segment(plan.epoch, begin, len(plan), len(plan), tuple(frames), updates_before=0, learners=1)
     return RoundRobinLeases(segment, rank, size, SingleProcess().gather)

@@ -79,9 +79,8 @@ def test_sync_under_torchrun(hosts: list[str], egs_dir: Path, tmp_path: Path) ->
 def test_adpsgd_under_our_supervisor_with_a_key_file(hosts: list[str], egs_dir: Path, tmp_path: Path) -> None:
     make_key_file(tmp_path / "team.key")
     learner = [sys.executable, "-m", "tests.support.train_worker_main", "adpsgd", str(egs_dir), str(tmp_path), "-1"]
-    program = (
-        "import sys; from asr_am.distributed.runtime.launcher import launch; launch(sys.argv[2:], 2, in_step=False, "
-    )
+    program = "import sys; from asr_am.distributed.runtime.launcher import launch; "
+    program += "launch(sys.argv[2:], 2, synchronous=False, "
     program += (
         f"nodes=2, node_rank=int(sys.argv[1]), address='{ADDRESSES[0]}:29414', key_file='{tmp_path / 'team.key'}')"
     )

@@ -60,7 +60,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> LmRun:
 def test_it_learns_what_a_trigram_cannot(trained: LmRun) -> None:
     trigram = ngram_logprobs(estimate(sentences(160, 1), WORDS, 3), DEV.sentences)
     limit = perplexity(trigram, counted(DEV.sentences, WORDS))
-    best = min(trained.cursor.perplexities)
+    best = min(trained.progress.perplexities)
     assert best < 0.9 * limit
     exact = np.exp((np.log(4) + 3 * np.log(2)) / 6)  # the entropy of the sentences over words and end
     assert best > exact * 0.97
@@ -103,7 +103,7 @@ def test_a_killed_run_ends_with_the_same_bits(trained: LmRun, tmp_path: Path, st
     dies_after(steps, run_in(tmp_path / "cut", options))
     again = run_in(tmp_path / "cut", options)
     again.train()
-    assert again.cursor.perplexities == whole.cursor.perplexities
+    assert again.progress.perplexities == whole.progress.perplexities
     for a, b in zip(again.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(a, b)
     assert (tmp_path / "cut/metrics.jsonl").read_text() == (tmp_path / "whole/metrics.jsonl").read_text()
@@ -132,19 +132,19 @@ def test_sampled_softmax_trains_too(tmp_path: Path, change: Callable[[LmOptions]
     run = run_in(tmp_path / "lm", change(OPTIONS))
     before = run.dev.perplexity(run.model, run.units)
     run.train()
-    assert min(run.cursor.perplexities) < 0.7 * before
+    assert min(run.progress.perplexities) < 0.7 * before
 
 
 def test_pieces_train_too(tmp_path: Path) -> None:
     run = run_in(tmp_path / "lm", replace(OPTIONS, epochs=2), kind="sentencepiece")
     run.train()
-    assert len(run.units) == 10 and np.isfinite(run.cursor.perplexities[-1])
+    assert len(run.units) == 10 and np.isfinite(run.progress.perplexities[-1])
 
 
 def test_dev_decides_when_to_stop(tmp_path: Path) -> None:
     run = run_in(tmp_path / "lm", replace(OPTIONS, epochs=50, rate=1e-9, patience=2, decay=0.5))
     run.train()
-    assert run.cursor.epoch == 3 and run.cursor.rate == pytest.approx(0.25e-9)
+    assert run.progress.epoch == 3 and run.progress.rate == pytest.approx(0.25e-9)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_a_learner_that_lost_its_part_does_not_take_anothers(egs_dir: Path, tmp_
     with pytest.raises(LearnerLost):
         virtually(egs_dir, tmp_path / "cut", Dpsgd, crashes=[{"learner": 2, "at": 14.0}])
     sorted((tmp_path / "cut/checkpoints").iterdir())[-1].joinpath("learner-2.pt").unlink()
-    with pytest.raises(InputError, match=r"learner-2.pt: not readable .*remove it to go on"):
+    with pytest.raises(InputError, match=r"learner-2.pt: not readable .*remove it to continue"):
         virtually(egs_dir, tmp_path / "cut", Dpsgd)
 
 
@@ -147,8 +147,8 @@ def test_adpsgd_goes_on_without_a_learner_that_then_rejoins(egs_dir: Path, tmp_p
 
 
 @pytest.mark.parametrize("restart_after", [None, 0.5])
-@pytest.mark.parametrize("method", ["_save_best", "_summary"])
-def test_another_writes_the_files_that_the_coordinator_dies_over(
+@pytest.mark.parametrize("method", ["_save_best", "_write_summary"])
+def test_another_learner_writes_the_files_if_the_leader_dies_meanwhile(
     egs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, restart_after: float | None
 ) -> None:
     whole = getattr(Trainer, method)
@@ -202,12 +202,12 @@ def test_local_is_for_one_and_a_ring_is_even(egs_dir: Path, tmp_path: Path) -> N
         virtually(egs_dir, tmp_path, Local)
     odd = partial(train_virtually, egs_dir, tmp_path, TrainOptions(**{**OPTIONS.__dict__, "batch_size": 9}), learners=3)
     for strategy in (Adpsgd, Dpsgd):
-        with pytest.raises(InputError, match="an even number; use 4 or 2"):
+        with pytest.raises(InputError, match="an even number: use 4 or 2"):
             odd(cluster=cluster(), workload=WORKLOAD, strategy=strategy)
 
 
-def test_a_network_that_loses_letters_is_not_for_dpsgd(egs_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"faults\.lost_share=0\.1: dpsgd sends no letter again"):
+def test_dpsgd_refuses_a_network_that_loses_messages(egs_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"faults\.lost_share=0\.1: dpsgd never resends messages"):
         virtually(egs_dir, tmp_path / "virtual", Dpsgd, lost_share=0.1)
 
 
@@ -222,7 +222,7 @@ def test_a_real_team_asks_its_strategy_about_faults_too(egs_dir: Path, tmp_path:
 
 def test_as_many_servers_go_on_as_there_were(egs_dir: Path, tmp_path: Path) -> None:
     virtually(egs_dir, tmp_path, partial(PsSync, servers=1), with_epochs(1))
-    with pytest.raises(InputError, match=r"has 1 servers, this run 2; set strategy\.servers=1"):
+    with pytest.raises(InputError, match=r"has 1 servers, this run 2: set strategy\.servers=1"):
         virtually(egs_dir, tmp_path, partial(PsSync, servers=2))
 
 
@@ -230,7 +230,7 @@ def test_learners_that_see_different_checkpoints_do_not_begin(
     egs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def resume(run: Trainer) -> None:
-        run.cursor.epoch = int(run.team.rank == 2)
+        run.progress.epoch = int(run.team.rank == 2)
 
     monkeypatch.setattr(Trainer, "_resume", resume)
     with pytest.raises(InputError, match="the learners see different checkpoints"):
