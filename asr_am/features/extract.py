@@ -122,8 +122,8 @@ def extract_features(
     final = (final or out).resolve()
     for subset in sets:
         tasks = make_tasks(data_dir, subset, out, sampling_rate, resample)
-        written = parallel_map(partial(write_archive, extractor=extractor), tasks, jobs, f"{kind} {subset}")
-        write_index(out, subset, written, final, kind, options)
+        results = parallel_map(partial(write_archive, extractor=extractor), tasks, jobs, f"{kind} {subset}")
+        write_index(out, subset, results, final, kind, options)
     (out / "options.json").write_text(json.dumps({"kind": kind, **asdict(options)}, indent=2) + "\n", encoding="utf-8")
 
 
@@ -193,14 +193,14 @@ def _checked_features(
 
 
 def write_index(
-    out: Path, subset: str, written: Sequence[ArchiveResult], final: Path, kind: str, options: SpectralOptions
+    out: Path, subset: str, results: Sequence[ArchiveResult], final: Path, kind: str, options: SpectralOptions
 ) -> None:
     """Writes the files that cover all archives of a set: .scp, utt2spk, CMVN statistics, manifest, dropped utterances.
 
     Args:
         out: output folder.
         subset: name of the set.
-        written: results of all archives.
+        results: one per archive.
         final: the name that `out` will be renamed to.
         kind: feature kind.
         options: how features were computed.
@@ -208,15 +208,15 @@ def write_index(
     rows = sorted(
         (
             (segment, f"{final / result.archive.name}:{offset}", frames)
-            for result in written
+            for result in results
             for segment, offset, frames in result.utterances
         ),
         key=lambda row: row[0].id,
     )
-    _report(out, subset, written, len(rows))
+    _report(out, subset, results, len(rows))
     write_lines(out / f"{subset}.scp", [f"{segment.id} {location}" for segment, location, _ in rows])
     write_lines(out / f"{subset}_utt2spk", [f"{segment.id} {segment.speaker}" for segment, _, _ in rows])
-    write_cmvn(out, subset, written, final)
+    write_cmvn(out, subset, results, final)
     manifest = [_manifest_item(segment, frames, final / f"{subset}.scp", kind, options) for segment, _, frames in rows]
     FeatureSet.from_features(manifest).to_file(out / f"{subset}_features.jsonl.gz")
     seconds = sum(frames for _, _, frames in rows) * options.frame_shift
@@ -225,10 +225,10 @@ def write_index(
     )
 
 
-def write_cmvn(out: Path, subset: str, written: Sequence[ArchiveResult], final: Path) -> None:
+def write_cmvn(out: Path, subset: str, results: Sequence[ArchiveResult], final: Path) -> None:
     """Sums the CMVN statistics of every speaker over the archives, and writes them as double matrices."""
     total: dict[str, np.ndarray] = {}
-    for result in written:
+    for result in results:
         for speaker, stats in result.stats.items():
             total[speaker] = total.get(speaker, 0.0) + stats
     name = f"{subset}_cmvn.ark"
@@ -259,10 +259,10 @@ def _manifest_item(
     )
 
 
-def _report(out: Path, subset: str, written: Sequence[ArchiveResult], kept: int) -> None:
+def _report(out: Path, subset: str, results: Sequence[ArchiveResult], kept: int) -> None:
     """Logs and lists dropped and clipped utterances. Raises InputError if no utterance is left."""
-    dropped = sorted(item for result in written for item in result.dropped)
-    clipped = [item for result in written for item in result.clipped]
+    dropped = sorted(item for result in results for item in result.dropped)
+    clipped = [item for result in results for item in result.clipped]
     listed = out / f"{subset}_dropped.txt"
     write_lines(listed, [f"{utterance} {frames}" for utterance, frames in dropped])
     if not kept:

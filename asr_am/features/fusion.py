@@ -1,17 +1,16 @@
 """Network inputs: several feature kinds side by side, i-vectors, and stacking of frames for a low frame rate.
 
-A kind is a feature kind or several joined by `+`, which are concatenated in this order in every frame.
+A kind is one feature kind, or several joined by `+`, which are concatenated in this order in every frame.
 `fmllr+ivector+logmel` is the input of Zhang et al. (ICASSP 2019, section 4.2): fMLLR (40), i-vector (100), log-mel with
-deltas and double deltas (120), 260 in all. Any subset in any order works. `ivector` alone does not, because it has no
-frames: i-vectors are stored per speaker or segment and appended to the frames when these are read.
+deltas and double deltas (120), 260 in all. Any subset in any order works, except `ivector` alone, which has no frames:
+i-vectors are stored per speaker or segment and added to the frames when these are read.
 
 A kind that ends in `_lfr` has a low frame rate: STACK adjacent frames are stacked into one, as Ladkat et al.
 (Interspeech 2019, section 3.2) do. It cannot be joined with others. Features on disk, alignments and decoding graphs
 keep the full rate. Stage egs stacks features and takes the label of the middle frame of each stack. Decoding repeats
 the score of a stack for each of its frames, so HMM topology, LM weights and word times are those of the full rate.
 
-Shapes: T frames, K stacks, F features of all frame streams, N = STACK frames of a stack, V all inputs, S dimensions of
-the i-vector, P pdfs.
+Shapes: T frames, K stacks, F features of all frame streams, V all inputs, S dimensions of the i-vector, P pdfs.
 """
 
 from __future__ import annotations

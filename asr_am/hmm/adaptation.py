@@ -173,7 +173,7 @@ def adapt_speakers(
     frames = sum(result.frames for result in results)
     gain = sum(result.gain * result.frames for result in results) / max(frames, 1.0)
     logger.info("%s: fMLLR of %d speakers, log-likelihood per frame %+.3f", title, len(results), gain)
-    for kind, meaning in (("shift", "get only an offset"), ("none", "keep the start transform")):
+    for kind, meaning in (("shift", "get only an offset"), ("none", "keep the initial transform")):
         few = [f"{result.speaker} ({result.frames:.0f})" for result in results if result.kind == kind]
         if few:
             logger.warning("%s: %d speakers have too few frames of speech and %s: %s", title, len(few), meaning,

@@ -102,9 +102,13 @@ def add_self_loops(
 ) -> kaldifst.StdVectorFst:
     """Adds self-loops and transition probabilities to a graph over graph labels, the last step of graph construction.
 
-    The arc that enters an HMM state carries the log probability of its exit, and the loop that of the self-loop, both
-    times `self_loop_scale` (Kaldi's; 0.1 goes with an acoustic scale of 0.1). A stay of n frames thus costs -scale (log
-    next + (n - 1) log loop). States entered with several labels are split, with an epsilon arc back.
+    The arc that enters an HMM state carries the log probability of its exit, and the loop that of the self-loop. Both
+    are multiplied by `self_loop_scale` (Kaldi's, where 0.1 goes with an acoustic scale of 0.1). A stay of n frames
+    costs
+
+        -scale (log next + (n - 1) log loop).
+
+    States that are entered with several labels are split, with an epsilon arc back.
     """
     graph = FstArrays.from_fst(fst)
     if graph.num_states == 0:
