@@ -1,9 +1,9 @@
-"""CMU AN4 as a data directory: wav files, lhotse manifests, NIST references, lexicon and LM text.
+"""Prepares CMU AN4 as a data directory: wav files, lhotse manifests, NIST references, lexicon and LM text.
 
     python -m local.an4.prepare --data-dir DIR --out DIR
 
-The split is the official one (948 training utterances; 130 test utterances, 773 words), with seven training speakers
-held out as dev. The corpus' README says little-endian; the samples of `an4_raw.bigendian` are big-endian.
+Uses the official split (948 training utterances, 130 test utterances with 773 words) and holds out seven training
+speakers as dev. The README of the corpus says little-endian, but the samples of `an4_raw.bigendian` are big-endian.
 """
 
 from __future__ import annotations
@@ -32,17 +32,22 @@ SAMPLING_RATE = 16000
 DEV_SPEAKERS = ("fclc", "flrp", "ftmj", "mblb", "mdxn", "mjes", "mnfe")  # three women, four men
 TRAIN_UTTERANCES, TEST_UTTERANCES, TEST_WORDS = 948, 130, 773  # the official split
 
-# Speech changes slowly from one sample to the next: over a file, the deviation of the step between samples is about 0.5
-# times that of the samples (0.16 to 1.22 in this corpus). With the bytes exchanged it is that of white noise, about 1.3
-# (1.02 to 1.39). So a file is in the wrong order if only the exchanged one is below 1.
+# Speech changes slowly between samples: over a file, the standard deviation of the steps between samples is about 0.5
+# times that of the samples (0.16 to 1.22 in this corpus). With swapped bytes it is that of white noise, about 1.3
+# (1.02 to 1.39). The byte order is wrong if only the swapped version is below 1.
 NOISE_STEP = 1.0
 
 
 def prepare(out: Path, *, data_dir: Path | str | None, jobs: int = 1) -> None:
-    """Write the data directory `out` from `data_dir`: the archive, a folder with it, or the unpacked tree.
+    """Writes the data directory.
 
-    Without `data_dir` the archive is downloaded from the corpus' own site. `jobs` is not used: the archive is one
-    stream. Raises InputError for anything missing, truncated or in the wrong byte order.
+    Args:
+        out: output directory.
+        data_dir: archive, folder with it, or unpacked tree. By default the archive is downloaded from the corpus' site.
+        jobs: ignored, because the archive is one stream.
+
+    Raises:
+        InputError: something is missing, truncated, or in the wrong byte order.
     """
     out.mkdir(parents=True, exist_ok=True)
     if data_dir is None:
@@ -52,7 +57,7 @@ def prepare(out: Path, *, data_dir: Path | str | None, jobs: int = 1) -> None:
         try:
             etc, num_samples = convert(archive, out / "wav")
         finally:
-            archive.unlink()  # also a damaged one: the next run shall get it anew
+            archive.unlink()  # even if damaged, so that the next run downloads it again
     else:
         etc, num_samples = convert(find_source(Path(data_dir)), out / "wav")
     utterances = split(read_utterances(etc, "train"), read_utterances(etc, "test"))
@@ -62,9 +67,10 @@ def prepare(out: Path, *, data_dir: Path | str | None, jobs: int = 1) -> None:
 
 
 def convert(source: Path, wav_dir: Path) -> tuple[dict[str, bytes], dict[str, int]]:
-    """Write the raw files of `source` as `wav_dir/<speaker>/<utterance>.wav`.
+    """Writes the raw files of `source` as `wav_dir/<speaker>/<utterance>.wav`.
 
-    Returns the text files by their path in the distribution, and the number of samples of each raw file by its path.
+    Returns:
+        The text files by their path in the distribution, and the number of samples of each raw file by its path.
     """
     etc: dict[str, bytes] = {}
     num_samples: dict[str, int] = {}
@@ -81,13 +87,17 @@ def convert(source: Path, wav_dir: Path) -> tuple[dict[str, bytes], dict[str, in
 
 
 def wav_path(wav_dir: Path, raw: str) -> Path:
-    """Where the wav file of `wav/<part>/<speaker>/<utterance>.raw` goes."""
+    """Returns the path of the wav file of `wav/<part>/<speaker>/<utterance>.raw`."""
     _, speaker, name = raw.rsplit("/", maxsplit=2)
     return wav_dir / speaker / f"{name.removesuffix('.raw')}.wav"
 
 
 def decode_raw(contents: bytes, where: str) -> np.ndarray:
-    """int16 samples [N] of big-endian PCM. Raises InputError for an empty, cut or byte-swapped file."""
+    """Decodes big-endian PCM to int16 samples [N].
+
+    Raises:
+        InputError: the file is empty, truncated or byte-swapped.
+    """
     if len(contents) < 2 or len(contents) % 2:
         raise InputError(f"{where}: {len(contents)} bytes are not a whole number of 16-bit samples; {REMEDY}")
     samples = np.frombuffer(contents, dtype=">i2").astype(np.int16)
@@ -97,13 +107,17 @@ def decode_raw(contents: bytes, where: str) -> np.ndarray:
 
 
 def _step(samples: np.ndarray) -> float:
-    """Deviation of the difference of neighbouring samples over the deviation of the samples."""
+    """Returns the standard deviation of the steps between samples, relative to that of the samples."""
     deviation = samples.astype(np.float64).std()
     return float(np.diff(samples.astype(np.float64)).std() / deviation) if len(samples) > 1 and deviation else 0.0
 
 
 def split(train: list[Utterance], test: list[Utterance]) -> dict[str, list[Utterance]]:
-    """The sets train, dev, test. Raises InputError unless the corpus is complete."""
+    """Returns the sets train, dev and test.
+
+    Raises:
+        InputError: the corpus is incomplete.
+    """
     counts = (len(train), len(test), sum(len(utterance.text.split()) for utterance in test))
     if counts != (TRAIN_UTTERANCES, TEST_UTTERANCES, TEST_WORDS):
         raise InputError(
@@ -121,7 +135,7 @@ def split(train: list[Utterance], test: list[Utterance]) -> dict[str, list[Utter
 
 
 def write_subset(out: Path, subset: str, utterances: list[Utterance], num_samples: dict[str, int]) -> None:
-    """Write the manifests of one set and, for dev and test, the NIST reference."""
+    """Writes the manifests of one set and, for dev and test, the NIST reference."""
     recordings, supervisions = [], []
     for utterance in utterances:
         if utterance.audio not in num_samples:
@@ -155,7 +169,9 @@ def _supervision(utterance: Utterance, recording: Recording) -> SupervisionSegme
 
 
 def write_language(out: Path, etc: dict[str, bytes], train: Collection[Utterance]) -> None:
-    """Write the lexicon, the corpus' own unigram LM and the LM text (without dev, where LM weights are tuned)."""
+    """Writes the lexicon, the unigram LM of the corpus, and the LM text. Dev is left out because LM weights are tuned
+    on it.
+    """
     (out / "lm").mkdir(exist_ok=True)
     (out / "lm" / "ug.arpa").write_text(text_file(etc, "etc/an4.ug.lm"), encoding="utf-8")
     write_lines(out / "lm" / "train.txt", [utterance.text for utterance in train])

@@ -1,4 +1,4 @@
-"""The files of the AN4 distribution, from its archive or from the unpacked tree, without unpacking anything."""
+"""Reads the files of the AN4 distribution from its archive or from the unpacked tree, without unpacking."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ logger = logging.getLogger(__name__)
 URL = "http://www.speech.cs.cmu.edu/databases/an4/an4_raw.bigendian.tar.gz"
 ARCHIVES = ("an4_raw.bigendian.tar.gz", "an4_raw.bigendian.tar.xz", "an4_raw.bigendian.tar")
 REMEDY = f"get {URL} and pass the folder that holds it with --data-dir"
-NUM_FILES = 1090  # of the complete distribution; only the length of the progress bar
+NUM_FILES = 1090  # in the complete distribution, for the progress bar only
 
 
 def find_source(data_dir: Path) -> Path:
-    """The archive, or the root of the unpacked tree (the folder of `etc` and `wav`), that `data_dir` stands for.
+    """Returns the archive, or the root of the unpacked tree (the folder of `etc` and `wav`), at `data_dir`.
 
-    Raises InputError where there is neither.
+    Raises:
+        InputError: there is neither.
     """
     if data_dir.is_file():
         return data_dir
@@ -39,9 +40,12 @@ def find_source(data_dir: Path) -> Path:
 
 
 def read_source(source: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield (path relative to the tree's root, contents) for every file below `etc` and `wav`, in any order.
+    """Yields (path relative to the root of the tree, contents) of every file below `etc` and `wav`, in any order.
 
-    An archive is read as a stream, never unpacked. Raises InputError for a broken one.
+    Archives are streamed and never unpacked.
+
+    Raises:
+        InputError: the archive is broken.
     """
     files = _read_tree(source) if source.is_dir() else _read_archive(source)
     return iter(track(files, f"read {source.name}", total=NUM_FILES))
@@ -66,7 +70,9 @@ def _read_archive(archive: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _name_in_tree(member: str, archive: Path) -> str:
-    """`wav/...` or `etc/...` of an archive's member, "" for any other. Raises InputError for a path that climbs."""
+    """Returns `wav/...` or `etc/...` for a member of the archive, "" for others. Raises InputError for a path that
+    escapes.
+    """
     parts = PurePosixPath(member).parts
     if ".." in parts or member.startswith("/"):
         raise InputError(f"{archive}: '{member}' is not a path of the corpus; {REMEDY}")

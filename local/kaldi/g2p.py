@@ -1,9 +1,11 @@
-"""Pronunciations of words that the lexicon lacks, by espeak-ng, in the phones of the lexicon.
+"""Pronounces words that the lexicon lacks with espeak-ng, in the phones of the lexicon.
 
-espeak gives IPA symbols; which phones each stands for is learnt from the words that both know: every symbol becomes
-none, one or two phones, chosen by Viterbi training of a one-state joint model (a small Sequitur, Bisani and Ney, Speech
-Communication 50, 2008, with chunks of one symbol on one side). A tenth of the known words is kept apart, and tells how
-many phones come out wrong; where they are too many the phone sets do not fit, and no pronunciation is made.
+espeak returns IPA symbols. The phones for each symbol are learnt from words that both know: every symbol becomes none,
+one or two phones, by Viterbi training of a one-state joint model (a small Sequitur, Bisani and Ney, Speech
+Communication
+50, 2008, with chunks of one symbol on one side). A tenth of the known words is held out to measure the phone error
+rate.
+If it is too high, the phone sets do not match and no pronunciations are made.
 """
 
 from __future__ import annotations
@@ -24,15 +26,15 @@ from local.kaldi.lexicon import Lexicon
 logger = logging.getLogger(__name__)
 
 Phones = tuple[str, ...]
-MAX_WORDS = 3000  # to learn from
+MAX_WORDS = 3000  # for training
 MIN_WORDS = 40
-MAX_PHONE_ERRORS = 0.35  # on the words kept apart
+MAX_PHONE_ERRORS = 0.35  # on held-out words
 ITERATIONS = 8
-LONGEST = 2  # phones of one symbol
+LONGEST = 2  # phones per symbol
 
 
 class Mapping:
-    """For each IPA symbol the chunks of phones it was seen with, and how often."""
+    """Counts of the chunks of phones seen with each IPA symbol."""
 
     def __init__(self, counts: dict[str, Counter[Phones]]) -> None:
         self._counts = counts
@@ -40,7 +42,7 @@ class Mapping:
 
     @classmethod
     def learn(cls, pairs: Sequence[tuple[Sequence[str], Phones]]) -> Mapping:
-        """From (symbols, phones) of known words. The first counts come from chunks that lie near the diagonal."""
+        """Learns from (symbols, phones) of known words. The first counts come from chunks near the diagonal."""
         counts: dict[str, Counter[Phones]] = defaultdict(Counter)
         for symbols, phones in pairs:
             for i, symbol in enumerate(symbols):
@@ -56,7 +58,7 @@ class Mapping:
         return cls(counts)
 
     def _align(self, symbols: Sequence[str], phones: Phones) -> list[tuple[str, Phones]]:
-        """The cheapest division of `phones` among `symbols`; [] where there is none."""
+        """Returns the cheapest division of `phones` among `symbols`, [] if there is none."""
         best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]
         for symbol in symbols:
             row: dict[int, tuple[float, int]] = {}
@@ -76,20 +78,29 @@ class Mapping:
         return chunks[::-1]
 
     def _cost(self, symbol: str, chunk: Phones) -> float:
-        """-log P(chunk | symbol), smoothed; a chunk of two not yet seen is made of its parts."""
+        """Returns -log P(chunk | symbol), smoothed. An unseen chunk of two phones is composed of its parts."""
         seen = self._counts.get(symbol, Counter())
         count = seen[chunk] if chunk in seen else 0.5 * min((seen[(p,)] for p in chunk), default=0.3) if chunk else 0.3
         return -math.log((count + 0.05) / (sum(seen.values()) + 1.0)) + 0.5 * abs(len(chunk) - 1)
 
     def phones(self, symbols: Sequence[str]) -> Phones | None:
-        """The best chunk of every symbol; None where one was never seen, or nothing comes out."""
+        """Returns the best chunks of all symbols, None if a symbol is unknown or the result is empty."""
         if not all(symbol in self._best for symbol in symbols):
             return None
         return tuple(phone for symbol in symbols for phone in self._best[symbol]) or None
 
 
 def pronounce(words: Collection[str], lexicon: Lexicon, voice: str) -> dict[str, Phones]:
-    """Pronunciations of those of `words` that can be had. InputError: no espeak-ng, or its phones cannot be mapped."""
+    """Returns pronunciations of those of `words` that can be pronounced.
+
+    Args:
+        words: words to pronounce.
+        lexicon: known pronunciations.
+        voice: espeak-ng voice, such as "en-US".
+
+    Raises:
+        InputError: espeak-ng is not installed, or its phones cannot be mapped.
+    """
     if importlib.util.find_spec("espeakng_loader") is None:
         raise InputError(
             "--g2p espeak: needs espeak-ng, whose wheel espeakng-loader (GPL 3, hence optional) is not installed; run "
@@ -106,14 +117,14 @@ def pronounce(words: Collection[str], lexicon: Lexicon, voice: str) -> dict[str,
     pairs = [(symbols[word], lexicon.entries[word][0]) for word in known if symbols[word]]
     if len(pairs) < MIN_WORDS:
         raise InputError(
-            f"--g2p espeak: the lexicon has {len(pairs)} words that espeak-ng can say; {MIN_WORDS} are needed to learn "
-            "which of its sounds are which phones of yours; add pronunciations to the lexicon, or leave --g2p out"
+            f"--g2p espeak: the lexicon has {len(pairs)} words that espeak-ng can pronounce; {MIN_WORDS} are needed "
+            "to learn how its sounds map to your phones; add pronunciations to the lexicon, or leave --g2p out"
         )
     cut = max(len(pairs) // 10, 5)
     errors = phone_error_rate(Mapping.learn(pairs[cut:]), pairs[:cut])
     if errors > MAX_PHONE_ERRORS:
         raise InputError(
-            f"--g2p espeak: {errors:.0%} of the phones of {cut} known words come out wrong (at most "
+            f"--g2p espeak: {errors:.0%} of the phones of {cut} known words are wrong (at most "
             f"{MAX_PHONE_ERRORS:.0%} is of use): the voice {voice} (corpus.prepare.g2p_voice) does not speak the "
             "language of the lexicon, or its phones are no sounds; leave --g2p out"
         )

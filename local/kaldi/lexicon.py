@@ -1,8 +1,8 @@
-"""The user's lexicon, in any form that is about: lexicon.txt or lexiconp.txt of Kaldi, CMUdict; as the recipe wants it.
+"""Reads the user's lexicon (Kaldi's lexicon.txt or lexiconp.txt, or CMUdict) and writes it in the recipe's form.
 
-Phones that mean silence or noise are called SIL, SPN and NSN here whatever their case; further ones are named in
-silence_phones.txt beside the lexicon, as Kaldi has it. A word that is SIL by itself (`!SIL`) is no word, `<UNK>` and
-the like are the unknown word, and any other word that is one such phone is a noise.
+Phones of silence and noise are named SIL, SPN and NSN, whatever their case. Further ones may be listed in
+silence_phones.txt next to the lexicon, as in Kaldi. A word with the single phone SIL (`!SIL`) is silence, `<UNK>` and
+the like are the unknown word, and any other word with one such phone is a noise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from asr_am.errors import InputError
 from asr_am.lang.lexicon import NONSPOKEN_NOISE, RESERVED_WORDS, SILENCE, SPOKEN_NOISE, UNKNOWN
 from local.kaldi.words import clean, is_mark
 
-VARIANT = re.compile(r"(?P<word>.+)\((?:\d+)\)")  # WORD(2) of CMUdict
+VARIANT = re.compile(r"(?P<word>.+)\((?:\d+)\)")  # WORD(2) in CMUdict
 POSITION = re.compile(r".+_[BIES]")
 UNKNOWNS = frozenset({UNKNOWN, "<unknown>", "<oov>", "[unk]", "[oov]", "<spoken_noise>"})
 NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)(e[+-]?\d+)?", re.IGNORECASE)
@@ -26,9 +26,13 @@ FORM = "every line is `WORD PHONE PHONE ...`, or every line `WORD PROBABILITY PH
 
 @dataclass
 class Lexicon:
-    """entries: word to its pronunciations. noises: word to its silence phone.
+    """The user's lexicon.
 
-    silence: words that are silence; unknown: words that mean the unknown word.
+    Attributes:
+        entries: word to its pronunciations.
+        noises: word to its silence phone.
+        silence: words that are silence.
+        unknown: words that mean the unknown word.
     """
 
     entries: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)
@@ -41,9 +45,9 @@ class Lexicon:
         return self.entries.keys() | self.noises.keys() | {UNKNOWN}
 
     def scored(self, text: str) -> str:
-        """The words of a transcript that count in a word error rate: not noises, nor marks that are no spoken word.
+        """Returns the words of a transcript that count in a word error rate, without noises and marks.
 
-        `<unk>` counts, as in Kaldi: it stands for a word that was said, and no hypothesis has it.
+        `<unk>` counts, as in Kaldi: it stands for a spoken word, and no hypothesis has it.
         """
         return " ".join(
             word
@@ -52,15 +56,20 @@ class Lexicon:
         )
 
     def write(self, data_dir: Path) -> None:
-        """Write lexicon.txt and, where there are noises, nonspeech.txt."""
+        """Writes lexicon.txt and, if there are noises, nonspeech.txt."""
         lines = [f"{word} {' '.join(phones)}" for word in sorted(self.entries) for phones in self.entries[word]]
         write_lines(data_dir / "lexicon.txt", lines)
         if self.noises:
             write_lines(data_dir / "nonspeech.txt", [f"{word} {phone}" for word, phone in sorted(self.noises.items())])
 
 
-def read_lexicon(path: Path, tally: IssueCounter) -> Lexicon:
-    """InputError, with file and line: no phones, a silence phone among others, a reserved name, nothing but noises."""
+def read_lexicon(path: Path, issues: IssueCounter) -> Lexicon:
+    """Reads a lexicon.
+
+    Raises:
+        InputError: with file and line, for a word without phones, a silence phone among others, a reserved name, or a
+            lexicon of nothing but noises.
+    """
     lines = _split(path)
     with_probability = _has_probabilities(path, lines)
     silence_phones = _silence_phones(path)
@@ -73,22 +82,22 @@ def read_lexicon(path: Path, tally: IssueCounter) -> Lexicon:
         if not phones:
             raise InputError(f"{where}: {word!r} has no phones; {FORM}")
         variant = VARIANT.fullmatch(word)
-        _add(lexicon, variant["word"] if variant else word, phones, where, silence_phones, tally)
+        _add(lexicon, variant["word"] if variant else word, phones, where, silence_phones, issues)
     if not lexicon.entries:
         raise InputError(f"{path}: has no word made of speech phones; {FORM}")
     if with_probability:
-        tally.add("pronunciation probabilities: not used", lines[0][0], len(lines))
+        issues.add("pronunciation probabilities: not used", lines[0][0], len(lines))
     if marked:
-        tally.add("phones with word-position markers: without", lines[0][0])
+        issues.add("phones with word-position markers: without", lines[0][0])
     return lexicon
 
 
 def _split(path: Path) -> list[tuple[str, str, list[str]]]:
-    """(where, word, the other fields) of each line that is neither blank nor a comment."""
+    """Returns (where, word, other fields) of each line that is neither blank nor a comment."""
     lines = []
     for number, line in numbered_lines(path, FORM):
         fields = clean(line).split()
-        if "#" in fields[2:]:  # a comment, in CMUdict
+        if "#" in fields[2:]:  # a comment in CMUdict
             fields = fields[: fields.index("#", 2)]
         if fields and not fields[0].startswith((";;;", "##")):
             lines.append((f"{path}:{number}", fields[0], fields[1:]))
@@ -98,7 +107,9 @@ def _split(path: Path) -> list[tuple[str, str, list[str]]]:
 
 
 def _has_probabilities(path: Path, lines: list[tuple[str, str, list[str]]]) -> bool:
-    """Whether every line has one; a line without, where most have one, is refused. Phones may be whole numbers."""
+    """Returns True if every line has a probability. If most lines have one, a line without is an error. Phones may be
+    integers.
+    """
     if all(len(fields) > 1 and _is_probability(fields[0]) for _, _, fields in lines):
         return True
     fractions = [len(fields) > 1 and _is_fraction(fields[0]) and _is_probability(fields[0]) for _, _, fields in lines]
@@ -120,7 +131,7 @@ def _is_fraction(text: str) -> bool:
 
 
 def _silence_phones(path: Path) -> dict[str, str]:
-    """Phones of silence and noise, as the user calls them, and here."""
+    """Returns the phones of silence and noise, from the user's name to ours."""
     names = {name: name for name in (SILENCE, SPOKEN_NOISE, NONSPOKEN_NOISE)}
     names |= {name.lower(): name for name in names} | {name.capitalize(): name for name in names}
     beside = path.with_name("silence_phones.txt")
@@ -143,7 +154,7 @@ def _phone(name: str, silence: dict[str, str], marked: bool, where: str) -> str:
 
 
 def _add(
-    lexicon: Lexicon, word: str, phones: tuple[str, ...], where: str, silence: dict[str, str], tally: IssueCounter
+    lexicon: Lexicon, word: str, phones: tuple[str, ...], where: str, silence: dict[str, str], issues: IssueCounter
 ) -> None:
     noise = [phone for phone in phones if phone in silence.values()]
     if noise and len(phones) > 1:
@@ -158,6 +169,6 @@ def _add(
     elif noise:
         lexicon.noises[word] = noise[0]
     elif phones in lexicon.entries.setdefault(word, []):
-        tally.add("pronunciation a second time: once is enough", where)
+        issues.add("pronunciation a second time: once is enough", where)
     else:
         lexicon.entries[word].append(phones)

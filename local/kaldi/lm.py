@@ -1,4 +1,4 @@
-"""What the language model is made of: a text, or an ARPA file, in the words of the lexicon; and how many words."""
+"""Reads the text or ARPA file of the language model, in the spelling of the lexicon, and limits its vocabulary."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from asr_am.lang.arpa import Arpa, Ngram, read_arpa
 from asr_am.lang.lexicon import UNKNOWN
 from local.kaldi.words import Normaliser, Spelling, clean, most_frequent
 
-MAX_UNKNOWN = 0.5  # share of a text's words that the lexicon may lack
-MAX_NGRAMS = 10_000_000  # of an ARPA file, that Python can hold
+MAX_UNKNOWN = 0.5  # largest share of unknown words in a text
+MAX_NGRAMS = 10_000_000  # of an ARPA file, limited by memory
 SYMBOLS = ("<s>", "</s>")
 
 
-def read_text(path: Path, normalise: Normaliser, tally: IssueCounter) -> list[str]:
-    """The sentences of a text, one a line. InputError: no sentence; most words unknown; ids in front of them."""
+def read_text(path: Path, normalise: Normaliser, issues: IssueCounter) -> list[str]:
+    """Returns the sentences of a text, one per line.
+
+    Raises:
+        InputError: there is no sentence, most words are unknown, or lines begin with utterance ids.
+    """
     sentences, firsts, total = [], [], 0
     for number, line in numbered_lines(path, "--text takes a text, one sentence a line"):
-        words = normalise(line, f"{path}:{number}", tally)
+        words = normalise(line, f"{path}:{number}", issues)
         if words:
             sentences.append(" ".join(words))
             firsts.append(words[0])
@@ -42,16 +46,17 @@ def read_text(path: Path, normalise: Normaliser, tally: IssueCounter) -> list[st
     return sentences
 
 
-def read_given_arpa(path: Path, lexicon: Collection[str], spoken: Counter[str], tally: IssueCounter) -> Arpa:
-    """The model of an ARPA file over the words of the lexicon, in its spelling. spoken: words of the transcripts.
+def read_given_arpa(path: Path, lexicon: Collection[str], spoken: Counter[str], issues: IssueCounter) -> Arpa:
+    """Returns the model of an ARPA file over the words of the lexicon, in its spelling.
 
-    InputError: see `read_arpa`; too big; the words of the transcripts are not in it.
+    Raises:
+        InputError: see `read_arpa`; or the model is too big, or lacks the words of the transcripts (`spoken`).
     """
     _check_size(path)
     arpa = read_arpa(path)
     spelling = _spelling({word for (word,) in arpa.logprobs[0]}, lexicon)
     if outside := len(arpa.logprobs[0]) - len(spelling):
-        tally.add("words of the LM outside the lexicon: left out", str(path), outside)
+        issues.add("words of the LM outside the lexicon: left out", str(path), outside)
     heard = sum(count for word, count in spoken.items() if word in set(spelling.values()))
     if heard < (1 - MAX_UNKNOWN) * spoken.total():
         raise InputError(
@@ -79,7 +84,7 @@ def _check_size(path: Path) -> None:
 
 
 def _spelling(words: set[str], lexicon: Collection[str]) -> dict[str, str]:
-    """Words of the model that the lexicon has, in whatever spelling, to the lexicon's spelling; each of those once."""
+    """Maps words of the model to the spelling of the lexicon. Each word of the lexicon is used once."""
     spelling = Spelling(lexicon)
     same = {word: word for word in words if word in lexicon or word in SYMBOLS or word.lower() == UNKNOWN}
     taken = set(same)
@@ -96,7 +101,7 @@ def _spelt(ngram: Ngram, spelling: dict[str, str]) -> Ngram:
 
 
 def without_words(arpa: Arpa, dropped: Collection[str]) -> Arpa:
-    """The model without the n-grams that hold one of `dropped`."""
+    """Returns the model without the n-grams that contain a word of `dropped`."""
     gone = set(dropped)
     return Arpa(
         [{n: p for n, p in level.items() if gone.isdisjoint(n)} for level in arpa.logprobs],
@@ -107,10 +112,10 @@ def without_words(arpa: Arpa, dropped: Collection[str]) -> Arpa:
 def beyond(
     vocabulary: Collection[str], transcripts: Counter[str], others: Iterable[Counter[str]], limit: int
 ) -> set[str]:
-    """Words to leave out so that no more than about `limit` stay, for the graph's sake; {} where there are fewer.
+    """Returns the words to leave out so that about `limit` remain for the graph, {} if there are fewer.
 
-    The words of the training transcripts stay; then come those that the LM's text or the LM knows, the most frequent
-    first. The words of the test transcripts have no say.
+    The words of the training transcripts are kept first, then the most frequent ones of the LM. The words of the test
+    transcripts are not considered.
     """
     if len(vocabulary) <= limit:
         return set()

@@ -1,8 +1,8 @@
-"""Overlapping utterances of one channel told apart, so that each is scored against its own words.
+"""Separates overlapping utterances of one channel, so that each is scored against its own words.
 
-NIST's files know words by recording, channel and time only: where utterances overlap, the words of one would be counted
-in another. Those that overlap an earlier one are said to be of a copy of their recording: another name, the same audio
-and times, so that features are what they would have been.
+NIST's files identify words only by recording, channel and time. Where utterances overlap, the words of one would count
+in another. An utterance that overlaps an earlier one is moved to a copy of its recording: another name with the same
+audio and times, so features do not change.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from asr_am.data.issue_counter import IssueCounter
 from asr_am.data.stm import channel_letter
 from local.kaldi.sets import FRAME_SHIFT, CorpusSet
 
-SLACK = FRAME_SHIFT  # of rounded times; no word is so short that its middle would lie there
+SLACK = FRAME_SHIFT  # for rounded times. No word is shorter than this
 
 
-def told_apart(corpus: CorpusSet, tally: IssueCounter) -> CorpusSet:
-    """The set with as few copies of recordings as it takes for no two utterances of a channel to overlap."""
-    ends: dict[tuple[str, str], list[float]] = {}  # by recording and channel: of the last utterance in each copy
+def separate_overlaps(corpus: CorpusSet, issues: IssueCounter) -> CorpusSet:
+    """Returns the set with as few copies of recordings as needed for no two utterances of a channel to overlap."""
+    ends: dict[tuple[str, str], list[float]] = {}  # (recording, channel) to the end of the last utterance in each copy
     recordings = dict(corpus.recordings)
     copies: dict[tuple[str, int], str] = {}
     utterances = []
@@ -28,7 +28,7 @@ def told_apart(corpus: CorpusSet, tally: IssueCounter) -> CorpusSet:
         number = next((n for n, end in enumerate(last) if end <= utterance.start + SLACK), len(last))
         last[number : number + 1] = [utterance.end]
         if number:
-            tally.add("utterances that overlap an earlier one on their channel: scored apart", utterance.id)
+            issues.add("utterances that overlap an earlier one on their channel: scored apart", utterance.id)
             if (original, number) not in copies:
                 name = f"{original}-overlap{number}"
                 while name in recordings:

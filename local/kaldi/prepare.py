@@ -1,7 +1,8 @@
-"""Stage data of `recipes/kaldi`: Kaldi data directories, a lexicon and a text or LM as the recipe's data directory.
+"""Stage data of `recipes/kaldi`: turns Kaldi data directories, a lexicon and a text or LM into the recipe's data
+directory.
 
-Audio stays where it is and is resampled when it is read; what lies in Kaldi archives is copied. Whatever had to be
-mended or left out is counted, and the log has one table of it; README.md and recipes/kaldi/run.sh say what is done.
+Audio stays in place and is resampled when read. Audio in Kaldi archives is copied. Everything that was corrected or
+left out is counted and logged as one table. See recipes/README.md and recipes/kaldi/run.sh.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from asr_am.options import build
 from local.kaldi.g2p import pronounce
 from local.kaldi.lexicon import Lexicon, read_lexicon
 from local.kaldi.lm import beyond, read_given_arpa, read_text, without_words
-from local.kaldi.overlap import told_apart
+from local.kaldi.overlap import separate_overlaps
 from local.kaldi.references import write_references
 from local.kaldi.scorable import RULES, check_names, check_rules, check_scoring
 from local.kaldi.sets import CorpusSet, check_apart, drop_too_short, left_out, read_set
@@ -39,7 +40,7 @@ GIVEN_ARPA = "given.arpa"
 
 @dataclass(frozen=True)
 class Options:
-    """See conf/corpus/kaldi.yaml, which has a line for each."""
+    """Options of the preparation, described in conf/corpus/kaldi.yaml."""
 
     train: str | None
     test: str | None
@@ -56,36 +57,45 @@ class Options:
     max_words: int = 20000
 
     def check(self) -> None:
-        """Raise InputError for what is missing or out of range."""
+        """Raises InputError for an option that is missing or out of range."""
         for name in ("train", "test", "lexicon"):
             if not getattr(self, name):
-                raise InputError(f"corpus.prepare.{name}: not given; recipes/kaldi/run.sh takes it as --{name}")
+                raise InputError(f"corpus.prepare.{name}: missing; give recipes/kaldi/run.sh --{name}")
         if self.sampling_rate not in RATES:
             raise InputError(f"--sampling-rate: {self.sampling_rate} is not one of {RATES}; choose one")
         if self.text and self.arpa:
             raise InputError("--text and --arpa: give one of them, a text to estimate an LM on or an LM")
         if self.g2p not in (None, "espeak"):
-            raise InputError(f"--g2p: {self.g2p} is not known; the one there is is espeak")
+            raise InputError(f"--g2p: {self.g2p} is unknown; the only choice is espeak")
 
 
 def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
-    """Write the data directory `out`. Raises InputError for what cannot be mended; see `Options`."""
+    """Writes the data directory `out`.
+
+    Args:
+        out: output directory.
+        jobs: worker processes.
+        options: see `Options`.
+
+    Raises:
+        InputError: the data cannot be corrected automatically.
+    """
     chosen = build(Options, options, "corpus.prepare")
     chosen.check()
     out.mkdir(parents=True, exist_ok=True)
-    tallies = {name: IssueCounter() for name in ("train", "dev", "test", "lm", "lexicon")}
-    lexicon = read_lexicon(Path(str(chosen.lexicon)), tallies["lexicon"])
-    sets, unknown = read_sets(chosen, lexicon, out, tallies, jobs)
-    lost = {subset: left_out(tallies[subset]) for subset in sets}
-    sentences = _sentences(chosen, lexicon, sets, unknown, tallies)
+    issues_by_set = {name: IssueCounter() for name in ("train", "dev", "test", "lm", "lexicon")}
+    lexicon = read_lexicon(Path(str(chosen.lexicon)), issues_by_set["lexicon"])
+    sets, unknown = read_sets(chosen, lexicon, out, issues_by_set, jobs)
+    lost = {subset: left_out(issues_by_set[subset]) for subset in sets}
+    sentences = _sentences(chosen, lexicon, sets, unknown, issues_by_set)
     if chosen.g2p:
-        _pronounce(chosen, lexicon, unknown, tallies)
+        _pronounce(chosen, lexicon, unknown, issues_by_set)
     _check_unknown(lexicon, sets["train"])
     for subset, corpus in sets.items():
         write_set(out, subset, corpus.used_recordings, corpus.utterances)
         if subset != "train":
-            write_references(out / subset, corpus, _own_stm(chosen, subset), lexicon, tallies[subset])
-    _write_language(out, chosen, lexicon, sets["train"], sentences, tallies)  # which shortens the lexicon
+            write_references(out / subset, corpus, _own_stm(chosen, subset), lexicon, issues_by_set[subset])
+    _write_language(out, chosen, lexicon, sets["train"], sentences, issues_by_set)  # shortens the lexicon
     if (rules := _rules(chosen)) is not None:
         write_lines(out / RULES, [clean(line) for _, line in numbered_lines(rules)])
         logger.info("scoring rules: %s", rules)
@@ -99,47 +109,49 @@ def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
         "left_out": {subset: counts for subset, counts in lost.items() if counts},
     }
     write_lines(out / "corpus.json", [json.dumps(description)])
-    _report(lexicon, unknown, tallies)
+    _report(lexicon, unknown, issues_by_set)
 
 
 def read_sets(
-    options: Options, lexicon: Lexicon, out: Path, tallies: dict[str, IssueCounter], jobs: int
+    options: Options, lexicon: Lexicon, out: Path, issues_by_set: dict[str, IssueCounter], jobs: int
 ) -> tuple[dict[str, CorpusSet], dict[str, Counter[str]]]:
-    """The sets train, dev and test, no speaker in two of them; the words of each that the lexicon lacks."""
+    """Returns the sets train, dev and test with disjoint speakers, and the words of each that the lexicon lacks."""
     sets: dict[str, CorpusSet] = {}
     unknown: dict[str, Counter[str]] = {}
     root = Path(options.audio_root).resolve() if options.audio_root else None
-    for subset, source in _sources(options, tallies).items():
+    for subset, source in _sources(options, issues_by_set).items():
         normalise = _normaliser(lexicon)
         audio = AudioOptions(root, options.allow_pipes, out / "wav" / subset)
         sets[subset] = read_set(
-            source, subset, normalise, audio, tallies[subset], max_bad_audio=options.max_bad_audio, jobs=jobs
+            source, subset, normalise, audio, issues_by_set[subset], max_bad_audio=options.max_bad_audio, jobs=jobs
         )
         unknown[subset] = normalise.unknown
-        _note_rates(sets[subset], options.sampling_rate, tallies[subset])
+        _note_rates(sets[subset], options.sampling_rate, issues_by_set[subset])
     shortest = {word: min(map(len, variants)) for word, variants in lexicon.entries.items()}
     for subset in sets.keys() & {"train", "dev"}:
-        drop_too_short(sets[subset], shortest, tallies[subset])
+        drop_too_short(sets[subset], shortest, issues_by_set[subset])
     if options.dev is None:
         sets["train"], sets["dev"], how = hold_out(sets["train"])
         logger.info("dev is held out of train: %s", how)
     sets = {subset: sets[subset] for subset in ("train", "dev", "test")}
     for subset, names in separate_speakers(sets).items():
         what = f"speakers of an earlier set too: called NAME-{subset} here"
-        tallies[subset].add(what, " ".join(names[:5]), len(names))
+        issues_by_set[subset].add(what, " ".join(names[:5]), len(names))
     for subset in ("dev", "test"):
         if _own_stm(options, subset) is None:
-            sets[subset] = told_apart(sets[subset], tallies[subset])
+            sets[subset] = separate_overlaps(sets[subset], issues_by_set[subset])
     return sets, unknown
 
 
-def _sources(options: Options, tallies: dict[str, IssueCounter]) -> dict[str, KaldiDir]:
-    """The user's directories, with all checks that need no audio."""
+def _sources(options: Options, issues_by_set: dict[str, IssueCounter]) -> dict[str, KaldiDir]:
+    """Opens the user's directories and runs all checks that need no audio."""
     folders = {subset: getattr(options, subset) for subset in ("train", "dev", "test")}
-    sources = {subset: read_kaldi_dir(Path(folder), tallies[subset]) for subset, folder in folders.items() if folder}
+    sources = {
+        subset: read_kaldi_dir(Path(folder), issues_by_set[subset]) for subset, folder in folders.items() if folder
+    }
     check_apart(sources)
     for subset, source in sources.items():
-        if subset != "train" or options.dev is None:  # of train some is held out as dev, and scored
+        if subset != "train" or options.dev is None:  # part of train may become dev, which is scored
             check_names(source)
     if (rules := _rules(options)) is not None:
         check_rules(rules)
@@ -147,7 +159,7 @@ def _sources(options: Options, tallies: dict[str, IssueCounter]) -> dict[str, Ka
 
 
 def _own_stm(options: Options, subset: str) -> Path | None:
-    """The stm in the user's directory of a set; a dev set that was held out has no directory of its own."""
+    """Returns the stm in the user's directory of a set. A held-out dev set has none."""
     folder = getattr(options, subset)
     path = Path(folder) / "stm" if folder else None
     return path if path and path.exists() else None
@@ -157,14 +169,14 @@ def _normaliser(lexicon: Lexicon) -> Normaliser:
     return Normaliser(lexicon.vocabulary, lexicon.silence, lexicon.unknown)
 
 
-def _note_rates(corpus: CorpusSet, rate: int, tally: IssueCounter) -> None:
+def _note_rates(corpus: CorpusSet, rate: int, issues: IssueCounter) -> None:
     for recording in corpus.used_recordings:
         own = recording.sampling_rate
         if own < rate:
             what = f"recordings at {own} Hz: the band above {own // 2} Hz is empty at {rate} Hz"
-            tally.add(what, recording.id)
+            issues.add(what, recording.id)
         elif own > rate:
-            tally.add(f"recordings at {own} Hz: resampled to {rate} Hz when read", recording.id)
+            issues.add(f"recordings at {own} Hz: resampled to {rate} Hz when read", recording.id)
 
 
 def _sentences(
@@ -172,9 +184,9 @@ def _sentences(
     lexicon: Lexicon,
     sets: dict[str, CorpusSet],
     unknown: dict[str, Counter[str]],
-    tallies: dict[str, IssueCounter],
+    issues_by_set: dict[str, IssueCounter],
 ) -> list[str]:
-    """What the LM is estimated on. A held-out dev set is to have no part in it, as LM weights are tuned there."""
+    """Returns the text of the LM, without a held-out dev set, because LM weights are tuned on it."""
     if options.arpa is not None and options.dev is None:
         logger.warning(
             "%s: if it was estimated on the training transcripts it knows the dev sentences, which are held out of "
@@ -184,40 +196,40 @@ def _sentences(
     if options.text is None:
         return [utterance.text or "" for utterance in sets["train"].utterances]
     normalise = _normaliser(lexicon)
-    sentences = read_text(Path(options.text), normalise, tallies["lm"])
+    sentences = read_text(Path(options.text), normalise, issues_by_set["lm"])
     unknown["lm"] = normalise.unknown
     if options.dev is None:
-        sentences = _without_held_out(sentences, sets["dev"], lexicon, tallies["lm"])
+        sentences = _without_held_out(sentences, sets["dev"], lexicon, issues_by_set["lm"])
         if not sentences:
             raise InputError(f"{options.text}: holds nothing but sentences held out as dev; give more text, or --dev")
     return sentences
 
 
-def _without_held_out(sentences: list[str], dev: CorpusSet, lexicon: Lexicon, tally: IssueCounter) -> list[str]:
-    """The text without one copy of each dev sentence that it has; noises make no difference."""
+def _without_held_out(sentences: list[str], dev: CorpusSet, lexicon: Lexicon, issues: IssueCounter) -> list[str]:
+    """Removes one copy of each dev sentence from the text. Noises are ignored in the comparison."""
     held = Counter(lexicon.scored(utterance.text or "") for utterance in dev.utterances)
     kept = []
     for sentence in sentences:
         key = lexicon.scored(sentence)
         if held[key]:
             held[key] -= 1
-            tally.add("sentences of the LM text that are held out as dev: taken out", sentence)
+            issues.add("sentences of the LM text that are held out as dev: taken out", sentence)
         else:
             kept.append(sentence)
     return kept
 
 
 def _pronounce(
-    options: Options, lexicon: Lexicon, unknown: dict[str, Counter[str]], tallies: dict[str, IssueCounter]
+    options: Options, lexicon: Lexicon, unknown: dict[str, Counter[str]], issues_by_set: dict[str, IssueCounter]
 ) -> None:
-    """Add pronunciations of unknown words, of training and LM text only: the test set's words are not ours to know."""
+    """Adds pronunciations of unknown words in training and LM text only. The words of the test set are not used."""
     words = sorted(unknown["train"].keys() | unknown.get("lm", Counter()).keys())
     made = pronounce(words, lexicon, options.g2p_voice) if words else {}
     for word, phones in made.items():
         lexicon.entries[word] = [phones]
         for subset in ("train", "lm"):
             if count := unknown.get(subset, Counter()).pop(word, 0):
-                tallies[subset].add("of them pronounced by espeak-ng", f"{word} {' '.join(phones)}", count)
+                issues_by_set[subset].add("of them pronounced by espeak-ng", f"{word} {' '.join(phones)}", count)
 
 
 def _check_unknown(lexicon: Lexicon, train: CorpusSet) -> None:
@@ -236,19 +248,19 @@ def _write_language(
     lexicon: Lexicon,
     train: CorpusSet,
     sentences: list[str],
-    tallies: dict[str, IssueCounter],
+    issues_by_set: dict[str, IssueCounter],
 ) -> None:
-    """Write lexicon.txt, nonspeech.txt, and below lm/ the text and the given LM."""
+    """Writes lexicon.txt, nonspeech.txt, and the text and the given LM in lm/."""
     transcripts = Counter(word for utterance in train.utterances for word in (utterance.text or "").split())
     others = [Counter(word for sentence in sentences for word in sentence.split())] if options.text else []
     arpa = None
     if options.arpa is not None:
-        arpa = read_given_arpa(Path(options.arpa), lexicon.vocabulary, transcripts, tallies["lm"])
+        arpa = read_given_arpa(Path(options.arpa), lexicon.vocabulary, transcripts, issues_by_set["lm"])
         others.append(Counter({word: round(1e9 * 10**logprob) + 1 for (word,), logprob in arpa.logprobs[0].items()}))
     dropped = beyond(lexicon.entries, transcripts, others, options.max_words)
     if dropped:
         what = f"words beyond the {options.max_words} that a graph can hold, or never seen: left out"
-        tallies["lexicon"].add(what, min(dropped), len(dropped))
+        issues_by_set["lexicon"].add(what, min(dropped), len(dropped))
         lexicon.entries = {word: variants for word, variants in lexicon.entries.items() if word not in dropped}
     lexicon.write(out)
     (out / "lm").mkdir(exist_ok=True)
@@ -258,15 +270,15 @@ def _write_language(
 
 
 def _rules(options: Options) -> Path | None:
-    """The GLM of the test set, or of dev."""
+    """Returns the GLM of the test set, or of dev."""
     paths = [Path(folder) / "glm" for folder in (options.test, options.dev) if folder]
     return next((path for path in paths if path.exists()), None)
 
 
-def _report(lexicon: Lexicon, unknown: dict[str, Counter[str]], tallies: dict[str, IssueCounter]) -> None:
-    """Log what was mended or left out, and the most frequent unknown words of each set."""
-    if table := summary_table(tallies):
-        logger.info("what was mended or left out:\n%s", table)
+def _report(lexicon: Lexicon, unknown: dict[str, Counter[str]], issues_by_set: dict[str, IssueCounter]) -> None:
+    """Logs what was corrected or left out, and the most frequent unknown words of each set."""
+    if table := summary_table(issues_by_set):
+        logger.info("what was corrected or left out:\n%s", table)
     for subset, words in unknown.items():
         lacking = Counter({word: count for word, count in words.items() if word not in lexicon.vocabulary})
         if lacking:

@@ -1,4 +1,4 @@
-"""The NIST reference of a set: the user's STM in the names of our recordings, or a plain one from the transcripts."""
+"""Writes the NIST reference of a set: the user's STM with the names of our recordings, or one from the transcripts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from local.kaldi.sets import CorpusSet
 from local.kaldi.words import Spelling, clean
 
 IGNORED = "ignore_time_segment_in_scoring"
-MAX_DROPPED = 0.05  # share of the user's references that may have no utterance
+MAX_DROPPED = 0.05  # largest share of the user's references without an utterance
 
 
-def write_references(out: Path, corpus: CorpusSet, stm: Path | None, lexicon: Lexicon, tally: IssueCounter) -> None:
-    """Write out/ref.stm and out/reco2file_and_channel. stm: the user's own reference of this set."""
+def write_references(out: Path, corpus: CorpusSet, stm: Path | None, lexicon: Lexicon, issues: IssueCounter) -> None:
+    """Writes out/ref.stm and out/reco2file_and_channel. `stm` is the user's own reference of this set."""
     if stm is not None:
-        write_lines(out / "ref.stm", _translated(stm, corpus, Spelling(lexicon.vocabulary), tally))
+        write_lines(out / "ref.stm", _translated(stm, corpus, Spelling(lexicon.vocabulary), issues))
     else:
         write_stm(out / "ref.stm", [_spoken(u, lexicon, corpus.folder) for u in corpus.utterances], label=_label)
     write_reco2file_and_channel(out / "reco2file_and_channel", corpus.utterances)
@@ -36,22 +36,23 @@ def _label(utterance: SupervisionSegment) -> str:
 
 
 def _spoken(utterance: SupervisionSegment, lexicon: Lexicon, folder: Path) -> SupervisionSegment:
-    """The utterance without noises: the recogniser's are not scored either."""
+    """Returns the utterance without noises, which are not scored on either side."""
     text = lexicon.scored(utterance.text or "")
     if markup := [word for word in text.split() if "{" in word or "}" in word or word == "@"]:
         raise InputError(
-            f"{folder / 'text'}: utterance {utterance.id}: {markup[0]} is no word in NIST's references, "
+            f"{folder / 'text'}: utterance {utterance.id}: {markup[0]} is not a word in NIST's references, "
             "where { } and @ mean alternatives; rename it here and in the lexicon, or give an stm"
         )
     return replace(utterance, text=text)
 
 
-def _translated(stm: Path, corpus: CorpusSet, spelling: Spelling, tally: IssueCounter) -> list[str]:
-    """The lines of `stm`, each under the name and channel of our recording, sorted; comments first.
+def _translated(stm: Path, corpus: CorpusSet, spelling: Spelling, issues: IssueCounter) -> list[str]:
+    """Returns the lines of `stm` under the names and channels of our recordings, sorted, comments first.
 
-    Words that the lexicon has are spelt as there, since NIST's programs compare bytes and fold the case of A-Z only.
+    Words of the lexicon get its spelling, because NIST's programs compare bytes and fold the case of A-Z only.
 
-    InputError: an utterance without a reference, a bad line, more than a few references without an utterance.
+    Raises:
+        InputError: an utterance has no reference, a line is malformed, or too many references have no utterance.
     """
     names = _names(corpus)
     spans: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
@@ -72,15 +73,15 @@ def _translated(stm: Path, corpus: CorpusSet, spelling: Spelling, tally: IssueCo
         if found:
             spelt = _spelt(text, spelling)
             if spelt != text:
-                tally.add("references in another spelling: as in the lexicon", where)
+                issues.add("references in another spelling: as in the lexicon", where)
             records.append((*side, begin, f"{side[0]} {side[1]} {speaker_and_times} {spelt}".rstrip()))
         elif IGNORED not in line.lower():
-            tally.add("references without a usable utterance: left out", where)
+            issues.add("references without a usable utterance: left out", where)
             dropped += 1
     if dropped > MAX_DROPPED * (len(records) + dropped):
         raise InputError(
             f"{stm}: {dropped} of {len(records) + dropped} references have no utterance, the first "
-            f"{tally.first['references without a usable utterance: left out']}; names of recordings come from "
+            f"{issues.first['references without a usable utterance: left out']}; names of recordings come from "
             "reco2file_and_channel: correct it, or remove stm"
         )
     lacking = [utterance.id for utterance in corpus.utterances if utterance.id not in covered]
@@ -92,13 +93,13 @@ def _translated(stm: Path, corpus: CorpusSet, spelling: Spelling, tally: IssueCo
 
 
 def _spelt(text: str, spelling: Spelling) -> str:
-    """Labels and words of a reference; what stands between blanks and `( { / } @ )` is looked up."""
+    """Respells labels and words of a reference. Tokens are separated by blanks and `( { / } @ )`."""
     words = " ".join(clean(text).split())
     return re.sub(r"[^ (){}/@]+", lambda match: spelling.find(match[0]) or match[0], words)
 
 
 def _fields(line: str, where: str) -> tuple[str, int, float, float, str, str]:
-    """File, channel, begin, end; speaker and times as they stand there; labels and words."""
+    """Splits a line into file, channel, begin, end; speaker and times as written; labels and words."""
     try:
         file, channel, speaker, begin, end, *text = line.split(maxsplit=5)
         number = channel_number(channel)
@@ -110,7 +111,7 @@ def _fields(line: str, where: str) -> tuple[str, int, float, float, str, str]:
 
 
 def _names(corpus: CorpusSet) -> dict[tuple[str, int], tuple[str, str]]:
-    """NIST's file and channel of each recording, to our recording and its letter."""
+    """Maps NIST's file and channel of each recording to our recording and its channel letter."""
     sides = read_kaldi_dir(corpus.folder, IssueCounter()).sides
     names = {}
     for utterance in corpus.utterances:

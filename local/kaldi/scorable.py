@@ -1,6 +1,6 @@
-"""What would stop or mislead stage score, found by stage 0: names, references and rules that NIST's programs misread.
+"""Checks in stage 0 for names, references and rules that NIST's programs would misread in stage score.
 
-Names, channels and rules are looked at before audio is read, references in the end, as the scorer itself reads them.
+Names, channels and rules are checked before audio is read, references at the end with the scorer's own parser.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from asr_am.score.csrfilt import Filter
 from asr_am.score.files import Line, check_ctm
 from asr_am.score.scoring import Reference
 
-UNFIT = re.compile(r"[{}<]|^;|^\*\*")  # a brace or label in NIST's files, or the begin of a comment
-FIT = "names in NIST's files hold no { } or < and begin with no ; or **"
+UNFIT = re.compile(r"[{}<]|^;|^\*\*")  # read as a brace, label or comment in NIST's files
+FIT = "names in NIST's files cannot contain { } or <, or begin with ; or **"
 RULES = "en.glm"
 
 
 def check_names(source: KaldiDir) -> None:
-    """Raise InputError where names or channels of a set that is to be scored do not fit into NIST's files."""
+    """Raises InputError if names or channels of a set that will be scored are not valid in NIST's files."""
     scored = {utterance: span for utterance, span in source.spans.items() if utterance in source.text}
     folded: dict[bytes, str] = {}
     for recording in sorted({span.recording for span in scored.values()} & source.audio.keys()):
@@ -32,7 +32,7 @@ def check_names(source: KaldiDir) -> None:
         other = folded.setdefault(recording.encode().lower(), recording)  # NIST's programs fold A-Z only
         if other != recording:
             raise InputError(
-                f"{where}: recordings {other} and {recording} differ in case only, and NIST's programs take them for "
+                f"{where}: recordings {other} and {recording} differ only in case, so NIST's programs take them for "
                 "one; rename one of them"
             )
     for speaker in sorted({source.speaker[utterance] for utterance in scored.keys() & source.speaker.keys()}):
@@ -41,21 +41,25 @@ def check_names(source: KaldiDir) -> None:
     for utterance, span in scored.items():
         if span.channel is not None and not 0 <= span.channel < len(CHANNELS):
             raise InputError(
-                f"{span.where}: utterance {utterance} is on channel {span.channel}, but NIST's references know 0 and 1 "
-                "only; give the channel a file or a command of its own in wav.scp, or take the line out"
+                f"{span.where}: utterance {utterance} is on channel {span.channel}, but NIST's references have only 0 "
+                "and 1; give the channel a file or a command of its own in wav.scp, or take the line out"
             )
 
 
 def check_rules(glm: Path) -> None:
-    """Raise InputError where scoring rules cannot be used."""
+    """Raises InputError if the scoring rules cannot be used."""
     Filter.for_reference(glm)
     Filter.for_hypothesis(glm)
 
 
 def check_scoring(out: Path, subset: str, source: Path, words: Iterable[str]) -> None:
-    """Raise InputError where the scorer refuses the references of a set, or a word that may be recognised.
+    """Raises InputError if the scorer rejects the references of a set or a word that may be recognised.
 
-    source: the user's file that the references are made from. words: those of the lexicon.
+    Args:
+        out: data directory.
+        subset: name of the set.
+        source: the user's file that the references were made from, for messages.
+        words: words of the lexicon.
     """
     rules = out / RULES if (out / RULES).exists() else None
     try:

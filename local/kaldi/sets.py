@@ -1,4 +1,4 @@
-"""A Kaldi data directory as one set of the recipe: utterances that can be used, and a count of all that cannot."""
+"""Reads a Kaldi data directory as one set of the recipe: usable utterances, and counts of all others."""
 
 from __future__ import annotations
 
@@ -18,14 +18,20 @@ from asr_am.errors import InputError
 from asr_am.parallel import parallel_map
 from local.kaldi.words import Normaliser
 
-MIN_SHARE = 0.5  # of the listed utterances that must be left
-LEFT_OUT = ": left out"  # how the reasons end for which an utterance cannot be used
-FRAME_SHIFT, STATES = 0.01, 3  # seconds, states of a phone: a word of n phones lasts at least 3 n frames
+MIN_SHARE = 0.5  # smallest usable share of the listed utterances
+LEFT_OUT = ": left out"  # suffix of the reasons to leave out an utterance
+FRAME_SHIFT, STATES = 0.01, 3  # seconds, states per phone: a word of n phones lasts at least 3 n frames
 
 
 @dataclass
 class CorpusSet:
-    """utterances: each with its words; recordings: by id, those that they are in and maybe others."""
+    """One set of the corpus.
+
+    Attributes:
+        folder: the user's directory.
+        recordings: by id, may include unused ones.
+        utterances: with their words.
+    """
 
     folder: Path
     recordings: dict[str, Recording]
@@ -45,17 +51,30 @@ def read_set(
     subset: str,
     normalise: Normaliser,
     audio: AudioOptions,
-    tally: IssueCounter,
+    issues: IssueCounter,
     *,
     max_bad_audio: float,
     jobs: int,
 ) -> CorpusSet:
-    """Read the audio of `source`. InputError: too many utterances without audio, or of any kind, lost."""
+    """Reads the audio and transcripts of `source`.
+
+    Args:
+        source: the user's Kaldi data directory.
+        subset: name of the set.
+        normalise: spells words as in the lexicon.
+        audio: how to read audio.
+        issues: counts issues.
+        max_bad_audio: largest share of utterances without usable audio.
+        jobs: worker processes.
+
+    Raises:
+        InputError: too many utterances have no usable audio, or too few are usable.
+    """
     check_pipes(source.audio, audio)
-    words = _transcribed(source, normalise, tally)
-    sides = _sides(source, words, tally)
+    words = _transcribed(source, normalise, issues)
+    sides = _sides(source, words, issues)
     results = parallel_map(partial(check_recording, options=audio), sides, jobs, f"reading audio of {subset}", chunk=8)
-    _check_losses(source, words, results, tally, max_bad_audio)
+    _check_losses(source, words, results, issues, max_bad_audio)
     recordings = {found.recording.id: found.recording for found in results if found.recording and found.utterances}
     utterances = [
         _supervision(source, found.recording.id, utterance, place, words[utterance])
@@ -66,32 +85,32 @@ def read_set(
     return CorpusSet(source.folder, recordings, sorted(utterances, key=lambda utterance: utterance.id))
 
 
-def _transcribed(source: KaldiDir, normalise: Normaliser, tally: IssueCounter) -> dict[str, str]:
-    """The words of the utterances that have audio, words and a speaker."""
+def _transcribed(source: KaldiDir, normalise: Normaliser, issues: IssueCounter) -> dict[str, str]:
+    """Returns the words of the utterances that have audio, words and a speaker."""
     words = {}
     for utterance, record in source.text.items():
         if utterance not in source.spans:
-            tally.add("transcript without audio in wav.scp or segments: left out", record.where)
+            issues.add("transcript without audio in wav.scp or segments: left out", record.where)
         elif utterance not in source.speaker:
-            tally.add("utterance without a speaker in utt2spk: left out", record.where)
-        elif spelt := normalise(record.value, record.where, tally):
+            issues.add("utterance without a speaker in utt2spk: left out", record.where)
+        elif spelt := normalise(record.value, record.where, issues):
             words[utterance] = " ".join(spelt)
         else:
-            tally.add("transcript without words: left out", record.where)
+            issues.add("transcript without words: left out", record.where)
     for utterance in source.spans.keys() - source.text.keys():
-        tally.add("utterance without a transcript: left out", utterance)
+        issues.add("utterance without a transcript: left out", utterance)
     return words
 
 
-def _sides(source: KaldiDir, words: dict[str, str], tally: IssueCounter) -> list[ScpRecording]:
-    """The recordings that hold transcribed utterances."""
+def _sides(source: KaldiDir, words: dict[str, str], issues: IssueCounter) -> list[ScpRecording]:
+    """Returns the recordings that contain transcribed utterances."""
     spans: dict[str, list[tuple[str, UtteranceSpan]]] = defaultdict(list)
     for utterance in words:
         span = source.spans[utterance]
         if span.recording in source.audio:
             spans[span.recording].append((utterance, span))
         else:
-            tally.add("recording that wav.scp lacks: left out", f"{source.folder / 'segments'}: {utterance}")
+            issues.add("recording that wav.scp lacks: left out", f"{source.folder / 'segments'}: {utterance}")
     return [
         ScpRecording(name, source.audio[name], source.sides.get(name, (name, None))[1], tuple(sorted(members)))
         for name, members in sorted(spans.items())
@@ -99,12 +118,12 @@ def _sides(source: KaldiDir, words: dict[str, str], tally: IssueCounter) -> list
 
 
 def _check_losses(
-    source: KaldiDir, words: dict[str, str], results: list[CheckedRecording], tally: IssueCounter, max_bad_audio: float
+    source: KaldiDir, words: dict[str, str], results: list[CheckedRecording], issues: IssueCounter, max_bad_audio: float
 ) -> None:
-    """Count what the audio brought; InputError where too little is left."""
+    """Counts the issues of audio. Raises InputError if too few utterances remain."""
     problems = [problem for found in results for problem in found.problems]
     for what, where in [*problems, *(note for found in results for note in found.notes)]:
-        tally.add(what, where)
+        issues.add(what, where)
     left = sum(len(found.utterances) for found in results)
     if len(problems) > max_bad_audio * len(words):
         (what, where) = problems[0]
@@ -117,13 +136,13 @@ def _check_losses(
     if left == 0 or left < MIN_SHARE * listed:
         raise InputError(
             f"{source.folder}: only {left} of {listed} utterances are in wav.scp (and segments), text and utt2spk, "
-            f"with words and audio; do the files belong together?{_reasons(tally)}"
+            f"with words and audio; check that the files belong together.{_reasons(issues)}"
         )
 
 
-def _reasons(tally: IssueCounter) -> str:
+def _reasons(issues: IssueCounter) -> str:
     return "".join(
-        f" {count} x {what} ({tally.first[what]})." for what, count in tally.counts.items() if "left out" in what
+        f" {count} x {what} ({issues.first[what]})." for what, count in issues.counts.items() if "left out" in what
     )
 
 
@@ -139,7 +158,7 @@ def _supervision(
 
 
 def check_apart(sources: Mapping[str, KaldiDir]) -> None:
-    """Raise InputError where two sets have utterances of the same name."""
+    """Raises InputError if two sets have utterances of the same name."""
     for (_, first), (subset, second) in combinations(sources.items(), 2):
         shared = sorted(first.text.keys() & first.spans.keys() & second.text.keys() & second.spans.keys())
         if shared:
@@ -149,22 +168,25 @@ def check_apart(sources: Mapping[str, KaldiDir]) -> None:
             )
 
 
-def left_out(tally: IssueCounter) -> dict[str, int]:
-    """How many utterances of a set were left out for which reason, from its tally before its references are read."""
-    return {what.removesuffix(LEFT_OUT): count for what, count in tally.counts.items() if what.endswith(LEFT_OUT)}
+def left_out(issues: IssueCounter) -> dict[str, int]:
+    """Returns the number of utterances left out for each reason, from the issues counted before references are read."""
+    return {what.removesuffix(LEFT_OUT): count for what, count in issues.counts.items() if what.endswith(LEFT_OUT)}
 
 
-def drop_too_short(corpus: CorpusSet, shortest: dict[str, int], tally: IssueCounter) -> None:
-    """Leave out utterances of training that end before the states of their words' phones could be gone through.
+def drop_too_short(corpus: CorpusSet, shortest: dict[str, int], issues: IssueCounter) -> None:
+    """Leaves out training utterances that are shorter than the HMM states of their words.
 
-    shortest: phones of each word's shortest pronunciation; a word that it lacks counts as one phone.
+    Args:
+        corpus: set to shorten.
+        shortest: number of phones of each word's shortest pronunciation. Unknown words count as one phone.
+        issues: counts issues.
     """
     kept = []
     for utterance in corpus.utterances:
         phones = sum(shortest.get(word, 1) for word in (utterance.text or "").split())
         if utterance.duration < FRAME_SHIFT * STATES * phones:
             where = f"{utterance.id} ({utterance.duration:.2f} s, at least {phones} phones)"
-            tally.add("shorter than its phones need: left out", where)
+            issues.add("shorter than its phones need: left out", where)
         else:
             kept.append(utterance)
     corpus.utterances = kept

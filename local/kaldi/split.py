@@ -1,6 +1,6 @@
-"""Holding out training speakers as dev, and giving each set speakers of its own.
+"""Holds out training speakers as dev and gives each set its own speakers.
 
-Which are held out depends on their names alone (through a hash), so the same directory gives the same dev set.
+The choice depends only on a hash of the names, so the same directory gives the same dev set.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from lhotse import SupervisionSegment
 from asr_am.errors import InputError
 from local.kaldi.sets import CorpusSet
 
-SHARE = 0.08  # of the speech of training
-LONGEST = 5 * 3600.0  # seconds; every setting of decoding is tried on all of it
+SHARE = 0.08  # of the training speech
+LONGEST = 5 * 3600.0  # seconds, because every decoding setting is tried on all of it
 MIN_SPEAKERS = 2
-MAX_SHARE = 0.25  # of the speech of training, that may be held out
-BIGGEST = MAX_SHARE / MIN_SPEAKERS  # share of a speaker that may be held out
+MAX_SHARE = 0.25  # largest share of the training speech to hold out
+BIGGEST = MAX_SHARE / MIN_SPEAKERS  # largest share of a held-out speaker
 
 
 def hold_out(train: CorpusSet) -> tuple[CorpusSet, CorpusSet, str]:
-    """(train without dev, dev, what was done). InputError where there are too few utterances to divide."""
+    """Returns (train without dev, dev, description). Raises InputError if there are too few utterances to divide."""
     by_speaker: dict[str, list[SupervisionSegment]] = defaultdict(list)
     for utterance in train.utterances:
         by_speaker[utterance.speaker].append(utterance)
@@ -56,8 +56,9 @@ def _seconds(utterances: list[SupervisionSegment]) -> float:
 
 
 def _choose(shares: dict[str, float], at_least: int, wanted: float) -> set[str]:
-    """Names with together about the share `wanted`, in the order of their hashes; what would be much more is passed
-    over."""
+    """Returns names with about the share `wanted` in total, in the order of their hashes, skipping any that is too
+    large.
+    """
     chosen: set[str] = set()
     total = 0.0
     for name in sorted(shares, key=lambda name: hashlib.sha256(name.encode()).digest()):
@@ -70,9 +71,10 @@ def _choose(shares: dict[str, float], at_least: int, wanted: float) -> set[str]:
 
 
 def separate_speakers(sets: dict[str, CorpusSet]) -> dict[str, list[str]]:
-    """Rename speakers of dev and test that an earlier set has too, `amy` to `amy-dev`; returns their names by set.
+    """Renames speakers of dev and test that an earlier set also has, `amy` to `amy-dev`, and returns their names by
+    set.
 
-    What is estimated per speaker (CMVN, fMLLR, i-vectors) is then estimated on the speech of one set.
+    Statistics per speaker (CMVN, fMLLR, i-vectors) then come from one set only.
     """
     names = {subset: {utterance.speaker for utterance in corpus.utterances} for subset, corpus in sets.items()}
     taken = set().union(*names.values())

@@ -1,4 +1,4 @@
-"""Whether the audio that wav.scp names is that of last time: what stage data depends on beside the directories."""
+"""Digest of the audio files in wav.scp, on which stage data depends in addition to the directories."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from asr_am.errors import InputError
 def audio_stamp(
     train: str | None, dev: str | None, test: str | None, audio_root: str | None = None, **others: object
 ) -> str:
-    """A digest of size and time of each audio file in the directories' wav.scp, those that are missing among them.
+    """Returns a digest of size and time of each audio file in wav.scp of the directories, including missing ones.
 
-    Commands are known by what they read, where they do no more than decode a file. "" where a wav.scp cannot be read,
-    which the preparation tells.
+    Commands count by the files they read if they only decode a file. Returns "" if a wav.scp cannot be read. The
+    preparation then reports the error.
     """
     options = AudioOptions(Path(audio_root) if audio_root else None, False, Path())
     digest = hashlib.sha256()
@@ -35,6 +35,6 @@ def audio_stamp(
 def _stamp(path: Path | None) -> str:
     try:
         found = path.stat() if path else None
-    except OSError:  # gone since it was found
+    except OSError:  # deleted since it was found
         found = None
     return f"{path} {found.st_size} {found.st_mtime_ns}\n" if found else "none\n"

@@ -1,10 +1,10 @@
-"""Transcripts in the spelling of the lexicon: case, punctuation, Unicode forms, words that mean silence.
+r"""Transcripts in the spelling of the lexicon: case, punctuation, Unicode forms, words that mean silence.
 
     "Yes, I'm  SURE.\u00a0[cough]"  with a lexicon in upper case  ->  YES I'M SURE [cough]
 
-A word that the lexicon has is left as it is. Another is looked for in the lexicon without regard to case, then without
-punctuation around it; where that fails too it stays, without punctuation, and is trained as the unknown word. Marks in
-brackets that the lexicon lacks ([cough], <noise>, {laugh}) stay as they are: no word hides in them.
+A word of the lexicon is kept. Any other is looked up without regard to case, then without punctuation around it. If
+that fails too, it is kept without punctuation and trained as the unknown word. Marks in brackets that the lexicon lacks
+([cough], <noise>, {laugh}) are kept, because they contain no word.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from asr_am.lang.lexicon import UNKNOWN
 
 MARK = re.compile(r"\[.*\]|<.*>|\{.*\}|\*.*\*")
 APOSTROPHES = str.maketrans("\u2018\u2019\u02bc\u00b4`", "'''''")
-ALTERNATIVES = str.maketrans("", "", "(){}")  # which have a meaning in references
+ALTERNATIVES = str.maketrans("", "", "(){}")  # they have a meaning in references
 
 
 def clean(text: str) -> str:
-    """Unicode in composed form, one apostrophe, no characters that cannot be seen."""
+    """Normalises Unicode to composed form, unifies apostrophes, and removes invisible characters."""
     text = unicodedata.normalize("NFC", text).translate(APOSTROPHES)
     return "".join(c for c in text if c.isspace() or unicodedata.category(c) not in ("Cc", "Cf"))
 
 
 def is_mark(word: str) -> bool:
-    """Whether the word is a remark of the transcriber's in brackets."""
+    """Returns True for a transcriber's remark in brackets."""
     return MARK.fullmatch(word) is not None
 
 
 class Spelling:
-    """How the lexicon spells a word."""
+    """Spelling of words in the lexicon."""
 
     def __init__(self, vocabulary: Collection[str]) -> None:
         self.vocabulary = frozenset(vocabulary)
@@ -43,15 +43,21 @@ class Spelling:
             self._folded.setdefault(word.casefold(), word)
 
     def find(self, word: str) -> str | None:
-        """The word itself where the lexicon has it, else the same in another case, else None. word: see `clean`."""
+        """Returns the word if it is in the lexicon, else the same word in another case, else None. Expects a `clean`
+        word.
+        """
         return word if word in self.vocabulary else self._folded.get(word.casefold())
 
 
 class Normaliser:
-    """The words of a text as the lexicon spells them; `unknown` counts those that it lacks."""
+    """Spells words as in the lexicon. `unknown` counts those that it lacks."""
 
     def __init__(self, vocabulary: Collection[str], silence: Collection[str], unknown: Collection[str]) -> None:
-        """vocabulary: words of the lexicon. silence: words that are silence. unknown: those that mean `<unk>`."""
+        """Args:
+        vocabulary: words of the lexicon.
+        silence: words that are silence.
+        unknown: words that mean `<unk>`.
+        """
         self._spelling = Spelling(vocabulary)
         self._silence = frozenset(silence)
         self._unknown = frozenset(unknown) | {UNKNOWN}
@@ -61,24 +67,24 @@ class Normaliser:
         self._upper, self._lower = upper > 0.8 * len(cased), lower > 0.8 * len(cased)
         self.unknown: Counter[str] = Counter()
 
-    def __call__(self, text: str, where: str, tally: IssueCounter) -> list[str]:
-        """Words of `text`; what had to be changed goes to `tally`."""
+    def __call__(self, text: str, where: str, issues: IssueCounter) -> list[str]:
+        """Returns the words of `text` and counts corrections in `issues`."""
         words = []
         for word in clean(text).split():
             if word in self._silence or word in ("<s>", "</s>"):
-                tally.add("silence words in transcripts: taken out", where)
+                issues.add("silence words in transcripts: taken out", where)
                 continue
-            spelt = UNKNOWN if word in self._unknown else self._spell(word, where, tally)
+            spelt = UNKNOWN if word in self._unknown else self._spell(word, where, issues)
             if not spelt:
-                tally.add("punctuation by itself: taken out", where)
+                issues.add("punctuation by itself: taken out", where)
                 continue
             if spelt not in self._spelling.vocabulary:
-                tally.add("words outside the lexicon: the unknown word", f"{where}: {spelt}")
+                issues.add("words outside the lexicon: the unknown word", f"{where}: {spelt}")
                 self.unknown[spelt] += 1
             words.append(spelt)
         return words
 
-    def _spell(self, word: str, where: str, tally: IssueCounter) -> str:
+    def _spell(self, word: str, where: str, issues: IssueCounter) -> str:
         if word in self._spelling.vocabulary:
             return word
         if is_mark(word):
@@ -88,9 +94,9 @@ class Normaliser:
             found = self._spelling.find(candidate)
             if found is not None:
                 if candidate != word:
-                    tally.add("words with punctuation: without", where)
+                    issues.add("words with punctuation: without", where)
                 if found != candidate:
-                    tally.add("words in another case: as in the lexicon", where)
+                    issues.add("words in another case: as in the lexicon", where)
                 return found
         bare = bare if bare.strip("'") else ""
         return bare.upper() if self._upper else bare.lower() if self._lower else bare
@@ -110,6 +116,6 @@ def _is_punctuation(character: str, keep: str) -> bool:
 
 
 def most_frequent(words: Counter[str], number: int = 10) -> str:
-    """ "21 UH, 3 ERM, ..." """
+    """Formats the most frequent words: "21 UH, 3 ERM, ..."."""
     ranked = sorted(words.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count} {word}" for word, count in ranked[:number]) + (", ..." if len(ranked) > number else "")

@@ -1,8 +1,8 @@
-"""Every figure that sets how hard minicts is to recognise, and the version of the corpus they belong to.
+"""All parameters that set how hard minicts is to recognise, and the version of the corpus they belong to.
 
-Two conditions, as in Hub5'00: SW is what training, dev and the `sw_*` half of the test set are made of, EN the harder
-`en_*` half (accents and voices that training has not, faster, noisier, more hesitant). Change nothing here without
-raising VERSION: error rates are only comparable within one version.
+There are two conditions, as in Hub5'00. Train, dev and the `sw_*` half of the test set are SW. The `en_*` half is the
+harder EN (accents and voices unseen in training, faster, noisier, more hesitant). Raise VERSION with any change: error
+rates are only comparable within one version.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 VERSION = 1
 SAMPLING_RATE = 8000
 
-WORDS_PER_SECOND = 3.4  # of speech, padding included: turns hours into words (a conversation is planned as text)
+WORDS_PER_SECOND = 3.4  # of speech with padding, converts hours to words (a conversation is planned as text)
 WORDS_PER_CONVERSATION = 250
 WORDS_PER_TEST_CONVERSATION = 190
 DEV_SHARE = 0.08  # of the training hours
@@ -22,17 +22,17 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Condition:
-    """Ranges are drawn from uniformly, once per speaker, per conversation side or per utterance as grouped below."""
+    """Parameters of one condition. Ranges are drawn from uniformly, per speaker, conversation side or utterance."""
 
     name: str
-    # speaker: espeak-ng accents with their weights, base voices, and what is varied around them
+    # speaker: espeak-ng accents with weights, base voices, and their variation
     accents: dict[str, float]
     male_voices: tuple[str, ...]
     female_voices: tuple[str, ...]
     words_per_minute: Range
     pitch: Range  # espeak's scale, 50 = the voice's own
     pitch_range: Range  # espeak's scale, 50 = the voice's own, 0 = monotone
-    tract: Range  # formants (and pitch) are scaled by this
+    tract: Range  # scale of formants (and pitch)
     # style: probabilities per word (or per utterance)
     filler: Range  # UH, UM
     repeat: Range

@@ -1,4 +1,4 @@
-"""One telephone conversation: who says what, when, and the two-channel wav file of it."""
+"""Generates one telephone conversation: its script, its timing, and the two-channel wav file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from local.minicts.voices import Speaker, say
 MAX_SECONDS, MIN_SECONDS = 15.0, 0.3  # of an utterance
 _MAX_WORDS = 28
 _PADDING = (0.08, 0.25)  # seconds of silence kept before and after an utterance
-_MAX_SAMPLES = int((MAX_SECONDS - 2 * _PADDING[1]) * SAMPLING_RATE)  # longer ones are left out of the call
-_STRAY = 0.3  # probability that a sentence is on another topic than the call
+_MAX_SAMPLES = int((MAX_SECONDS - 2 * _PADDING[1]) * SAMPLING_RATE)  # longer utterances are dropped
+_STRAY = 0.3  # probability of a sentence on another topic
 _BACKCHANNEL = 0.35  # probability per utterance of a turn
 
 
 @dataclass(frozen=True)
 class Call:
-    """What determines a conversation: everything random in it is drawn from `seed`."""
+    """Everything that determines a conversation. All randomness is drawn from `seed`."""
 
     recording: str
     subset: str
@@ -37,7 +37,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Planned:
-    """A planned utterance. A back-channel is spoken while the utterance before it goes on."""
+    """A planned utterance. A back-channel is spoken during the utterance before it."""
 
     channel: int
     tokens: list[Token]
@@ -47,7 +47,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Utterance:
-    """Times in seconds; silence is included at both ends, and the first sample of speech is at `speech`."""
+    """A spoken utterance. Times are in seconds and include silence at both ends. Speech itself begins at `speech`."""
 
     channel: int
     start: float
@@ -64,7 +64,7 @@ class Conversation:
 
 
 def hold(call: Call, folder: Path) -> Conversation:
-    """Speak `call` and write `folder/<recording>.wav` (mu-law, channel 0 = the first speaker)."""
+    """Speaks `call` and writes `folder/<recording>.wav` (mu-law, channel 0 is the first speaker)."""
     rng = np.random.default_rng(call.seed)
     script = write_script(call, rng)
     with Espeak(int(rng.integers(1 << 31))) as espeak:
@@ -77,7 +77,9 @@ def hold(call: Call, folder: Path) -> Conversation:
 
 
 def write_script(call: Call, rng: np.random.Generator) -> list[Planned]:
-    """Greetings, turns on one topic with back-channels of the listener, farewells; about `call.words` words."""
+    """Returns greetings, turns on one topic with back-channels of the listener, and farewells, about `call.words`
+    words.
+    """
     topics = grammar().topics
     theme = topics[rng.integers(len(topics))]
     script: list[Planned] = []
@@ -89,7 +91,7 @@ def write_script(call: Call, rng: np.random.Generator) -> list[Planned]:
             more = grammar().expand(rule, topic, rng)
             words += more if len(words) + len(more) <= _MAX_WORDS else []
         tokens = spontaneous(words, call.speakers[channel].style, rng)
-        if tokens:  # else the grammar gave nothing short enough
+        if tokens:  # the grammar may give nothing short enough
             script.append(Planned(channel, tokens, turn, backchannel))
 
     add(0, ["hello"], 0)
@@ -109,13 +111,13 @@ def write_script(call: Call, rng: np.random.Generator) -> list[Planned]:
 
 
 def place(pieces: list[tuple[Planned, np.ndarray]], rng: np.random.Generator) -> list[Utterance]:
-    """Lay spoken utterances out in time.
+    """Lays spoken utterances out in time.
 
-    Turns follow one another with a gap or an overlap; utterances of one channel never overlap, silence included.
+    Turns follow one another with a gap or an overlap. Utterances of one channel never overlap, including their silence.
     """
-    free = [0.3, 0.3]  # when each channel is silent again
+    free = [0.3, 0.3]  # end of speech in each channel
     now, turn = float(rng.uniform(0.5, 2.0)), 0
-    before = (0.0, 0.0)  # start and end of the utterance that a back-channel belongs to
+    before = (0.0, 0.0)  # start and end of the utterance of a back-channel
     utterances = []
     for line, samples in pieces:
         head, tail = rng.uniform(*_PADDING), rng.uniform(*_PADDING)
@@ -127,7 +129,7 @@ def place(pieces: list[tuple[Planned, np.ndarray]], rng: np.random.Generator) ->
         end = speech + len(samples) / SAMPLING_RATE
         start = round(speech - head, 3)
         duration = round(max(end + tail - start, MIN_SECONDS), 3)
-        free[line.channel] = start + duration + 0.002  # more than rounding can take away
+        free[line.channel] = start + duration + 0.002  # margin for rounding
         if not line.backchannel:
             now, turn, before = end, line.turn, (speech, end)
         utterances.append(Utterance(line.channel, start, duration, speech, line.tokens))
@@ -135,7 +137,7 @@ def place(pieces: list[tuple[Planned, np.ndarray]], rng: np.random.Generator) ->
 
 
 def _render(call: Call, spoken: list[np.ndarray], utterances: list[Utterance], rng: np.random.Generator) -> np.ndarray:
-    """Both channels [T, 2] after the telephone."""
+    """Returns both channels [T, 2] after the telephone."""
     seconds = max(utterance.start + utterance.duration for utterance in utterances) + rng.uniform(0.5, 1.5)
     sides_2T = np.zeros((2, int(seconds * SAMPLING_RATE)))
     for utterance, samples in zip(utterances, spoken, strict=True):

@@ -1,8 +1,8 @@
 """espeak-ng (speech synthesis, GPL 3) through the shared library of the `espeakng-loader` wheel.
 
-espeak keeps the phases of its oscillators and its random state in static variables, so what it speaks depends on what
-it spoke before. An `Espeak` therefore loads a fresh copy of the library and unloads it at the end: the same calls on a
-new `Espeak` give the same samples, in any process. One may be open per process at a time.
+espeak keeps oscillator phases and its random state in static variables, so its output depends on what it spoke before.
+An `Espeak` therefore loads a fresh copy of the library and unloads it at the end: the same calls on a new `Espeak` give
+the same samples in any process. One may be open per process at a time.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctype
 
 
 def require_espeak() -> None:
-    """Raise InputError unless the wheel with espeak-ng is installed."""
+    """Raises InputError unless the wheel with espeak-ng is installed."""
     try:
         import espeakng_loader  # noqa: F401
     except ImportError as error:
         raise InputError(
-            "minicts: its speech is made by espeak-ng, whose wheel espeakng-loader (GPL 3, hence optional) is not "
+            "minicts: needs espeak-ng, whose wheel espeakng-loader (GPL 3, hence optional) is not "
             "installed; run: pip install '.[minicts]'"
         ) from error
 
 
 class Espeak:
-    """A loaded espeak-ng. Use as a context manager; raises InputError when the wheel is missing or does not start."""
+    """A loaded espeak-ng. Use as a context manager. Raises InputError if the wheel is missing or does not start."""
 
     _open: ClassVar[bool] = False
 
@@ -56,7 +56,7 @@ class Espeak:
             raise InputError(f"{voices}: espeak-ng does not start with it (code {rate}); reinstall espeakng-loader")
         Espeak._open = True
         self._chunks: list[bytes] = []
-        self._callback = _Callback(self._receive)  # kept here, or it would be collected
+        self._callback = _Callback(self._receive)  # keep a reference, or it is garbage collected
         self._library.espeak_SetSynthCallback(self._callback)
         self._library.espeak_ng_SetRandSeed(seed & 0x7FFFFFFF)
         ctypes.CDLL(None).srand(seed & 0x7FFFFFFF)  # breath noise and flutter come from rand()
@@ -70,13 +70,13 @@ class Espeak:
         Espeak._open = False
 
     def set_voice(self, accent: str, variant: str = "") -> None:
-        """Choose an accent (a file of espeak's lang/gmw, e.g. "en-US") and a voice variant (a file of voices/!v)."""
+        """Chooses an accent (file of espeak's lang/gmw, e.g. "en-US") and a voice variant (file of voices/!v)."""
         name = f"gmw/{accent}+{variant}" if variant else f"gmw/{accent}"
         if self._library.espeak_SetVoiceByName(name.encode()) != 0:
             raise InputError(f"espeak-ng has no voice {name!r}; install the pinned version of espeakng-loader")
 
     def speak(self, text: str, *, words_per_minute: float, pitch: float, pitch_range: float) -> np.ndarray:
-        """int16 samples [T] at RATE. `text` may hold phonemes in espeak's ASCII names as [[w'ED@]]."""
+        """Returns int16 samples [T] at RATE. `text` may contain phonemes in espeak's ASCII names as [[w'ED@]]."""
         for parameter, value in ((_SPEED, words_per_minute), (_PITCH, pitch), (_PITCH_RANGE, pitch_range)):
             self._library.espeak_SetParameter(parameter, round(value), 0)
         self._chunks.clear()
@@ -85,19 +85,19 @@ class Espeak:
         return np.frombuffer(b"".join(self._chunks), np.int16)
 
     def ipa(self, text: str) -> list[list[str]]:
-        """The phonemes of `text` in IPA without stress marks, one list per spoken group (usually a word)."""
+        """Returns the phonemes of `text` in IPA without stress marks, one list per spoken group (usually a word)."""
         groups = [re.sub("[ˈˌ]", "", group) for group in self._phonemes(text, _IPA).split()]
         return [[phone for phone in group.split(_SEPARATOR) if phone] for group in groups]
 
     def ascii_phonemes(self, word: str) -> list[str]:
-        """The phonemes of one word by espeak's own ASCII names, with stress marks; they can be spoken as [[a|b|c]]."""
+        """Returns the phonemes of one word in espeak's ASCII names with stress. They can be spoken as [[a|b|c]]."""
         return [phone for phone in self._phonemes(word, 0).split(_SEPARATOR) if phone]
 
     def _phonemes(self, text: str, mode: int) -> str:
         rest = ctypes.c_char_p(text.encode())
         mode |= ord(_SEPARATOR) << 8
         clauses = []
-        while rest.value:  # a clause at a time
+        while rest.value:  # one clause per call
             clauses.append(self._library.espeak_TextToPhonemes(ctypes.byref(rest), _UTF8, mode).decode())
         return " ".join(clauses)
 

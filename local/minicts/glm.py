@@ -1,4 +1,4 @@
-"""The scoring rules of minicts: a NIST GLM after the pattern of Hub5'00's, written for this vocabulary."""
+"""Scoring rules of minicts: a NIST GLM modelled on that of Hub5'00, written for this vocabulary."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _HEADER = """\
 * case_sensitive = 'F'
 """
 
-# Also those that this vocabulary does not hold: a recogniser with another one may give them.
+# Includes words outside this vocabulary, which a recogniser with another one may output.
 _HESITATIONS = ("UH", "UM", "EH", "MM", "HM", "AH", "HUH", "HA", "ER", "OOF", "HEE", "ACH", "EEE", "EW")
-# without hyphens: csrfilt would split at them afterwards
+# without hyphens, because csrfilt would split at them afterwards
 _SAME = {
     "UH-HUH": "UHHUH", "UM-HUM": "UHHUH", "UM-HM": "UHHUH", "MM-HM": "UHHUH", "MM-HUH": "UHHUH", "MHM": "UHHUH",
     "MMHM": "UHHUH", "UMHUM": "UHHUH", "OK": "OKAY", "O.K.": "OKAY", "ALRIGHT": "ALL RIGHT", "BYE-BYE": "BYE BYE",
@@ -40,7 +40,7 @@ _CLITICS = {
 
 
 def contractions() -> dict[str, tuple[str, ...]]:
-    """Contraction -> what it may stand for."""
+    """Maps each contraction to its possible expansions."""
     table = dict(_CONTRACTIONS)
     table.update({f"{verb}N'T": (f"{verb} NOT",) for verb in _NEGATED})
     for clitic, (hosts, verbs) in _CLITICS.items():
@@ -49,7 +49,7 @@ def contractions() -> dict[str, tuple[str, ...]]:
 
 
 def glm() -> str:
-    """The text of the file."""
+    """Returns the text of the file."""
     lines = [_HEADER, ";; hesitations"]
     lines += [_rule(word, "%HESITATION") for word in _HESITATIONS]
     lines += ["", ";; spellings of one word"]
@@ -60,5 +60,5 @@ def glm() -> str:
 
 
 def _rule(word: str, becomes: str) -> str:
-    """Whole words only: a blank on either side."""
+    """Returns a rule for the complete word, with a blank on either side."""
     return f"[{word}] => [{becomes}] / [ ] __ [ ]"

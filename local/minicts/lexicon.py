@@ -1,7 +1,7 @@
-"""The pronouncing dictionary: espeak's own phonemes, in the accents of the training speakers, as ARPAbet-like phones.
+"""Pronouncing dictionary: espeak's phonemes in the accents of the training speakers, as ARPAbet-like phones.
 
-A word has the pronunciations that espeak uses for it alone and inside sentences (weak forms, flaps, linking r), without
-the rare ones.
+A word has the pronunciations that espeak uses for it alone and in sentences (weak forms, flaps, linking r), except rare
+ones.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from local.minicts.conditions import SW
 from local.minicts.espeak import Espeak
 from local.minicts.text import Token
 
-_SENTENCES = 2000  # that weak forms are counted in, at most
-_MIN_SHARE = 0.04  # of a word's occurrences, below which a pronunciation is left out
+_SENTENCES = 2000  # at most, to count weak forms
+_MIN_SHARE = 0.04  # smallest share of a word's occurrences for a pronunciation
 _MAX_VARIANTS = 4
 
 _ARPABET = {
@@ -36,7 +36,16 @@ Counts = dict[str, dict[str, float]]  # word -> pronunciation -> how often
 
 
 def pronunciations(vocabulary: list[str], sentences: list[list[Token]], seed: int) -> dict[str, list[str]]:
-    """Word -> its pronunciations, the most frequent first. Raises InputError where espeak pronounces nothing known."""
+    """Returns the pronunciations of each word, the most frequent first.
+
+    Args:
+        vocabulary: words to pronounce.
+        sentences: text to count weak forms in.
+        seed: of the voices.
+
+    Raises:
+        InputError: the table lacks a phoneme.
+    """
     counts: Counts = defaultdict(lambda: defaultdict(float))
     known = set(vocabulary)
     texts = [[token.word for token in tokens if token.word in known] for tokens in sentences[:_SENTENCES]]
@@ -56,21 +65,21 @@ def pronunciations(vocabulary: list[str], sentences: list[list[Token]], seed: in
 
 
 def to_arpabet(ipa: list[str]) -> str | None:
-    """ "DH AX" for ["ð", "ə"]; None for symbols that the table lacks."""
+    """Returns "DH AX" for ["ð", "ə"], None for symbols that the table lacks."""
     return " ".join(_ARPABET[symbol] for symbol in ipa) if _ARPABET.keys() >= set(ipa) else None
 
 
 def _count_in_sentence(words: list[str], espeak: Espeak, weight: float, counts: Counts) -> None:
     groups = espeak.ipa(" ".join(words).lower())
     if len(groups) != len(words):
-        return  # espeak ran words together, see below
+        return  # espeak joined words, see below
     for word, group in zip(words, groups, strict=True):
         if phones := to_arpabet(group):
             counts[word][phones] += weight
 
 
 def _count_run_together(pairs: Counter[tuple[str, str]], espeak: Espeak, weight: float, counts: Counts) -> None:
-    """Pairs like "for the" that espeak joins: the first word is what is left before a known form of the second."""
+    """Counts pairs like "for the" that espeak joins: the first word is the rest before a known form of the second."""
     for (first, second), times in pairs.items():
         groups = espeak.ipa(f"{first} {second}".lower())
         joined = to_arpabet(groups[0]) if len(groups) == 1 else None

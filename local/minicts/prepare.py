@@ -1,9 +1,9 @@
-"""Make the corpus minicts: generated two-party telephone conversations, for trying and testing the recipes.
+"""Makes the corpus minicts: generated two-party telephone conversations for trying and testing the recipes.
 
-Synthetic speech (espeak-ng): error rates on it say nothing about human speech. What is made depends on the arguments
-and on `conditions.VERSION` alone, not on the number of processes: every conversation has a random stream of its own.
+The speech is synthetic (espeak-ng), so error rates on it say nothing about human speech. The result depends on the
+arguments and `conditions.VERSION`, not on the number of processes: every conversation has its own random stream.
 
-By itself: python -m local.minicts.prepare --out exp/minicts/data --hours 1 --speakers 40 --seed 0 --nj 2
+    python -m local.minicts.prepare --out exp/minicts/data --hours 1 --speakers 40 --seed 0 --nj 2
 """
 
 from __future__ import annotations
@@ -42,20 +42,26 @@ _FIRST_TEST_SW, _FIRST_TEST_EN = 4390, 4156  # as in Hub5'00
 def prepare(
     out: Path, *, hours: float, speakers: int, seed: int, jobs: int, test_words: int = 1500, version: int = VERSION
 ) -> None:
-    """Write the corpus into `out`: wav/, train/, dev/, test/, en.glm, lexicon.txt, nonspeech.txt, lm/, corpus.json.
+    """Writes the corpus into `out`: wav/, train/, dev/, test/, en.glm, lexicon.txt, nonspeech.txt, lm/, corpus.json.
 
-    hours: of training speech (utterances, not calls), reached to about 10 %; dev has 8 % of it, on top.
-    speakers: in the training set; dev and test bring two new ones per conversation.
-    test_words: in the test set, half in `sw_*` and half in `en_*` conversations.
-    version: the one that the caller wants; this generator makes `conditions.VERSION` only.
-    Raises InputError for values out of range, another version, and when espeak-ng is not installed.
+    Args:
+        out: output directory.
+        hours: of training speech (utterances, not calls), reached to about 10 %. dev has 8 % of it, in addition.
+        speakers: in the training set. dev and test have two new ones per conversation.
+        seed: of the corpus.
+        jobs: worker processes.
+        test_words: in the test set, half in `sw_*` and half in `en_*` conversations.
+        version: must be `conditions.VERSION`.
+
+    Raises:
+        InputError: a value is out of range, the version differs, or espeak-ng is not installed.
     """
     _check("corpus.hours", hours, HOURS)
     _check("corpus.speakers", speakers, SPEAKERS)
     _check("corpus.test_words", test_words, TEST_WORDS)
     _check("corpus.seed", seed, SEED)
     if version != VERSION:
-        raise InputError(f"corpus.version: {version} was asked for, this generator makes {VERSION}; choose that")
+        raise InputError(f"corpus.version={version}: this generator makes version {VERSION}; choose that")
     require_espeak()
     wavs = out / "wav"
     wavs.mkdir(parents=True, exist_ok=True)
@@ -65,9 +71,10 @@ def prepare(
 
 
 def plan(hours: float, speakers: int, seed: int, test_words: int) -> list[Call]:
-    """Who calls whom in which set, and from which random stream.
+    """Returns the calls of all sets with their speakers and random streams.
 
-    Training speakers take turns, so that all call about equally often; both sides of a dev or test call are new ones.
+    Training speakers take turns, so that all call about equally often. Both sides of a dev or test call are new
+    speakers.
     """
     words = hours * 3600 * WORDS_PER_SECOND
     count = max(round(words / WORDS_PER_CONVERSATION), math.ceil(speakers / 2))
@@ -88,7 +95,7 @@ def plan(hours: float, speakers: int, seed: int, test_words: int) -> list[Call]:
 def _strangers(
     subset: str, condition: Condition, first: int, count: int, words: int, stream: tuple[int, int]
 ) -> list[Call]:
-    """`count` calls between people who are heard nowhere else."""
+    """Returns `count` calls between people who are heard nowhere else."""
     calls = []
     for number in range(count):
         recording = f"{condition.name}_{first + number}"
@@ -101,12 +108,12 @@ def _strangers(
 
 
 def _pairs(speakers: int, count: int, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """`count` pairs of different speakers: rounds in which everybody calls once, in random order."""
+    """Returns `count` pairs of different speakers, in rounds in which everybody calls once, in random order."""
     order: list[int] = []
     while len(order) < 2 * count:
         order += rng.permutation(speakers).tolist()
         if len(order) > speakers and speakers % 2 and order[-speakers] == order[-speakers - 1]:
-            order[-speakers], order[-1] = order[-1], order[-speakers]  # nobody calls himself where two rounds meet
+            order[-speakers], order[-1] = order[-1], order[-speakers]  # avoids a self-call between two rounds
     return list(zip(order[0 : 2 * count : 2], order[1 : 2 * count : 2], strict=True))
 
 
@@ -114,7 +121,7 @@ def _check(name: str, value: float, limits: tuple[float, float]) -> None:
     whole = isinstance(limits[0], int)
     if not isinstance(value, int if whole else int | float) or not limits[0] <= value <= limits[1]:
         kind = "whole number" if whole else "number"
-        raise InputError(f"{name}: {value} is no {kind} from {limits[0]} to {limits[1]}; choose one")
+        raise InputError(f"{name}: {value} is not a {kind} from {limits[0]} to {limits[1]}")
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""What the telephone makes of a voice: room, background, handset, line. One `Line` per conversation side.
+"""Simulates the telephone: room, background, handset and line. One `Line` per conversation side.
 
-Shapes: T samples at 8 kHz; all signals are float64.
+Shapes: T samples at 8 kHz. All signals are float64.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HUM_HARMONICS = np.array([2, 4, 6, 8, 12, 16])
 
 @dataclass(frozen=True)
 class Line:
-    """The acoustic conditions of one side of one call."""
+    """Acoustic conditions of one side of a call."""
 
     room: np.ndarray  # impulse response
     filter: np.ndarray  # handset and line, FIR
@@ -47,7 +47,7 @@ def draw_line(condition: Condition, rng: np.random.Generator) -> Line:
 
 
 def transmit(speech_T: np.ndarray, line: Line, babble: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One side as the far end hears it, at the line's level. `babble` is any length of other people's speech."""
+    """Returns one side as heard at the far end, at the line's level. `babble` is other people's speech."""
     level = _active_level(speech_T)
     signal = oaconvolve(speech_T, line.room)[: len(speech_T)]
     noise = _background(line.background, len(signal), babble, rng)
@@ -59,28 +59,28 @@ def transmit(speech_T: np.ndarray, line: Line, babble: np.ndarray, rng: np.rando
 
 
 def mix(sides_2T: np.ndarray, lines: tuple[Line, Line]) -> np.ndarray:
-    """Both channels with the cross-talk of the other one, scaled down where they would clip."""
+    """Adds cross-talk to both channels and scales them down if they would clip."""
     gain_21 = np.array([[10 ** (line.crosstalk_db / 20)] for line in lines])
     mixed_2T = sides_2T + gain_21 * np.roll(sides_2T[::-1], _CROSSTALK_DELAY, axis=1)
     return mixed_2T * np.minimum(1.0, _PEAK / np.abs(mixed_2T).max(axis=1, keepdims=True))
 
 
 def babble_from(utterances: list[np.ndarray], seconds: float, rng: np.random.Generator) -> np.ndarray:
-    """Several voices at once, made of a call's own utterances played backwards from random places."""
+    """Returns several voices at once, made of a call's own utterances played backwards from random places."""
     length = int(seconds * SAMPLING_RATE)
     track = np.concatenate(utterances)[::-1]
     return np.sum([np.resize(np.roll(track, rng.integers(len(track))), length) for _ in range(_BABBLE_VOICES)], axis=0)
 
 
 def _active_level(signal: np.ndarray) -> float:
-    """Root mean square over the 20 ms blocks within 30 dB of the loudest one."""
+    """Returns the root mean square over the 20 ms blocks within 30 dB of the loudest one."""
     block = SAMPLING_RATE // 50
     power = np.square(signal[: len(signal) // block * block]).reshape(-1, block).mean(axis=1)
     return float(np.sqrt(power[power > power.max() / 1000].mean()))
 
 
 def _draw_room(condition: Condition, rng: np.random.Generator) -> np.ndarray:
-    """A direct path and a tail of decaying noise."""
+    """Draws a direct path and a tail of decaying noise."""
     decay = rng.uniform(*condition.reverberation_s)
     time = np.arange(int(decay * SAMPLING_RATE)) / SAMPLING_RATE
     tail = rng.standard_normal(len(time)) * 10 ** (-3 * time / decay)
@@ -91,7 +91,7 @@ def _draw_room(condition: Condition, rng: np.random.Generator) -> np.ndarray:
 
 
 def _draw_filter(condition: Condition, rng: np.random.Generator) -> np.ndarray:
-    """The telephone band with a random tilt and ripple, linear phase."""
+    """Draws the telephone band with a random tilt and ripple, linear phase."""
     low, high = rng.uniform(*condition.low_edge_hz), rng.uniform(*condition.high_edge_hz)
     inner = np.geomspace(low, high, 12)
     tilt_db = rng.uniform(*condition.tilt_db_per_octave) * np.log2(inner / 1000)
@@ -102,7 +102,7 @@ def _draw_filter(condition: Condition, rng: np.random.Generator) -> np.ndarray:
 
 
 def _background(kind: str, length: int, babble: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Noise of unit power."""
+    """Returns noise of unit power."""
     if kind == "babble":
         noise = np.resize(babble, length)
     elif kind == "pink":
@@ -118,7 +118,7 @@ def _background(kind: str, length: int, babble: np.ndarray, rng: np.random.Gener
 
 
 def _handset(signal: np.ndarray, drive: float) -> np.ndarray:
-    """A carbon microphone's asymmetric soft clipping; linear at drive 0. Signals of unit size are meant."""
+    """Applies the asymmetric soft clipping of a carbon microphone, linear at drive 0, to signals of unit size."""
     if drive == 0:
         return signal
     return np.tanh(drive * signal + 0.2 * drive * np.square(np.tanh(signal))) / drive

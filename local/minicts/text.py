@@ -1,4 +1,4 @@
-"""What is said: sentences from the grammar of topics (grammar.txt), made spontaneous by the speaker's style."""
+"""Generates sentences from the grammar of topics (grammar.txt), made spontaneous by the speaker's style."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ COMMON = "common"
 FILLERS = ("UH", "UH", "UM")
 LAUGHTER, NOISE = "[LAUGHTER]", "[NOISE]"
 VOCAL_NOISES = (LAUGHTER, NOISE)
-UNKNOWN = "<unk>"  # the transcript's word for a fragment
+UNKNOWN = "<unk>"  # stands for a fragment in transcripts
 
 _REFERENCE = re.compile(r"\$([a-z0-9]+(?:\.[a-z]+)?)")
-_ONSET = re.compile(r"[^AEIOUY']*[AEIOU]+")  # the letters a speaker has said when cut off after the first vowel
+_ONSET = re.compile(r"[^AEIOUY']*[AEIOU]+")  # letters spoken when cut off after the first vowel
 
 Rules = dict[str, list[tuple[str, ...]]]
 
 
 @dataclass(frozen=True)
 class Token:
-    """A word of the verbatim transcript. A fragment ("WEA-") remembers the word that it began."""
+    """A word of the verbatim transcript. A fragment ("WEA-") has the word that it began in `cut_from`."""
 
     word: str
     cut_from: str = ""
@@ -35,7 +35,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Style:
-    """How spontaneous a speaker is: probabilities per word, of a vocal noise per utterance."""
+    """Spontaneity of a speaker: probabilities per word, and of a vocal noise per utterance."""
 
     filler: float
     repeat: float
@@ -44,7 +44,7 @@ class Style:
 
 
 class Grammar:
-    """Sections of rules; `expand` draws a sentence. Raises InputError for a rule that is used and not defined."""
+    """Sections of rules. Raises InputError for a rule that is used but not defined."""
 
     def __init__(self, path: Path = GRAMMAR) -> None:
         self.sections = _parse(path)
@@ -57,7 +57,7 @@ class Grammar:
                     raise InputError(f"{path}: [{topic}] lacks the rules {sorted(missing)}; add them")
 
     def expand(self, rule: str, topic: str, rng: np.random.Generator) -> list[str]:
-        """The words (upper case) of one random expansion of `rule` under `topic`."""
+        """Returns the words (upper case) of one random expansion of `rule` under `topic`."""
         options = self.sections[topic].get(rule) or self.sections[COMMON][rule]
         words: list[str] = []
         for token in options[rng.integers(len(options))]:
@@ -66,7 +66,7 @@ class Grammar:
         return words
 
     def vocabulary(self) -> list[str]:
-        """All words that can be said, sorted, hesitations included."""
+        """Returns all words of the grammar, sorted, with hesitations."""
         tokens = {token for rules in self.sections.values() for token in _tokens(rules)}
         return sorted({token.upper() for token in tokens if not _REFERENCE.fullmatch(token)} | set(FILLERS))
 
@@ -77,7 +77,7 @@ def grammar() -> Grammar:
 
 
 def _tokens(rules: Rules) -> Iterator[str]:
-    """Words and $references on the right-hand sides."""
+    """Returns words and $references on the right-hand sides."""
     return (token for options in rules.values() for option in options for token in option)
 
 
@@ -107,7 +107,7 @@ def _parse(path: Path) -> dict[str, Rules]:
 
 
 def spontaneous(words: list[str], style: Style, rng: np.random.Generator) -> list[Token]:
-    """`words` with the hesitations, repetitions, fragments and vocal noises of `style`."""
+    """Adds the hesitations, repetitions, fragments and vocal noises of `style` to `words`."""
     tokens: list[Token] = []
     for word in words:
         if rng.random() < style.filler:
@@ -115,7 +115,7 @@ def spontaneous(words: list[str], style: Style, rng: np.random.Generator) -> lis
         onset = _ONSET.match(word)
         if onset and len(word) >= len(onset[0]) + 2 and rng.random() < style.fragment:
             tokens.append(Token(f"{onset[0]}-", cut_from=word))
-        if len(word) <= 4 and rng.random() < 2 * style.repeat:  # short words are repeated, long ones broken off
+        if len(word) <= 4 and rng.random() < 2 * style.repeat:  # short words are repeated, long ones cut off
             tokens.append(Token(word))
         tokens.append(Token(word))
     if rng.random() < style.vocal_noise:
@@ -125,11 +125,11 @@ def spontaneous(words: list[str], style: Style, rng: np.random.Generator) -> lis
 
 
 def transcript(tokens: list[Token]) -> str:
-    """For training: fragments are the unknown word."""
+    """Returns the training transcript. Fragments are the unknown word."""
     return " ".join(UNKNOWN if token.cut_from else token.word for token in tokens)
 
 
 def reference(tokens: list[Token]) -> str:
-    """For an STM: hesitations may be left out by the recogniser, vocal noises are not written."""
+    """Returns the text for an STM. Hesitations are optional, vocal noises are left out."""
     words = [token.word for token in tokens if token.word not in VOCAL_NOISES]
     return " ".join("(%HESITATION)" if word in FILLERS else word for word in words)

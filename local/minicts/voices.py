@@ -1,4 +1,4 @@
-"""Who speaks: synthetic speakers, and their words as 8 kHz waveforms."""
+"""Synthetic speakers and the synthesis of their words as 8 kHz waveforms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PAUSE_AFTER_FILLER = 0.3
 
 @dataclass(frozen=True)
 class Speaker:
-    """One person. `tract` > 1 is a shorter vocal tract: formants (and pitch) higher by that factor."""
+    """One person. `tract` > 1 means a shorter vocal tract: formants (and pitch) are higher by that factor."""
 
     id: str
     gender: str  # "F" or "M"
@@ -54,7 +54,7 @@ def draw_speaker(identity: str, condition: Condition, rng: np.random.Generator) 
 
 
 def say(tokens: list[Token], speaker: Speaker, espeak: Espeak, rng: np.random.Generator) -> np.ndarray:
-    """The utterance as float64 [T] at SAMPLING_RATE, trimmed, of peak at most 1."""
+    """Returns the utterance as float64 [T] at SAMPLING_RATE, trimmed, with a peak of at most 1."""
     espeak.set_voice(speaker.accent, speaker.variant)
     spoken = [token for token in tokens if token.word not in VOCAL_NOISES]
     pieces = []
@@ -74,7 +74,7 @@ def say(tokens: list[Token], speaker: Speaker, espeak: Espeak, rng: np.random.Ge
 
 
 def spoken_text(tokens: list[Token], espeak: Espeak, rng: np.random.Generator) -> str:
-    """What espeak is given for `tokens`: lower case, a pause after some hesitations, fragments as phonemes."""
+    """Returns the text for espeak: lower case, a pause after some hesitations, fragments as phonemes."""
     parts = []
     for token in tokens:
         if token.cut_from:
@@ -87,7 +87,7 @@ def spoken_text(tokens: list[Token], espeak: Espeak, rng: np.random.Generator) -
 
 
 def _first_syllable(phonemes: list[str]) -> list[str]:
-    """Up to and including the first vowel: what is heard of a word that is cut off there."""
+    """Returns the phonemes up to the first vowel, which are heard of a word that is cut off there."""
     for count, phoneme in enumerate(phonemes, 1):
         if re.match(rf"[',%=]*[{_VOWELS}]", phoneme):
             return phonemes[:count]
@@ -95,12 +95,12 @@ def _first_syllable(phonemes: list[str]) -> list[str]:
 
 
 def _to_telephone_rate(samples: np.ndarray, tract: float) -> np.ndarray:
-    """Resample from espeak's rate, reading it `tract` times faster than it was made."""
+    """Resamples from espeak's rate and speeds up by the factor `tract`."""
     return resample_poly(samples, SAMPLING_RATE // 50, round(RATE * tract) // 50)
 
 
 def _trim(samples: np.ndarray, threshold: float = 0.01, margin_s: float = 0.02) -> np.ndarray:
-    """Cut the silence at both ends. Raises ValueError if there is nothing else."""
+    """Cuts the silence at both ends. Raises ValueError if there is nothing else."""
     loud = np.flatnonzero(np.abs(samples) > threshold * max(np.abs(samples).max(initial=0.0), 1e-3))
     if not len(loud):
         raise ValueError("espeak-ng gave silence")
@@ -109,7 +109,7 @@ def _trim(samples: np.ndarray, threshold: float = 0.01, margin_s: float = 0.02) 
 
 
 def vocal_noise(word: str, speaker: Speaker, rng: np.random.Generator) -> np.ndarray:
-    """Laughter: breathy, half voiced pulses through two formants. Noise: a breath or a rustle."""
+    """Returns laughter (breathy, half voiced pulses through two formants) or noise (a breath or a rustle)."""
     seconds = rng.uniform(0.4, 1.0) if word == LAUGHTER else rng.uniform(0.25, 0.6)
     time = np.arange(int(seconds * SAMPLING_RATE)) / SAMPLING_RATE
     source = rng.standard_normal(len(time))

@@ -1,4 +1,4 @@
-"""The corpus on disk: lhotse manifests, references, scoring rules, dictionary, LM text."""
+"""Writes the corpus to disk: lhotse manifests, references, scoring rules, dictionary, LM text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STM_HEADER = """\
 
 
 def write_corpus(out: Path, conversations: list[Conversation], settings: dict[str, float]) -> None:
-    """Everything but the wav files, from what was said in `conversations`."""
+    """Writes everything except the wav files."""
     by_set = {subset: [talk for talk in conversations if talk.call.subset == subset] for subset in SETS}
     for subset, talks in by_set.items():
         segments = [_segment(talk, utterance) for talk in talks for utterance in talk.utterances]
@@ -72,7 +72,7 @@ def _segment(talk: Conversation, utterance: Utterance) -> SupervisionSegment:
 
 
 def _write_stm(path: Path, talks: list[Conversation]) -> None:
-    """The reference as Hub5'00 has it: category header, speaker = conversation side, verbatim text."""
+    """Writes the reference in the form of Hub5'00: category header, speaker = conversation side, verbatim text."""
     lines = []
     for talk in sorted(talks, key=lambda talk: talk.call.recording):
         for utterance in sorted(talk.utterances, key=lambda utterance: (utterance.channel, utterance.start)):

@@ -1,7 +1,9 @@
-"""Frames per second of alignment (likelihoods included) in one process: python scripts/bench/align.py exp/an4 [tri]
+"""Measures alignment in frames per second, likelihoods included, in one process.
 
-Needs a corpus directory whose stages 0 to 3 are done. Prints CPU time and wall time; Kaldi's gmm-align-compiled was
-measured at 154,000 frames/s.
+    python scripts/bench/align.py exp/an4 [tri]
+
+Needs a corpus directory with stages 0 to 3 done. Prints CPU time and wall time. Kaldi's gmm-align-compiled was measured
+at 154,000 frames/s.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ def main() -> None:
     parser.add_argument("exp", type=Path, help="exp/<corpus>")
     parser.add_argument("system", nargs="?", default="tri", choices=("mono", "tri"))
     parser.add_argument("--set", default="dev", choices=("train", "dev"))
-    parser.add_argument("--repeat", type=int, default=5, help="the fastest of so many is printed")
+    parser.add_argument("--repeat", type=int, default=5, help="repetitions, of which the fastest is printed")
     options = parser.parse_args()
 
     torch.set_num_threads(1)

@@ -1,10 +1,10 @@
-"""Speed of decoding on a given graph and given log-likelihoods, one core.
+"""Measures the speed of decoding on a given graph and given log-likelihoods, on one core.
 
     python scripts/bench/decode.py --run exp/an4/decode/mono_kn3 [--subset dev] [--write scores.scp]
     python scripts/bench/decode.py --run exp/an4/decode/mono_kn3 --scores scores.scp --beam 11
 
-Prints frames per second of scoring, of the search, and of what follows it (grid, times, confidences, n-best): CPU time,
-median over repetitions. `--write` leaves the log-likelihoods, by graph label, for other decoders on the same graph.
+Prints frames per second of scoring, of the search, and of the rest (grid, times, confidences, n-best): CPU time, median
+over repetitions. `--write` saves the log-likelihoods by graph label, to compare other decoders on the same graph.
 """
 
 from __future__ import annotations

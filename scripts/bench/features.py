@@ -1,17 +1,21 @@
-"""Speed of feature extraction on one core, side by side with torchaudio.compliance.kaldi.
+"""Compares the speed of feature extraction on one core with torchaudio.compliance.kaldi.
 
     python scripts/bench/features.py [--rounds N]
 
-Both read the same 8 kHz wav files and compute the same features, turn by turn; CPU time, median over the rounds. Also
-printed: kaldi-native-fbank, and what Kaldi's compute-fbank-feats was measured at elsewhere (another machine: for
-information). The last line is the ratio of ours to torchaudio, log-mel.
+Both read the same 8 kHz wav files and compute the same features in turn. Prints CPU time, median over the rounds. For
+information it also prints kaldi-native-fbank and the speed of Kaldi's compute-fbank-feats, measured on another machine.
+The last line is the ratio of ours to torchaudio for log-mel.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # before NumPy is loaded
+os.environ |= {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}  # must be set before NumPy is loaded
 
 import argparse
 import statistics
@@ -37,7 +41,7 @@ Compute = Callable[[Path], np.ndarray]
 
 
 def methods(num_bins: int, num_ceps: int | None) -> dict[str, Compute]:
-    """The ways to turn a wav file into features, by name."""
+    """Returns the ways to turn a wav file into features, by name."""
     extractor = SpectralExtractor(SpectralOptions(RATE, num_bins, num_ceps))
     options = {"sample_frequency": RATE, "dither": 0.0, "num_mel_bins": num_bins}
 
@@ -74,12 +78,12 @@ def native_extractor(
 
 
 def read(path: Path) -> np.ndarray:
-    """Samples of a wav file on the 16-bit scale, as in asr_am.data.audio."""
+    """Reads samples of a wav file on the 16-bit scale, as asr_am.data.audio does."""
     return soundfile.read(path, dtype="float32")[0] * np.float32(32768.0)
 
 
 def write_files(folder: Path) -> list[Path]:
-    """Files of noise with a moving level; the time does not depend on what is said."""
+    """Writes files of noise with a moving level. The time does not depend on the content."""
     paths = []
     for number in range(FILES):
         noise = np.random.default_rng(number).standard_normal(int(SECONDS * RATE))
@@ -89,7 +93,9 @@ def write_files(folder: Path) -> list[Path]:
 
 
 def measure(paths: list[Path], compared: dict[str, Compute], rounds: int) -> dict[str, list[float]]:
-    """Frames per CPU second of every method, one figure per round. They must agree to 1e-3."""
+    """Returns frames per CPU second of every method, one value per round. Raises AssertionError unless they agree to
+    1e-3.
+    """
     expected = compared[TORCHAUDIO](paths[0])
     for name, compute in compared.items():
         worst = np.abs(compute(paths[0]) - expected).max()
@@ -117,7 +123,7 @@ def main() -> None:
                 print(f"{kind:7s} {name:19s} {statistics.median(figures):10,.0f} frames/s of one core")
             pairs = zip(rates[OURS], rates[TORCHAUDIO], strict=True)
             ratios[kind] = statistics.median(ours / theirs for ours, theirs in pairs)
-    print(f"Kaldi's compute-fbank-feats, elsewhere: {KALDI_FRAMES_PER_SECOND:,} frames/s")
+    print(f"Kaldi's compute-fbank-feats, on another machine: {KALDI_FRAMES_PER_SECOND:,} frames/s")
     for kind, ratio in ratios.items():
         print(f"{kind}: ours / torchaudio = {ratio:.2f}")
 

@@ -1,19 +1,19 @@
-"""fMLLR of every speaker of a corpus against the same sums as plain vectorised NumPy, a speaker at a time, on one core.
+"""Compares fMLLR of all speakers of a corpus with plain vectorised NumPy, one speaker at a time, on one core.
 
     python scripts/bench/fmllr.py [--speakers 16] [--frames 3400] [--repeat 3]
 
-Made-up speakers, as many frames each as AN4's have, 40 features, 280 pdfs of 14 Gaussians. Both sides start from frames
-and pdfs and end with transforms, and take turns; the fastest of each counts. NumPy's side is what one would write from
-the equations: float64, a matrix product for each row of the transform, loops over rows and sweeps. Both find the same
-transforms. Kaldi's gmm-est-fmllr was measured at 203,000 frames/s. Memory: what the process holds more of after more
-speakers were streamed. The last line is the ratio; below 3 the exit is 1.
+Synthetic speakers have as many frames as AN4's, 40 features and 280 pdfs of 14 Gaussians. Both sides start from frames
+and pdfs, end with the same transforms, and take turns. The fastest of each counts. The NumPy side follows the equations
+directly: float64, a matrix product for each row of the transform, loops over rows and sweeps. Kaldi's gmm-est-fmllr was
+measured at 203,000 frames/s. Memory is the growth of the process with more streamed speakers. The last line is the
+ratio. Exits with 1 if it is below 3.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before numpy is loaded
+os.environ["OMP_NUM_THREADS"] = "1"  # must be set before NumPy is loaded
 
 import argparse
 import ctypes
@@ -33,7 +33,7 @@ from asr_am.hmm.fmllr import FmllrStats, estimate, identity
 from asr_am.hmm.gmm import DiagGmms
 
 DIM, PDFS, COMPONENTS, SWEEPS = 40, 280, 14, 10
-STREAMED = (32, 128)  # speakers, for the measure of memory
+STREAMED = (32, 128)  # numbers of speakers, to measure memory
 Speaker = tuple[np.ndarray, np.ndarray]  # frames [N, D] and their pdfs [N]
 
 
@@ -47,7 +47,7 @@ def mixtures() -> DiagGmms:
 
 
 def speaker(gmms: DiagGmms, seed: int, frames: int) -> Speaker:
-    """Somebody whose frames a transform of their own has moved away from the mixtures."""
+    """Returns a speaker whose frames a transform has moved away from the mixtures."""
     rng = np.random.default_rng([1, seed])
     gaussian_N = rng.integers(0, PDFS * COMPONENTS, frames)
     y_ND = gmms.means_GD[gaussian_N] + np.sqrt(gmms.vars_GD[gaussian_N]) * rng.normal(size=(frames, DIM))
@@ -57,7 +57,7 @@ def speaker(gmms: DiagGmms, seed: int, frames: int) -> Speaker:
 
 @dataclass(frozen=True)
 class Streamed:
-    """Speakers who are made up when their turn comes."""
+    """Speakers that are generated on demand."""
 
     gmms: DiagGmms
     speakers: Sequence[str]
@@ -70,18 +70,18 @@ class Streamed:
 
 
 def growth(gmms: DiagGmms, frames: int) -> float:
-    """MiB of resident memory that the process holds more after the larger number of speakers, who are streamed."""
+    """Returns the growth of resident memory in MiB with the larger number of streamed speakers."""
     held = []
     for count in STREAMED:
         groups = [Streamed(gmms, names, frames) for names in in_groups([str(number) for number in range(count)])]
         adapt_speakers(groups, gmms, FmllrOptions(sweeps=SWEEPS), 1, "memory")
-        ctypes.CDLL(None).malloc_trim(0)  # what is free but not given back wanders by tens of MiB
+        ctypes.CDLL(None).malloc_trim(0)  # returns free memory to the system, otherwise noise of tens of MiB
         held.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20)
     return held[1] - held[0]
 
 
 def ours(gmms: DiagGmms, speakers: list[Speaker]) -> np.ndarray:
-    """Transforms [S, D, D + 1], all speakers together."""
+    """Returns transforms [S, D, D + 1] of all speakers together."""
     expectation = Expectation(gmms)
     step_result = FmllrStats.zeros(len(speakers), DIM, expectation.device)
     for blocks in batches(Block(s, x, x, Occupation.of_alignment(pdf)) for s, (x, pdf) in enumerate(speakers)):
@@ -90,12 +90,12 @@ def ours(gmms: DiagGmms, speakers: list[Speaker]) -> np.ndarray:
 
 
 def plain(gmms: DiagGmms, speakers: list[Speaker]) -> np.ndarray:
-    """The same, speaker by speaker, in NumPy."""
+    """Returns the same with NumPy, speaker by speaker."""
     return np.stack([plain_update(*plain_sums(gmms, x_ND.astype(np.float64), pdf_N)) for x_ND, pdf_N in speakers])
 
 
 def plain_sums(gmms: DiagGmms, x_ND: np.ndarray, pdf_N: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
-    """count, k [D, E] and G [D, E, E]."""
+    """Returns count, k [D, E] and G [D, E, E]."""
     means, variances = gmms.means_GD.astype(np.float64), gmms.vars_GD.astype(np.float64)
     precision_ND, linear_ND = np.empty_like(x_ND), np.empty_like(x_ND)
     for pdf in np.unique(pdf_N):
@@ -112,7 +112,7 @@ def plain_sums(gmms: DiagGmms, x_ND: np.ndarray, pdf_N: np.ndarray) -> tuple[int
 
 
 def plain_update(count: int, linear_DE: np.ndarray, quadratic_DEE: np.ndarray) -> np.ndarray:
-    """Gales' update, row by row."""
+    """Applies Gales' update row by row."""
     transform = np.eye(DIM, DIM + 1)
     inverse = np.linalg.inv(quadratic_DEE)
     for _ in range(SWEEPS):

@@ -1,12 +1,12 @@
-"""How fast GTC's messages are made and read, on one core: against copying the dense gradient in memory.
+"""Compares encoding and decoding of GTC messages on one core with copying the dense gradient in memory.
 
     python scripts/bench/gtc.py [--parameters 24.3e6] [--densities 0.001 0.01] [--messages 1 8] [--rounds 9]
 
-Encoding is residual + gradient, comparison, packing, taking what is sent from the residual, clearing the gradient, in
-buckets as conf/strategy/gtc.yaml has them; decoding adds `messages` such messages into the gradient. The copy is the
-same gradient's, in the same rounds, all in seconds of processor time of this thread. A table, medians; the last line is
-the ratio copy / (encode + decode) for the paper's compression ("a couple of orders of magnitude": a density of 1 %) and
-one message; exits with 1 where it is below 0.5.
+Encoding adds the gradient to the residual, compares, packs, subtracts what is sent, and clears the gradient, in buckets
+as in conf/strategy/gtc.yaml. Decoding adds `messages` messages to the gradient. The copy is of the same gradient in the
+same rounds. All times are CPU time of this thread. Prints a table of medians. The last line is the ratio copy / (encode
++ decode) for the paper's compression ("a couple of orders of magnitude", a density of 1 %) and one message. Exits with
+1 if it is below 0.5.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def main() -> None:
 
 
 def measure(source: Tensor, threshold: float, messages: int, rounds: int) -> tuple[float, float, float]:
-    """Median seconds of a copy, of encoding, of decoding."""
+    """Returns median seconds of a copy, of encoding, and of decoding."""
     residual, gradient, copied = torch.zeros_like(source), torch.zeros_like(source), torch.zeros_like(source)
     seconds = []
     for _ in range(rounds):
         gradient.copy_(source)
-        residual.zero_()  # the same words in each round
+        residual.zero_()  # the same messages in each round
         begin = time.thread_time()
         copied.copy_(source)
         copy_done = time.thread_time()

@@ -1,13 +1,17 @@
-"""Accuracy of Ladkat et al. (2019), Tables 1 to 3: published, relative reductions of word error rate, and ours, of the
-held-out frame error of training runs by conf/experiment/htm.yaml. In percent of one learner's; negative is worse.
+"""Compares our accuracy with Ladkat et al. (2019), Tables 1 to 3.
 
     python scripts/bench/htm_errors.py [--blocks 1,2,3,6] exp/minicts/train/{htm-local,htm16-*,htm32-*,htm64-*,htm128-*}
 
-"held": as in the paper's section 4.1, methods are tuned once, here on 16 learners by held-out loss, and keep their
-learning rate on others. It is that of the sum of all gradients that are added up, so what it is here, of their mean,
-grows with the learners of gtc and of a group of htm. "best": of all rates that were tried there. Of several seeds the
-mean, of a run its best epoch counts. Exits with 1 unless on 128 learners, with rates held, HTM loses least and GTC
-most, and HTM less than BMUF at every size of blocks.
+The paper has relative reductions of word error rate, we have the held-out frame error of runs with
+conf/experiment/htm.yaml. Both are in percent of one learner's, negative is worse. A run counts with its best epoch,
+several seeds with their mean.
+
+"held": methods are tuned once, on 16 learners by held-out loss, and keep their learning rate, as in section 4.1 of the
+paper. That is the rate of the sum of all gradients. The rate here is of their mean, so it grows with the learners of
+gtc and of a group of htm. "best": the best of all rates tried.
+
+Exits with 1 unless, on 128 learners with held rates, HTM loses least and GTC most, and HTM loses less than BMUF at
+every block size.
 """
 
 from __future__ import annotations
@@ -24,12 +28,12 @@ from asr_am.errors import InputError
 from asr_am.report.runs import TrainingRun, read_training_run
 
 TUNED_ON = 16  # learners
-BLOCKS = (25, 50, 100, 200)  # the paper's: 37, 18, 9 and 5 an epoch
+BLOCKS = (25, 50, 100, 200)  # the paper's: 37, 18, 9 and 5 per epoch
 
 
 @dataclass(frozen=True)
 class Cell:
-    """block, group: sizes as the paper counts them, 0 where there are none."""
+    """Cell of a table. `block` and `group` are the paper's sizes, 0 if there are none."""
 
     method: str
     learners: int
@@ -43,28 +47,28 @@ class Cell:
 
 @dataclass(frozen=True)
 class Trial:
-    """A run, and where in the tables it belongs."""
+    """A run and its cell in the tables."""
 
     cell: Cell
     run: TrainingRun
 
     @classmethod
     def of(cls, run: TrainingRun, blocks: Mapping[str, int]) -> Trial:
-        """blocks: the paper's sizes by ours."""
-        options = dict(run.setting.options)
+        """Builds the trial of a run. `blocks` maps our block sizes to the paper's."""
+        options = dict(run.config.options)
         block, group = blocks.get(options.get("block_size", ""), 0), int(options.get("group_size", "0"))
-        return cls(Cell(run.setting.strategy, run.setting.learners, block, group), run)
+        return cls(Cell(run.config.strategy, run.config.learners, block, group), run)
 
     @property
     def frame_error(self) -> float:
-        """In percent, where the held-out loss was lowest."""
+        """Frame error in percent at the lowest held-out loss."""
         return self.run.frame_error_E[self.run.best_epoch - 1]
 
     @property
     def rate_of_sum(self) -> float:
-        """Learning rate of the sum of the gradients that learners add up, where schedule.base is that of their mean."""
+        """Learning rate of the sum of the learners' gradients. schedule.base is that of their mean."""
         cell = self.cell
-        return (self.run.setting.rate or math.nan) / (cell.learners if cell.method == "gtc" else max(cell.group, 1))
+        return (self.run.config.rate or math.nan) / (cell.learners if cell.method == "gtc" else max(cell.group, 1))
 
 
 TABLE_1 = {
@@ -78,14 +82,14 @@ TABLE_2 = {
     Cell("bmuf", 128, 200): -16.6, Cell("htm", 128, 25, 8): -4.4, Cell("htm", 128, 50, 8): -4.7,
     Cell("htm", 128, 100, 8): -6.4, Cell("htm", 128, 200, 8): -7.5,
 }  # fmt: skip
-TABLE_3 = {  # groups of 1 are BMUF
+TABLE_3 = {  # group 1 is BMUF
     Cell("bmuf", 128, 25): -8.1, Cell("htm", 128, 25, 2): -7.9, Cell("htm", 128, 25, 4): -5.8,
     Cell("htm", 128, 25, 8): -4.4,
 }  # fmt: skip
 
 
 def by_rate(trials: Sequence[Trial]) -> list[list[Trial]]:
-    """Those of one rate, which differ by their seeds, together; the lowest held-out loss, mean over seeds, first."""
+    """Groups trials by rate, over seeds, the lowest mean held-out loss first."""
     groups: dict[float, list[Trial]] = {}
     for trial in trials:
         groups.setdefault(round(trial.rate_of_sum, 6), []).append(trial)
@@ -93,12 +97,12 @@ def by_rate(trials: Sequence[Trial]) -> list[list[Trial]]:
 
 
 def frame_error(trials: Sequence[Trial]) -> float:
-    """Of the best rate, mean over seeds, percent."""
+    """Returns the frame error of the best rate, mean over seeds, percent."""
     return mean(trial.frame_error for trial in by_rate(trials)[0])
 
 
 def tuned(trials: Sequence[Trial]) -> dict[str, float]:
-    """Each method's rate of the sum, the best of those on 16 learners; none where there are no runs of it."""
+    """Returns each method's rate of the sum, tuned on 16 learners."""
     tried: dict[str, list[Trial]] = {}
     for trial in trials:
         if trial.cell in TABLE_1 and trial.cell.learners == TUNED_ON:
@@ -107,7 +111,7 @@ def tuned(trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def show(title: str, table: Mapping[Cell, float], trials: Sequence[Trial], base: float) -> dict[Cell, float]:
-    """Print a table; returns our figures with rates held, as far as there are runs."""
+    """Prints a table and returns our values with held rates."""
     print(f"{title:26} published    held    best  runs")
     held, rates = {}, tuned(trials)
     for cell, published in table.items():
@@ -123,7 +127,7 @@ def show(title: str, table: Mapping[Cell, float], trials: Sequence[Trial], base:
 
 
 def as_published(held: Mapping[Cell, float]) -> bool:
-    """Whether the order at 128 learners is the paper's; False where one of the methods is missing."""
+    """Returns True if the order on 128 learners is the paper's. False if a method is missing."""
     methods = Cell("htm", 128, 50, 8), Cell("bmuf", 128, 50), Cell("gtc", 128)
     if any(cell not in held for cell in methods):
         return False
@@ -146,10 +150,10 @@ def main() -> None:
         runs = [read_training_run(folder) for folder in options.runs]
     except InputError as problem:
         sys.exit(f"htm_errors.py: {problem}")
-    trials = [Trial.of(run, blocks) for run in runs if run.epochs_done == run.setting.epochs]
+    trials = [Trial.of(run, blocks) for run in runs if run.epochs_done == run.config.epochs]
     alone = [trial for trial in trials if trial.cell.method == "local"]
     if not alone:
-        sys.exit("htm_errors.py: none of these runs that is finished is of a single learner (strategy=local)")
+        sys.exit("htm_errors.py: no finished run of a single learner (strategy=local) among these")
     base = frame_error(alone)
     print(f"one learner: {base:.2f} % of the frames wrong")
     held: dict[Cell, float] = {}

@@ -1,11 +1,11 @@
-"""Speed-ups in frames/s of Ladkat et al. (2019), Tables 1 and 2, published and on the virtual cluster.
+"""Compares speed-ups of Ladkat et al. (2019), Tables 1 and 2, with the virtual cluster.
 
     python scripts/bench/htm_tables.py [--jobs N] [--json FILE] [--steps N] [cluster.nic_bandwidth=1e9 ...]
 
-The strategies' own code runs on conf/cluster/aws_p3.yaml with conf/workload/htm_lstm.yaml, for whole blocks.
-GTC is given gradients of which 1 % is beyond the threshold ("reducing total update size by a couple of orders of
-magnitude", section 2.1). A speed-up is against the batches' computing time on one GPU. Exits with 1 where a figure of
-BMUF or HTM is more than 15 % off, or GTC's do not rise to 32 GPUs and fall at 64 and 128.
+The strategies' own code runs complete blocks on conf/cluster/aws_p3.yaml with conf/workload/htm_lstm.yaml. GTC gets
+gradients of which 1 % exceed the threshold ("reducing total update size by a couple of orders of magnitude", section
+2.1). A speed-up is relative to the computing time of the batches on one GPU. Exits with 1 if a value of BMUF or HTM is
+more than 15 % off, or if GTC does not rise to 32 GPUs and fall at 64 and 128.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from asr_am.stages.app import values
 
 TOLERANCE = 0.15
 DENSITY = 0.01  # of GTC's messages
-ELEMENTS = 1000  # of the weights that stand for the model
+ELEMENTS = 1000  # of the vector that stands for the model
 GTC_STEPS = 30
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A published speed-up. block: in steps, 0 for GTC, which has none."""
+    """A published speed-up. `block` is in steps, 0 for GTC."""
 
     strategy: str
     learners: int
@@ -60,14 +60,16 @@ TABLE_2 = (
 
 @dataclass(frozen=True)
 class Setting:
-    """A cell's hardware, workload and strategy, out of conf/. steps: least number to run. overrides: Hydra's."""
+    """Hardware, workload and strategy of a cell, from conf/. `steps` is the least number to run, `overrides` are
+    Hydra's.
+    """
 
     cell: Cell
     steps: int
     overrides: tuple[str, ...]
 
     def config(self) -> DictConfig:
-        """InputError for overrides that do not fit the configuration."""
+        """Composes the configuration. Raises InputError for invalid overrides."""
         cell = self.cell
         options = [f"strategy.block_size={cell.block}"] if cell.block else []
         options += [] if cell.strategy == "bmuf" else ["strategy.density=null"]
@@ -76,7 +78,7 @@ class Setting:
 
 
 def speed_up(setting: Setting) -> float:
-    """Frames/s against one GPU's; says so on stderr."""
+    """Returns frames/s relative to one GPU, and logs it to stderr."""
     begin = time.monotonic()
     torch.set_num_threads(1)
     cell, config = setting.cell, setting.config()
@@ -100,7 +102,7 @@ def measure(cells: Sequence[Cell], steps: int, overrides: Sequence[str], jobs: i
 
 
 def shape_of_gtc(found: dict[Cell, float]) -> list[str]:
-    """What does not hold."""
+    """Returns messages about violations of GTC's trend."""
     gtc = {cell.learners: ours for cell, ours in found.items() if cell.strategy == "gtc"}
     holds = gtc[16] < gtc[32] > gtc[64] > gtc[128]
     return [] if holds else [f"gtc does not rise to 32 GPUs and fall at 64 and 128: {gtc}"]
@@ -108,7 +110,7 @@ def shape_of_gtc(found: dict[Cell, float]) -> list[str]:
 
 def main() -> None:
     parser = published.parser(__doc__)
-    parser.add_argument("--steps", type=int, default=50, help="of BMUF and HTM; rounded up to whole blocks")
+    parser.add_argument("--steps", type=int, default=50, help="steps of BMUF and HTM, rounded up to complete blocks")
     arguments = parser.parse_args()
     try:
         found = measure([*TABLE_1, *TABLE_2], arguments.steps, arguments.overrides, arguments.jobs)

@@ -1,12 +1,14 @@
-"""Hours per epoch of Zhang et al. (ICASSP 2019), published and on the virtual cluster: Table 3 (16 P100, one of them
-slowed; with the 16-GPU points of Fig. 5b that the text gives) and section 5.3 (32 V100).
+"""Compares hours per epoch of Zhang et al. (ICASSP 2019) with the virtual cluster.
 
     python scripts/bench/ibm_table3.py [--jobs N] [--json FILE] [--whole] [cluster.nic_bandwidth=1e9 ...]
 
-The strategies' own code runs on conf/cluster/ibm_a.yaml and ibm_b.yaml with conf/workload/swb2000_lstm.yaml; overrides
-act on both clusters. Where all iterations are alike (in step, or nobody slow) a twentieth of the epoch is run, unless
---whole; ADPSGD with a slow GPU does a whole epoch, as that ends with the slow GPU's last batch. Last, the bandwidth of
-all-reduce is halved: SYNC must slow down by what arithmetic says. Exits with 1 where a figure is more than 5 % off.
+Covers Table 3 (16 P100, one of them slowed, with the 16-GPU points of Fig. 5b from the text) and section 5.3 (32 V100).
+The strategies' own code runs on conf/cluster/ibm_a.yaml and ibm_b.yaml with conf/workload/swb2000_lstm.yaml. Overrides
+apply to both clusters. If all iterations are alike (synchronous, or nobody slow), a twentieth of the epoch is run,
+unless
+--whole. ADPSGD with a slow GPU runs a full epoch, because it ends with the slow GPU's last batch. The last row halves
+the
+bandwidth of all-reduce, and SYNC must slow down as computed. Exits with 1 if a value is more than 5 % off.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ EPOCHS = 16
 
 @dataclass(frozen=True)
 class Cell:
-    """A published time per epoch, and its ratio to that of one GPU. slowdown: of one GPU."""
+    """A published time per epoch and its ratio to one GPU. `slowdown` is that of one GPU."""
 
     cluster: str
     strategy: str
@@ -73,14 +75,14 @@ TRAINING_HOURS = {PUBLISHED[8]: 13.98, PUBLISHED[13]: 11.5}  # sections 5.2 and 
 
 @dataclass(frozen=True)
 class Setting:
-    """A cell's hardware, workload and strategy, out of conf/. overrides: Hydra's, from the command line."""
+    """Hardware, workload and strategy of a cell, from conf/. `overrides` are Hydra's, from the command line."""
 
     cell: Cell
     overrides: tuple[str, ...]
     whole: bool
 
     def config(self) -> DictConfig:
-        """InputError for overrides that do not fit the configuration."""
+        """Composes the configuration. Raises InputError for invalid overrides."""
         cell = self.cell
         form = ["strategy.form=weights"] if cell.strategy == "sync" else []  # the paper's SYNC
         groups = [f"cluster={cell.cluster}", "workload=swb2000_lstm", f"strategy={cell.strategy}"]
@@ -97,17 +99,17 @@ class Setting:
 
     @property
     def batches(self) -> int:
-        """Of an epoch."""
+        """Batches of an epoch."""
         return round(CHUNKS / CHUNKS_PER_BATCH[self.cell.cluster])
 
     def single_hours(self) -> float:
-        """Of an epoch on one GPU, which has nothing to communicate."""
+        """Hours of an epoch on one GPU, without communication."""
         hardware, workload = self.hardware(), self.workload()
         return self.batches * workload.seconds(hardware.device, 1, 1) / 3600
 
 
 def epoch_hours(setting: Setting) -> float:
-    """Virtual hours of an epoch; says so on stderr."""
+    """Returns virtual hours of an epoch, and logs them to stderr."""
     begin = time.monotonic()
     torch.set_num_threads(1)
     cell, hardware = setting.cell, setting.hardware()
@@ -124,7 +126,7 @@ def epoch_hours(setting: Setting) -> float:
 
 
 def halved(setting: Setting) -> tuple[Setting, float]:
-    """The same with half the bandwidth of all-reduce, and the hours that it then takes longer, by arithmetic."""
+    """Returns the setting with half the all-reduce bandwidth, and the expected hours."""
     hardware, workload = setting.hardware(), setting.workload()
     assert workload.bytes is not None
     bandwidth = hardware.all_reduce_bandwidth
@@ -135,7 +137,7 @@ def halved(setting: Setting) -> tuple[Setting, float]:
 
 
 def measure(overrides: Sequence[str], whole: bool, jobs: int) -> list[Row]:
-    """All comparisons, in the order of the tables."""
+    """Returns all comparisons in the order of the tables."""
     settings = [Setting(cell, tuple(overrides), whole) for cell in PUBLISHED]
     slower, longer = halved(settings[0])
     long_first = sorted([*settings, slower], key=lambda s: (s.cell.strategy, -s.cell.slowdown, -s.batches))
@@ -152,7 +154,7 @@ def measure(overrides: Sequence[str], whole: bool, jobs: int) -> list[Row]:
 
 def main() -> None:
     parser = published.parser(__doc__)
-    parser.add_argument("--whole", action="store_true", help="run whole epochs only (four times the work)")
+    parser.add_argument("--whole", action="store_true", help="run full epochs only (four times the work)")
     arguments = parser.parse_args()
     try:
         rows = measure(arguments.overrides, arguments.whole, arguments.jobs)

@@ -1,18 +1,22 @@
-"""Speed of i-vector extraction on one core, side by side with the same sums as plain vectorised NumPy per speaker.
+"""Compares the speed of i-vector extraction on one core with plain vectorised NumPy per speaker.
 
     python scripts/bench/ivector.py [--gaussians 512] [--dim 100] [--rounds N]
 
-Speakers of 10 utterances of 3 s; frames of 39 features drawn at random, as the time does not depend on what they hold.
-Two cases: an i-vector after each 3 s of a speaker's speech so far (as for training), and one from all of a speaker's
-speech. Both sides do frames in float32 and the rest in float64, turn by turn, and must agree; CPU time, median over the
-rounds. Memory: growth of the process' peak when more speakers are streamed. The last line is the smaller ratio.
+Speakers have 10 utterances of 3 s. Frames of 39 features are random, because the time does not depend on them. There
+are two cases: an i-vector after each 3 s of the speech so far (as for training), and one from all speech of a speaker.
+Both sides compute frames in float32 and the rest in float64, take turns, and must agree. Prints CPU time, median over
+the rounds. Memory is the growth of the peak with more streamed speakers. The last line is the smaller ratio.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # before NumPy is loaded
+os.environ |= {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}  # must be set before NumPy is loaded
 
 import argparse
 import resource
@@ -29,14 +33,14 @@ from asr_am.features.ivector.ubm import DiagUbm
 
 FEATURES, UTTERANCES, FRAMES = 39, 10, 300
 SCALE, MAX_COUNT = 0.1, 100.0
-STREAMED = (64, 256)  # speakers, for the measure of memory
+STREAMED = (64, 256)  # numbers of speakers, to measure memory
 
 Speaker = list[np.ndarray]  # utterances, float32 [T, D]
 Method = Callable[[Iterable[Speaker]], np.ndarray]  # i-vectors of speakers
 
 
 def models(gaussians: int, dim: int) -> Estimator:
-    """Random models of a size."""
+    """Returns random models of the given size."""
     generator = torch.Generator().manual_seed(0)
     means = torch.randn(gaussians, FEATURES, generator=generator, dtype=torch.float64)
     ubm = DiagUbm(torch.full((gaussians,), 1 / gaussians, dtype=torch.float64), means, torch.ones_like(means))
@@ -52,7 +56,7 @@ def speech(seed: int) -> Speaker:
 
 
 class Plain:
-    """The same sums, one speaker after the other, as one would write them in NumPy."""
+    """The same sums for one speaker after the other, in plain NumPy."""
 
     def __init__(self, estimate: Estimator) -> None:
         ubm, extractor = estimate.ubm, estimate.extractor
@@ -92,7 +96,7 @@ class Plain:
 
 
 def methods(estimate: Estimator) -> dict[str, dict[str, Method]]:
-    """The ways to get a speaker's i-vectors, by case and name."""
+    """Returns the ways to get a speaker's i-vectors, by case and name."""
     plain = Plain(estimate)
 
     def online(speakers: Iterable[Speaker]) -> np.ndarray:
@@ -108,7 +112,7 @@ def methods(estimate: Estimator) -> dict[str, dict[str, Method]]:
 
 
 def measure(compared: dict[str, Method], speakers: list[Speaker], rounds: int) -> dict[str, list]:
-    """Frames per CPU second of each method, one figure per round. They must agree."""
+    """Returns frames per CPU second of each method, one value per round. They must agree."""
     ours, plain = (method(speakers) for method in compared.values())
     assert np.abs(ours - plain).max() < 1e-4 * np.abs(plain).max(), "the two differ"
     rates: dict[str, list[float]] = {name: [] for name in compared}
@@ -121,7 +125,7 @@ def measure(compared: dict[str, Method], speakers: list[Speaker], rounds: int) -
 
 
 def growth(method: Method) -> float:
-    """MiB by which the process' peak grows with the larger number of speakers, which are streamed."""
+    """Returns the growth of the process' peak memory in MiB with the larger number of streamed speakers."""
     peaks = []
     for count in STREAMED:
         method(speech(seed) for seed in range(count))

@@ -1,19 +1,19 @@
-"""Do i-vectors know speakers? Nearest neighbours among the utterances of speakers that no model was trained on.
+"""Tests i-vectors by nearest neighbours among utterances of speakers that no model was trained on.
 
     python scripts/bench/ivector_speakers.py exp/an4/features
 
-Protocol: every utterance gets an i-vector from itself alone (2.6 s on average on AN4). For each utterance of the sets
-dev and test, the nearest of all the others (by cosine) should be of the same speaker. UBM, extractor, centring,
-whitening and LDA come from the set train, whose speakers are others. Printed: the share that is right, for i-vectors
-centred, centred and whitened, and after LDA (to as many dimensions as there are, whitened within speakers).
-A speaker's recordings are of one session, so what is recognised is speaker and channel together.
+Every utterance gets an i-vector from itself alone (2.6 s on average on AN4). For each utterance of dev and test, the
+nearest other one (by cosine) should be of the same speaker. UBM, extractor, centring, whitening and LDA are trained on
+the set train, which has other speakers. Prints the correct share for i-vectors that are centred, centred and whitened,
+and after LDA (to as many dimensions as there are, whitened within speakers). All recordings of a speaker are of one
+session, so speaker and channel are recognised together.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # must be set before torch is loaded
 
 import argparse
 from pathlib import Path
@@ -28,7 +28,7 @@ HELD_OUT = ("dev", "test")
 
 
 def utterance_ivectors(features: Path, subset: str) -> tuple[np.ndarray, np.ndarray]:
-    """float64 [U, S], and the speaker of each."""
+    """Returns i-vectors, float64 [U, S], and the speaker of each."""
     folder = features / "ivector"
     estimate, speech = load_estimator(folder), Speech(features, subset, load_options(folder).normalise)
     utterances = speech.reader.utterances
@@ -37,7 +37,7 @@ def utterance_ivectors(features: Path, subset: str) -> tuple[np.ndarray, np.ndar
 
 
 def within_and_total(x_US: np.ndarray, speaker_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Covariances [S, S] of vectors about the means of their speakers, and about the mean of all."""
+    """Returns covariances [S, S] about the means of the speakers, and about the total mean."""
     _, index_U = np.unique(speaker_U, return_inverse=True)
     counts = np.bincount(index_U)
     means = np.stack([np.bincount(index_U, column) for column in x_US.T], axis=1) / counts[:, None]
@@ -45,7 +45,7 @@ def within_and_total(x_US: np.ndarray, speaker_U: np.ndarray) -> tuple[np.ndarra
 
 
 def nearest_is_right(x_US: np.ndarray, speaker_U: np.ndarray) -> float:
-    """Share of the rows whose nearest other row, by cosine, is of the same speaker."""
+    """Returns the share of rows whose nearest other row, by cosine, has the same speaker."""
     unit_US = x_US / np.linalg.norm(x_US, axis=1, keepdims=True)
     cosine_UU = unit_US @ unit_US.T
     np.fill_diagonal(cosine_UU, -np.inf)

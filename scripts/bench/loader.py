@@ -1,8 +1,8 @@
-"""How fast batches come from disk: frames per second by number of loader threads.
+"""Measures how fast batches are read from disk, by number of loader threads.
 
     python scripts/bench/loader.py [EGS_DIR]
 
-Without a directory it writes random examples (1 M frames, 260 features, float16) to a temporary one.
+Without a directory, writes random examples (1 M frames, 260 features, float16) to a temporary one.
 """
 
 from __future__ import annotations

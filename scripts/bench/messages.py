@@ -1,10 +1,10 @@
-"""Mail between two processes on this machine, side by side with a plain ZeroMQ pair and torch.distributed's gloo.
+"""Compares messages between two processes on this machine with a plain ZeroMQ pair and torch.distributed's gloo.
 
     python scripts/bench/messages.py [--megabytes 165] [--rounds 7]
 
-In each round, each of the three in turn carries a message from one learner to the other, and a short answer back. Mail
-includes the sender's snapshot, and the receiver's assembly of the letter's tensor. Prints GB/s, medians over the
-rounds; the last line is the ratios of mail to the other two.
+In each round, each of the three in turn carries a message from one learner to the other and a short answer back. Our
+messages include the sender's snapshot and the receiver's assembly of the tensor. Prints GB/s, medians over the rounds.
+The last line is the ratio of our messages to the other two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, default=165.0)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--encrypt", action="store_true", help="the mail, not the others")
+    parser.add_argument("--encrypt", action="store_true", help="encrypt our messages, not the others")
     parser.add_argument("--learner", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.learner:
@@ -46,7 +46,7 @@ def learner(elements: int, rounds: int) -> None:
     torch.set_num_threads(1)
     team = connect()
     x = torch.full((elements,), float(team.rank))
-    ways = {"mail": mail(team, x), "ZeroMQ pair": plain_pair(team, x), "gloo": gloo(team, x)}
+    ways = {"messages": messages(team, x), "ZeroMQ pair": plain_pair(team, x), "gloo": gloo(team, x)}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for n in range(WARM_UP + rounds):
         for name, exchange in ways.items():
@@ -58,12 +58,12 @@ def learner(elements: int, rounds: int) -> None:
         rates = {name: 4e-9 * elements / statistics.median(values[WARM_UP:]) for name, values in seconds.items()}
         for name, values in seconds.items():
             print(f"{name:12} {rates[name]:5.2f} GB/s   ms: {' '.join(f'{1000 * s:.0f}' for s in values[WARM_UP:])}")
-        pair, other = rates["mail"] / rates["ZeroMQ pair"], rates["mail"] / rates["gloo"]
-        print(f"mail: {pair:.2f} of a plain ZeroMQ pair, {other:.2f} of gloo", flush=True)
+        pair, other = rates["messages"] / rates["ZeroMQ pair"], rates["messages"] / rates["gloo"]
+        print(f"messages: {pair:.2f} of a plain ZeroMQ pair, {other:.2f} of gloo", flush=True)
     team.close()
 
 
-def mail(team: ProcessTeam, x: Tensor) -> Exchange:
+def messages(team: ProcessTeam, x: Tensor) -> Exchange:
     team.register_tag("weights", len(x))
     team.register_tag("answer")
 
@@ -80,7 +80,7 @@ def mail(team: ProcessTeam, x: Tensor) -> Exchange:
 
 
 def plain_pair(team: ProcessTeam, x: Tensor) -> Exchange:
-    """Zero copies at both ends: the fastest that ZeroMQ is without further care."""
+    """Sends without copies at both ends, the upper limit of ZeroMQ."""
     pair = zmq.Context.instance().socket(zmq.PAIR)
     port = pair.bind_to_random_port("tcp://127.0.0.1") if team.rank == 1 else 0
     port = int(team.gather(torch.tensor([float(port)]))[1])

@@ -1,7 +1,7 @@
-"""Two hosts with a slow network between them, which are network namespaces of this machine joined by a veth.
+"""Runs a command on two hosts with a slow network, emulated by network namespaces of this machine joined by a veth.
 
-Each end of the veth lets so many Gbit/s out (tc tbf). Namespaces belong to no more than their processes, so the kernel
-clears them away with the last of these, however it ends. Needs unshare, ip and tc, and root.
+Each end of the veth is limited to the given Gbit/s (tc tbf). Namespaces belong only to their processes, so the kernel
+removes them with the last process, however it ends. Needs unshare, ip and tc, and root.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from pathlib import Path
 from asr_am.distributed.runtime.launcher import launch
 
 ADDRESSES, LINK, LOOPBACK, PORT = ("10.213.79.1", "10.213.79.2"), "between", "lo", 29416
-BURST = "256kb"  # that the kernel lets through at full speed: more than one packet of a veth
+BURST = "256kb"  # sent at full speed, more than one packet of a veth
 
 
 def run_on_two_hosts(command: Sequence[str], learners: int, gbits: float) -> int:
-    """One team, of `learners` processes of `command` on each host; its exit status. SystemExit where rights lack."""
+    """Runs one team with `learners` processes of `command` on each host and returns its exit status.
+
+    Raises SystemExit without the required rights.
+    """
     missing = [program for program in ("unshare", "ip", "tc") if shutil.which(program) is None]
     if missing:
         sys.exit(f"{', '.join(missing)}: not found; install util-linux and iproute2")
@@ -36,7 +39,9 @@ def host(node: int, learners: int, gbits: float) -> list[str]:
 
 
 def sent_bytes(interface: str) -> int | None:
-    """Bytes that this host has sent over LINK or LOOPBACK, headers with them; None: it is not there (yet)."""
+    """Returns the bytes that this host has sent over LINK or LOOPBACK, with headers. None if the interface does not
+    exist.
+    """
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, figures = line.partition(":")
         if name.strip() == interface:
@@ -62,7 +67,7 @@ def main() -> None:
 
 
 def run_both(options: argparse.Namespace) -> None:
-    """Start host 1, lay the link to it, and let the learners of both run."""
+    """Starts host 1, creates the link to it, and runs the learners of both."""
     own = os.readlink("/proc/self/ns/net")
     other = subprocess.Popen(["unshare", "-n", *host(1, options.learners, options.gbits), *options.command])
     try:
@@ -70,12 +75,12 @@ def run_both(options: argparse.Namespace) -> None:
         run(f"ip link add {LINK} type veth peer name {LINK} netns {other.pid}")
         run_host(options)
     finally:
-        other.terminate()  # it ends its learners
+        other.terminate()  # also ends its learners
         other.wait()
 
 
 def run_host(options: argparse.Namespace) -> None:
-    """This end of the link, and this host's learners, until they have finished."""
+    """Sets up this end of the link and runs this host's learners to the end."""
     run(f"ip address add {ADDRESSES[options.node]}/24 dev {LINK}")
     run(f"tc qdisc add dev {LINK} root tbf rate {options.gbits}gbit burst {BURST} latency 100ms")
     run(f"ip link set {LINK} up")
@@ -91,7 +96,7 @@ def run(command: str) -> None:
 
 
 def wait_for(ready: Callable[[], bool], problem: str) -> None:
-    """SystemExit where it takes more than 10 s."""
+    """Waits up to 10 s, then raises SystemExit."""
     deadline = time.monotonic() + 10
     while not ready():
         if time.monotonic() > deadline:

@@ -1,14 +1,14 @@
-"""How well `hybrid` and `adpsgd` hide communication (K seconds) behind computing (C seconds): a step against max(C, K).
+"""Measures how well `hybrid` and `adpsgd` overlap communication (K seconds) with computing (C seconds).
 
     python scripts/bench/overlap.py [--gbits 2] [--parameters 8e6] [--shares 0.5 1 2] [--steps 4] [--rounds 5]
 
-Two real learners. Computing is emulated by a sleep of C, as on a device that leaves the cores free; communication and
-the update of the weights are real. K is measured in the same rounds: for hybrid an all-reduce of the same bytes alone,
-for adpsgd an exchange of the same bytes by mail alone. The network is this machine's loopback in a network namespace of
-its own, where the kernel lets `--gbits` through (needs `unshare` and `tc`); with `--gbits 0` it is the plain loopback,
-whose K is itself copying in memory. "own work" is the processor time of the training thread in a step: the update of
-the weights, the strategy's copies of them, the mean. Prints ms, medians (and range) over the rounds; the last line is
-the largest ratio step / max(C, K); exits with 1 where it is above 1.10.
+Compares a step with max(C, K) on two real learners. Computing is emulated by a sleep of C, as on a device that leaves
+the cores free. Communication and the update of the weights are real. K is measured in the same rounds: for hybrid an
+all-reduce of the same bytes alone, for adpsgd an exchange of the same bytes alone. The network is the loopback of a
+network namespace limited to `--gbits` (needs `unshare` and `tc`). With `--gbits 0` it is the plain loopback, where K is
+copying in memory. "own work" is the CPU time of the training thread in a step: update of the weights, copies, mean.
+Prints ms, medians (and range) over the rounds. The last line is the largest ratio step / max(C, K). Exits with 1 if it
+is above 1.10.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ from asr_am.distributed.strategy import Strategy
 
 STRATEGIES: dict[str, type[Hybrid | Adpsgd]] = {"hybrid": Hybrid, "adpsgd": Adpsgd}
 TARGET = 1.10
-BURST = "256kb"  # that the kernel lets through at full speed: more than one packet of the loopback
+BURST = "256kb"  # sent at full speed, more than one packet of the loopback
 
 
 @dataclass
 class Row:
-    """One C, in seconds; by round, seconds of a step and of the training thread's own work in it; exchanges a step."""
+    """One value of C in seconds. By round: seconds of a step, CPU seconds of the training thread, and exchanges per
+    step.
+    """
 
     computing: float
     step: list[float] = field(default_factory=list)
@@ -59,7 +61,7 @@ def main() -> None:
     parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 1.0, 2.0], help="C / K")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)  # the namespace
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)  # already in the namespace
     parser.add_argument("--learner", nargs=2, metavar=("STRATEGY", "RESULTS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.learner:
@@ -73,14 +75,14 @@ def main() -> None:
 
 
 def enter_namespace(gbits: float) -> None:
-    """Start again where the loopback is as slow as a network."""
+    """Restarts this program in a namespace with a slow loopback."""
     shape = f"tc qdisc add dev lo root tbf rate {gbits}gbit burst {BURST} latency 100ms"
     script = f'ip link set lo up && {shape} && exec "$@"'
     os.execvp("unshare", ["unshare", "-rn", "sh", "-c", script, "sh", sys.executable, *sys.argv, "--inside"])
 
 
 def compare(name: str) -> float:
-    """Measure one strategy and print its table; returns the largest ratio."""
+    """Measures one strategy, prints its table, and returns the largest ratio."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
         command = [sys.executable, *sys.argv, "--learner", name, str(results)]
@@ -103,7 +105,7 @@ def compare(name: str) -> float:
 
 
 def spread(seconds: list[float]) -> str:
-    """Median, least and most, in ms."""
+    """Formats median, minimum and maximum in ms."""
     return f"{1e3 * statistics.median(seconds):.0f} ({1e3 * min(seconds):.0f} to {1e3 * max(seconds):.0f})"
 
 
@@ -136,19 +138,19 @@ def build(kind: type[Hybrid | Adpsgd], team: ProcessTeam, elements: int) -> Stra
     optimizer = Optimizer(params, OptimizerOptions())
     optimizer.lr = 0.01
     strategy = kind(params, optimizer, team)
-    team.gather(torch.zeros(0))  # letters to a learner that has not built its own are refused
+    team.gather(torch.zeros(0))  # messages to a learner without registered tags are rejected
     return strategy
 
 
 def run(strategy: Strategy, computing: float, steps: int) -> tuple[float, float]:
-    """Seconds of a step, in the course of several, and how many of them this thread was computing."""
+    """Returns seconds per step over several steps, and CPU seconds of this thread."""
 
     def gradient(on_bucket: BucketHook | None) -> StepResult:
         strategy.team.sleep(computing)
         return StepResult(Lease(0, 0.0, 0.0, 1.0), 1.0, 1, 0.01, torch.zeros(()), torch.zeros(()))
 
     strategy.team.gather(torch.zeros(0))
-    strategy.step(gradient)  # communication was at rest until here
+    strategy.step(gradient)  # communication was idle until here
     begin, worked = time.perf_counter(), time.thread_time()
     for _ in range(steps):
         strategy.step(gradient)
@@ -170,7 +172,7 @@ def all_reduce(team: ProcessTeam, strategy: Strategy) -> Callable[[], None]:
 
 
 def exchange(team: ProcessTeam, strategy: Strategy) -> Callable[[], None]:
-    """One learner's weights to the other, which then sends its own."""
+    """Sends one learner's weights to the other, which then sends its own."""
     x = strategy.params.w.clone()
     team.register_tag("there", len(x))
     team.register_tag("back", len(x))

@@ -1,10 +1,11 @@
-"""Errors of PSP-SGD (Table 1 of "Faster distributed synchronous SGD with weak synchronization", 2018): published, of
-ResNet-50 on CIFAR-10, and held-out frame errors of the training runs of conf/experiment/psp.yaml.
+"""Compares errors of PSP-SGD (Table 1 of "Faster distributed synchronous SGD with weak synchronization", 2018) with
+ours.
 
     python scripts/bench/psp_errors.py exp/an4/train
 
-Means over the seeds that all settings have; ratios to the first setting, `sync`. Exits with 1 unless those with c=28
-are within 10 % of it and c=20 is the worst, as published.
+The paper has errors of ResNet-50 on CIFAR-10, we have held-out frame errors of runs with conf/experiment/psp.yaml.
+Prints means over the seeds that all settings share, and ratios to the first setting, `sync`. Exits with 1 unless those
+with c=28 are within 10 % of it and c=20 is the worst, as published.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ TABLE = {("32", "1.0"): 0.1479, ("28", "1.0"): 0.1609, ("28", "0.9"): 0.1565, ("
 
 
 def by_setting(runs: list[TrainingRun]) -> dict[tuple[str, str], list[TrainingRun]]:
-    """Of each (c, b) of the table its runs, with the same seeds each."""
+    """Groups the runs by (c, b) of the table, restricted to shared seeds."""
     found = {setting: [run for run in runs if setting_of(run) == setting] for setting in TABLE}
     seeds = set.intersection(*({run.seed for run in members} for members in found.values()))
     if not seeds:
@@ -34,7 +35,7 @@ def by_setting(runs: list[TrainingRun]) -> dict[tuple[str, str], list[TrainingRu
 
 
 def setting_of(run: TrainingRun) -> tuple[str, str] | None:
-    """c and b; None of a run that is not to be compared: another strategy, without delays, unfinished."""
+    """Returns c and b. None for a run that does not belong: another strategy, without delays, or unfinished."""
     setting, options = run.config, dict(run.config.options)
     if (setting.strategy, setting.learners) != ("psp", 32) or not setting.faults or run.epochs_done != setting.epochs:
         return None
@@ -42,7 +43,7 @@ def setting_of(run: TrainingRun) -> tuple[str, str] | None:
 
 
 def error(runs: list[TrainingRun]) -> float:
-    """Of the best epochs, in percent."""
+    """Returns the mean error of the best epochs in percent."""
     return mean([run.frame_error_E[run.best_epoch - 1] for run in runs])
 
 

@@ -1,13 +1,11 @@
-"""Running times of PSP-SGD (Table 1 of "Faster distributed synchronous SGD with weak synchronization", 2018), published
-and on the virtual cluster.
+"""Compares running times of PSP-SGD (Table 1 of "Faster distributed synchronous SGD with weak synchronization", 2018).
 
     python scripts/bench/psp_table1.py [--jobs N] [--steps N] [--json FILE] [cluster.nic_bandwidth=1e9 ...]
 
 The strategy's own code runs on conf/cluster/psp_32.yaml with conf/workload/resnet50_cifar10.yaml, without a model. The
-paper does not say the unit of its times, so ratios to the first setting are compared. One more run without delays: they
-must prolong the first setting by what section 4.4 says, which is what the seconds per batch were calibrated on, though
-after a look at the ratios that several values give. Exits
-with 1 where a ratio is more than 10 % off.
+paper gives no unit of time, so ratios to the first setting are compared. One more run has no delays: delays must
+prolong the first setting as section 4.4 says. The seconds per batch were calibrated on that, after a look at the ratios
+that several values give. Exits with 1 if a ratio is more than 10 % off.
 """
 
 from __future__ import annotations
@@ -31,14 +29,19 @@ from asr_am.stages.app import values
 
 TOLERANCE = 0.10
 WORKERS = 32
-ELEMENTS = WORKERS * 1024  # so that what is written beside a block is next to nothing
+ELEMENTS = WORKERS * 1024  # large enough that the metadata of a shard is negligible
 STEPS = 879  # of 90 epochs
 PROLONGED = 1.30  # section 4.4
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A column of the table, with its running time. overrides: Hydra's, from the command line. steps: to run."""
+    """A column of the table with its running time.
+
+    Attributes:
+        overrides: Hydra's, from the command line.
+        steps: number of steps to run.
+    """
 
     c: int
     b: float
@@ -51,7 +54,7 @@ class Setting:
         return f"c={self.c} b={self.b:.0%}" + ("" if self.delays else " without delays")
 
     def config(self) -> dict[str, Any]:
-        """InputError for overrides that do not fit the configuration."""
+        """Composes the configuration. Raises InputError for invalid overrides."""
         own = [f"strategy.c={self.c}", f"strategy.b={self.b}", f"strategy.servers={WORKERS}", f"learners={WORKERS}"]
         groups = ["cluster=psp_32", "workload=resnet50_cifar10", "strategy=psp"]
         cfg = published.config([*groups, *own], self.overrides)
@@ -62,7 +65,7 @@ TABLE = ((32, 1.0, 199.97), (28, 1.0, 164.97), (28, 0.9, 139.95), (20, 0.75, 136
 
 
 def seconds_per_step(setting: Setting) -> float:
-    """Virtual seconds of a step; says so on stderr."""
+    """Returns virtual seconds per step, and logs them to stderr."""
     begin = time.monotonic()
     torch.set_num_threads(1)
     config = setting.config()
@@ -80,7 +83,7 @@ def seconds_per_step(setting: Setting) -> float:
 
 
 def measure(overrides: Sequence[str], steps: int, jobs: int) -> list[Row]:
-    """All comparisons; of the table, in its order."""
+    """Returns all comparisons in the order of the table."""
     settings = [Setting(*column, tuple(overrides), steps) for column in TABLE]
     undelayed = replace(settings[0], delays=False)
     everything = [*settings, undelayed]

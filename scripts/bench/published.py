@@ -1,4 +1,4 @@
-"""What the programs here that reproduce a paper's figures share: the configuration, the table, the verdict."""
+"""Common parts of programs that reproduce a paper's results: configuration, table, verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from asr_am.stages.target import git_commit
 
 @dataclass(frozen=True)
 class Row:
-    """A published figure and ours."""
+    """A published value and ours."""
 
     name: str
     published: float
@@ -34,7 +34,7 @@ class Row:
 
 
 def config(options: Sequence[str], overrides: Sequence[str]) -> DictConfig:
-    """conf/ with a program's own options and the user's overrides; InputError where these do not fit."""
+    """Composes conf/ with a program's options and the user's overrides. Raises InputError if they are invalid."""
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
             return compose("config", [*options, *overrides])
@@ -43,10 +43,10 @@ def config(options: Sequence[str], overrides: Sequence[str]) -> DictConfig:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """With the options that all of these programs have."""
+    """Returns a parser with the common options."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    made.add_argument("--json", type=Path, help="write the figures here")
+    made.add_argument("--json", type=Path, help="write the values here")
     made.add_argument("overrides", nargs="*", help="of the configuration")
     return made
 
@@ -59,7 +59,7 @@ def show(title: str, rows: Sequence[Row], digits: int) -> None:
 
 
 def keep(arguments: argparse.Namespace, rows: Sequence[Row]) -> None:
-    """Write --json, if it was given."""
+    """Writes the file of --json, if given."""
     if arguments.json is not None:
         options = {name: value for name, value in vars(arguments).items() if name not in ("json", "jobs")}
         record = {"commit": git_commit(), "date": datetime.now(UTC).isoformat(timespec="seconds"), **options}
@@ -68,7 +68,7 @@ def keep(arguments: argparse.Namespace, rows: Sequence[Row]) -> None:
 
 
 def judge(rows: Sequence[Row], tolerance: float, others: Sequence[str] = ()) -> None:
-    """End the program, with 1 where a difference is too large. others: what else does not hold."""
+    """Exits with 1 if a difference is above `tolerance` or there are `others`, messages about further violations."""
     worst = max(rows, key=lambda row: abs(row.difference))
     print(f"largest difference {worst.difference:+.1%}: {worst.name}")
     for other in others:

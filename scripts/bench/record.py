@@ -1,8 +1,8 @@
-"""Run a benchmark and keep what it printed, with commit, date and machine, in RESULTS.md beside this file.
+"""Runs a benchmark and records its output with commit, date and machine in RESULTS.md next to this file.
 
     python scripts/bench/record.py scripts/bench/virtual.py --repeats 9
 
-A section is the command's latest run; the exit status is the benchmark's.
+A section is the latest run of its command. The exit status is the benchmark's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEAD = "# Benchmarks\n\nWritten by `scripts/bench/record.py`; each section is th
 
 
 def machine() -> str:
-    """Processor and number of cores."""
+    """Returns the processor and number of cores."""
     names = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return f"{len(os.sched_getaffinity(0))} cores of {names[0] if names else 'an unknown processor'}"
 

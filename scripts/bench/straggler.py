@@ -1,11 +1,11 @@
-"""One of several real learners slowed down, or killed: what an epoch takes then, and whether every batch was done once.
+"""Measures an epoch with one of several real learners slowed or killed, and checks that every batch was done once.
 
     python scripts/bench/straggler.py --exp exp [--corpus an4] [--learners 4] [--slow 10] [--seconds 0.3]
 
-Needs the corpus' examples (stages 0 to 5). Computing time is emulated (each batch takes `--seconds`, by sleeping after
-the gradient of a very small model), so that the cores are free and the figures hold on any machine. Learner 1 is the
-one that is slowed, and, under adpsgd, killed in another run. Prints seconds per epoch and ratios last; exits with 1
-where adpsgd takes more than 1.45 times the unslowed epoch (the share of the others + 10 %), or sync less than 5 times.
+Needs the corpus' examples (stages 0 to 5). Computing time is emulated: each batch takes `--seconds` by sleeping after
+the gradient of a very small model, so the cores are free and the results hold on any machine. Learner 1 is slowed, and
+in another run under adpsgd killed. Prints seconds per epoch, then ratios. Exits with 1 if adpsgd takes more than 1.45
+times the unslowed epoch (the share of the others + 10 %), or sync less than 5 times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 
 def train(arguments: argparse.Namespace, name: str, *overrides: str) -> float:
-    """Seconds of one epoch on real processes; checks the lease log."""
+    """Trains one epoch on real processes, checks the lease log, and returns the seconds."""
     run = f"straggler-{name}"
     out = Path(arguments.exp) / arguments.corpus / "train" / run
     command = [
@@ -38,7 +38,7 @@ def train(arguments: argparse.Namespace, name: str, *overrides: str) -> float:
 
 
 def audit(path: Path) -> int:
-    """The number of batches in a lease log; SystemExit unless each was completed exactly once."""
+    """Returns the number of batches in a lease log. Raises SystemExit unless each was completed exactly once."""
     done = Counter(batch for line in path.read_text().splitlines() for batch in json.loads(line)["batch"])
     if set(done) != set(range(len(done))) or set(done.values()) != {1}:
         raise SystemExit(f"{path}: not every batch was done exactly once")
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--corpus", default="an4")
     parser.add_argument("--learners", type=int, default=4)
     parser.add_argument("--slow", type=float, default=10.0)
-    parser.add_argument("--seconds", type=float, default=0.3, help="of computing, emulated, per batch")
+    parser.add_argument("--seconds", type=float, default=0.3, help="emulated computing time per batch")
     parser.add_argument("--batch", type=int, default=32, help="chunks of a learner's batch")
     arguments = parser.parse_args()
     slow = f"cluster.faults.slow={{1:{arguments.slow}}}"

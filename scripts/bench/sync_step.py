@@ -1,13 +1,12 @@
-"""A step of `sync` against torch's DistributedDataParallel: the same model, batches, update, processes, group (gloo).
+"""Compares a step of `sync` with torch's DistributedDataParallel: same model, batches, update, processes, group (gloo).
 
     python scripts/bench/sync_step.py [--learners 2] [--size small|medium] [--steps 3] [--rounds 60]
 
-A step is forward, cross-entropy, backward with the average of the gradients going on beside it, and momentum SGD, on a
-batch of random 21-frame chunks in bfloat16. In each round all variants take turns, `--steps` steps each, in the reverse
-order every other time; all must end with the same weights. DDP is measured with its default buckets (25 MB, the first
-one 1 MB) and with ours (4 MB), both with gradients that are views of the buckets, which spares it a copy. Prints ms a
-step, then the median over the rounds of the ratio to DDP, with the buckets that make that the larger one; exits with 1
-where it is above 1.05.
+A step is forward, cross-entropy, backward overlapped with averaging of the gradients, and momentum SGD, on a batch of
+random 21-frame chunks in bfloat16. In each round all variants take turns of `--steps` steps, in reverse order every
+other time. All must end with the same weights. DDP is measured with its default buckets (25 MB, the first one 1 MB) and
+with ours (4 MB), both with gradients as views of the buckets, which saves it a copy. Prints ms per step, then the
+median over the rounds of the ratio to DDP, for the buckets with the larger ratio. Exits with 1 if it is above 1.05.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def main() -> None:
     parser.add_argument("--size", choices=list(SIZES), default="small")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)  # of a learner: where to leave its figures
+    parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)  # for a learner: where to write its results
     options = parser.parse_args()
     if options.results is not None:
         learner(options.size, options.steps, options.rounds, options.results)
@@ -60,7 +59,7 @@ def main() -> None:
 
 
 def report(seconds: dict[str, list[float]]) -> float:
-    """Print medians and quartiles; returns the ratio."""
+    """Prints medians and quartiles, and returns the ratio."""
     for name, values in seconds.items():
         low, median, high = (1e3 * quartile for quartile in statistics.quantiles(values, n=4))
         print(f"{name:12} {median:7.2f} ms a step (middle half {low:.2f} to {high:.2f})")
@@ -137,11 +136,11 @@ def loss_of(model: nn.Module, x_BTF: Tensor, targets_BT: Tensor) -> Tensor:
 
 
 def check_equal(models: Sequence[nn.Module]) -> None:
-    """RuntimeError unless all variants have come to the same weights, up to rounding."""
+    """Raises RuntimeError unless all variants have the same weights up to rounding."""
     ours, *others = (torch.cat([p.detach().reshape(-1) for p in model.parameters()]) for model in models)
     for other in others:
         if not torch.allclose(ours, other, rtol=1e-3, atol=1e-4):
-            raise RuntimeError(f"sync and DDP have come to different weights: {(ours - other).abs().max():.2g} apart")
+            raise RuntimeError(f"sync and DDP have different weights, by up to {(ours - other).abs().max():.2g}")
 
 
 if __name__ == "__main__":

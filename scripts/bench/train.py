@@ -1,10 +1,10 @@
-"""Training speed of our model against the plain PyTorch one, side by side: frames/s, ratio, share of the GEMM rate.
+"""Compares training speed of our model with the plain PyTorch one: frames/s, ratio, share of the GEMM rate.
 
     python scripts/bench/train.py [--threads N] [--steps N] [--size small|medium|swb2000 ...] [--dtype ...]
 
-One step is forward, cross-entropy, backward and momentum SGD on a batch of random 21-frame chunks, one in twelve of
-which is padded. "plain" is nn.LSTM (packed, so that padding is left out) + two linear layers + cross_entropy; "plain,
-no padding" does the same on full chunks, without packing. All variants take turns, and the medians count.
+A step is forward, cross-entropy, backward and momentum SGD on a batch of random 21-frame chunks, one in twelve of which
+is padded. "plain" is nn.LSTM (packed, to leave padding out) + two linear layers + cross_entropy. "plain, no padding"
+does the same on full chunks without packing. All variants take turns. Prints medians.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIZES = {  # layers, cells, inputs, outputs, chunks of a batch
 
 
 class Plain(nn.Module):
-    """The same model out of nn.LSTM."""
+    """The same model made of nn.LSTM."""
 
     def __init__(self, layers: int, cells: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def steps_of(
 
 
 def gemm_rate(dtype: torch.dtype, size: int = 2048) -> float:
-    """Floating-point operations per second of a large matrix product."""
+    """Returns floating-point operations per second of a large matrix product."""
     a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
     best = 1e9
     for _ in range(5):
@@ -83,7 +83,7 @@ def gemm_rate(dtype: torch.dtype, size: int = 2048) -> float:
 
 
 def operations_per_frame(layers: int, cells: int, inputs: int, outputs: int) -> float:
-    """Of forward and backward (three products of the same size) on one frame."""
+    """Returns the operations of forward and backward (three products of the same size) per frame."""
     widths = [inputs] + [2 * cells] * (layers - 1)
     weights = sum(2 * 4 * cells * (width + cells) for width in widths) + 2 * cells * 256 + 256 * outputs
     return 6.0 * weights

@@ -1,23 +1,23 @@
-"""`sync`, `gtc`, `bmuf` and `htm` on two hosts with a slow network between them: frames/s, and bytes between the hosts.
+"""Measures `sync`, `gtc`, `bmuf` and `htm` on two hosts with a slow network: frames/s, and bytes between the hosts.
 
     python scripts/bench/two_hosts.py [--gbits 1] [--rounds 3] [--steps 25] [--seconds 0.1485]
 
-Four real learners, two on each host, and groups of two for `htm`. The hosts are network namespaces of this machine;
-the link between them lets `--gbits` through in each direction (see namespaces.py; needs root).
+Runs four real learners, two on each host, in groups of two for `htm`. The hosts are network namespaces of this machine,
+with a link of `--gbits` in each direction between them (see namespaces.py, needs root).
 
-What is trained is the paper's model, 24.3 M parameters (conf/model/lstm_htm_paper.yaml). Computing is emulated, since
-the arithmetic of four learners on a few cores would hide the network: each computes one gradient, of a few random
-examples, before anything is timed; a step takes that one again, in `--seconds` (of 2,048 frames on the paper's V100, as
-in conf/workload/htm_lstm.yaml), its buckets becoming ready all along: there is no forward pass before them, which
-favours `sync`. All else is real: messages, encoding, updates, averages. Options are those of conf/strategy, but for a
-first τ that suits this gradient, and blocks of `--steps` steps (25, the paper's smallest, is hardest for them). Takes 2
-GB of memory for each learner, and wants cores that are idle otherwise: encoding and updates slow down with them, the
+The model is the paper's, 24.3 M parameters (conf/model/lstm_htm_paper.yaml). Computing is emulated, because the
+arithmetic of four learners on a few cores would hide the network. Each learner computes one gradient of a few random
+examples before timing starts. A step reuses it and takes `--seconds` (for 2,048 frames on the paper's V100, as in
+conf/workload/htm_lstm.yaml). Its buckets become ready evenly over that time without a forward pass before them, which
+favours `sync`. Everything else is real: messages, encoding, updates, averages. Options are those of conf/strategy,
+except for an initial τ that suits this gradient and blocks of `--steps` steps (25, the paper's smallest, is hardest for
+them). Takes 2 GB of memory per learner and needs idle cores: encoding and updates slow down with busy ones, the
 emulated computing and the network do not.
 
-In each round all take turns of `--steps` steps, in the reverse order every other time, after a round to warm up. MB are
-the kernel's count at the veth (headers with them), both directions together; beside it the team's own, which is what
-`bytes_sent` of a summary.json is made of. All learners must end with the same weights. Prints medians (and ranges),
-ratios within a round; exits with 1 where `bmuf` or `htm` does less than twice the frames/s of `sync`.
+In each round all strategies take turns of `--steps` steps, in reverse order every other time, after a warm-up round. MB
+are the kernel's count at the veth (with headers), both directions together. Next to it is the team's own count, from
+which `bytes_sent` of a summary.json is made. All learners must end with the same weights. Prints medians (and ranges)
+and ratios within a round. Exits with 1 if `bmuf` or `htm` has less than twice the frames/s of `sync`.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ from asr_am.distributed.team import Team
 from asr_am.model.lstm_lookahead import Lstm, LstmOptions
 from asr_am.train.gradient import cross_entropy_sum
 
-PER_HOST = 2  # learners, and of a group of htm
+PER_HOST = 2  # learners per host and per group of htm
 MODEL, INPUTS, OUTPUTS = LstmOptions(layers=5, cells=768, lookahead=3), 192, 3183
 FRAMES, RATE, DENSITY = 2048.0, 1e-4, 0.01
-TARGET, JUDGED = 2.0, ("bmuf", "htm")  # least ratio of frames/s to those of sync
+TARGET, JUDGED = 2.0, ("bmuf", "htm")  # smallest ratio of frames/s to sync
 
-Turns = dict[str, list[dict[str, float]]]  # by strategy, of each turn: what `take_turn` measures
+Turns = dict[str, list[dict[str, float]]]  # by strategy: results of `take_turn` for each turn
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gbits", type=float, default=1.0, help="of the link, in each direction")
+    parser.add_argument("--gbits", type=float, default=1.0, help="speed of the link in each direction")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=25, help="of a turn, and of a block")
-    parser.add_argument("--seconds", type=float, default=0.1485, help="of computing, emulated, per step")
-    parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)  # of a learner: where to leave its figures
+    parser.add_argument("--steps", type=int, default=25, help="steps of a turn and of a block")
+    parser.add_argument("--seconds", type=float, default=0.1485, help="emulated computing time per step")
+    parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)  # for a learner: where to write its results
     options = parser.parse_args()
     if options.results is not None:
         learner(options)
@@ -103,7 +103,7 @@ def new_model() -> tuple[Lstm, FlatParams]:
 
 
 def one_gradient(rank: int) -> Tensor:
-    """g [N] of the model that all begin with, on random examples of this learner's own."""
+    """Returns a gradient g [N] of the common initial model on random examples of this learner."""
     model, params = new_model()
     torch.manual_seed(1 + rank)
     x_BTF, targets_BT = torch.randn(4, 21, INPUTS), torch.randint(0, OUTPUTS, (4, 21))
@@ -112,7 +112,7 @@ def one_gradient(rank: int) -> Tensor:
 
 
 def build_all(team: ProcessTeam, steps: int, threshold: float) -> dict[str, Strategy]:
-    """Each with weights of its own. threshold: the first τ."""
+    """Builds each strategy with weights of its own. `threshold` is the initial τ."""
 
     def build(kind: Callable[..., Strategy], **choices: float) -> Strategy:
         params = new_model()[1]
@@ -130,7 +130,8 @@ def build_all(team: ProcessTeam, steps: int, threshold: float) -> dict[str, Stra
 
 
 def take_turn(strategy: Strategy, g: Tensor, steps: int) -> dict[str, float]:
-    """Per step: `seconds`; bytes between the hosts, `wire` by the kernel's count, `own` by the team's."""
+    """Returns per step: `seconds`, and bytes between the hosts by the kernel's (`wire`) and the team's count (`own`).
+    """
     team, params = strategy.team, strategy.params
 
     def gradient(on_bucket: BucketHook | None) -> StepResult:
@@ -152,9 +153,9 @@ def take_turn(strategy: Strategy, g: Tensor, steps: int) -> dict[str, float]:
 
 
 def between_hosts(team: Team) -> Tensor:
-    """Bytes that have gone between the hosts, by the kernel's count and the team's; a barrier.
+    """Returns the bytes sent between the hosts by the kernel's count and the team's. Acts as a barrier.
 
-    The kernel counts for a host, so each of its learners answers for its share.
+    The kernel counts per host, so each learner of a host reports its share.
     """
     own = sum(count for to, count in team.comm_stats.bytes_sent.items() if to // PER_HOST != team.rank // PER_HOST)
     mine = torch.tensor([(sent_bytes(LINK) or 0) / PER_HOST, own], dtype=torch.float64)
@@ -162,7 +163,7 @@ def between_hosts(team: Team) -> Tensor:
 
 
 def check_equal(strategy: Strategy) -> None:
-    """RuntimeError unless all learners have the same finite weights."""
+    """Raises RuntimeError unless all learners have the same finite weights."""
     w = strategy.params.w.double()
     found = strategy.team.gather(torch.stack([w.sum(), w.norm()]))
     if not all(torch.equal(found[0], other) and other.isfinite().all() for other in found.values()):
@@ -170,7 +171,7 @@ def check_equal(strategy: Strategy) -> None:
 
 
 def report(turns: Turns) -> bool:
-    """Print the table; returns whether the target is met."""
+    """Prints the table and returns True if the target is met."""
     print(
         f"{'':5} {'frames/s':26} {'x sync':20} {'MB a step':>10} {'own count':>10} {'x sync':>7} {'Mbit/s a way':>13}"
     )
@@ -192,7 +193,7 @@ def report(turns: Turns) -> bool:
 
 
 def spread(values: list[float], form: str) -> str:
-    """Median, least and most."""
+    """Formats median, minimum and maximum."""
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 

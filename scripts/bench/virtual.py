@@ -1,9 +1,9 @@
-"""What the virtual cluster costs beside its arithmetic: `sync` on 16 virtual learners against the same sums in a loop.
+"""Measures the overhead of the virtual cluster: `sync` on 16 virtual learners against the same sums in a loop.
 
     python scripts/bench/virtual.py [--learners N] [--rounds N] [--repeats N] [--batch CHUNKS]
 
-Both compute the gradients of the same models on the same batches, average them in rank order and update every model;
-the two take turns, each `rounds` rounds at a time, and the medians count. The weights must come out equal.
+Both compute the gradients of the same models on the same batches, average them in rank order and update every model.
+They take turns of `rounds` rounds. Prints medians. The weights must be equal.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HARDWARE = Cluster(
 
 
 class Learner:
-    """A model and its optimizer, the same in all learners."""
+    """A model and its optimizer, equal in all learners."""
 
     def __init__(self, chunks: int) -> None:
         torch.manual_seed(0)
@@ -67,7 +67,7 @@ class Learner:
 
 
 def run_virtual(learners: int, rounds: int, chunks: int) -> Tensor:
-    """The weights after `rounds` rounds on the virtual cluster."""
+    """Returns the weights after `rounds` rounds on the virtual cluster."""
     total = learners * rounds
     segment = Segment(0, 0, total, total, (chunks * CHUNK,) * total, updates_before=0)
 
@@ -88,7 +88,7 @@ def run_virtual(learners: int, rounds: int, chunks: int) -> Tensor:
 
 
 def run_loop(learners: int, rounds: int, chunks: int) -> Tensor:
-    """The weights after the same arithmetic in a plain loop."""
+    """Returns the weights after the same arithmetic in a plain loop."""
     everyone = [Learner(chunks) for _ in range(learners)]
     begin = time.perf_counter()
     for n in range(rounds):

@@ -231,7 +231,7 @@ NOT_SCORABLE = [
     (recording("b0-0", "<b0>"), r"test/wav.scp:1: recording <b0>: names in NIST's"),
     (recording("b0-0", ";b0"), r"test/wav.scp:1: recording ;b0: names in NIST's"),
     (in_test("utt2spk", " b0", " <b0>"), r"test/utt2spk: speaker <b0>: names in NIST's"),
-    (recording("b0-1", "B0-0"), "test/wav.scp:1: recordings B0-0 and b0-0 differ in case only"),
+    (recording("b0-1", "B0-0"), "test/wav.scp:1: recordings B0-0 and b0-0 differ only in case"),
     (all_of(BRACE, in_test("text", "b0-0 YES", "b0-0 {LEFT-BRACE")), r"test/text: utterance b0-0: \{LEFT-BRACE is no"),
     (all_of(lexicon("(LEFT L EH\n"), rules(";;\nA => B\n")), r"the word \(LEFT of the lexicon under glm: parenth"),
     (lexicon("<ALT_END> L EH\n"), r"the word <ALT_END> of the lexicon: <ALT...> markup"),

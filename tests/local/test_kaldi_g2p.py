@@ -58,7 +58,7 @@ def test_unknown_words_are_pronounced_in_the_phones_of_the_lexicon() -> None:
 def test_phones_that_are_no_sounds_are_refused() -> None:
     dice = random.Random(0)
     nonsense = Lexicon(entries={word: [tuple(dice.choices("QXZW", k=6))] for word in cmu().entries})
-    with pytest.raises(InputError, match="of the phones of 6 known words come out wrong"):
+    with pytest.raises(InputError, match="of the phones of 6 known words are wrong"):
         pronounce(["STEP"], nonsense, "en-US")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from lhotse import AudioSource, Recording, SupervisionSegment
 
 from asr_am.data.issue_counter import IssueCounter
-from local.kaldi.overlap import told_apart
+from local.kaldi.overlap import separate_overlaps
 from local.kaldi.sets import CorpusSet
 
 
@@ -21,7 +21,7 @@ def corpus(*places: tuple[float, float, int]) -> CorpusSet:
 
 
 def names(*places: tuple[float, float, int]) -> list[str]:
-    return [utterance.recording_id for utterance in told_apart(corpus(*places), IssueCounter()).utterances]
+    return [utterance.recording_id for utterance in separate_overlaps(corpus(*places), IssueCounter()).utterances]
 
 
 def test_as_few_copies_as_it_takes() -> None:
@@ -37,9 +37,9 @@ def test_neither_other_channels_nor_rounded_times_overlap() -> None:
 
 def test_a_copy_is_of_the_same_audio_and_times() -> None:
     before = corpus((0, 4, 0), (3, 7, 0))
-    tally = IssueCounter()
-    after = told_apart(before, tally)
+    issues = IssueCounter()
+    after = separate_overlaps(before, issues)
     copy, original = after.recordings["call-overlap1+"], after.recordings["call"]
     assert copy.sources == original.sources and copy.duration == original.duration
     assert (after.utterances[1].start, after.utterances[1].end) == (3, 7)
-    assert list(tally.first.values()) == ["u1"] and "call-overlap1+" not in before.recordings
+    assert list(issues.first.values()) == ["u1"] and "call-overlap1+" not in before.recordings

@@ -60,7 +60,7 @@ def test_stages_data_lang_and_features(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ([], "--name is missing"),
-        (["--name", "a/b"], "--name takes a word"),
+        (["--name", "a/b"], "--name takes one word"),
         (["--name", "mine", "--train", "/nowhere"], "--train: '/nowhere' does not exist"),
         (["--name", "mine", "--arpa"], "--arpa needs a value"),
         (["--name", "mine", "--frobnicate"], "unknown option"),

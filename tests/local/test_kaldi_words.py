@@ -33,19 +33,19 @@ def test_words_in_the_spelling_of_the_lexicon(text: str, words: str) -> None:
 
 
 def test_unknown_words_are_counted() -> None:
-    normalise, tally = Normaliser(UPPER, (), ()), IssueCounter()
-    normalise("no, no yes", "text:1", tally)
-    normalise("no YES", "text:2", tally)
+    normalise, issues = Normaliser(UPPER, (), ()), IssueCounter()
+    normalise("no, no yes", "text:1", issues)
+    normalise("no YES", "text:2", issues)
     assert normalise.unknown == {"NO": 3}
-    assert tally.counts["words outside the lexicon: the unknown word"] == 3
-    assert tally.first["words outside the lexicon: the unknown word"] == "text:1: NO"
+    assert issues.counts["words outside the lexicon: the unknown word"] == 3
+    assert issues.first["words outside the lexicon: the unknown word"] == "text:1: NO"
 
 
 def test_the_summary_has_a_column_for_each_set_that_has_something() -> None:
-    tallies = {name: IssueCounter() for name in ("train", "dev", "test")}
-    tallies["test"].add("lost", "b", 20)
-    tallies["train"].add("lost", "a")
-    assert [line.split() for line in summary_table(tallies).splitlines()] == [
+    issues_by_set = {name: IssueCounter() for name in ("train", "dev", "test")}
+    issues_by_set["test"].add("lost", "b", 20)
+    issues_by_set["train"].add("lost", "a")
+    assert [line.split() for line in summary_table(issues_by_set).splitlines()] == [
         ["train", "test", "first"],
         ["lost", "1", "20", "a"],
     ]
