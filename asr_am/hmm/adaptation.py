@@ -172,7 +172,7 @@ def adapt_speakers(
     results = [r for group in parallel_map(work, groups, jobs if on_cpu else 1, f"{title}: fMLLR") for r in group]
     frames = sum(result.frames for result in results)
     gain = sum(result.gain * result.frames for result in results) / max(frames, 1.0)
-    logger.info("%s: fMLLR of %d speakers, log-likelihood per frame %+.3f", title, len(results), gain)
+    logger.debug("%s: fMLLR of %d speakers, log-likelihood per frame %+.3f", title, len(results), gain)
     for kind, meaning in (("shift", "get only an offset"), ("none", "keep the initial transform")):
         few = [f"{result.speaker} ({result.frames:.0f})" for result in results if result.kind == kind]
         if few:

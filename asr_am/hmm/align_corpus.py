@@ -94,5 +94,5 @@ def load_set(data_dir: Path, features_dir: Path, lang: Lang, subset: str, scratc
     else:
         frames = FrameStore.write(folder, reader.utterances, reader.__getitem__, f"reading features of {subset}")
     words_U = [lang.word_ids(" ".join(transcripts[utterance])) for utterance in frames.utterances]
-    logger.info("%s: %d utterances, %d frames of dimension %d", subset, len(words_U), frames.num_frames, frames.dim)
+    logger.debug("%s: %d utterances, %d frames of dimension %d", subset, len(words_U), frames.num_frames, frames.dim)
     return AlignedData(frames, words_U, [reader.speaker(utterance) for utterance in frames.utterances])

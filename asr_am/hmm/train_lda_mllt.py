@@ -142,6 +142,6 @@ class ProjectedFeatures:
         acc = accumulate(gmms, frames, pdf_N, self.ctx.jobs, f"{title}: EM for MLLT")
         stats = accumulate_mllt(gmms, frames, pdf_N, acc, self.ctx.jobs, f"{title}: MLLT", self.device)
         transform_DD, history = estimate_mllt(stats)
-        logger.info("%s: MLLT, log-likelihood per frame %+.3f", title, history[-1] - history[0])
+        logger.debug("%s: MLLT, log-likelihood per frame %+.3f", title, history[-1] - history[0])
         self.projection = self.projection.then(transform_DD)
         return transform_means(gmms, transform_DD), self.project("train")

@@ -166,7 +166,7 @@ def train_mixtures(
             target = start + (options.gaussians - start) * iteration // last_increase
             occ_P = np.bincount(pdf_N[pdf_N >= 0], minlength=gmms.num_pdfs)
             gmms = mix_up(gmms, occ_P, target, rng, options.power)
-        logger.info("%s: log-likelihood per frame %.3f, %d Gaussians", title, acc.loglik_per_frame, gmms.num_gaussians)
+        logger.debug("%s: log-likelihood per frame %.3f, %d Gaussians", title, acc.loglik_per_frame, gmms.num_gaussians)
     return gmms, alignment
 
 
