@@ -168,7 +168,7 @@ def read_audio(path: Path, sampling_rate: int, *, separate: bool) -> list[np.nda
 
 
 def resample(samples_N: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
-    """Resamples a signal (torchaudio's windowed sinc interpolation); rates in Hz."""
+    """Resamples a signal from `rate` to `new_rate` (in Hz) with torchaudio's windowed sinc interpolation."""
     if rate == new_rate:
         return np.ascontiguousarray(samples_N)
     import torch

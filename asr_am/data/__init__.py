@@ -1,1 +1,1 @@
-"""Corpora as lhotse manifests: writing, reading, checking; STM references; downloads."""
+"""Corpora as lhotse manifests: reading, writing, checks, STM references, downloads."""

@@ -1,6 +1,6 @@
-"""Samples of utterances, cut from their recordings.
+"""Samples of utterances, read from their recordings.
 
-Shapes: N samples, C channels.
+Shapes: C channels, N samples.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from asr_am.data.manifests import channel_of
 from asr_am.errors import InputError
 
 INT16_SCALE = np.float32(32768.0)
-RESAMPLING_MARGIN = 0.1  # seconds on either side of a piece, far beyond the reach of the resampling filter
+RESAMPLING_MARGIN = 0.1  # seconds on either side of a piece, much longer than the resampling filter
 
 
 def is_plain_file(recording: Recording) -> bool:
-    """Whether the recording is one audio file, as it is (not a command, several files or a transformed recording)."""
+    """True for a single audio file, False for a command, several files or a transformed recording."""
     return len(recording.sources) == 1 and recording.sources[0].type == "file" and not recording.transforms
 
 
 def read_utterances(
     recording: Recording, segments: Sequence[SupervisionSegment]
 ) -> Iterator[tuple[SupervisionSegment, np.ndarray]]:
-    """Yield each utterance of `recording` with its samples: float32 [N] on the scale of 16-bit integers.
+    """Yields each utterance of `recording` with its samples: float32 [N] on the scale of 16-bit integers.
 
-    A plain file is read piece by piece, so that a long recording needs no more memory than its longest utterance, also
-    when it is resampled on the way; anything else goes through lhotse. Raises InputError for audio that is missing,
-    undecodable or too short.
+    A plain file is read utterance by utterance, even if it is resampled on the way, so that a long recording needs no
+    more memory than its longest utterance. Everything else goes through lhotse.
+
+    Raises:
+        InputError: the audio is missing, cannot be decoded or is too short.
     """
     if is_plain_file(recording):
         yield from _from_file(recording, segments)
@@ -69,12 +71,12 @@ def _from_file(
 def _truncated(path: str, frames: int, expected: int, segment: SupervisionSegment) -> InputError:
     return InputError(
         f"{path}: ends after {frames} of {expected} samples, inside utterance {segment.id}: the file is truncated; get "
-        "it anew and run stage 0 (data) again"
+        "a complete copy and run stage 0 (data) again"
     )
 
 
 def _only_resampling(recording: Recording) -> Resample | None:
-    """The one transformation of a recording that is a plain file but for its sampling rate."""
+    """Returns the resampling of a recording that is a plain file except for its sampling rate, else None."""
     match recording.transforms:
         case [Resample() as resampling] if is_plain_file(replace(recording, transforms=None)):
             return resampling
@@ -91,9 +93,9 @@ def _frames(path: str) -> int:
 def _from_file_resampled(
     recording: Recording, resample: Resample, segments: Sequence[SupervisionSegment]
 ) -> Iterator[tuple[SupervisionSegment, np.ndarray]]:
-    """Each utterance resampled with a margin around it: the samples that resampling all of the file would give.
+    """Yields each utterance, resampled with a margin so that samples equal those of resampling the whole file.
 
-    A piece begins at a multiple of the period in which the samples of both rates coincide.
+    A piece begins at a multiple of the period in which samples of both rates coincide.
     """
     rate, new_rate = resample.source_sampling_rate, resample.target_sampling_rate
     period = rate // math.gcd(rate, new_rate)
@@ -101,7 +103,7 @@ def _from_file_resampled(
     original = replace(recording, sampling_rate=rate, num_samples=_frames(path), transforms=[])
     for segment in segments:
         begin, end = _bounds(recording, segment)
-        if original.num_samples < (end - 1) * rate // new_rate:  # a resampled length is rounded, by less than 1
+        if original.num_samples < (end - 1) * rate // new_rate:  # resampled lengths are rounded
             raise _truncated(path, original.num_samples, recording.num_samples * rate // new_rate, segment)
         first = max(0, int((begin / new_rate - RESAMPLING_MARGIN) * rate)) // period * period
         last = min(math.ceil((end / new_rate + RESAMPLING_MARGIN) * rate), original.num_samples)
@@ -126,6 +128,6 @@ def _from_lhotse(
 
 
 def _bounds(recording: Recording, segment: SupervisionSegment) -> tuple[int, int]:
-    """First sample and the one after the last; an end up to a rounding beyond the recording is the recording's end."""
+    """Returns the first sample and the sample after the last, limited to the recording (times are rounded)."""
     begin = round(segment.start * recording.sampling_rate)
     return begin, min(round(segment.end * recording.sampling_rate), recording.num_samples)

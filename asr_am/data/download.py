@@ -1,4 +1,4 @@
-"""Fetch a corpus archive over HTTP."""
+"""Download of a corpus archive over HTTP."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ TIMEOUT_SECONDS = 60
 
 
 def download(url: str, target: Path, remedy: str) -> None:
-    """Save `url` as `target`, under a temporary name until it is complete.
+    """Saves `url` as `target`, under a temporary name until it is complete.
 
-    Raises InputError, with `remedy` as its advice, when the file cannot be had or comes short.
+    Args:
+        url: the file to download.
+        target: where to save it.
+        remedy: advice for error messages.
+
+    Raises:
+        InputError: the file cannot be downloaded completely.
     """
-    temporary = target.with_name(f"{target.name}.part")  # one name, so that a killed download is written over
+    temporary = target.with_name(f"{target.name}.part")  # fixed, so that a retry overwrites it
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, temporary.open("wb") as file:
@@ -31,7 +37,7 @@ def download(url: str, target: Path, remedy: str) -> None:
             if expected and file.tell() != expected:
                 raise InputError(f"{url}: the download ended after {file.tell()} of {expected} bytes; {remedy}")
         os.replace(temporary, target)
-    except (HTTPException, OSError, ValueError) as error:  # of the network, or of the disk
+    except (HTTPException, OSError, ValueError) as error:  # errors of the network or of the disk
         raise InputError(f"{url}: cannot be downloaded ({error}); {remedy}") from error
     finally:
         temporary.unlink(missing_ok=True)

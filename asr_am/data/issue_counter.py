@@ -1,4 +1,4 @@
-"""What was met while a corpus was read, counted by kind, with the first place of each: the summary of noisy data."""
+"""Counts of the issues found while a corpus is read, with an example of each: the summary of noisy data."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ from collections.abc import Mapping
 
 
 class IssueCounter:
-    """Counts of one set."""
+    """Issues of one set.
+
+    Attributes:
+        counts: how often each kind of issue was found.
+        first: its first place.
+    """
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self.first: dict[str, str] = {}
 
     def add(self, what: str, where: str, times: int = 1) -> None:
-        """`what` was met `times` times; `where` is kept if it is the first place."""
+        """Counts `times` issues of kind `what`. `where` is kept if it is the first place."""
         self.counts[what] = self.counts.get(what, 0) + times
         self.first.setdefault(what, where)
 
 
 def summary_table(counters: Mapping[str, IssueCounter]) -> str:
-    """A row for each kind, a column for each set that has any, and the first place; "" where nothing was met."""
+    """Returns a table with a row per kind and a column per set with issues, and the first place. "" if none."""
     counters = {name: counter for name, counter in counters.items() if counter.counts}
     kinds = list(dict.fromkeys(kind for counter in counters.values() for kind in counter.counts))
     if not kinds:

@@ -1,5 +1,6 @@
-"""Kaldi archives read without running anything: kaldiio unpickles an entry that says it is a pickle, and takes a file
-name that ends in `|` for a command.
+"""Kaldi archives, read without executing anything.
+
+kaldiio unpickles an entry that says it is a pickle, and runs a file name that ends in `|` as a command.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ PICKLE = b"PKL"
 
 
 def read_entry(location: str) -> Any:
-    """What is at `path:offset`: an array, or (rate, samples). ValueError for a pickle; else what kaldiio raises."""
+    """Reads the entry at `path:offset`: an array, or (rate, samples).
+
+    Raises:
+        ValueError: the entry is a pickle.
+        Exception: anything that kaldiio raises on damaged data.
+    """
     path, _, offset = location.rpartition(":")
     with Path(path).open("rb") as file:
         file.seek(int(offset))
@@ -22,14 +28,14 @@ def read_entry(location: str) -> Any:
 
 
 def read_archive(path: Path) -> Iterator[tuple[str, Any]]:
-    """Keys and entries of a whole archive, in order; errors as of `read_entry`."""
+    """Yields the keys and entries of a whole archive, in order. Raises what `read_entry` raises."""
     with path.open("rb") as file:
         while (key := read_token(file)) is not None:
             yield key, _read(file)
 
 
 def reason(error: Exception) -> str:
-    """What is wrong with an archive, in one line: kaldiio quotes the bytes that it met."""
+    """Describes an error of reading an archive in one line. kaldiio quotes the bytes it found."""
     text = str(error).splitlines()[0] if str(error) else ""
     return f"{type(error).__name__}: {text if text.isprintable() else ascii(text):.100}"
 

@@ -1,9 +1,9 @@
-"""Where a line of wav.scp leads: a recording of lhotse's, and its utterances looked at sample by sample.
+"""Recordings of wav.scp: opens each as a lhotse recording and checks the samples of its utterances.
 
-file                any format of libsndfile: wav, flac, mp3, ogg, sphere (not `shorten`ed); of any rate; copied to a
-                    wav file where its header does not say how long it is (asr_am/data/length.py)
-file.ark:1234       a Kaldi wav archive: copied to a wav file, since nothing but Kaldi reads inside archives
-command |           run each time the audio is read, if the user allows it; `flac -cd F |`, `sph2pipe ... F |` and
+file                any format of libsndfile: wav, flac, mp3, ogg, sphere (not `shorten`ed), at any rate. Copied to a
+                    wav file if its header does not say how long it is (asr_am/data/length.py)
+file.ark:1234       a Kaldi wav archive: copied to a wav file, since only Kaldi reads inside archives
+command |           run whenever the audio is read, if the user allows it. `flac -cd F |`, `sph2pipe ... F |` and
                     `cat F |` are read as the files that they are, and nothing is run
 """
 
@@ -29,15 +29,16 @@ from asr_am.data.length import decode_blocks, has_length, is_endless, is_truncat
 from asr_am.errors import InputError
 
 ARCHIVE = re.compile(r"(?P<path>.+):(?P<offset>\d+)")
-OVERSHOOT = 0.5  # seconds by which a segment may pass the end of its recording, as Kaldi's extract-segments
-STOPPED_READING = (-signal.SIGPIPE, 128 + signal.SIGPIPE)  # of `sox F -t wav - | head -c N`, by itself and in a shell
-MIN_DURATION = 0.001  # seconds, of an utterance
+OVERSHOOT = 0.5  # seconds that a segment may exceed its recording by, as in Kaldi's extract-segments
+# Exit status of `sox F -t wav - | head -c N`, alone and in a shell.
+STOPPED_READING = (-signal.SIGPIPE, 128 + signal.SIGPIPE)
+MIN_DURATION = 0.001  # of an utterance, in seconds
 MISSING = "missing audio: left out"
-SIXTEEN_BITS = ("PCM_S8", "PCM_16", "MPEG_LAYER_III")  # samples that lose nothing, or next to it, as 16-bit integers
+SIXTEEN_BITS = ("PCM_S8", "PCM_16", "MPEG_LAYER_III")  # (almost) lossless as 16-bit integers
 
 
 class AudioProblem(Exception):
-    """One recording or utterance cannot be used. The message is what is counted; `where` is an example."""
+    """A recording or utterance cannot be used. The message is the kind that is counted, `where` an example."""
 
     def __init__(self, what: str, where: str) -> None:
         super().__init__(what)
@@ -46,9 +47,13 @@ class AudioProblem(Exception):
 
 @dataclass(frozen=True)
 class AudioOptions:
-    """root: where relative paths begin. copies: folder for audio that cannot be read in place (made where needed).
+    """Options of finding and reading audio.
 
-    Without root they begin at the data directory, or the nearest folder above it where the file is.
+    Attributes:
+        root: folder that relative paths begin at. None: the data directory, or the nearest folder above it that has the
+            file.
+        allow_pipes: run commands.
+        copies: folder for audio that cannot be read in place (made if needed).
     """
 
     root: Path | None
@@ -58,7 +63,14 @@ class AudioOptions:
 
 @dataclass(frozen=True)
 class ScpRecording:
-    """A recording of wav.scp: channel is the side of a call that it stands for, None where nobody says."""
+    """A line of wav.scp with its utterances.
+
+    Attributes:
+        name: recording id.
+        entry: the line.
+        channel: channel of the call that it is, None if unknown.
+        spans: ids and times of its utterances.
+    """
 
     name: str
     entry: TableEntry
@@ -68,9 +80,13 @@ class ScpRecording:
 
 @dataclass
 class CheckedRecording:
-    """recording: None where it cannot be used. utterances: id to (start, duration, channel), seconds.
+    """Result of opening a recording and reading its utterances.
 
-    problems: (what, where) of each utterance left out, notes: of what was mended.
+    Attributes:
+        recording: None if it cannot be used.
+        utterances: id -> (start, duration, channel), in seconds.
+        problems: (what, where) of each utterance that is left out.
+        notes: (what, where) of each issue that was repaired.
     """
 
     recording: Recording | None = None
@@ -80,7 +96,7 @@ class CheckedRecording:
 
 
 def check_pipes(table: dict[str, TableEntry], options: AudioOptions) -> None:
-    """Raise InputError for the first command in wav.scp that would have to be run without leave."""
+    """Raises InputError for the first command in wav.scp that would have to be run without permission."""
     for entry in table.values():
         if entry.value.endswith("|") and not options.allow_pipes and _plain_command(entry.value) is None:
             raise InputError(
@@ -90,7 +106,7 @@ def check_pipes(table: dict[str, TableEntry], options: AudioOptions) -> None:
 
 
 def check_recording(source: ScpRecording, options: AudioOptions) -> CheckedRecording:
-    """Open a recording and read each of its utterances once; `problems` has those that cannot be used."""
+    """Opens a recording and reads each of its utterances once."""
     checked = CheckedRecording()
     try:
         recording, channel = open_recording(source.name, source.entry, options)
@@ -123,7 +139,7 @@ def check_recording(source: ScpRecording, options: AudioOptions) -> CheckedRecor
 def _locate(
     recording: Recording, utterance: str, span: UtteranceSpan, channel: int | None, checked: CheckedRecording
 ) -> tuple[float, float, int]:
-    """Start, duration and channel of an utterance that lies in its recording."""
+    """Returns start, duration and channel of an utterance. Raises AudioProblem if it is outside its recording."""
     end = recording.duration if span.end is None else span.end
     where = f"{utterance} ({span.start:g} to {end:g} s of {recording.duration:g} s of {recording.id})"
     if end > recording.duration + OVERSHOOT or span.start < 0 or span.start >= recording.duration:
@@ -141,12 +157,12 @@ def _locate(
 
 
 def _check_samples(recording: Recording, checked: CheckedRecording) -> None:
-    """Read all utterances; those that cannot be used become problems."""
+    """Reads all utterances and moves those that cannot be used to the problems."""
     segments = [
         SupervisionSegment(utterance, recording.id, start, duration, channel)
         for utterance, (start, duration, channel) in checked.utterances.items()
     ]
-    # One by one, so that the end of a damaged file costs only what lies there; but a command is run once for all.
+    # One by one, so that a file with a damaged end loses only utterances there. A command is run once for all.
     for batch in [[segment] for segment in segments] if is_plain_file(recording) else [segments]:
         unread = {segment.id: ("audio that cannot be read: left out", segment.id) for segment in batch}
         try:
@@ -170,7 +186,14 @@ def _samples_problem(samples_N: np.ndarray) -> str | None:
 
 
 def open_recording(name: str, entry: TableEntry, options: AudioOptions) -> tuple[Recording, int | None]:
-    """The recording of a line of wav.scp, and the channel that its command asks for. Raises AudioProblem."""
+    """Opens the recording of a line of wav.scp.
+
+    Returns:
+        The recording, and the channel that its command selects, if any.
+
+    Raises:
+        AudioProblem: it cannot be used.
+    """
     if not entry.value.endswith("|"):
         return _open_named(name, entry, entry.value, options), None
     plain = _plain_command(entry.value)
@@ -181,11 +204,11 @@ def open_recording(name: str, entry: TableEntry, options: AudioOptions) -> tuple
     except AudioProblem:
         if not options.allow_pipes:
             raise
-        return _from_command(name, entry, options), None  # of a sphere file that is compressed, say
+        return _from_command(name, entry, options), None  # e.g. a compressed sphere file
 
 
 def audio_file(entry: TableEntry, options: AudioOptions) -> Path | None:
-    """The file that a line of wav.scp has its audio from; None for one that is missing, or whatever a command reads."""
+    """Returns the file that a line of wav.scp reads its audio from. None if missing, or if a command reads it."""
     value = entry.value
     if value.endswith("|"):
         plain = _plain_command(value)
@@ -197,7 +220,7 @@ def audio_file(entry: TableEntry, options: AudioOptions) -> Path | None:
 
 
 def _open_named(name: str, entry: TableEntry, value: str, options: AudioOptions) -> Recording:
-    """The recording in a file, or in an entry of an archive."""
+    """Opens the recording in a file or in an entry of an archive."""
     file = _find(value, entry, options)
     if file is not None:
         return _from_file(name, entry, file, options)
@@ -209,7 +232,7 @@ def _open_named(name: str, entry: TableEntry, value: str, options: AudioOptions)
 
 
 def _plain_command(value: str) -> tuple[str, int | None] | None:
-    """File and channel of a command that only decodes a file to a wav file; None for any other."""
+    """Returns file and channel of a command that only decodes a file to a wav file, None for any other."""
     try:
         words = shlex.split(value.removesuffix("|"))
     except ValueError:
@@ -242,17 +265,17 @@ def _sph2pipe(options: Sequence[str], path: str) -> tuple[str, int | None] | Non
 
 
 def _find(value: str, entry: TableEntry, options: AudioOptions) -> Path | None:
-    """The file that `value` means, None where there is none; see AudioOptions."""
+    """Returns the file that `value` names, None if there is none, see `AudioOptions.root`."""
     try:
         path = Path(value).expanduser()
         if path.is_absolute() or options.root is not None:
             candidates = [path if path.is_absolute() else (options.root or Path()) / path]
         else:
             scp = Path(entry.where.rsplit(":", 1)[0])
-            folders = dict.fromkeys((scp.absolute().parent, scp.resolve().parent))  # the file may be a link
+            folders = dict.fromkeys((scp.absolute().parent, scp.resolve().parent))  # wav.scp may be a link
             candidates = [above / path for folder in folders for above in (folder, *folder.parents)]
         return next((candidate.resolve() for candidate in candidates if candidate.is_file()), None)
-    except (OSError, RuntimeError):  # a name that no file can have; the home of nobody
+    except (OSError, RuntimeError):  # an impossible file name, or the home of an unknown user
         return None
 
 
@@ -262,14 +285,14 @@ def _from_file(name: str, entry: TableEntry, path: Path, options: AudioOptions) 
     except (soundfile.SoundFileError, OSError, TypeError) as error:
         reason = "damaged, empty, without a header or of an unknown format (of sphere files only the uncompressed)"
         raise AudioProblem("audio that cannot be read: left out", f"{entry.where}: {path}: {reason}") from error
-    if not known:  # a copy, not a corrected length: the manifest's is checked against the header again
+    if not known:  # copied, as the manifest is checked against the header again
         path = _decode(path, entry, options)
     header = soundfile.info(path)
     return _recording(name, entry, AudioSource("file", list(range(header.channels)), str(path)), header)
 
 
 def _decode(path: Path, entry: TableEntry, options: AudioOptions) -> Path:
-    """Copy all of a file to a wav file, block by block."""
+    """Copies a whole file to a wav file, block by block."""
     header = soundfile.info(path)
     subtype = "PCM_16" if header.subtype in SIXTEEN_BITS else "FLOAT"
 
@@ -285,7 +308,7 @@ def _decode(path: Path, entry: TableEntry, options: AudioOptions) -> Path:
 def _write_copy(
     entry: TableEntry, options: AudioOptions, rate: int, channels: int, subtype: str, blocks: Iterable[np.ndarray]
 ) -> Path:
-    """Write the audio of a line of wav.scp to a wav file named by the line's number; InputError where it cannot be."""
+    """Writes the audio of a line of wav.scp to a wav file named by the line's number. Raises InputError on failure."""
     options.copies.mkdir(parents=True, exist_ok=True)
     copy = options.copies / f"{entry.where.rsplit(':', 1)[1]}.wav"
     try:
@@ -311,7 +334,7 @@ def _from_command(name: str, entry: TableEntry, options: AudioOptions) -> Record
             if is_endless(file):
                 remedy = "a FLAC stream does not say how long it is; let the command write a wav file"
                 raise AudioProblem("command that gives no audio: left out", f"{entry.where}: {remedy}")
-            frames = len(file.read(dtype="int16", always_2d=True))  # what the header of a stream says may be wrong
+            frames = len(file.read(dtype="int16", always_2d=True))  # headers of streams may be wrong
             header = _Header(frames, file.samplerate, file.channels)
     except (soundfile.SoundFileError, RuntimeError) as error:
         reason = stderr_lines[-1][:100] if stderr_lines else "no audio came out"
@@ -330,14 +353,14 @@ class _Header:
 
 
 def _from_archive(name: str, entry: TableEntry, path: Path, offset: int, options: AudioOptions) -> Recording:
-    """Copy an entry of a wav archive, whose place is `offset` bytes into it, to a wav file."""
+    """Copies the entry at byte `offset` of a wav archive to a wav file."""
     try:
         content = read_entry(f"{path}:{offset}")
         if not isinstance(content, tuple):
             raise ValueError("a matrix, not audio")
-        if content[1].dtype not in (np.int16, np.float32, np.float64):  # of mu-law kaldiio gives the codes, too
+        if content[1].dtype not in (np.int16, np.float32, np.float64):  # of mu-law, kaldiio returns the codes
             raise ValueError("samples of another width")
-    except Exception as error:  # kaldiio and the wav readers below it raise anything
+    except Exception as error:  # kaldiio and its wav readers raise anything
         raise AudioProblem("audio that cannot be read: left out", f"{entry.where}: {path}:{offset}") from error
     rate, samples = content
     channels = 1 if samples.ndim == 1 else samples.shape[1]

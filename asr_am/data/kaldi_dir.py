@@ -1,8 +1,8 @@
 """The text files of a Kaldi data directory: wav.scp, segments, text, utt2spk, spk2gender, reco2file_and_channel.
 
-Lenient where Kaldi's own scripts sort and fix (order, blank lines, CRLF, a line twice), strict where they cannot know
-what is meant. lhotse's `load_kaldi_data_dir` reads the same files for directories that are already clean: it stops with
-a KeyError at the first id that one file lacks, and needs every audio file to be there.
+Reading is lenient where Kaldi's own scripts sort and fix (order, blank lines, CRLF, duplicate lines) and strict where
+the meaning would be ambiguous. lhotse's `load_kaldi_data_dir` reads the same files of directories that are already
+clean: it raises KeyError at the first id that a file lacks, and needs every audio file to exist.
 """
 
 from __future__ import annotations
@@ -19,16 +19,21 @@ from asr_am.errors import InputError
 
 
 class TableEntry(NamedTuple):
-    """What stands after the id of a line, "" for nothing, and where: `file:line`."""
+    """Text after the id of a line ("" if none), and the place of the line, `file:line`."""
 
     value: str
     where: str
 
 
 class UtteranceSpan(NamedTuple):
-    """Where an utterance is: seconds from `start` to `end` (None: the end of the recording) of a recording.
+    """Part of a recording that is an utterance.
 
-    channel: the fifth field of segments, None where there is none. where: `file:line` of segments, if there is one.
+    Attributes:
+        recording: recording id.
+        start: seconds.
+        end: seconds, None for the end of the recording.
+        channel: fifth field of segments, None if absent.
+        where: `file:line` of segments, if there is one.
     """
 
     recording: str
@@ -40,9 +45,16 @@ class UtteranceSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class KaldiDir:
-    """Tables by recording (audio, side), utterance (spans, text, speaker) or speaker (gender).
+    """Tables of a data directory.
 
-    sides: file and channel (0, 1) in NIST's files of each recording that reco2file_and_channel lists.
+    Attributes:
+        folder: the directory.
+        audio: wav.scp by recording.
+        spans: segments by utterance.
+        text: transcripts by utterance.
+        speaker: speaker of each utterance.
+        gender: F or M by speaker.
+        sides: file and channel (0, 1) in NIST's files of each recording in reco2file_and_channel.
     """
 
     folder: Path
@@ -55,10 +67,11 @@ class KaldiDir:
 
 
 def read_kaldi_dir(folder: Path, issues: IssueCounter) -> KaldiDir:
-    """Read the directory; lines that stand there twice go to `tally`.
+    """Reads the directory. Duplicate lines are counted in `issues`.
 
-    InputError, with file, line and remedy: a file that is needed is missing, empty or not UTF-8, a line of the wrong
-    form, one id with two different values.
+    Raises:
+        InputError: with file, line and remedy, for a missing, empty or non-UTF-8 file, a malformed line, or an id with
+            two different values.
     """
     audio = read_table(folder / "wav.scp", issues, "every line is `recording file` or `recording command |`")
     for recording, entry in audio.items():
@@ -78,7 +91,7 @@ def read_kaldi_dir(folder: Path, issues: IssueCounter) -> KaldiDir:
 
 
 def read_table(path: Path, issues: IssueCounter, form: str) -> dict[str, TableEntry]:
-    """The records of a file by id. InputError: missing, empty, or an id with two values."""
+    """Reads the entries of a file by id. Raises InputError if missing or empty, or if an id has two values."""
     entries: dict[str, TableEntry] = {}
     for number, line in numbered_lines(path, f"a Kaldi data directory needs it: {form}"):
         fields = line.split(maxsplit=1)
@@ -87,7 +100,7 @@ def read_table(path: Path, issues: IssueCounter, form: str) -> dict[str, TableEn
         entry = TableEntry(fields[1].rstrip() if len(fields) > 1 else "", f"{path}:{number}")
         known = entries.setdefault(fields[0], entry)
         if known.value.split() != entry.value.split():
-            raise InputError(f"{entry.where}: {fields[0]} has another value than in {known.where}; remove one of them")
+            raise InputError(f"{entry.where}: {fields[0]} has another value in {known.where}; remove one of them")
         if known is not entry:
             issues.add("a line twice: once is enough", entry.where)
     if not entries:
@@ -118,7 +131,7 @@ def _speakers(folder: Path, issues: IssueCounter) -> dict[str, str]:
     path = folder / "utt2spk"
     if not path.exists() and (folder / "spk2utt").exists():
         return _speakers_by_list(folder / "spk2utt", issues)
-    unknown = f"if nobody knows the speakers: awk '{{print $1, $1}}' {folder / 'text'} > {path}"
+    unknown = f"if speakers are unknown: awk '{{print $1, $1}}' {folder / 'text'} > {path}"
     speakers = {}
     for utterance, entry in read_table(path, issues, f"every line is `utterance speaker`; {unknown}").items():
         if len(entry.value.split()) != 1:
@@ -132,7 +145,9 @@ def _speakers_by_list(path: Path, issues: IssueCounter) -> dict[str, str]:
     for speaker, entry in read_table(path, issues, "every line is `speaker utterance utterance ...`").items():
         for utterance in entry.value.split():
             if speakers.setdefault(utterance, speaker) != speaker:
-                raise InputError(f"{entry.where}: {utterance} is of {speakers[utterance]}, too; leave out one of them")
+                raise InputError(
+                    f"{entry.where}: {utterance} also has speaker {speakers[utterance]}; remove one of them"
+                )
     return speakers
 
 
@@ -162,5 +177,5 @@ def _sides(folder: Path, issues: IssueCounter) -> dict[str, tuple[str, int]]:
 
 
 def channel_number(name: str) -> int | None:
-    """0 for A and 1, 1 for B and 2, as NIST's files name the sides of a call."""
+    """Returns 0 for A and 1, 1 for B and 2 (as NIST's files name the sides of a call), else None."""
     return {**{letter: number for number, letter in enumerate(CHANNELS)}, "1": 0, "2": 1}.get(name.upper())

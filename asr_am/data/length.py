@@ -1,11 +1,11 @@
-"""Audio files whose header does not say how long they are, decoded from the first sample to the last; or that are cut.
+"""Audio files whose header does not say how long they are, or that are truncated.
 
-flac    written to a pipe has no number of samples in it: libsndfile takes that for the largest number there is
+flac    written to a pipe has no number of samples. libsndfile takes that for the largest possible number.
 mp3     without a Xing or Info frame: libsndfile divides the file's size, tags included, by that of its first frame. At
-        a variable bit rate, or with a picture in a tag, that is far off, and where it is too small reading stops there
-wav     and sphere files that end too early libsndfile takes for shorter ones
+        a variable bit rate, or with a picture in a tag, that is far off, and reading stops there if it is too small.
+wav     and sphere files that end too early are shorter files to libsndfile.
 
-Shapes: N samples, C channels.
+Shapes: C channels, N samples.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import soundfile
 
 from asr_am.errors import InputError
 
-MAX_SECONDS = 7 * 24 * 3600  # a longer recording is a header that does not know
+MAX_SECONDS = 7 * 24 * 3600  # a header that claims more does not know the length
 BLOCK = 1 << 16  # samples decoded at once
-STREAMED_SIZE = 0x7FFF0000  # bytes of samples from which a wav header does not know; 0x7FFFFFFF and others mean a pipe
-SIZE_TOLERANCE = 512  # bytes by which headers are off that count themselves or padding
+STREAMED_SIZE = 0x7FFF0000  # from this size on, a wav header was written to a pipe (0x7FFFFFFF and others)
+SIZE_TOLERANCE = 512  # bytes, for headers that count themselves or padding
 ID3, ID3_HEADER, ID3_FOOTER_FLAG = b"ID3", 10, 0x10
 
 
 class Header(Protocol):
-    """What a header claims."""
+    """The length that a header claims."""
 
     @property
     def frames(self) -> int: ...
@@ -42,21 +42,23 @@ class Header(Protocol):
 
 
 class _ForwardReader(soundfile.SoundFile):
-    """Read from first to last: soundfile seeks after each read, which libsndfile cannot at an end it did not know."""
+    """Sequential reader. soundfile seeks after each read, which libsndfile cannot do at an end it did not know."""
 
     def seekable(self) -> bool:
         return False
 
 
 def is_endless(header: Header) -> bool:
-    """Whether the header claims more than a recording can be, as where it does not know."""
+    """True if the header claims more than a recording can have, as headers without a known length do."""
     return header.frames > MAX_SECONDS * header.samplerate
 
 
 def has_length(path: Path) -> bool:
-    """Whether the header has the number of samples. Raises OSError, SoundFileError for what is not audio.
+    """True if the header has the number of samples.
 
-    TypeError for a name ending in .raw, which soundfile takes for audio without a header.
+    Raises:
+        OSError, SoundFileError: the file is not audio.
+        TypeError: the name ends in .raw, which soundfile takes for audio without a header.
     """
     header = soundfile.info(path)
     if header.format != "MP3":
@@ -66,7 +68,7 @@ def has_length(path: Path) -> bool:
 
 
 def is_truncated(path: Path) -> bool:
-    """Whether a wav or sphere file ends before the samples that its header promises; False for other formats."""
+    """True if a wav or sphere file ends before the samples that its header promises. False for other formats."""
     with path.open("rb") as file:
         magic = file.read(12)
         if magic.startswith(b"RIFF") and magic.endswith(b"WAVE"):
@@ -79,7 +81,7 @@ def is_truncated(path: Path) -> bool:
 
 
 def _riff_end(file: BinaryIO) -> int | None:
-    """The byte after the last sample; None where there is no telling."""
+    """Returns the byte after the last sample, None if unknown."""
     while len(head := file.read(8)) == 8:
         name, size = struct.unpack("<4sI", head)
         if name == b"data":
@@ -89,7 +91,7 @@ def _riff_end(file: BinaryIO) -> int | None:
 
 
 def _sphere_end(header: bytes) -> int | None:
-    """As `_riff_end`."""
+    """Returns the byte after the last sample, None if unknown."""
     fields = dict(re.findall(rb"^(\w+) -i (\d+)\s*$", header.partition(b"end_head")[0], re.MULTILINE))
     sizes = [fields.get(name) for name in (b"sample_count", b"sample_n_bytes")]
     begin = header.split(b"\n", 2)[1].strip()
@@ -99,7 +101,7 @@ def _sphere_end(header: bytes) -> int | None:
 
 
 def decode_blocks(path: Path) -> Iterator[np.ndarray]:
-    """Blocks of float32 [N, C] to the end of the file, whatever its header says; InputError where one is damaged."""
+    """Yields float32 blocks [N, C] to the end of the file, whatever its header says. Raises InputError on damage."""
     try:
         with _open_forward(path, soundfile.info(path).format) as file:
             while len(block_NC := file.read(out=np.empty((BLOCK, file.channels), np.float32))) > 0:
@@ -114,7 +116,7 @@ def _open_forward(path: Path, audio_format: str) -> Iterator[soundfile.SoundFile
         with _ForwardReader(path) as file:
             yield file
         return
-    # From a pipe, whose size it cannot see, libsndfile does not estimate; but it cannot skip long tags there.
+    # libsndfile does not estimate the length of a pipe, whose size is unknown, but it cannot skip long tags there.
     command = ["tail", "-c", f"+{_tags_end(path) + 1}", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as feed:
         assert feed.stdout is not None
@@ -123,7 +125,7 @@ def _open_forward(path: Path, audio_format: str) -> Iterator[soundfile.SoundFile
 
 
 def _tags_end(path: Path) -> int:
-    """Bytes of the ID3v2 tags that a file begins with."""
+    """Returns the size in bytes of the ID3v2 tags at the start of a file."""
     end = 0
     with path.open("rb") as file:
         while (tag := file.read(ID3_HEADER)).startswith(ID3) and len(tag) == ID3_HEADER:

@@ -1,7 +1,7 @@
-"""The recordings and supervisions of one set (train, dev, test) as lhotse manifests on disk.
+"""Recordings and supervisions of a set (train, dev, test) as lhotse manifests on disk.
 
-Audio below the data directory is listed relative to it, so that the directory can be renamed or moved; audio elsewhere
-is listed by its absolute path. `read_recordings` gives absolute paths in both cases.
+Audio below the data directory is listed relative to it, so that the directory can be renamed or moved. Other audio is
+listed by absolute path. `read_recordings` returns absolute paths in both cases.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SETS = ("train", "dev", "test")
 RECORDINGS = "recordings.jsonl.gz"
 SUPERVISIONS = "supervisions.jsonl.gz"
 
-MAX_SECONDS = 1e7  # of a recording: four months
+MAX_SECONDS = 1e7  # of a recording (four months)
 _UNREADABLE = (AttributeError, EOFError, KeyError, OSError, TypeError, ValueError, zlib.error)
 
 Manifest = TypeVar("Manifest", RecordingSet, SupervisionSet)
@@ -33,9 +33,10 @@ Manifest = TypeVar("Manifest", RecordingSet, SupervisionSet)
 def write_set(
     data_dir: Path, subset: str, recordings: Iterable[Recording], supervisions: Iterable[SupervisionSegment]
 ) -> None:
-    """Write both manifests of `subset`, sorted by id, each under a temporary name that is then renamed.
+    """Writes both manifests of `subset`, sorted by id, each atomically.
 
-    Raises InputError for what lhotse's own validation refuses (negative durations, double channels, ...).
+    Raises:
+        InputError: lhotse's own validation fails (negative durations, duplicate channels, ...).
     """
     folder = data_dir / subset
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,18 +52,18 @@ def write_set(
 
 
 def read_recordings(data_dir: Path, subset: str) -> RecordingSet:
-    """The recordings of `subset`, audio paths absolute. Raises InputError for a missing or broken manifest."""
+    """Reads the recordings of `subset` with absolute audio paths. Raises InputError if missing or damaged."""
     recordings = _read(data_dir / subset / RECORDINGS, RecordingSet)
     return recordings.with_path_prefix(data_dir.resolve())  # an absolute path stays as it is
 
 
 def read_supervisions(data_dir: Path, subset: str) -> SupervisionSet:
-    """The utterances of `subset`, in the manifest's order. Raises InputError for a missing or broken manifest."""
+    """Reads the utterances of `subset` in the manifest's order. Raises InputError if missing or damaged."""
     return _read(data_dir / subset / SUPERVISIONS, SupervisionSet)
 
 
 def channel_of(segment: SupervisionSegment) -> int:
-    """The one channel an utterance is on. Raises InputError where it has several or none."""
+    """Returns the one channel that an utterance is on. Raises InputError if it has several or none."""
     channels = [segment.channel] if isinstance(segment.channel, int) else list(segment.channel)
     if len(channels) != 1:
         raise InputError(f"utterance {segment.id}: is on channels {channels}; give it exactly one")
@@ -70,7 +71,7 @@ def channel_of(segment: SupervisionSegment) -> int:
 
 
 def check_manifest(manifest: RecordingSet | SupervisionSet, path: Path) -> None:
-    """Raise InputError, with `path`, for what lhotse's own validation refuses."""
+    """Raises InputError, with `path`, if lhotse's own validation fails."""
     try:
         validate(manifest)
     except AssertionError as error:
@@ -78,8 +79,8 @@ def check_manifest(manifest: RecordingSet | SupervisionSet, path: Path) -> None:
 
 
 def _with_relative_paths(recording: Recording, data_dir: Path) -> Recording:
-    """`recording` with the paths of its audio files relative to `data_dir`, where they are below it."""
-    roots = data_dir.absolute(), data_dir.resolve()  # they differ where a folder above is a link
+    """Returns `recording` with paths below `data_dir` relative to it."""
+    roots = data_dir.absolute(), data_dir.resolve()  # they differ if a parent folder is a link
     sources = []
     for source in recording.sources:
         if source.type != "file":
@@ -93,7 +94,7 @@ def _with_relative_paths(recording: Recording, data_dir: Path) -> Recording:
 
 def _write(manifest: RecordingSet | SupervisionSet, path: Path) -> None:
     check_manifest(manifest, path)
-    temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")  # lhotse takes the format from the suffix
+    temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")  # lhotse infers the format from the suffix
     manifest.to_file(temporary)
     os.replace(temporary, path)
 
@@ -115,7 +116,7 @@ def _read(path: Path, kind: type[Manifest]) -> Manifest:
 
 
 def _recording_problem(recording: Recording) -> str | None:
-    """What is of the wrong type or range in a recording, which lhotse takes from the file unseen."""
+    """Returns what has a wrong type or range in a recording, as lhotse does not check files it reads."""
     if not isinstance(recording.id, str):
         return "the id is not a string"
     if not all(isinstance(n, int) and n > 0 for n in (recording.sampling_rate, recording.num_samples)):
@@ -133,7 +134,7 @@ def _recording_problem(recording: Recording) -> str | None:
 
 
 def _segment_problem(segment: SupervisionSegment) -> str | None:
-    """What is of the wrong type or range in a supervision."""
+    """Returns what has a wrong type or range in a supervision."""
     if not isinstance(segment.id, str) or not isinstance(segment.recording_id, str):
         return "id and recording_id must be strings"
     if not _is_time(segment.start) or not _is_time(segment.duration):

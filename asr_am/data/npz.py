@@ -1,4 +1,4 @@
-"""Plain arrays in .npz files: written whole or not at all, read without pickles."""
+"""Plain arrays in .npz files: written atomically, read without pickles."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ DAMAGE = (
 
 
 def write_npz(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
-    """Write under a temporary name that is then renamed."""
+    """Writes arrays under a temporary name that is then renamed."""
     temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")
     np.savez(temporary, allow_pickle=False, **{name: np.asarray(array) for name, array in arrays.items()})
     os.replace(temporary, path)
 
 
 def read_npz(path: Path, *names: str, remedy: str) -> list[np.ndarray]:
-    """The arrays `names`; InputError, with the `remedy`, where the file is missing, damaged or lacks one."""
+    """Reads the arrays `names`. Raises InputError, with the `remedy`, if the file is missing, damaged or lacks one."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return [file[name] for name in names]

@@ -1,6 +1,6 @@
-"""Speed perturbation (Ko et al., Interspeech 2015): the training speech once more, slower and faster.
+"""Speed perturbation (Ko et al., Interspeech 2015): copies of the training speech, slower and faster.
 
-Tempo and pitch change together. Only manifests are written; lhotse resamples the audio when it is read.
+Tempo and pitch change together. Only manifests are written. lhotse resamples the audio when it is read.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ SLOWEST, FASTEST = 0.5, 2.0
 
 
 def check_speeds(factors: object) -> None:
-    """InputError for what is no list of numbers, and for a number that is out of range, 1, or there twice."""
+    """Raises InputError unless `factors` is a list of distinct numbers in range other than 1."""
     listed = list(factors) if isinstance(factors, Sequence) and not isinstance(factors, str) else [None]
     valid = all(isinstance(f, int | float) and SLOWEST <= f <= FASTEST and f != 1 for f in listed)
     if not valid or len(set(listed)) < len(listed):
         raise InputError(
             f"speed_perturb={factors}: must be a list of different numbers from {SLOWEST} to {FASTEST} other than 1, "
-            "the speeds beside the speech as it is; for instance [0.9,1.1]"
+            "the speeds of the copies; for instance [0.9,1.1]"
         )
 
 
 def perturb_speed(data_dir: Path, subset: str, factors: Sequence[float]) -> None:
-    """Add to a set a copy of all its utterances for each factor (1.1: faster by a tenth).
+    """Adds to a set a copy of all its utterances for each factor (1.1: faster by a tenth).
 
-    As in Kaldi, names of copies begin with `sp<factor>-`, those of speakers too: somebody with another pitch is
-    somebody else.
+    As in Kaldi, ids and speakers of copies begin with `sp<factor>-`: another pitch counts as another speaker.
     """
     check_speeds(factors)
     recordings, segments = list(read_recordings(data_dir, subset)), list(read_supervisions(data_dir, subset))

@@ -1,6 +1,6 @@
-"""NIST references: the STM file and Kaldi's reco2file_and_channel, made from supervisions and checked against them.
+"""NIST references: the STM file and Kaldi's reco2file_and_channel, written from supervisions and checked against them.
 
-Channel 0 is "A", channel 1 is "B"; the file name is the recording id.
+Channel 0 is "A", channel 1 is "B". The file name is the recording id.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Label = Callable[[SupervisionSegment], str]
 
 @dataclass(frozen=True)
 class StmSegment:
-    """One record of an STM file; times in seconds."""
+    """A record of an STM file, times in seconds."""
 
     line: int
     recording: str
@@ -35,7 +35,7 @@ class StmSegment:
 
 
 def channel_letter(segment: SupervisionSegment) -> str:
-    """The letter, A or B, of the segment's channel. Raises InputError for any other channel."""
+    """Returns A or B for the segment's channel. Raises InputError for any other channel."""
     channel = channel_of(segment)
     if not 0 <= channel < len(CHANNELS):
         raise InputError(f"utterance {segment.id}: channel {channel} is neither 0 (A) nor 1 (B)")
@@ -43,28 +43,28 @@ def channel_letter(segment: SupervisionSegment) -> str:
 
 
 def stm_line(segment: SupervisionSegment, label: str) -> str:
-    """One STM record, times to the millisecond: file, channel, speaker, begin, end, <label>, text."""
+    """Returns an STM record, times to the millisecond: file, channel, speaker, begin, end, <label>, text."""
     place = f"{segment.recording_id} {channel_letter(segment)} {segment.speaker}"
     return f"{place} {segment.start:.3f} {segment.end:.3f} <{label}> {segment.text}".rstrip()
 
 
 def write_stm(path: Path, supervisions: Iterable[SupervisionSegment], label: Label = lambda _: "O") -> None:
-    """Write the reference of a test set, sorted as NIST's tools want it: by file, channel, begin time.
+    """Writes the reference of a test set, sorted as NIST's tools need it: by file, channel, begin time.
 
-    `label` gives the comma-separated category labels of a segment, e.g. "O,en,F,en-F" in Hub5'00.
+    `label` returns the comma-separated category labels of a segment, e.g. "O,en,F,en-F" in Hub5'00.
     """
     ordered = sorted(supervisions, key=lambda segment: (segment.recording_id, channel_letter(segment), segment.start))
     write_lines(path, [stm_line(segment, label(segment)) for segment in ordered])
 
 
 def write_reco2file_and_channel(path: Path, supervisions: Iterable[SupervisionSegment]) -> None:
-    """Write `<recording>-<A|B> <recording> <A|B>` for every conversation side of the set."""
+    """Writes `<recording>-<A|B> <recording> <A|B>` for every conversation side of the set."""
     sides = sorted({(segment.recording_id, channel_letter(segment)) for segment in supervisions})
     write_lines(path, [f"{recording}-{letter} {recording} {letter}" for recording, letter in sides])
 
 
 def read_stm_segments(path: Path) -> list[StmSegment]:
-    """Where the segments of an STM file are (their texts are the scorer's). Raises InputError for a bad line."""
+    """Reads the segments of an STM file without their texts. Raises InputError for a malformed line."""
     segments = []
     for number, line in enumerate(read_lines(path, REMEDY), start=1):
         if line.startswith(COMMENT) or not line.strip():
@@ -83,9 +83,12 @@ def read_stm_segments(path: Path) -> list[StmSegment]:
 
 
 def check_stm(path: Path, supervisions: Iterable[SupervisionSegment]) -> None:
-    """Raise InputError unless every utterance has its reference and every reference its utterance, in time order.
+    """Checks that utterances and reference segments overlap one another, in time order.
 
-    They need not have the same text: a reference may hold alternatives, an utterance a plain transcript.
+    Texts may differ: a reference may have alternatives where the utterance has a plain transcript.
+
+    Raises:
+        InputError: an utterance has no reference, a reference no utterance, or the file is not sorted.
     """
     references: dict[tuple[str, str], list[StmSegment]] = {}
     for reference in read_stm_segments(path):

@@ -1,4 +1,4 @@
-"""Text files, UTF-8, one record a line; whatever may be wrong with such a file becomes an InputError."""
+"""UTF-8 text files with one record per line. Anything wrong with a file becomes an InputError."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from pathlib import Path
 
 from asr_am.errors import InputError
 
-# Words end at these characters only: str.split() would also split at a no-break space, which a word may contain.
+# Only these separate words: str.split() would also split at a no-break space, which a word may contain.
 BLANKS = " \t\r\n\f\v"
-GZIP = b"\x1f\x8b"  # how such files begin, whatever their names
+GZIP = b"\x1f\x8b"  # magic number, as names are unreliable
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write `lines`, each ended by a newline, under a temporary name that is then renamed."""
+    """Writes `lines`, each ended by a newline, under a temporary name that is then renamed."""
     temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
     with temporary.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{line}\n" for line in lines)
     os.replace(temporary, path)
 
 
-def numbered_lines(path: Path, remedy: str = "is the file whole?") -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, line without its end) of a plain or gzipped file.
+def numbered_lines(path: Path, remedy: str = "check that the file is complete") -> Iterator[tuple[int, str]]:
+    """Yields (line number from 1, line without its end) of a plain or gzipped file.
 
-    Raises InputError, with `remedy`, where it is missing, unreadable, damaged, or not UTF-8.
+    Raises:
+        InputError: with `remedy`, if the file is missing, unreadable, damaged or not UTF-8.
     """
     number = 0
     try:
@@ -44,12 +45,12 @@ def numbered_lines(path: Path, remedy: str = "is the file whole?") -> Iterator[t
 
 
 def read_lines(path: Path, remedy: str) -> list[str]:
-    """The lines of `path` without their ends; errors as those of `numbered_lines`."""
+    """Returns the lines of `path` without their ends. Raises what `numbered_lines` raises."""
     return [line for _, line in numbered_lines(path, remedy)]
 
 
 def split_words(line: str) -> list[str]:
-    """The words of a line, which blanks and tabs separate."""
+    """Returns the words of a line, separated by ASCII whitespace."""
     if line.isascii():
         return line.split()
     for blank in BLANKS[1:]:

@@ -1,6 +1,6 @@
-"""Checks of a data directory before any work is done on it: manifests, audio headers, references.
+"""Checks of a data directory before any work: manifests, audio headers, references.
 
-Only headers of audio are read here; the samples are looked at when features are computed.
+Only audio headers are read here. Samples are checked when features are computed.
 """
 
 from __future__ import annotations
@@ -31,16 +31,24 @@ from asr_am.parallel import parallel_map
 logger = logging.getLogger(__name__)
 
 REMEDY = "correct the corpus preparation and run stage 0 (data) again"
-TIME_TOLERANCE = 1e-3  # seconds by which a segment may pass the end of its recording (rounded times)
+TIME_TOLERANCE = 1e-3  # seconds that a segment may exceed its recording by (times are rounded)
 HEADERS_PER_TASK = 64
 
 
 def validate_data_dir(data_dir: Path, sets: Sequence[str] = SETS, jobs: int = 1) -> None:
-    """Raise InputError, naming file, utterance and remedy, for the first thing wrong with `data_dir`.
+    """Checks a data directory.
 
-    Every set: manifests complete and sorted, utterances inside their recordings with one channel, speaker and text;
-    audio present with the rate, channels and length of its manifest. Dev and test: reference in step with the
-    utterances, no speaker of train. Lexicon and LM texts: present and UTF-8; stage lang reads them.
+    Every set: manifests are complete and sorted, utterances lie inside their recordings with one channel, speaker and
+    text, audio has the rate, channels and length of its manifest. Dev and test: the reference matches the utterances,
+    and no speaker is in train. Lexicon and LM texts: present and UTF-8 (stage lang parses them).
+
+    Args:
+        data_dir: output of stage data.
+        sets: names of the sets.
+        jobs: number of processes.
+
+    Raises:
+        InputError: with file, utterance and remedy, for the first problem.
     """
     supervisions: dict[str, SupervisionSet] = {}
     for subset in sets:
@@ -58,7 +66,7 @@ def validate_data_dir(data_dir: Path, sets: Sequence[str] = SETS, jobs: int = 1)
 
 
 def check_utterances(manifest: Path, segments: Sequence[SupervisionSegment]) -> None:
-    """Ids unique and sorted; speaker and text of each utterance present."""
+    """Checks that ids are unique and sorted, and that each utterance has a speaker and text."""
     for before, after in pairwise(segment.id for segment in segments):
         if before == after:
             raise InputError(f"{manifest}: utterance {after} is there twice; {REMEDY}")
@@ -77,7 +85,7 @@ def check_utterances(manifest: Path, segments: Sequence[SupervisionSegment]) -> 
 
 
 def check_segments(manifest: Path, recordings: RecordingSet, segments: SupervisionSet) -> None:
-    """Every utterance lies inside a recording, on a channel that it has."""
+    """Checks that every utterance lies inside a recording, on one of its channels."""
     by_id: dict[str, Recording] = {}
     for recording in recordings:
         if recording.id in by_id:
@@ -100,7 +108,7 @@ def check_segments(manifest: Path, recordings: RecordingSet, segments: Supervisi
 
 
 def check_header(recording: Recording) -> None:
-    """A plain audio file exists and has the rate, length and channels that its manifest says."""
+    """Checks that a plain audio file has the rate, length and channels of its manifest."""
     paths = [source.source for source in recording.sources if source.type == "file"]
     for path in paths:
         if not Path(path).is_file():
@@ -124,7 +132,7 @@ def check_header(recording: Recording) -> None:
 
 
 def check_disjoint(supervisions: dict[str, SupervisionSet]) -> None:
-    """Utterance ids are unique over all sets, and no speaker of train is in dev or test."""
+    """Checks that utterance ids are unique over all sets, and that no speaker of train is in dev or test."""
     owner: dict[str, str] = {}
     for subset, segments in supervisions.items():
         for segment in segments:
@@ -139,7 +147,7 @@ def check_disjoint(supervisions: dict[str, SupervisionSet]) -> None:
 
 
 def check_texts(data_dir: Path) -> None:
-    """Lexicon and LM texts are there, not empty, and UTF-8."""
+    """Checks that lexicon and LM texts exist, are not empty and are UTF-8."""
     lm_files = sorted([*data_dir.glob("lm/*.txt"), *data_dir.glob("lm/*.arpa")])
     if not lm_files:
         raise InputError(f"{data_dir / 'lm'}: holds neither LM text (*.txt) nor an LM (*.arpa); {REMEDY}")

@@ -1,1 +1,1 @@
-"""From acoustic scores to words: decoding graph, search, lattices, n-best and CTM."""
+"""Decoding: graph, lattice-generating search, n-best lists, rescoring, CTM files."""

@@ -187,7 +187,10 @@ def load_adaptation(folder: Path) -> tuple[AdaptationPaths, AdaptOptions]:
 
 
 class AdaptationModels(NamedTuple):
-    """What the adaptation of any set needs of a system: `start` [D, E] is the mean transform of training speakers."""
+    """Models that the adaptation of any set uses.
+
+    `start` [D, E] is the mean transform of the training speakers.
+    """
 
     states: StateTable
     lang: Lang

@@ -17,6 +17,7 @@ import numpy as np
 
 from asr_am.data.textfile import write_lines
 from asr_am.decode.adapt import adapt_set, load_adaptation
+from asr_am.decode.loading import load_ivector_models
 from asr_am.features.adapted import BASE, MATRIX, load_projection, write_transforms
 from asr_am.features.cmvn_deltas import accumulate
 from asr_am.features.feature_archive import write_archive
@@ -71,5 +72,6 @@ def write_recording(
             write_transforms(folder, SET, adapt_set(paths, SET, options, jobs=1), final=folder)
         if name == IVECTOR:
             folder.mkdir()
-            speaker_ivectors(features_dir / name, out, SET, folder)
+            models = features_dir / name
+            speaker_ivectors(models, out, SET, folder, load_ivector_models(models))
     return names

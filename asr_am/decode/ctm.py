@@ -1,6 +1,7 @@
-"""CTM files: every word with its place in its recording, as NIST's scorer reads them.
+"""CTM files: every word with its time in its recording, in the format of NIST's scorer.
 
-One line a word: file, channel, begin and duration in seconds, word, confidence; sorted by file, channel and begin.
+One line per word: file, channel, begin and duration in seconds, word, confidence. Lines are sorted by file, channel and
+begin time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ FRAME_SHIFT = 0.01  # seconds
 
 
 class CtmWord(NamedTuple):
-    """A word of one utterance: frames from the utterance's start, confidence from 0 to 1."""
+    """A word of one utterance.
+
+    Attributes:
+        start: first frame, counted from the start of the utterance.
+        frames: number of frames.
+        word: the word.
+        confidence: from 0 to 1.
+    """
 
     start: int
     frames: int
@@ -27,7 +35,7 @@ class CtmWord(NamedTuple):
 
 
 class CtmLine(NamedTuple):
-    """A word of one recording, in the order in which CTM files are sorted. Seconds."""
+    """A word of one recording, times in seconds. Its order as a tuple is the order of lines in a CTM file."""
 
     file: str
     channel: str
@@ -38,7 +46,7 @@ class CtmLine(NamedTuple):
 
 
 def ctm_lines(segment: SupervisionSegment, words: Iterable[CtmWord]) -> list[CtmLine]:
-    """The words of an utterance with the times of its recording."""
+    """Returns the words of an utterance with their times in its recording."""
     file, channel = segment.recording_id, channel_letter(segment)
     return [
         CtmLine(
@@ -50,7 +58,13 @@ def ctm_lines(segment: SupervisionSegment, words: Iterable[CtmWord]) -> list[Ctm
 
 
 def write_ctm(path: Path, segments: Mapping[str, SupervisionSegment], words: Mapping[str, Iterable[CtmWord]]) -> None:
-    """Write the words of a set, given by utterance, complete or not at all."""
+    """Writes the words of a set, atomically.
+
+    Args:
+        path: the CTM file.
+        segments: the utterances of the set by id.
+        words: the words of each utterance.
+    """
     lines = sorted(line for utterance in words for line in ctm_lines(segments[utterance], words[utterance]))
     write_lines(
         path,

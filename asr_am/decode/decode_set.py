@@ -1,12 +1,12 @@
-"""Choosing LM weight and insertion penalty on a dev set.
+"""Stage decode: decodes dev and test, with LM weight, insertion penalty and window chosen on dev.
 
-The score here is plain word errors against the transcripts; stage score has the field's.
+Writes for each set:
+    lattices/<set>.ark: raw lattices.
+    nbest/<set>.txt: utterance, graph cost, acoustic cost, words. Best first.
+    ctm/<set>_<LM weight>_<insertion penalty>.ctm: the words, for every LM scale of the grid.
+and decode.json (chosen scales, costs and failures) and system.json.
 
-
-Stage decode: the words of dev and test under a system, LM weight, insertion penalty and window chosen on dev.
-
-Written for each set: lattices/<set>.ark, nbest/<set>.txt (utterance, graph cost, acoustic cost, words; best first),
-ctm/<set>_<LM weight>_<insertion penalty>.ctm for the whole grid, and what it cost in decode.json.
+The score that the choice minimizes is plain word errors against the transcripts. Stage score computes the field's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ from asr_am.features.fusion import InputReader
 
 
 def word_errors(references: Mapping[str, Sequence[str]], decoded: Sequence[Decoded]) -> list[int]:
-    """Word errors of a set for each weighting of the grid; `references` holds the words of every utterance."""
+    """Counts the word errors of a set under each LM scale of the grid.
+
+    `references` has the words of every utterance.
+    """
     grid = range(len(decoded[0].words))
     return [
         sum(kaldialign.edit_distance(references[d.utterance], [w.word for w in d.words[k]])["total"] for d in decoded)
@@ -45,9 +48,9 @@ def word_errors(references: Mapping[str, Sequence[str]], decoded: Sequence[Decod
 
 
 def choose(grid: Sequence[LmScale], errors: Sequence[int]) -> int:
-    """The index of the weighting with the fewest errors.
+    """Returns the index of the LM scale with the fewest errors.
 
-    Of equals, the smallest insertion penalty in size, and then the middle LM weight, which is the least fragile.
+    Ties go to the insertion penalty closest to 0, then to the middle LM weight, which is the least sensitive.
     """
     fewest = [k for k, count in enumerate(errors) if count == min(errors)]
     smallest = min(abs(grid[k].insertion) for k in fewest)
@@ -56,24 +59,34 @@ def choose(grid: Sequence[LmScale], errors: Sequence[int]) -> int:
 
 
 def reference_words(text: str, dropped: frozenset[str]) -> list[str]:
-    """The words of a transcript that count: CTM files leave out the same ones."""
+    """Returns the words of a transcript that are scored: those that CTM files do not leave out."""
     return [word for word in text.split() if word not in dropped]
 
 
 log = logging.getLogger(__name__)
 
 Segments = Mapping[str, SupervisionSegment]
-WORK = "shards"  # finished shards, until the files are written
+WORK = "shards"  # folder of finished shards, removed at the end
 
 
 def decode_sets(
     system: System, data_dir: Path, out: Path, options: DecodeOptions, *, sets: Sequence[str] = ("dev", "test"),
     windows: Sequence[Window] = (), jobs: int = 1,
 ) -> System:  # fmt: skip
-    """Decode `sets`, the first of which is the dev set, into `out`; returns (and saves) the system as chosen on dev.
+    """Decodes sets with the scales and the window that are best on dev.
 
-    windows: those to try for a network; the one with the fewest dev errors is kept, of equals the first. Without any,
-    the system's own.
+    Args:
+        system: the system to decode with. Its search options are replaced by those of `options`.
+        data_dir: output of stage data.
+        out: output folder.
+        options: search options, grid of LM scales, length of n-best lists.
+        sets: names of the sets, the dev set first.
+        windows: windows to try for a network. The one with the fewest dev errors is kept (of equals the first). If
+            empty, the system's own window is used.
+        jobs: number of processes.
+
+    Returns:
+        The system with the chosen window and scale, as saved in `out`.
     """
     dev, *others = sets
     system = replace(system, search=options.search)
@@ -86,7 +99,7 @@ def decode_sets(
         errors_of[str(window)] = trial[0]
         return trial
 
-    # One by one: the words of all windows, with every weight, would fill gigabytes for hours of dev.
+    # Windows one by one: the words of all of them, under every scale, are gigabytes for hours of dev.
     errors, system, results = min(map(on_dev, tried), key=lambda trial: trial[0])
     report: dict[str, Any] = {"windows": errors_of}
     report |= {"chosen": {"window": str(system.window), **system.lm_scale._asdict(), "dev_errors": errors}}
@@ -103,12 +116,16 @@ def decode_sets(
 
 
 def decodable(system: System, data_dir: Path, subset: str) -> Segments:
-    """The utterances of a set that have features, by id."""
+    """Returns the utterances of a set that have features, by id.
+
+    Raises:
+        InputError: none of them has features.
+    """
     reader = InputReader(system.features_dir, system.feature_kind, subset)
     segments = {segment.id: segment for segment in read_supervisions(data_dir, subset)}
     lost = [utterance for utterance in segments if utterance not in reader]
     if lost:
-        log.warning("%s: %d utterances have no features and get no words, e.g. %s", subset, len(lost), lost[0])
+        log.warning("%s: %d utterances have no features and are not decoded, e.g. %s", subset, len(lost), lost[0])
     if len(lost) == len(segments):
         raise InputError(
             f"{system.features_dir}: no features for any utterance of {subset}; run stage 2 (features) again"
@@ -119,7 +136,7 @@ def decodable(system: System, data_dir: Path, subset: str) -> Segments:
 def _decode_dev(
     system: System, dev: str, segments: Segments, out: Path, options: DecodeOptions, jobs: int
 ) -> tuple[int, System, list[Decoded]]:
-    """(word errors, system with the best weights, results) on dev."""
+    """Decodes dev. Returns its word errors, the system with the best LM scale, and the results."""
     results = _decode(system, dev, segments, out, options, jobs)
     lang = load_lang(system.lang_dir)
     dropped = frozenset(lang.word_names[word] for word in nonspeech_words(lang))
@@ -153,7 +170,19 @@ def _shard_folder(out: Path, subset: str, system: System) -> Path:
 def write_set(
     out: Path, subset: str, segments: Segments, results: Sequence[Decoded], grid: Sequence[LmScale], shards: Path
 ) -> dict[str, Any]:
-    """Write lattices, n-best list and CTM files of a set from its results; returns its statistics."""
+    """Writes lattices, n-best lists and CTM files of a set.
+
+    Args:
+        out: output folder.
+        subset: name of the set.
+        segments: its utterances by id.
+        results: its decoded utterances.
+        grid: the LM scales of `results`.
+        shards: folder with the lattices of the finished shards.
+
+    Returns:
+        Statistics of the set, see `statistics`.
+    """
     for name in ("ctm", "nbest", "lattices"):
         (out / name).mkdir(exist_ok=True)
     with (out / "lattices" / f"{subset}.ark").open("wb") as archive:
@@ -173,12 +202,15 @@ def write_set(
 
 
 def ctm_name(subset: str, scale: LmScale) -> str:
-    """The name of a CTM file, e.g. `dev_10_0.5.ctm`."""
+    """Returns the name of a CTM file, e.g. `dev_10_0.5.ctm`."""
     return f"{subset}_{scale.lm:g}_{scale.insertion:g}.ctm"
 
 
 def statistics(subset: str, results: Sequence[Decoded]) -> dict[str, Any]:
-    """Costs and failures of a set, also logged. Real-time factor: seconds in a worker per second of speech."""
+    """Computes and logs cost and failures of a set.
+
+    The real-time factor is worker seconds per second of speech.
+    """
     frames = sum(d.frames for d in results)
     speech = max(FRAME_SHIFT, frames * FRAME_SHIFT)
     empty, partial = sum(d.empty for d in results), sum(not d.complete and not d.empty for d in results)

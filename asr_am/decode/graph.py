@@ -1,12 +1,12 @@
 """The decoding graph HCLG: graph labels in, words out.
 
     LG    = minimize(determinize(L o G))
-    CLG   = windows of phones, those that are the same HMM merged
+    CLG   = LG over windows of phones, windows with the same HMM merged
     HCLG  = self-loops(minimize(remove disambiguation(determinize(H o CLG))))
 
-Where the probabilities are: G carries the LM, L silence and pronunciation probabilities, the self-loops added last the
-transition probabilities times `self_loop_scale`. A lattice's graph cost is the sum of them all, and the LM weight
-multiplies that sum (as Kaldi's LMWT); with the scale 0.1 and an LM weight near 10 transitions count about once.
+G has the LM probabilities, L those of silence and pronunciations. The self-loops, added last, have the transition
+probabilities times `self_loop_scale`. The graph cost of a lattice arc is the sum of all three. The LM weight multiplies
+that sum, as Kaldi's LMWT does: with self_loop_scale 0.1 and an LM weight near 10, transitions count about once.
 """
 
 from __future__ import annotations
@@ -27,24 +27,32 @@ from asr_am.lang.lang_dir import Lang
 
 log = logging.getLogger(__name__)
 
-LARGE = 20_000_000  # arcs; beyond this memory may be short
-BYTES_PER_ARC = 50  # in a process that decodes; building it takes some 400
+LARGE = 20_000_000  # arcs from which a warning about memory is logged
+BYTES_PER_ARC = 50  # in a decoding process (building the graph takes some 400)
 
 
 def build_hclg(
     lang_dir: Path, lm_dir: Path, states: StateTable, tree: Tree, out: Path, *, self_loop_scale: float = 0.1
 ) -> None:
-    """Write `out`/HCLG.fst (an OpenFst vector FST, readable by Kaldi) and `out`/graph.json (sizes, seconds, checksum).
+    """Writes HCLG.fst (an OpenFst vector FST that Kaldi reads) and graph.json (sizes, seconds, checksum).
 
-    lang_dir, lm_dir: outputs of stage lang (L_disambig.fst, phones.txt, ...; G.fst). out: an existing directory.
-    InputError: an FST is missing or damaged, or lexicon and LM share no sentence.
+    Args:
+        lang_dir: folder of stage lang with L_disambig.fst, phones.txt, words.txt.
+        lm_dir: folder of stage lang with G.fst.
+        states: graph labels of the acoustic model.
+        tree: its decision tree.
+        out: an existing folder.
+        self_loop_scale: scale of the transition log-probabilities.
+
+    Raises:
+        InputError: an FST is missing or damaged, or no sentence of the LM has words of the lexicon only.
     """
     started = time.perf_counter()
     lang = Lang.load(lang_dir)
     sizes: dict[str, dict[str, int]] = {}
     lg = compose_lg(read_fst(lang_dir / "L_disambig.fst"), read_fst(lm_dir / "G.fst"))
     if lg.num_states == 0:
-        raise InputError(f"{lm_dir / 'G.fst'}: no sentence of it can be said with {lang_dir}; run stage 1 (lang) again")
+        raise InputError(f"{lm_dir / 'G.fst'}: has no sentence of words in {lang_dir}; run stage 1 (lang) again")
     sizes["LG"] = _size(lg)
     hclg = expand(lg, lang.disambig, states, tree)
     sizes["HCLG without loops"] = _size(hclg)
@@ -63,7 +71,7 @@ def build_hclg(
 
 
 def compose_lg(lexicon: kaldifst.StdVectorFst, grammar: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:
-    """L_disambig composed with G, determinized in the log semiring (which keeps it stochastic) and minimized."""
+    """Composes L_disambig with G. Determinizes in the log semiring, which keeps it stochastic, and minimizes."""
     kaldifst.arcsort(lexicon, sort_type="olabel")
     lg = kaldifst.compose(lexicon, grammar)
     kaldifst.determinize_star(lg, use_log=True)
@@ -72,7 +80,14 @@ def compose_lg(lexicon: kaldifst.StdVectorFst, grammar: kaldifst.StdVectorFst) -
 
 
 def expand(lg: kaldifst.StdVectorFst, disambig: list[int], states: StateTable, tree: Tree) -> kaldifst.StdVectorFst:
-    """LG over phones and the disambiguation symbols `disambig` to the minimal graph of graph labels, without loops."""
+    """Expands LG to the minimal graph of graph labels, without self-loops.
+
+    Args:
+        lg: transducer from phones and disambiguation symbols to words.
+        disambig: phone ids of the disambiguation symbols.
+        states: graph labels of the acoustic model.
+        tree: its decision tree.
+    """
     num_labels = len(states.labels_L3)
     clg, windows = kaldifst.compose_context(disambig, tree.width, tree.width // 2, lg)
     merged_W, sequences = merge_windows(windows, states, tree)
@@ -88,11 +103,16 @@ def expand(lg: kaldifst.StdVectorFst, disambig: list[int], states: StateTable, t
 
 
 def read_hclg(path: Path) -> kaldifst.StdVectorFst:
-    """Read a graph as `build_hclg` left it. InputError where it is missing or damaged: OpenFst takes wrong bytes for
-    arcs, which the search then follows to anywhere."""
+    """Reads a graph that `build_hclg` wrote and verifies its checksum.
+
+    OpenFst reads damaged arcs without an error, and the search would follow them out of bounds.
+
+    Raises:
+        InputError: the graph is missing or damaged.
+    """
     record = path.with_name("graph.json")
     try:
-        digest = json.loads(record.read_text(encoding="utf-8")).get("sha256")  # older graphs have none
+        digest = json.loads(record.read_text(encoding="utf-8")).get("sha256")  # absent in graphs of older versions
     except (OSError, ValueError, AttributeError) as error:
         raise InputError(f"{record}: missing or damaged ({error}); run stage 7 (decode) again") from error
     if path.is_file() and digest not in (None, _digest(path)):
@@ -101,7 +121,7 @@ def read_hclg(path: Path) -> kaldifst.StdVectorFst:
 
 
 def read_fst(path: Path) -> kaldifst.StdVectorFst:
-    """Read an OpenFst file; InputError where it is missing or damaged."""
+    """Reads an OpenFst file. Raises InputError if it is missing or damaged."""
     if not path.is_file():
         raise InputError(f"{path}: no such file; run the stage that makes it again")
     fst = kaldifst.StdVectorFst.read(str(path))
@@ -111,7 +131,7 @@ def read_fst(path: Path) -> kaldifst.StdVectorFst:
 
 
 def write_fst(fst: kaldifst.StdVectorFst, path: Path) -> None:
-    """Write an OpenFst file, complete or not at all."""
+    """Writes an OpenFst file atomically."""
     temporary = path.with_name(path.name + ".tmp")
     if not fst.write(str(temporary)):
         raise InputError(f"{path}: cannot be written (disk full?)")

@@ -1,14 +1,10 @@
-"""When each word of a decoded path was said, from the phones of its alignment.
+"""Words with times and confidences from a lattice, for every LM scale of a grid.
 
-Shapes: T frames.
+In a minimized graph the output label of a word may be anywhere inside or after the word. Times therefore come from
+aligning the words of a path to its phones with the lexicon: each word takes one of its pronunciations, with optional
+silence before and after.
 
-Output labels in a minimized graph stand anywhere inside or after their word, so the words of a path are laid over its
-phones with the lexicon: each word takes one of its pronunciations, with optional silence before and after.
-
-
-Timed words with confidences from a lattice, for every LM weight and insertion penalty of a grid.
-
-Shapes: A arcs, K weightings.
+Shapes: A arcs, K LM scales, N arcs with a word, P phones, R runs of equal labels, T frames.
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ from asr_am.hmm.alignments import runs_of
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
 
-PhoneSpan = tuple[int, int]  # first phone, phone after the last
+PhoneSpan = tuple[int, int]  # first phone, phone after the last, as positions in a path
 
 
 @dataclass(frozen=True)
@@ -37,11 +33,16 @@ class TimedWord:
 
 
 def time_words(words: Sequence[int], labels_T: np.ndarray, states: StateTable, lang: Lang) -> list[TimedWord]:
-    """The words (ids, in order) of a path with graph labels `labels_T`.
+    """Returns the words of a path with their times.
 
-    A path that was cut off in the middle (its utterance ended early) may have a last word with part of its phones, or
-    with none (0 frames), and loses words after it. Where words and phones do not fit at all, the words share the frames
-    evenly.
+    If the utterance ended inside a word, that word may have the first part of its phones or none (0 frames), and words
+    after it are dropped. If words and phones do not match at all, the words share the frames evenly.
+
+    Args:
+        words: word ids of the path, in order.
+        labels_T: graph label of each frame.
+        states: graph labels and their phones.
+        lang: phones, words and pronunciations.
     """
     if len(words) == 0 or len(labels_T) == 0:
         return []
@@ -60,10 +61,13 @@ def time_words(words: Sequence[int], labels_T: np.ndarray, states: StateTable, l
 
 
 def _align_to_phones(words: Sequence[int], phones: list[int], lang: Lang) -> list[PhoneSpan] | None:
-    """The span of each word, None where they do not fit; fewer spans than words if the phones end before the words.
+    """Aligns words to the phones of a path.
 
-    Dynamic programming over words: `ends[i]` holds, for each phone where word i can end, the word's span and the end
-    of the word before.
+    Dynamic programming over words: `ends[i]` maps each phone position where word i can end to the span of the word and
+    the end of the previous word.
+
+    Returns:
+        The span of each word, fewer spans than words if the phones end before the words, None if they do not match.
     """
     ends: list[dict[int, tuple[PhoneSpan, int]]] = []
     reached: dict[int, tuple[PhoneSpan, int]] = {0: ((0, 0), 0)}
@@ -84,7 +88,7 @@ def _align_truncated(
     word: int, reached: dict[int, tuple[PhoneSpan, int]], ends: list[dict[int, tuple[PhoneSpan, int]]],
     phones: list[int], lang: Lang,
 ) -> list[PhoneSpan] | None:  # fmt: skip
-    """The spans up to `word`, which has no complete pronunciation left: it may take the first phones of one."""
+    """Returns the spans up to `word`, of which only the first phones are left."""
     for end in sorted(reached):
         for span in _word_spans(word, end, phones, lang, truncated=True):
             return [*_trace(ends, end), span]
@@ -92,7 +96,10 @@ def _align_truncated(
 
 
 def _word_spans(word: int, end: int, phones: list[int], lang: Lang, *, truncated: bool) -> list[PhoneSpan]:
-    """Where `word` can stand if the word before ended at phone `end`; with `cut`, as a beginning without its end."""
+    """Returns the spans that `word` can have if the previous word ended at phone `end`.
+
+    With `truncated`, a span may hold the first phones of a pronunciation only.
+    """
     spans = []
     pronunciations = lang.pronunciations.get(lang.word_names[word], [])
     begin = end
@@ -115,9 +122,15 @@ def _trace(ends: list[dict[int, tuple[PhoneSpan, int]]], end: int) -> list[Phone
 
 
 def hypotheses(lattice: Lattice, scales: Sequence[LmScale], states: StateTable, lang: Lang) -> list[list[CtmWord]]:
-    """The words of the best path under each weighting, words that are no speech left out.
+    """Returns the words of the best path under each LM scale, without nonspeech words.
 
-    Confidences are posteriors at the weighting's LM weight without insertion penalty.
+    Confidences are posteriors at the LM weight of the scale, without insertion penalty.
+
+    Args:
+        lattice: raw lattice of an utterance.
+        scales: the grid of K LM scales.
+        states: graph labels and their phones.
+        lang: phones, words and pronunciations.
     """
     nonspeech = nonspeech_words(lang)
     lm_weights = sorted({w.lm for w in scales})
@@ -126,7 +139,7 @@ def hypotheses(lattice: Lattice, scales: Sequence[LmScale], states: StateTable, 
         lm: WordConfidence(lattice, states, posterior_A)
         for lm, posterior_A in zip(lm_weights, posterior_AK.T, strict=True)
     }
-    done: dict[tuple[float, bytes], list[CtmWord]] = {}  # many weightings share a path
+    done: dict[tuple[float, bytes], list[CtmWord]] = {}  # many scales share a path
     result = []
     for scale, path in zip(scales, best_paths(lattice, scales), strict=True):
         key = scale.lm, path.tobytes()
@@ -146,7 +159,7 @@ def hypotheses(lattice: Lattice, scales: Sequence[LmScale], states: StateTable, 
 
 
 class WordConfidence:
-    """What the lattice as a whole holds of the words of one path."""
+    """Confidences of the words of a path, from the arc posteriors of its whole lattice."""
 
     def __init__(self, lattice: Lattice, states: StateTable, posterior_A: np.ndarray) -> None:
         frame_A = lattice.frame_S[lattice.source_A]
@@ -161,11 +174,18 @@ class WordConfidence:
         self.word_N, self.frame_N, self.posterior_N = lattice.word_A[spoken], frame_A[spoken], posterior_A[spoken]
 
     def of_words(self, timed: Sequence[TimedWord], emit_frames: Sequence[int], phones_T: np.ndarray) -> list[float]:
-        """From 0 to 1: the lesser of how much its phones are believed, and its label among all labels at its time.
+        """Returns the confidence of each word, from 0 to 1.
 
-        The first alone could not tell homophones apart, nor the second how often an unsure path repeats a word.
-        put_out: the frame where the path has each word's label. With triphones that is often a phone before the word
-        (its first phone is the right context of the phone before), with homophones it can be after the word.
+        It is the smaller of two numbers: the mean posterior of the word's phones, and the summed posterior of arcs that
+        carry the same word label near its time. The first alone cannot tell homophones apart. The second alone does not
+        drop when an uncertain path repeats a word.
+
+        Args:
+            timed: the words of the path with their times.
+            emit_frames: frame where the path emits each word's label. With triphones this is often one phone before the
+                word (whose first phone is the right context of the phone before). With homophones it may be after the
+                word.
+            phones_T: phone of each frame of the path.
         """
         posterior_T = self.phone_TP[np.arange(len(phones_T)), phones_T]
         confidences = []
@@ -182,7 +202,7 @@ class WordConfidence:
 
 
 def nonspeech_words(lang: Lang) -> frozenset[int]:
-    """Ids of the words that are not scored: `<unk>` and those with nothing but silence phones."""
+    """Returns the ids of words that are not scored: `<unk>` and words of silence phones only."""
     silence = set(lang.silence_phones)
     nonspeech = (
         lang.words[word]

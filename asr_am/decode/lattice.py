@@ -1,18 +1,13 @@
-"""Raw lattices as arrays, and as archives that Kaldi's tools read.
+"""Raw lattices: reading Kaldi's archives, best paths and posteriors under many LM scales at once.
 
-Shapes: A arcs, S states, T frames.
+An archive has for each utterance its id, a blank and the bytes of an OpenFst `lattice4` FST. Input labels are graph
+labels (`asr_am.hmm.states`), output labels are words, and weights are pairs of graph cost and unscaled acoustic cost.
+Kaldi's tools read them.
 
-An archive is Kaldi's: for each utterance its id, a blank and the bytes of an OpenFst `lattice4` FST, whose input
-labels are graph labels (`asr_am.hmm.states`), whose output labels are words and whose weights are pairs of graph cost
-and unscaled acoustic cost.
-
-
-Best paths and posteriors of a lattice for many weightings at once, without searching again.
-
-Shapes: A arcs, S states, K weightings (the last axis: everything is done for all of them in one stride).
-
-The cost of an arc under LM weight w and insertion penalty p (both as Kaldi's score.sh has them) is
+The cost of an arc under LM weight w and insertion penalty p (as in Kaldi's score.sh) is
 graph cost + p [the arc has a word] + acoustic cost / w.
+
+Shapes: A arcs, K LM scales (the last axis, all are computed together), S states, T frames.
 """
 
 from __future__ import annotations
@@ -33,10 +28,16 @@ from asr_am.hmm.fst_arrays import FstArrays
 class Lattice:
     """An acyclic word lattice with states in topological order and arcs sorted by target state.
 
-    State 0 is the start and the last state the only final one: where the decoder ended, arcs without labels lead to it.
-    source_A, target_A: int32. label_A: graph label of the frame the arc consumes, 0 for none. word_A: 0 for none.
-    graph_A, acoustic_A: float64 costs (negative log), acoustic unscaled.
-    frame_S: frames consumed on the way to a state. level_S: longest number of arcs from the start, non-decreasing.
+    State 0 is the start. The last state is the only final one: arcs without labels lead to it from where the decoder
+    ended.
+
+    Attributes:
+        source_A, target_A: int32 states.
+        label_A: graph label of the frame that the arc consumes, 0 for none.
+        word_A: word id, 0 for none.
+        graph_A, acoustic_A: float64 costs (negative log), acoustic costs unscaled.
+        frame_S: number of frames consumed before the state.
+        level_S: largest number of arcs from the start to the state, non-decreasing.
     """
 
     source_A: np.ndarray
@@ -63,7 +64,7 @@ class Lattice:
 
     @classmethod
     def from_arrays(cls, raw: FstArrays) -> Lattice:
-        """From an FST with (graph, acoustic) weights; ValueError for one that is empty, cyclic or without an end."""
+        """Converts an FST with (graph, acoustic) weights. Raises ValueError if empty, cyclic or without an end."""
         if raw.num_states == 0:
             raise ValueError("empty lattice")
         finals = np.flatnonzero(np.isfinite(raw.final_S).all(axis=1)).astype(np.int32)
@@ -72,7 +73,7 @@ class Lattice:
         target_A = np.concatenate([raw.target_A, np.full_like(finals, raw.num_states)])
         label_A = np.concatenate([raw.ilabel_A, zeros])
         level_S, frame_S = _levels(source_A, target_A, label_A, raw.start, raw.num_states + 1)
-        kept = np.flatnonzero(level_S >= 0)  # reached from the start
+        kept = np.flatnonzero(level_S >= 0)  # states that the start reaches
         order = kept[np.argsort(level_S[kept], kind="stable")]
         if len(finals) == 0 or order[-1] != raw.num_states:
             raise ValueError("lattice without an end")
@@ -91,7 +92,7 @@ class Lattice:
 def _levels(
     source_A: np.ndarray, target_A: np.ndarray, label_A: np.ndarray, start: int, num_states: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(level_S, frame_S), -1 where a state is not reached from `start`: Kahn's algorithm."""
+    """Returns level_S and frame_S by Kahn's algorithm, -1 for states that `start` does not reach."""
     arcs_S: list[list[tuple[int, int]]] = [[] for _ in range(num_states)]
     for source, target, label in zip(source_A.tolist(), target_A.tolist(), label_A.tolist(), strict=True):
         arcs_S[source].append((target, 1 if label else 0))
@@ -113,7 +114,7 @@ def _levels(
 
 
 def _in_degrees(arcs_S: list[list[tuple[int, int]]], start: int) -> list[int]:
-    """For each state the number of arcs into it from states that `start` reaches."""
+    """Counts for each state the arcs into it from states that `start` reaches."""
     count_S = [0] * len(arcs_S)
     seen = {start}
     todo = [start]
@@ -127,7 +128,7 @@ def _in_degrees(arcs_S: list[list[tuple[int, int]]], start: int) -> list[int]:
 
 
 def read_lattices(path: Path) -> Iterator[tuple[str, Lattice]]:
-    """(utterance, lattice) pairs of a binary archive; InputError where it is missing or damaged."""
+    """Yields (utterance, lattice) from a binary archive. Raises InputError if it is missing or damaged."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -144,18 +145,18 @@ def read_lattices(path: Path) -> Iterator[tuple[str, Lattice]]:
         yield utterance, lattice
 
 
-MAX_CELLS = 4_000_000  # arcs x weightings that are looked at together, at 28 bytes
+MAX_CELLS = 4_000_000  # arcs x scales computed together, at 28 bytes each
 
 
 class LmScale(NamedTuple):
-    """One weighting: LM weight (> 0) and the cost of each word (negative: a bonus)."""
+    """One point of the grid: LM weight (above 0) and word insertion penalty (a cost per word, a bonus if negative)."""
 
     lm: float
     insertion: float = 0.0
 
 
 def costs(lattice: Lattice, scales: Sequence[LmScale]) -> np.ndarray:
-    """float64 [A, K]: the cost of every arc under every weighting."""
+    """Returns float64 [A, K]: the cost of every arc under every scale."""
     lm_K, insertion_K = np.array(scales, dtype=np.float64).T
     cost_AK = lattice.graph_A[:, None] + lattice.acoustic_A[:, None] / lm_K
     cost_AK[lattice.word_A > 0] += insertion_K
@@ -163,7 +164,7 @@ def costs(lattice: Lattice, scales: Sequence[LmScale]) -> np.ndarray:
 
 
 def best_paths(lattice: Lattice, scales: Sequence[LmScale]) -> list[np.ndarray]:
-    """For every weighting the arcs of the cheapest path, from start to end. Exact."""
+    """Returns the arcs of the exact best path from start to end, for every scale."""
     step = max(1, MAX_CELLS // max(1, len(lattice.source_A)))
     parts = [scales[begin : begin + step] for begin in range(0, len(scales), step)]
     return [path for part in parts for path in _best_paths(lattice, part)]
@@ -172,7 +173,7 @@ def best_paths(lattice: Lattice, scales: Sequence[LmScale]) -> list[np.ndarray]:
 def _best_paths(lattice: Lattice, scales: Sequence[LmScale]) -> list[np.ndarray]:
     cost_AK = costs(lattice, scales)
     forward_SK = _forward(lattice, cost_AK, np.minimum)
-    # The arcs that attain the minimum, bit for bit: the same sum of the same numbers. Any of them will do.
+    # Arcs on best paths attain the minimum bit for bit (same sum of the same numbers). Any of them will do.
     arc, column = np.nonzero(forward_SK[lattice.source_A] + cost_AK == forward_SK[lattice.target_A])
     back_SK = np.full(forward_SK.shape, -1, dtype=np.int64)
     back_SK[lattice.target_A[arc], column] = arc
@@ -188,7 +189,7 @@ def _best_paths(lattice: Lattice, scales: Sequence[LmScale]) -> list[np.ndarray]
 
 
 def arc_posteriors(lattice: Lattice, scales: Sequence[LmScale]) -> np.ndarray:
-    """float64 [A, K]: the share of each arc in the sum over all paths, where a path of cost c weighs exp(-c)."""
+    """Returns float64 [A, K]: the posterior of each arc, where a path of cost c has weight exp(-c)."""
     score_AK = -costs(lattice, scales)
     forward_SK = _forward(lattice, score_AK, np.logaddexp)
     backward_SK = _backward(lattice, score_AK, np.logaddexp)
@@ -197,14 +198,14 @@ def arc_posteriors(lattice: Lattice, scales: Sequence[LmScale]) -> np.ndarray:
 
 
 def beam_excess(lattice: Lattice, scale: LmScale) -> np.ndarray:
-    """float64 [A]: how much dearer the best path through each arc is than the best path."""
+    """Returns float64 [A]: cost of the best path through each arc minus cost of the best path."""
     cost_AK = costs(lattice, [scale])
     forward_S, backward_S = (step(lattice, cost_AK, np.minimum)[:, 0] for step in (_forward, _backward))
     return forward_S[lattice.source_A] + cost_AK[:, 0] + backward_S[lattice.target_A] - forward_S[-1]
 
 
 def _forward(lattice: Lattice, value_AK: np.ndarray, combine: np.ufunc) -> np.ndarray:
-    """[S, K]: values of all paths from the start to each state, combined by `combine` (its identity is infinite)."""
+    """Returns [S, K]: values of all paths from the start to each state, joined by `combine`."""
     result_SK = _identity(lattice, value_AK, combine)
     result_SK[0] = 0.0
     source_A = lattice.source_A
@@ -215,7 +216,7 @@ def _forward(lattice: Lattice, value_AK: np.ndarray, combine: np.ufunc) -> np.nd
 
 
 def _backward(lattice: Lattice, value_AK: np.ndarray, combine: np.ufunc) -> np.ndarray:
-    """[S, K]: values of all paths from each state to the end."""
+    """Returns [S, K]: values of all paths from each state to the end."""
     result_SK = _identity(lattice, value_AK, combine)
     result_SK[-1] = 0.0
     order = np.argsort(lattice.source_A, kind="stable")
@@ -227,14 +228,16 @@ def _backward(lattice: Lattice, value_AK: np.ndarray, combine: np.ufunc) -> np.n
 
 
 def _identity(lattice: Lattice, value_AK: np.ndarray, combine: np.ufunc) -> np.ndarray:
+    """Returns [S, K] filled with the identity element of `combine`."""
     identity = np.inf if combine is np.minimum else -np.inf
     return np.full((lattice.num_states, value_AK.shape[1]), identity)
 
 
 def _arcs_by_level(state_A: np.ndarray, level_S: np.ndarray) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
-    """Arcs sorted by `state_A`, one level of states at a time.
+    """Yields arcs sorted by `state_A`, one level of states at a time.
 
-    Yields (first arc, arc after the last, first arc of each state counted from the first, the states).
+    Yields:
+        First arc, arc after the last, offset of the first arc of each state from the first arc, the states.
     """
     if len(state_A) == 0:
         return

@@ -1,13 +1,11 @@
-"""Sentences to choose among in a second pass: n-best lists of a decoding run's lattices, with the times of words.
+"""Stage rescore: n-best lists of a decoding run under a mixture of its n-gram LM and a recurrent LM.
 
-Stage rescore: n-best lists of a decoding run under a mixture of its n-gram model and a recurrent one.
+The mixture is linear per word: P(w | h) = m P_lstm(w | h) + (1 - m) P_ngram(w | h), with m by EM on the transcripts of
+dev. It replaces the n-gram LM in the graph cost of a sentence. Costs of pronunciations and transitions, acoustic costs
+and times stay. For every LM scale of the grid the best sentences go into a CTM file as in stage decode. Stage score
+chooses among these on dev.
 
-The mixture is linear, word by word: P(w | h) = m P_lstm(w | h) + (1 - m) P_ngram(w | h), m by EM on the transcripts of
-dev. In the graph cost of a sentence it takes the n-gram's place; what pronunciations and transitions cost, acoustic
-costs and times stay. For every LM weight and insertion penalty the best sentence goes into a CTM, as stage decode
-writes them, and stage score chooses among them on dev.
-
-Shapes: C candidates of an utterance, K weightings.
+Shapes: C candidates of an utterance, K LM scales, N words and sentence ends.
 """
 
 from __future__ import annotations
@@ -44,13 +42,18 @@ from asr_am.model.lm_scorer import word_logprobs
 from asr_am.model.lstm_lm import LstmLm
 from asr_am.parallel import parallel_map
 
-BATCH = 256  # lattices in memory
+BATCH = 256  # lattices in memory at once
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """words: all of them, as language models see them. timed: those that are scored, in frames, with confidence 1.
-    graph, acoustic: costs of the best path, the n-gram model's among them, and unscaled.
+    """A sentence of an n-best list.
+
+    Attributes:
+        words: all its words, as language models see them.
+        graph: graph cost of its best path, n-gram LM included.
+        acoustic: unscaled acoustic cost of its best path.
+        timed: the words that are scored, with times in frames and confidence 1.
     """
 
     words: list[str]
@@ -63,9 +66,19 @@ Candidates = dict[str, list[Candidate]]  # by utterance
 
 
 def read_candidates(decoded: Path, subset: str, count: int, jobs: int) -> Candidates:
-    """Up to `count` distinct sentences of each utterance, best first under the weights that stage decode chose.
+    """Makes n-best lists from the lattices of a decoding run.
 
-    An utterance without a lattice is left out. InputError where the decoding run or its lattices are not whole.
+    Args:
+        decoded: folder of the decoding run.
+        subset: name of the set.
+        count: maximum number of distinct sentences per utterance.
+        jobs: number of processes.
+
+    Returns:
+        The candidates of each utterance that has a lattice, best first under the scale that stage decode chose.
+
+    Raises:
+        InputError: a file of the decoding run is missing or damaged.
     """
     system = System.load(decoded)
     path = decoded / "lattices" / f"{subset}.ark"
@@ -75,7 +88,7 @@ def read_candidates(decoded: Path, subset: str, count: int, jobs: int) -> Candid
     while part := list(islice(lattices, BATCH)):
         found |= zip((name for name, _ in part), parallel_map(work, part, jobs, f"n-best of {subset}"), strict=True)
     if not found:
-        raise InputError(f"{path}: holds no lattice; run stage 7 (decode) again")
+        raise InputError(f"{path}: has no lattices; run stage 7 (decode) again")
     return found
 
 
@@ -99,7 +112,10 @@ def _candidates(
 
 
 def confidences(chosen: Candidate, candidates: Sequence[Candidate], posteriors: Sequence[float]) -> list[CtmWord]:
-    """The chosen sentence's words, each with the share of those candidates that have it at an overlapping time."""
+    """Returns the words of the chosen sentence with confidences.
+
+    The confidence of a word is the summed posterior of the candidates that have it at an overlapping time.
+    """
     words = []
     for word in chosen.timed:
         share = sum(
@@ -120,7 +136,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LmMixture:
-    """An n-gram model and a recurrent one, which has `weight`."""
+    """A linear mixture of an n-gram LM and a recurrent LM.
+
+    Attributes:
+        arpa: the n-gram LM.
+        lstm: the recurrent LM.
+        units: units that the recurrent LM predicts.
+        weight: weight of the recurrent LM, from 0 to 1.
+    """
 
     arpa: Arpa
     lstm: LstmLm
@@ -128,13 +151,13 @@ class LmMixture:
     weight: float = 0.5
 
     def logprobs(self, sentences: Sentences) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Log-probabilities of all words (`asr_am.lang.mixture`): of the recurrent model, of the n-gram model."""
+        """Returns the log-probabilities of all words: of the recurrent LM, of the n-gram LM."""
         return word_logprobs(self.lstm, self.units, sentences), ngram_logprobs(self.arpa, sentences)
 
 
 @dataclass(frozen=True)
 class Perplexities:
-    """Of one set's transcripts, for each model alone and for the mixture."""
+    """Perplexities of a set's transcripts under each LM alone and under the mixture."""
 
     ngram: float
     lstm: float
@@ -143,9 +166,13 @@ class Perplexities:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of an utterance's candidates, with the n-gram model's cost taken out of the graph cost and the models' put apart.
+    """Costs of an utterance's candidates, with those of the LMs separated.
 
-    others_C: graph cost without LM; acoustic_C: unscaled; ngram_C, lstm_C, mixture_C: minus log-probabilities.
+    Attributes:
+        non_lm_C: graph cost without the n-gram LM.
+        acoustic_C: unscaled acoustic cost.
+        length_C: number of words.
+        ngram_C, lstm_C, mixture_C: negative log-probability under each LM.
     """
 
     non_lm_C: np.ndarray
@@ -156,7 +183,7 @@ class Costs:
     mixture_C: np.ndarray
 
     def costs(self, lm_C: np.ndarray, scales: Sequence[LmScale]) -> np.ndarray:
-        """float64 [C, K]: with the costs `lm_C` of one of the models, as `asr_am.decode.lattice.costs` weighs them."""
+        """Returns float64 [C, K]: total costs with the LM costs `lm_C`, as `asr_am.decode.lattice.costs`."""
         lm_K, insertion_K = np.array(scales, dtype=np.float64).T
         cost_CK = (self.non_lm_C + lm_C)[:, None] + self.acoustic_C[:, None] / lm_K
         return cost_CK + self.length_C[:, None] * insertion_K
@@ -165,9 +192,20 @@ class Costs:
 def rescore(
     decoded: Path, data_dir: Path, arpa: Path, lm: Path, out: Path, *, grid: Sequence[LmScale], count: int, jobs: int
 ) -> None:
-    """Rescore dev and test of the run `decoded`, which used the n-gram model `arpa`, with the recurrent model `lm`.
+    """Rescores dev and test of a decoding run. Writes the CTM files and rescore.json.
 
-    Writes ctm/<set>_<LM weight>_<insertion penalty>.ctm and rescore.json. count: candidates of an utterance.
+    Args:
+        decoded: folder of the decoding run.
+        data_dir: output of stage data.
+        arpa: the n-gram LM that the run used.
+        lm: checkpoint of the recurrent LM.
+        out: output folder.
+        grid: LM scales to write CTM files for.
+        count: maximum number of candidates per utterance.
+        jobs: number of processes.
+
+    Raises:
+        InputError: `count` is below 1, or a file is missing or damaged.
     """
     if count < 1:
         raise InputError(f"lm.nbest={count}: must be at least 1")
@@ -190,7 +228,7 @@ def rescore(
 def _fit_weight(
     mixture: LmMixture, data_dir: Path, lexicon: Sequence[str]
 ) -> tuple[LmMixture, dict[str, Perplexities]]:
-    """The mixture with the weight that is best on dev, and the perplexities of dev and test."""
+    """Returns the mixture with the weight that is best on dev, and the perplexities of dev and test."""
     found = {}
     for subset in ("dev", "test"):
         sentences = [words for _, words in read_transcripts(data_dir, subset)]
@@ -201,14 +239,14 @@ def _fit_weight(
         mixture_logprobs = mixed(lstm, ngram, mixture.weight)
         found[subset] = Perplexities(*(perplexity(logprobs, flags_N) for logprobs in (ngram, lstm, mixture_logprobs)))
         log.info(
-            "perplexity of %s: n-gram %.2f, recurrent %.2f, both %.2f with weight %.2f of the recurrent model",
+            "perplexity of %s: n-gram %.2f, recurrent %.2f, mixture %.2f (weight of the recurrent LM %.2f)",
             subset, found[subset].ngram, found[subset].lstm, found[subset].mixture, mixture.weight,
         )  # fmt: skip
     return mixture, found
 
 
 def score_candidates(mixture: LmMixture, candidates: Candidates) -> list[Costs]:
-    """The costs of all candidates, utterance by utterance."""
+    """Returns the costs of all candidates, one `Costs` per utterance."""
     sentences = [candidate.words for group in candidates.values() for candidate in group]
     lstm, ngram = mixture.logprobs(sentences)
     lstm_N, ngram_N, mixed_N = (
@@ -228,7 +266,7 @@ def score_candidates(mixture: LmMixture, candidates: Candidates) -> list[Costs]:
 def dev_errors(
     candidates: Candidates, rescored: dict[str, Costs], data_dir: Path, lang: Lang, grid: Sequence[LmScale]
 ) -> dict[str, int]:
-    """Word errors at the best weights, with each model alone, with the mixture, and of the best candidates at all."""
+    """Counts word errors on dev at the best scale: each LM alone, the mixture, and the oracle of the n-best lists."""
     dropped = frozenset(lang.word_names[word] for word in nonspeech_words(lang))
     total_K = {name: np.zeros(len(grid), dtype=np.int64) for name in ("ngram", "lstm", "mixture")}
     oracle = 0
@@ -251,7 +289,7 @@ def write_set(
     out: Path, subset: str, data_dir: Path, candidates: Candidates, rescored: dict[str, Costs],
     grid: Sequence[LmScale],
 ) -> None:  # fmt: skip
-    """The CTM of each weighting: the best sentences under the mixture, with confidences from all candidates."""
+    """Writes the CTM file of each scale: best sentences under the mixture, confidences from all candidates."""
     segments = {segment.id: segment for segment in read_supervisions(data_dir, subset)}
     (out / "ctm").mkdir(exist_ok=True)
     words: list[dict[str, list[CtmWord]]] = [{} for _ in grid]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import kaldifst
     from torch import nn
 
+    from asr_am.features.ivector.estimator import Estimator
     from asr_am.hmm.gmm import DiagGmms
 
 
@@ -45,6 +46,14 @@ def load_gmms(path: Path) -> DiagGmms:
     from asr_am.hmm.gmm import DiagGmms
 
     return DiagGmms.load(path)
+
+
+@lru_cache(maxsize=1)
+def load_ivector_models(folder: Path) -> Estimator:
+    """Returns the UBM and i-vector extractor in `folder`, see `load_estimator`."""
+    from asr_am.features.ivector.extract_ivectors import load_estimator
+
+    return load_estimator(folder)
 
 
 @lru_cache(maxsize=1)

@@ -1,9 +1,9 @@
-"""The n best distinct word sequences of a lattice, each with its costs.
+"""N-best lists of a lattice: the n best distinct word sequences with their costs.
+
+Paths of a raw lattice differ mostly in their alignment. Its words are therefore first determinized as an acceptor,
+whose shortest paths are distinct sentences. The lattice then gives each sentence its best alignment and its two costs.
 
 Shapes: A arcs.
-
-Paths of a raw lattice differ mostly in their alignment, so its words are first made a deterministic acceptor, whose
-shortest paths are distinct sentences; the lattice then gives each sentence its best alignment and its two costs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,20 @@ import numpy as np
 from asr_am.decode.lattice import Lattice, LmScale, beam_excess, costs
 from asr_am.hmm.fst_arrays import FstArrays
 
-MAX_STATES = 50_000  # of the determinized acceptor; a lattice that needs more is pruned harder and tried again
-COST_SLACK = 0.1  # of costs added in float32
+MAX_STATES = 50_000  # of the determinized acceptor (a lattice that needs more is pruned harder and tried again)
+COST_SLACK = 0.1  # rounding of costs summed in float32
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """Word ids and the costs (graph, unscaled acoustic) of their best path; `arcs` of the lattice make it up."""
+    """A word sequence with its best path through the lattice.
+
+    Attributes:
+        words: word ids.
+        graph: graph cost of the path.
+        acoustic: unscaled acoustic cost of the path.
+        arcs: lattice arcs of the path.
+    """
 
     words: tuple[int, ...]
     graph: float
@@ -31,7 +38,7 @@ class Sentence:
 
 
 def nbest(lattice: Lattice, scale: LmScale, n: int) -> list[Sentence]:
-    """Up to `n` distinct word sequences, best first under `weights`."""
+    """Returns up to `n` distinct word sequences, best first under `scale`."""
     excess_A = beam_excess(lattice, scale)
     cost_A = costs(lattice, [scale])[:, 0]
     beam = np.inf
@@ -43,7 +50,7 @@ def nbest(lattice: Lattice, scale: LmScale, n: int) -> list[Sentence]:
         beam = float(min(beam, excess_A[np.isfinite(excess_A)].max())) / 2
     kaldifst.minimize(acceptor)
     lines = [_linear_path(piece) for piece in kaldifst.convert_nbest_to_vector(kaldifst.shortest_path(acceptor, n=n))]
-    # Each arc of a sentence's best path is on a path that is no dearer than the dearest sentence: few arcs remain.
+    # An arc of a sentence's best path exceeds the best cost by no more than the worst sentence: few arcs remain.
     max_cost = max(cost for _, cost in lines) - min(cost for _, cost in lines)
     kept = np.flatnonzero(excess_A <= max_cost + COST_SLACK)
     arc_fst = _fst(lattice, kept, cost_A, kept + 1)
@@ -53,17 +60,17 @@ def nbest(lattice: Lattice, scale: LmScale, n: int) -> list[Sentence]:
 
 
 def _fst(lattice: Lattice, kept: np.ndarray, cost_A: np.ndarray, inputs: np.ndarray) -> kaldifst.StdVectorFst:
-    """The arcs `kept` of the lattice with `inputs` as input labels, words as output labels."""
+    """Returns the arcs `kept` of the lattice as an FST from `inputs` to words."""
     words = lattice.word_A[kept]
     arcs = np.stack([lattice.source_A[kept], lattice.target_A[kept], inputs, words], axis=1)
     final_S = np.full(lattice.num_states, np.inf)
     final_S[-1] = 0.0
-    # Path costs are in the thousands: float32 sums over a path lose some 1e-3, which the float64 sums above mend.
+    # Path costs are in the thousands: float32 sums lose some 1e-3. The float64 sums of `Sentence` do not.
     return FstArrays.build(0, arcs, cost_A[kept], final_S).to_fst()
 
 
 def _linear_path(fst: kaldifst.StdVectorFst) -> tuple[np.ndarray, float]:
-    """The input labels along an FST with a single path, and its cost."""
+    """Returns the input labels along an FST with a single path, and its cost."""
     arrays = FstArrays.from_fst(fst)
     position_S = np.full(arrays.num_states, -1)
     position_S[arrays.source_A] = np.arange(len(arrays.source_A))
@@ -76,7 +83,7 @@ def _linear_path(fst: kaldifst.StdVectorFst) -> tuple[np.ndarray, float]:
 
 
 def _with_costs(lattice: Lattice, arc_fst: kaldifst.StdVectorFst, words: np.ndarray) -> Sentence:
-    """The best path of a word sequence through the lattice."""
+    """Returns a word sequence with its best path through the lattice."""
     count = len(words)
     rows = np.stack([np.arange(count), np.arange(1, count + 1), words, words], axis=1)
     final_S = np.r_[np.full(count, np.inf), 0.0]

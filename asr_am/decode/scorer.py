@@ -1,18 +1,13 @@
-"""Posteriors of a whole utterance from a model trained on short windows.
+"""Acoustic scores of an utterance from Gaussian mixtures, a network or an archive.
 
-Shapes: B windows, T frames, C frames in a window, F features, P pdfs.
+A *source* says in plain values where scores come from, so that it can be sent to worker processes. Its `load()` makes
+the `Scorer` there.
 
-A bi-LSTM trained on 21-frame chunks has never seen a longer history, so an utterance is scored in windows of that
-length which overlap. A frame's log-posterior is the weighted mean over the windows that hold it; the weight falls
-linearly towards a window's edges, where the model saw less of the context on one side.
+A bi-LSTM trained on 21-frame chunks has never seen a longer history. An utterance is therefore scored in overlapping
+windows of that length. The log-posterior of a frame is a weighted mean over the windows that contain it. The weight
+falls linearly towards the edges of a window, where the model had less context on one side.
 
-
-Acoustic scores of an utterance, whatever the model.
-
-Shapes: T frames, F features, P pdfs, L graph labels.
-
-A *source* is where scores come from, in plain values, so that it travels to worker processes; `load()` makes the
-`Scorer` there.
+Shapes: B windows, C frames of a window, F features, K stacks of frames, L graph labels, P pdfs, T frames.
 """
 
 from __future__ import annotations
@@ -39,14 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Window:
-    """`chunk` frames every `hop` frames (chunk 0: the whole utterance at once)."""
+    """Windows of `chunk` frames every `hop` frames (chunk 0: the whole utterance at once)."""
 
     chunk: int
     hop: int
 
     @classmethod
     def parse(cls, text: str) -> Window:
-        """From "21/10" or "whole"; InputError for anything else."""
+        """Parses "21/10" or "whole". Raises InputError for anything else."""
         if text == "whole":
             return cls(0, 0)
         chunk, slash, hop = text.partition("/")
@@ -58,7 +53,7 @@ class Window:
         return f"{self.chunk}/{self.hop}" if self.chunk else "whole"
 
     def starts(self, num_frames: int) -> np.ndarray:
-        """First frames of the windows; the last window ends with the utterance."""
+        """Returns the first frames of the windows. The last window ends with the utterance."""
         if self.chunk == 0 or num_frames <= self.chunk:
             return np.zeros(1, dtype=np.int64)
         last = num_frames - self.chunk
@@ -67,10 +62,23 @@ class Window:
 
 @torch.inference_mode()
 def log_posteriors(model: nn.Module, features_TF: np.ndarray, window: Window, batch: int = 256) -> np.ndarray:
-    """float32 [T, P]: mean log-posteriors; `model(x_BTF, lengths_B)` gives logits [B, T, P] and is in eval mode."""
+    """Computes log-posteriors of an utterance, averaged over windows.
+
+    Args:
+        model: maps x_BTF and lengths_B to logits [B, T, P], in eval mode.
+        features_TF: features of the utterance.
+        window: size and spacing of the windows.
+        batch: number of windows per forward pass.
+
+    Returns:
+        float32 [T, P].
+
+    Raises:
+        InputError: the utterance has no frames.
+    """
     num_frames = len(features_TF)
     if num_frames == 0:
-        raise InputError("an utterance without frames cannot be scored; remove it")
+        raise InputError("an utterance has no frames and cannot be scored; remove it")
     x_TF = torch.from_numpy(np.ascontiguousarray(features_TF, dtype=np.float32))
     size = min(window.chunk or num_frames, num_frames)
     frames_BC = torch.from_numpy(window.starts(num_frames))[:, None] + torch.arange(size)
@@ -87,7 +95,7 @@ def log_posteriors(model: nn.Module, features_TF: np.ndarray, window: Window, ba
 
 
 def _score(model: nn.Module, x_BCF: Tensor, chunk: int) -> Tensor:
-    """Log-posteriors [B, C, P]; an utterance shorter than a chunk is padded, as in training."""
+    """Returns log-posteriors [B, C, P]. An utterance shorter than a chunk is padded, as in training."""
     size = x_BCF.shape[1]
     if size < chunk:
         x_BCF = nn.functional.pad(x_BCF, (0, 0, 0, chunk - size))
@@ -101,22 +109,22 @@ Features = Callable[[str], np.ndarray]  # utterance -> float32 [T, F]
 
 
 class Scorer(Protocol):
-    """What the search needs of a model."""
+    """Interface between an acoustic model and the search."""
 
     def log_likelihoods(self, utterance: str) -> np.ndarray:
-        """float32 [T, P]: log p(frame | pdf), up to a constant of the frame."""
+        """Returns float32 [T, P]: log p(frame | pdf) up to a constant per frame."""
         ...
 
 
 class ScoreSource(Protocol):
-    """Where the scores of one set come from; hashable and picklable."""
+    """Description of where the scores of a set come from, hashable and picklable."""
 
     def load(self) -> Scorer: ...
 
 
 @dataclass(frozen=True)
 class GmmScorer:
-    """Scores by Gaussian mixtures."""
+    """Scores from Gaussian mixtures."""
 
     gmms: DiagGmms
     features: Features
@@ -127,9 +135,14 @@ class GmmScorer:
 
 @dataclass(frozen=True)
 class NeuralScorer:
-    """Scores by a network: log-posteriors minus log-priors (Bourlard and Morgan's scaled log-likelihoods).
+    """Scaled log-likelihoods from a network: log-posteriors minus log-priors (Bourlard and Morgan).
 
-    stack: frames that the network takes as one; `features` and scores are of single frames, `window` counts stacks.
+    Attributes:
+        model: the network in eval mode.
+        features: the features of an utterance, one row per frame.
+        log_priors_P: see `log_priors`.
+        window: windows to score in, counted in stacks.
+        stack: number of frames that the network takes as one. Scores are repeated for each frame of a stack.
     """
 
     model: nn.Module
@@ -152,7 +165,10 @@ class NeuralScorer:
 
 @dataclass(frozen=True)
 class ArchiveScorer:
-    """Scores written before, by `write_log_likelihoods` or by Kaldi."""
+    """Scores written before, by `write_log_likelihoods` or by Kaldi.
+
+    `places` maps utterances to `path:offset`.
+    """
 
     places: dict[str, str]
 
@@ -164,7 +180,7 @@ class ArchiveScorer:
 
 @dataclass(frozen=True)
 class GmmSource:
-    """align_dir: a system of stage align (gmm.npz). features_dir: of stage features."""
+    """Scores of a set from the mixtures in `align_dir` (a system of stage align)."""
 
     align_dir: Path
     features_dir: Path
@@ -180,7 +196,7 @@ class GmmSource:
 
 @dataclass(frozen=True)
 class NeuralSource:
-    """model: a checkpoint of stage train, which knows its kind of features and its priors."""
+    """Scores of a set from the checkpoint `model`, which records its feature kind and pdf counts."""
 
     model: Path
     features_dir: Path
@@ -202,13 +218,13 @@ class NeuralSource:
 
 @dataclass(frozen=True)
 class ArchiveSource:
-    """scp: the index that `write_log_likelihoods` wrote."""
+    """Scores from the archive with the index `scp`, see `write_log_likelihoods`."""
 
     scp: Path
 
     def load(self) -> ArchiveScorer:
         if not self.scp.is_file():
-            raise InputError(f"{self.scp}: no such archive of log-likelihoods; write it first")
+            raise InputError(f"{self.scp}: no such archive of log-likelihoods; write it with write_log_likelihoods")
         try:
             lines = (line.split(maxsplit=1) for line in self.scp.read_text(encoding="utf-8").splitlines())
             return ArchiveScorer({utterance: place for utterance, place in lines})
@@ -217,10 +233,14 @@ class ArchiveSource:
 
 
 def write_log_likelihoods(scorer: Scorer, utterances: Iterable[str], states: StateTable | None, scp: Path) -> None:
-    """Write scores as a Kaldi archive beside `scp` (for `ArchiveSource`, or `latgen-faster-mapped`).
+    """Writes scores as a Kaldi archive.
 
-    states: expand pdfs to graph labels (column l - 1 for label l, what Kaldi's decoders need with our HCLG.fst); None:
-    write them by pdf, for `ArchiveSource`.
+    Args:
+        scorer: computes the scores.
+        utterances: ids of the utterances.
+        states: if given, write a column per graph label (column l - 1 for label l, as `latgen-faster-mapped` needs with
+            our HCLG.fst). If None, write a column per pdf, as `ArchiveSource` needs.
+        scp: the index. The archive is beside it.
     """
     ark = scp.with_suffix(".ark")
     with kaldiio.WriteHelper(f"ark,scp:{ark},{scp}") as write:
@@ -230,9 +250,12 @@ def write_log_likelihoods(scorer: Scorer, utterances: Iterable[str], states: Sta
 
 
 def log_priors(counts_P: np.ndarray, floor: float = 0.1) -> np.ndarray:
-    """float32 [P]: log share of each pdf in the frames of the training alignments.
+    """Returns float32 [P]: log-priors of the pdfs from their frame counts in the training alignments.
 
-    floor: share of the mean below which no prior falls, or rare pdfs, whose posteriors are unsure, would win.
+    Args:
+        counts_P: frames of each pdf.
+        floor: lowest prior as a share of the mean prior. Without it rare pdfs, whose posteriors are unreliable, would
+            win.
     """
     shares_P = np.maximum(counts_P / counts_P.sum(), floor / len(counts_P))
     return np.log(shares_P / shares_P.sum()).astype(np.float32)

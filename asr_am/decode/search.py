@@ -1,9 +1,9 @@
-"""Search: one utterance's log-likelihoods through a decoding graph into a raw lattice.
+"""Lattice-generating search of one utterance.
+
+kaldi_decoder's LatticeSimpleDecoder prunes by beam only. It has no limit on active tokens, so `beam` bounds time and
+memory.
 
 Shapes: L graph labels, P pdfs, T frames.
-
-kaldi_decoder's LatticeSimpleDecoder prunes by beam alone: it has no limit on active tokens, so `beam` is what bounds
-time and memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from asr_am.hmm.states import StateTable
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """beam, lattice_beam: in units of graph cost. acoustic_scale: 1 / LM weight at search time."""
+    """Options of the search.
+
+    Attributes:
+        beam: decoding beam, in units of graph cost.
+        lattice_beam: beam of the lattice, in units of graph cost.
+        acoustic_scale: 1 / LM weight during the search.
+    """
 
     beam: float = 13.0
     lattice_beam: float = 6.0
@@ -35,9 +41,11 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """data: the lattice as `lattice4` bytes with unscaled acoustic costs, empty if nothing survived.
+    """Result of a search.
 
-    complete: a final state of the graph was reached; otherwise the lattice ends wherever the beam was.
+    Attributes:
+        data: the lattice as `lattice4` bytes with unscaled acoustic costs, empty if no path survived.
+        complete: whether a final state of the graph was reached. If not, the lattice ends in whatever states survived.
     """
 
     data: bytes
@@ -51,14 +59,22 @@ class SearchResult:
 def search(
     graph: kaldifst.StdVectorFst, log_likelihoods_TP: np.ndarray, states: StateTable, options: SearchOptions
 ) -> SearchResult:
-    """Decode one utterance. Never raises for want of a path: see `SearchResult.complete` and `.data`."""
+    """Decodes one utterance. A failed search is no error, see `SearchResult`.
+
+    Args:
+        graph: HCLG.
+        log_likelihoods_TP: acoustic scores.
+        states: graph labels and their pdfs.
+        options: beams and acoustic scale.
+    """
     if len(log_likelihoods_TP) == 0:
         return SearchResult(b"", False)
     scores_TL = np.ascontiguousarray(log_likelihoods_TP[:, states.pdf_L], dtype=np.float32)
     scores_TL *= np.float32(options.acoustic_scale)  # in place: the largest array of the search
     config = kaldi_decoder.LatticeSimpleDecoderConfig(beam=options.beam, lattice_beam=options.lattice_beam)
     decoder = kaldi_decoder.LatticeSimpleDecoder(graph, config)
-    decoder.decode(kaldi_decoder.DecodableCtc(scores_TL))  # False without a final state, though there is a lattice
+    # Its result is ignored: without a final state it is False, but there may be a lattice.
+    decoder.decode(kaldi_decoder.DecodableCtc(scores_TL))
     complete = bool(np.isfinite(decoder.final_relative_cost()))
     found, lattice = decoder.get_raw_lattice()
     if not found or lattice.num_states == 0:

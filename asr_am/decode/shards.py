@@ -1,6 +1,6 @@
-"""Decoding a set in parallel: shards of utterances, each finished one kept on disk, so that a killed run goes on.
+"""Parallel decoding of a set in shards of utterances. A killed run resumes from its finished shards.
 
-A shard leaves `<name>.lat` (lattices, see `asr_am.decode.lattice`) and then `<name>.json` (everything else).
+A shard writes `<name>.lat` (lattices, see `asr_am.decode.lattice`) and then `<name>.json` (everything else).
 """
 
 from __future__ import annotations
@@ -36,7 +36,13 @@ SHARD = 16  # utterances
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """grid: LM weights and insertion penalties to give words for. nbest: sentences kept, at LM weight 1 / scale."""
+    """Options of decoding.
+
+    Attributes:
+        search: beams and acoustic scale.
+        grid: LM scales to write words for.
+        nbest: length of the n-best lists, which are made at LM weight 1 / acoustic_scale.
+    """
 
     search: SearchOptions = field(default_factory=SearchOptions)
     grid: tuple[LmScale, ...] = (LmScale(10.0),)
@@ -45,7 +51,7 @@ class DecodeOptions:
 
 @dataclass(frozen=True)
 class Job:
-    """All that a worker needs to decode any utterance of a set; hashable, in plain values."""
+    """Everything that a worker needs to decode utterances of a set, hashable and in plain values."""
 
     source: ScoreSource
     graph: Path
@@ -65,7 +71,17 @@ class NbestEntry:
 
 @dataclass(frozen=True)
 class Decoded:
-    """One utterance. words: for each weighting of the grid. complete: see `SearchResult`. density: arcs per frame."""
+    """Result of one utterance.
+
+    Attributes:
+        utterance: its id.
+        frames: number of frames.
+        complete: see `SearchResult`.
+        density: lattice arcs per frame, 0 without a lattice.
+        seconds: time of scoring, search and lattice processing.
+        words: words under each scale of the grid.
+        nbest: the n-best list.
+    """
 
     utterance: str
     frames: int
@@ -77,7 +93,7 @@ class Decoded:
 
     @property
     def empty(self) -> bool:
-        """Whether the search ended without any path at all."""
+        """True if no path survived the search."""
         return self.density == 0.0
 
 
@@ -92,7 +108,7 @@ class Decoder:
     options: DecodeOptions
 
     def decode(self, utterance: str) -> tuple[Decoded, bytes]:
-        """One utterance and its lattice, empty bytes where there is none."""
+        """Decodes an utterance. Returns the result and the lattice (empty bytes if there is none)."""
         begin = time.perf_counter()
         scores_TP = self.scorer.log_likelihoods(utterance)
         self._check(utterance, scores_TP)
@@ -124,13 +140,21 @@ class Decoder:
 
 @lru_cache(maxsize=1)
 def load_decoder(job: Job) -> Decoder:
-    """Load a job's files, once per worker process."""
+    """Loads a job's files, once per worker process."""
     lang, states = load_lang(job.lang_dir), load_states(job.states)
     return Decoder(job.source.load(), load_graph(job.graph), lang, states, job.options)
 
 
 def decode_shards(job: Job, utterances: Sequence[str], folder: Path, jobs: int, description: str) -> list[Decoded]:
-    """Decode utterances; `folder` keeps the shards. What another run of the same job left there is taken over."""
+    """Decodes utterances in shards. Shards that an earlier run of the same job finished are reused.
+
+    Args:
+        job: the model, graph and options.
+        utterances: ids of the utterances, in the order of the results.
+        folder: where the shards are kept.
+        jobs: number of processes.
+        description: title of the progress bar.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     shards = [
         (folder / f"{begin // SHARD:05d}", tuple(utterances[begin : begin + SHARD]))
@@ -138,14 +162,17 @@ def decode_shards(job: Job, utterances: Sequence[str], folder: Path, jobs: int, 
     ]
     missing = [shard for shard in shards if not _finished(shard[0])]
     if len(missing) < len(shards):
-        log.info("%s: %d of %d shards are there already", description, len(shards) - len(missing), len(shards))
+        log.info(
+            "%s: %d of %d shards were finished by an earlier run", description, len(shards) - len(missing), len(shards)
+        )
     parallel_map(partial(decode_shard, job), missing, jobs, description)
     return [decoded for path, _ in shards for decoded in read_shard(path)]
 
 
 def _finished(path: Path) -> bool:
-    """Both files, because a kill while finished shards were being removed may have left one of them; and a power cut
-    half of one.
+    """Returns whether both files of a shard exist and the .json is complete.
+
+    A kill during the removal of finished shards may leave one of the files, a power cut a part of one.
     """
     try:
         json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
@@ -155,10 +182,10 @@ def _finished(path: Path) -> bool:
 
 
 def decode_shard(job: Job, shard: tuple[Path, tuple[str, ...]]) -> None:
-    """Decode the utterances of one shard and write its two files, the .json last and by a rename."""
+    """Decodes the utterances of a shard. Writes the .json last and by a rename, as it marks the shard as finished."""
     path, utterances = shard
     decoder = load_decoder(job)
-    path.with_suffix(".json").unlink(missing_ok=True)  # of a shard whose lattices are gone
+    path.with_suffix(".json").unlink(missing_ok=True)  # a leftover of a shard whose lattices were removed
     results = []
     with path.with_suffix(".lat").open("wb") as lattices:
         for utterance in utterances:
@@ -172,7 +199,7 @@ def decode_shard(job: Job, shard: tuple[Path, tuple[str, ...]]) -> None:
 
 
 def read_shard(path: Path) -> list[Decoded]:
-    """The results of a finished shard."""
+    """Reads the results of a finished shard."""
     return [_decoded(item) for item in json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))]
 
 

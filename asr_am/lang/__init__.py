@@ -1,1 +1,1 @@
-"""Stage `lang`: the lexicon, n-gram language models, and the transducers L and G made from them."""
+"""Stage lang: lexicon, n-gram language models, and the transducers L and G."""

@@ -1,4 +1,4 @@
-"""ARPA back-off n-gram models: reading with checks, writing, and perplexity."""
+"""ARPA backoff n-gram models: reading with checks, writing, and perplexity."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from asr_am.data.textfile import numbered_lines, split_words
 from asr_am.errors import InputError
 
 Ngram = tuple[str, ...]
-ROUNDING = 1e-3  # log10 probabilities above zero by no more than this are a rounded 0
-CHECK_COMPLETE = "is the file whole?"
+ROUNDING = 1e-3  # log10 probabilities up to this much above 0 are rounded 0
+CHECK_COMPLETE = "check that the file is complete"
 
 
 @dataclass(frozen=True)
 class Arpa:
-    """A back-off model; all numbers are log10.
+    """A backoff n-gram model in log10.
 
-    logprobs[n - 1]: n-gram -> log probability. backoffs: n-gram -> back-off weight, where it is not 0.
+    Attributes:
+        logprobs: for each order from 1, n-gram -> log probability.
+        backoffs: n-gram -> backoff weight, where it is not 0.
     """
 
     logprobs: list[dict[Ngram, float]]
@@ -33,7 +35,7 @@ class Arpa:
         return len(self.logprobs)
 
     def logprob(self, history: Sequence[str], word: str) -> float:
-        """log10 P(word | history); -inf for a word that is no unigram of the model."""
+        """Returns log10 P(word | history), -inf for a word that is not a unigram of the model."""
         context = tuple(history[max(0, len(history) - self.order + 1) :])
         total = 0.0
         while True:
@@ -48,7 +50,10 @@ class Arpa:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """As SRILM counts it: over words and sentence ends, words outside the vocabulary left out (`oov` of `words`)."""
+    """Perplexity of a text, counted as SRILM does.
+
+    Sentence ends are counted. Words outside the vocabulary (`oov` of `words`) are not.
+    """
 
     perplexity: float
     sentences: int
@@ -57,7 +62,7 @@ class Perplexity:
 
 
 def perplexity(arpa: Arpa, sentences: Iterable[Sequence[str]]) -> Perplexity:
-    """Perplexity of a text; NaN for a text without sentences."""
+    """Computes the perplexity of a text, NaN for a text without sentences."""
     total, num_sentences, num_words, oov = 0.0, 0, 0, 0
     for sentence in sentences:
         history = ["<s>"]
@@ -76,7 +81,7 @@ def perplexity(arpa: Arpa, sentences: Iterable[Sequence[str]]) -> Perplexity:
 
 
 def write_arpa(arpa: Arpa, path: Path) -> None:
-    """Write the model in ARPA format (7 digits after the point), n-grams in their order in `arpa`."""
+    """Writes the model in ARPA format with 7 decimals, n-grams in the order of `arpa`."""
     with open(path, "w", encoding="utf-8") as file:
         file.write("\\data\\\n")
         file.writelines(f"ngram {n}={len(ngrams)}\n" for n, ngrams in enumerate(arpa.logprobs, start=1))
@@ -90,14 +95,15 @@ def write_arpa(arpa: Arpa, path: Path) -> None:
 
 
 def read_arpa(path: Path) -> Arpa:
-    """Read and check an ARPA file, plain or gzipped; whatever stands before `\\data\\` is a comment.
+    """Reads and checks an ARPA file, plain or gzipped. Everything before `\\data\\` is a comment.
 
-    InputError, with file and line: not an ARPA file, cut short, counts that do not match, numbers that are no log
-    probabilities, an n-gram twice, no `<s>` or `</s>`.
+    Raises:
+        InputError: with file and line, for a file that is not ARPA or truncated, counts that do not match, values that
+            are not log probabilities, a duplicate n-gram, no `<s>` or `</s>`.
     """
     lines = ((number, line.strip()) for number, line in numbered_lines(path))
     if not any(line == "\\data\\" for _, line in lines):
-        raise InputError(f"{path}: has no line \\data\\; it is not an ARPA language model")
+        raise InputError(f"{path}: has no line \\data\\; it is not an ARPA language model, give one")
     counts, (number, line) = _read_counts(path, lines)
     arpa = Arpa(logprobs=[], backoffs={})
     for n, count in enumerate(counts, start=1):
@@ -113,13 +119,13 @@ def read_arpa(path: Path) -> Arpa:
 
 
 def _read_counts(path: Path, lines: Iterator[tuple[int, str]]) -> tuple[list[int], tuple[int, str]]:
-    """The `ngram N=COUNT` lines, and the first line after them."""
+    """Returns the counts of the `ngram N=COUNT` lines, and the first line after them."""
     counts: list[int] = []
     for number, line in lines:
         match = re.fullmatch(r"ngram\s+(\d+)\s*=\s*(\d+)", line)
         if line.startswith("\\") and counts:
             if counts[0] == 0:
-                raise InputError(f"{path}:{number}: the model has no unigrams")
+                raise InputError(f"{path}:{number}: the model has no unigrams; give one that has")
             return counts, (number, line)
         if not line:
             continue
@@ -132,7 +138,7 @@ def _read_counts(path: Path, lines: Iterator[tuple[int, str]]) -> tuple[list[int
 def _read_section(
     path: Path, lines: Iterator[tuple[int, str]], arpa: Arpa, n: int, count: int, *, last: bool
 ) -> tuple[int, str]:
-    """Read the n-grams of one order into `arpa`; return the line that ends the section."""
+    """Reads the n-grams of one order into `arpa`. Returns the line that ends the section."""
     ngrams: dict[Ngram, float] = {}
     arpa.logprobs.append(ngrams)
     for number, line in lines:
@@ -147,11 +153,11 @@ def _read_section(
         fields = split_words(line)
         if len(fields) not in (n + 1, n + 2):
             raise InputError(
-                f"{path}:{number}: not a probability, {n} words and maybe a back-off weight: {line[:60]!r}"
+                f"{path}:{number}: not a probability, {n} words and maybe a backoff weight: {line[:60]!r}; correct it"
             )
         ngram = tuple(fields[1 : n + 1])
         if ngram in ngrams:
-            raise InputError(f"{path}:{number}: the {n}-gram {' '.join(ngram)!r} stands here a second time; remove it")
+            raise InputError(f"{path}:{number}: the {n}-gram {' '.join(ngram)!r} is a duplicate; remove it")
         ngrams[ngram] = _logprob(fields[0], path, number)
         if len(fields) == n + 2 and not last:
             backoff = _log10(fields[-1], path, number)

@@ -1,6 +1,7 @@
-"""L: the transducer from phones to words, with optional silence before the first word and after every word.
+"""Transducers: L from phones to words, and G, the acceptor of a backoff n-gram model over the words of the lexicon.
 
-G: the acceptor of a back-off n-gram model over the words of the lexicon."""
+L has optional silence before the first word and after every word.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from asr_am.lang.lexicon import UNKNOWN, Pronunciation
 if TYPE_CHECKING:
     import kaldifst
 
-START, LOOP, BEFORE_SILENCE = 0, 1, 2  # a word begins and ends in LOOP; the way round BEFORE_SILENCE adds a silence
+START, LOOP, BEFORE_SILENCE = 0, 1, 2  # words begin and end in LOOP, a silence is a detour over BEFORE_SILENCE
 
 
 def make_lexicon_fst(
@@ -33,12 +34,16 @@ def make_lexicon_fst(
     silence_prob: float,
     silence_disambig: str | None,
 ) -> kaldifst.StdVectorFst:
-    """The transducer of Kaldi's make_lexicon_fst.py, sorted by output label.
+    """Builds L as Kaldi's make_lexicon_fst.py does, sorted by output label.
 
-    numbered: pronunciations with the number of their disambiguation symbol (0: none).
-    silence_prob: probability of a silence at each place where one may stand (0 <= p < 1).
-    silence_disambig: the symbol after each silence, for L_disambig, which also gets the loop #0:#0 that lets the
-    back-off symbol of G pass; None for L.
+    Args:
+        numbered: pronunciations, each with the number of its disambiguation symbol (0: none).
+        phones: symbol table of phones.
+        words: symbol table of words.
+        silence: the silence phone.
+        silence_prob: probability of each optional silence, 0 <= p < 1.
+        silence_disambig: symbol after each silence in L_disambig, which also gets a self-loop #0:#0 that passes G's
+            backoff symbol. None for L.
     """
     import kaldifst
 
@@ -76,10 +81,20 @@ log = logging.getLogger(__name__)
 
 
 def restrict(arpa: Arpa, words: dict[str, int], source: str) -> tuple[Arpa, list[str]]:
-    """The model without the n-grams that hold a word outside `words` or `<unk>`, and those words outside, sorted.
+    """Removes n-grams with `<unk>` or with a word outside `words`, without renormalizing.
 
-    `<unk>` goes too: a recognizer that puts it out is wrong each time. The probabilities that are left are not
-    renormalized. InputError where so little is left that the model cannot belong to the lexicon.
+    `<unk>` is removed because a recognizer that outputs it is always wrong.
+
+    Args:
+        arpa: the model.
+        words: symbol table of the lexicon's words.
+        source: name of the model for messages.
+
+    Returns:
+        The restricted model, and the sorted words outside the lexicon.
+
+    Raises:
+        InputError: so little is left that the model cannot be for this lexicon.
     """
     spoken = {*vocabulary(words), "<s>", "</s>"}
     kept = {word for (word,) in arpa.logprobs[0] if word in spoken and word.lower() != UNKNOWN}
@@ -87,13 +102,13 @@ def restrict(arpa: Arpa, words: dict[str, int], source: str) -> tuple[Arpa, list
     if len(kept) <= 2 or len(dropped) > 0.5 * len(arpa.logprobs[0]):
         raise InputError(
             f"{source}: {len(dropped)} of its {len(arpa.logprobs[0])} words are not in the lexicon, such as "
-            f"{' '.join(dropped[:5])}{_case_hint(dropped, words)}; is it a model for this lexicon?"
+            f"{' '.join(dropped[:5])}{_case_hint(dropped, words)}; give a model for this lexicon"
         )
     logprobs: list[dict[Ngram, float]] = []
     orphans = 0
     for n, ngrams in enumerate(arpa.logprobs):
         left = {ngram: p for ngram, p in ngrams.items() if kept.issuperset(ngram)}
-        # Without its own history a longer n-gram has no state to leave from, and no back-off weight leads to it.
+        # An n-gram whose history is not in the model has no state to start from, and no backoff weight leads to it.
         reachable = left if n == 0 else {ngram: p for ngram, p in left.items() if ngram[:-1] in logprobs[-1]}
         orphans += len(left) - len(reachable)
         logprobs.append(reachable)
@@ -109,7 +124,7 @@ def _case_hint(dropped: list[str], words: Mapping[str, int]) -> str:
 
 
 def make_grammar(arpa_path: Path, words_path: Path, out: Path) -> None:
-    """Compile a checked ARPA file to G with `#0` on its back-off arcs and no `<s>` or `</s>` (Kaldi's arpa2fst)."""
+    """Compiles a checked ARPA file to G, with `#0` on backoff arcs and without `<s>` and `</s>` (Kaldi's arpa2fst)."""
     import kaldilm
 
     with _silence_stderr():
@@ -120,7 +135,7 @@ def make_grammar(arpa_path: Path, words_path: Path, out: Path) -> None:
 
 @contextmanager
 def _silence_stderr() -> Iterator[None]:
-    """Send the C++ side's stderr to nowhere: kaldilm reports each section it reads. Its errors are exceptions."""
+    """Redirects stderr to /dev/null, as kaldilm reports each section it reads. Its errors are exceptions."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:

@@ -1,4 +1,4 @@
-"""`Lang`: what the stages after `lang` need to know about phones and words."""
+"""The lang directory in memory: what later stages need to know about phones and words."""
 
 from __future__ import annotations
 
@@ -15,13 +15,20 @@ REDO = "run stage 1 (lang) again"
 
 @dataclass(frozen=True)
 class Lang:
-    """A lang directory in memory. Phones and words are Kaldi symbol ids, 0 is epsilon.
+    """A lang directory. Phones and words are Kaldi symbol ids, 0 is epsilon.
 
-    phones, words: symbol -> id. phone_names, word_names: id -> symbol.
-    silence_phones, nonsilence_phones, disambig: phone ids, disambig those of #0 #1 ... in that order.
-    optional_silence: phone id of SIL. unk: word id of `<unk>`.
-    pronunciations: word -> its pronunciations in phone ids (no disambiguation symbols).
-    roots: lists of the phone ids that share a root of the decision tree; together every silence and nonsilence phone.
+    Attributes:
+        directory: where it was read from.
+        phones, words: symbol -> id.
+        silence_phones, nonsilence_phones: phone ids.
+        optional_silence: phone id of SIL.
+        unk: word id of `<unk>`.
+        pronunciations: word -> its pronunciations in phone ids, without disambiguation symbols.
+        disambig: phone ids of #0 #1 ... in that order.
+        roots: lists of phone ids that share a root of the decision tree. Together they are all silence and nonsilence
+            phones.
+        position_dependent: whether speech phones have position markers.
+        phone_names, word_names: id -> symbol.
     """
 
     directory: Path
@@ -44,7 +51,7 @@ class Lang:
 
     @classmethod
     def load(cls, lang_dir: Path) -> Lang:
-        """Read a directory that `prepare_lang` wrote. InputError: a file is missing, damaged or contradicts another."""
+        """Reads a directory that `prepare_lang` wrote. Raises InputError if files are missing or inconsistent."""
         lang_dir = Path(lang_dir)
         phones = read_symbols(lang_dir / "phones.txt")
         words = read_symbols(lang_dir / "words.txt")
@@ -70,15 +77,15 @@ class Lang:
             raise InputError(f"{path}: cannot be read ({error}); {REDO}") from error
 
     def word_ids(self, text: str) -> list[int]:
-        """Ids of the words of a transcript; a word outside the lexicon becomes `<unk>`."""
+        """Returns the word ids of a transcript, `<unk>` for words outside the lexicon."""
         return [self.words.get(word, self.unk) for word in split_words(text)]
 
     def is_word_begin(self, phone: int) -> bool:
-        """Whether the phone's marker says that a word begins with it; False for silence phones and without markers."""
+        """True if the phone is marked as the first of a word. False for silence phones and without markers."""
         return self._is_marked(phone) and self.phone_names[phone].endswith((BEGIN, SINGLETON))
 
     def is_word_end(self, phone: int) -> bool:
-        """Whether the phone's marker says that a word ends with it; False for silence phones and without markers."""
+        """True if the phone is marked as the last of a word. False for silence phones and without markers."""
         return self._is_marked(phone) and self.phone_names[phone].endswith((END, SINGLETON))
 
     def _is_marked(self, phone: int) -> bool:
@@ -86,25 +93,25 @@ class Lang:
 
 
 def write_symbols(path: Path, symbols: dict[str, int]) -> None:
-    """Write a Kaldi symbol table."""
+    """Writes a Kaldi symbol table."""
     path.write_text("".join(f"{name} {number}\n" for name, number in symbols.items()), encoding="utf-8")
 
 
 def read_symbols(path: Path) -> dict[str, int]:
-    """Read a Kaldi symbol table (symbol -> id, in the order of the file). InputError where it is not one."""
+    """Reads a Kaldi symbol table in the order of the file. Raises InputError if it is not one."""
     symbols: dict[str, int] = {}
     for number, line in numbered_lines(path, REDO):
         fields = split_words(line)
         if len(fields) != 2 or not fields[1].isdecimal() or fields[0] in symbols:
-            raise InputError(f"{path}:{number}: is not a new symbol and its number: {line!r}; {REDO}")
+            raise InputError(f"{path}:{number}: not a symbol and its number, or a duplicate: {line!r}; {REDO}")
         symbols[fields[0]] = int(fields[1])
     if symbols.get("<eps>") != 0 or "#0" not in symbols or len(set(symbols.values())) != len(symbols):
-        raise InputError(f"{path}: lacks <eps> 0 or #0, or gives one number twice; {REDO}")
+        raise InputError(f"{path}: lacks <eps> 0 or #0, or has a duplicate number; {REDO}")
     return symbols
 
 
 def vocabulary(words: dict[str, int]) -> list[str]:
-    """The words of a words.txt that a language model may predict: all that have a pronunciation, `<unk>` included."""
+    """Returns the words of words.txt that an LM may predict: all with a pronunciation, including `<unk>`."""
     return [word for word in words if word not in RESERVED_WORDS]
 
 

@@ -1,4 +1,4 @@
-"""The pronunciation lexicon: read, checked, and given silence phones, position markers and disambiguation symbols."""
+"""The pronunciation lexicon: reading, checks, silence phones, position markers, disambiguation symbols."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESERVED_WORDS = frozenset({"<eps>", "#0", "<s>", "</s>"})
 
 @dataclass(frozen=True)
 class Pronunciation:
-    """One line of a lexicon."""
+    """A line of a lexicon."""
 
     word: str
     phones: tuple[str, ...]
@@ -26,10 +26,14 @@ class Pronunciation:
 
 @dataclass(frozen=True)
 class Lexicon:
-    """All pronunciations (sorted) with the phones they are made of.
+    """All pronunciations with the phones they use.
 
-    silence_phones: SIL SPN NSN and any further phone of nonspeech.txt; they carry no position markers.
-    nonsilence_phones: the others in the order of phones.txt. roots: the phones that share a root of the decision tree.
+    Attributes:
+        entries: the pronunciations, sorted.
+        silence_phones: SIL SPN NSN and further phones of nonspeech.txt. They have no position markers.
+        nonsilence_phones: the other phones in the order of phones.txt.
+        roots: phones that share a root of the decision tree.
+        position_dependent: whether speech phones have position markers.
     """
 
     entries: tuple[Pronunciation, ...]
@@ -40,16 +44,18 @@ class Lexicon:
 
     @property
     def words(self) -> list[str]:
-        """Every word once, sorted by code point."""
+        """All words, sorted by code point."""
         return sorted({entry.word for entry in self.entries})
 
 
 def read_lexicon(lexicon_path: Path, nonspeech_path: Path | None = None) -> Lexicon:
-    """Read `WORD PHONE...` lines and the optional `WORD PHONE` lines for noises; add `<unk>` (SPN) and silence.
+    """Reads `WORD PHONE...` lines and optional `WORD PHONE` lines for noises. Adds `<unk>` (SPN) and silence.
 
-    A word of lexicon.txt that is pronounced as one single silence phone counts as a noise too.
-    InputError, with file and line, for anything that could not become a transducer or would make a phone both
-    silence and speech.
+    A word of lexicon.txt with a single silence phone as its pronunciation counts as a noise too.
+
+    Raises:
+        InputError: with file and line, for entries that cannot be in a transducer or make a phone both silence and
+            speech.
     """
     noises = _read_entries(nonspeech_path) if nonspeech_path is not None and nonspeech_path.exists() else {}
     for noise, where in noises.items():
@@ -62,13 +68,13 @@ def read_lexicon(lexicon_path: Path, nonspeech_path: Path | None = None) -> Lexi
     for entry, where in spoken.items():
         _check_spoken(entry, where, frozenset(silence_phones))
         if entry in noises:
-            raise InputError(f"{where}: {entry.word!r} is in {noises[entry]} too; remove one")
+            raise InputError(f"{where}: {entry.word!r} is also in {noises[entry]}; remove one")
     nonsilence_phones = {phone for entry in spoken for phone in entry.phones} - set(silence_phones)
     if not nonsilence_phones:
-        raise InputError(f"{lexicon_path}: has no pronunciation made of speech phones")
+        raise InputError(f"{lexicon_path}: has no pronunciation made of speech phones; add one")
     for entry, where in (noises | spoken).items():
         if entry.word == UNKNOWN and entry.phones != (SPOKEN_NOISE,):
-            raise InputError(f"{where}: {UNKNOWN} always is {SPOKEN_NOISE}; remove the line")
+            raise InputError(f"{where}: {UNKNOWN} must be pronounced {SPOKEN_NOISE}; remove the line")
     entries = {Pronunciation(UNKNOWN, (SPOKEN_NOISE,)), *noises, *spoken}
     ordered = tuple(sorted(nonsilence_phones))
     return Lexicon(
@@ -80,17 +86,17 @@ def read_lexicon(lexicon_path: Path, nonspeech_path: Path | None = None) -> Lexi
 
 
 def base_phone(phone: str) -> str:
-    """The name without the digits at its end, which tell of stress or tone; a name of digits only is one."""
+    """Returns the phone without trailing digits, which mark stress or tone. A name of digits only stays."""
     return phone.rstrip("0123456789") or phone
 
 
 def strip_position(phone: str) -> str:
-    """The name without its position marker, if it has one."""
+    """Returns the phone without its position marker, if any."""
     return phone[:-2] if phone.endswith(POSITIONS) else phone
 
 
 def _roots(phones: Iterable[str]) -> list[tuple[str, ...]]:
-    """Phones that differ in stress or tone only share a root, as in Kaldi; the tree may ask for the digit."""
+    """Groups phones that differ only in stress or tone, as Kaldi does. The tree may ask for the digit."""
     groups: dict[str, list[str]] = {}
     for phone in phones:
         groups.setdefault(base_phone(phone), []).append(phone)
@@ -98,7 +104,7 @@ def _roots(phones: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def _read_entries(path: Path) -> dict[Pronunciation, str]:
-    """Pronunciations with where each stands (`file:line`)."""
+    """Returns the pronunciations, each with its place (`file:line`)."""
     entries: dict[Pronunciation, str] = {}
     for number, line in numbered_lines(path, "run stage 0 (data) again"):
         where = f"{path}:{number}"
@@ -116,7 +122,7 @@ def _read_entries(path: Path) -> dict[Pronunciation, str]:
             raise InputError(f"{where}: the same pronunciation of {entry.word!r} as in {entries[entry]}; remove one")
         entries[entry] = where
     if not entries:
-        raise InputError(f"{path}: is empty")
+        raise InputError(f"{path}: is empty; write WORD PHONE1 PHONE2 ...")
     return entries
 
 
@@ -130,9 +136,10 @@ def _check_spoken(entry: Pronunciation, where: str, silence_phones: frozenset[st
 
 
 def mark_positions(lexicon: Lexicon) -> Lexicon:
-    """The lexicon with _B, _I, _E or _S on every speech phone: where in its word it stands.
+    """Adds _B, _I, _E or _S to every speech phone, by its position in the word.
 
-    InputError where a marked name equals another phone's (a lexicon that has markers already).
+    Raises:
+        InputError: a marked name is another phone's name (a lexicon that has markers already).
     """
     marked = tuple(phone + position for phone in lexicon.nonsilence_phones for position in POSITIONS)
     taken = set(lexicon.nonsilence_phones) | set(lexicon.silence_phones)
@@ -164,10 +171,13 @@ def _positioned(phones: tuple[str, ...], silence: frozenset[str]) -> tuple[str, 
 
 
 def disambiguate(entries: tuple[Pronunciation, ...]) -> tuple[list[tuple[Pronunciation, int]], int]:
-    """Each pronunciation with the number k of the symbol #k that must end it (0: none), and the largest k in use.
+    """Assigns disambiguation symbols as Kaldi's add_lex_disambig.pl does.
 
-    A pronunciation needs a symbol where another word shares it or where it begins a longer one; otherwise L composed
-    with G could not be determinized. As Kaldi's add_lex_disambig.pl.
+    A pronunciation needs a symbol if another word has the same or if it is a prefix of another. Otherwise L composed
+    with G could not be determinized.
+
+    Returns:
+        Each pronunciation with the number k of the symbol #k that ends it (0: none), and the largest k.
     """
     how_often = Counter(entry.phones for entry in entries)
     prefixes = {phones[:length] for phones in how_often for length in range(1, len(phones))}

@@ -1,9 +1,9 @@
 """Interpolated modified Kneser-Ney n-gram estimation.
 
 S. F. Chen and J. Goodman, "An empirical study of smoothing techniques for language modeling", Harvard TR-10-98,
-section 3 (modified Kneser-Ney, equations 18 to 26), with these conventions, which SRILM and KenLM share: one `<s>`
-opens a sentence and is never predicted; an n-gram that begins with `<s>` keeps its raw count in the lower orders, as
-nothing can precede it; unigrams are interpolated with the uniform distribution over the vocabulary, `</s>` and `<unk>`.
+section 3 (modified Kneser-Ney, equations 18 to 26), with these conventions, which SRILM and KenLM share. A `<s>` opens
+each sentence and is never predicted. An n-gram that begins with `<s>` keeps its raw count in the lower orders, as
+nothing can precede it. Unigrams are interpolated with the uniform distribution over the vocabulary, `</s>` and `<unk>`.
 
 Shapes: T tokens of the text, N distinct n-grams of one order, H those of the order below (the histories), V words.
 """
@@ -28,10 +28,12 @@ MAX_ORDER = 4
 
 @dataclass(frozen=True)
 class _Ngrams:
-    """The distinct n-grams of one order and how often they count.
+    """The distinct n-grams of one order with their counts.
 
-    word_N: last word. history_N, suffix_N: rows, in the order below, of the n-gram without its last and without its
-    first word. count_N: occurrences, or in the lower orders distinct left neighbours.
+    Attributes:
+        word_N: last word.
+        history_N, suffix_N: row, in the order below, of the n-gram without its last word and without its first word.
+        count_N: occurrences, or in lower orders the number of distinct left neighbours.
     """
 
     word_N: np.ndarray
@@ -41,26 +43,34 @@ class _Ngrams:
 
 
 def estimate(sentences: Iterable[Sequence[str]], vocabulary: Iterable[str], order: int) -> Arpa:
-    """An n-gram model of `order` (1 to 4) over `vocabulary`, `</s>` and `<unk>` that sums to one after every history.
+    """Estimates an n-gram model over `vocabulary`, `</s>` and `<unk>` that sums to one after every history.
 
-    Words outside the vocabulary count as `<unk>`; words of the vocabulary that do not occur get their share of the
-    uniform distribution. InputError for an order out of range and for a text without a word.
+    Words outside the vocabulary count as `<unk>`. Words of the vocabulary that do not occur get their share of the
+    uniform distribution.
+
+    Args:
+        sentences: the words of each sentence of the training text.
+        vocabulary: words to predict.
+        order: from 1 to 4.
+
+    Raises:
+        InputError: the order is out of range, or the text has no n-gram of that order.
     """
     if not isinstance(order, int) or not 1 <= order <= MAX_ORDER:
         raise InputError(f"language model order {order}: must be a whole number from 1 to {MAX_ORDER}")
     names = [*SPECIAL, *sorted(set(vocabulary) - set(SPECIAL))]
     token_T, place_T = _number_tokens(sentences, {name: i for i, name in enumerate(names)})
     if len(token_T) == 0:
-        raise InputError("the language model's training text holds no sentence")
+        raise InputError("the language model's training text has no sentence; give another")
     orders = _count(token_T, place_T, order, len(names))
     if len(orders[-1].word_N) == 0:
-        raise InputError(f"the language model's training text holds no {order}-gram; choose a lower order")
+        raise InputError(f"the language model's training text has no {order}-gram; choose a lower order")
     probs, backoffs = _probabilities(orders, len(names))
     return _to_arpa(names, orders, probs, backoffs)
 
 
 def _number_tokens(sentences: Iterable[Sequence[str]], ids: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Word ids of the whole text with `<s>` and `</s>`, and each token's place in its sentence (`<s>` is 0)."""
+    """Returns the word ids of the text with `<s>` and `</s>`, and each token's position in its sentence."""
     tokens: list[int] = []
     lengths: list[int] = []
     for sentence in sentences:
@@ -73,10 +83,10 @@ def _number_tokens(sentences: Iterable[Sequence[str]], ids: dict[str, int]) -> t
 
 
 def _count(token_T: np.ndarray, place_T: np.ndarray, order: int, num_words: int) -> list[_Ngrams]:
-    """The n-grams of orders 1 to `order`; row i of order 1 is word i, so that every word has a row."""
+    """Returns the n-grams of orders 1 to `order`. Row i of order 1 is word i, so that every word has a row."""
     orders: list[_Ngrams] = []
     zero_V = np.zeros(num_words, dtype=np.int64)
-    row_T = token_T  # row of the n-gram that ends at each token, in its order
+    row_T = token_T  # row of the n-gram that ends at each token
     for n in range(1, order + 1):
         if n == 1:
             raw_V = np.bincount(token_T, minlength=num_words)
@@ -95,15 +105,15 @@ def _count(token_T: np.ndarray, place_T: np.ndarray, order: int, num_words: int)
 
 
 def _continuation(lower: _Ngrams, higher: _Ngrams) -> _Ngrams:
-    """`lower` with the number of distinct words seen before each n-gram for its count (Chen & Goodman eq. 20)."""
+    """Replaces the counts of `lower` by the number of distinct words before each n-gram (Chen & Goodman eq. 20)."""
     left_H = np.bincount(higher.suffix_N, minlength=len(lower.word_N))
-    # No word stands before an n-gram that begins with <s>: it is the suffix of nothing, and keeps its raw count.
+    # An n-gram that begins with <s> is the suffix of no other and keeps its raw count.
     count_H = np.where(left_H > 0, left_H, lower.count_N)
     return _Ngrams(lower.word_N, lower.history_N, lower.suffix_N, count_H)
 
 
 def _discounts(count_N: np.ndarray) -> np.ndarray:
-    """What to take from a count of 0, 1, 2, 3 or more (eq. 26); plain Kneser-Ney where the text is too small for it."""
+    """Returns the discounts of counts 0, 1, 2, 3 or more (eq. 26), plain Kneser-Ney if the text is too small for it."""
     n1, n2, n3, n4 = (int(np.count_nonzero(count_N == c)) for c in (1, 2, 3, 4))
     if n1 and n2 and n3:
         y = n1 / (n1 + 2 * n2)
@@ -115,13 +125,13 @@ def _discounts(count_N: np.ndarray) -> np.ndarray:
 
 
 def _probabilities(orders: list[_Ngrams], num_words: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Probabilities per order and, for all but the highest order, back-off weights (1 where no n-gram goes on)."""
+    """Returns probabilities per order, and backoff weights for all but the highest (1 if no n-gram extends it)."""
     probs: list[np.ndarray] = []
     backoffs: list[np.ndarray] = []
-    lower_prob = np.full(num_words, 1.0 / (num_words - 1))  # uniform; <s> is no outcome
+    lower_prob = np.full(num_words, 1.0 / (num_words - 1))  # uniform, without <s>
     for n, ngrams in enumerate(orders, start=1):
         discounts = _discounts(ngrams.count_N)
-        log.info("order %d: %d n-grams, discounts %s", n, len(ngrams.word_N), np.round(discounts[1:], 4).tolist())
+        log.debug("order %d: %d n-grams, discounts %s", n, len(ngrams.word_N), np.round(discounts[1:], 4).tolist())
         taken_N = discounts[np.minimum(ngrams.count_N, 3)]
         num_histories = 1 if n == 1 else len(orders[n - 2].word_N)
         total_H = np.bincount(ngrams.history_N, ngrams.count_N, num_histories)

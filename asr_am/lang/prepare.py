@@ -1,4 +1,4 @@
-"""The work of stage `lang`: lexicon files and L into one directory, a language model and G into another."""
+"""Work of stage lang: the lexicon files and L into one folder, a language model and G into another."""
 
 from __future__ import annotations
 
@@ -19,13 +19,19 @@ log = logging.getLogger(__name__)
 
 
 def prepare_lang(data_dir: Path, out: Path, *, position_dependent: bool, silence_prob: float) -> None:
-    """Write phones.txt words.txt lexicon.txt L.fst L_disambig.fst lang.json into `out`.
+    """Writes phones.txt, words.txt, lexicon.txt, L.fst, L_disambig.fst and lang.json.
 
-    data_dir: holds lexicon.txt and maybe nonspeech.txt. silence_prob: of the optional silence between words.
-    InputError: see `read_lexicon`; silence_prob out of [0, 1).
+    Args:
+        data_dir: has lexicon.txt and optionally nonspeech.txt.
+        out: output folder.
+        position_dependent: add position markers to speech phones.
+        silence_prob: probability of the optional silence between words, at least 0 and below 1.
+
+    Raises:
+        InputError: `silence_prob` is out of range, or the lexicon is refused (see `read_lexicon`).
     """
     if not 0.0 <= silence_prob < 1.0:
-        raise InputError(f"silence_prob {silence_prob}: must be at least 0 and below 1")
+        raise InputError(f"silence_prob={silence_prob}: must be at least 0 and below 1")
     lexicon = read_lexicon(data_dir / "lexicon.txt", data_dir / "nonspeech.txt")
     if position_dependent:
         lexicon = mark_positions(lexicon)
@@ -69,12 +75,23 @@ def prepare_lm(
     data_dir: Path, lang_dir: Path, out: Path, *, name: str, order: int | None, arpa: str | None, text: str,
     max_ngrams: int | None = None,
 ) -> None:  # fmt: skip
-    """Write lm.arpa, G.fst and lm.json (what the model is, its perplexity on the dev transcripts) into `out`.
+    """Writes lm.arpa, G.fst and lm.json (description of the model and its perplexity on the dev transcripts).
 
-    Either `order`: Kneser-Ney on data_dir/lm/<text>.txt over the words of the lexicon; or `arpa`: a given model, by the
-    name of a file in data_dir/lm/ or by its path. lm.arpa holds it without the words that the lexicon lacks, pruned to
-    `max_ngrams` n-grams of order 2 and above.
-    InputError: both or neither given, a broken ARPA file or text, a model for another lexicon.
+    Give either `order`, for a Kneser-Ney model of data_dir/lm/<text>.txt over the words of the lexicon, or `arpa`, for
+    an existing model. lm.arpa is that model without words outside the lexicon, pruned to `max_ngrams`.
+
+    Args:
+        data_dir: output of stage data.
+        lang_dir: output of `prepare_lang`.
+        out: output folder.
+        name: name of the model.
+        order: order of a new model, or None.
+        arpa: name of a file in data_dir/lm/ or path of an existing model, or None.
+        text: name of the training text.
+        max_ngrams: maximum number of n-grams of order 2 and above, or None.
+
+    Raises:
+        InputError: both or neither of `order` and `arpa`, a damaged ARPA file or text, a model for another lexicon.
     """
     if (order is None) == (arpa is None):
         raise InputError(f"corpus.lms.{name}: give either an order or an ARPA file (order, arpa)")
@@ -87,7 +104,7 @@ def prepare_lm(
     else:
         assert order is not None
         source = data_dir / "lm" / f"{text}.txt"
-        remedy = f"set corpus.lms.{name}.text to the name of a text beside it, or run stage 0 (data) again"
+        remedy = f"set corpus.lms.{name}.text to the name of another text in that folder, or run stage 0 (data) again"
         model = estimate(read_sentences(source, remedy), vocabulary(words), order)
     used, dropped = restrict(model, words, str(source))
     if arpa is not None and dropped:
@@ -101,7 +118,7 @@ def prepare_lm(
 
 def _find_arpa(data_dir: Path, name: str, arpa: str) -> Path:
     path = Path(arpa).expanduser()
-    for candidate in (data_dir / "lm" / path, path):  # the corpus' own first; an absolute path is both
+    for candidate in (data_dir / "lm" / path, path):  # an absolute path stays as it is in both
         if candidate.is_file():
             return candidate
     raise InputError(f"{arpa}: no such ARPA file, neither in {data_dir / 'lm'} nor here; set corpus.lms.{name}.arpa")

@@ -1,8 +1,9 @@
-"""Making a back-off n-gram model smaller, for a graph that fits: relative-entropy pruning.
+"""Relative-entropy pruning of backoff n-gram models, for decoding graphs that fit into memory.
 
-A. Stolcke, "Entropy-based pruning of backoff language models", DARPA Broadcast News Workshop 1998, equation 4: what
-leaving out one n-gram costs in relative entropy. Here the cheapest n-grams go until few enough are left, each scored
-against the whole model; probabilities of those that stay do not change, back-off weights are computed anew.
+A. Stolcke, "Entropy-based pruning of backoff language models", DARPA Broadcast News Workshop 1998. Equation 4 is the
+relative entropy that removing one n-gram costs. Here the n-grams of lowest cost are removed until at most the wanted
+number is left, each scored against the unpruned model. Probabilities of the others do not change. Backoff weights are
+recomputed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from asr_am.lang.arpa import Arpa, Ngram
 
 
 def prune(arpa: Arpa, max_ngrams: int) -> Arpa:
-    """The model with at most `max_ngrams` n-grams of order 2 and above; unigrams stay."""
+    """Returns the model with at most `max_ngrams` n-grams of order 2 and above. Unigrams are never removed."""
     if sum(map(len, arpa.logprobs[1:])) <= max_ngrams:
         return arpa
     costs = _costs(arpa)
@@ -27,7 +28,7 @@ def prune(arpa: Arpa, max_ngrams: int) -> Arpa:
 
 
 def _costs(arpa: Arpa) -> dict[Ngram, float]:
-    """Cost of each n-gram of order 2 and above, never below that of an n-gram that needs it for its history."""
+    """Returns the cost of each n-gram of order 2 and above, at least that of the n-grams whose history it is."""
     costs: dict[Ngram, float] = {}
     for level in reversed(arpa.logprobs[1:]):
         by_history: dict[Ngram, list[Ngram]] = defaultdict(list)
@@ -47,11 +48,17 @@ def _costs(arpa: Arpa) -> dict[Ngram, float]:
 
 
 def _divergence(p: float, shorter: float, left: float, left_shorter: float) -> float:
-    """Equation 4 without P(history): p of the n-gram, p of it without its first word, what is left of 1 after each."""
+    """Computes equation 4 without the factor P(history).
+
+    Args:
+        p: probability of the n-gram.
+        shorter: probability of the n-gram without its first word.
+        left, left_shorter: probability mass left for backoff, and that of the same words in the shorter model.
+    """
     old = math.log(left / left_shorter)
     new = math.log((left + p) / (left_shorter + shorter))
     if p <= 0 or shorter <= 0:
-        return math.inf  # the n-gram cannot be had from a shorter one
+        return math.inf  # the shorter n-gram cannot replace it
     return -(p * (math.log(shorter) + new - math.log(p)) + left * (new - old))
 
 
@@ -61,7 +68,7 @@ def _history_logprob(arpa: Arpa, history: Ngram) -> float:
 
 
 def _with_backoffs(logprobs: list[dict[Ngram, float]]) -> Arpa:
-    """A model of these probabilities that sums to one after every history."""
+    """Returns the model of these probabilities with backoff weights that make every history sum to one."""
     arpa = Arpa(logprobs, {})
     for level in logprobs[1:]:
         sums: dict[Ngram, list[float]] = defaultdict(lambda: [1.0, 1.0])

@@ -1,6 +1,4 @@
-"""Transcripts of the prepared data: reading them, and counting their words outside the lexicon.
-
-Sentences of a text, one a line, as language models are trained on."""
+"""Transcripts of the prepared data and sentences of LM texts: reading, and counting words outside the lexicon."""
 
 from __future__ import annotations
 
@@ -16,11 +14,15 @@ from asr_am.errors import InputError
 from asr_am.lang.lang_dir import Lang
 
 log = logging.getLogger(__name__)
-TOO_MANY = 0.2  # share of unknown words beyond which the lexicon and the transcripts cannot belong together
+TOO_MANY = 0.2  # share of unknown words from which lexicon and transcripts are taken for a mismatch
 
 
 def read_transcripts(data_dir: Path, subset: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield (utterance id, words) of a set. InputError: a missing or broken manifest, an utterance without text."""
+    """Yields (utterance id, words) of a set.
+
+    Raises:
+        InputError: the manifest is missing or damaged, or an utterance has no text.
+    """
     for segment in read_supervisions(data_dir, subset):
         if segment.text is None:
             raise InputError(f"{data_dir / subset}: utterance {segment.id} has no transcript; run stage 0 (data) again")
@@ -28,10 +30,18 @@ def read_transcripts(data_dir: Path, subset: str) -> Iterator[tuple[str, list[st
 
 
 def check_transcripts(data_dir: Path, lang: Lang, out: Path, oov: Literal["unk", "error"] = "unk") -> Counter[str]:
-    """Count the words of the train and dev transcripts that the lexicon lacks, and write them to out/oov_counts.txt.
+    """Counts the words of the train and dev transcripts outside the lexicon, and writes them to out/oov_counts.txt.
 
-    They are trained as `<unk>`. InputError with `oov="error"` if there is any, and always when they are more than a
-    fifth of all words.
+    They are trained as `<unk>`.
+
+    Args:
+        data_dir: output of stage data.
+        lang: the lexicon.
+        out: output folder.
+        oov: "error" refuses any such word.
+
+    Raises:
+        InputError: there is such a word and `oov` is "error", or they are more than a fifth of all words.
     """
     counts: Counter[str] = Counter()
     where: dict[str, str] = {}
@@ -47,7 +57,7 @@ def check_transcripts(data_dir: Path, lang: Lang, out: Path, oov: Literal["unk",
     lines = [f"{count} {word} {where[word]}\n" for word, count in ordered]
     (out / "oov_counts.txt").write_text("".join(lines), encoding="utf-8")
     if not total:
-        raise InputError(f"{data_dir}: the train and dev transcripts hold no words")
+        raise InputError(f"{data_dir}: the train and dev transcripts have no words; run stage 0 (data) again")
     if counts:
         examples = ", ".join(f"{word} ({where[word]})" for word, _ in ordered[:5])
         message = (
@@ -61,10 +71,14 @@ def check_transcripts(data_dir: Path, lang: Lang, out: Path, oov: Literal["unk",
 
 
 def read_sentences(path: Path, remedy: str) -> Iterator[list[str]]:
-    """Yield the words of each line that has any. InputError, with `remedy`: no such file, not text, `<s>` or `</s>`."""
+    """Yields the words of each non-empty line.
+
+    Raises:
+        InputError: with `remedy` if the file is missing or not text, and for lines with `<s>` or `</s>`.
+    """
     for number, line in numbered_lines(path, remedy):
         sentence = split_words(line)
         if "<s>" in sentence or "</s>" in sentence:
-            raise InputError(f"{path}:{number}: holds <s> or </s>, which are added here; take them out")
+            raise InputError(f"{path}:{number}: holds <s> or </s>, which are added automatically; remove them")
         if sentence:
             yield sentence

@@ -1,7 +1,7 @@
-"""What a neural language model predicts: words, or pieces of them (sentencepiece), numbered by falling frequency.
+"""Units that a neural LM predicts: words or sentencepiece pieces, numbered by falling frequency.
 
-The numbering is what log-uniform sampling wants. The lexicon is closed, so a table from words to their units is all
-that is needed later, whichever kind they are.
+Log-uniform sampling needs that order. As the lexicon is closed, later steps need only the table from words to units,
+whichever kind they are.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ from typing import Literal
 
 from asr_am.errors import InputError
 
-BOUNDARY, UNKNOWN = 0, 1  # ids of `</s>`, which stands before and after a sentence, and of `<unk>`
+BOUNDARY, UNKNOWN = 0, 1  # ids of `</s>` (before and after a sentence) and `<unk>`
 SPECIAL = ("</s>", "<unk>")
-LINE_BYTES = 1 << 16  # sentencepiece leaves longer ones out
-MAX_PIECE_WORDS = 10_000_000  # words; counts of a larger text are scaled down before pieces are learned from them
+LINE_BYTES = 1 << 16  # sentencepiece ignores longer lines
+MAX_PIECE_WORDS = 10_000_000  # the counts of a text with more words are scaled down to this many
 
 
 @dataclass(frozen=True)
 class Units:
-    """names: of the ids. spelling: the units of each known word, `<unk>` left out; every other word is UNKNOWN."""
+    """Units of a neural LM.
+
+    Attributes:
+        names: name of each unit id.
+        spelling: unit ids of each known word except `<unk>`. Every other word is UNKNOWN.
+    """
 
     names: Sequence[str]
     spelling: Mapping[str, tuple[int, ...]]
@@ -31,20 +36,26 @@ class Units:
         return len(self.names)
 
     def of(self, word: str) -> tuple[int, ...]:
-        """The ids of one word."""
+        """Returns the unit ids of a word."""
         return self.spelling.get(word, (UNKNOWN,))
 
 
 def make_units(
     kind: Literal["word", "sentencepiece"], lexicon: Collection[str], counts: Counter[str], size: int
 ) -> Units:
-    """The units of all words of the lexicon, and with `sentencepiece` of all words of the text.
+    """Makes the units of all words of the lexicon, and with `sentencepiece` also of all words of the text.
 
-    counts: of the text's words. size: how many pieces, `<unk>` among them, `</s>` not.
-    InputError: an unknown kind, or a number of pieces that the text does not give.
+    Args:
+        kind: "word" or "sentencepiece".
+        lexicon: words of the lexicon.
+        counts: word counts of the text.
+        size: number of pieces, including `<unk>` but not `</s>`.
+
+    Raises:
+        InputError: the kind is unknown, or the text does not give that number of pieces.
     """
     if kind not in ("word", "sentencepiece"):
-        raise InputError(f"lm.units={kind}: is word or sentencepiece")
+        raise InputError(f"lm.units={kind}: must be word or sentencepiece")
     if kind == "word":
         return _numbered({word: (word,) for word in set(lexicon) - set(SPECIAL)}, counts, ())
     pieces, spell = _learn_pieces(counts, size)
@@ -53,7 +64,7 @@ def make_units(
 
 
 def _numbered(spelling: Mapping[str, Sequence[str]], counts: Counter[str], names: Iterable[str]) -> Units:
-    """Units with ids in the order of their frequency. names: those that there are beside the ones in use."""
+    """Numbers units by frequency. `names` are units to include even if no word uses them."""
     frequency: Counter[str] = Counter(dict.fromkeys(names, 0))
     for word, units in spelling.items():
         for unit in units:
@@ -64,7 +75,7 @@ def _numbered(spelling: Mapping[str, Sequence[str]], counts: Counter[str], names
 
 
 def _learn_pieces(counts: Counter[str], size: int) -> tuple[list[str], Callable[[str], Sequence[str]]]:
-    """The names of the pieces, and a function from a word to its pieces (those of the unigram model, the default)."""
+    """Returns the names of the pieces, and a function from a word to its pieces (unigram model, the default)."""
     import sentencepiece
 
     model = io.BytesIO()
@@ -76,14 +87,16 @@ def _learn_pieces(counts: Counter[str], size: int) -> tuple[list[str], Callable[
         )  # fmt: skip
     except (RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0].rsplit("] ", 1)[-1]
-        raise InputError(f"lm.pieces={size}: sentencepiece refuses ({reason}); choose another number") from error
+        raise InputError(
+            f"lm.pieces={size}: sentencepiece cannot learn that many ({reason}); choose another number"
+        ) from error
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     names = [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
     return names, lambda word: [names[number] for number in processor.encode(word)]
 
 
 def _repeated(counts: Counter[str]) -> Iterator[str]:
-    """Every word as often as the text has it, in lines of one word: pieces never cross words."""
+    """Yields every word as often as it occurs in the text. Lines repeat one word, as pieces never cross words."""
     share = min(1.0, MAX_PIECE_WORDS / max(1, counts.total()))
     for word, count in sorted(counts.items()):
         left = max(1, round(count * share)) if word not in SPECIAL else 0

@@ -129,7 +129,7 @@ def test_damaged_or_missing_lattices(root: Path, tmp_path: Path) -> None:
         read_candidates(tmp_path, "dev", 5, 1)
     (tmp_path / "lattices").mkdir()
     whole = (root / "run/lattices/dev.ark").read_bytes()
-    for data, message in ((whole[:-7], "damaged at byte"), (b"", "holds no lattice")):
+    for data, message in ((whole[:-7], "damaged at byte"), (b"", "has no lattices")):
         (tmp_path / "lattices/dev.ark").write_bytes(data)
         with pytest.raises(InputError, match=message):
             read_candidates(tmp_path, "dev", 5, 1)

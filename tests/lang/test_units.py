@@ -36,7 +36,7 @@ def test_pieces_spell_every_word_and_are_numbered_by_falling_frequency() -> None
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(InputError, match=r"lm.pieces=5000: sentencepiece refuses \(.*too high.*<= \d+"):
+    with pytest.raises(InputError, match=r"lm.pieces=5000: sentencepiece cannot learn that many \(.*too high.*<= \d+"):
         make_units("sentencepiece", LEXICON, COUNTS, size=5000)
     with pytest.raises(InputError, match=r"lm\.units=letters"):
         make_units("letters", LEXICON, COUNTS, size=10)  # type: ignore[arg-type]

@@ -123,7 +123,9 @@ def write_group(
     write_archive(out, path.name, matrices, final=final)
 
 
-def speaker_ivectors(models: Path, features_dir: Path, subset: str, out: Path) -> None:
+def speaker_ivectors(
+    models: Path, features_dir: Path, subset: str, out: Path, estimator: Estimator | None = None
+) -> None:
     """Writes one i-vector per speaker of a new set.
 
     Args:
@@ -131,8 +133,9 @@ def speaker_ivectors(models: Path, features_dir: Path, subset: str, out: Path) -
         features_dir: features of the new set.
         subset: name of the new set.
         out: output folder.
+        estimator: the loaded models. If None, they are loaded from `models`.
     """
-    options, estimate = load_options(models), load_estimator(models)
+    options, estimate = load_options(models), estimator or load_estimator(models)
     speech = Speech(features_dir, subset, options.normalise)
     speakers = speech.by_speaker()
     found_BS = estimate.offline(map(speech.frames, utterances) for utterances in speakers.values())
