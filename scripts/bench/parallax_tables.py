@@ -1,14 +1,17 @@
-"""Throughputs of Parallax (Kim et al., 2018) on 48 GPUs, published and on the virtual cluster: Table 1 (servers and MPI
-for four models), Table 4 (each optimisation added), and the speed-ups over one GPU of Fig. 13.
+"""Compares published throughputs of Parallax (Kim et al., 2018) on 48 GPUs with those on the virtual cluster: Table 1
+(servers and MPI for four models), Table 4 (each optimisation added), and the speed-ups over one GPU of Fig. 13.
 
     python scripts/bench/parallax_tables.py [--jobs N] [--json FILE] [cluster.nic_bandwidth=3e9 ...]
 
-The library's own code runs on conf/cluster/parallax_tb.yaml with conf/workload/parallax_*.yaml. Its models are zeros:
-as many rows and lookups as the paper's, but rows and dense weights that are shorter, timed at their full length; so row
-numbers are timed as 1/16 of their rows' bytes (of the paper's, they are 1/512 or less). TF-PS is BASE, servers that add
-gradients as they come; Horovod is all-reduce and all-gather. +OPAU and +OPSW move a multiplication and slices to the
-servers; lookups here take rows out of their server from the start, and nothing is multiplied, so +LA stands for them,
-too. Exits with 1 where a figure is more than 1.5 times too high or too low, or two are in the wrong order.
+Runs the library's own code on conf/cluster/parallax_tb.yaml with conf/workload/parallax_*.yaml. Models hold zeros. They
+have as many rows and lookups as the paper's, but shorter rows and fewer dense weights, which are timed at full size.
+Hence row numbers are timed as 1/16 of the bytes of their rows, while in the paper they are 1/512 or less.
+
+TF-PS is BASE, with servers that add gradients one by one. Horovod is all-reduce and all-gather. +OPAU and +OPSW move a
+multiplication and slices to the servers. Here lookups always select rows on their server, and nothing is multiplied, so
++LA also stands for them.
+
+Exits with 1 if a figure is more than 1.5 times too high or too low, or if two are in the wrong order.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ from asr_am.stages.app import values
 
 FACTOR = 1.5
 GPUS = 48
-WIDTH = 16  # elements of a row here
-STEPS = 2  # that are timed; all are alike but for jitter
+WIDTH = 16  # elements of a row in the models of this script
+STEPS = 2  # timed steps, which differ by jitter only
 
 BASE = Config(hybrid=False, local_aggregation=False, merge_each=True)
 HYB = replace(BASE, hybrid=True, path="servers")
@@ -45,8 +48,15 @@ NAMES = {BASE: "PS", HYB: "+HYB", LA: "+LA", MPI: "MPI"}
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the paper's. examples: of a batch, images or words. dense: elements (Table 1). tables: V of each
-    embedding; touched: rows of each that a batch looks up, together Table 1's subset. width: elements of a row.
+    """A model of the paper.
+
+    Attributes:
+        name: Suffix of conf/workload/parallax_*.yaml.
+        examples: Images or words of a batch.
+        dense: Number of dense elements (Table 1).
+        tables: Number of rows of each embedding.
+        touched: Rows of each embedding that a batch looks up. Their sum is the subset of Table 1.
+        width: Elements of a row.
     """
 
     name: str
@@ -69,7 +79,13 @@ NMT = Model("nmt", 128 * 25, 94e6, (36_600, 36_600), (3_400, 3_400))
 
 @dataclass(frozen=True)
 class Setting:
-    """overrides: Hydra's, from the command line."""
+    """One cell of a table.
+
+    Attributes:
+        model: The model.
+        config: Options of Parallax.
+        overrides: Hydra overrides from the command line.
+    """
 
     model: Model
     config: Config
@@ -79,17 +95,17 @@ class Setting:
         return f"{self.model.name:12} {NAMES[self.config]:5}"
 
     def build(self) -> tuple[Cluster, Workload]:
-        """InputError for overrides that do not fit the configuration."""
+        """Reads the configuration. Raises InputError for invalid overrides."""
         cfg = published.config(["cluster=parallax_tb", f"workload=parallax_{self.model.name}"], self.overrides)
         return Cluster.build(values(cfg.cluster)), Workload.build(values(cfg.workload))
 
-    def alone(self) -> float:
-        """Examples a second of one GPU, which has nothing to communicate."""
+    def single_gpu(self) -> float:
+        """Returns examples per second of one GPU without communication."""
         hardware, workload = self.build()
         return self.model.examples / workload.seconds(hardware.device, 1, 1)
 
 
-PUBLISHED = {  # examples a second: Table 4's, for PS Table 1's
+PUBLISHED = {  # examples per second, from Table 4, for PS from Table 1
     Setting(RESNET, BASE): 6.0e3, Setting(RESNET, MPI): 8.1e3, Setting(INCEPTION, BASE): 3.9e3,
     Setting(INCEPTION, MPI): 5.8e3, Setting(LM, BASE): 101.2e3, Setting(LM, HYB): 112e3, Setting(LM, LA): 251e3,
     Setting(LM, MPI): 39.0e3, Setting(NMT, BASE): 86.8e3, Setting(NMT, HYB): 117e3, Setting(NMT, LA): 188e3,
@@ -102,7 +118,7 @@ SPEED_UPS = {  # Fig. 13: Parallax, TF-PS, Horovod
 
 
 class Zeros(nn.Module):
-    """shared: embeddings that have one number for all their elements, as nobody writes to them."""
+    """Model of zeros. With `shared`, all elements of an embedding share memory, as nothing is written to them."""
 
     def __init__(self, model: Model, shared: bool) -> None:
         super().__init__()
@@ -117,7 +133,7 @@ class Zeros(nn.Module):
 
 
 def log_uniform(count: int, vocabulary: int, generator: torch.Generator) -> Tensor:
-    """So many distinct rows, frequent ones with small numbers, as Zipf's law has it and sampled softmax draws them."""
+    """Draws `count` distinct row numbers by Zipf's law, like the candidates of a sampled softmax."""
     drawn = torch.zeros(0, dtype=torch.int64)
     while len(drawn) < count:
         more = (vocabulary + 1) ** torch.rand(count, generator=generator, dtype=torch.float64)
@@ -126,7 +142,7 @@ def log_uniform(count: int, vocabulary: int, generator: torch.Generator) -> Tens
 
 
 def throughput(setting: Setting) -> float:
-    """Examples a virtual second of all GPUs; says so on stderr."""
+    """Returns examples per virtual second of all GPUs. Reports on stderr."""
     begin = time.monotonic()
     torch.set_num_threads(1)
     model = setting.model
@@ -134,7 +150,7 @@ def throughput(setting: Setting) -> float:
     shared = setting.config.path != "all-gather"
     cluster = SimCluster(hardware, workload, GPUS, seed=1, model_elements=round(model.dense / model.scale))
 
-    def live(team: SimTeam) -> float:
+    def run_learner(team: SimTeam) -> float:
         generator = torch.Generator().manual_seed(team.rank)
         zeros = Zeros(model, shared)
         sizes = [len(table) for table in zeros.tables]
@@ -148,23 +164,23 @@ def throughput(setting: Setting) -> float:
             runner.drain()
             return (team.now() - first) / STEPS
 
-    seconds = max(cluster.run(live).values())
-    print(f"{setting}: {seconds:.4f} s a step ({time.monotonic() - begin:.0f} s)", file=sys.stderr, flush=True)
+    seconds = max(cluster.run(run_learner).values())
+    print(f"{setting}: {seconds:.4f} s per step ({time.monotonic() - begin:.0f} s)", file=sys.stderr, flush=True)
     return GPUS * model.examples / seconds
 
 
 def measure(overrides: Sequence[str], jobs: int) -> tuple[list[Row], list[str]]:
-    """All comparisons, and what is in another order than published."""
+    """Returns all comparisons, and messages about wrong orders."""
     settings = [replace(setting, overrides=tuple(overrides)) for setting in PUBLISHED]
     found = parallel_map(throughput, settings, jobs, "settings")
     ours = {(s.model, s.config): value for s, value in zip(settings, found, strict=True)}
     rows = [Row(f"{s}  a second", PUBLISHED[s], ours[s.model, s.config]) for s in PUBLISHED]
     rows += [Row(f"{m.name:12} +OPSW  a second", value, ours[m, LA]) for m, value in ALL.items()]
     for model, speed_ups in SPEED_UPS.items():
-        alone = Setting(model, MPI, tuple(overrides)).alone()
+        single = Setting(model, MPI, tuple(overrides)).single_gpu()
         best = LA if model.tables else MPI
         for name, config, value in zip(("Parallax", "TF-PS", "Horovod"), (best, BASE, MPI), speed_ups, strict=True):
-            rows.append(Row(f"{model.name:12} {name:8} speed-up", value, ours[model, config] / alone))
+            rows.append(Row(f"{model.name:12} {name:8} speed-up", value, ours[model, config] / single))
     orders = [(RESNET, BASE, MPI), (INCEPTION, BASE, MPI), *((m, a, b) for m in (LM, NMT) for a, b in RISING)]
     wrong = [f"{m.name}: {NAMES[a]} slower than {NAMES[b]}" for m, a, b in orders if ours[m, a] >= ours[m, b]]
     return rows, wrong
