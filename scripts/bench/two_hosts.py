@@ -130,8 +130,7 @@ def build_all(team: ProcessTeam, steps: int, threshold: float) -> dict[str, Stra
 
 
 def take_turn(strategy: Strategy, g: Tensor, steps: int) -> dict[str, float]:
-    """Returns per step: `seconds`, and bytes between the hosts by the kernel's (`wire`) and the team's count (`own`).
-    """
+    """Returns per step: `seconds`, and bytes between the hosts by the kernel's (`wire`) and by our count (`own`)."""
     team, params = strategy.team, strategy.params
 
     def gradient(on_bucket: BucketHook | None) -> StepResult:

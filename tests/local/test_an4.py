@@ -1,4 +1,4 @@
-"""AN4's preparation, on a small tree of the corpus' form: big-endian raw files, lists, transcripts, dictionary."""
+"""Tests AN4's preparation on a small tree of the same form: big-endian raw files, lists, transcripts, dictionary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEST = [("menk", "cen1-menk-b"), ("menk", "cen2-menk-b")]
 
 
 def samples(seed: int) -> np.ndarray:
-    """Half a second of smooth noise, int16 in native order."""
+    """Returns half a second of smooth noise, int16 in native order."""
     noise = np.random.default_rng(seed).standard_normal(8000)
     return (2000 * np.convolve(noise, np.ones(8) / 8, mode="same")).astype(np.int16)
 
@@ -98,7 +98,7 @@ def test_an_archive_is_found_in_its_folder(tree: Path) -> None:
 
 
 def change_file(name: str, change: Callable[[bytes], bytes | None]) -> Callable[[Path], None]:
-    """A change to one file of the tree; None removes it."""
+    """Returns a function that changes one file of the tree, or removes it if the change is None."""
 
     def apply(tree: Path) -> None:
         contents = change((tree / name).read_bytes())
@@ -147,9 +147,9 @@ def test_little_endian_samples_are_refused(tree: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("compression", ["gz", "xz"])
 def test_cut_or_changed_archives_are_refused(tree: Path, tmp_path: Path, compression: str) -> None:
     archive = pack(tree, compression)
-    whole, dice = archive.read_bytes(), random.Random(0)
+    complete, dice = archive.read_bytes(), random.Random(0)
     for trial in range(10):
-        damaged = bytearray(whole[: dice.randrange(len(whole) - 600)])
+        damaged = bytearray(complete[: dice.randrange(len(complete) - 600)])
         for _ in range(trial):
             damaged[dice.randrange(len(damaged))] ^= 1 << dice.randrange(8)
         archive.write_bytes(damaged)

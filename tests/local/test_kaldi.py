@@ -1,4 +1,4 @@
-"""Stage data of recipes/kaldi on small directories of real files: every form of audio, everything that may be wrong."""
+"""Tests stage data of recipes/kaldi on small directories of real files: every form of audio and every error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Corpus:
         return self.root / "data"
 
     def prepare(self, **options: object) -> str:
-        """Run the preparation and the checks after it; returns the corpus' log."""
+        """Runs the preparation and its checks, and returns the corpus' log."""
         given = {"train": self.train, "test": self.test, "lexicon": self.root / "lexicon.txt"} | options
         given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
         prepare(self.out, **({"sampling_rate": RATE} | given))
@@ -63,7 +63,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def corpus(pristine: Path, tmp_path: Path) -> Corpus:
-    """A copy to damage. Paths in wav.scp are relative to the directory."""
+    """A copy that may be damaged. Paths in wav.scp are relative to the directory."""
     for name in ("train", "test"):
         shutil.copytree(pristine / name, tmp_path / name)
         path = tmp_path / name / "wav.scp"
@@ -79,7 +79,7 @@ def corpus(pristine: Path, tmp_path: Path) -> Corpus:
 
 
 def other_names(corpus: Corpus, folder: Path) -> Path:
-    """A dev set: the audio of another under names of its own."""
+    """Makes a dev set with the audio of another set under new names."""
     shutil.copytree(folder, corpus.root / "dev")
     for name in ("text", "utt2spk", "wav.scp"):
         path = corpus.root / "dev" / name
@@ -88,7 +88,7 @@ def other_names(corpus: Corpus, folder: Path) -> Path:
 
 
 def row(log: str, what: str) -> list[str]:
-    """The cells of the summary's row that begins with `what`."""
+    """Returns the cells of the summary's row that begins with `what`."""
     (line,) = [line for line in log.splitlines() if line.startswith(what)]
     return line.removeprefix(what).split()
 
@@ -100,7 +100,7 @@ def test_every_form_of_audio_gives_the_samples_of_the_wav_file(corpus: Corpus, k
     corpus.prepare()
     recording = next(iter(read_recordings(corpus.out, "test")))
     ((_, samples_N),) = read_utterances(recording, [next(iter(read_supervisions(corpus.out, "test")))])
-    if kind == "mp3":  # which adds a delay
+    if kind == "mp3":  # mp3 adds a delay
         peak = correlate(samples_N, noise(0).astype(np.float32)).max()
         assert peak > 0.7 * np.linalg.norm(samples_N) * np.linalg.norm(noise(0).astype(np.float32))
     else:
@@ -114,7 +114,7 @@ def test_dev_is_held_out_by_speaker_always_the_same(corpus: Corpus) -> None:
     assert len(held) == 2 and f"2 of 10 training speakers (20.0% of the speech): {' '.join(sorted(held))}" in log
     assert not held & {u.speaker for u in read_supervisions(corpus.out, "train")}
     assert (corpus.out / "lm/train.txt").read_text().count("\n") == 24  # without dev
-    for name in ("text", "utt2spk", "wav.scp"):  # the order of the files has no say
+    for name in ("text", "utt2spk", "wav.scp"):  # the order of the lines does not matter
         lines = (corpus.train / name).read_text().splitlines()[::-1]
         (corpus.train / name).write_text("\r\n".join(lines) + "\r\n")
     corpus.prepare()
@@ -198,7 +198,7 @@ def audio_of_many(content: bytes) -> Callable[[Corpus], object]:
 
 
 def in_test(name: str, old: str, new: str) -> Callable[[Corpus], object]:
-    """In every line of a file of the test set."""
+    """Replaces text in every line of a file of the test set."""
 
     def change(corpus: Corpus) -> None:
         path = corpus.test / name
@@ -213,7 +213,7 @@ def all_of(*changes: Callable[[Corpus], object]) -> Callable[[Corpus], object]:
 
 
 def recording(old: str, new: str) -> Callable[[Corpus], object]:
-    """Rename a recording of the test set, and its utterance."""
+    """Renames a recording of the test set and its utterance."""
     return all_of(*(in_test(name, f"{old} ", f"{new} ") for name in ("wav.scp", "text", "utt2spk")))
 
 
@@ -276,7 +276,7 @@ def test_a_word_with_a_brace_may_be_trained_on(corpus: Corpus) -> None:
 
 
 def test_only_what_was_said_is_scored(corpus: Corpus) -> None:
-    """The unknown word counts, as do words in brackets with phones of speech; noises and marks do not."""
+    """The unknown word counts, as do words in brackets with phones of speech. Noises and marks do not."""
     (corpus.root / "lexicon.txt").write_text(LEXICON + "<UH> AH\n[LAUGHTER] laugh\n[COUGH] SPN\n<ER> SPN\n<ER> ER\n")
     edit(corpus.test / "text", "b0-0 YES YES", "b0-0 <UNK> YES <uh> [LAUGHTER] [COUGH] <ER> [noise] <hm> Zoe")
     corpus.prepare()
@@ -331,7 +331,7 @@ def test_speakers_of_train_in_test_get_a_name_of_their_own(corpus: Corpus) -> No
 
 
 def test_one_utterance_in_train_and_test_is_refused(corpus: Corpus) -> None:
-    (corpus.train / "a0-0.wav").unlink()  # which nobody gets to read
+    (corpus.train / "a0-0.wav").unlink()  # is never read
     with pytest.raises(InputError, match=r"train/text:1: utterance a0-0 is in .*train too \(30 are\).*copy_data_dir"):
         corpus.prepare(test=corpus.train, dev=corpus.test, max_bad_audio=0)
 
@@ -359,7 +359,7 @@ def test_pipes_are_run_when_allowed_and_plain_ones_read_without(corpus: Corpus) 
 
 
 def test_sides_of_a_call(corpus: Corpus) -> None:
-    """Two channels: the first, unless reco2file_and_channel or segments name one; an stm follows the names."""
+    """The first of two channels is used unless reco2file_and_channel or segments name one. An stm follows the names."""
     both = np.stack([noise(1), noise(2)], axis=1)
     soundfile.write(corpus.test / "call.wav", both, RATE)
     for name in ("b0-0", "b0-1", "b0-2"):
@@ -392,7 +392,7 @@ def test_sides_of_a_call(corpus: Corpus) -> None:
 
 
 def overlapping_turns(folder: Path, turns: int = 20) -> np.ndarray:
-    """A test set of one recording with turns of 4 s, each from a second before the end of the last; its samples."""
+    """Makes a test set of one recording with turns of 4 s that overlap by a second, and returns its samples."""
     samples_N = noise(7, 3 * turns + 1)
     soundfile.write(folder / "call.wav", samples_N, RATE)
     (folder / "wav.scp").write_text("call call.wav\n")
@@ -408,7 +408,7 @@ def test_utterances_that_overlap_on_a_channel_are_scored_each_against_its_own_wo
     log = corpus.prepare()
     assert row(log, "utterances that overlap an earlier one on their channel: scored apart")[0] == "10"
     recordings = {r.id: r for r in read_recordings(corpus.out, "test")}
-    assert set(recordings) == {"call", "call-overlap1"}  # names that keep the prefix, for corpus.subsets
+    assert set(recordings) == {"call", "call-overlap1"}  # the prefix is kept for corpus.subsets
     utterances = {u.id: u for u in read_supervisions(corpus.out, "test")}
     for n, utterance in enumerate(utterances.values()):
         ((_, read_N),) = read_utterances(recordings[utterance.recording_id], [utterance])
@@ -433,9 +433,9 @@ def test_lost_utterances_are_told_in_corpus_json(corpus: Corpus) -> None:
     edit(corpus.test / "text", "b0-0 YES YES", "b0-0 !SIL")
     (corpus.test / "b1-1.wav").unlink()
     corpus.prepare(max_bad_audio=0.1)
-    told = json.loads((corpus.out / "corpus.json").read_text())
-    assert told["utterances"] == {"train": 24, "dev": 6, "test": 10}
-    assert told["left_out"] == {"test": {"transcript without words": 1, "missing audio": 1}}
+    record = json.loads((corpus.out / "corpus.json").read_text())
+    assert record["utterances"] == {"train": 24, "dev": 6, "test": 10}
+    assert record["left_out"] == {"test": {"transcript without words": 1, "missing audio": 1}}
 
 
 def test_paths_from_another_machine_need_the_root(corpus: Corpus) -> None:
@@ -473,7 +473,7 @@ def test_text_and_arpa(corpus: Corpus) -> None:
 
 
 def test_the_lm_does_not_learn_sentences_held_out_as_dev(corpus: Corpus) -> None:
-    """Of each one copy, as what the text has more often was said by others, too."""
+    """One copy of each is removed, because further ones were spoken by others."""
     names = [line.split()[0] for line in (corpus.train / "text").read_text().splitlines()]
     spoken = [" ".join(WORDS[(n // 4**place) % 4] for place in range(3)) for n in range(len(names))]  # all different
     (corpus.train / "text").write_text("".join(f"{name} {said}\n" for name, said in zip(names, spoken, strict=True)))
@@ -488,12 +488,12 @@ def test_the_lm_does_not_learn_sentences_held_out_as_dev(corpus: Corpus) -> None
     text.write_text("\n".join(held) + "\n")
     with pytest.raises(InputError, match="sentences: holds nothing but sentences held out as dev"):
         corpus.prepare(text=text)
-    corpus.prepare(text=text, dev=other_names(corpus, corpus.train))  # whose sentences are the user's affair
+    corpus.prepare(text=text, dev=other_names(corpus, corpus.train))  # a given dev set is not removed from the text
     assert len((corpus.out / "lm/train.txt").read_text().splitlines()) == 6
 
 
 def test_words_are_spelt_alike_everywhere(corpus: Corpus) -> None:
-    """Lexicon, ARPA, STM and GLM, whatever apostrophe, case and Unicode form each has."""
+    """Lexicon, ARPA, STM and GLM agree, whatever apostrophe, case and Unicode form each has."""
     (corpus.root / "lexicon.txt").write_text(LEXICON + "DON’T D OW N T\nCAFÉ K AE F EY\n")
     words = ["<s>", "</s>", "<unk>", "yes", "no", "one", "two", "don’t", "café"]
     arpa = corpus.root / "lm.arpa"

@@ -1,4 +1,4 @@
-"""Pronunciations by espeak-ng in the lexicon's phones: learnt from the words that both know, or refused."""
+"""Tests pronunciations by espeak-ng in the lexicon's phones, learnt from words that both know, or rejected."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cmu() -> Lexicon:
 
 
 def test_a_hidden_table_is_found_again() -> None:
-    """Symbols that stand for none, one or two phones, and nothing else: held-out words come out without an error."""
+    """For symbols that stand for none, one or two phones, held-out words have no errors."""
     dice = random.Random(0)
     table = {f"s{n}": (f"P{n}",) for n in range(20)} | {"pair": ("P1", "X"), "mute": ()}
     words = [[dice.choice(list(table)) for _ in range(dice.randrange(2, 8))] for _ in range(400)]

@@ -10,7 +10,7 @@ from local.kaldi.sets import CorpusSet
 
 
 def corpus(*places: tuple[float, float, int]) -> CorpusSet:
-    """Utterances (start, end, channel) of one recording, u0, u1, ..."""
+    """Returns utterances (start, end, channel) of one recording, u0, u1, ..."""
     source = AudioSource("command", [0, 1], "cat call.wav")
     recordings = {name: Recording(name, [source], 100, 1000, 10.0) for name in ("call", "call-overlap1")}
     utterances = [
@@ -25,7 +25,7 @@ def names(*places: tuple[float, float, int]) -> list[str]:
 
 
 def test_as_few_copies_as_it_takes() -> None:
-    """Each copy of what a command gives costs another run of it."""
+    """Each copy of a command's output costs another run of it."""
     first, second = "call-overlap1+", "call-overlap2"  # call-overlap1 is the name of another recording
     assert names((0, 4, 0), (3, 7, 0), (6, 9, 0), (8, 10, 0)) == ["call", first, "call", first]
     assert names((8, 10, 0), (0, 9, 0), (1, 2, 0), (1, 3, 0)) == [first, "call", first, second]

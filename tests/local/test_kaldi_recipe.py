@@ -1,4 +1,4 @@
-"""recipes/kaldi/run.sh: its options, and stages 0 to 2 on small directories at 8 kHz from files of 16 and 44.1 kHz."""
+"""Tests recipes/kaldi/run.sh: options, and stages 0 to 2 on small directories at 8 kHz from 16 and 44.1 kHz files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def recipe(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProc
 
 
 def test_stages_data_lang_and_features(tmp_path: Path) -> None:
-    """From another folder, with relative paths, one of which has a blank and a quote."""
+    """Runs from another folder with relative paths, one of which has a blank and a quote."""
     folder = tmp_path / "Amy's data"
     write_kaldi_dir(folder / "train", "a", speakers=10)
     write_kaldi_dir(folder / "test", "b", kind="flac", rate=44100)

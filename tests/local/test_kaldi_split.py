@@ -12,7 +12,7 @@ from local.kaldi.split import hold_out, separate_speakers
 
 
 def corpus(counts: dict[str, int], seconds: float = 1.0) -> CorpusSet:
-    """`counts` utterances, each of `seconds`, by each speaker."""
+    """Returns `counts` utterances, each of `seconds`, for each speaker."""
     utterances = [
         SupervisionSegment(f"{name}-{index}", f"{name}-{index}", 0.0, seconds, speaker=name)
         for name, count in counts.items()
@@ -27,21 +27,21 @@ def speakers(part: CorpusSet) -> set[str]:
 
 @pytest.mark.parametrize("big", [10, 400])
 def test_about_8_percent_of_the_speech_whoever_speaks_most(big: int) -> None:
-    whole = corpus({f"s{n}": 10 for n in range(60)} | {"talker": big})
-    train, dev, _ = hold_out(whole)
-    assert 0.07 < dev.seconds / whole.seconds < 0.13
+    complete = corpus({f"s{n}": 10 for n in range(60)} | {"talker": big})
+    train, dev, _ = hold_out(complete)
+    assert 0.07 < dev.seconds / complete.seconds < 0.13
     assert len(speakers(dev)) >= 2 and not speakers(dev) & speakers(train)
-    assert train.seconds + dev.seconds == whole.seconds
+    assert train.seconds + dev.seconds == complete.seconds
 
 
 def test_of_much_speech_five_hours() -> None:
-    """Not 8 % of it: every window and weight is tried on all of dev."""
+    """Not 8 %, because every window and weight is tried on all of dev."""
     _, dev, _ = hold_out(corpus({f"s{n}": 20 for n in range(600)}, 90.0))
     assert 5.0 <= dev.seconds / 3600 < 6.0
 
 
 def test_a_new_speaker_leaves_the_others_in_their_order() -> None:
-    """Chosen by a hash of the name: dev does not depend on where in the list somebody stands."""
+    """The choice is by a hash of the name and does not depend on the order of the list."""
     counts = {f"s{n}": 10 for n in range(50)}
     forward, backward = (hold_out(corpus(dict(items)))[1] for items in (counts.items(), reversed(counts.items())))
     assert speakers(forward) == speakers(backward) != {"s0", "s1", "s2", "s3"}
@@ -67,7 +67,7 @@ def test_new_names_are_nobodys() -> None:
 
 @pytest.mark.parametrize("talkers", [{"a": 200, "b": 300}, {"c": 200, "d": 180}, {"e": 130, "f": 130, "g": 130}])
 def test_speakers_too_big_to_hold_out_are_passed_over(talkers: dict[str, int]) -> None:
-    """Wherever their names stand in the order of hashes; a few small ones make the dev set."""
+    """A few small speakers make the dev set, wherever the names come in the order of hashes."""
     train, dev, how = hold_out(corpus(talkers | {f"s{n}": 50 for n in range(8)}))
     assert "training speakers (" in how and talkers.keys() <= speakers(train)
     assert not speakers(dev) & speakers(train) and dev.seconds / (dev.seconds + train.seconds) <= 0.25

@@ -1,4 +1,4 @@
-"""Audio that changes, goes or comes back makes stage data of recipes/kaldi run again, wherever it lies."""
+"""Audio that changes, disappears or reappears reruns stage data of recipes/kaldi, wherever it is stored."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ UPPER = ("YES", "I'M", "SURE", "O'CLOCK", "[NOISE]", "'EM", "US", "us", "CAF\u00
         ("us US Us", "us US US"),  # the lexicon has both
         ("'em (yes)", "'EM YES"),
         ("'yes'", "YES"),
-        ("cafe\u0301 yes\u200b", "CAF\u00c9 YES"),  # decomposed; a space of no width
+        ("cafe\u0301 yes\u200b", "CAF\u00c9 YES"),  # decomposed letter, zero-width space
         ("[noise] [cough] <laugh> <unk> <UNK>", "[NOISE] [cough] <laugh> <unk> <unk>"),
         ("maybe... (not) a/b", "MAYBE NOT A/B"),
         ("- !! ' <s> !SIL </s>", ""),
@@ -52,7 +52,7 @@ def test_the_summary_has_a_column_for_each_set_that_has_something() -> None:
 
 
 def lexicon_of(folder: Path, text: str, silence: str | None = None) -> tuple[dict[str, str], Path]:
-    """The lines that are written, by word."""
+    """Returns the written lines by word."""
     path = folder / "mine.txt"
     path.write_text(text)
     if silence is not None:

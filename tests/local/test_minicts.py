@@ -1,4 +1,4 @@
-"""The generated corpus: the same to the bit from a seed, consistent with itself, and acceptable to NIST's programs."""
+"""Tests the generated corpus: the same to the bit from a seed, consistent, and accepted by NIST's programs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """What every file holds; a gzip header has a time in it, so those are unpacked."""
+    """Returns the contents of every file, unpacked because gzip headers have a time."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     read = {path: gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes() for path in files}
     return {str(path.relative_to(folder)): data for path, data in read.items()}
@@ -121,9 +121,9 @@ def test_lexicon_covers_everything_said(corpus: Path) -> None:
     pairs = [line.split(maxsplit=1) for line in (corpus / "lexicon.txt").read_text().splitlines()]
     known = {word for word, _ in pairs} | {"<unk>"}
     known |= {line.split()[0] for line in (corpus / "nonspeech.txt").read_text().splitlines()}
-    said = {word for subset in SETS for segment in read_supervisions(corpus, subset) for word in segment.text.split()}
-    said |= set((corpus / "lm" / "train.txt").read_text().split())
-    assert said <= known
+    spoken = {word for subset in SETS for segment in read_supervisions(corpus, subset) for word in segment.text.split()}
+    spoken |= set((corpus / "lm" / "train.txt").read_text().split())
+    assert spoken <= known
     phones = {phone for _, pronunciation in pairs for phone in pronunciation.split()}
     assert len(phones) <= 45 and all(phone.isascii() and phone.isupper() for phone in phones)
     assert len(pairs) == len({tuple(pair) for pair in pairs})
@@ -151,10 +151,10 @@ def test_audio_is_telephone_speech(corpus: Path) -> None:
 
 
 def spoken_out(words: list[str]) -> list[str]:
-    """A perfect hypothesis: no hesitations or fragments, contractions spoken out, another spelling of UM-HUM."""
+    """Returns a perfect hypothesis: no hesitations or fragments, contractions expanded, another spelling of UM-HUM."""
     long = {short: expansions[0] for short, expansions in contractions().items()} | {"UM-HUM": "UH-HUH"}
-    said = [long.get(word, word) for word in words if word != "(%HESITATION)" and not word.endswith("-")]
-    return " ".join(said).split()
+    spoken = [long.get(word, word) for word in words if word != "(%HESITATION)" and not word.endswith("-")]
+    return " ".join(spoken).split()
 
 
 def test_nist_programs_accept_reference_and_rules(corpus: Path, tmp_path: Path) -> None:
@@ -166,9 +166,9 @@ def test_nist_programs_accept_reference_and_rules(corpus: Path, tmp_path: Path) 
     records = stm_records(tmp_path / "ref.stm")
     lines = []
     for recording, channel, _, begin, end, _, *words in records:
-        said = spoken_out(words)
-        step = (float(end) - float(begin)) / max(len(said), 1)
-        lines += [f"{recording} {channel} {float(begin) + n * step:.3f} {step:.3f} {w}\n" for n, w in enumerate(said)]
+        spoken = spoken_out(words)
+        step = (float(end) - float(begin)) / max(len(spoken), 1)
+        lines += [f"{recording} {channel} {float(begin) + n * step:.3f} {step:.3f} {w}\n" for n, w in enumerate(spoken)]
     (tmp_path / "hyp.ctm").write_text("".join(lines))
     hubscr = ["hubscr.pl", "-p", str(programs), "-l", "english", "-g", "en.glm", "-h", "hub5", "-r", "ref.stm"]
     environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
@@ -199,9 +199,9 @@ def test_style_makes_speech_spontaneous() -> None:
     assert [token.word for token in calm] == words
     every = spontaneous(words, Style(filler=1, repeat=0.5, fragment=1, vocal_noise=1), rng)
     assert Token("WEA-", cut_from="WEATHER") in every
-    said = transcript(every)
-    assert said.count("<unk>") == sum(bool(token.cut_from) for token in every) > 0
-    assert "I I" in said and ("[LAUGHTER]" in said or "[NOISE]" in said)
+    spoken = transcript(every)
+    assert spoken.count("<unk>") == sum(bool(token.cut_from) for token in every) > 0
+    assert "I I" in spoken and ("[LAUGHTER]" in spoken or "[NOISE]" in spoken)
     written = reference(every)
     assert "WEA-" in written and "(%HESITATION)" in written and "[" not in written
 

@@ -1,4 +1,4 @@
-"""Which runs are compared with which, and what the figures are drawn from."""
+"""Tests which runs are compared, and the data of the figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def groups_of(corpus_dir: Path) -> list[RunGroup]:
 
 
 def lines(axes: Axes) -> dict[str, tuple[list[float], list[float]]]:
-    """Labelled lines of an axes: label -> (x, y)."""
+    """Returns the labelled lines of an axes: label to (x, y)."""
     return {
         str(line.get_label()): (list(map(float, line.get_xdata())), list(map(float, line.get_ydata())))
         for line in axes.get_lines()
@@ -34,7 +34,9 @@ def lines(axes: Axes) -> dict[str, tuple[list[float], list[float]]]:
 
 @pytest.fixture
 def corpus_dir(tmp_path: Path) -> Path:
-    """IBM's table 3 in part: 9.47 h for one learner; 1.09 and 0.87 h for 16, 6.24 and 0.91 h with one slowed 10x."""
+    """Writes part of IBM's table 3: 9.47 h for one learner, 1.09 and 0.87 h for 16, 6.24 and 0.91 h with one slowed
+    10x.
+    """
     corpus = tmp_path / "exp" / "swb"
     for seed in (1, 2):
         write_distributed(corpus, "local", 1, 2 * 9.47 * HOUR, [2.0, 1.0 + seed / 10], seed=seed)
@@ -60,9 +62,9 @@ def test_accuracy_is_compared_at_one_batch_and_number_of_epochs(corpus_dir: Path
     assert {group.config.epochs for group in once} == {1} and single_learner(once) is None
     baseline = single_learner(twice)
     assert baseline is twice[0]
-    assert [group.config.learners for group in widest(once)] == [4]  # those with faults are left out
+    assert [group.config.learners for group in widest(once)] == [4]  # groups with faults are left out
     faulty = [group for group in once if group.config.faults]
-    assert len(faulty) == 2 and widest(faulty) == faulty  # unless there are no others
+    assert len(faulty) == 2 and widest(faulty) == faulty  # except if all have faults
 
 
 def test_one_learner_alone_is_no_comparison_of_strategies(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The report from files as the stages leave them: known counts in, the right numbers and pictures out."""
+"""Tests the report on files as the stages write them: known counts in, correct numbers and pictures out."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def test_a_run_that_was_trained_again_after_scoring_is_told(corpus_dir: Path) ->
     score = corpus_dir / "score/blstm-s2_kn3/wer.json"
     os.utime(score, ns=(0, (corpus_dir / "train/blstm-s2/summary.json").stat().st_mtime_ns - 10**9))
     write_report(corpus_dir, corpus_dir / "report", "x")
-    told = "Trained again since they were scored: blstm-s2_kn3. Run stages 7 to 9"
-    assert told in (corpus_dir / "RESULTS.md").read_text()
+    record = "Trained again since they were scored: blstm-s2_kn3. Run stages 7 to 9"
+    assert record in (corpus_dir / "RESULTS.md").read_text()
 
 
 def test_hybrids_are_compared_with_the_furthest_gmm_of_the_same_lm(corpus_dir: Path) -> None:
@@ -109,18 +109,18 @@ def test_without_training_or_subsets(tmp_path: Path) -> None:
 
 def test_utterances_that_stage_data_left_out_are_told(tmp_path: Path) -> None:
     write_score(tmp_path, "mono", "ug", [1] * SEGMENTS)
-    told = tmp_path / "data/corpus.json"
-    told.parent.mkdir()
+    record = tmp_path / "data/corpus.json"
+    record.parent.mkdir()
     lost = {"transcript without words": 12, "missing audio": 1}
-    told.write_text(json.dumps({"utterances": {"test": 1412}, "left_out": {"test": lost, "train": {"x": 5}}}))
+    record.write_text(json.dumps({"utterances": {"test": 1412}, "left_out": {"test": lost, "train": {"x": 5}}}))
     write_report(tmp_path, tmp_path / "report", "x")
     text = (tmp_path / "RESULTS.md").read_text()
     line = "1,412 of 1,425 utterances; 13 left out (12 transcript without words, 1 missing audio)."
     assert text.index("## Word error rate") < text.index(line) < text.index("### all")
     for nothing_lost in ({"hours": 1.5}, {"utterances": {"test": 9}, "left_out": {"train": {"x": 5}}}):
-        told.write_text(json.dumps(nothing_lost))
+        record.write_text(json.dumps(nothing_lost))
         assert read_coverage(tmp_path) is None
-    told.write_text(json.dumps({"left_out": {"test": {"x": "many"}}}))
+    record.write_text(json.dumps({"left_out": {"test": {"x": "many"}}}))
     with pytest.raises(InputError, match=r"corpus.json: .*run stage 0"):
         read_coverage(tmp_path)
 
@@ -177,9 +177,9 @@ def test_runs_that_do_not_compare(corpus_dir: Path) -> None:
 
 
 def test_runs_scored_against_another_reference_are_named(corpus_dir: Path) -> None:
-    """As after stage 0 has made another test set, with segments of the same names."""
+    """Stage 0 has made another test set with segments of the same names."""
     scores = sorted((corpus_dir / "score").iterdir())
-    for number, folder in enumerate(scores[1:]):  # the first does not say
+    for number, folder in enumerate(scores[1:]):  # the first has no digest
         edit(lambda c, n=number: c.update(reference="a" if n else "b", date=f"2026-01-{n + 1:02}"))(folder / "wer.json")
     with pytest.raises(InputError, match=rf"{scores[1].name}: scored against another reference .*\(1 such\)"):
         write_report(corpus_dir, corpus_dir / "report", "x")

@@ -1,4 +1,4 @@
-"""The report's section on rescoring."""
+"""Tests the report's section on rescoring."""
 
 from __future__ import annotations
 

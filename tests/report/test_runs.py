@@ -1,4 +1,4 @@
-"""summary.json of old and new runs, whole and malformed, and how runs are grouped."""
+"""Tests reading summary.json of old and new runs, complete and malformed, and grouping of runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def test_an_older_run_lacks_keys(tmp_path: Path) -> None:
     run = read_training_run(write_run(tmp_path, "x-s1", 1, [2.0], waiting_seconds=2.5, consensus_distance=0.0))
     assert (run.config.cluster, run.config.workload, run.config.model, run.config.faults) == (None, None, None, "")
     assert (run.bytes_sent, run.batches_per_learner) == (None, {})
-    assert (run.waiting_seconds, run.consensus_distance_E) == (2.5, [0.0])  # one number, not yet a list
+    assert (run.waiting_seconds, run.consensus_distance_E) == (
+        2.5,
+        [0.0],
+    )  # old records have one number instead of a list
 
 
 @pytest.mark.parametrize("by_rank", [[1.0, 2.0, 0.5], {"0": 1.0, "1": 2.0, "2": 0.5}])

@@ -1,4 +1,4 @@
-"""The sections about strategies: numbers of their tables, figures that are there; the command that compares runs."""
+"""Tests the sections about strategies, their tables and figures, and the command that compares runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ HALF = SEGMENTS // 2
 
 
 def write_corpus(corpus: Path) -> None:
-    """Two seeds of one learner and of two strategies with four, one strategy at another batch, one learner slowed."""
+    """Writes two seeds of one learner and of two strategies with four, one strategy at another batch, one slowed
+    learner.
+    """
     for seed in (1, 2):
         write_distributed(corpus, "local", 1, 8 * HOUR, [2.0, 0.9 + seed / 10], seed=seed, clock="wall", cluster=None)
         write_distributed(corpus, "local", 1, 8 * HOUR, [2.0, 0.9 + seed / 10], seed=seed, name="virtual")
@@ -48,7 +50,7 @@ def corpus_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The sections about that corpus, made once."""
+    """Sections about that corpus, made once."""
     root = tmp_path_factory.mktemp("report")
     write_corpus(root / "swb")
     return sections(root / "swb", root / "out")
@@ -95,7 +97,7 @@ def test_speed_and_slow_downs(text: str) -> None:
 def test_costs_as_measured(text: str) -> None:
     assert "| sync, 4 learners, no faults | 1-2 | 25.0 % | 1.5 GB | 4 TB | 0.00 | 0 | 0 |" in text
     assert "| adpsgd, 4 learners | 1-2 | 0.0 % | 0 B | 0 B | 1.25 | 7 | 0.375 |" in text
-    assert "| local, 1 learner | 1-2 | 0.0 %" not in text  # who is alone waits for nobody
+    assert "| local, 1 learner | 1-2 | 0.0 %" not in text  # a single learner never waits
 
 
 def test_no_difference_between_runs_that_have_not_come_equally_far(tmp_path: Path) -> None:
@@ -158,7 +160,7 @@ def test_each_strategy_may_have_its_own_optimizer(tmp_path: Path) -> None:
 
 
 def test_options_that_differ_tell_runs_with_one_strategy_apart(tmp_path: Path) -> None:
-    """As in table 1 of PSP-SGD: each setting has its own accuracy, time, and delays."""
+    """Each setting has its own accuracy, time and delays, as in table 1 of PSP-SGD."""
     for c, b, seconds in ((4, 1.0, 8.0), (3, 0.75, 4.0)):
         write_distributed(
             tmp_path, "psp", 4, seconds, [3.0, 2.0 / c], name=f"psp-{c}",
@@ -229,8 +231,8 @@ def test_bad_arguments_end_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("asr_am.report.compare: ") and said.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("asr_am.report.compare: ") and stderr.count("\n") == 1
     assert not (tmp_path / "x").exists()
 
 

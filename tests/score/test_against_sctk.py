@@ -1,4 +1,4 @@
-"""Random STM, CTM and GLM files, scored by us and by NIST's programs: every segment must have the same counts.
+"""Scores random STM, CTM and GLM files with our scorer and with NIST's programs. Every segment must have equal counts.
 
 `SCTK_CASES=5000 pytest tests/score/test_against_sctk.py` tries more of them.
 """
@@ -107,7 +107,7 @@ BLANKS = (b" ", b" ", b" ", b" ", b"\t", b"  ")
 
 @dataclass
 class Files:
-    """One case: the bytes of an STM, a CTM and, in most cases, a GLM."""
+    """Contents of the STM, the CTM and, in most cases, the GLM of one case."""
 
     stm: bytes
     ctm: bytes
@@ -122,7 +122,7 @@ class Files:
 
 
 class Generator:
-    """Draws cases; the same seed draws the same case. `hard` allows more of the odd tokens and blanks."""
+    """Draws cases. The same seed draws the same case. `hard` allows more unusual tokens and blanks."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -177,7 +177,7 @@ class Generator:
         return stm, ctm
 
     def _blanks(self, line: bytes) -> bytes:
-        """Odd blanks, but rarely after the file: hubscr sorts by them, and may tear channels apart."""
+        """Adds odd blanks, rarely after the file, because hubscr sorts by them and may tear channels apart."""
         if not self.hard:
             return line
         first, _, rest = line.partition(b" ")
@@ -188,7 +188,7 @@ class Generator:
         return self.random.choice(self.words)
 
     def _text(self) -> tuple[bytes, list[bytes]]:
-        """A reference text, and one way to say it."""
+        """Returns a reference text and one way to speak it."""
         if self.random.random() < 0.06:
             mark = self.random.choice(
                 (b"IGNORE_TIME_SEGMENT_IN_SCORING", b"ignore_time_segment_in_scoring", b"xIgnoreTimeSegmentInScoring")
@@ -217,14 +217,14 @@ class Generator:
         return b" ".join(text for text, _ in parts), [word for _, words in parts for word in words]
 
     def _hypothesis(self, file: bytes, channel: bytes, begin: float, end: float, words: list[bytes]) -> list[bytes]:
-        said = []
+        spoken = []
         for word in words:
-            said += self.random.choice(([word], [word], [word], [word], [], [self._word()], [word, self._word()]))
+            spoken += self.random.choice(([word], [word], [word], [word], [], [self._word()], [word, self._word()]))
         if self.random.random() < 0.1:
-            said = []
+            spoken = []
         lines, time = [], begin
-        step = (end - begin) / (len(said) or 1)
-        for word in said:
+        step = (end - begin) / (len(spoken) or 1)
+        for word in spoken:
             duration = self.random.choice((step, step / 2, 0.0, 0.07, 2 * step))
             word = self._hypothesis_word(word)
             line = b"%s %s %.2f %.2f %s" % (file, channel, time, duration, word)
@@ -299,7 +299,7 @@ def _bytes(text: bytes) -> list[bytes]:
 
 
 def _segments(score: Score) -> dict[str, list[Counts]]:
-    """The counts of each speaker's segments; sclite lists them by speaker."""
+    """Returns the counts of each speaker's segments, because sclite lists segments by speaker."""
     segments = defaultdict(list)
     for segment in score.segments:
         segments[segment.speaker].append(segment.counts)

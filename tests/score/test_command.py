@@ -1,4 +1,4 @@
-"""The command line, and what it writes."""
+"""Tests the command line and its outputs."""
 
 from __future__ import annotations
 
@@ -129,11 +129,11 @@ def test_a_reference_scores_many_hypotheses(tmp_path: Path) -> None:
 
 
 def test_long_segments_align_as_short_ones(tmp_path: Path) -> None:
-    """Rows above 60 words are computed by numpy: 90 optional words and fragments, skipped, said or wrong."""
+    """Rows above 60 words are computed by NumPy: 90 optional words and fragments, skipped, spoken or wrong."""
     words = [f"w{i}" if i % 3 else f"(w{i})" if i % 2 else f"w{i}-" for i in range(90)]
     (tmp_path / "ref.stm").write_text(f"f A s 0 99 {' '.join(words)}\n")
-    said = [f"w{i}x" if i % 11 else "other" for i in range(90) if i % 7]
-    (tmp_path / "hyp.ctm").write_text("".join(f"f A {i} 1 {word}\n" for i, word in enumerate(said)))
+    spoken = [f"w{i}x" if i % 11 else "other" for i in range(90) if i % 7]
+    (tmp_path / "hyp.ctm").write_text("".join(f"f A {i} 1 {word}\n" for i, word in enumerate(spoken)))
     total = score_files(tmp_path / "ref.stm", tmp_path / "hyp.ctm").total
     assert total.words == 90 and total.correct > 10
     if find_sctk():

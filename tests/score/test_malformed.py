@@ -1,4 +1,4 @@
-"""Damaged input is scored or refused with an InputError that names the file; nothing else may come out."""
+"""Damaged input is either scored or rejected with an InputError that names the file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SPLICES = (*PIECES, b" ", b"\n", b"\t", b"\x00", b"\xff", b"\r", b"{ / }", b"{" 
 
 
 def damage(data: bytes, chance: random.Random) -> bytes:
-    """Cut, copy, remove and insert a few pieces."""
+    """Cuts, copies, removes and inserts a few pieces."""
     for _ in range(chance.randint(1, 4)):
         at, to = sorted(chance.randrange(len(data) + 1) for _ in range(2))
         to = min(to, at + chance.choice((1, 5, 200)))

@@ -1,4 +1,4 @@
-"""One case for each fact about csrfilt and sclite, with the counts they give: checked against them where installed."""
+"""One case for each rule of csrfilt and sclite, with the counts they give. Checked against them where installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RULES = ";; mark\n* max_nrules = '20'\n* case_sensitive = 'F'\nNEVER => EVER / [
 
 @dataclass
 class Case:
-    """`counts` are correct, substitutions, deletions, insertions; `ref` and `hyp` the words of one segment."""
+    """Words of one segment (`ref`, `hyp`) and their counts: correct, substitutions, deletions, insertions."""
 
     name: str
     ref: str

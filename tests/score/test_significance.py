@@ -1,4 +1,4 @@
-"""The bootstrap against closed forms and against a plain loop."""
+"""Tests the bootstrap against closed forms and a plain loop."""
 
 from __future__ import annotations
 

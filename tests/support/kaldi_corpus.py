@@ -1,4 +1,4 @@
-"""A small Kaldi data directory of real files: noise bursts as speech, in every form that wav.scp may name."""
+"""Small Kaldi data directory of real files: noise bursts as speech, in every form that wav.scp may name."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ LEXICON = "YES Y EH S\nNO N OW\nONE W AH N\nTWO T UW\n!SIL SIL\n<UNK> SPN\n"
 
 
 def noise(seed: int, seconds: float = 1.0, rate: int = RATE) -> np.ndarray:
-    """int16 [N]."""
+    """Returns noise, int16 [N]."""
     return (3000 * np.random.default_rng(seed).standard_normal(round(seconds * rate))).astype(np.int16)
 
 
 def write_kaldi_dir(
     folder: Path, prefix: str, *, speakers: int = 4, utterances: int = 3, kind: str = "wav", rate: int = RATE
 ) -> Path:
-    """`speakers` speakers `<prefix>0`, ... with `utterances` utterances each, every one a file of the kind given."""
+    """Writes `speakers` speakers `<prefix>0`, ... with `utterances` utterances each, every one a file of the given
+    kind.
+    """
     folder.mkdir(parents=True)
     lines: dict[str, list[str]] = {"wav.scp": [], "text": [], "utt2spk": []}
     samples = {}
@@ -44,7 +46,7 @@ def write_kaldi_dir(
 
 
 def edit(path: Path, old: str, new: str) -> None:
-    """Replace the first `old` in a file that has it."""
+    """Replaces the first `old` in a file, which must contain it."""
     text = path.read_text()
     assert old in text, f"{old!r} is not in {path}"
     path.write_text(text.replace(old, new, 1))

@@ -1,4 +1,4 @@
-"""Files of exp/<corpus> as training and scoring leave them, with figures that a test knows."""
+"""Writes files of exp/<corpus> as training and scoring do, with known values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def subset(errors: int, words: int) -> dict:
 
 
 def write_score(corpus_dir: Path, system: str, lm: str, errors: list[int], seed: int | None = None) -> Path:
-    """`errors`: of each segment of ten words; the first half of the segments is swb, the rest ch."""
+    """Writes a score. `errors` are of each segment of ten words. The first half of the segments is swb, the rest ch."""
     folder = corpus_dir / "score" / f"{system}_{lm}"
     folder.mkdir(parents=True)
     half = SEGMENTS // 2
@@ -35,7 +35,7 @@ def write_score(corpus_dir: Path, system: str, lm: str, errors: list[int], seed:
 
 
 def write_run(corpus_dir: Path, name: str, seed: int, losses: list[float], **more: object) -> Path:
-    """A run of a single learner with the keys that summary.json has had from the start, and `more`."""
+    """Writes a run of one learner with the keys that every summary.json has, and `more`."""
     folder = corpus_dir / "train" / name
     folder.mkdir(parents=True)
     summary = {
@@ -52,7 +52,7 @@ def write_distributed(
     corpus_dir: Path, strategy: str, learners: int, seconds: float, losses: list[float], *, seed: int = 1,
     batch: int = 64, name: str | None = None, **more: object,
 ) -> Path:  # fmt: skip
-    """A run of so many virtual learners, `seconds` of virtual time in all, with every key of today's summary.json."""
+    """Writes a run of virtual learners, `seconds` of virtual time in all, with every key of today's summary.json."""
     name = f"{name or f'{strategy}{learners}-b{batch}'}-s{seed}"
     today = {
         "strategy": strategy, "learners": learners, "batch": batch, "epochs": len(losses), "seconds": seconds,
