@@ -69,7 +69,7 @@ def check_utterances(manifest: Path, segments: Sequence[SupervisionSegment]) -> 
     """Checks that ids are unique and sorted, and that each utterance has a speaker and text."""
     for before, after in pairwise(segment.id for segment in segments):
         if before == after:
-            raise InputError(f"{manifest}: utterance {after} is there twice; {REMEDY}")
+            raise InputError(f"{manifest}: utterance {after} is listed twice; {REMEDY}")
         if before > after:
             raise InputError(f"{manifest}: not sorted: utterance {after} comes after {before}; {REMEDY}")
     for segment in segments:
@@ -89,7 +89,7 @@ def check_segments(manifest: Path, recordings: RecordingSet, segments: Supervisi
     by_id: dict[str, Recording] = {}
     for recording in recordings:
         if recording.id in by_id:
-            raise InputError(f"{manifest.parent}: recording {recording.id} is there twice; {REMEDY}")
+            raise InputError(f"{manifest.parent}: recording {recording.id} is listed twice; {REMEDY}")
         by_id[recording.id] = recording
     for segment in segments:
         found = by_id.get(segment.recording_id)

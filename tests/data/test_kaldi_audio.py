@@ -1,4 +1,4 @@
-"""Recordings of wav.scp whose headers do not say how long they are, or are not there at all."""
+"""Recordings of wav.scp with a missing, unknown or wrong length in their header."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ WHOLE = UtteranceSpan("r", 0.0, None, None)
 
 
 def speech(loud: str = "-+---") -> np.ndarray:
-    """int16 [N] of SECONDS, over three blocks of decoding: noise, loud in the seconds with a plus."""
+    """Returns int16 [N] of SECONDS, over three blocks of decoding: noise, loud in the seconds with a plus."""
     level_N = np.repeat([10_000 if second == "+" else 10 for second in loud], RATE)
     return np.clip(level_N * np.random.default_rng(0).standard_normal(SECONDS * RATE), -32768, 32767).astype(np.int16)
 
 
 def check_line(tmp_path: Path, value: object, *spans: UtteranceSpan, pipes: bool = False) -> CheckedRecording:
-    """The recording of line 7 of wav.scp, which is `value`."""
+    """Checks the recording of line 7 of wav.scp, which is `value`."""
     scp = ScpRecording(
         "r", TableEntry(str(value), f"{tmp_path}/wav.scp:7"), None, tuple((f"u{i}", x) for i, x in enumerate(spans))
     )
@@ -34,7 +34,7 @@ def check_line(tmp_path: Path, value: object, *spans: UtteranceSpan, pipes: bool
 
 
 def samples(found: CheckedRecording) -> np.ndarray:
-    """[N] of the whole recording, after the check that stage 0 ends with."""
+    """Returns [N] of the whole recording, after the check that ends stage 0."""
     assert found.recording is not None
     check_header(found.recording)
     segment = utterance(found.recording, "amy", 0)
@@ -44,7 +44,7 @@ def samples(found: CheckedRecording) -> np.ndarray:
 
 
 def write_flac_stream(path: Path, subtype: str = "PCM_16") -> Path:
-    """FLAC as it is when written to a pipe: the 36 bits of the number of samples in STREAMINFO are 0."""
+    """Writes FLAC as to a pipe: the 36 bits of the number of samples in STREAMINFO are 0."""
     soundfile.write(path, speech(), RATE, subtype=subtype)
     content = bytearray(path.read_bytes())
     content[21] &= 0xF0
@@ -82,7 +82,7 @@ def test_a_command_that_gives_a_flac_stream_is_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_a_command_that_fails_is_left_out(tmp_path: Path, command: str, kept: bool) -> None:
-    """But not one whose reader has had enough."""
+    """Except one whose reader has stopped reading."""
     path = tmp_path / "talk.wav"
     soundfile.write(path, speech(), RATE)
     found = check_line(tmp_path, command.format(path), WHOLE, pipes=True)
@@ -95,7 +95,7 @@ def test_a_command_that_fails_is_left_out(tmp_path: Path, command: str, kept: bo
 
 
 def bare_mp3(path: Path, loud: str, tag_bytes: int | None = None) -> Path:
-    """Mp3 of variable bit rate without the Xing frame that it begins with; with an ID3 tag before it if asked for."""
+    """Writes an mp3 of variable bit rate without the Xing frame, with an ID3 tag of `tag_bytes` if given."""
     soundfile.write(path, speech(loud), RATE, format="MP3", bitrate_mode="VARIABLE", compression_level=0.3)
     content = path.read_bytes()
     first_frame = content.index(content[:2], 2)
@@ -116,7 +116,7 @@ def test_an_mp3_file_is_as_long_as_what_it_decodes_to(tmp_path: Path, loud: str,
     found = check_line(tmp_path, path, WHOLE)
     samples_N = samples(found)
     assert found.utterances and abs(claimed - len(samples_N)) > RATE, "the header is right: nothing is tested"
-    # The encoder's delay and filling up, at most three frames of 576 samples, which the Xing frame told to cut off.
+    # The encoder's delay and padding, at most three frames of 576 samples, which the Xing frame says to remove.
     assert SECONDS * RATE < len(samples_N) <= SECONDS * RATE + 3 * 576
     delay = np.correlate(samples_N, speech(loud).astype(np.float32), "valid").argmax()
     rest_N = samples_N[delay : delay + SECONDS * RATE] - speech(loud)

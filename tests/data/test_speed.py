@@ -1,4 +1,4 @@
-"""Copies of the training set at other speeds: names, times, and what is heard."""
+"""Speed-perturbed copies of the training set: names, times, and signal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_utterance_has_a_copy_at_each_speed_from_another_speaker(tmp_path:
 
 @pytest.mark.parametrize("factor", [0.8, 1.25])
 def test_a_tone_is_as_much_higher_as_it_is_shorter(tmp_path: Path, factor: float) -> None:
-    """The second of two tones in a recording: a segment in its middle is where the faster copy has it."""
+    """A segment in the middle of a recording (the second of three tones) is found in the faster copy."""
     tone = np.concatenate([np.sin(2 * np.pi * hertz * np.arange(RATE) / RATE) for hertz in (300, 1000, 300)])
     soundfile.write(tmp_path / "tones.wav", tone / 2, RATE)
     recording = Recording.from_file(tmp_path / "tones.wav")

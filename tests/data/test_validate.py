@@ -25,7 +25,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def rewrite(data: Path, subset: str, change: Callable[[list[SupervisionSegment]], list[SupervisionSegment]]) -> None:
-    """Replace the utterances of a set, as a hand-made corpus might have them."""
+    """Replaces the utterances of a set."""
     segments = change(list(read_supervisions(data, subset)))
     SupervisionSet.from_segments(segments).to_file(data / subset / SUPERVISIONS)
 

@@ -1,4 +1,4 @@
-"""Two passes: the transforms of speakers nobody transcribed come near those that their transcripts would have given."""
+"""Adaptation without transcripts gives transforms near those estimated with transcripts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def test_unknown_speech_gets_nearly_the_transforms_of_known_speech(paths: AdaptationPaths) -> None:
-    """The training speakers, as if nobody had transcribed them."""
+    """Adapts the training speakers without using their transcripts."""
     known = read_transforms(paths.system / TRANSFORMS, "train")
     found = adapt_set(paths, "train", OPTIONS, 1)
     assert sorted(found) == sorted(known) == ["spk0", "spk1"]
@@ -90,7 +90,7 @@ def test_a_killed_run_goes_on_from_its_lattices(
 def test_models_are_loaded_once_for_all_sets_and_passes(
     paths: AdaptationPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the channels of a call are adapted one after the other."""
+    """Two runs in one process, like the adaptation of the two channels of a call."""
     for loader in (loading.load_graph, loading.load_gmms, loading.load_lang, loading.load_states, module._load_models):
         loader.cache_clear()
     read, graphs = loading.read_hclg, []

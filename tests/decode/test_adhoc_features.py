@@ -1,4 +1,4 @@
-"""A recording becomes a set of its own; what a system lacks for it is said by name."""
+"""Features of a recording outside the corpus, and the error for a missing file."""
 
 from __future__ import annotations
 

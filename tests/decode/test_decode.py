@@ -1,4 +1,4 @@
-"""Stage decode as a whole: its files, its resumption, its choice of weights."""
+"""Stage decode: its files, resuming, and the choice of scales."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> System:
 
 
 def decode(system: System, out: Path, jobs: int = 1) -> dict[str, bytes]:
-    """Every file of a decoding run, its times of day aside."""
+    """Runs the decoding and returns every file of it, without timings."""
     out.mkdir(exist_ok=True)
     decode_sets(system, system.lang_dir.parent / "data", out, OPTIONS, jobs=jobs)
     files = {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
@@ -68,7 +68,7 @@ def test_jobs_change_nothing(system: System, tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_killed_run_goes_on(system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finished shards are kept, the one that was being written is made again."""
+    """Finished shards are kept. The shard that was being written is made again."""
     monkeypatch.setattr(shards, "SHARD", 2)
     whole = decode(system, tmp_path / "whole")
     made = []
@@ -93,7 +93,7 @@ def test_a_killed_run_goes_on(system: System, tmp_path: Path, monkeypatch: pytes
 def test_a_shard_of_which_a_file_is_gone_is_made_again(
     system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a kill leaves it in the middle of removing the finished shards."""
+    """Simulates a kill during the removal of the finished shards."""
     whole = decode(system, tmp_path / "whole")
 
     def dies(folder: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_shard_that_is_damaged_is_made_again(
 
 
 def test_the_window_with_the_fewest_dev_errors_is_kept(system: System, tmp_path: Path) -> None:
-    """A network, decoded with every window; what is kept is used on test, recorded, and can transcribe."""
+    """Decodes with every window. The best one is used on test, recorded, and used for transcription."""
     model = write_network(system.lang_dir.parent, StateTable.load(system.states).num_pdfs)
     windows = [Window(21, 21), Window(21, 7), Window(0, 0)]
     network = replace(system, model=model, feature_kind="logmel")

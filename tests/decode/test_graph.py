@@ -1,4 +1,4 @@
-"""The decoding graph holds exactly the sentences of the LM in every way they can be said."""
+"""The decoding graph has exactly the sentences of the LM with all their pronunciations and durations."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_sizes_are_recorded(tmp_path: Path) -> None:
 
 
 def test_one_wrong_bit_in_a_graph_is_seen(tmp_path: Path) -> None:
-    """The search would follow an arc to a state that there is not."""
+    """The damaged arc leads to a state that does not exist."""
     lang = small_lang(tmp_path)
     small_graph(lang, small_states(lang, MonoTree()), MonoTree(), tmp_path)
     path = tmp_path / "graph" / "HCLG.fst"

@@ -1,4 +1,4 @@
-"""Rescoring of a real decoding run, of a small corpus, by a recurrent LM with random weights."""
+"""Rescoring of a decoding run on a small corpus by a recurrent LM with random weights."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from asr_am.model.lstm_lm import LstmLm, LstmLmOptions
 from tests.support.decoding_corpus import write_system
 
 GRID = [LmScale(5.0), LmScale(10.0), LmScale(10.0, 0.5), LmScale(20.0, -0.5)]
-MANY = 2000  # more sentences than the lattices hold
+MANY = 2000  # more sentences than any lattice has
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus with a decoding run in run/ and a recurrent LM in lstm.pt."""
+    """Makes a corpus with a decoding run in run/ and a recurrent LM in lstm.pt."""
     folder = tmp_path_factory.mktemp("corpus")
     system = write_system(folder)
     (folder / "run").mkdir()
@@ -53,7 +53,7 @@ def mixture(root: Path, weight: float) -> LmMixture:
 
 
 def rescored_words(root: Path, weight: float, scale: LmScale) -> list[str]:
-    """Of the test set, as the mixture's costs choose them."""
+    """Returns the words of the test set with the lowest costs under the mixture."""
     candidates = read_candidates(root / "run", "test", MANY, 1)
     words = []
     for group, scores in zip(candidates.values(), score_candidates(mixture(root, weight), candidates), strict=True):
@@ -75,7 +75,7 @@ def test_the_recurrent_model_chooses_other_words(root: Path) -> None:
 
 
 def test_costs_are_those_written_out(root: Path) -> None:
-    """Graph cost with the mixture's word probabilities in place of the n-gram's, one word at a time."""
+    """Graph cost with the mixture's word probabilities in place of the n-gram's."""
     models = mixture(root, 0.3)
     candidates = read_candidates(root / "run", "dev", 5, 1)
     scored = score_candidates(models, candidates)

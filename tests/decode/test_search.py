@@ -1,4 +1,4 @@
-"""Search and lattices: the best path of any weighting is what searching with that weighting finds."""
+"""Search and lattices: the best path under any LM scale is what a search with that scale finds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GRID = [LmScale(lm, insertion) for lm in (1.0, 5.0, 10.0, 20.0) for insertion in
 
 
 class Small(NamedTuple):
-    """A language, its states, its decoding graph."""
+    """A small lexicon, its states and its decoding graph."""
 
     lang: Lang
     states: StateTable
@@ -58,7 +58,7 @@ def words_of(lattice: Lattice, path: np.ndarray) -> tuple[int, ...]:
 
 
 def searched_again(small: Small, scores_TP: np.ndarray, scale: LmScale) -> float:
-    """The cost of the best path by a Viterbi search of a graph that has the insertion penalty in its arcs."""
+    """Returns the cost of the best path by a Viterbi search of a graph that has the insertion penalty in its arcs."""
     graph = FstArrays.from_fst(small.graph)
     words = (graph.olabel_A > 0).astype(np.float32)
     penalized = FstArrays(
@@ -124,7 +124,7 @@ def test_every_frame_has_posteriors_that_sum_to_one(small: Small) -> None:
 
 
 def all_sentences(lattice: Lattice, scale: LmScale) -> dict[tuple[int, ...], float]:
-    """Word sequence -> cost of its best path, by walking every path."""
+    """Returns each word sequence with the cost of its best path, by walking every path."""
     cost_A = costs(lattice, [scale])[:, 0]
     found: dict[int, dict[tuple[int, ...], float]] = {0: {(): 0.0}}
     for arc in range(len(lattice.source_A)):  # sorted by target, and every arc leads to a later state
@@ -156,7 +156,7 @@ def test_beam_excess_is_zero_on_the_best_path_only(small: Small) -> None:
 
 
 def test_an_utterance_that_ends_too_soon_keeps_what_was_said(small: Small) -> None:
-    """Eight states must be passed to say it all: after five frames the lattice ends where the beam was."""
+    """The words need eight states. After five frames the lattice ends in the states within the beam."""
     words = small.lang.word_ids("AB AB")
     lexicon = sort_lexicon(kaldifst.StdVectorFst.read(str(small.lang.directory / "L.fst")))
     graph = training_graph(words, lexicon, small.states, LeftTree())
@@ -192,7 +192,7 @@ def test_archives_come_back_as_written(small: Small, tmp_path: Path) -> None:
 
 
 def test_archives_have_kaldis_format(small: Small, tmp_path: Path) -> None:
-    """Key, blank, OpenFst magic, `vector`, `lattice4`: what Kaldi's LatticeHolder::Read accepts as binary."""
+    """Checks key, blank, OpenFst magic, `vector`, `lattice4`: Kaldi's LatticeHolder::Read accepts these as binary."""
     write_archive(tmp_path / "x.ark", small)
     data = (tmp_path / "x.ark").read_bytes()
     assert data.startswith(b"utt-0 \xd6\xfd\xb2\x7e\x06\x00\x00\x00vector\x08\x00\x00\x00lattice4\x02\x00\x00\x00")
@@ -202,7 +202,7 @@ def test_archives_have_kaldis_format(small: Small, tmp_path: Path) -> None:
 
 
 def test_damaged_archives_are_refused(small: Small, tmp_path: Path) -> None:
-    """Truncation and changed bytes give an error of ours, or lattices that are still well formed."""
+    """Truncated and changed archives raise InputError, or give lattices that are well formed."""
     path = tmp_path / "x.ark"
     write_archive(path, small)
     whole = path.read_bytes()

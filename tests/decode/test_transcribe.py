@@ -1,4 +1,4 @@
-"""A user's own recording: any rate and channels, long ones in pieces, clear errors."""
+"""Transcription of a user's recordings: any rate and channels, long recordings, clear errors, one load per model."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_channels_and_times(run: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def count_calls(patch: pytest.MonkeyPatch, counts: Counter[str], owner: object, name: str) -> None:
-    """Make the function `name` of a module or class count its calls in `counts`."""
+    """Makes the function `name` of a module or class count its calls in `counts`."""
     call: Callable = getattr(owner, name)
 
     def counted(*given: object) -> object:
@@ -88,7 +88,7 @@ def count_calls(patch: pytest.MonkeyPatch, counts: Counter[str], owner: object, 
 def test_every_model_is_loaded_once(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recorded: bool
 ) -> None:
-    """Two files of two channels each. A system.json of an older version does not record the feature kind."""
+    """Transcribes two files of two channels. A system.json of an older version has no feature kind."""
     system = System.load(run)
     model = write_network(run.parent, StateTable.load(system.states).num_pdfs)
     replace(system, model=model, feature_kind="logmel").save(tmp_path)
@@ -137,7 +137,7 @@ def test_long_recordings_are_cut_where_it_is_quiet() -> None:
 
 @pytest.mark.parametrize("num_frames", [1999, 2000, 2001, 2014, 2499, 2500, 4001, 9000])
 def test_no_piece_is_left_too_short_for_words(num_frames: int) -> None:
-    """Even where it is equally loud from beginning to end, which is no quieter than the rest."""
+    """Even where the level is constant."""
     found = list(split_at_pauses(np.full((num_frames, 40), 10.0, dtype=np.float32)))
     assert [begin for begin, _ in found] == [0, *(end for _, end in found[:-1])] and found[-1][1] == num_frames
     assert all(MIN_SEGMENT <= end - begin <= MAX_SEGMENT for begin, end in found)

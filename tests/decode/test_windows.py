@@ -21,7 +21,7 @@ FEATURES, PDFS = 4, 6
 
 
 class Framewise(nn.Module):
-    """A model without context."""
+    """Model without context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Framewise(nn.Module):
 
 
 class Position(nn.Module):
-    """A model whose first logit is the position in the window, counted from the first frame or from the last one."""
+    """Model whose first logit is the position in the window, from the first frame or from the last one."""
 
     def __init__(self, *, from_end: bool = False) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def test_scaled_log_likelihoods_are_posteriors_over_priors() -> None:
 
 
 def test_score_archives_are_kaldis(tmp_path: Path) -> None:
-    """By pdf for our own search, by graph label for latgen-faster-mapped; read by two other programs' readers."""
+    """By pdf for our search, by graph label for latgen-faster-mapped, read by the readers of two other programs."""
     lang = small_lang(tmp_path)
     states = small_states(lang, LeftTree())
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Word times and confidences on alignments that are known."""
+"""Word times and confidences on known alignments."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.support.manifest_corpus import utterance, write_recording
 from tests.support.synthetic_lattices import alignment, log_likelihoods, small_graph
 
 
-def laid(lang: Lang, text: str, names: str, seed: int = 0) -> tuple[list[TimedWord], list[tuple[int, int]]]:
-    """(timed words, (label, phone index) of each frame) of words on an alignment of the named phones."""
+def aligned(lang: Lang, text: str, names: str, seed: int = 0) -> tuple[list[TimedWord], list[tuple[int, int]]]:
+    """Returns the timed words on an alignment of the named phones, and (label, phone index) of each frame."""
     states = small_states(lang, LeftTree())
     phones = [lang.phones[name] for name in names.split()]
     frames = alignment(phones, states, LeftTree(), np.random.default_rng(seed))
@@ -28,7 +28,7 @@ def laid(lang: Lang, text: str, names: str, seed: int = 0) -> tuple[list[TimedWo
 
 
 def spans(frames: list[tuple[int, int]], phone_spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(first frame, number of frames) of spans of phones."""
+    """Returns (first frame, number of frames) of spans of phones."""
     of_phone = np.array([phone for _, phone in frames])
     inside = [np.flatnonzero((of_phone >= first) & (of_phone < last)) for first, last in phone_spans]
     return [(int(i[0]), len(i)) for i in inside]
@@ -50,7 +50,7 @@ def test_words_stand_where_their_phones_are(
     tmp_path: Path, text: str, names: str, phone_spans: list[tuple[int, int]]
 ) -> None:
     lang = small_lang(tmp_path)
-    timed, frames = laid(lang, text, names)
+    timed, frames = aligned(lang, text, names)
     assert [word.word for word in timed] == lang.word_ids(text)
     assert [(word.start, word.frames) for word in timed] == spans(frames, phone_spans)
 
@@ -62,26 +62,26 @@ def test_marked_phones_give_the_same_times(tmp_path: Path) -> None:
     (data / "lexicon.txt").write_text("A aa\nAB aa bb\n")
     prepare_lang(data, lang_dir, position_dependent=True, silence_prob=0.5)
     lang = Lang.load(lang_dir)
-    timed, frames = laid(lang, "A AB A", "SIL aa_S aa_B bb_E SIL aa_S")
+    timed, frames = aligned(lang, "A AB A", "SIL aa_S aa_B bb_E SIL aa_S")
     assert [(word.start, word.frames) for word in timed] == spans(frames, [(1, 2), (2, 4), (5, 6)])
 
 
 def test_a_word_cut_off_by_the_end_keeps_its_beginning(tmp_path: Path) -> None:
     lang = small_lang(tmp_path)
-    timed, frames = laid(lang, "A AB", "aa aa")
+    timed, frames = aligned(lang, "A AB", "aa aa")
     assert [(word.start, word.frames) for word in timed] == spans(frames, [(0, 1), (1, 2)])
 
 
 def test_a_word_without_any_phone_has_no_frames(tmp_path: Path) -> None:
     lang = small_lang(tmp_path)
-    timed, frames = laid(lang, "A B", "aa SIL")
+    timed, frames = aligned(lang, "A B", "aa SIL")
     assert timed[0].frames == spans(frames, [(0, 1)])[0][1]
     assert [word.frames for word in timed[1:]] == [0]
 
 
 def test_words_that_do_not_fit_share_the_frames(tmp_path: Path) -> None:
     lang = small_lang(tmp_path)
-    timed, frames = laid(lang, "B B", "aa aa")
+    timed, frames = aligned(lang, "B B", "aa aa")
     assert [word.word for word in timed] == lang.word_ids("B B")
     assert timed[0].start == 0 and sum(word.frames for word in timed) == len(frames)
 
@@ -97,7 +97,7 @@ def test_no_words_or_no_frames_is_no_error(tmp_path: Path) -> None:
 def test_decoded_words_have_their_times_and_are_sure_of_clear_speech(
     tmp_path: Path, clarity: float, sure: bool
 ) -> None:
-    """From scores to timed words, over minimization, lattice and grid."""
+    """Checks the path from scores to timed words, over minimization, lattice and grid."""
     lang = small_lang(tmp_path)
     states = small_states(lang, LeftTree())
     graph = small_graph(lang, states, LeftTree(), tmp_path)

@@ -1,4 +1,4 @@
-"""Mixtures of language models, against sums written out and against the perplexity of `asr_am.lang.arpa`."""
+"""Mixtures of LMs, compared with explicit sums and with the perplexity of `asr_am.lang.arpa`."""
 
 from __future__ import annotations
 

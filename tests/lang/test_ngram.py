@@ -1,4 +1,4 @@
-"""Kneser-Ney against a slow reference that is written from the equations of Chen & Goodman (1998), section 3."""
+"""Kneser-Ney compared with a slow reference written from Chen & Goodman (1998), section 3."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS = ["a", "b", "c", "d", "e"]
 
 
 class Reference:
-    """Eq. (19) to (26), one probability at a time."""
+    """Equations 19 to 26, one probability at a time."""
 
     def __init__(self, sentences: Sequence[Sequence[str]], vocabulary: Sequence[str], order: int) -> None:
         self.order = order

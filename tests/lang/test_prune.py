@@ -13,7 +13,7 @@ WORDS = list("abcdefgh")
 
 
 def sentences(seed: int, count: int) -> list[list[str]]:
-    """A language in which a word is mostly followed by the next one, or by itself."""
+    """Samples a language in which a word is mostly followed by the next one or by itself."""
     dice = random.Random(seed)
     made = []
     for _ in range(count):
@@ -50,7 +50,7 @@ def test_a_model_that_is_small_enough_stays(model: Arpa) -> None:
 
 
 def test_the_ngrams_that_matter_stay(model: Arpa) -> None:
-    """Perplexity rises slowly, and much less than with as many n-grams drawn at random."""
+    """Perplexity rises slowly, much less than up to that of the unigrams."""
     held_out = sentences(1, 200)
     full, half = (perplexity(arpa, held_out).perplexity for arpa in (model, prune(model, size(model) // 2)))
     unigrams = perplexity(prune(model, 0), held_out).perplexity

@@ -1,4 +1,4 @@
-"""L and G against what they mean: pronunciations with optional silence, and the back-off model."""
+"""L and G compared with their definitions: pronunciations with optional silence, and the backoff model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def lang(data_dir: Path) -> Lang:
 
 
 def paths(fst: kaldifst.StdVectorFst) -> list[tuple[tuple[int, ...], float]]:
-    """Every path of an acyclic transducer: input labels without epsilon, cost."""
+    """Returns every path of an acyclic transducer: input labels without epsilon, cost."""
     found = []
     stack: list[tuple[int, tuple[int, ...], float]] = [(fst.start, (), 0.0)]
     while stack:

@@ -43,7 +43,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def test_frequent_long_words_are_learned_from() -> None:
-    """sentencepiece leaves out lines of more bytes than it was told; 45 letters, 135 bytes in Tamil."""
+    """sentencepiece ignores lines above a limit in bytes. The Tamil word has 45 characters, 135 bytes."""
     long, tamil = "ABCDEFGHIJKLMNOPQRSTUVWXYZABCDEFGHIJKLMNOPQRS", "தமிழ்" * 9
     units = make_units("sentencepiece", [long, tamil], Counter({long: 100, tamil: 1000, "GO": 3}), size=36)
     for word in (long, tamil):

@@ -1,4 +1,4 @@
-"""A whole system on a corpus of noise: every file that decoding reads, made by the real stages."""
+"""A system on a corpus of noise: every file that decoding reads, made by the real stages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.manifest_corpus import RATE, write_corpus
 
 
 def write_system(root: Path) -> System:
-    """data, lang, lm, features, align and graph below `root`; the mixtures are random, the words accordingly."""
+    """Writes data, lang, lm, features, align and graph below `root`. The mixtures are random."""
     for name in ("lang", "lm", "features/mfcc", "features/logmel", "align", "graph"):
         (root / name).mkdir(parents=True)
     write_corpus(root / "data")
@@ -48,7 +48,7 @@ def write_system(root: Path) -> System:
 
 
 def write_network(root: Path, num_pdfs: int) -> Path:
-    """A checkpoint of an untrained network for the system's pdfs and log-mel features."""
+    """Writes the checkpoint of an untrained network for the system's pdfs and log-mel features."""
     torch.manual_seed(1)
     reader = FeatureReader(root / "features", "logmel", "train")
     model = Blstm(BlstmOptions(layers=1, cells=8, projection=8), reader.dim, num_pdfs)

@@ -17,7 +17,7 @@ WORDS = ("YES", "NO", "ONE", "TWO")
 
 
 def write_corpus(data_dir: Path, *, speakers: int = 2, utterances: int = 3, subtype: str = "PCM_16") -> Path:
-    """Per set `speakers` speakers, each with `utterances` utterances on alternate channels of one recording."""
+    """Writes for each set `speakers` speakers with `utterances` utterances on alternate channels of one recording."""
     for number, subset in enumerate(SETS):
         recordings, segments = [], []
         for speaker in range(speakers):
@@ -34,7 +34,7 @@ def write_corpus(data_dir: Path, *, speakers: int = 2, utterances: int = 3, subt
 
 
 def write_recording(data_dir: Path, name: str, seed: int, subtype: str) -> Recording:
-    """Four seconds of two-channel noise whose level follows a slow wave."""
+    """Writes four seconds of two-channel noise whose level follows a slow wave."""
     random = np.random.default_rng(seed)
     level = 0.02 + 0.1 * np.sin(np.arange(4 * RATE) * 2 * np.pi / RATE)[:, None] ** 2
     path = data_dir / "wav" / f"{name}.wav"
@@ -44,7 +44,7 @@ def write_recording(data_dir: Path, name: str, seed: int, subtype: str) -> Recor
 
 
 def utterance(recording: Recording, speaker: str, index: int) -> SupervisionSegment:
-    """The utterance number `index`: one second from `index` seconds on, on channel 0 or 1."""
+    """Returns an utterance of 0.9 s that starts at second `index`, on channel 0 or 1."""
     return SupervisionSegment(
         id=f"{speaker}-{recording.id}-{index}",
         recording_id=recording.id,

@@ -1,4 +1,4 @@
-"""Speech that never was: log-likelihoods around a known alignment of known words.
+"""Synthetic acoustic scores: log-likelihoods around a known alignment of known words.
 
 Shapes: T frames, P pdfs.
 """
@@ -41,7 +41,7 @@ ngram 2=5
 
 
 def small_lm(lang: Lang, folder: Path) -> Path:
-    """An LM directory with a bigram over the words of `small_lang`."""
+    """Writes an LM directory with a bigram over the words of `small_lang`."""
     folder.mkdir()
     (folder / "lm.arpa").write_text(BIGRAM)
     read_arpa(folder / "lm.arpa")
@@ -50,7 +50,7 @@ def small_lm(lang: Lang, folder: Path) -> Path:
 
 
 def small_graph(lang: Lang, states: StateTable, tree: Tree, folder: Path, scale: float = 0.1):
-    """HCLG of `small_lm`, in memory, and the folder where it lies."""
+    """Builds the HCLG of `small_lm` in `folder` and returns it."""
     (folder / "graph").mkdir()
     build_hclg(lang.directory, small_lm(lang, folder / "lm"), states, tree, folder / "graph", self_loop_scale=scale)
     return read_hclg(folder / "graph" / "HCLG.fst")
@@ -59,7 +59,7 @@ def small_graph(lang: Lang, states: StateTable, tree: Tree, folder: Path, scale:
 def alignment(
     phones: Sequence[int], states: StateTable, tree: Tree, rng: np.random.Generator, longest: int = 4
 ) -> list[tuple[int, int]]:
-    """(graph label, index of its phone) for every frame: each state stays 1 to `longest` frames."""
+    """Returns (graph label, index of its phone) of every frame. Each state lasts 1 to `longest` frames."""
     padded = (0, *phones, 0)
     frames = []
     for i, phone in enumerate(phones):
@@ -73,12 +73,12 @@ def alignment(
 def log_likelihoods(
     labels: Sequence[int], states: StateTable, rng: np.random.Generator, clarity: float, noise: float = 1.0
 ) -> np.ndarray:
-    """float32 [T, P]: noise, with the alignment's pdf better by `clarity` in every frame."""
+    """Returns float32 [T, P]: noise, with the alignment's pdf better by `clarity` in every frame."""
     scores_TP = rng.normal(0.0, noise, (len(labels), states.num_pdfs))
     scores_TP[np.arange(len(labels)), states.pdf_L[np.array(labels) - 1]] += clarity
     return scores_TP.astype(np.float32)
 
 
 def first_pronunciations(words: Sequence[int], lang: Lang) -> list[int]:
-    """The phones of words, each by its first pronunciation, without silence."""
+    """Returns the phones of words, each by its first pronunciation, without silence."""
     return list(itertools.chain(*(lang.pronunciations[lang.word_names[word]][0] for word in words)))
