@@ -232,7 +232,7 @@ def _to_rank(key: str, value: object) -> int:
 
 def _require_whole(key: str, value: int, least: int) -> None:
     if value < least:
-        raise InputError(f"{key}: must be a whole number of at least {least}, not {value!r}")
+        raise InputError(f"{key}: must be an integer of at least {least}, not {value!r}")
 
 
 def _require(

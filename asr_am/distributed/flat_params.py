@@ -1,6 +1,6 @@
 """Flat parameters: a model's parameters and gradients as two one-dimensional tensors.
 
-Every algorithm adds, averages or sends whole weight vectors. On one flat buffer each of these is one call.
+Every algorithm adds, averages or sends complete weight vectors. On one flat buffer each of these is one call.
 
 Shapes: N elements of all parameters together.
 """
@@ -78,7 +78,7 @@ class FlatParams:
 
         Args:
             on_bucket: called as on_bucket(begin, end), None to do nothing.
-            bucket_bytes: least size of a bucket, which consists of whole parameters.
+            bucket_bytes: least size of a bucket, which consists of complete parameters.
         """
         if on_bucket is None:
             yield

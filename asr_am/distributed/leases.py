@@ -57,7 +57,7 @@ class LearnerLost(InputError):
     """
 
     def __init__(self, rank: int, reason: str) -> None:
-        super().__init__(f"learner {rank} {reason}; start the same command again to go on from the last checkpoint")
+        super().__init__(f"learner {rank} {reason}; start the same command again to continue from the last checkpoint")
         self.rank, self.reason = rank, reason
 
 

@@ -28,7 +28,7 @@ class Strategy(ABC):
     Attributes:
         name: its name in the configuration.
         synchronous: all learners take their steps together, which allows collectives. Otherwise only messages are used.
-        fault_tolerant: the others go on without a learner that died. Otherwise its death ends the run.
+        fault_tolerant: the others continue without a learner that died. Otherwise its death ends the run.
         params: flat weights and gradient of this learner's model.
         optimizer: the update rule.
         team: this learner's end of the team.

@@ -22,7 +22,7 @@ def test_built_from_plain_values() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hosts": 0}, r"cluster\.hosts: must be a whole number of at least 1, not 0"),
+        ({"hosts": 0}, r"cluster\.hosts: must be an integer of at least 1, not 0"),
         ({"hosts": "two"}, r"cluster\.hosts"),
         ({"devices_per_host": 1.5}, r"cluster\.devices_per_host"),
         ({"nic_bandwidth": 0.0}, r"cluster\.nic_bandwidth: must be a number above 0, not 0.0"),

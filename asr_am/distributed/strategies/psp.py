@@ -212,7 +212,7 @@ class PspServer(ParameterServer):
         return POLL_INTERVAL if since is None else max(since + self._tau1 - self.team.now(), 0.0)
 
     def _is_due(self) -> bool:
-        """Returns whether the wait for gradients is over. Sets t to the oldest step that has any."""
+        """Returns whether the wait for gradients is over, and moves t to the oldest step that has any."""
         if not self._gradients:
             return False
         oldest = min(self._gradients)

@@ -92,7 +92,7 @@ def test_a_lost_learner_ends_collectives_for_all(at: float) -> None:
         return caught.value.rank, str(caught.value), lost_at, team.now()
 
     results = run(main, faults={"crashes": [{"learner": 2, "at": at}]})
-    message = "learner 2 crashed; start the same command again to go on from the last checkpoint"
+    message = "learner 2 crashed; start the same command again to continue from the last checkpoint"
     assert results == dict.fromkeys((0, 1, 3), (2, message, at, at + 15.0))
 
 
