@@ -34,6 +34,12 @@ from asr_am.decode.system import System
 from asr_am.errors import InputError
 from asr_am.features.fusion import InputReader
 
+log = logging.getLogger(__name__)
+
+Segments = Mapping[str, SupervisionSegment]
+
+WORK = "shards"  # folder of finished shards, removed at the end
+
 
 def word_errors(references: Mapping[str, Sequence[str]], decoded: Sequence[Decoded]) -> list[int]:
     """Counts the word errors of a set under each LM scale of the grid.
@@ -61,12 +67,6 @@ def choose(grid: Sequence[LmScale], errors: Sequence[int]) -> int:
 def reference_words(text: str, dropped: frozenset[str]) -> list[str]:
     """Returns the words of a transcript that are scored: those that CTM files do not leave out."""
     return [word for word in text.split() if word not in dropped]
-
-
-log = logging.getLogger(__name__)
-
-Segments = Mapping[str, SupervisionSegment]
-WORK = "shards"  # folder of finished shards, removed at the end
 
 
 def decode_sets(

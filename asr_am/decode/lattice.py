@@ -23,6 +23,8 @@ import numpy as np
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
 
+MAX_CELLS = 4_000_000  # arcs x scales computed together, at 28 bytes each
+
 
 @dataclass(frozen=True)
 class Lattice:
@@ -143,9 +145,6 @@ def read_lattices(path: Path) -> Iterator[tuple[str, Lattice]]:
         except ValueError as error:
             raise InputError(f"{path}: damaged at byte {position} ({error}); run stage 7 (decode) again") from error
         yield utterance, lattice
-
-
-MAX_CELLS = 4_000_000  # arcs x scales computed together, at 28 bytes each
 
 
 class LmScale(NamedTuple):

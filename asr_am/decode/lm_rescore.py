@@ -42,6 +42,8 @@ from asr_am.model.lm_scorer import word_logprobs
 from asr_am.model.lstm_lm import LstmLm
 from asr_am.parallel import parallel_map
 
+log = logging.getLogger(__name__)
+
 BATCH = 256  # lattices in memory at once
 
 
@@ -129,9 +131,6 @@ def confidences(chosen: Candidate, candidates: Sequence[Candidate], posteriors: 
 
 def _overlap(a: CtmWord, b: CtmWord) -> bool:
     return a.start < b.start + b.frames and b.start < a.start + a.frames
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ from asr_am.hmm.states import StateTable
 if TYPE_CHECKING:
     from asr_am.hmm.gmm import DiagGmms
 
+Features = Callable[[str], np.ndarray]  # utterance -> float32 [T, F]
+
 
 @dataclass(frozen=True)
 class Window:
@@ -103,9 +105,6 @@ def _score(model: nn.Module, x_BCF: Tensor, chunk: int) -> Tensor:
     lengths_B = torch.full((len(x_BCF),), size, dtype=torch.int64)
     logits_BCP = model(x_BCF.to(device), lengths_B)[:, :size]
     return torch.log_softmax(logits_BCP.float(), dim=-1).cpu()
-
-
-Features = Callable[[str], np.ndarray]  # utterance -> float32 [T, F]
 
 
 class Scorer(Protocol):

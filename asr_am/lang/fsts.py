@@ -22,6 +22,8 @@ from asr_am.lang.lexicon import UNKNOWN, Pronunciation
 if TYPE_CHECKING:
     import kaldifst
 
+log = logging.getLogger(__name__)
+
 START, LOOP, BEFORE_SILENCE = 0, 1, 2  # words begin and end in LOOP, a silence is a detour over BEFORE_SILENCE
 
 
@@ -75,9 +77,6 @@ def make_lexicon_fst(
     fst = kaldifst.compile("\n".join(lines) + "\n", acceptor=False)
     kaldifst.arcsort(fst, sort_type="olabel")
     return fst
-
-
-log = logging.getLogger(__name__)
 
 
 def restrict(arpa: Arpa, words: dict[str, int], source: str) -> tuple[Arpa, list[str]]:
