@@ -1,4 +1,4 @@
-"""Training examples on disk: whole utterances end to end in memory-mapped shards.
+"""Training examples on disk: complete utterances, concatenated in memory-mapped shards.
 
 Shapes: T frames of a shard, F feature dimension, U utterances, P pdfs.
 

@@ -55,8 +55,8 @@ def test_a_batch_is_what_decoding_reads(root: Path, subset: str) -> None:
         batch, part = loader.batch(plan, number), plan.chunks(number)
         for b, (u, begin) in enumerate(zip(plan.utterance_N[part], plan.begin_N[part], strict=True)):
             length = int(batch.lengths_B[b])
-            wanted = reader[egs.index.utterances[u]][begin : begin + length].astype(np.float16)
-            np.testing.assert_array_equal(batch.x_BTF[b, :length].numpy(), wanted)
+            expected = reader[egs.index.utterances[u]][begin : begin + length].astype(np.float16)
+            np.testing.assert_array_equal(batch.x_BTF[b, :length].numpy(), expected)
             assert (batch.x_BTF[b, length:] == 0).all()
 
 

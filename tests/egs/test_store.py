@@ -29,15 +29,15 @@ def test_what_was_written_is_read(directory: Path) -> None:
 )
 def test_a_missing_empty_or_truncated_file_is_named(directory: Path, name: str) -> None:
     path = directory / name
-    whole = path.read_bytes()
-    for damaged in (None, b"", whole[: len(whole) // 2]):
+    content = path.read_bytes()
+    for damaged in (None, b"", content[: len(content) // 2]):
         path.unlink()
         if damaged is not None:
             path.write_bytes(damaged)
         with pytest.raises(InputError, match=path.name):
             EgsSet(directory, "train")
             load_pdf_counts(directory)
-        path.write_bytes(whole)
+        path.write_bytes(content)
 
 
 def test_random_damage_is_an_input_error_or_harmless(directory: Path, tmp_path: Path) -> None:

@@ -52,11 +52,11 @@ def test_a_saved_model_is_the_same_model(model: Blstm, tmp_path: Path) -> None:
 def test_damaged_models_are_input_errors(model: Blstm, tmp_path: Path) -> None:
     path = tmp_path / "best.pt"
     save_model(path, model, {})
-    whole = path.read_bytes()
+    content = path.read_bytes()
     good = torch.load(path, weights_only=True)
     with pytest.raises(InputError, match="nowhere"):
         load_acoustic_model(tmp_path / "nowhere.pt")
-    for damaged in (b"", b"hello", whole[:100], whole[: len(whole) // 2]):
+    for damaged in (b"", b"hello", content[:100], content[: len(content) // 2]):
         path.write_bytes(damaged)
         with pytest.raises(InputError, match=r"best\.pt"):
             load_acoustic_model(path)

@@ -113,9 +113,9 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"best.pt: not readable.*run stage 8 \(rescore\) again"):
         load_lm(path)
     save_lm(path, model(), UNITS, {})
-    whole = path.read_bytes()
-    for cut in (0, 100, len(whole) // 2, len(whole) - 10):
-        path.write_bytes(whole[:cut])
+    content = path.read_bytes()
+    for cut in (0, 100, len(content) // 2, len(content) - 10):
+        path.write_bytes(content[:cut])
         with pytest.raises(InputError, match="not readable"):
             load_lm(path)
     torch.save({"format": "asr_am acoustic model 1"}, path)

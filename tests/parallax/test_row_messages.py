@@ -50,11 +50,11 @@ def test_rows_are_spread_evenly_over_servers() -> None:
 
 def test_merging_adds_equal_rows() -> None:
     parts = [random_rows(TABLES[0], count) for count in (3, 0, 7, 5)]
-    whole = torch.zeros(7, 3)
+    dense = torch.zeros(7, 3)
     for part in parts:
-        whole.index_add_(0, part.numbers, part.values)
+        dense.index_add_(0, part.numbers, part.values)
     merged = merge(parts, 7)
-    torch.testing.assert_close(whole[merged.numbers], merged.values)
+    torch.testing.assert_close(dense[merged.numbers], merged.values)
     assert len(merge([parts[1], parts[1]], 7)) == 0
 
 
