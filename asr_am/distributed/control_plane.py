@@ -79,7 +79,7 @@ class ControlPlane(Generic[V]):
     # membership
 
     def add(self, rank: int, incarnation: int = 0, *, joined: bool = False) -> None:
-        """Adds a learner that starts or restarts. Without `joined`, nobody waits for it before it opens a segment."""
+        """Adds a learner that starts or restarts. Without `joined`, it joins when it opens a segment."""
         self.members[rank] = MemberState(incarnation, joined)
 
     def lose(self, rank: int) -> list[int]:
@@ -185,7 +185,7 @@ class ControlPlane(Generic[V]):
 
         Returns:
             The values in the order of ranks, once: the call that completes the barrier gets them, and sets its
-            `result`. None if somebody is missing, or if the barrier is complete already.
+            `result`. None if a learner is missing, or if the barrier is complete already.
         """
         if barrier.complete or not barrier.values:
             return None

@@ -32,8 +32,8 @@ class TransportHarness:
         self.event_loop = EventLoop(self.wait_monitor)
         self.lost: list[int] = []
         self.transport = Transport(
-            self.event_loop, WireHeader(Kind.HELLO, RUN, rank, incarnation), "127.0.0.1", self.membership, self.wait_monitor,
-            self.comm_stats, MessageFaults(faults or Faults(), rank, incarnation), key,
+            self.event_loop, WireHeader(Kind.HELLO, RUN, rank, incarnation), "127.0.0.1", self.membership,
+            self.wait_monitor, self.comm_stats, MessageFaults(faults or Faults(), rank, incarnation), key,
         )  # fmt: skip
 
     def recv(self, tag: str, source: int | None = None, timeout: float = PATIENCE) -> Message:
@@ -56,22 +56,22 @@ def transports(size: int, key: str | None = None, faults: Faults | None = None) 
     """They know each other's addresses."""
     team = [TransportHarness(rank, size, key=key, faults=faults) for rank in range(size)]
     try:
-        for transport in team:
-            transport.membership.fill({other.rank: (0, other.transport.address) for other in team if other is not transport})
-            transport.event_loop.start()
+        for peer in team:
+            peer.membership.fill({other.rank: (0, other.transport.address) for other in team if other is not peer})
+            peer.event_loop.start()
         yield team
     finally:
-        for transport in team:
-            transport.event_loop.stop()
+        for peer in team:
+            peer.event_loop.stop()
 
 
 class UnauthenticatedClient:
     """Raw ZeroMQ to an office's port."""
 
-    def __init__(self, transport: TransportHarness, key: str | None = None) -> None:
+    def __init__(self, peer: TransportHarness, key: str | None = None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = open_socket(self._context, zmq.DEALER, key)
-        self._socket.connect(transport.transport.address)
+        self._socket.connect(peer.transport.address)
 
     def send(self, *frames: bytes | WireHeader) -> None:
         self._socket.send_multipart([encode(f) if isinstance(f, WireHeader) else f for f in frames])

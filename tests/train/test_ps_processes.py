@@ -1,4 +1,4 @@
-"""Training of a real model by real processes with parameter servers, of which one is killed, or a worker."""
+"""Training of a real model by real processes with parameter servers, where a server or a worker is killed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.support.ps_worker_main import SERVED, SERVERS, WORKERS
 from tests.train.test_simulate import OPTIONS, WORKLOAD, cluster, lease_log
 
 
-def really(egs_dir: Path, out: Path, strategy: str, killed: int = -1) -> dict[str, Any]:
-    """The summary of a run with four workers and two servers, each a process, one of which may be killed."""
+def train_in_processes(egs_dir: Path, out: Path, strategy: str, killed: int = -1) -> dict[str, Any]:
+    """Trains with four workers and two servers, each a process, one of which may be killed. Returns the summary."""
     command = [sys.executable, "-m", "tests.support.ps_worker_main", strategy, str(egs_dir), str(out), str(killed)]
     launch(command, WORKERS + SERVERS, synchronous=False, restart_after=0.1)
     return json.loads((out / "summary.json").read_text())
@@ -32,7 +32,7 @@ def egs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("killed", [1, 4])
-def test_ps_sync_is_what_it_is_virtually_also_after_it_was_ended(
+def test_ps_sync_equals_the_virtual_run_also_after_a_death(
     egs_dir: Path, tmp_path: Path, killed: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     train_virtually(
@@ -40,10 +40,10 @@ def test_ps_sync_is_what_it_is_virtually_also_after_it_was_ended(
         workload=WORKLOAD, strategy=SERVED["ps_sync"],
     )  # fmt: skip
     virtual = json.loads((tmp_path / "virtual/summary.json").read_text())
-    with pytest.raises(InputError, match="gave up; see its message above"):
-        really(egs_dir, tmp_path / "real", "ps_sync", killed)
+    with pytest.raises(InputError, match="failed: see its message above"):
+        train_in_processes(egs_dir, tmp_path / "real", "ps_sync", killed)
     assert f"learner {killed} died" in capfd.readouterr().err
-    real = really(egs_dir, tmp_path / "real", "ps_sync")
+    real = train_in_processes(egs_dir, tmp_path / "real", "ps_sync")
     assert real["heldout_loss"] == virtual["heldout_loss"] and real["train_loss"] == virtual["train_loss"]
     assert real["clock"] == "wall" and real["staleness"] == virtual["staleness"]
 
@@ -52,12 +52,12 @@ def test_ps_sync_is_what_it_is_virtually_also_after_it_was_ended(
 def test_the_others_go_on_when_a_worker_or_a_server_is_killed(
     egs_dir: Path, tmp_path: Path, strategy: str, killed: int
 ) -> None:
-    summary = really(egs_dir, tmp_path, strategy, killed)
+    summary = train_in_processes(egs_dir, tmp_path, strategy, killed)
     log = lease_log(tmp_path)
     done = Counter((record["epoch"], batch) for record in log for batch in record["batch"])
     assert set(done.values()) == {1} and sum(done.values()) == sum(summary["batches_per_learner"].values())
     assert [owner for record in log for _, owner in record["released"]] == [killed] * (killed < WORKERS)
-    assert summary["restarts"] == 1 or killed < WORKERS, "without its server nobody gets to the end"
+    assert summary["restarts"] == 1 or killed < WORKERS, "without its server no worker reaches the end"
     assert summary["learners"] == WORKERS
     assert all(loss < 2.5 for loss in summary["heldout_loss"])
-    assert summary["consensus_distance"][-1] == 0.0, "all have the servers' weights"
+    assert summary["consensus_distance"][-1] == 0.0, "all learners have the servers' weights"

@@ -1,4 +1,4 @@
-"""Become a member of the team that this process' environment tells of."""
+"""`connect`: joins the team that the environment variables of this process describe."""
 
 from __future__ import annotations
 
@@ -27,11 +27,18 @@ def connect(
     faults: Faults | None = None, workload: Workload | None = None, *, device: str = "cpu", timeout: float = 60.0,
     key_file: str | None = None, encrypt: bool | None = None,
 ) -> ProcessTeam:  # fmt: skip
-    """This process' end of its team: a gang of torch.distributed, or supervised, as the environment says.
+    """Connects this process to its team. The environment selects torch.distributed or the supervisor.
 
-    faults: to be injected here. workload: computing time to be emulated, with the figures of `device`.
-    key_file, encrypt: as of `launch`, for learners that it has not started. InputError where the others cannot be
-    reached within `timeout` seconds, or were started with something else.
+    Args:
+        faults: faults to inject.
+        workload: model whose computing time is emulated.
+        device: device whose figures of the workload are used.
+        timeout: seconds in which all learners must connect.
+        key_file: file with the run's secret. For learners that `launch` has not started.
+        encrypt: as for `launch`. For learners that `launch` has not started.
+
+    Raises:
+        InputError: the others cannot be reached in time, or were started with different values.
     """
     env = WorkerEnv.read()
     faults = faults or Faults()
@@ -60,7 +67,7 @@ def _connect_torch(
     assert env.master is not None
     rendezvous = Rendezvous(env, timeout)
     host = address_towards(*env.master)
-    me = WireHeader(Kind.HELLO, rendezvous.agree_on_run(), env.rank, 0)
+    hello = WireHeader(Kind.HELLO, rendezvous.agree_on_run(), env.rank, 0)
     wait_monitor, membership = WaitMonitor(comm_stats), Membership(env.rank, env.size)
     event_loop = EventLoop(wait_monitor)
     backend: TorchBackend | None = None
@@ -72,7 +79,7 @@ def _connect_torch(
 
     message_faults = MessageFaults(faults, env.rank, 0)
     transport = Transport(
-        event_loop, me, host, membership, wait_monitor, comm_stats, message_faults, env.key, on_loss=on_loss
+        event_loop, hello, host, membership, wait_monitor, comm_stats, message_faults, env.key, on_loss=on_loss
     )
     try:
         addresses = rendezvous.exchange(transport.address)
@@ -81,7 +88,10 @@ def _connect_torch(
         event_loop.start()
         if not wait_monitor.wait_for(lambda: not transport.broken, timeout):
             rank = min(transport.broken)
-            raise InputError(f"no connection to the mail of learner {rank} at {addresses[rank]} in {timeout:g} s")
+            raise InputError(
+                f"no connection to learner {rank} at {addresses[rank]} within {timeout:g} s: check that its process "
+                "runs and no firewall blocks that port"
+            )
         backend = rendezvous.within(
             partial(TorchBackend, rendezvous.store, membership, wait_monitor, comm_stats, host), "torch.distributed"
         )
@@ -98,38 +108,39 @@ def _connect_coordinated(
 ) -> ProcessTeam:
     assert env.supervisor is not None and env.run is not None
     host = address_towards(*split_address(env.supervisor.removeprefix("tcp://"), "ASR_AM_SUPERVISOR"))
-    me = WireHeader(Kind.HELLO, bytes.fromhex(env.run), env.rank, env.incarnation)
+    hello = WireHeader(Kind.HELLO, bytes.fromhex(env.run), env.rank, env.incarnation)
     wait_monitor, membership = WaitMonitor(comm_stats), Membership(env.rank, env.size)
     event_loop = EventLoop(wait_monitor)
     message_faults = MessageFaults(faults, env.rank, env.incarnation)
     transport = Transport(
-        event_loop, me, host, membership, wait_monitor, comm_stats, message_faults, env.key, reliable=RELIABLE
+        event_loop, hello, host, membership, wait_monitor, comm_stats, message_faults, env.key, reliable=RELIABLE
     )
-    greeted = False
+    have_peers = False
 
     def on_event(message: dict[str, Any]) -> None:
-        nonlocal greeted
+        nonlocal have_peers
         if message["news"] == "peers":
             with wait_monitor.change():
                 membership.fill({int(rank): (entry[0], entry[1]) for rank, entry in message["peers"].items()})
-                greeted = True
+                have_peers = True
         elif message["news"] == "born":
             transport.on_peer_started(message["rank"], message["incarnation"], message["address"])
         elif message["news"] == "died":
             transport.on_peer_died(message["rank"], message["incarnation"])
 
-    line = ControlClient(event_loop, env.supervisor, wait_monitor, env.key, on_event)
+    control = ControlClient(event_loop, env.supervisor, wait_monitor, env.key, on_event)
     event_loop.start()
     try:
-        line.notify("hello", run=env.run, rank=env.rank, incarnation=env.incarnation, address=transport.address)
-        if not wait_monitor.wait_for(lambda: greeted, timeout):
+        control.notify("hello", run=env.run, rank=env.rank, incarnation=env.incarnation, address=transport.address)
+        if not wait_monitor.wait_for(lambda: have_peers, timeout):
             raise InputError(
-                f"within {timeout:g} s, the supervisor at {env.supervisor} has not answered, or not all learners came"
+                f"within {timeout:g} s the supervisor at {env.supervisor} has not answered, or not all learners have "
+                "connected: see the messages of the others"
             )
     except BaseException:
         event_loop.stop()
         raise
-    backend = CoordinatedBackend(line, transport, env.rank, env.incarnation)
+    backend = CoordinatedBackend(control, transport, env.rank, env.incarnation)
     return ProcessTeam(
         env.incarnation,
         env.hosts,

@@ -1,6 +1,4 @@
-"""The learner's line to its supervisor: requests and answers as JSON, and news of who dies and who is born.
-
-Learners on mail alone: leases and meetings by the supervisor, averages by mail through the first of the living."""
+"""The learner's side of the control plane: JSON requests to the supervisor, and the backend built on them."""
 
 from __future__ import annotations
 
@@ -36,18 +34,22 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 
 class ControlClient:
-    """address: the supervisor's, as tcp://host:port. on_news: called by the mail thread, in the order of the news."""
+    """Connection to the supervisor: requests with answers, notifications, and events of other learners.
+
+    Args:
+        event_loop: the communication thread.
+        address: address of the supervisor, tcp://host:port.
+        wait_monitor: wakes the learner's tasks.
+        key: secret for encryption, or None.
+        on_event: called in the communication thread with each event, in the order in which they were sent.
+    """
 
     def __init__(
         self, event_loop: EventLoop, address: str, wait_monitor: WaitMonitor, key: str | None, on_event: OnEvent
     ) -> None:
-        self._event_loop, self._address, self._wait_monitor, self._on_peer_event = (
-            event_loop,
-            address,
-            wait_monitor,
-            on_event,
-        )
-        self._numbers = count(1)
+        self._event_loop, self._address, self._wait_monitor = event_loop, address, wait_monitor
+        self._on_peer_event = on_event
+        self._request_ids = count(1)
         self._answers: dict[int, dict[str, Any]] = {}
         self._socket = open_socket(event_loop.context, zmq.DEALER, key)
         self._monitor = watch(self._socket)
@@ -57,21 +59,31 @@ class ControlClient:
         event_loop.at_stop(self._close)
 
     def request(self, op: str, timeout: float | None = None, **fields: object) -> Any:
-        """The supervisor's answer, however long that takes.
+        """Sends a request, and waits for the answer.
 
-        Outdated and InputError as it says; InputError after `timeout` seconds, and where the supervisor is gone.
+        Args:
+            op: name of the request.
+            timeout: seconds, None to wait forever.
+            fields: arguments of the request, as JSON values.
+
+        Raises:
+            StaleSegment: the supervisor says that this learner is behind the others.
+            InputError: the supervisor does not answer within `timeout` seconds, or is gone.
+            RuntimeError: the supervisor rejects the request.
         """
-        number = next(self._numbers)
-        self._send({"op": op, "id": number, **fields})
-        if not self._wait_monitor.wait_for(lambda: number in self._answers, timeout):
-            raise InputError(f"the supervisor at {self._address} has not answered within {timeout:g} s; is it running?")
-        answer = self._answers.pop(number)
+        request_id = next(self._request_ids)
+        self._send({"op": op, "id": request_id, **fields})
+        if not self._wait_monitor.wait_for(lambda: request_id in self._answers, timeout):
+            raise InputError(
+                f"the supervisor at {self._address} has not answered within {timeout:g} s: check that it is running"
+            )
+        answer = self._answers.pop(request_id)
         if "error" in answer:
             raise ERRORS.get(answer.get("kind", ""), RuntimeError)(answer["error"])
         return answer["value"]
 
     def notify(self, op: str, **fields: object) -> None:
-        """Something that needs no answer; if the supervisor objects, the training task's next call raises it."""
+        """Sends a message without an answer. If the supervisor rejects it, the training task's next call raises."""
         self._send({"op": op, **fields})
 
     def _send(self, message: dict[str, object]) -> None:
@@ -95,7 +107,11 @@ class ControlClient:
     def _watch(self) -> None:
         while (event := next_event(self._monitor)) is not None:
             if event == zmq.EVENT_DISCONNECTED:
-                self._wait_monitor.fail(InputError(f"the supervisor at {self._address} is gone, and with it this run"))
+                self._wait_monitor.fail(
+                    InputError(
+                        f"lost the connection to the supervisor at {self._address}: the run is over; see its log"
+                    )
+                )
 
     def _close(self) -> None:
         self._socket.disable_monitor()
@@ -136,55 +152,61 @@ def segment_to_json(segment: Segment) -> dict[str, Any]:
 
 
 SHARE, MEAN = "share", "mean"
-RELIABLE = (SHARE, MEAN)  # tags that injected faults spare
+RELIABLE = (SHARE, MEAN)  # tags without injected faults
 
 
 class CoordinatedBackend:
-    def __init__(self, line: ControlClient, transport: Transport, rank: int, incarnation: int) -> None:
-        self._control, self._transport, self._rank, self._incarnation = line, transport, rank, incarnation
+    """Backend of learners without collectives.
+
+    The supervisor serves leases and barriers. Averages go by messages through the first live learner.
+    """
+
+    def __init__(self, control: ControlClient, transport: Transport, rank: int, incarnation: int) -> None:
+        self._control, self._transport, self._rank, self._incarnation = control, transport, rank, incarnation
         self._averages = 0
 
     @property
     def world(self) -> Group:
-        raise RuntimeError("this team has mail only, no collectives")
+        raise RuntimeError("an asynchronous team has messages only, no collectives")
 
     def split(self, groups: Sequence[Sequence[int]]) -> Group | None:
         return self.world
 
     def leases(self, segment: Segment, synchronous: bool) -> Leases:
-        """Outdated where a restarted learner is behind the others."""
+        """Opens a segment. Raises StaleSegment if this learner was restarted and is behind the others."""
         if synchronous:
-            raise RuntimeError("a supervised team does not move in step")
+            raise RuntimeError("an asynchronous team has no synchronous leases")
         self._control.request("open", segment=segment_to_json(segment))
         return QueueLeases(RemoteLeases(self._control, segment), self._rank, self._incarnation)
 
     def gather(self, values: Tensor) -> dict[int, Tensor]:
-        return self._meet("gather", values.detach().double().reshape(-1).tolist())
+        return self._gather("gather", values.detach().double().reshape(-1).tolist())
 
     def average(self, x: Tensor) -> Tensor:
-        """Everybody sends x [N] to the first, which answers with the mean; once more where it dies over that.
+        """Averages x [N] over live learners: all send it to the first, which sends the mean back.
 
-        A restarted learner that comes when the others have done it already gets its own x.
+        Tries again if a learner has not received the mean because the first one died. A restarted learner that calls
+        after the others have averaged gets its own x.
         """
-        own = x.detach().to("cpu", torch.float32)
-        self._transport.register_tag(SHARE, (own.numel(),))
-        self._transport.register_tag(MEAN, (own.numel(),))
+        local = x.detach().to("cpu", torch.float32)
+        self._transport.register_tag(SHARE, (local.numel(),))
+        self._transport.register_tag(MEAN, (local.numel(),))
         while True:
-            members = self._meet("average", [float(self._averages)])
+            members = self._gather("average", [float(self._averages)])
             self._averages = 1 + int(max(float(count) for count in members.values()))
-            mean = self._star(own, list(members)) if self._rank in members else own
-            told = self._meet("averaged", [float(mean is not None)])
-            if mean is not None and all(row[0] == 1 for row in told.values()):
+            mean = self._reduce_via_first(local, list(members)) if self._rank in members else local
+            success = self._gather("averaged", [float(mean is not None)])
+            if mean is not None and all(row[0] == 1 for row in success.values()):
                 return mean.to(x.device, x.dtype, copy=True)
 
-    def _star(self, own: Tensor, members: list[int]) -> Tensor | None:
+    def _reduce_via_first(self, local: Tensor, members: list[int]) -> Tensor | None:
         first = members[0]
         if self._rank != first:
-            self._transport.send(first, SHARE, self._averages, (own,))
-            return self._from(first, MEAN)
-        total, count = torch.zeros_like(own), 0
+            self._transport.send(first, SHARE, self._averages, (local,))
+            return self._recv_from(first, MEAN)
+        total, count = torch.zeros_like(local), 0
         for member in members:
-            share = own if member == self._rank else self._from(member, SHARE)
+            share = local if member == self._rank else self._recv_from(member, SHARE)
             if share is not None:
                 total += share
                 count += 1
@@ -193,14 +215,14 @@ class CoordinatedBackend:
             self._transport.send(member, MEAN, self._averages, (mean,))
         return mean
 
-    def _from(self, source: int, tag: str) -> Tensor | None:
-        """What another sends for this average; None where it dies first."""
+    def _recv_from(self, source: int, tag: str) -> Tensor | None:
+        """Returns what another learner sends for this average, or None if it dies first."""
         while (message := self._transport.recv(tag, source, None)) is not None:
             if message.clock == self._averages:
                 return message.tensors[0]
         return None
 
-    def _meet(self, kind: str, values: list[float]) -> dict[int, Tensor]:
+    def _gather(self, kind: str, values: list[float]) -> dict[int, Tensor]:
         rows = self._control.request("gather", kind=kind, values=values)
         return {int(rank): torch.tensor(row, dtype=torch.float64) for rank, row in rows.items()}
 

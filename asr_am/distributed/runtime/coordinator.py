@@ -233,7 +233,7 @@ class ControlServer:
         except zmq.ZMQError as error:
             self.close()
             raise InputError(
-                f"cannot bind address={address} ({error}): check that it is an address of this host and the port is free"
+                f"cannot bind address={address} ({error}): check that it is this host and the port is free"
             ) from error
         self.url = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
@@ -263,7 +263,7 @@ def _bind_address(address: str) -> tuple[str, int]:
     """Returns the IPv4 address and port to listen on.
 
     Raises:
-        InputError: the host is unknown, or its name means a loopback address here, which other hosts cannot reach.
+        InputError: the host is unknown, or its name is a loopback address, which other hosts cannot reach.
     """
     host, port = split_address(address, "address")
     try:

@@ -1,13 +1,11 @@
-"""What the threads of a learner wait for each other with: one lock for everything that can happen.
+"""Threads of a learner: the event loop that owns its sockets, and the monitor that its tasks wait on.
 
-A learner has a training task, communication tasks, and the mail thread. Each wait ends when it is ready, but also when
-the team is closed, or when something went wrong that the training task must hear of; so no call can be left hanging.
-Who makes a change looks who is ready after it, and wakes nobody else.
+A learner has a training task, communication tasks, and the communication thread that runs the event loop. A ZeroMQ
+socket may be used by one thread only, so the event loop uses all of a process' sockets.
 
-
-One thread that waits for sockets, alarms and commands of other threads, and calls what belongs to each.
-
-A ZeroMQ socket may be touched by one thread only; here all of a process' sockets are touched by this one.
+All waits use one lock (`WaitMonitor`). A wait ends when its condition is true, when the team is closed, or when
+something fails that the training task must raise, so no call hangs. Whoever changes something evaluates the conditions
+of all waiting threads and wakes only those that can go on.
 """
 
 from __future__ import annotations
@@ -33,7 +31,13 @@ class CommClosed(Exception):
 
 @dataclass(eq=False)
 class PendingWait:
-    """A thread that waits. done: `ready` said so, and is not to be asked again."""
+    """A thread that waits.
+
+    Attributes:
+        ready: the condition it waits for.
+        condition: wakes the thread.
+        done: `ready` has returned True, and must not be called again.
+    """
 
     ready: Callable[[], bool]
     condition: threading.Condition
@@ -41,7 +45,11 @@ class PendingWait:
 
 
 class WaitMonitor:
-    """Made in the training task, whose waits count in `usage`."""
+    """Lock and conditions of one learner. Created in the training task, whose waits count as idle time.
+
+    Args:
+        comm_stats: statistics with the idle time of the training task.
+    """
 
     def __init__(self, comm_stats: CommStats) -> None:
         self._comm_stats = comm_stats
@@ -57,7 +65,7 @@ class WaitMonitor:
 
     @contextmanager
     def change(self) -> Iterator[None]:
-        """Around every change of what a thread may wait for."""
+        """Context of every change that a thread may wait for."""
         with self._lock:
             yield
             for waiter in self._waiters:
@@ -66,7 +74,7 @@ class WaitMonitor:
                     waiter.condition.notify()
 
     def fail(self, failure: BaseException) -> None:
-        """Let the training task's next or present call raise `failure`; the first one counts."""
+        """Raises `failure` in the training task, from its present or next call. Only the first failure counts."""
         with self._lock:
             self._failure = self._failure or failure
             self._wake_all()
@@ -77,14 +85,17 @@ class WaitMonitor:
             self._wake_all()
 
     def check(self) -> None:
-        """Raise what the calling thread must hear of."""
+        """Raises the failure (in the training task), or CommClosed if the team is closed."""
         if threading.get_ident() == self._training and self._failure is not None:
             raise self._failure
         if self._closed:
             raise CommClosed("the team is closed")
 
     def wait_for(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Until `ready()`, which is called by whoever makes a change; False after `timeout` seconds."""
+        """Waits until `ready()` is true. Returns False after `timeout` seconds.
+
+        `ready` is called by every thread that changes something, under the lock.
+        """
         begin = time.monotonic()
         try:
             return self._wait(ready, timeout)
@@ -92,11 +103,11 @@ class WaitMonitor:
             self.count(time.monotonic() - begin)
 
     def pause(self, seconds: float) -> None:
-        """Wait for nobody."""
+        """Sleeps. Ends early if the team is closed or has failed."""
         self._wait(lambda: False, seconds)
 
     def count(self, seconds: float) -> None:
-        """Add to the training task's waiting time, if it is the caller."""
+        """Adds to the idle time if the caller is the training task."""
         if threading.get_ident() == self._training:
             self._comm_stats.idle_seconds += seconds
 
@@ -125,7 +136,7 @@ class WaitMonitor:
 
 
 class TeamLock:
-    """A lock of this learner's tasks."""
+    """A lock for the tasks of this learner."""
 
     def __init__(self, wait_monitor: WaitMonitor) -> None:
         self._wait_monitor, self._lock = wait_monitor, threading.Lock()
@@ -142,7 +153,7 @@ class TeamLock:
 
 
 class TeamEvent:
-    """`threading.Event` whose `wait` also ends with the team."""
+    """An event whose `wait` also ends when the team is closed or has failed."""
 
     def __init__(self, wait_monitor: WaitMonitor) -> None:
         self._wait_monitor, self._set = wait_monitor, False
@@ -165,7 +176,13 @@ Action = Callable[[], None]
 
 
 class EventLoop:
-    """What an action raises is raised in the training task, and ends the thread."""
+    """Thread that polls sockets, timers and commands of other threads.
+
+    What a callback raises is raised in the training task, and ends the thread.
+
+    Attributes:
+        context: the ZeroMQ context of all sockets.
+    """
 
     def __init__(self, wait_monitor: WaitMonitor) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -173,30 +190,30 @@ class EventLoop:
         self._poller = zmq.Poller()
         self._ready: dict[object, Action] = {}
         self._commands: deque[Action] = deque()
-        self._alarms: list[tuple[float, int, Action]] = []
+        self._timers: list[tuple[float, int, Action]] = []
         self._ids = count()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._poller.register(self._wake_read, zmq.POLLIN)
         self._ready[self._wake_read] = self._run_commands
-        self._last: list[Action] = []
+        self._at_stop: list[Action] = []
         self._stopping = self._ended = False
-        self._lock = threading.Lock()  # of the pipe
-        self._thread = threading.Thread(target=self._run, name="mail", daemon=True)
+        self._lock = threading.Lock()  # guards the pipe
+        self._thread = threading.Thread(target=self._run, name="communication", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def call(self, command: Action) -> None:
-        """Let the thread do it soon; from any thread."""
+        """Executes `command` in the thread soon. May be called from any thread."""
         self._commands.append(command)
-        with self._lock, suppress(BlockingIOError):  # it has been woken often enough
+        with self._lock, suppress(BlockingIOError):  # the pipe is full: the thread wakes anyway
             if not self._ended:
                 os.write(self._wake_write, b"x")
 
     def stop(self) -> None:
-        """Do the last actions, close everything, and wait for the thread's end."""
+        """Stops the thread, and waits for its end."""
         if self._thread.ident is None:
             self._end()
         else:
@@ -204,18 +221,18 @@ class EventLoop:
             self._thread.join()
 
     def at_stop(self, action: Action) -> None:
-        """Have it done when the thread ends: it closes sockets."""
-        self._last.append(action)
+        """Executes `action`, which closes sockets, when the thread ends."""
+        self._at_stop.append(action)
 
-    # only in the thread, or before its start
+    # called in the thread, or before its start
 
     def attach(self, socket: zmq.Socket[bytes], ready: Action) -> None:
-        """Call `ready` whenever something can be read from the socket."""
+        """Calls `ready` whenever the socket can be read."""
         self._poller.register(socket, zmq.POLLIN)
         self._ready[socket] = ready
 
     def want_to_send(self, socket: zmq.Socket[bytes], wanted: bool) -> None:
-        """Whether to call `ready` also when the socket takes messages."""
+        """Sets whether `ready` is also called when the socket can be written."""
         self._poller.modify(socket, zmq.POLLIN | zmq.POLLOUT if wanted else zmq.POLLIN)
 
     def detach(self, socket: zmq.Socket[bytes]) -> None:
@@ -223,7 +240,7 @@ class EventLoop:
         del self._ready[socket]
 
     def after(self, seconds: float, action: Action) -> None:
-        heapq.heappush(self._alarms, (time.monotonic() + seconds, next(self._ids), action))
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._ids), action))
 
     def _stop(self) -> None:
         self._stopping = True
@@ -232,17 +249,17 @@ class EventLoop:
         try:
             while not self._stopping:
                 for socket, _ in self._poller.poll(self._milliseconds()):
-                    if socket in self._ready:  # one before it may have closed it
+                    if socket in self._ready:  # an earlier callback may have closed it
                         self._ready[socket]()
-                while self._alarms and self._alarms[0][0] <= time.monotonic():
-                    heapq.heappop(self._alarms)[2]()
+                while self._timers and self._timers[0][0] <= time.monotonic():
+                    heapq.heappop(self._timers)[2]()
         except Exception as error:
             self._wait_monitor.fail(error)
         finally:
             self._end()
 
     def _end(self) -> None:
-        for action in self._last:
+        for action in self._at_stop:
             action()
         self.context.term()
         with self._lock:
@@ -251,10 +268,10 @@ class EventLoop:
             os.close(self._wake_write)
 
     def _milliseconds(self) -> int | None:
-        """Until the next alarm, rounded up."""
-        if not self._alarms:
+        """Returns the milliseconds until the next timer, rounded up, or None without one."""
+        if not self._timers:
             return None
-        return max(int(1000 * (self._alarms[0][0] - time.monotonic())) + 1, 0)
+        return max(int(1000 * (self._timers[0][0] - time.monotonic())) + 1, 0)
 
     def _run_commands(self) -> None:
         with suppress(BlockingIOError):

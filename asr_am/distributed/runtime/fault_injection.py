@@ -1,4 +1,4 @@
-"""Faults put into real learners: slowness, a crash, letters late or lost; and computing time that is emulated."""
+"""Faults injected into real learners (slowness, a crash, late and lost messages), and emulated computing time."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ log = logging.getLogger(__name__)
 
 
 class MessageFaults:
-    """What becomes of the letters of one learner."""
+    """Decides which messages of one learner are late or lost."""
 
     def __init__(self, faults: Faults, rank: int, incarnation: int) -> None:
         self._faults = faults
         self._random = random.Random(f"{rank}.{incarnation}")
 
     def loses(self, comm_stats: CommStats) -> bool:
+        """Returns True if the next message is lost, and counts it."""
         lost = self._random.random() < self._faults.lost_share
         if lost:
             comm_stats.lost += 1
@@ -33,7 +34,7 @@ class MessageFaults:
         return lost
 
     def due(self, comm_stats: CommStats, tag: str) -> float:
-        """When the next letter, of this tag, may go out."""
+        """Returns the time at which the next message of this tag may be sent, and counts it if it is late."""
         may_be_late = self._faults.late_tag in (None, tag)
         if not may_be_late or self._random.random() >= self._faults.late_share:
             return 0.0
@@ -42,12 +43,12 @@ class MessageFaults:
 
 
 def arm_crash(faults: Faults, rank: int, incarnation: int, comm_stats: CommStats) -> threading.Timer | None:
-    """Let this process kill itself when its time has come; only the first incarnation does."""
+    """Starts the timer that kills this process if a crash is configured for it. Later incarnations do not crash."""
     crash = next((crash for crash in faults.crashes if crash.learner == rank), None)
     if crash is None:
         return None
     if incarnation > 0:
-        comm_stats.faults["crash"] += 1  # its last incarnation's
+        comm_stats.faults["crash"] += 1  # of the previous incarnation, which could not count it
         return None
     timer = threading.Timer(crash.at, _crash, (rank,))
     timer.daemon = True
@@ -56,12 +57,16 @@ def arm_crash(faults: Faults, rank: int, incarnation: int, comm_stats: CommStats
 
 
 def _crash(rank: int) -> None:
-    log.warning("learner %d crashes, as cluster.faults.crashes has it", rank)
+    log.warning("learner %d crashes, as configured by cluster.faults.crashes", rank)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class ComputeEmulator:
-    """How long this learner's batches take. full: frames of the largest batch."""
+    """Makes this learner's batches take longer: as slow as configured, or as long as a workload says.
+
+    Attributes:
+        max_frames: frames of the segment's largest batch.
+    """
 
     def __init__(
         self, faults: Faults, workload: Workload | None, device: str, rank: int, comm_stats: CommStats
@@ -71,29 +76,29 @@ class ComputeEmulator:
         if self._workload:
             self._workload.check(device)
         self._device, self._comm_stats = device, comm_stats
-        self.full = 0.0
+        self.max_frames = 0.0
 
     def apply(self, gradient: GradientFn, sleep: Callable[[float], None]) -> GradientFn:
-        """The same closure, its time stretched: buckets are announced as much later as everything takes longer.
+        """Returns the same closure with its time stretched. Buckets are announced later by the same factor.
 
-        The time that the closure waits for others (for a batch to do) is not stretched.
+        Time that the closure waits for others, for instance for a lease, is not stretched.
         """
         if self._slow == 1.0 and self._workload is None:
             return gradient
 
         def stretched(on_bucket: BucketHook | None) -> StepResult | None:
             buckets: list[tuple[float, int, int]] = []
-            waited, begin = self._comm_stats.idle_seconds, time.monotonic()
+            idle_before, begin = self._comm_stats.idle_seconds, time.monotonic()
             record = None if on_bucket is None else lambda a, b: buckets.append((time.monotonic(), a, b))
             step_result = gradient(record)
             end = time.monotonic()
             if step_result is None:
                 return None
-            begin += self._comm_stats.idle_seconds - waited
-            took = max(end - begin, 1e-9)
-            target = self._seconds(step_result.num_frames, took)
+            begin += self._comm_stats.idle_seconds - idle_before
+            elapsed = max(end - begin, 1e-9)
+            target = self._seconds(step_result.num_frames, elapsed)
             for ready, first, last in buckets:
-                _sleep_until(begin + (ready - begin) * target / took, sleep)
+                _sleep_until(begin + (ready - begin) * target / elapsed, sleep)
                 assert on_bucket is not None
                 on_bucket(first, last)
             _sleep_until(begin + target, sleep)
@@ -101,13 +106,13 @@ class ComputeEmulator:
 
         return stretched
 
-    def _seconds(self, frames: float, took: float) -> float:
-        """How long a batch that was computed in `took` seconds has to take."""
+    def _seconds(self, frames: float, elapsed: float) -> float:
+        """Returns the seconds that a batch must take which was computed in `elapsed` seconds."""
         if self._workload is not None:
-            took = self._workload.seconds(self._device, frames, max(self.full, frames))
-        if self._slow > 1.0 and took > 0:
+            elapsed = self._workload.seconds(self._device, frames, max(self.max_frames, frames))
+        if self._slow > 1.0 and elapsed > 0:
             self._comm_stats.faults["slow"] += 1
-        return self._slow * took
+        return self._slow * elapsed
 
 
 def _sleep_until(moment: float, sleep: Callable[[float], None]) -> None:

@@ -1,11 +1,8 @@
-"""What starts a team's learners, watches them, and serves those that have no collectives.
+"""`launch`: starts a team of processes on one or more hosts, monitors them, and restarts those that may be restarted.
 
-On one host it is all there is; on several it runs on host 0, and an `Agent` on each of the others does what it says.
-
-
-On every host but the first: starts learners when the supervisor says so, and tells it how they end.
-
-Start a team of real processes on this host, and stay until it has finished."""
+`Supervisor` runs on host 0 and serves the control plane of asynchronous teams. `NodeAgent` runs on each other host,
+starts learners when the supervisor says so, and reports how they end.
+"""
 
 from __future__ import annotations
 
@@ -38,21 +35,27 @@ from asr_am.errors import InputError
 
 log = logging.getLogger(__name__)
 
-POLL_INTERVAL = 0.05  # seconds between two looks at the processes
-EXIT_USER_ERROR = 1  # exit status of a learner that has said what the user has to mend
+POLL_INTERVAL = 0.05  # seconds between two checks of the processes
+EXIT_USER_ERROR = 1  # exit status of a learner that has reported an InputError
 
 
 @dataclass
 class Host:
-    """Another host. heard: when its agent last said something."""
+    """Another host.
+
+    Attributes:
+        name: host name.
+        connection: ZeroMQ identity of its agent.
+        last_heard: time of its agent's last message (`time.monotonic`).
+    """
 
     name: str
     connection: bytes
-    heard: float
+    last_heard: float
 
 
 class Supervisor:
-    """hosts: the others, by node rank. running: learners that live or are about to be started."""
+    """Starts and monitors all learners of a run, and serves the control plane if they are asynchronous."""
 
     def __init__(self, spec: LaunchSpec) -> None:
         self._spec, self._name = spec, socket.gethostname()
@@ -61,16 +64,16 @@ class Supervisor:
         self._rendezvous = RendezvousInfo(secrets.token_hex(16), None if master else self._server.url, master)
         self._workers = WorkerProcesses(spec.command, partial(worker_environment, spec, self._rendezvous))
         self._coordinator = None if spec.synchronous else Coordinator(spec.size, self._send)
-        self._hosts: dict[int, Host] = {}
-        self._connections: dict[int, bytes] = {}
-        self._ranks: dict[bytes, int] = {}
-        self._running: set[int] = set()
-        self._restarts: dict[int, tuple[float, int]] = {}
+        self._hosts: dict[int, Host] = {}  # other hosts, by node rank
+        self._connections: dict[int, bytes] = {}  # by rank
+        self._ranks: dict[bytes, int] = {}  # by connection
+        self._running: set[int] = set()  # learners that are alive or will be restarted
+        self._restarts: dict[int, tuple[float, int]] = {}  # due time and incarnation, by rank
         self._finished = False
         self._heartbeat_sent = 0.0
 
     def run(self) -> None:
-        """Until all learners have finished. LearnerLost, InputError: what ended the run."""
+        """Runs until all learners have finished. Raises LearnerLost or InputError if something else ends the run."""
         try:
             self._await_nodes()
             for rank in range(self._spec.size):
@@ -91,7 +94,7 @@ class Supervisor:
     def _poll(self) -> None:
         for connection, message in self._server.receive(POLL_INTERVAL):
             self._handle(connection, message)
-            self._heartbeat(time.monotonic())  # there may be many of them
+            self._heartbeat(time.monotonic())  # a burst of messages must not delay heartbeats
         for exit_status in self._workers.ended():
             self._on_end(exit_status, self._name)
         now = time.monotonic()
@@ -113,12 +116,12 @@ class Supervisor:
 
     def _restart(self, rank: int, incarnation: int) -> None:
         assert self._coordinator is not None
-        log.info("learner %d is started again", rank)
+        log.info("restarting learner %d", rank)
         self._coordinator.expect(rank, incarnation)
         self._start(rank, incarnation)
 
     def _on_end(self, exit_status: ExitStatus, host: str) -> None:
-        """A learner's process has ended, there."""
+        """Handles the end of a learner's process."""
         how = f"on {host} {describe(exit_status.status)}"
         self._running.discard(exit_status.rank)
         if exit_status.status == 0:
@@ -126,7 +129,7 @@ class Supervisor:
             if self._coordinator is not None:
                 self._coordinator.leave(exit_status.rank, None)
         elif exit_status.status == EXIT_USER_ERROR:
-            raise InputError(f"learner {exit_status.rank} on {host} gave up; see its message above")
+            raise InputError(f"learner {exit_status.rank} on {host} failed: see its message above")
         elif self._coordinator is None:
             raise LearnerLost(exit_status.rank, how)
         else:
@@ -138,15 +141,15 @@ class Supervisor:
             )
 
     def _lose(self, rank: int, how: str, restart_after: float | None, incarnation: int) -> None:
-        """Let the others go on without a learner, and start it again if it may be."""
+        """Removes a learner that died, and schedules its restart unless `restart_after` is None."""
         assert self._coordinator is not None
         self._coordinator.leave(rank, how)
         if restart_after is not None:
-            log.warning("learner %d %s; it is started again", rank, how)
+            log.warning("learner %d %s; restarting it", rank, how)
             self._restarts[rank] = time.monotonic() + restart_after, incarnation + 1
             self._running.add(rank)
             return
-        log.warning("learner %d %s; the others go on without it", rank, how)
+        log.warning("learner %d %s; the others continue without it", rank, how)
         if not self._running and not self._finished:
             raise LearnerLost(rank, f"{how}, as all others had before")
 
@@ -157,20 +160,22 @@ class Supervisor:
         if op == "hello":
             self._register(connection, message)
         elif op == "node":
-            self._server.send(connection, {"do": "stop", "error": "the run has begun without this host"})
+            self._server.send(connection, {"do": "stop", "error": "the run has started without this host"})
         elif connection in self._ranks:
             self._serve(self._ranks[connection], message)
         else:
             self._on_node(connection, message)
 
     def _register(self, connection: bytes, message: ControlMessage) -> None:
-        """A learner of this run says who it is; anybody else is not listened to."""
+        """Registers a learner. Rejects everyone who is not an expected learner of this run."""
         rank, incarnation, address = message.get("rank"), message.get("incarnation"), message.get("address")
         member = self._coordinator.members.get(rank) if self._coordinator and isinstance(rank, int) else None
-        ours = message.get("run") == self._rendezvous.run and member is not None and member.incarnation == incarnation
-        if not ours or not isinstance(address, str) or not isinstance(incarnation, int):
+        expected = (
+            message.get("run") == self._rendezvous.run and member is not None and member.incarnation == incarnation
+        )
+        if not expected or not isinstance(address, str) or not isinstance(incarnation, int):
             self._server.connection_monitor.reject(
-                f"somebody who is not of this run, and says it is learner {rank!r:.20}"
+                f"a client that is not of this run and claims to be learner {rank!r:.20}"
             )
             return
         assert self._coordinator is not None and isinstance(rank, int)
@@ -184,7 +189,7 @@ class Supervisor:
             return  # it has just died
         try:
             self._coordinator.handle(rank, message)
-        except Exception as error:  # one learner's mistake, which must not end the others
+        except Exception as error:  # an error of one learner must not end the others
             answer = {"error": f"{message.get('op')}: {error}"}
             self._send(rank, answer | ({"id": message["id"]} if "id" in message else {}))
 
@@ -194,22 +199,22 @@ class Supervisor:
     # other hosts
 
     def _await_nodes(self) -> None:
-        """Wait for the agents on all other hosts."""
+        """Waits for the agents on all other hosts."""
         deadline = time.monotonic() + self._spec.timeout
         while len(self._hosts) < self._spec.nodes - 1:
             left = deadline - time.monotonic()
             if left <= 0:
-                refused = self._server.connection_monitor.rejected
-                hint = f"; {refused} connections were refused: have all hosts the same key_file?" if refused else ""
+                rejected = self._server.connection_monitor.rejected
+                hint = f"; {rejected} connections were rejected: give all hosts the same key_file" if rejected else ""
                 missing = sorted(set(range(1, self._spec.nodes)) - self._hosts.keys())
                 raise InputError(
-                    f"host {', '.join(map(str, missing))} of {self._spec.nodes} has not come within "
-                    f"{self._spec.timeout:g} s; start the same command there with its node_rank and this address{hint}"
+                    f"host {', '.join(map(str, missing))} of {self._spec.nodes} has not connected within "
+                    f"{self._spec.timeout:g} s: start the same command there with its node_rank and this address{hint}"
                 )
             for connection, message in self._server.receive(min(left, 1.0)):
                 self._register_node(connection, message)
         for host in self._hosts.values():
-            host.heard = time.monotonic()  # they said nothing while they waited for the last of them
+            host.last_heard = time.monotonic()  # agents send no heartbeats while they wait for the last host
         self._notify_hosts({"do": "run", "run": self._rendezvous.run, "supervisor": self._rendezvous.supervisor,
                           "master": self._rendezvous.master})  # fmt: skip
 
@@ -217,30 +222,32 @@ class Supervisor:
         if message.get("op") != "node":
             return
         spec, node = self._spec, message.get("node")
-        theirs = [message.get(key) for key in ("nodes", "learners", "in_step")]
+        options = [message.get(key) for key in ("nodes", "learners", "in_step")]
         wrong = None
-        if theirs != [spec.nodes, spec.learners, spec.synchronous]:
-            wrong = f"host {node} was started with other values of learners, nodes or strategy than host 0"
+        if options != [spec.nodes, spec.learners, spec.synchronous]:
+            wrong = (
+                f"host {node} was started with different learners, nodes or strategy than host 0: they must be equal"
+            )
         elif not isinstance(node, int) or not 0 < node < spec.nodes or node in self._hosts:
-            wrong = f"node_rank={node}: is another host's"
+            wrong = f"node_rank={node} is used by another host: give each host its own"
         if wrong:
             self._server.send(connection, {"do": "stop", "error": wrong})
             raise InputError(wrong)
         self._hosts[int(str(node))] = Host(str(message.get("host")), connection, time.monotonic())
 
     def _on_node(self, connection: bytes, message: ControlMessage) -> None:
-        """An agent's report, or its sign of life."""
+        """Handles an agent's report or heartbeat."""
         for host in self._hosts.values():
             if host.connection == connection:
-                host.heard = time.monotonic()
+                host.last_heard = time.monotonic()
                 if message.get("op") == "ended":
                     self._on_end(ExitStatus(message["rank"], message["incarnation"], message["status"]), host.name)
 
     def _check_heartbeats(self, now: float) -> None:
         for node, host in list(self._hosts.items()):
-            if now - host.heard > HEARTBEAT_TIMEOUT:
+            if now - host.last_heard > HEARTBEAT_TIMEOUT:
                 del self._hosts[node]
-                self._lose_host(node, f"cannot be reached any more: nothing is heard from host {host.name}")
+                self._lose_host(node, f"cannot be reached any more: no heartbeat from host {host.name}")
         self._heartbeat(now)
 
     def _heartbeat(self, now: float) -> None:
@@ -262,6 +269,8 @@ class Supervisor:
 
 
 class NodeAgent:
+    """Starts and monitors the learners of one host, as the supervisor on host 0 says."""
+
     def __init__(self, spec: LaunchSpec) -> None:
         self._spec = spec
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -270,14 +279,14 @@ class NodeAgent:
         self._workers: WorkerProcesses | None = None
 
     def run(self) -> None:
-        """Until the supervisor says that it is over. LearnerLost, InputError: what ended the run."""
+        """Runs until the supervisor ends the run. Raises LearnerLost or InputError if that was not in good order."""
         try:
             rendezvous = self._join_supervisor()
             self._workers = WorkerProcesses(self._spec.command, partial(worker_environment, self._spec, rendezvous))
-            heard, said = time.monotonic(), 0.0
+            last_heard, last_sent = time.monotonic(), 0.0
             while True:
                 for message in self._receive(POLL_INTERVAL):
-                    heard = time.monotonic()
+                    last_heard = time.monotonic()
                     if message.get("do") == "start":
                         self._workers.start(message["rank"], message["incarnation"])
                     elif message.get("do") == "stop":
@@ -285,10 +294,10 @@ class NodeAgent:
                         return
                 for exit_status in self._workers.ended():
                     self._send({"op": "ended", **vars(exit_status)})
-                if time.monotonic() - heard > HEARTBEAT_TIMEOUT:
-                    raise InputError(f"the supervisor at {self._spec.address} cannot be reached any more")
-                if time.monotonic() - said > HEARTBEAT_TIMEOUT / 5:
-                    said = time.monotonic()
+                if time.monotonic() - last_heard > HEARTBEAT_TIMEOUT:
+                    raise InputError(f"the supervisor at {self._spec.address} cannot be reached any more: check host 0")
+                if time.monotonic() - last_sent > HEARTBEAT_TIMEOUT / 5:
+                    last_sent = time.monotonic()
                     self._send({"op": "live"})
         finally:
             if self._workers is not None:
@@ -297,7 +306,7 @@ class NodeAgent:
             self._context.term()
 
     def _join_supervisor(self) -> RendezvousInfo:
-        """Tell the supervisor of this host, and hear from it when all hosts are there."""
+        """Registers this host, and waits until the supervisor has all hosts."""
         spec = self._spec
         self._send({
             "op": "node", "node": spec.node_rank, "nodes": spec.nodes, "learners": spec.learners,
@@ -309,18 +318,19 @@ class NodeAgent:
                 return RendezvousInfo(message["run"], message["supervisor"], (master[0], master[1]) if master else None)
             self._stop(message)
         raise InputError(
-            f"address={spec.address}: nobody answers within {spec.timeout:g} s; is the same command with node_rank=0 "
-            "running there, with the same key_file?"
+            f"address={spec.address}: no answer within {spec.timeout:g} s: check that the same command runs there with "
+            "node_rank=0 and the same key_file"
         )
 
     def _stop(self, message: ControlMessage) -> None:
+        """Raises the error in a stop message, if there is one."""
         if message.get("lost") is not None:
             raise LearnerLost(message["lost"], message["error"])
         if message.get("error"):
             raise InputError(message["error"])
 
     def _receive(self, seconds: float) -> Iterator[ControlMessage]:
-        """What comes within that time, and all that is there then. What the caller does not take stays for the next."""
+        """Yields the messages that have arrived, after waiting `seconds` for the first. The rest stays queued."""
         wait = int(1000 * seconds)
         while self._socket.poll(wait):
             wait = 0
@@ -338,16 +348,29 @@ def launch(
     key_file: str | None = None, encrypt: bool | None = None, faults: Faults | None = None,
     env: Mapping[str, str] | None = None,
 ) -> None:  # fmt: skip
-    """Run `learners` processes of `command` on this host, each of which calls `team.connect`, until all have ended.
+    """Runs a team of processes, each of which calls `connect`, until all have ended.
 
-    in_step: the first that dies ends the run: LearnerLost. Otherwise the others go on, and it is started again after
-    `restart_after` seconds, at most `max_restarts` times; LearnerLost when nobody is left. InputError where a learner
-    gives up (exit status 1, after its own message), and for hosts that do not come within `timeout` seconds.
+    On several hosts, call it on each of them with the same arguments except for `node_rank`.
 
-    nodes, node_rank, address: the same call on several hosts, with host:port of the one that has node_rank 0.
-    key_file: a secret that all hosts have (see key.py), for mail and supervision, not torch's collectives. encrypt:
-    None where anything leaves this machine; then, as with True, several hosts need a key file. faults: says when
-    injected crashes are followed by a restart.
+    Args:
+        command: command line of a learner.
+        learners: number of learners on each host.
+        synchronous: the first death ends the run. Otherwise the others continue, and the dead learner is restarted.
+        nodes: number of hosts.
+        node_rank: index of this host.
+        address: host:port of host 0. Needed with several hosts.
+        restart_after: seconds between a death and the restart.
+        max_restarts: number of restarts of one learner.
+        timeout: seconds in which all hosts must connect.
+        key_file: file with the run's secret, the same on all hosts (see security.py). It protects messages and the
+            control plane, not torch's collectives.
+        encrypt: encrypt connections. None encrypts if any leave this machine. Several hosts then need a key file.
+        faults: injected faults, for the restart times of injected crashes.
+        env: variables to add to the learners' environment.
+
+    Raises:
+        LearnerLost: a synchronous learner died, or no learner is left.
+        InputError: a learner failed with exit status 1, after its own message, or a host has not connected in time.
     """
     loopback = address is None or is_loopback(split_address(address, "address")[0])
     key = choose_key(key_file, encrypt, loopback=loopback, one_start=nodes == 1)

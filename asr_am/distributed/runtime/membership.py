@@ -1,6 +1,6 @@
-"""Who of the team lives, in which incarnation, and where its mail goes to.
+"""Membership: which learners are alive, in which incarnation, and at which address.
 
-Changed only by the mail thread, inside `Waiting.change`.
+Changed only by the communication thread, inside `WaitMonitor.change`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Peer:
-    """address: of the learner's mail, as ZeroMQ writes it."""
+    """Another learner.
+
+    Attributes:
+        incarnation: number of its restarts, -1 before it is known.
+        address: ZeroMQ address of its transport.
+        alive: it is running.
+    """
 
     incarnation: int
     address: str
@@ -19,44 +25,50 @@ class Peer:
 
 
 class Membership:
-    """All learners but for `rank` itself, which lives. left: who closed its team in good order, in that order."""
+    """State of all other learners.
+
+    Attributes:
+        rank: rank of this learner.
+        size: number of learners.
+        left: ranks that have closed their team in good order, in that order.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.left: list[int] = []
-        self._entries = {other: Peer(-1, "", False) for other in range(size) if other != rank}
+        self._peers = {other: Peer(-1, "", False) for other in range(size) if other != rank}
 
     def __getitem__(self, rank: int) -> Peer:
-        return self._entries[rank]
+        return self._peers[rank]
 
     def fill(self, addresses: Mapping[int, tuple[int, str]]) -> None:
-        """Those that live when this learner comes: {rank: (incarnation, address)}."""
+        """Adds the learners that are alive when this one connects: {rank: (incarnation, address)}."""
         for rank, (incarnation, address) in addresses.items():
             self.add(rank, incarnation, address)
 
     def live_ranks(self) -> tuple[int, ...]:
-        """Ranks of the living, ascending."""
-        return tuple(r for r in range(self.size) if r == self.rank or self._entries[r].alive)
+        """Returns the ranks of live learners, ascending."""
+        return tuple(r for r in range(self.size) if r == self.rank or self._peers[r].alive)
 
     def add(self, rank: int, incarnation: int, address: str) -> bool:
-        """False where this is not news."""
+        """Adds an incarnation of a learner. Returns False if it is already known."""
         if not self.is_new(rank, incarnation):
             return False
-        self._entries[rank] = Peer(incarnation, address, True)
+        self._peers[rank] = Peer(incarnation, address, True)
         return True
 
     def is_new(self, rank: int, incarnation: int) -> bool:
-        return rank in self._entries and incarnation > self._entries[rank].incarnation
+        return rank in self._peers and incarnation > self._peers[rank].incarnation
 
     def mark_dead(self, rank: int, incarnation: int) -> bool:
-        """False where this is not news. An incarnation that was never heard of can die, too."""
-        entry = self._entries.get(rank)
-        if entry is None or incarnation < entry.incarnation or (incarnation == entry.incarnation and not entry.alive):
+        """Marks an incarnation as dead, even an unknown one. Returns False if its death is already known."""
+        peer = self._peers.get(rank)
+        if peer is None or incarnation < peer.incarnation or (incarnation == peer.incarnation and not peer.alive):
             return False
-        self._entries[rank] = Peer(incarnation, "", False)
+        self._peers[rank] = Peer(incarnation, "", False)
         return True
 
     def mark_left(self, rank: int) -> None:
-        """In good order: it is not lost, but lives no more."""
-        self._entries[rank] = replace(self._entries[rank], alive=False)
+        """Marks a learner that has left in good order: it is not alive, but not lost either."""
+        self._peers[rank] = replace(self._peers[rank], alive=False)
         self.left.append(rank)

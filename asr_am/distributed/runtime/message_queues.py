@@ -1,16 +1,11 @@
-"""Memory for letters that is used again once nobody holds it any more.
+"""Queues of the transport: outgoing messages (`Sender`), incoming ones (`Receiver`), and their memory (`BufferPool`).
 
-Fresh memory of the size of a model costs more than to copy the model there: the system has to clear each page first.
+Each message is identified by its sender and number. Per tag and receiver at most one message is in flight, and at most
+one more waits for it: a newer one overwrites the waiting one. The receiver returns a credit when a task has received
+the message or when it is rejected, and the sender may then send the next.
 
-
-Letters that go out: at most one of a tag under way to a learner, and one more that waits for it.
-
-All is called inside `Waiting.change`, by tasks that post and by the mail thread.
-
-
-Letters that come in: which are refused, how their pieces become tensors, and where they wait to be collected.
-
-Only the mail thread calls this, but for `accept` and `take`.
+`Sender` is called inside `WaitMonitor.change`, by sending tasks and the communication thread. `Receiver` is called by
+the communication thread only, except for `register_tag` and `take`.
 """
 
 from __future__ import annotations
@@ -32,21 +27,22 @@ from asr_am.distributed.runtime.membership import Membership
 from asr_am.distributed.runtime.wire import CHUNK, FIRST_CLOCK, WireHeader
 from asr_am.distributed.team import CommStats, Message, shapes_match
 
-MIN_POOLED = 1 << 16  # numbers; below, the allocator does the same
-MAX_FREE = 4  # buffers of a size that nobody holds
-STEPS_PER_OCTAVE = (
-    4  # from one power of two to the next; if every length had its own, letters of ever new ones would fill memory
-)
+MIN_POOLED = 1 << 16  # numbers: the allocator reuses smaller blocks itself
+MAX_FREE = 4  # free buffers that are kept of each size
+STEPS_PER_OCTAVE = 4  # buffer sizes between two powers of two: with one size per length, free buffers would fill memory
 
 
 class BufferPool:
-    """May be used by several threads."""
+    """Pool of message buffers. Thread-safe.
+
+    Fresh memory of the size of a model costs more than copying the model, because the system clears each page first.
+    """
 
     def __init__(self) -> None:
         self._free: defaultdict[int, deque[np.ndarray]] = defaultdict(lambda: deque(maxlen=MAX_FREE))
 
     def acquire(self, count: int) -> np.ndarray:
-        """A float32 array [count], not cleared. It is free again when it and all views of it are gone."""
+        """Returns a float32 array [count], not cleared. It is free again when it and all its views are deleted."""
         if count < MIN_POOLED:
             return np.empty(count, np.float32)
         step = (1 << count.bit_length() - 1) // STEPS_PER_OCTAVE
@@ -56,19 +52,26 @@ class BufferPool:
             memory = free.pop()
         except IndexError:
             memory = np.empty(size, np.float32)
-        # through a memoryview: views of it then refer to it, not to memory
-        lent = np.frombuffer(memory.data, np.float32, count)
-        weakref.finalize(lent, free.append, memory).atexit = False
-        return lent
+        # made from a memoryview so that views keep `array` alive, not only `memory`
+        array = np.frombuffer(memory.data, np.float32, count)
+        weakref.finalize(array, free.append, memory).atexit = False
+        return array
 
 
-STRIDE = 4 * CHUNK  # numbers of a large letter that are copied before the first of them are sent
+STRIDE = 4 * CHUNK  # numbers that are copied before the first chunks of a large message are sent
 
 
 @dataclass
 class OutgoingMessage:
-    """A letter. numbers: its tensors end to end, of which `filled` are there. due: when it may be sent, in seconds of
-    `time.monotonic`.
+    """A message to send.
+
+    Attributes:
+        clock: clock of the message.
+        lengths: lengths of its tensors.
+        numbers: its tensors, end to end.
+        number: its number at this sender.
+        filled: how many of `numbers` are copied.
+        due: earliest time at which it may be sent (`time.monotonic`).
     """
 
     clock: int
@@ -79,15 +82,21 @@ class OutgoingMessage:
     due: float = 0.0
 
     def num_ready_chunks(self) -> int:
-        """How many can be sent."""
-        whole = self.filled == len(self.numbers)
-        return max(-(-self.filled // CHUNK), 1) if whole else self.filled // CHUNK
+        """Returns how many chunks are filled."""
+        complete = self.filled == len(self.numbers)
+        return max(-(-self.filled // CHUNK), 1) if complete else self.filled // CHUNK
 
 
 @dataclass
 class SendChannel:
-    """To one learner, of one tag. under_way: until the receiver has it collected or refused. next: sent after it.
-    sent: pieces of the letter under way that were handed to ZeroMQ.
+    """Messages of one tag to one learner.
+
+    Attributes:
+        to: rank of the receiver.
+        tag: tag of the messages.
+        in_flight: the message that the receiver has neither received nor rejected yet.
+        next: the message that is sent after it.
+        sent: number of chunks of the message in flight that were handed to ZeroMQ.
     """
 
     to: int
@@ -98,7 +107,13 @@ class SendChannel:
 
 
 class Sender:
-    """reliable: tags that no injected fault touches."""
+    """Outgoing messages of one learner.
+
+    Args:
+        comm_stats: statistics of this learner.
+        message_faults: injected faults.
+        reliable: tags without injected faults.
+    """
 
     def __init__(self, comm_stats: CommStats, message_faults: MessageFaults, reliable: Sequence[str]) -> None:
         self._comm_stats, self._message_faults, self._reliable = comm_stats, message_faults, frozenset(reliable)
@@ -106,7 +121,7 @@ class Sender:
         self._count = 0
 
     def put(self, to: int, tag: str, message: OutgoingMessage) -> SendChannel:
-        """Take a letter over, and number it."""
+        """Queues a message, and numbers it."""
         self._count += 1
         message.number = self._count
         channel = self._channels.setdefault((to, tag), SendChannel(to, tag))
@@ -118,7 +133,7 @@ class Sender:
         return channel
 
     def done(self, to: int, tag: str, number: int) -> SendChannel | None:
-        """The receiver is done with a letter; the channel, if its next letter is under way now."""
+        """Handles the credit for a message. Returns its channel if another message is in flight now."""
         channel = self._channels.get((to, tag))
         if channel is None or channel.in_flight is None or channel.in_flight.number != number:
             return None
@@ -129,18 +144,18 @@ class Sender:
         return channel if channel.in_flight else None
 
     def busy(self, to: int) -> list[SendChannel]:
-        """The channels that have a letter under way."""
+        """Returns the channels that have a message in flight."""
         return [c for c in self._channels.values() if c.to == to and c.in_flight]
 
     def again(self, to: int) -> list[SendChannel]:
-        """There is a new connection: the channels whose letter has to be sent from its beginning."""
+        """Returns the channels whose message must be sent from its beginning on a new connection."""
         channels = self.busy(to)
         for channel in channels:
             channel.sent = 0
         return channels
 
     def drop(self, to: int) -> None:
-        """The receiver died."""
+        """Drops all messages to a dead learner."""
         self._channels = {key: channel for key, channel in self._channels.items() if channel.to != to}
 
     def _dispatch(self, channel: SendChannel, message: OutgoingMessage) -> None:
@@ -160,13 +175,13 @@ def lengths_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def fill(numbers: np.ndarray, tensors: Sequence[Tensor]) -> Iterator[int]:
-    """Copy tensors end to end into `numbers`, as float32. Yields how far it has come, first and after each stride."""
+    """Copies tensors end to end into `numbers`, as float32. Yields the count so far, first and after each stride."""
     begin = 0
     yield begin
     for tensor in tensors:
         numbers_N = tensor.detach().reshape(-1)
         if numbers_N.is_cuda:
-            numbers_N = numbers_N.cpu()  # waits for the GPU once, not for each stride
+            numbers_N = numbers_N.cpu()  # synchronizes with the GPU once, not for each stride
         for part in numbers_N.split(STRIDE):
             torch.from_numpy(numbers[begin : begin + len(part)]).copy_(part)
             begin += len(part)
@@ -174,7 +189,7 @@ def fill(numbers: np.ndarray, tensors: Sequence[Tensor]) -> Iterator[int]:
 
 
 class Credit(NamedTuple):
-    """For a letter that was collected, or refused: its sender, of this incarnation, may send the next."""
+    """Credit for a message that was received or rejected: this incarnation of its sender may send the next."""
 
     incarnation: int
     tag: str
@@ -189,9 +204,14 @@ class Phase(Enum):
 
 @dataclass
 class ReceiveStream:
-    """The letters of one tag from one incarnation of a learner, which come one at a time.
+    """Messages of one tag from one incarnation of a learner, which arrive one at a time.
 
-    head: the first piece's header of the newest one. clock: of the newest one that was complete.
+    Attributes:
+        head: header of the first chunk of the newest message.
+        phase: state of the newest message.
+        clock: clock of the newest message that was complete.
+        numbers: tensors of the newest message, end to end.
+        filled: how many of `numbers` have arrived.
     """
 
     head: WireHeader
@@ -205,10 +225,13 @@ EMPTY = np.empty(0, np.float32)
 
 
 class Receiver:
-    """Counts in `usage.refused`: a letter once, and every message that is part of none.
+    """Incoming messages of one learner.
 
-    owed: credits to give back, by learner. They are here from the moment in which a letter is collected, so that the
-    mail thread can send them before whatever is posted after that.
+    Counts rejections in `CommStats.rejected`: once for each message, and for each frame that is part of none.
+
+    Attributes:
+        credits: credits to send, by rank. A credit is added at the moment in which a task receives the message, so that
+            it is sent before all messages that are sent later.
     """
 
     def __init__(
@@ -225,10 +248,10 @@ class Receiver:
         self._accepted[tag] = lengths
 
     def take(self, tag: str, source: int | None) -> Message | None:
-        """The letter `tag` that was complete first, from `source` if given. Called inside `Waiting.wait_for`."""
-        for place, (sender, name) in enumerate(self._ready):
+        """Returns the message `tag` that was complete first, from `source` if given, or None."""
+        for index, (sender, name) in enumerate(self._ready):
             if name == tag and source in (None, sender):
-                stream = self._streams[self._ready.pop(place)]
+                stream = self._streams[self._ready.pop(index)]
                 tensors = _split(stream.numbers, stream.head.lengths)
                 stream.phase, stream.numbers = Phase.DONE, EMPTY
                 self.credits[sender].append(_credit(stream.head))
@@ -239,7 +262,7 @@ class Receiver:
         self._comm_stats.rejected += 1
 
     def is_known(self, header: WireHeader) -> bool:
-        """Whether a message is of this run, from another learner's present or last incarnation; if not, refuse it."""
+        """Returns whether a frame is of this run and of another learner's current incarnation. Rejects it if not."""
         other = header.source < self._membership.size and header.source != self._membership.rank
         known = header.run == self._run and other and header.incarnation == self._membership[header.source].incarnation
         if not known:
@@ -247,29 +270,29 @@ class Receiver:
         return known
 
     def on_chunk(self, header: WireHeader, payload: memoryview) -> None:
-        """Put a piece of a known learner's letter where it belongs."""
+        """Adds a chunk to the message that it belongs to."""
         stream = self._streams.get((header.source, header.tag))
         if header.offset == 0:
             self._begin(stream, header, payload)
         elif stream is None or header.seq > stream.head.seq:
             self.reject()
         elif (header.seq, header.conn_epoch) != (stream.head.seq, stream.head.conn_epoch):
-            pass  # of a letter that a broken connection has cut
+            pass  # of a message that a broken connection has cut off
         elif stream.phase is not Phase.FILLING:
-            pass  # the rest of a letter that was refused
+            pass  # the rest of a message that was rejected
         elif header.offset != stream.filled or header.lengths != stream.head.lengths:
             self._reject_message(stream, header)
         else:
             self._fill(stream, payload)
 
     def requeue_credits(self, source: int) -> None:
-        """A connection to `source` is made: credits may have been lost with the one before."""
+        """Queues the last credits to `source` again: they may have been lost with its last connection."""
         with self._wait_monitor.change():
             streams = [stream for (sender, _), stream in self._streams.items() if sender == source]
             self.credits[source] = deque(_credit(stream.head) for stream in streams if stream.phase is Phase.DONE)
 
     def forget(self, rank: int) -> None:
-        """A learner was born anew: refuse what its last incarnation has left."""
+        """Rejects the messages of an earlier incarnation of a restarted learner."""
         with self._wait_monitor.change():
             self._comm_stats.rejected += sum(source == rank for source, _ in self._ready)
             self._ready = [key for key in self._ready if key[0] != rank]
@@ -279,7 +302,7 @@ class Receiver:
     def _begin(self, old: ReceiveStream | None, header: WireHeader, payload: memoryview) -> None:
         clock = old.clock if old else FIRST_CLOCK
         if old and header.seq == old.head.seq and header.conn_epoch > old.head.conn_epoch:
-            old.head = header  # its sender could not know that it had come
+            old.head = header  # its sender could not know that it had arrived
             if old.phase is Phase.DONE:
                 self.credits[header.source].append(_credit(header))
             if old.phase is not Phase.FILLING:
@@ -308,7 +331,7 @@ class Receiver:
                 self._ready.append((stream.head.source, stream.head.tag))
 
     def _reject_message(self, old: ReceiveStream | None, header: WireHeader) -> None:
-        """Count it, and let its sender send the next."""
+        """Counts a rejected message, and lets its sender send the next."""
         self.reject()
         clock = old.clock if old else FIRST_CLOCK
         self._streams[header.source, header.tag] = ReceiveStream(header, Phase.DONE, clock, EMPTY)
@@ -320,6 +343,6 @@ def _credit(header: WireHeader) -> Credit:
 
 
 def _split(numbers: np.ndarray, lengths: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-    """Tensors of the given lengths, which share the memory of `numbers`."""
+    """Returns tensors of the given lengths that share the memory of `numbers`."""
     ends = np.cumsum(lengths).tolist()
     return tuple(torch.from_numpy(numbers[end - n : end]) for end, n in zip(ends, lengths, strict=True))

@@ -1,11 +1,9 @@
-"""This process' connection to another learner's mail.
+"""Transport of a learner: point-to-point messages between processes.
 
-A learner's mail: what its tasks ask of the mail thread, and what that does with messages.
-
-Everything comes in at one ROUTER and goes out through a DEALER for each other learner: letters, and credits for those
-that were collected. On one connection they stay in order, so that whoever hears from a learner that has collected its
-letter already has the credit for it. A connection that breaks is made again, and the letter under way is sent again
-from its beginning: the receiver knows letters by their number.
+All frames arrive at one ROUTER socket and leave through one DEALER socket for each other learner. These frames are
+chunks of messages, and credits (ACKs) for messages that were received. One connection keeps them in order, so a learner
+that hears from another which has received its message already has the credit for it. A broken connection is made again,
+and the message in flight is sent again from its beginning. The receiver identifies messages by their number.
 """
 
 from __future__ import annotations
@@ -38,31 +36,39 @@ from asr_am.distributed.runtime.security import ConnectionMonitor, next_event, o
 from asr_am.distributed.runtime.wire import CHUNK, Kind, Malformed, WireHeader, check_tag, decode, encode
 from asr_am.distributed.team import CommStats, Message
 
-MAX_CHUNKS_AHEAD = 64  # that ZeroMQ holds for a connection
+MAX_CHUNKS_AHEAD = 64  # chunks that ZeroMQ queues for one connection
 
 
 class Connection:
-    """me: this learner's HELLO, sent first, with its own address. attempt: connections that were made before it. owed:
-    credits for that learner.
+    """Connection of this process to another learner's transport.
+
+    Args:
+        context: ZeroMQ context.
+        address: address of the other transport.
+        key: secret for encryption, or None.
+        hello: HELLO header of this learner, sent first.
+        local_address: address of this learner's transport, sent with HELLO.
+        conn_epoch: number of connections made before this one.
+        credits: credits to send to the other learner.
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: str | None, me: WireHeader, own: str,
-        conn_epoch: int, credits: deque[Credit],
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: str | None, hello: WireHeader,
+        local_address: str, conn_epoch: int, credits: deque[Credit],
     ) -> None:  # fmt: skip
-        self._me, self._credits, self.conn_epoch = me, credits, conn_epoch
+        self._hello, self._credits, self.conn_epoch = hello, credits, conn_epoch
         self.socket = open_socket(context, zmq.DEALER, key)
         self.socket.setsockopt(zmq.SNDHWM, MAX_CHUNKS_AHEAD)
         self.monitor = watch(self.socket)
         self.socket.connect(address)
-        self.socket.send_multipart([encode(me), own.encode()])
+        self.socket.send_multipart([encode(hello), local_address.encode()])
 
     def send_credits(self) -> bool:
-        """False where ZeroMQ does not take them all at present."""
+        """Sends the credits that are due. Returns False if ZeroMQ does not accept all of them now."""
         while self._credits:
             credit = self._credits[0]
             header = replace(
-                self._me, kind=Kind.ACK, clock=credit.incarnation, tag=credit.tag, seq=credit.seq
+                self._hello, kind=Kind.ACK, clock=credit.incarnation, tag=credit.tag, seq=credit.seq
             )  # fmt: skip
             try:
                 self.socket.send(encode(header), zmq.NOBLOCK)
@@ -72,8 +78,10 @@ class Connection:
         return True
 
     def send(self, channel: SendChannel) -> bool:
-        """Hand the letter under way to ZeroMQ, as much as it takes, after all credits that are owed at present; False
-        where that was not all.
+        """Sends all credits, then as much of the message in flight as ZeroMQ accepts.
+
+        Returns:
+            False if something is left to send.
         """
         message = channel.in_flight
         if not self.send_credits():
@@ -83,21 +91,21 @@ class Connection:
         while channel.sent < message.num_ready_chunks():
             offset = channel.sent * CHUNK
             header = replace(
-                self._me, kind=Kind.CHUNK, clock=message.clock, tag=channel.tag, seq=message.number,
+                self._hello, kind=Kind.CHUNK, clock=message.clock, tag=channel.tag, seq=message.number,
                 conn_epoch=self.conn_epoch, offset=offset, lengths=message.lengths,
             )  # fmt: skip
-            piece = message.numbers[offset : offset + CHUNK].data
+            chunk = message.numbers[offset : offset + CHUNK].data
             try:
-                self.socket.send_multipart([encode(header), piece], zmq.NOBLOCK, copy=False)
+                self.socket.send_multipart([encode(header), chunk], zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return False
             channel.sent += 1
         return True
 
     def send_goodbye(self, lost: int) -> None:
-        """Say goodbye: as the last message, which need not arrive."""
+        """Sends GOODBYE as the last frame. It may get lost."""
         self.socket.setsockopt(zmq.LINGER, 500)
-        self.socket.send(encode(replace(self._me, kind=Kind.GOODBYE, clock=lost)), zmq.NOBLOCK)
+        self.socket.send(encode(replace(self._hello, kind=Kind.GOODBYE, clock=lost)), zmq.NOBLOCK)
 
     def close(self) -> None:
         self.socket.disable_monitor()
@@ -107,52 +115,62 @@ class Connection:
 
 log = logging.getLogger(__name__)
 
-RECONNECT_GRACE = 2.0
-RECONNECT = 0.2  # seconds before a broken connection is made again
-MAX_QUEUED_CHUNKS = 16  # of one sender, before TCP makes it wait
-MAX_FRAME_BYTES = 4 * CHUNK + 64  # bytes of a frame, what encryption adds included
-MESSAGES_AT_ONCE = 64  # read from one socket before the others have their turn
+RECONNECT_GRACE = 2.0  # seconds after which a learner is lost that cannot be reached again
+RECONNECT_INTERVAL = 0.2  # seconds before a broken connection is made again
+MAX_QUEUED_CHUNKS = 16  # chunks of one sender that are queued before TCP blocks it
+MAX_FRAME_BYTES = 4 * CHUNK + 64  # including the overhead of encryption
+MAX_FRAMES_PER_POLL = 64  # messages read from one socket before the others are served
 ADDRESS = re.compile(rb"tcp://[0-9.]{7,15}:[0-9]{1,5}")
 
 
 class Transport:
-    """host: this machine's address, which others reach it at. me: this learner's HELLO. reliable: tags that injected
-    faults spare. on_loss: told who died and how, where this post office has to find out itself (`connect_all`): whose
-    connection broke and cannot be made again for `grace` seconds. If None, a supervisor knows, and `born` and `died`
-    are called.
+    """Sends and receives the messages of one learner.
+
+    Without `on_loss`, the supervisor detects deaths, and `on_peer_started` and `on_peer_died` must be called. With it,
+    the transport detects them: a learner is lost if its connection breaks and cannot be made again for `grace` seconds.
+
+    Args:
+        event_loop: the communication thread.
+        hello: HELLO header of this learner.
+        host: address of this host, as others reach it.
+        membership: state of the other learners.
+        wait_monitor: wakes the learner's tasks.
+        comm_stats: statistics of this learner.
+        message_faults: injected faults.
+        key: secret for encryption, or None.
+        reliable: tags without injected faults.
+        on_loss: called with the rank of a lost learner, and the reason.
+        grace: seconds in which a broken connection must be made again.
+
+    Attributes:
+        address: address of this transport, tcp://host:port.
+        broken: time since when each unreachable learner is unreachable, by rank.
     """
 
     def __init__(
-        self, event_loop: EventLoop, me: WireHeader, host: str, membership: Membership, wait_monitor: WaitMonitor, comm_stats: CommStats, message_faults: MessageFaults,
-        key: str | None, reliable: tuple[str, ...] = (), on_loss: Callable[[int, str], None] | None = None,
-        grace: float = RECONNECT_GRACE,
+        self, event_loop: EventLoop, hello: WireHeader, host: str, membership: Membership, wait_monitor: WaitMonitor,
+        comm_stats: CommStats, message_faults: MessageFaults, key: str | None, reliable: tuple[str, ...] = (),
+        on_loss: Callable[[int, str], None] | None = None, grace: float = RECONNECT_GRACE,
     ) -> None:  # fmt: skip
-        self._event_loop, self._me, self._membership, self._wait_monitor, self._key = (
-            event_loop,
-            me,
-            membership,
-            wait_monitor,
-            key,
-        )
+        self._event_loop, self._hello, self._key = event_loop, hello, key
+        self._membership, self._wait_monitor = membership, wait_monitor
         self._on_loss, self._grace = on_loss, grace
         self._buffers = BufferPool()
-        self._receiver = Receiver(me.run, membership, wait_monitor, comm_stats, self._buffers)
+        self._receiver = Receiver(hello.run, membership, wait_monitor, comm_stats, self._buffers)
         self._sender = Sender(comm_stats, message_faults, reliable)
         self._router = open_socket(event_loop.context, zmq.ROUTER, key)
         self._router.setsockopt(zmq.RCVHWM, MAX_QUEUED_CHUNKS)
         self._router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._connection_monitor = ConnectionMonitor(
-            self._router, f"the mail of learner {me.source}", self._receiver.reject
-        )
+        self._connection_monitor = ConnectionMonitor(self._router, f"learner {hello.source}", self._receiver.reject)
         self.address = f"tcp://{host}:{self._router.bind_to_random_port(f'tcp://{host}')}"
         self._connections_by_rank: dict[int, Connection] = {}
         self._num_connections = 0
-        self.broken: dict[int, float] = {}  # since when, by learner
+        self.broken: dict[int, float] = {}
         event_loop.attach(self._router, self._receive)
         event_loop.attach(self._connection_monitor.monitor, self._connection_monitor.poll)
         event_loop.at_stop(self._close)
 
-    # for the learner's tasks
+    # called by the learner's tasks
 
     def register_tag(self, tag: str, lengths: tuple[int, ...]) -> None:
         check_tag(tag)
@@ -172,15 +190,15 @@ class Transport:
             self._event_loop.call(partial(self._push, channel))
 
     def recv(self, tag: str, source: int | None, timeout: float | None) -> Message | None:
-        """None also where the incarnation of `source` that lives at the call dies, and leaves no letter."""
+        """Waits for a message. Also returns None if `source` dies or restarts, and has left no message."""
         message: Message | None = None
         first = self._membership[source] if source is not None else None
 
         def ready() -> bool:
             nonlocal message
             message = self._receiver.take(tag, source)
-            gone = source is not None and (not self._membership[source].alive or self._membership[source] != first)
-            return message is not None or gone
+            peer_gone = source is not None and (not self._membership[source].alive or self._membership[source] != first)
+            return message is not None or peer_gone
 
         self._wait_monitor.wait_for(ready, timeout)
         if message is not None:
@@ -188,23 +206,23 @@ class Transport:
         return message
 
     def send_goodbye(self, lost: int | None) -> None:
-        """Tell all that this learner goes, because it lost another one or in order."""
+        """Tells all others that this learner leaves: because it lost another one, or in good order (None)."""
         if self._on_loss is None:
-            return  # the supervisor tells
-        rank = self._me.source if lost is None else lost
+            return  # the supervisor announces it
+        rank = self._hello.source if lost is None else lost
 
-        def say() -> None:
+        def send_all() -> None:
             for connection in self._connections_by_rank.values():
                 connection.send_goodbye(rank)
 
-        self._event_loop.call(say)
+        self._event_loop.call(send_all)
 
-    # for the mail thread
+    # called by the communication thread
 
     def connect_all(self) -> None:
-        """Make the connections to all the living, and notice from now on when one breaks."""
+        """Connects to all live learners. Broken connections are detected from now on."""
         for rank in self._membership.live_ranks():
-            if rank != self._me.source:
+            if rank != self._hello.source:
                 self.broken[rank] = time.monotonic()
                 self._connect(rank)
 
@@ -217,8 +235,8 @@ class Transport:
 
     def on_peer_died(self, rank: int, incarnation: int) -> None:
         with self._wait_monitor.change():
-            news = self._membership.mark_dead(rank, incarnation)
-        if news:
+            is_new = self._membership.mark_dead(rank, incarnation)
+        if is_new:
             self._drop(rank)
 
     def _drop(self, rank: int) -> None:
@@ -233,35 +251,35 @@ class Transport:
         self._connection_monitor.close()
         self._router.close()
 
-    # letters that go out
+    # outgoing frames
 
     def _push(self, channel: SendChannel) -> None:
-        """Send what can be sent of a channel's letter."""
+        """Sends as much of a channel's message in flight as possible."""
         message = channel.in_flight
         if message is None or not self._membership[channel.to].alive:
             return
-        late = message.due - time.monotonic()
-        if late > 0:
-            self._event_loop.after(late, lambda: self._push(channel))
+        delay = message.due - time.monotonic()
+        if delay > 0:
+            self._event_loop.after(delay, lambda: self._push(channel))
             return
         connection = self._connections_by_rank.get(channel.to) or self._connect(channel.to)
         if not connection.send(channel):
             self._event_loop.want_to_send(connection.socket, True)
 
     def _send_credits(self, rank: int) -> None:
-        """Give back the credits that are owed."""
+        """Sends the credits that are due."""
         if self._membership[rank].alive:
             connection = self._connections_by_rank.get(rank) or self._connect(rank)
             if not connection.send_credits():
                 self._event_loop.want_to_send(connection.socket, True)
 
     def _connect(self, rank: int) -> Connection:
-        """Make a connection, and send all letters under way to this learner from their beginning."""
+        """Makes a connection, and sends all messages in flight to this learner from their beginning."""
         address = self._membership[rank].address
         self._receiver.requeue_credits(rank)
         credits = self._receiver.credits[rank]
         connection = Connection(
-            self._event_loop.context, address, self._key, self._me, self.address, self._num_connections, credits
+            self._event_loop.context, address, self._key, self._hello, self.address, self._num_connections, credits
         )
         self._num_connections += 1
         self._connections_by_rank[rank] = connection
@@ -282,9 +300,9 @@ class Transport:
             connection.close()
 
     def _on_writable(self, rank: int, connection: Connection) -> None:
-        """There is room again."""
+        """Continues sending: ZeroMQ accepts frames again."""
         for _ in _messages(connection.socket):
-            self._reject()  # nothing is expected on this way
+            self._reject()  # no answers are expected on this connection
         self._event_loop.want_to_send(connection.socket, not connection.send_credits())
         with self._wait_monitor.change():
             busy = self._sender.busy(rank)
@@ -292,18 +310,18 @@ class Transport:
             self._push(channel)
 
     def _on_event(self, rank: int, connection: Connection) -> None:
-        """A connection is ready, or broken."""
+        """Notes that a connection is ready, or makes a broken one again."""
         while (event := next_event(connection.monitor)) is not None:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 with self._wait_monitor.change():
                     self.broken.pop(rank, None)
                 continue
-            log.info("the connection to learner %d broke; it is made again", rank)
+            log.info("the connection to learner %d broke: reconnecting", rank)
             self._close_connection(rank)
             if rank not in self.broken:
                 self.broken[rank] = time.monotonic()
                 self._event_loop.after(self._grace, partial(self._give_up, rank, self.broken[rank]))
-            self._event_loop.after(RECONNECT, lambda: self._reconnect(rank))
+            self._event_loop.after(RECONNECT_INTERVAL, lambda: self._reconnect(rank))
             return
 
     def _reconnect(self, rank: int) -> None:
@@ -319,7 +337,7 @@ class Transport:
         assert self._on_loss is not None
         self._on_loss(rank, reason)
 
-    # messages that come in
+    # incoming frames
 
     def _receive(self) -> None:
         for _, *frames in _messages(self._router):
@@ -335,7 +353,7 @@ class Transport:
                 self._receiver.on_chunk(header, payload)
                 if self._receiver.credits[header.source]:
                     self._send_credits(header.source)
-            elif header.kind is Kind.ACK and header.clock == self._me.incarnation:
+            elif header.kind is Kind.ACK and header.clock == self._hello.incarnation:
                 self._on_ack(header)
             elif header.kind is Kind.GOODBYE and self._on_loss is not None:
                 self._on_goodbye(header)
@@ -343,8 +361,8 @@ class Transport:
                 self._reject()
 
     def _on_hello(self, header: WireHeader, address: bytes) -> None:
-        """A learner that was restarted may write before the supervisor's news of it have come."""
-        new = header.run == self._me.run and self._membership.is_new(header.source, header.incarnation)
+        """Adds a restarted learner that connects before the supervisor has announced it."""
+        new = header.run == self._hello.run and self._membership.is_new(header.source, header.incarnation)
         if new and self._on_loss is None and ADDRESS.fullmatch(address):
             self.on_peer_started(header.source, header.incarnation, address.decode())
         else:
@@ -352,7 +370,7 @@ class Transport:
 
     def _on_goodbye(self, header: WireHeader) -> None:
         lost = header.clock
-        if lost not in (header.source, self._me.source) and 0 <= lost < self._membership.size:
+        if lost not in (header.source, self._hello.source) and 0 <= lost < self._membership.size:
             self._lose(lost, f"died, or cannot be reached any more by learner {header.source}")
         with self._wait_monitor.change():
             self._membership.mark_left(header.source)
@@ -377,8 +395,8 @@ class Transport:
 
 
 def _messages(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
-    """What can be read from a socket now, up to a limit."""
-    for _ in range(MESSAGES_AT_ONCE):
+    """Yields the messages that can be read from a socket now, up to a limit."""
+    for _ in range(MAX_FRAMES_PER_POLL):
         try:
             yield socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:

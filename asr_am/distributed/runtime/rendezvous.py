@@ -1,4 +1,4 @@
-"""How the learners of a gang find each other: through torch's TCPStore, each step within a bounded time."""
+"""Rendezvous of synchronous learners through torch's TCPStore, each step with a timeout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,15 @@ Result = TypeVar("Result")
 
 
 class Rendezvous:
-    """timeout: seconds from now on for everybody to come."""
+    """Connects to the store of a run.
+
+    Args:
+        env: environment of this process.
+        timeout: seconds in which all learners must connect.
+
+    Attributes:
+        store: torch's store.
+    """
 
     def __init__(self, env: WorkerEnv, timeout: float) -> None:
         assert env.master is not None
@@ -34,7 +42,7 @@ class Rendezvous:
         self.store: Store = PrefixStore(f"asr_am/{env.restarts}", self._open(env.master, serves))
 
     def within(self, function: Callable[[], Result], what: str) -> Result:
-        """`function()`, given up at the deadline: torch does not always keep to the timeouts that it is given."""
+        """Returns `function()`. Raises InputError at the deadline, as torch does not always respect its timeouts."""
         results: list[Result] = []
         errors: list[BaseException] = []
 
@@ -54,31 +62,37 @@ class Rendezvous:
         return results[0]
 
     def agree_on_run(self) -> bytes:
-        """The run's identity, from learner 0."""
+        """Returns the identity of the run, 16 bytes, which learner 0 chooses."""
         if self._env.run is not None:
             return bytes.fromhex(self._env.run)
         with self._store_errors():
             if self._env.rank == 0:
                 self.store.set("run", secrets.token_hex(16))
-            self._await(["run"], lambda missing: "learner 0 has not come")
+            self._await(["run"], lambda missing: "learner 0 has not connected")
             return bytes.fromhex(self.store.get("run").decode())
 
     def exchange(self, address: str) -> dict[int, str]:
-        """Everybody's mail address, by rank. InputError where learners disagree, come twice, or do not come."""
+        """Returns the transport address of each learner, by rank.
+
+        Raises:
+            InputError: learners are missing, have different WORLD_SIZE, or share a rank.
+        """
         rank, size = self._env.rank, self._env.size
         keys = [f"learner/{other}" for other in range(size)]
         with self._store_errors():
             if self.store.add(f"times/{rank}", 1) > 1:
-                raise InputError(f"RANK={rank} was given to two processes")
+                raise InputError(
+                    f"RANK={rank} was given to two processes: start each learner once, with a rank of its own"
+                )
             self.store.set(keys[rank], json.dumps([size, address]))
             self._await(keys, lambda missing: (
-                f"learners {', '.join(key.split('/')[1] for key in missing)} of WORLD_SIZE={size} have not come"
+                f"learners {', '.join(key.split('/')[1] for key in missing)} of WORLD_SIZE={size} have not connected"
             ))  # fmt: skip
             peer_info: list[list[Any]] = [json.loads(self.store.get(key)) for key in keys]
-        for other, (theirs, _) in enumerate(peer_info):
-            if theirs != size:
+        for other, (other_size, _) in enumerate(peer_info):
+            if other_size != size:
                 raise InputError(
-                    f"WORLD_SIZE={size} at learner {rank}, but {theirs} at learner {other}; give all the same"
+                    f"WORLD_SIZE={size} at learner {rank}, but {other_size} at learner {other}: they must be equal"
                 )
         return {other: address for other, (_, address) in enumerate(peer_info)}
 
@@ -87,7 +101,9 @@ class Rendezvous:
         try:
             yield
         except DistError as error:
-            raise InputError(f"{self._name}: learner 0 has gone before all had come; see its message") from error
+            raise InputError(
+                f"{self._name}: learner 0 ended before all learners had connected: see its message"
+            ) from error
 
     def _open(self, master: tuple[str, int], serves: bool) -> Store:
         def connect() -> Store:
@@ -101,12 +117,13 @@ class Rendezvous:
         except (DistError, OSError) as error:
             if serves:
                 raise InputError(
-                    f"{self._name}: cannot be listened on ({_first_line(error)}); is it this host, and the port free?"
+                    f"cannot bind {self._name} ({_first_line(error)}): check that MASTER_ADDR is this host and the "
+                    "port is free"
                 ) from error
-            raise InputError(f"{self._name}: no connection to torch's store there ({_first_line(error)})") from error
+            raise InputError(f"{self._name}: cannot connect to torch's store ({_first_line(error)})") from error
 
     def _await_listener(self, master: tuple[str, int]) -> None:
-        """Until somebody listens at the master's port."""
+        """Waits until the port of the store is open."""
         while True:
             try:
                 socket.create_connection(master, timeout=max(self._left(), 0.1)).close()
@@ -114,8 +131,8 @@ class Rendezvous:
             except OSError as error:
                 if self._left() <= 0:
                     raise InputError(
-                        f"{self._name}: does not answer within {self._timeout:g} s ({error}); is learner 0 started "
-                        "there, and the port open?"
+                        f"{self._name}: does not answer within {self._timeout:g} s ({error}): check that learner 0 "
+                        "runs there and the port is open"
                     ) from error
                 time.sleep(0.1)
 
@@ -131,8 +148,9 @@ class Rendezvous:
 
 
 def _listen(master: tuple[str, int]) -> int | None:
-    """The descriptor of a socket that only this host reaches, where no other is to come; torch's store would listen on
-    all of the host's addresses. A name may lead others elsewhere than this host.
+    """Returns the descriptor of a listening loopback socket, or None if other hosts must connect.
+
+    torch's store would listen on all addresses of the host.
     """
     host = master[0]
     return socket.create_server(master).detach() if host == "localhost" or host.startswith("127.") else None

@@ -1,4 +1,4 @@
-"""`ProcessTeam`: one process' end of a team of real processes."""
+"""`ProcessTeam`: the `Team` of a real process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ SHUTDOWN_TIMEOUT = 5.0  # seconds for communication tasks to end
 
 
 class Backend(Protocol):
-    """What learners do all together: a `Gang` or `Supervised`. everybody: the collectives of all."""
+    """Collectives and control plane: `TorchBackend` or `CoordinatedBackend`.
+
+    Attributes:
+        world: the group of all learners.
+    """
 
     @property
     def world(self) -> Group: ...
@@ -32,28 +36,31 @@ class Backend(Protocol):
 
 
 class ProcessTeam:
-    """Made by `connect`, in the thread of the training task."""
+    """The `Team` of one process. `connect` creates it, in the thread of the training task.
+
+    Args:
+        incarnation: number of restarts of this learner.
+        hosts: index of the host of each rank.
+        comm_stats: statistics of this learner.
+        membership: state of the other learners.
+        wait_monitor: wakes the learner's tasks.
+        event_loop: the communication thread.
+        transport: point-to-point messages.
+        backend: collectives and control plane.
+        compute_emulator: stretches computing time.
+    """
 
     clock: Literal["wall", "virtual"] = "wall"
 
     def __init__(
-        self, incarnation: int, hosts: Sequence[int], comm_stats: CommStats, membership: Membership, wait_monitor: WaitMonitor, event_loop: EventLoop,
-        transport: Transport, backend: Backend, compute_emulator: ComputeEmulator,
+        self, incarnation: int, hosts: Sequence[int], comm_stats: CommStats, membership: Membership,
+        wait_monitor: WaitMonitor, event_loop: EventLoop, transport: Transport, backend: Backend,
+        compute_emulator: ComputeEmulator,
     ) -> None:  # fmt: skip
-        self.rank, self.size, self.incarnation, self.comm_stats = (
-            membership.rank,
-            membership.size,
-            incarnation,
-            comm_stats,
-        )
-        self.hosts = tuple(hosts)
-        self._membership, self._wait_monitor, self._event_loop, self._transport = (
-            membership,
-            wait_monitor,
-            event_loop,
-            transport,
-        )
-        self._backend, self._compute_emulator = backend, compute_emulator
+        self.rank, self.size, self.incarnation = membership.rank, membership.size, incarnation
+        self.hosts, self.comm_stats = tuple(hosts), comm_stats
+        self._membership, self._wait_monitor, self._event_loop = membership, wait_monitor, event_loop
+        self._transport, self._backend, self._compute_emulator = transport, backend, compute_emulator
         self._tasks: list[threading.Thread] = []
         self._closed = False
 
@@ -65,7 +72,7 @@ class ProcessTeam:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Ends early where the team does."""
+        """Sleeps. Ends early if the team is closed or has failed."""
         self._wait_monitor.pause(seconds)
 
     def simulate_cost(self, kind: CostKind, elements: int) -> None:
@@ -95,7 +102,7 @@ class ProcessTeam:
 
     def send(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
         if to == self.rank or not 0 <= to < self.size:
-            raise ValueError(f"learner {self.rank} of {self.size} writes to {to}")
+            raise ValueError(f"learner {self.rank} of {self.size} cannot send to rank {to}")
         self._transport.send(to, tag, clock, tensors)
 
     def recv(self, tag: str, source: int | None = None, timeout: float | None = None) -> Message | None:
@@ -123,7 +130,7 @@ class ProcessTeam:
 
     def leases(self, segment: Segment, synchronous: bool) -> Leases:
         self._wait_monitor.check()
-        self._compute_emulator.full = max(segment.frames, default=0)
+        self._compute_emulator.max_frames = max(segment.frames, default=0)
         return self._backend.leases(segment, synchronous)
 
     def gather(self, values: Tensor) -> dict[int, Tensor]:

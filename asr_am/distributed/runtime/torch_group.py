@@ -1,9 +1,7 @@
-"""Collectives of torch.distributed among the members of one process group: those of a gang, or of a part of it.
+"""Backend of synchronous learners: collectives of torch.distributed (NCCL between GPUs, gloo between CPUs).
 
-Learners in step: collectives of torch.distributed (NCCL between GPUs, gloo between CPUs).
-
-What measuring and validating need (`gather`, `average`) goes over a gloo group of its own. gloo's waits cannot be
-interrupted, so this waits for the futures of its work instead, together with the mail's news of a lost learner.
+The control plane (`gather`, `average`) uses a gloo group of its own. gloo's waits cannot be interrupted, so the
+training task waits for the futures of gloo's work and for the transport's notice of a lost learner at the same time.
 """
 
 from __future__ import annotations
@@ -25,11 +23,19 @@ from asr_am.distributed.team import CommStats, Group, SingleProcess, find_group
 from asr_am.errors import InputError
 
 Complete = Callable[[dist.Work], None]
-"""Wait for a collective on the CPU; LearnerLost where it never will be complete."""
+"""Waits for a collective on the CPU. Raises LearnerLost if it cannot complete any more."""
 
 
 class TorchGroup:
-    """The `Group` of learners `ranks` of a gang, the `rank`th of which this process is."""
+    """The `Group` of this process in one torch process group.
+
+    Args:
+        group: the process group.
+        ranks: ranks of its members in the team.
+        rank: rank of this process in the group.
+        comm_stats: counts bytes sent.
+        complete: waits for a collective.
+    """
 
     def __init__(
         self, group: dist.ProcessGroup, ranks: Sequence[int], rank: int, comm_stats: CommStats, complete: Complete
@@ -44,7 +50,7 @@ class TorchGroup:
         )
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> GatherWork:
-        """Each sends its x to each other, so that no byte of padding goes over the wire."""
+        """Gathers ragged tensors by all-to-all, so that no padding is sent."""
         sizes = [len(x)] * self.size if lengths is None else list(lengths)
         received, sent = x.new_empty(sum(sizes)), x.repeat(self.size)
         for other in range(1, self.size):
@@ -59,29 +65,29 @@ class TorchGroup:
         PendingWork(work, x, self._complete).wait()
 
     def _count(self, to: int, count: int) -> None:
-        """Bytes that this member sends to another."""
+        """Counts bytes that this member sends to another."""
         if self.size > 1:
             self._comm_stats.bytes_sent[self._ranks[to % self.size]] += count
 
 
 class PendingWork:
-    """A collective that still reads or writes `x`."""
+    """A collective in progress, which still reads or writes `x`."""
 
     def __init__(self, work: dist.Work, x: Tensor, complete: Complete) -> None:
         self._work, self._x, self._complete = work, x, complete
 
     def wait(self) -> None:
         if self._x.is_cuda:
-            self._work.wait()  # the stream does, not this thread
+            self._work.wait()  # the CUDA stream waits, not this thread
         else:
             self._complete(self._work)
 
 
 class MeanWork:
-    """A sum under way that becomes a mean."""
+    """An all-reduce in progress, whose sum becomes a mean in `wait`."""
 
-    def __init__(self, sum_under_way: PendingWork, x: Tensor, size: int) -> None:
-        self._sum, self._x, self._size = sum_under_way, x, size
+    def __init__(self, sum_work: PendingWork, x: Tensor, size: int) -> None:
+        self._sum, self._x, self._size = sum_work, x, size
         self._complete = False
 
     def wait(self) -> None:
@@ -93,7 +99,7 @@ class MeanWork:
 
 
 class GatherWork:
-    """An all-gather under way."""
+    """An all-gather in progress."""
 
     def __init__(self, work: PendingWork, received: Tensor, lengths: Sequence[int]) -> None:
         self._work, self._received, self._lengths = work, received, lengths
@@ -103,12 +109,23 @@ class GatherWork:
         return list(torch.split(self._received, list(self._lengths)))
 
 
-NO_TIMEOUT = timedelta(days=7)  # validation may be long; the dead are found by the mail
-SHUTDOWN_TIMEOUT = 5.0  # seconds
+NO_TIMEOUT = timedelta(days=7)  # validation may take long, and the transport detects dead learners
+ABORT_TIMEOUT = 5.0  # seconds for collectives and process groups to end
 
 
 class TorchBackend:
-    """The team's collectives and control plane. address: of this host; all learners make this at the same time."""
+    """Collectives and control plane by torch.distributed. All learners create it at the same time.
+
+    Args:
+        store: the rendezvous store.
+        membership: state of the other learners.
+        wait_monitor: wakes the learner's tasks.
+        comm_stats: statistics of this learner.
+        address: IPv4 address of this host, which selects the network interface.
+
+    Attributes:
+        world: the group of all learners.
+    """
 
     def __init__(
         self, store: dist.Store, membership: Membership, wait_monitor: WaitMonitor, comm_stats: CommStats, address: str
@@ -130,23 +147,23 @@ class TorchBackend:
         )
 
     def split(self, groups: Sequence[Sequence[int]]) -> Group | None:
-        """torch.distributed has all make all of them, in one order."""
+        """Creates all groups: torch.distributed needs all processes to create all groups in the same order."""
         rank = self._membership.rank
-        own = find_group(rank, self._membership.size, groups)
+        members = find_group(rank, self._membership.size, groups)
         for ranks in groups:
             if len(ranks) == 1:
                 continue
-            made = dist.new_group(list(ranks), timeout=NO_TIMEOUT)
+            group = dist.new_group(list(ranks), timeout=NO_TIMEOUT)
             if rank in ranks:
-                self._groups.append(made)
-        if own is None:
+                self._groups.append(group)
+        if members is None:
             return None
-        if len(own) == 1:
+        if len(members) == 1:
             return SingleProcess()
-        return TorchGroup(self._groups[-1], own, own.index(rank), self._comm_stats, self.complete)
+        return TorchGroup(self._groups[-1], members, members.index(rank), self._comm_stats, self.complete)
 
     def gather(self, values: Tensor) -> dict[int, Tensor]:
-        """Ragged: first the lengths, then rows of the greatest length."""
+        """Gathers ragged rows: first their lengths, then rows padded to the greatest length."""
         own = values.detach().to("cpu", torch.float64).reshape(-1)
         lengths = [int(length) for length in self._all_gather(torch.tensor([len(own)], dtype=torch.float64))]
         row = torch.zeros(max(1, *lengths), dtype=torch.float64)
@@ -161,42 +178,44 @@ class TorchBackend:
 
     def leases(self, segment: Segment, synchronous: bool) -> Leases:
         if not synchronous:
-            raise RuntimeError("a gang takes batches in step; start the others with a supervisor")
+            raise RuntimeError(
+                "torch.distributed serves synchronous strategies only: start the team with synchronous=False"
+            )
         return RoundRobinLeases(segment, self._membership.rank, self._membership.size, self.gather)
 
     def complete(self, work: dist.Work) -> None:
-        """Until a collective on the CPU is complete; LearnerLost where it never will be."""
+        """Waits for a collective on the CPU. Raises LearnerLost if it cannot complete any more."""
         done = threading.Event()
 
-        def tell(_: object) -> None:
+        def on_done(_: object) -> None:
             with self._wait_monitor.change():
                 done.set()
 
-        work.get_future().add_done_callback(tell)
+        work.get_future().add_done_callback(on_done)
         self._wait_monitor.wait_for(lambda: done.is_set() or bool(self._membership.left))
         try:
-            if not done.is_set() and not self._wait_monitor.wait_for(done.is_set, SHUTDOWN_TIMEOUT):
-                raise RuntimeError("it is not complete")
+            if not done.is_set() and not self._wait_monitor.wait_for(done.is_set, ABORT_TIMEOUT):
+                raise RuntimeError("the collective is not complete")
             work.wait()
         except RuntimeError as error:
             raise self.explain(error) from error
 
     def explain(self, error: RuntimeError) -> Exception:
-        """Why a collective failed: wait for the mail to find out who is gone."""
+        """Returns why a collective failed. Waits until the transport has found out which learner is lost."""
         self._wait_monitor.wait_for(lambda: bool(self._membership.left), 1.5 * HEARTBEAT_TIMEOUT)  # raises LearnerLost
         if self._membership.left:
             return LearnerLost(self._membership.left[0], "has ended while the others went on")
-        return InputError(f"a collective failed, although all learners live: {str(error).partition(chr(10))[0]}")
+        return InputError(f"a collective failed although all learners are alive: {str(error).partition(chr(10))[0]}")
 
     def close(self) -> None:
-        """Without waiting for collectives that cannot be completed any more."""
+        """Destroys the process groups, without waiting for collectives that cannot complete any more."""
         end = dist.destroy_process_group if self._wait_monitor.failure is None else self._abort
         thread = threading.Thread(target=end, name="close", daemon=True)
         thread.start()
-        thread.join(SHUTDOWN_TIMEOUT)
+        thread.join(ABORT_TIMEOUT)
 
     def lose(self) -> None:
-        """A learner is gone: end the collectives between GPUs, which this process would wait for in CUDA for ever."""
+        """Aborts the collectives after a loss. Otherwise CUDA would wait forever for those between GPUs."""
         if torch.cuda.is_available():
             threading.Thread(target=self._abort, name="abort", daemon=True).start()
 

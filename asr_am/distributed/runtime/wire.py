@@ -1,7 +1,8 @@
-"""The header before every mail message: of one size, read and checked before anything else is looked at.
+"""Wire format: the fixed-size header of every frame, decoded and checked before anything else.
 
-A letter travels in pieces, each a message of this header and up to PIECE float32 numbers of the letter's tensors laid
-end to end, in the order of `offset`. The receiver writes TAKEN back when the letter is collected, or refused.
+A message is sent in chunks. Each chunk is this header and up to CHUNK float32 numbers of the message's tensors, which
+are laid end to end, in the order of `offset`. The receiver answers with an ACK when the message is received by a task,
+or rejected.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from enum import IntEnum
 MAGIC = b"asrm"
 VERSION = 1
 FLOAT32 = 1
-CHUNK = 1 << 18  # numbers; 1 MiB stays in a core's cache between the socket and the letter
+CHUNK = 1 << 18  # numbers: 1 MiB stays in a core's cache between the socket and the message
 MAX_TENSORS = 8
 MAX_NUMBERS = 1 << 40
 FIRST_CLOCK = -(1 << 63)
@@ -22,13 +23,17 @@ SIZE = _HEADER.size
 
 
 class Malformed(ValueError):
-    """Bytes that are no header of this format."""
+    """Bytes that are not a header of this format."""
 
 
 class Kind(IntEnum):
-    """HELLO: first on a connection, with the sender's address as payload. PIECE: of a letter. TAKEN: a credit, for a
-    letter that the incarnation `clock` of the receiver sent. LEAVE: the sender goes; `clock` is the rank that it lost,
-    its own if none.
+    """Kind of a frame.
+
+    Attributes:
+        HELLO: first frame on a connection, with the sender's address as payload.
+        CHUNK: part of a message.
+        ACK: a credit for a message. `clock` is the incarnation that sent that message.
+        GOODBYE: the sender leaves. `clock` is the rank that it lost, or its own rank.
     """
 
     HELLO = 1
@@ -39,8 +44,19 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class WireHeader:
-    """source, incarnation: of whoever sends this message. tag, clock, lengths: of the letter. letter: its number at
-    its sender, from 1. attempt: one more after each time the connection broke. offset: of the piece, in numbers.
+    """Header of a frame.
+
+    Attributes:
+        kind: kind of the frame.
+        run: identity of the run, 16 bytes.
+        source: rank of the sender of this frame.
+        incarnation: incarnation of the sender.
+        clock: clock of the message, or as described for `Kind`.
+        tag: tag of the message.
+        seq: number of the message at its sender, from 1.
+        conn_epoch: number of the connection, which grows each time a connection is made again.
+        offset: position of the chunk in the message, in numbers.
+        lengths: lengths of the message's tensors.
     """
 
     kind: Kind
@@ -56,7 +72,7 @@ class WireHeader:
 
 
 def encode(header: WireHeader) -> bytes:
-    """The SIZE bytes of a header."""
+    """Returns the SIZE bytes of a header."""
     lengths = header.lengths + (0,) * (MAX_TENSORS - len(header.lengths))
     return _HEADER.pack(
         MAGIC, VERSION, header.kind, FLOAT32, len(header.lengths), header.run, header.source, header.incarnation,
@@ -65,20 +81,20 @@ def encode(header: WireHeader) -> bytes:
 
 
 def check_tag(tag: str) -> None:
-    """ValueError for a tag that does not fit into a header."""
+    """Raises ValueError for a tag that does not fit into a header."""
     if not (0 < len(tag) <= 16 and tag.isascii() and tag.isprintable()):
-        raise ValueError(f"tag {tag!r}: is 1 to 16 printable ASCII characters")
+        raise ValueError(f"tag {tag!r}: must be 1 to 16 printable ASCII characters")
 
 
 def decode(data: bytes) -> WireHeader:
-    """The header in `data`; Malformed where it is none, whatever the bytes."""
+    """Returns the header in `data`. Raises Malformed, and nothing else, if the bytes are not a header."""
     if len(data) != SIZE:
         raise Malformed(f"a header has {SIZE} bytes, not {len(data)}")
-    magic, version, kind, dtype, count, run, source, incarnation, clock, tag, message, attempt, offset, *lengths = (
+    magic, version, kind, dtype, count, run, source, incarnation, clock, tag, seq, conn_epoch, offset, *lengths = (
         _HEADER.unpack(data)
     )
     if magic != MAGIC or version != VERSION or dtype != FLOAT32:
-        raise Malformed(f"starts with {data[:8]!r}: another program, format or type of numbers")
+        raise Malformed(f"starts with {data[:8]!r}: another program, version or data type")
     if count > MAX_TENSORS or any(lengths[count:]) or sum(lengths) > MAX_NUMBERS or offset > sum(lengths):
         raise Malformed(f"{count} tensors of lengths {lengths}, offset {offset}")
     name = tag.rstrip(b"\0")
@@ -88,5 +104,5 @@ def decode(data: bytes) -> WireHeader:
         known = Kind(kind)
     except ValueError:
         raise Malformed(f"kind {kind}") from None
-    return WireHeader(known, run, source, incarnation, clock, name.decode(), message, attempt, offset,
+    return WireHeader(known, run, source, incarnation, clock, name.decode(), seq, conn_epoch, offset,
                   tuple(lengths[:count]))  # fmt: skip

@@ -1,10 +1,4 @@
-"""Who this process is: what `plan.learner_environment`, torchrun or Slurm have put into its environment.
-
-What a team of processes is started from, and the environment that tells each of them who it is.
-
-The learners' processes on this machine: started, watched, and ended without leaving one behind.
-
-How processes end: a learner's own, and a launcher's that is told to."""
+"""Worker processes: their environment variables, how a launcher starts and ends them, and how they end themselves."""
 
 from __future__ import annotations
 
@@ -34,9 +28,21 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class WorkerEnv:
-    """local_size: learners on each host. supervisor: tcp://host:port, None for a gang, which has `master`: host and
-    port of torch's store. hosted: torchrun serves that store itself. restarts: of the gang, by torchrun. run: 32
-    hexadecimal digits, None where the gang has to agree on some. launcher: its process. key: for encryption.
+    """Environment of one learner, set by `worker_environment`, torchrun or Slurm.
+
+    Attributes:
+        rank: rank in the team.
+        size: number of learners.
+        local_rank: rank on this host.
+        local_size: number of learners on each host.
+        incarnation: number of restarts of this learner.
+        run: identity of the run, 32 hexadecimal digits. None if the learners must agree on one.
+        supervisor: address of the supervisor, tcp://host:port. None for synchronous teams.
+        master: host and port of torch's store. None for asynchronous teams.
+        agent_store: torchrun serves the store.
+        restarts: number of times that torchrun has restarted the team.
+        launcher: process id of the launcher.
+        key: secret for encryption.
     """
 
     rank: int
@@ -54,16 +60,16 @@ class WorkerEnv:
 
     @property
     def hosts(self) -> tuple[int, ...]:
-        """Of each rank: launchers fill one host after the other."""
+        """Index of the host of each rank. Launchers fill one host after the other."""
         return tuple(rank // self.local_size for rank in range(self.size))
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> WorkerEnv:
-        """InputError naming the variable that is missing or wrong."""
+        """Reads the environment. Raises InputError naming the variable that is missing or wrong."""
         if "RANK" not in variables:
-            raise InputError("RANK is not in the environment; start learners with launcher=process, torchrun or Slurm")
-        size = _whole(variables, "WORLD_SIZE", least=1)
-        rank = _whole(variables, "RANK")
+            raise InputError("RANK is not in the environment: start learners with launcher=process, torchrun or Slurm")
+        size = _read_int(variables, "WORLD_SIZE", low=1)
+        rank = _read_int(variables, "RANK")
         if rank >= size:
             raise InputError(f"RANK={rank}: with WORLD_SIZE={size}, ranks are 0 to {size - 1}")
         supervisor = variables.get("ASR_AM_SUPERVISOR")
@@ -72,38 +78,38 @@ class WorkerEnv:
             raise InputError(f"ASR_AM_RUN={run!r} in the environment: must be 32 hexadecimal digits")
         if supervisor is None:
             if not variables.get("MASTER_ADDR"):
-                raise InputError("MASTER_ADDR is not in the environment: the host of learner 0")
-            master = variables["MASTER_ADDR"], _whole(variables, "MASTER_PORT", least=1, most=65535)
+                raise InputError("MASTER_ADDR is not in the environment: set it to the host of learner 0")
+            master = variables["MASTER_ADDR"], _read_int(variables, "MASTER_PORT", low=1, high=65535)
         return cls(
             rank=rank,
             size=size,
-            local_rank=_whole(variables, "LOCAL_RANK", default="0"),
-            local_size=_whole(variables, "LOCAL_WORLD_SIZE", default=str(size), least=1),
-            incarnation=_whole(variables, "ASR_AM_INCARNATION", default="0"),
+            local_rank=_read_int(variables, "LOCAL_RANK", default="0"),
+            local_size=_read_int(variables, "LOCAL_WORLD_SIZE", default=str(size), low=1),
+            incarnation=_read_int(variables, "ASR_AM_INCARNATION", default="0"),
             run=run,
             supervisor=supervisor,
             master=master,
             agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            restarts=_whole(variables, "TORCHELASTIC_RESTART_COUNT", default="0"),
-            launcher=_whole(variables, "ASR_AM_LAUNCHER") if "ASR_AM_LAUNCHER" in variables else None,
+            restarts=_read_int(variables, "TORCHELASTIC_RESTART_COUNT", default="0"),
+            launcher=_read_int(variables, "ASR_AM_LAUNCHER") if "ASR_AM_LAUNCHER" in variables else None,
             key=check_key(variables["ASR_AM_KEY"], "ASR_AM_KEY") if "ASR_AM_KEY" in variables else None,
         )
 
 
-def _whole(variables: Mapping[str, str], name: str, *, default: str = "", least: int = 0, most: int = 1 << 31) -> int:
+def _read_int(variables: Mapping[str, str], name: str, *, default: str = "", low: int = 0, high: int = 1 << 31) -> int:
     text = variables.get(name, default)
-    if not text.isdecimal() or not least <= int(text) <= most:
-        raise InputError(f"{name}={text!r} in the environment: must be a whole number, {least} to {most}")
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise InputError(f"{name}={text!r} in the environment: must be a whole number, {low} to {high}")
     return int(text)
 
 
 def set_parent_death_signal(launcher: int) -> None:
-    """Let the kernel end this process with its parent, if that is the launcher (Linux)."""
+    """Asks the kernel to kill this process with its parent, if that is the launcher (Linux)."""
     if os.getppid() != launcher:
-        return  # there is something in between, such as a shell
+        return  # another process is in between, such as a shell
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:
-        raise InputError("the launcher has ended")
+        raise InputError("the launcher has ended: start the run again")
 
 
 LOCALHOST = "127.0.0.1"
@@ -112,10 +118,21 @@ NON_EPHEMERAL_PORTS = range(20000, 32000)  # Linux gives connections ports from 
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """learners: on each of `nodes` hosts; this is host `node_rank`. address: host:port of the supervisor, on host 0;
-    None on a single host. restart_after: seconds before a dead learner of a team that is not in step is started again,
-    at most `max_restarts` times; `faults` knows better for the crashes it has. timeout: seconds for the other hosts to
-    come. key: for encryption. environment: beside this process' own.
+    """Arguments of one launch, the same on all hosts except for `node_rank`.
+
+    Attributes:
+        command: command line of a learner.
+        learners: number of learners on each host.
+        synchronous: the strategy is synchronous: the first death ends the run.
+        nodes: number of hosts.
+        node_rank: index of this host.
+        address: host:port of the supervisor on host 0, None on a single host.
+        restart_after: seconds between the death of an asynchronous learner and its restart.
+        max_restarts: number of restarts of one learner.
+        timeout: seconds in which all hosts must connect.
+        key: secret for encryption.
+        faults: injected faults. A crash that is listed here has its own restart time.
+        environment: variables to add to this process' own.
     """
 
     command: Sequence[str]
@@ -133,11 +150,11 @@ class LaunchSpec:
 
     def __post_init__(self) -> None:
         if self.learners < 1 or self.nodes < 1:
-            raise InputError(f"{self.learners} learners on {self.nodes} hosts: there must be one of each at least")
+            raise InputError(f"{self.learners} learners on {self.nodes} hosts: must be at least one of each")
         if not 0 <= self.node_rank < self.nodes:
-            raise InputError(f"node_rank={self.node_rank}: with nodes={self.nodes} it is 0 to {self.nodes - 1}")
+            raise InputError(f"node_rank={self.node_rank}: must be 0 to {self.nodes - 1} with nodes={self.nodes}")
         if self.nodes > 1 and self.address is None:
-            raise InputError("address: is missing; give host:port of the host with node_rank=0, the same on all hosts")
+            raise InputError("address is missing: give host:port of the host with node_rank=0, the same on all hosts")
         if self.address is not None:
             split_address(self.address, "address")
         self.faults.check(self.size)
@@ -148,14 +165,14 @@ class LaunchSpec:
 
     @property
     def ranks(self) -> range:
-        """Those of this host."""
+        """Ranks of the learners on this host."""
         return self.ranks_of(self.node_rank)
 
     def ranks_of(self, node: int) -> range:
         return range(node * self.learners, (node + 1) * self.learners)
 
     def restart_seconds(self, rank: int, incarnation: int) -> float | None:
-        """How long after its death an incarnation of a learner is followed by the next; None: never."""
+        """Returns the seconds between the death of an incarnation and the start of the next, or None for no restart."""
         if incarnation >= self.max_restarts:
             return None
         crash = next((crash for crash in self.faults.crashes if crash.learner == rank), None)
@@ -164,8 +181,12 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class RendezvousInfo:
-    """Where the learners of a run find each other. supervisor: tcp://host:port, None for a team in step, which has
-    `master`, host and port of torch's store.
+    """Identity and addresses of a run.
+
+    Attributes:
+        run: identity of the run, 32 hexadecimal digits.
+        supervisor: address of the supervisor, tcp://host:port. None for synchronous teams.
+        master: host and port of torch's store. None for asynchronous teams.
     """
 
     run: str
@@ -174,10 +195,10 @@ class RendezvousInfo:
 
 
 def worker_environment(spec: LaunchSpec, rendezvous: RendezvousInfo, rank: int, incarnation: int) -> dict[str, str]:
-    """As torchrun sets it, and what the mail needs beside."""
+    """Returns the environment of one learner: the variables of torchrun, and those of `WorkerEnv`."""
     environment = {key: value for key, value in os.environ.items() if key not in STALE_ENV}
-    environment.setdefault("OMP_NUM_THREADS", "1")  # two arithmetic threads on contended cores are far slower than one
-    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of a store that is not there yet, torch warns at length
+    environment.setdefault("OMP_NUM_THREADS", "1")  # several threads on contended cores are far slower than one
+    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # silences torch's warnings until the store is up
     environment |= spec.environment
     environment |= {
         "RANK": str(rank),
@@ -204,20 +225,26 @@ STALE_ENV = (
 
 
 def free_port(host: str) -> int:
-    """A TCP port that nobody listens on at present, and that the system gives to nobody who does not ask for it."""
+    """Returns a free TCP port outside of the system's ephemeral range."""
     for port in random.SystemRandom().sample(NON_EPHEMERAL_PORTS, 100):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
             probe.bind((host, port))
             return port
-    raise InputError(f"{host}: has no free port, or is no address of this host")
+    raise InputError(f"{host}: no free port: check that it is an address of this host")
 
 
-TERMINATE_GRACE = 3.0  # seconds between asking a process to end and making it
+TERMINATE_GRACE = 3.0  # seconds between SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """status: as `Popen.returncode`, below 0 the signal that killed it."""
+    """Exit of a worker process.
+
+    Attributes:
+        rank: rank of the learner.
+        incarnation: number of its restarts.
+        status: `Popen.returncode`: below 0 the number of the signal that killed it.
+    """
 
     rank: int
     incarnation: int
@@ -225,7 +252,7 @@ class ExitStatus:
 
 
 def describe(status: int) -> str:
-    """How a process ended, as the rest of a sentence about it."""
+    """Returns how a process ended, to follow the name of a learner in a sentence."""
     if status >= 0:
         return f"ended with exit status {status}"
     try:
@@ -236,35 +263,40 @@ def describe(status: int) -> str:
 
 
 class WorkerProcesses:
-    """environment: of a learner's process, by rank and incarnation."""
+    """Worker processes on this host.
+
+    Args:
+        command: command line of a learner.
+        environment: returns the environment of a learner, given rank and incarnation.
+    """
 
     def __init__(self, command: Sequence[str], environment: Callable[[int, int], Mapping[str, str]]) -> None:
         self._command, self._environment = list(command), environment
         self._running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
 
     def start(self, rank: int, incarnation: int) -> None:
-        """In a session of its own: what the terminal sends (Ctrl-C) comes to the launcher only."""
+        """Starts a learner in a session of its own, so that Ctrl-C reaches the launcher only."""
         try:
             process = subprocess.Popen(
                 self._command, env=dict(self._environment(rank, incarnation)), start_new_session=True
             )  # fmt: skip
         except OSError as error:
-            raise InputError(f"{self._command[0]}: cannot be started ({error})") from error
+            raise InputError(f"{self._command[0]}: cannot be started ({error}): check the command") from error
         self._running[rank] = incarnation, process
 
     def ended(self) -> list[ExitStatus]:
-        """Those that ended since the last call, the killed ones first: others end because of them."""
+        """Returns the processes that ended since the last call, killed ones first: others end because of them."""
         found = [
             ExitStatus(rank, incarnation, process.returncode)
             for rank, (incarnation, process) in self._running.items()
             if process.poll() is not None
         ]
         for child in found:
-            _signal(self._running.pop(child.rank)[1], signal.SIGKILL)  # what a killed one leaves of its group
+            _signal(self._running.pop(child.rank)[1], signal.SIGKILL)  # the rest of its process group
         return sorted(found, key=lambda child: (child.status >= 0, child.rank))
 
     def end(self) -> None:
-        """All that still run, and what they started."""
+        """Ends all workers that run, and the processes that they have started."""
         processes = [process for _, process in self._running.values()]
         self._running.clear()
         for process in processes:
@@ -278,16 +310,16 @@ class WorkerProcesses:
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    """To the whole process group, which may outlive its leader."""
+    """Signals the whole process group, which may outlive its leader."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
 
 def end_process(status: int = 0) -> NoReturn:
-    """End this process at once; call it when the team is closed.
+    """Ends this process at once. Call it after the team is closed.
 
-    Threads that torch.distributed leaves behind may meet an interpreter that is shutting down, and then abort the
-    process ("terminate called without an active exception"): a learner that has finished would count as dead.
+    Threads of torch.distributed may still run while the interpreter shuts down, and then abort the process ("terminate
+    called without an active exception"), so that a learner that has finished would count as dead.
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -297,7 +329,7 @@ def end_process(status: int = 0) -> NoReturn:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that what this process has started is ended too."""
+    """Makes SIGTERM unwind the stack, so that the processes started by this one are ended too."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -175,7 +175,7 @@ class Scheduler:
             raise GreenletExit
         if torch.is_inference_mode_enabled():
             raise RuntimeError(
-                "a virtual task cannot wait under torch.inference_mode, which other tasks would inherit: use torch.no_grad"
+                "a virtual task cannot wait under torch.inference_mode, which others would inherit: use torch.no_grad"
             )
         if task.pending is None:
             self._last_id += 1
@@ -194,7 +194,7 @@ class Scheduler:
     # called from the event loop
 
     def run(self, over: Callable[[], bool]) -> None:
-        """Executes events until `over`. Raises what a callback raises, or RuntimeError in a deadlock."""
+        """Executes events until `over`. Raises RuntimeError in a deadlock, or what a callback raises."""
         self._event_loop, self._event_loop_state = getcurrent(), TorchState.capture()
         while not over():
             if not self._event_queue:

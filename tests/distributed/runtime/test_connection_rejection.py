@@ -34,12 +34,14 @@ GREETINGS = {
 
 
 @contextmanager
-def two_and_a_tap(key: str | None, change: Callable[[bytes], bytes] = bytes) -> Iterator[tuple[TransportHarness, TransportHarness, TcpProxy]]:
+def two_and_a_tap(
+    key: str | None, change: Callable[[bytes], bytes] = bytes
+) -> Iterator[tuple[TransportHarness, TransportHarness, TcpProxy]]:
     """Learner 1 writes to learner 0 over a line that is tapped."""
     with transports(2, key=key) as (a, b):
         tap = TcpProxy(a.transport.address, change)
         b.event_loop.call(lambda: b.transport.on_peer_started(0, 1, tap.address))
-        a.transport._me = replace(a.transport._me, incarnation=1)
+        a.transport._hello = replace(a.transport._hello, incarnation=1)
         while b.membership[0].incarnation == 0:
             time.sleep(0.001)
         a.transport.register_tag("w", (2,))
@@ -59,7 +61,7 @@ def test_bytes_that_are_no_greeting_are_counted_and_logged_once(
         b.transport.send(0, "w", 5, (torch.ones(2),))
         assert a.recv("w").clock == 5
     said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(said) == 2 and "learner 0 refused a connection" in said[0] and "refused 3" in said[1], said
+    assert len(said) == 2 and "learner 0 rejected a connection" in said[0] and "rejected 3" in said[1], said
 
 
 def test_bytes_that_are_no_greeting_do_no_harm_where_nothing_is_encrypted() -> None:
@@ -138,7 +140,7 @@ def test_a_flood_of_malformed_messages_is_logged_once(caplog: pytest.LogCaptureF
         a.until("rejected == 200")
         stranger.close()
     said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(said) == 2 and "a message: a header has" in said[0] and "refused 200" in said[1]
+    assert len(said) == 2 and "a message: a header has" in said[0] and "rejected 200" in said[1]
 
 
 def test_waiting_in_the_handshake_keeps_nobody_out() -> None:

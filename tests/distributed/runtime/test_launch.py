@@ -108,7 +108,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.parametrize("synchronous", [True, False])
 def test_a_learner_that_gives_up_ends_all(tmp_path: Path, synchronous: bool) -> None:
     command = script(tmp_path, "wait_for(3)\nif rank == 2: sys.exit(1)\ntime.sleep(600)")
-    with pytest.raises(InputError, match=r"learner 2 on .* gave up; see its message above"):
+    with pytest.raises(InputError, match=r"learner 2 on .* failed: see its message above"):
         launch(command, 3, synchronous=synchronous)
     assert_gone(tmp_path)
 
@@ -136,19 +136,19 @@ def test_wrong_values_are_refused_at_once(tmp_path: Path) -> None:
     command = script(tmp_path, "")
     with pytest.raises(InputError, match="cannot be started"):
         launch([str(tmp_path / "nothing")], 1, synchronous=True)
-    with pytest.raises(InputError, match="there must be one of each"):
+    with pytest.raises(InputError, match="must be at least one of each"):
         launch(command, 0, synchronous=True)
-    with pytest.raises(InputError, match="node_rank=2: with nodes=2 it is 0 to 1"):
+    with pytest.raises(InputError, match="node_rank=2: must be 0 to 1 with nodes=2"):
         launch(command, 1, synchronous=True, nodes=2, node_rank=2, address="127.0.0.1:1")
-    with pytest.raises(InputError, match="address: is missing"):
+    with pytest.raises(InputError, match="address is missing"):
         launch(command, 1, synchronous=True, nodes=2)
-    with pytest.raises(InputError, match="address='here': is host:port"):
+    with pytest.raises(InputError, match="address='here': must be host:port"):
         launch(command, 1, synchronous=True, nodes=2, address="here")
     with pytest.raises(InputError, match="there is no learner 4 among 2"):
         launch(command, 2, synchronous=True, faults=Faults(crashes=[Crash(4, 1.0)]))
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(InputError, match=f"address={address}: cannot be listened on"):
+        with pytest.raises(InputError, match=f"cannot bind address={address} "):
             launch(command, 1, synchronous=False, address=address)
     assert not left(tmp_path)
 
@@ -160,7 +160,9 @@ set_parent_death_signal(int(os.environ["ASR_AM_LAUNCHER"]))
 (folder / f"ready{rank}").touch()
 time.sleep(600)
 """
-    code = "import sys\nfrom asr_am.distributed.runtime.launcher import launch\nlaunch(sys.argv[1:], 2, synchronous=True)"
+    code = (
+        "import sys\nfrom asr_am.distributed.runtime.launcher import launch\nlaunch(sys.argv[1:], 2, synchronous=True)"
+    )
     launchers = {}
     for number in (signal.SIGTERM, signal.SIGKILL):
         folder = tmp_path / number.name
@@ -253,11 +255,11 @@ def test_orders_that_come_all_at_once_are_all_carried_out(tmp_path: Path) -> Non
 
 def test_hosts_that_do_not_come_or_do_not_fit(tmp_path: Path) -> None:
     errors = Hosts(tmp_path, "", [1, 2], synchronous=True).wait()
-    assert all("host 1 was started with other values" in str(errors[node]) for node in (0, 1))
+    assert all("host 1 was started with different" in str(errors[node]) for node in (0, 1))
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
-    with pytest.raises(InputError, match=r"host 1, 2 of 3 has not come within 0\.3 s"):
+    with pytest.raises(InputError, match=r"host 1, 2 of 3 has not connected within 0\.3 s"):
         launch(script(tmp_path, ""), 1, synchronous=True, nodes=3, address=address, timeout=0.3)
-    with pytest.raises(InputError, match=rf"address={address}: nobody answers within 0\.3 s"):
+    with pytest.raises(InputError, match=rf"address={address}: no answer within 0\.3 s"):
         launch(script(tmp_path, ""), 1, synchronous=True, nodes=2, node_rank=1, address=address, timeout=0.3)
     assert not left(tmp_path)
 

@@ -21,7 +21,7 @@ from tests.support.transport_fixtures import RUN, TransportHarness, Unauthentica
 LARGE = 2 * CHUNK + 17  # three pieces
 
 
-def letter_header(**fields: object) -> WireHeader:
+def message_header(**fields: object) -> WireHeader:
     """The only piece of a letter `w` [2] from learner 1 to learner 0."""
     header = WireHeader(Kind.CHUNK, RUN, 1, 0, clock=5, tag="w", seq=0, lengths=(2,))
     return replace(header, **fields)  # type: ignore[arg-type]
@@ -32,8 +32,8 @@ TWO = np.array([1, 2], np.float32).tobytes()
 
 def test_letters_go_both_ways_as_they_were_when_posted() -> None:
     with transports(2) as (a, b):
-        for transport in (a, b):
-            transport.transport.register_tag("w", (LARGE, 0, 3))
+        for peer in (a, b):
+            peer.transport.register_tag("w", (LARGE, 0, 3))
         x = torch.arange(LARGE, dtype=torch.float32)
         a.transport.send(1, "w", 3, (x, torch.zeros(0), torch.tensor([7.0, 8.0, 9.0])))
         b.transport.send(0, "w", -4, (x.double(), torch.zeros(0), torch.ones(3)))
@@ -67,25 +67,25 @@ def test_learners_in_step_never_overtake_a_letter() -> None:
     """Who has heard from a learner that had collected its letter may send the next, and nothing is replaced."""
     steps = 300
     with transports(3) as team:
-        for transport in team:
-            transport.transport.register_tag("w", (1,))
-        clocks: dict[int, list[int]] = {transport.rank: [] for transport in team}
+        for peer in team:
+            peer.transport.register_tag("w", (1,))
+        clocks: dict[int, list[int]] = {peer.rank: [] for peer in team}
 
-        def exchange(transport: TransportHarness) -> None:
-            others = [other for other in range(3) if other != transport.rank]
+        def exchange(peer: TransportHarness) -> None:
+            others = [other for other in range(3) if other != peer.rank]
             for step in range(steps):
                 for other in others:
-                    transport.transport.send(other, "w", step, (torch.ones(1),))
-                clocks[transport.rank] += [transport.recv("w", other).clock for other in others]
+                    peer.transport.send(other, "w", step, (torch.ones(1),))
+                clocks[peer.rank] += [peer.recv("w", other).clock for other in others]
 
-        threads = [threading.Thread(target=exchange, args=(transport,)) for transport in team]
+        threads = [threading.Thread(target=exchange, args=(peer,)) for peer in team]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         expected = [step for step in range(steps) for _ in range(2)]
         assert all(found == expected for found in clocks.values())
-        assert [transport.comm_stats.overwritten for transport in team] == [0, 0, 0]
+        assert [peer.comm_stats.overwritten for peer in team] == [0, 0, 0]
 
 
 def test_from_anybody_in_the_order_of_arrival_or_from_one() -> None:
@@ -118,26 +118,26 @@ def test_nobody_waits_for_the_dead_nor_writes_to_them() -> None:
 WRONG = {
     "garbage": [b"garbage"],
     "empty": [b""],
-    "three frames": [encode(letter_header()), TWO, TWO],
-    "another run": [encode(letter_header(run=bytes(16))), TWO],
-    "from oneself": [encode(letter_header(source=0)), TWO],
-    "from nobody": [encode(letter_header(source=2)), TWO],
-    "unborn incarnation": [encode(letter_header(incarnation=1)), TWO],
-    "unknown tag": [encode(letter_header(tag="unknown")), TWO],
-    "wrong length": [encode(letter_header(lengths=(3,))), TWO + TWO[:4]],
-    "wrong lengths": [encode(letter_header(lengths=(1, 1))), TWO],
-    "payload too short": [encode(letter_header()), TWO[:-1]],
-    "payload too long": [encode(letter_header()), TWO + TWO],
-    "no payload": [encode(letter_header())],
-    "no beginning": [encode(letter_header(offset=1)), TWO[:4]],
-    "credit for another incarnation": [encode(letter_header(kind=Kind.ACK, clock=1))],
-    "farewell under a supervisor": [encode(letter_header(kind=Kind.GOODBYE))],
-    "greeting, bad address": [encode(letter_header(kind=Kind.HELLO, incarnation=1)), b"tcp://somewhere:1"],
+    "three frames": [encode(message_header()), TWO, TWO],
+    "another run": [encode(message_header(run=bytes(16))), TWO],
+    "from oneself": [encode(message_header(source=0)), TWO],
+    "from nobody": [encode(message_header(source=2)), TWO],
+    "unborn incarnation": [encode(message_header(incarnation=1)), TWO],
+    "unknown tag": [encode(message_header(tag="unknown")), TWO],
+    "wrong length": [encode(message_header(lengths=(3,))), TWO + TWO[:4]],
+    "wrong lengths": [encode(message_header(lengths=(1, 1))), TWO],
+    "payload too short": [encode(message_header()), TWO[:-1]],
+    "payload too long": [encode(message_header()), TWO + TWO],
+    "no payload": [encode(message_header())],
+    "no beginning": [encode(message_header(offset=1)), TWO[:4]],
+    "credit for another incarnation": [encode(message_header(kind=Kind.ACK, clock=1))],
+    "farewell under a supervisor": [encode(message_header(kind=Kind.GOODBYE))],
+    "greeting, bad address": [encode(message_header(kind=Kind.HELLO, incarnation=1)), b"tcp://somewhere:1"],
     "greeting, another run": [
-        encode(letter_header(kind=Kind.HELLO, run=bytes(16), incarnation=1)),
+        encode(message_header(kind=Kind.HELLO, run=bytes(16), incarnation=1)),
         b"tcp://127.0.0.1:1",
     ],
-    "greeting from nobody": [encode(letter_header(kind=Kind.HELLO, source=9, incarnation=1)), b"tcp://127.0.0.1:1"],
+    "greeting from nobody": [encode(message_header(kind=Kind.HELLO, source=9, incarnation=1)), b"tcp://127.0.0.1:1"],
 }
 
 
@@ -164,7 +164,7 @@ def test_a_clock_or_a_letter_that_goes_back_is_refused() -> None:
         b.transport.send(0, "w", 5, (torch.full((2,), 3.0),))
         assert a.recv("w").tensors[0].tolist() == [3, 3], "the sender was given its credit back"
         stranger = UnauthenticatedClient(a)
-        stranger.send(letter_header(message=2), TWO)
+        stranger.send(message_header(seq=2), TWO)
         a.until("rejected == 2")
         stranger.close()
 
@@ -173,14 +173,14 @@ def test_a_letter_whose_pieces_do_not_fit_is_refused_once() -> None:
     with transports(2) as (a, b):
         a.transport.register_tag("w", (LARGE,))
         stranger = UnauthenticatedClient(a)
-        first = letter_header(lengths=(LARGE,))
+        first = message_header(lengths=(LARGE,))
         piece = bytes(4 * CHUNK)
         stranger.send(first, piece)
         stranger.send(replace(first, offset=2 * CHUNK), piece)
         a.until("rejected == 1")
         stranger.send(replace(first, offset=CHUNK), piece)  # the rest of a letter that was refused
-        stranger.send(replace(first, message=2), piece)
-        stranger.send(replace(first, message=2, offset=CHUNK, lengths=(LARGE, 1)), piece)
+        stranger.send(replace(first, seq=2), piece)
+        stranger.send(replace(first, seq=2, offset=CHUNK, lengths=(LARGE, 1)), piece)
         a.until("rejected == 2")
         for refused in (3, 4):  # learner 1's own letters have numbers that somebody has used up
             b.transport.send(0, "w", 7, (torch.ones(LARGE),))
@@ -205,7 +205,7 @@ def cut_line(a: TransportHarness, b: TransportHarness) -> Iterator[TcpProxy]:
     """What `a` sends to `b` goes over a line that is cut once, in the second piece of a letter."""
     line = TcpProxy(b.transport.address, cut_once(after=6 * CHUNK))
     a.event_loop.call(lambda: a.transport.on_peer_started(1, 1, line.address))
-    b.transport._me = replace(b.transport._me, incarnation=1)
+    b.transport._hello = replace(b.transport._hello, incarnation=1)
     while a.membership[1].incarnation == 0:
         time.sleep(0.001)
     yield line
@@ -238,8 +238,8 @@ def test_a_broken_connection_loses_and_doubles_nothing() -> None:
 def test_the_next_incarnation_is_heard_and_the_last_one_is_not_any_more() -> None:
     with transports(3) as (a, b, c):
         a.transport.register_tag("w", (2,))
-        for transport in (b, c):
-            transport.transport.send(0, "w", 9, (torch.ones(2),))
+        for peer in (b, c):
+            peer.transport.send(0, "w", 9, (torch.ones(2),))
         while len(a.transport._receiver._ready) < 2:
             time.sleep(0.001)
         again = TransportHarness(1, 3, incarnation=1)
@@ -252,7 +252,7 @@ def test_the_next_incarnation_is_heard_and_the_last_one_is_not_any_more() -> Non
         assert message.clock == 1 and message.tensors[0].tolist() == [0, 0]
         b.transport.send(0, "w", 10, (torch.ones(2),))
         stranger = UnauthenticatedClient(a)
-        stranger.send(letter_header(message=7, clock=20), TWO)
+        stranger.send(message_header(seq=7, clock=20), TWO)
         a.until("rejected == 2")
         a.transport.send(1, "w", 0, (torch.full((2,), 5.0),))
         assert again.recv("w", 0).tensors[0].tolist() == [5, 5]
@@ -297,12 +297,12 @@ def test_encrypted_mail_is_closed_to_those_without_the_key() -> None:
         a.transport.register_tag("w", (2,))
         strangers = [UnauthenticatedClient(a), UnauthenticatedClient(a, other)]
         for stranger in strangers:
-            stranger.send(letter_header(), TWO)
+            stranger.send(message_header(), TWO)
         b.transport.send(0, "w", 0, (torch.ones(2),))
         assert a.recv("w").clock == 0
         assert a.transport.recv("w", None, 0.2) is None and a.comm_stats.rejected >= 2
         friend = UnauthenticatedClient(a, key)
-        friend.send(letter_header(message=9), TWO)
+        friend.send(message_header(seq=9), TWO)
         assert a.recv("w").clock == 5
         for stranger in (*strangers, friend):
             stranger.close()
@@ -310,15 +310,15 @@ def test_encrypted_mail_is_closed_to_those_without_the_key() -> None:
 
 def test_a_learner_whose_connection_breaks_for_good_is_lost_and_one_that_leaves_is_not() -> None:
     team = [TransportHarness(rank, 3) for rank in range(3)]
-    for transport in team:
-        transport.transport._on_loss, transport.transport._grace = lambda rank, _, o=transport: o.lost.append(rank), 0.3
-        transport.membership.fill({other.rank: (0, other.transport.address) for other in team if other is not transport})
-    for transport in team:
-        transport.transport.connect_all()
-        transport.event_loop.start()
+    for peer in team:
+        peer.transport._on_loss, peer.transport._grace = lambda rank, _, o=peer: o.lost.append(rank), 0.3
+        peer.membership.fill({other.rank: (0, other.transport.address) for other in team if other is not peer})
+    for peer in team:
+        peer.transport.connect_all()
+        peer.event_loop.start()
     a, b, c = team
-    for transport in team:
-        assert transport.wait_monitor.wait_for(lambda o=transport: not o.transport.broken, 30.0)
+    for peer in team:
+        assert peer.wait_monitor.wait_for(lambda o=peer: not o.transport.broken, 30.0)
     b.transport.send_goodbye(None)
     b.event_loop.stop()
     assert a.wait_monitor.wait_for(lambda: a.membership.left == [1], 30.0)
@@ -355,4 +355,4 @@ def test_letters_of_many_lengths_share_memory() -> None:
 
 
 def test_the_format_says_what_it_is() -> None:
-    assert decode(encode(letter_header())).tag == "w" and encode(letter_header())[:5] == b"asrm\x01"
+    assert decode(encode(message_header())).tag == "w" and encode(message_header())[:5] == b"asrm\x01"

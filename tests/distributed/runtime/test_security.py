@@ -39,19 +39,19 @@ def test_the_documented_command_makes_a_file_that_only_its_owner_reads(tmp_path:
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644, 0o610])
 def test_a_file_that_others_have_access_to_is_refused(key_file: Path, mode: int) -> None:
     key_file.chmod(mode)
-    with pytest.raises(InputError, match=rf"others have access to it \(mode {mode:o}\); chmod 600 {key_file}"):
+    with pytest.raises(InputError, match=rf"other users have access to it \(mode {mode:o}\): chmod 600 {key_file}"):
         read_key_file(key_file)
 
 
 @pytest.mark.parametrize("content", [b"", b"short\n", b"\xff" * 40, b" " * 40, b"a" * 41, b"a" * 40 + b"\nb\n"])
 def test_what_is_no_key_is_refused(key_file: Path, content: bytes) -> None:
     key_file.write_bytes(content)
-    with pytest.raises(InputError, match=rf"key_file={key_file}: holds no key; make a new file with python -m"):
+    with pytest.raises(InputError, match=rf"key_file={key_file}: is not a key file: create a new one with python -m"):
         read_key_file(key_file)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nothing: cannot be read .*make one with python -m"):
+    with pytest.raises(InputError, match=r"nothing: cannot be read .*create one with python -m"):
         read_key_file(tmp_path / "nothing")
     with pytest.raises(InputError, match="give the name of a new file"):
         make_key_file(tmp_path / "no folder" / "key")
@@ -66,15 +66,15 @@ def test_what_leaves_this_machine_is_encrypted_unless_asked(key_file: Path) -> N
     fresh = {choose_key(None, encrypt, loopback=False, one_start=True) for encrypt in (None, None, True)}
     assert len(fresh) == 3 and None not in fresh
     for encrypt, loopback in ((None, False), (True, True), (True, False)):
-        with pytest.raises(InputError, match=r"launcher\.key_file: is missing; .* launcher\.encrypt=false"):
+        with pytest.raises(InputError, match=r"launcher\.key_file is missing; .* launcher\.encrypt=false"):
             choose_key(None, encrypt, loopback=loopback, one_start=False)
-    with pytest.raises(InputError, match="give one of them"):
+    with pytest.raises(InputError, match="give only one of them"):
         choose_key(str(key_file), False, loopback=True, one_start=True)
 
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_several_hosts_do_not_start_without_a_key(node: int, key_file: Path) -> None:
-    with pytest.raises(InputError, match=r"launcher\.key_file: is missing"):
+    with pytest.raises(InputError, match=r"launcher\.key_file is missing"):
         launch(NOTHING, 1, synchronous=False, nodes=2, node_rank=node, address=FAR)
     key_file.chmod(0o644)
     with pytest.raises(InputError, match="chmod 600"):
@@ -85,7 +85,7 @@ def test_learners_of_torchrun_on_several_hosts_do_not_start_without_a_key(monkey
     variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29400"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match=r"launcher\.key_file: is missing"):
+    with pytest.raises(InputError, match=r"launcher\.key_file is missing"):
         connect(timeout=0.1)
 
 
