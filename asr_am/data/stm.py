@@ -44,8 +44,8 @@ def channel_letter(segment: SupervisionSegment) -> str:
 
 def stm_line(segment: SupervisionSegment, label: str) -> str:
     """Returns an STM record, times to the millisecond: file, channel, speaker, begin, end, <label>, text."""
-    place = f"{segment.recording_id} {channel_letter(segment)} {segment.speaker}"
-    return f"{place} {segment.start:.3f} {segment.end:.3f} <{label}> {segment.text}".rstrip()
+    prefix = f"{segment.recording_id} {channel_letter(segment)} {segment.speaker}"
+    return f"{prefix} {segment.start:.3f} {segment.end:.3f} <{label}> {segment.text}".rstrip()
 
 
 def write_stm(path: Path, supervisions: Iterable[SupervisionSegment], label: Label = lambda _: "O") -> None:
@@ -102,8 +102,8 @@ def check_stm(path: Path, supervisions: Iterable[SupervisionSegment]) -> None:
     }
     covered: set[int] = set()
     for utterance in supervisions:
-        place = utterance.recording_id, channel_letter(utterance)
-        found = times[place].overlap(utterance.start, utterance.end) if place in times else set()
+        key = utterance.recording_id, channel_letter(utterance)
+        found = times[key].overlap(utterance.start, utterance.end) if key in times else set()
         if not found:
             raise InputError(f"{path}: no reference for utterance {utterance.id}; {REMEDY}")
         covered.update(reference.data for reference in found)

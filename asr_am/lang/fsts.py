@@ -136,11 +136,11 @@ def make_grammar(arpa_path: Path, words_path: Path, out: Path) -> None:
 def _silence_stderr() -> Iterator[None]:
     """Redirects stderr to /dev/null, as kaldilm reports each section it reads. Its errors are exceptions."""
     sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    saved, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 2)
+        os.dup2(devnull, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(devnull)

@@ -59,10 +59,10 @@ def estimate(sentences: Iterable[Sequence[str]], vocabulary: Iterable[str], orde
     if not isinstance(order, int) or not 1 <= order <= MAX_ORDER:
         raise InputError(f"language model order {order}: must be a whole number from 1 to {MAX_ORDER}")
     names = [*SPECIAL, *sorted(set(vocabulary) - set(SPECIAL))]
-    token_T, place_T = _number_tokens(sentences, {name: i for i, name in enumerate(names)})
+    token_T, position_T = _number_tokens(sentences, {name: i for i, name in enumerate(names)})
     if len(token_T) == 0:
         raise InputError("the language model's training text has no sentence; give another")
-    orders = _count(token_T, place_T, order, len(names))
+    orders = _count(token_T, position_T, order, len(names))
     if len(orders[-1].word_N) == 0:
         raise InputError(f"the language model's training text has no {order}-gram; choose a lower order")
     probs, backoffs = _probabilities(orders, len(names))
@@ -78,11 +78,11 @@ def _number_tokens(sentences: Iterable[Sequence[str]], ids: dict[str, int]) -> t
         tokens += [BOS, *words, EOS]
         lengths.append(len(words) + 2)
     starts = np.cumsum([0, *lengths])[:-1]
-    place_T = np.arange(len(tokens)) - np.repeat(starts, lengths)
-    return np.array(tokens, dtype=np.int64), place_T
+    position_T = np.arange(len(tokens)) - np.repeat(starts, lengths)
+    return np.array(tokens, dtype=np.int64), position_T
 
 
-def _count(token_T: np.ndarray, place_T: np.ndarray, order: int, num_words: int) -> list[_Ngrams]:
+def _count(token_T: np.ndarray, position_T: np.ndarray, order: int, num_words: int) -> list[_Ngrams]:
     """Returns the n-grams of orders 1 to `order`. Row i of order 1 is word i, so that every word has a row."""
     orders: list[_Ngrams] = []
     zero_V = np.zeros(num_words, dtype=np.int64)
@@ -93,7 +93,7 @@ def _count(token_T: np.ndarray, place_T: np.ndarray, order: int, num_words: int)
             raw_V[BOS] = 0  # never predicted
             orders.append(_Ngrams(np.arange(num_words), zero_V, zero_V, raw_V))
             continue
-        end_T = np.flatnonzero(place_T >= n - 1)  # tokens with n - 1 predecessors in their sentence
+        end_T = np.flatnonzero(position_T >= n - 1)  # tokens with n - 1 predecessors in their sentence
         key = row_T[end_T - 1] * num_words + token_T[end_T]
         keys_N, first_N, inverse, raw_N = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
         ngrams = _Ngrams(keys_N % num_words, keys_N // num_words, row_T[end_T[first_N]], raw_N)

@@ -64,7 +64,7 @@ def _divergence(p: float, shorter: float, left: float, left_shorter: float) -> f
 
 def _history_logprob(arpa: Arpa, history: Ngram) -> float:
     start = 1 if history[0] == "<s>" else 0
-    return sum(arpa.logprob(history[:place], history[place]) for place in range(start, len(history)))
+    return sum(arpa.logprob(history[:position], history[position]) for position in range(start, len(history)))
 
 
 def _with_backoffs(logprobs: list[dict[Ngram, float]]) -> Arpa:
