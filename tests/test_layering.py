@@ -1,4 +1,4 @@
-"""The packages import only from the ones before them, and nothing below the stages knows Hydra."""
+"""Packages import only from those before them in ORDER, and only the stages import Hydra."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ORDER = (
     "errors", "options", "parallel", "data", "lang", "features", "hmm", "egs", "model", "distributed", "parallax",
     "train", "decode", "score", "report", "stages",
 )  # fmt: skip
-ENTRY_POINTS = {"transcribe"}  # programs of their own, beside the stages
+ENTRY_POINTS = {"transcribe"}  # programs beside the stages
 
 
 def imports(path: Path) -> set[str]:
-    """Full names of the modules that a file imports, anywhere in it."""
+    """Returns the full names of the modules that a file imports, anywhere in it."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -42,7 +42,7 @@ def test_imports_point_down(path: Path) -> None:
     if package != "stages":
         assert not {name for name in used if name.split(".")[0] in ("hydra", "omegaconf", "local")}
     if package == "distributed":
-        assert own <= {"errors", "options", "distributed"}, "the distributed core knows nothing of speech"
+        assert own <= {"errors", "options", "distributed"}, "distributed must not import code for speech"
 
 
 def test_every_stage_has_its_module() -> None:

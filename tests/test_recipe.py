@@ -1,4 +1,4 @@
-"""A tiny recipe from nothing to word error rates, through run.sh; killed and started again; refused when misused."""
+"""A tiny recipe from data to word error rates through run.sh: results, restart after a kill, and error messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def recipe(*arguments: str, run: str = RUN) -> subprocess.CompletedProcess[str]:
 
 
 def word_errors(exp: Path) -> dict[str, tuple[int, int]]:
-    """(errors, words) of each scored system."""
+    """Returns (errors, words) of each scored system."""
     found = {}
     for path in sorted(exp.glob("minicts/score/*/wer.json")):
         everything = json.loads(path.read_text())["all"]
@@ -47,7 +47,7 @@ def word_errors(exp: Path) -> dict[str, tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 def exp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """exp/ of a whole run of the tiny recipe."""
+    """Runs the tiny recipe. Returns its exp/."""
     folder = tmp_path_factory.mktemp("exp")
     done = recipe(f"exp={folder}", *TINY)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -74,17 +74,17 @@ def test_scores_are_written_for_kaldi(exp: Path) -> None:
         assert all(scores_TL.shape[1] == len(states.labels_L3) for scores_TL in scores.values())
 
 
-def test_a_recording_is_transcribed_by_a_network_that_wants_to_know_its_speaker(exp: Path) -> None:
+def test_a_recording_is_transcribed_by_a_network_that_needs_speaker_features(exp: Path) -> None:
     stm = exp / "minicts/data/test/ref.stm"
     lines = [line.split() for line in stm.read_text().splitlines() if line.startswith("sw_")]
-    said = Counter(word for line in lines if line[0] == lines[0][0] for word in line[6:])
+    spoken = Counter(word for line in lines if line[0] == lines[0][0] for word in line[6:])
     wav = exp / "minicts/data/wav" / f"{lines[0][0]}.wav"
     run = exp / "minicts/decode/blstm-local-b64-s1_kn3"
     command = [sys.executable, "-m", "asr_am.transcribe", "--channels", "--model", str(run), str(wav)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     found = [Counter(line.split(": ")[1].split()) for line in done.stdout.splitlines()]
-    assert len(found) == 2 and ((found[0] + found[1]) & said).total() > 0.25 * said.total()
+    assert len(found) == 2 and ((found[0] + found[1]) & spoken).total() > 0.25 * spoken.total()
 
 
 def test_run_again_finds_everything_up_to_date_without_importing_torch(
@@ -97,7 +97,9 @@ def test_run_again_finds_everything_up_to_date_without_importing_torch(
     assert "hydra.main" in again.stderr and not re.search(r"\| +(torch|lhotse|wandb|kaldifst)$", again.stderr, re.M)
 
 
-STOPS: list[tuple[int, str, Callable[[Path], bool]]] = [  # stage to go on from, what stays unfinished, when
+STOPS: list[
+    tuple[int, str, Callable[[Path], bool]]
+] = [  # stage to start from, target that stays unfinished, condition to kill
     (3, "align", lambda root: (root / "align.partial/mono/gmm.npz").exists()),
     (3, "features/fmllr", lambda root: any(root.glob("features/fmllr.partial/dev*"))),
     (4, "features/ivector", lambda root: (root / "features/ivector.partial").exists()),
@@ -108,7 +110,7 @@ STOPS: list[tuple[int, str, Callable[[Path], bool]]] = [  # stage to go on from,
 
 
 def kill_when(reached: Callable[[Path], bool], folder: Path, stage: int) -> None:
-    """Start the recipe from a stage on, and send SIGKILL to all its processes once `reached`."""
+    """Starts the recipe from a stage on, and sends SIGKILL to all of its processes once `reached`."""
     process = subprocess.Popen(
         [RUN, "--stage", str(stage), f"exp={folder}", *TINY], cwd=ROOT,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,

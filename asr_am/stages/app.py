@@ -1,5 +1,10 @@
 """The frame of every stage: Hydra, log files, config resolvers, and one clear line for a user's mistake.
 
+A stage module has a function `targets(cfg)`, and `main = stage("name", targets)`. A target takes its part of the
+configuration as plain values, `options = values(cfg.section)`, which are part of its key, and passes them to its build
+function: `Target(out, inputs, options, partial(build_it, options))`. Only the build function imports torch and converts
+the values, `asr_am.options.build(SectionOptions, options, "section")`, so a stage that is up to date ends at once.
+
 OmegaConf resolvers for conf/corpus, for values that follow from the user's data:
 
     ${hours_of:DATA_DIR}         hours of training speech that stage data wrote to DATA_DIR/corpus.json

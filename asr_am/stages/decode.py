@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import input_dirs
-from asr_am.stages.systems import SystemPlan, graph_dir, grid_of, language_models, plans, weightings
+from asr_am.stages.systems import SystemPlan, graph_dir, language_models, lm_scale_grid, lm_scales, plans
 from asr_am.stages.target import Target
 
 
@@ -38,7 +38,7 @@ def graph_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
 def decode_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     """Returns the decoding run of a system with an LM, on dev and test."""
     root = corpus_dir(cfg)
-    grid, options = grid_of(cfg), values(cfg.decode)
+    grid, options = lm_scale_grid(cfg), values(cfg.decode)
     inputs = [root / "data", root / "align", *input_dirs(cfg, system.features), graph_dir(cfg, system, lm)]
     inputs += [system.model] if system.model else []
     build_run = partial(decode, root, system, graph_dir(cfg, system, lm), grid, options, cfg.nj)
@@ -89,7 +89,7 @@ def decode(
         feature_kind=feature_kind_of(align_dir, model), model=model,
         search=build(SearchOptions, options["search"], "decode.search"),
     )  # fmt: skip
-    parts = {"search": system.search, "grid": tuple(weightings(grid)), "nbest": options["nbest"]}
+    parts = {"search": system.search, "grid": tuple(lm_scales(grid)), "nbest": options["nbest"]}
     how = build(DecodeOptions, parts, "decode")
     windows = [Window.parse(text) for text in options["windows"]]
     decode_sets(system, root / "data", out, how, windows=windows, jobs=jobs)

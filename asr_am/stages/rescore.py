@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
-from asr_am.stages.systems import grid_of, language_models, plans, weightings
+from asr_am.stages.systems import language_models, lm_scale_grid, lm_scales, plans
 from asr_am.stages.target import KEY, Target, git_commit
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def rescore_target(cfg: DictConfig, run: str, lm: str) -> Target:
     root = corpus_dir(cfg)
     decoded, out = root / "decode" / run, root / "rescore" / f"{run}+{cfg.lm.name}"
     arpa, recurrent = root / "lm" / lm, root / "lm" / cfg.lm.name
-    options = {"nbest": cfg.lm.nbest, "grid": grid_of(cfg)}
+    options = {"nbest": cfg.lm.nbest, "grid": lm_scale_grid(cfg)}
     build = partial(rescore, root, decoded, arpa, recurrent, options, cfg.nj)
     return Target(out, [root / "data", decoded, arpa, recurrent], options, build)
 
@@ -92,7 +92,7 @@ def rescore(root: Path, decoded: Path, arpa: Path, recurrent: Path, options: dic
     from asr_am.decode.lm_rescore import rescore as rescore_run
 
     rescore_run(
-        decoded, root / "data", arpa / "lm.arpa", recurrent / "best.pt", out, grid=weightings(options["grid"]),
+        decoded, root / "data", arpa / "lm.arpa", recurrent / "best.pt", out, grid=lm_scales(options["grid"]),
         count=options["nbest"], jobs=jobs,
     )  # fmt: skip
 

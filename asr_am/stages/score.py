@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.rescore import mixture_name
-from asr_am.stages.systems import SystemPlan, grid_of, language_models, plans, weightings
+from asr_am.stages.systems import SystemPlan, language_models, lm_scale_grid, lm_scales, plans
 from asr_am.stages.target import Target, git_commit
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def targets(cfg: DictConfig) -> list[Target]:
     """Returns a target per system and LM, and with rescore=true another per system and mixture."""
     root = corpus_dir(cfg)
     made = []
-    options = values(cfg.score) | {"grid": grid_of(cfg)}
+    options = values(cfg.score) | {"grid": lm_scale_grid(cfg)}
     if not isinstance(options["bootstrap"], int) or options["bootstrap"] < 1:
         raise InputError(f"score.bootstrap={options['bootstrap']}: must be a whole number of resamples, at least 1")
     for system in plans(cfg):
@@ -66,7 +66,7 @@ def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict,
     run = words.name
     glm = root / "data/en.glm"
     rules = glm if glm.exists() else None
-    grid = weightings(options["grid"])
+    grid = lm_scales(options["grid"])
     dev = Reference(root / "data/dev/ref.stm", rules, {})
     ctms = [words / "ctm" / ctm_name("dev", weights) for weights in grid]
     totals = parallel_map(partial(count_errors, dev), ctms, jobs, f"scoring {run} on dev")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from asr_am.decode.lattice import LmScale
 
 
-def grid_of(cfg: DictConfig) -> list[list[float]]:
+def lm_scale_grid(cfg: DictConfig) -> list[list[float]]:
     """Returns [LM weights, insertion penalties]. Raises InputError if a list is empty or has a value out of range."""
     grid = []
     for name, above in (("lm_weights", 0.0), ("insertion_penalties", -math.inf)):
@@ -30,7 +30,7 @@ def grid_of(cfg: DictConfig) -> list[list[float]]:
     return grid
 
 
-def weightings(grid: Sequence[Sequence[float]]) -> list[LmScale]:
+def lm_scales(grid: Sequence[Sequence[float]]) -> list[LmScale]:
     """Returns each LM weight with each penalty."""
     from asr_am.decode.lattice import LmScale
 

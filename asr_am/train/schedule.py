@@ -1,6 +1,6 @@
 """Learning rates over a run.
 
-`Schedule` (Zhang et al., ICASSP 2019, section 3.1; epochs counted from 1): a constant rate, annealed by 1/sqrt(2) per
+`Schedule` (Zhang et al., ICASSP 2019, section 3.1, epochs counted from 1): a constant rate, annealed by 1/sqrt(2) per
 epoch from epoch 11. For a batch r times larger, a linear warm-up from the base rate to r times it over 10 epochs.
 
 `Newbob` ("min-rate newbob" of Ladkat et al., Interspeech 2019, section 3.2): the rate is halved when the held-out loss

@@ -17,7 +17,7 @@ from asr_am.stages.target import Target
 
 
 def copy_of(source: Path) -> Callable[[Path], None]:
-    return lambda place: (place / "copy.txt").write_text(source.read_text() + "!") and None
+    return lambda folder: (folder / "copy.txt").write_text(source.read_text() + "!") and None
 
 
 @pytest.fixture
@@ -52,13 +52,13 @@ def test_redone_when_a_source_a_value_or_an_output_changes(tmp_path: Path, sourc
     assert (tmp_path / "out.old").exists() == in_place
 
 
-def test_a_run_that_does_not_end_takes_nobodys_place(tmp_path: Path, source: Path) -> None:
-    def interrupted(place: Path) -> None:
-        (place / "checkpoint").write_text("half")
+def test_an_unfinished_or_failed_run_replaces_no_finished_one(tmp_path: Path, source: Path) -> None:
+    def interrupted(folder: Path) -> None:
+        (folder / "checkpoint").write_text("half")
         raise KeyboardInterrupt
 
-    def refused(place: Path) -> None:
-        (place / "config.yaml").write_text("a: -1")
+    def fail(folder: Path) -> None:
+        (folder / "config.yaml").write_text("a: -1")
         raise InputError("a=-1: must be positive")
 
     def run(value: int, build: Callable[[Path], None] | None = None) -> None:
@@ -77,13 +77,13 @@ def test_a_run_that_does_not_end_takes_nobodys_place(tmp_path: Path, source: Pat
     assert folders() == finished
     for value in (-1, -2):  # two typos
         with pytest.raises(InputError, match="must be positive"):
-            run(value, refused)
+            run(value, fail)
         assert folders() == finished and not (tmp_path / "out.new").exists()
     with pytest.raises(KeyboardInterrupt):
         run(3, interrupted)
     assert folders() == {**finished, "out.new": "half"}
     with pytest.raises(InputError):
-        run(-3, refused)
+        run(-3, fail)
     assert folders() == finished
     run(2)
     assert folders() == finished, "and it is up to date"
@@ -102,9 +102,9 @@ def test_an_unfinished_run_never_replaces_a_finished_one(tmp_path: Path, source:
 
 
 def test_what_other_programs_write_beside_the_output_is_no_part_of_it(tmp_path: Path, source: Path) -> None:
-    def build(place: Path) -> None:
-        (place / "wandb").mkdir()
-        (place / "wandb/debug.log").write_text("one line\n")
+    def build(folder: Path) -> None:
+        (folder / "wandb").mkdir()
+        (folder / "wandb/debug.log").write_text("one line\n")
 
     made = target(tmp_path, source, build=build, in_place=True, exclude=("wandb",))
     assert made.run()
@@ -136,7 +136,7 @@ def test_missing_and_unfinished_inputs_are_named(tmp_path: Path, source: Path) -
 def test_a_damaged_input_is_named(tmp_path: Path, source: Path, damage: Callable[[Path], object]) -> None:
     first = target(tmp_path, source)
     first.run()
-    second = Target(tmp_path / "second", [first.out], {}, lambda place: None)
+    second = Target(tmp_path / "second", [first.out], {}, lambda folder: None)
     second.run()
     damage(tmp_path / "out/copy.txt")
     with pytest.raises(InputError, match=r"out/copy.txt is missing, or has another size"):
@@ -146,7 +146,7 @@ def test_a_damaged_input_is_named(tmp_path: Path, source: Path, damage: Callable
 
 def test_files_beside_the_output_are_part_of_it(tmp_path: Path, source: Path) -> None:
     table = tmp_path / "table.md"
-    made = target(tmp_path, source, build=lambda place: table.write_text("1 2 3") and None, extra_outputs=[table])
+    made = target(tmp_path, source, build=lambda folder: table.write_text("1 2 3") and None, extra_outputs=[table])
     assert made.run() and not made.run()
     table.write_text("1")
     assert made.run() and table.read_text() == "1 2 3"
@@ -157,8 +157,8 @@ def test_files_beside_the_output_are_part_of_it(tmp_path: Path, source: Path) ->
 def test_failure_keeps_the_old_output(tmp_path: Path, source: Path) -> None:
     target(tmp_path, source).run()
 
-    def fail(place: Path) -> None:
-        (place / "copy.txt").write_text("half")
+    def fail(folder: Path) -> None:
+        (folder / "copy.txt").write_text("half")
         raise InputError("no")
 
     with pytest.raises(InputError):
@@ -172,10 +172,10 @@ SCRIPT = """
     from pathlib import Path
     from asr_am.stages.target import Target
 
-    def build(place):
+    def build(folder):
         for step in range(3):
-            if not (place / str(step)).exists():
-                (place / str(step)).write_text(sys.argv[2])
+            if not (folder / str(step)).exists():
+                (folder / str(step)).write_text(sys.argv[2])
                 print("made", step, flush=True)
             if step == int(sys.argv[3]):
                 time.sleep(60)
@@ -184,7 +184,7 @@ SCRIPT = """
 """
 
 
-def test_killed_in_the_middle_then_taken_up(tmp_path: Path) -> None:
+def test_killed_in_the_middle_then_resumed(tmp_path: Path) -> None:
     def start(mark: str, stop_at: int) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path), mark, str(stop_at)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -193,7 +193,7 @@ def test_killed_in_the_middle_then_taken_up(tmp_path: Path) -> None:
     assert first.stdout
     assert [first.stdout.readline() for _ in range(2)] == ["made 0\n", "made 1\n"]
     with pytest.raises(InputError, match="another process"):
-        Target(tmp_path / "out", [], {}, lambda place: None).run()
+        Target(tmp_path / "out", [], {}, lambda folder: None).run()
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     assert not (tmp_path / "out").exists()
@@ -220,7 +220,7 @@ POOL = """
         os.write(1, b"began\\n")  # at once, so that two workers never share a line
         time.sleep(60)
 
-    Target(Path(sys.argv[1]) / "out", [], {}, lambda place: parallel_map(item, [1, 2, 3], 2, "waiting")).run()
+    Target(Path(sys.argv[1]) / "out", [], {}, lambda folder: parallel_map(item, [1, 2, 3], 2, "waiting")).run()
 """
 
 
@@ -231,5 +231,5 @@ def test_killed_alone_its_workers_end_and_release_the_target(tmp_path: Path, how
         assert parent.stdout
         assert [parent.stdout.readline() for _ in range(2)] == ["began\n", "began\n"]
         parent.send_signal(how)
-        assert parent.stdout.read() == "", "ends when nobody has it open any more"
-    assert Target(tmp_path / "out", [], {}, lambda place: None).run()
+        assert parent.stdout.read() == "", "all processes have closed stdout"
+    assert Target(tmp_path / "out", [], {}, lambda folder: None).run()

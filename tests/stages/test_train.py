@@ -50,7 +50,7 @@ def test_clusters_and_workloads(cluster: str, workload: str) -> None:
     assert Workload.build(values(cfg.workload)).name == workload
 
 
-def test_runs_are_named_by_who_trains() -> None:
+def test_runs_are_named_by_strategy_launcher_and_learners() -> None:
     names = {
         targets(config(*overrides))[0].out.name
         for overrides in (
@@ -72,7 +72,7 @@ def test_the_cluster_is_a_source_of_a_virtual_run_only() -> None:
     assert sources(*virtual) != sources(*virtual, slow)
 
 
-def test_the_other_hosts_take_part_and_mark_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_other_hosts_are_not_leaders(monkeypatch: pytest.MonkeyPatch) -> None:
     two = ("strategy=sync", "learners=8", "launcher=process", "launcher.nodes=2", "launcher.address=h:1")
     assert targets(config(*two))[0].is_leader
     assert not targets(config(*two, "launcher.node_rank=1"))[0].is_leader

@@ -1,7 +1,7 @@
-"""One learner of a team that strangers want to get into: python -m tests.support.intruder_worker EGS OUT LINE.
+"""One learner of a team that is attacked: python -m tests.support.intruder_worker EGS OUT PROXY.
 
-Learner 1 reaches the supervisor over the tapped line at LINE (tcp://host:port). All leave their mail's address in OUT;
-learner 0 stays in its third gradient until OUT has a file `over`.
+Learner 1 reaches the launcher through the recording proxy at PROXY (tcp://host:port). Each learner writes the address
+of its message port to OUT/<rank>.address. Learner 0 stays in its third gradient until OUT has a file `over`.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from tests.train.test_simulate import OPTIONS, STRATEGIES
 
 
 def wait_in_gradient(number: int, over: Path) -> None:
-    whole = ModelState.backward
+    """Makes this process wait in call `number`, from 1, of `ModelState.backward` until the file `over` exists."""
+    real = ModelState.backward
     calls = count(1)
 
     def backward(learner: ModelState, *arguments: Any) -> Any:
         held = next(calls) == number
         while held and not over.exists():
             time.sleep(0.02)
-        return whole(learner, *arguments)
+        return real(learner, *arguments)
 
     ModelState.backward = backward  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
-    egs_dir, out, line = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    egs_dir, out, proxy = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     if os.environ["RANK"] == "1":
-        os.environ["ASR_AM_SUPERVISOR"] = line
+        os.environ["ASR_AM_SUPERVISOR"] = proxy
     team = connect()
     (out / f"{team.rank}.tmp").write_text(team._transport.address)
-    (out / f"{team.rank}.tmp").rename(out / f"{team.rank}.mail")
+    (out / f"{team.rank}.tmp").rename(out / f"{team.rank}.address")
     if team.rank == 0:
         wait_in_gradient(3, out / "over")
     train(egs_dir, out, OPTIONS, strategy=STRATEGIES["adpsgd"], team=team)

@@ -1,7 +1,7 @@
-"""One learner of a real team with parameter servers: python -m tests.support.ps_worker_main STRATEGY EGS OUT KILLED.
+"""One rank of a real team with parameter servers: python -m tests.support.ps_worker_main STRATEGY EGS OUT KILLED.
 
-KILLED: the rank that kills itself, a worker in its fifth gradient, a server in its fifth update; -1: nobody.
-Ranks 0 to 3 are workers, 4 and 5 servers.
+KILLED is the rank that kills itself, a worker in its fifth gradient, a server in its fifth update, -1 for none. Ranks 0
+to 3 are workers, 4 and 5 servers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if __name__ == "__main__":
     team = connect()
     if team.rank == int(killed) and team.incarnation == 0:
         die_in(*((ModelState, "backward") if team.rank < WORKERS else (ParameterServer, "update")), 5)
-    # Stale gradients with momentum want short steps: at 0.1 it diverged on a busy machine, where they were up to 8 old.
+    # Stale gradients with momentum need a low rate: at 0.1 training diverged on a busy machine, with a staleness of 8.
     options = replace(OPTIONS, schedule=Schedule(base=0.03)) if strategy == "ps_async" else OPTIONS
     try:
         train(Path(egs_dir), Path(out), options, strategy=SERVED[strategy], team=team, servers=SERVERS)

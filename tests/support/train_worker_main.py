@@ -1,6 +1,6 @@
-"""One learner of a real team, for tests: python -m tests.support.train_worker_main STRATEGY EGS OUT KILLED.
+"""One learner of a real team: python -m tests.support.train_worker_main STRATEGY EGS OUT KILLED.
 
-KILLED: the learner that kills itself, as `kill -9` does, in its fifth gradient; -1: nobody.
+KILLED is the rank that kills itself with SIGKILL in its fifth gradient, -1 for none.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tests.train.test_simulate import OPTIONS, STRATEGIES
 
 
 def die_in(kind: type, method: str, number: int) -> None:
-    """Have this process kill itself, as `kill -9` does, in call `number`, from 1, of a method."""
-    whole = getattr(kind, method)
+    """Makes this process kill itself with SIGKILL in call `number`, from 1, of a method."""
+    real = getattr(kind, method)
     calls = iter(range(1, number + 1))
 
     def fatal(self: Any, *arguments: Any) -> Any:
         if next(calls) == number:
             os.kill(os.getpid(), signal.SIGKILL)
-        return whole(self, *arguments)
+        return real(self, *arguments)
 
     setattr(kind, method, fatal)
 

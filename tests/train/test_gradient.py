@@ -39,7 +39,7 @@ def rounds(plan: EpochPlan, rank: int = 0, size: int = 1, begin: int = 0) -> Rou
 
 
 def test_padding_changes_neither_loss_nor_gradient(egs_dir: Path) -> None:
-    """A batch of padded chunks against the same chunks one by one, cut to their lengths."""
+    """Compares a batch of padded chunks with the same chunks one by one, cut to their lengths."""
     learner = make_learner(egs_dir, batch_size=9)
     batch = learner.loader.batch(learner.loader.plan(0), 0)
     assert batch.lengths_B.min() < 7
@@ -130,7 +130,7 @@ def test_learners_together_compute_the_gradient_of_one(egs_dir: Path) -> None:
         assert {s.lr for s in step_result if s} == {alone.optimizer.lr}
     assert [gradient(None) for _, gradient in parts] == [None] * 3
     assert step_result[2] is not None and step_result[2].lease.batch is None and not parts[2][0].params.g.any()
-    assert len(set(buckets)) * 3 * -(-len(plan) // 3) == len(buckets), "an idle turn announces the same buckets"
+    assert len(set(buckets)) * 3 * -(-len(plan) // 3) == len(buckets), "an idle turn reports the same buckets"
 
 
 def test_dropout_depends_on_the_batch_and_not_on_what_came_before(egs_dir: Path) -> None:

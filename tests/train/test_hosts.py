@@ -1,4 +1,4 @@
-"""Training on two hosts, which are network namespaces of this machine: under torchrun, and under our own supervisor."""
+"""Training on two hosts (network namespaces of this machine), under torchrun and under our own launcher."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ip(*arguments: str) -> int:
 
 @pytest.fixture
 def hosts() -> Iterator[list[str]]:
-    """Two namespaces with a link between them; skipped where this user may not make them."""
+    """Makes two namespaces with a link between them. Skips the test if this user may not."""
     names = [f"asr-am-{os.getpid()}-{n}" for n in range(2)]
     links = [f"am{os.getpid()}{end}" for end in "ab"]
     if shutil.which("ip") is None or ip("netns", "add", names[0]):
@@ -45,7 +45,7 @@ def hosts() -> Iterator[list[str]]:
 
 
 def on_both(hosts: list[str], commands: list[list[str]], env: dict[str, str] | None = None) -> None:
-    """Run a command on each host at the same time; both must succeed."""
+    """Runs a command on each host at the same time. Both must succeed."""
     running = [
         subprocess.Popen(
             ["ip", "netns", "exec", host, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env
@@ -76,7 +76,7 @@ def test_sync_under_torchrun(hosts: list[str], egs_dir: Path, tmp_path: Path) ->
     assert summary["learners"] == 4 and summary["bytes_sent"] > 0 and len(summary["heldout_loss"]) == 2
 
 
-def test_adpsgd_under_our_supervisor_with_a_key_file(hosts: list[str], egs_dir: Path, tmp_path: Path) -> None:
+def test_adpsgd_under_our_launcher_with_a_key_file(hosts: list[str], egs_dir: Path, tmp_path: Path) -> None:
     make_key_file(tmp_path / "team.key")
     learner = [sys.executable, "-m", "tests.support.train_worker_main", "adpsgd", str(egs_dir), str(tmp_path), "-1"]
     program = "import sys; from asr_am.distributed.runtime.launcher import launch; "

@@ -32,7 +32,7 @@ def egs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def first(egs_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model of a run on a part of the utterances."""
+    """Trains on a part of the utterances. Returns the model file."""
     out = tmp_path_factory.mktemp("first")
     train(egs_dir, out, replace(OPTIONS, subset=0.6))
     return out / "best.pt"
@@ -40,7 +40,7 @@ def first(egs_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_begins_with_the_weights_of_another(egs_dir: Path, first: Path, tmp_path: Path) -> None:
     options = replace(OPTIONS, init=str(first), seed=2)
-    setup = RunSetup(egs_dir, tmp_path, options, lambda *_: pytest.fail("no learner was asked for"))
+    setup = RunSetup(egs_dir, tmp_path, options, lambda *_: pytest.fail("no learner is needed"))
     weights = load_acoustic_model(first)[0].state_dict()
     for model in (setup.model(), setup.validator.model):
         assert all(torch.equal(w, weights[name]) for name, w in model.state_dict().items())
@@ -87,6 +87,6 @@ def test_a_subset_is_the_same_utterances_in_every_epoch(egs_dir: Path) -> None:
 
 
 def test_runs_without_these_options_can_still_be_resumed() -> None:
-    """The fingerprint of the default options before there were `init` and `subset`."""
+    """The fingerprint of the default options is that of versions without `init` and `subset`."""
     assert TrainOptions().fingerprint() == "fb13bd54f46fa018"
     assert len({replace(OPTIONS, **change).fingerprint() for change in ({}, {"init": "a"}, {"subset": 0.5})}) == 3

@@ -1,4 +1,4 @@
-"""Training of the recurrent LM: what it learns, that it resumes with the same bits, what it refuses."""
+"""Training of the recurrent LM: it learns, resumes with the same bits, and refuses bad texts and options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS = LmOptions(
 
 
 def sentences(count: int, seed: int) -> list[list[str]]:
-    """The last word says which was the first, four words before: no trigram can know it."""
+    """Makes sentences whose last word repeats the first, four words before. No trigram can predict it."""
     rng = np.random.default_rng(seed)
     return [
         [first, *("E" if rng.random() < 0.5 else "F" for _ in range(3)), first]
@@ -81,7 +81,7 @@ class Killed(Exception):
     pass
 
 
-def dies_after(steps: int, run: LmRun) -> None:
+def train_and_die(steps: int, run: LmRun) -> None:
     real, count = run.step, itertools.count(1)
 
     def step(*batch: torch.Tensor) -> float:
@@ -96,11 +96,11 @@ def dies_after(steps: int, run: LmRun) -> None:
 
 @pytest.mark.parametrize("steps", [5, 30, 61])
 def test_a_killed_run_ends_with_the_same_bits(trained: LmRun, tmp_path: Path, steps: int) -> None:
-    """20 batches an epoch, a checkpoint every 7 and after each epoch; dropout draws from the generator that is kept."""
+    """20 batches per epoch, a checkpoint every 7 and after each epoch. Checkpoints keep the random state of dropout."""
     options = replace(OPTIONS, epochs=4, model=replace(OPTIONS.model, dropout=0.3))
     whole = run_in(tmp_path / "whole", options)
     whole.train()
-    dies_after(steps, run_in(tmp_path / "cut", options))
+    train_and_die(steps, run_in(tmp_path / "cut", options))
     again = run_in(tmp_path / "cut", options)
     again.train()
     assert again.progress.perplexities == whole.progress.perplexities
@@ -110,7 +110,7 @@ def test_a_killed_run_ends_with_the_same_bits(trained: LmRun, tmp_path: Path, st
 
 
 def test_a_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
-    dies_after(10, run_in(tmp_path / "lm"))
+    train_and_die(10, run_in(tmp_path / "lm"))
     path = tmp_path / "lm" / "checkpoint.pt"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(InputError, match=r"checkpoint.pt: not readable.*remove .*/lm to start anew"):
@@ -156,14 +156,14 @@ def test_dev_decides_when_to_stop(tmp_path: Path) -> None:
         ("hello over there\nA\n", "1 of its 4 words are in the lexicon"),
     ],
 )
-def test_texts_that_are_none(tmp_path: Path, text: str, message: str) -> None:
+def test_bad_texts_are_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "text.txt"
     path.write_text(text)
     with pytest.raises(InputError, match=message):
         prepare(tmp_path, OPTIONS, path, WORDS, DEV, kind="word", pieces=9)
 
 
-def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     run = run_in(tmp_path / "lm", replace(OPTIONS, optimizer="sgd", rate=1e30, clip_norm=0.0))
     with pytest.raises(InputError, match=r"the loss is .* in epoch 1; lower lm.train.rate"):
         run.train()
@@ -178,7 +178,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
         ({"momentum": 0.9}, r"lm\.train\.momentum: there is no such"),
     ],
 )
-def test_options_that_cannot_be(train: dict, message: str) -> None:
+def test_bad_options_are_refused(train: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         LmOptions.build({}, train)
     with pytest.raises(InputError, match="adagrad or sgd"):
@@ -197,7 +197,7 @@ def test_a_text_in_rows() -> None:
     assert input_BT[0, :2].tolist() == [BOUNDARY, 1] and target_BT[0].tolist() == [1, BOUNDARY, IGNORED, IGNORED]
 
 
-def test_every_row_once_an_epoch_in_another_order() -> None:
+def test_every_row_once_per_epoch_in_another_order() -> None:
     text = encode([["A"] * (1 + n % 7) for n in range(50)], UNITS, longest=100)
     first, again, second = (text.batches(8, seed=1, epoch=epoch) for epoch in (0, 0, 1))
     assert sorted(np.concatenate(first).tolist()) == list(range(50)) and len(first) == 7

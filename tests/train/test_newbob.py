@@ -18,7 +18,7 @@ NEWBOB = Newbob(base=0.4, minimum=0.05)
 
 
 def rates(losses: list[float], newbob: Newbob = NEWBOB) -> list[float | None]:
-    """Of the epochs of a run with these held-out losses, and of the one after them."""
+    """Returns the rates of the epochs of a run with these held-out losses, and of the epoch after them."""
     schedules = [newbob.after(losses[:epoch]) for epoch in range(len(losses) + 1)]
     return [schedule.rate(0, 0.0, 1000) if schedule else None for schedule in schedules]
 
@@ -34,7 +34,7 @@ def test_a_gain_of_exactly_the_threshold_is_enough_and_a_loss_that_grows_is_not(
 
 
 def test_the_minimum_itself_is_trained_with() -> None:
-    """Also where the product is a little less in floating point: 0.01 x 0.7 = 0.006999999999999999."""
+    """Rounding must not end the training: 0.01 x 0.7 = 0.006999999999999999."""
     assert rates([1.0] * 3, Newbob(base=0.01, minimum=0.007, factor=0.7)) == [0.01, 0.01, pytest.approx(0.007), None]
 
 

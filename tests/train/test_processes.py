@@ -1,4 +1,4 @@
-"""Training of a real model by real processes, against the virtual cluster and with a learner killed."""
+"""Training of a real model by real processes, compared with the virtual cluster, and with a learner killed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.egs_examples import write_examples
 from tests.train.test_simulate import STRATEGIES, lease_log, virtually
 
 
-def really(egs_dir: Path, out: Path, strategy: str, killed: int = -1) -> dict[str, Any]:
-    """The summary of a run with four processes, one of which may be killed."""
+def train_in_processes(egs_dir: Path, out: Path, strategy: str, killed: int = -1) -> dict[str, Any]:
+    """Trains with four processes, one of which may be killed. Returns the summary."""
     command = [sys.executable, "-m", "tests.support.train_worker_main", strategy, str(egs_dir), str(out), str(killed)]
     launch(command, 4, synchronous=strategy != "adpsgd", restart_after=0.1)
     return json.loads((out / "summary.json").read_text())
@@ -31,9 +31,9 @@ def egs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_four_processes_are_four_virtual_learners_also_when_one_was_killed(egs_dir: Path, tmp_path: Path) -> None:
     virtual = virtually(egs_dir, tmp_path / "virtual", STRATEGIES["sync"])
     with pytest.raises(LearnerLost, match="learner 2"):
-        really(egs_dir, tmp_path / "real", "sync", killed=2)
+        train_in_processes(egs_dir, tmp_path / "real", "sync", killed=2)
     assert len(lease_log(tmp_path / "real")) == 1, "the first segment was done, and its checkpoint is kept"
-    real = really(egs_dir, tmp_path / "real", "sync")
+    real = train_in_processes(egs_dir, tmp_path / "real", "sync")
     assert real["heldout_loss"] == pytest.approx(virtual["heldout_loss"], rel=1e-5)
     assert real["train_loss"] == pytest.approx(virtual["train_loss"], rel=1e-5)
     assert real["batches_per_learner"] == virtual["batches_per_learner"] and real["clock"] == "wall"
@@ -41,7 +41,7 @@ def test_four_processes_are_four_virtual_learners_also_when_one_was_killed(egs_d
 
 
 def test_adpsgd_does_every_batch_once_though_a_learner_is_killed(egs_dir: Path, tmp_path: Path) -> None:
-    summary = really(egs_dir, tmp_path, "adpsgd", killed=1)
+    summary = train_in_processes(egs_dir, tmp_path, "adpsgd", killed=1)
     log = lease_log(tmp_path)
     done = Counter((record["epoch"], batch) for record in log for batch in record["batch"])
     assert set(done.values()) == {1} and sum(done.values()) == sum(summary["batches_per_learner"].values())

@@ -19,7 +19,7 @@ def test_constant_then_anneal_as_in_the_paper() -> None:
 
 
 def test_linear_warmup_for_a_batch_ten_times_larger() -> None:
-    """From 0.1 to 1 within the first 10 epochs, a little with every batch; annealed from the 11th epoch."""
+    """The rate rises from 0.1 to 1 within 10 epochs, with every batch, and is annealed from the 11th epoch."""
     schedule = Schedule(base=0.1, batch_ratio=10, warmup_epochs=10)
     assert schedule.rate(0, 0.0, 0) == pytest.approx(0.1)
     assert schedule.rate(4, 0.5, 450) == pytest.approx(0.1 + 0.9 * 4.5 / 10)

@@ -1,4 +1,4 @@
-"""Training of a real model on the virtual cluster: the whole loop, its files, and what a crash leaves of it."""
+"""Training of a real model on the virtual cluster: the whole loop, its files, crashes and resuming."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _PLAIN = {
 def virtually(
     egs_dir: Path, out: Path, strategy: StrategyFactory, options: TrainOptions = OPTIONS, **faults: object
 ) -> dict[str, Any]:
-    """The summary of a run with four learners."""
+    """Trains with four learners. Returns the summary."""
     train_virtually(
         egs_dir, out, options, learners=4, cluster=cluster(**faults), workload=WORKLOAD, strategy=strategy
     )  # fmt: skip
@@ -103,7 +103,7 @@ def test_the_same_seed_gives_the_same_bits_and_seconds(egs_dir: Path, tmp_path: 
 
 
 def idle_turns(out: Path) -> int:
-    """Turns without a batch, in rounds that are not full; the batches of an epoch are known from the lease log."""
+    """Counts the turns without a batch in rounds that are not full, from the lease log."""
     if json.loads((out / "summary.json").read_text())["strategy"] == "adpsgd":
         return 0
     epochs = Counter(record["epoch"] for record in lease_log(out) for _ in record["batch"])
@@ -122,7 +122,7 @@ def test_a_resumed_run_gives_the_same_bits(egs_dir: Path, tmp_path: Path, name: 
     assert lease_log(tmp_path / "cut") == lease_log(tmp_path / "whole")
 
 
-def test_a_learner_that_lost_its_part_does_not_take_anothers(egs_dir: Path, tmp_path: Path) -> None:
+def test_a_missing_part_of_a_checkpoint_is_not_replaced_by_another_learners(egs_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(LearnerLost):
         virtually(egs_dir, tmp_path / "cut", Dpsgd, crashes=[{"learner": 2, "at": 14.0}])
     sorted((tmp_path / "cut/checkpoints").iterdir())[-1].joinpath("learner-2.pt").unlink()
@@ -167,7 +167,7 @@ def test_another_learner_writes_the_files_if_the_leader_dies_meanwhile(
     assert load_acoustic_model(tmp_path / "best.pt")[1]["epoch"] == summary["best_epoch"]
 
 
-def test_the_seconds_of_a_segment_are_of_who_saw_all_of_it(egs_dir: Path, tmp_path: Path) -> None:
+def test_the_seconds_of_a_segment_are_those_of_a_learner_that_saw_all_of_it(egs_dir: Path, tmp_path: Path) -> None:
     long = replace(OPTIONS, epochs=1, checkpoint_every=1000)
     whole = virtually(egs_dir, tmp_path / "whole", Adpsgd, long)
     crash = {"learner": 0, "at": 0.5 * whole["seconds"], "restart_after": 0.5}
@@ -197,7 +197,7 @@ def test_a_batch_that_cannot_be_divided_is_refused(egs_dir: Path, tmp_path: Path
         virtually(egs_dir, tmp_path, Sync, TrainOptions(**{**OPTIONS.__dict__, "batch_size": 6}))
 
 
-def test_local_is_for_one_and_a_ring_is_even(egs_dir: Path, tmp_path: Path) -> None:
+def test_local_needs_one_learner_and_a_ring_an_even_number(egs_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="one learner, not 4"):
         virtually(egs_dir, tmp_path, Local)
     odd = partial(train_virtually, egs_dir, tmp_path, TrainOptions(**{**OPTIONS.__dict__, "batch_size": 9}), learners=3)
@@ -211,7 +211,7 @@ def test_dpsgd_refuses_a_network_that_loses_messages(egs_dir: Path, tmp_path: Pa
         virtually(egs_dir, tmp_path / "virtual", Dpsgd, lost_share=0.1)
 
 
-def test_a_real_team_asks_its_strategy_about_faults_too(egs_dir: Path, tmp_path: Path) -> None:
+def test_train_checks_the_faults_too(egs_dir: Path, tmp_path: Path) -> None:
     class Fragile(Local):
         def check(self, faults: Faults) -> None:
             raise InputError(f"no strategy for {faults.lost_share}")
@@ -220,7 +220,7 @@ def test_a_real_team_asks_its_strategy_about_faults_too(egs_dir: Path, tmp_path:
         train(egs_dir, tmp_path, OPTIONS, strategy=Fragile, faults=Faults(lost_share=0.1))
 
 
-def test_as_many_servers_go_on_as_there_were(egs_dir: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_only_with_the_same_number_of_servers(egs_dir: Path, tmp_path: Path) -> None:
     virtually(egs_dir, tmp_path, partial(PsSync, servers=1), with_epochs(1))
     with pytest.raises(InputError, match=r"has 1 servers, this run 2: set strategy\.servers=1"):
         virtually(egs_dir, tmp_path, partial(PsSync, servers=2))

@@ -33,7 +33,7 @@ OPTIONS = TrainOptions(
 
 
 class Killer(NoTracker):
-    """Kills this process, as `kill -9` does, at the given report."""
+    """Kills this process with SIGKILL at the given report."""
 
     def __init__(self, reports: int) -> None:
         self.reports = reports
@@ -45,7 +45,7 @@ class Killer(NoTracker):
 
 
 class Ended(NoTracker):
-    """Counts how often it was told that the run is over."""
+    """Counts the calls of `finish`."""
 
     ends = 0
 
@@ -54,7 +54,7 @@ class Ended(NoTracker):
 
 
 def run_and_die(egs_dir: Path, out: Path, reports: int) -> int:
-    """Train in a process of its own that kills itself after so many reports; its exit status."""
+    """Trains in a process that kills itself after so many reports. Returns its exit status."""
     code = "import sys; from pathlib import Path; from tests.train.test_trainer import *; " \
            "train(Path(sys.argv[1]), Path(sys.argv[2]), OPTIONS, tracker=Killer(int(sys.argv[3])))"  # fmt: skip
     command = [sys.executable, "-c", code, str(egs_dir), str(out), str(reports)]
@@ -62,7 +62,7 @@ def run_and_die(egs_dir: Path, out: Path, reports: int) -> int:
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without what depends on the clock."""
+    """Reads metrics.jsonl without the fields that depend on the clock."""
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in record.items() if k != "frames_per_second"} for record in records]
 
@@ -89,7 +89,7 @@ def test_it_learns(tmp_path: Path) -> None:
     options = TrainOptions(epochs=4, batch_size=8, model=BlstmOptions(1, 16, 8), schedule=Schedule(base=0.3), threads=1)
     train(egs_dir, tmp_path, options)
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["heldout_loss"][-1] < 0.5 * math.log(6)  # the loss of knowing nothing
+    assert summary["heldout_loss"][-1] < 0.5 * math.log(6)  # the loss of a uniform distribution
     assert min(summary["heldout_frame_error"]) < 0.25
 
 
@@ -169,7 +169,7 @@ def test_other_options_or_a_damaged_checkpoint_are_refused(egs_dir: Path, tmp_pa
         part.write_bytes(whole)
 
 
-def test_a_loss_that_is_no_number_names_the_last_good_checkpoint(egs_dir: Path, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_names_the_last_good_checkpoint(egs_dir: Path, tmp_path: Path) -> None:
     good = TrainOptions(epochs=1, batch_size=3, model=BlstmOptions(1, 8, 6), threads=1, report_every=1)
     train(egs_dir, tmp_path, good)
     newest = sorted((tmp_path / "checkpoints").iterdir())[-1]
@@ -179,7 +179,7 @@ def test_a_loss_that_is_no_number_names_the_last_good_checkpoint(egs_dir: Path, 
     tracker = Ended()
     with pytest.raises(InputError, match=rf"loss is nan in epoch 2.*{newest.name}"):
         train(egs_dir, tmp_path, TrainOptions(**{**good.__dict__, "epochs": 2}), tracker=tracker)
-    assert tracker.ends == 1, "also of a run that fails"
+    assert tracker.ends == 1, "a failed run ends its tracking, too"
 
 
 def test_wandb_offline_writes_and_its_failure_is_a_warning(
