@@ -1,8 +1,7 @@
 """Compares any training runs in figures and tables: `python -m asr_am.report.compare RUN RUN ... --out DIR`.
 
 RUN is the directory of a run, exp/<corpus>/train/<run>. Word error rates are read from exp/<corpus>/score. The output
-is
-DIR/COMPARE.md and the figures it shows.
+is DIR/COMPARE.md and the figures it shows.
 """
 
 from __future__ import annotations

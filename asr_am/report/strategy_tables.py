@@ -12,7 +12,7 @@ from asr_am.report.tables import markdown, signed_interval, verdict
 
 
 def measured(groups: Sequence[RunGroup], labels: Sequence[str]) -> str:
-    """Table 1 as measured: waiting time, bytes, staleness and consensus distance, means over seeds."""
+    """Returns table 1 as measured: waiting time, bytes, staleness and consensus distance, means over seeds."""
     header = ["strategy", "seeds", "time waited", "sent per epoch", "modelled per epoch", "staleness", "most stale"]
     rows = []
     for group, label in zip(groups, labels, strict=True):
@@ -47,10 +47,10 @@ def _per_epoch(run: TrainingRun, total: float | None) -> float | None:
 
 
 def losses(groups: Sequence[RunGroup], labels: Sequence[str], baseline: RunGroup | None) -> str:
-    """Table of held-out losses of the best and the last epoch, mean over seeds, with the relative difference from
-    `baseline`.
+    """Returns a table of held-out losses of the best and the last epoch, with the relative difference from `baseline`.
 
-    A difference covers the seeds that both groups have. It is omitted if these runs have different numbers of epochs.
+    Losses are means over seeds. A difference covers the seeds that both groups have. It is omitted if these runs have
+    different numbers of epochs.
     """
     header = ["runs", "seeds", "epochs", "held-out loss, best epoch", "difference", "last epoch", "difference"]
     rows = []
@@ -89,7 +89,7 @@ def _epochs(group: RunGroup) -> str:
 def accuracy(
     groups: Sequence[RunGroup], labels: Sequence[str], baseline: RunGroup | None, scores: Sequence[SystemScore]
 ) -> str:
-    """Table 2: WER by subset and LM, mean over seeds, and the difference from `baseline`.
+    """Returns table 2: WER by subset and LM, mean over seeds, and the difference from `baseline`.
 
     Differences cover the seeds that both groups have. The whole test set gets a paired bootstrap interval.
 
@@ -152,9 +152,9 @@ def _significance(pair: tuple[Family, Family] | None) -> list[str]:
 
 
 def speed(speeds: Speeds, rows: Sequence[tuple[int, str]]) -> str:
-    """Table 3: time per epoch and speed-up, a row per (learners, faults), two columns per strategy.
+    """Returns table 3: time per epoch and speed-up, a row per (learners, faults), two columns per strategy.
 
-    The single learner that is the reference has no row. Returns "" if no row is left.
+    The single learner that is the reference has no row. The table is "" if no row is left.
     """
     keys = [key for key in speeds.seconds if (key.learners, key.faults) in rows]
     keys = [key for key in keys if key != speeds.reference or key.learners > 1]

@@ -18,7 +18,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def by_system(families: Sequence[Family], subset: str) -> str:
-    """Table of WER on `subset`: a row per system, a column per LM, the mean over seeds followed by each seed."""
+    """Returns WER on `subset`: a row per system, a column per LM, the mean over seeds followed by each seed."""
     lms = sorted({family.lm for family in families})
     cells = {(family.system, family.lm): _wer(family, subset) for family in families}
     systems = dict.fromkeys(family.system for family in families)
@@ -33,7 +33,7 @@ def _wer(family: Family, subset: str) -> str:
 
 
 def by_run(scores: Sequence[SystemScore]) -> str:
-    """Table of all runs: WER and interval by subset, error types, tuned LM weight and penalty, commit and date."""
+    """Returns all runs: WER and interval by subset, error types, tuned LM weight and penalty, commit and date."""
     subsets = list(scores[0].subsets)
     header = [
         "run",
@@ -55,7 +55,7 @@ def by_run(scores: Sequence[SystemScore]) -> str:
 
 
 def significance(pairs: Sequence[Versus]) -> str:
-    """Table of pairs: WER difference, its interval, and whether the interval excludes zero."""
+    """Returns a row per pair: WER difference, its interval, and whether the interval excludes zero."""
     rows = []
     for pair in pairs:
         change = signed_interval(pair.outcome.difference)
@@ -76,7 +76,7 @@ def verdict(outcome: Comparison) -> str:
 
 
 def training(runs: Sequence[TrainingRun]) -> str:
-    """Table of training runs at their best epochs."""
+    """Returns the training runs at their best epochs."""
     header = ["run", "strategy", "learners", "batch", "epochs", "best epoch", "held-out loss", "frame error"]
     header += ["frames/s", "clock", "seconds", "config", "commit"]
     rows = []
@@ -96,7 +96,7 @@ def _epochs(run: TrainingRun) -> str:
 
 
 def language_models(models: Sequence[LanguageModel]) -> str:
-    """Table of LMs: source, size, and perplexity on the dev transcripts."""
+    """Returns the LMs: source, size, and perplexity on the dev transcripts."""
     rows = []
     for model in models:
         size = " + ".join(f"{count:,}" for count in model.ngrams) or f"{model.parameters:,} parameters"

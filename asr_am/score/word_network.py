@@ -63,7 +63,7 @@ class Network:
 
 @lru_cache(maxsize=100_000)
 def make_word(token: bytes) -> Word:
-    """Parses a token as sclite does: drops text after ';', backslashes, and one final '*'."""
+    """Parses a token as sclite does: drops text after a semicolon, backslashes, and one final '*'."""
     if not token.startswith(b"{"):
         token = _before_semicolon(token).replace(b"\\", b"")
     if len(token) > 1 and token.endswith(b"*"):

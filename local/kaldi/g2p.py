@@ -126,7 +126,7 @@ def pronounce(words: Collection[str], lexicon: Lexicon, voice: str) -> dict[str,
         raise InputError(
             f"--g2p espeak: {errors:.0%} of the phones of {cut} known words are wrong (at most "
             f"{MAX_PHONE_ERRORS:.0%} is of use): the voice {voice} (corpus.prepare.g2p_voice) does not speak the "
-            "language of the lexicon, or its phones are no sounds; leave --g2p out"
+            "language of the lexicon, or its phones do not stand for sounds; leave --g2p out"
         )
     logger.info("espeak-ng's sounds as phones of the lexicon: %.0f %% wrong on %d known words", 100 * errors, cut)
     mapping = Mapping.learn(pairs)
@@ -135,14 +135,14 @@ def pronounce(words: Collection[str], lexicon: Lexicon, voice: str) -> dict[str,
 
 
 def letters(word: str) -> set[str]:
-    """The letters of a word without accents; none for what is not made of letters, apostrophes and hyphens."""
+    """Returns the letters of a word without accents, {} unless it consists of letters, apostrophes and hyphens."""
     marks = unicodedata.normalize("NFD", word.casefold())
     base = {c for c in marks if c not in "'-" and unicodedata.category(c)[0] != "M"}
     return base if all(c.isalpha() for c in base) else set()
 
 
 def phone_error_rate(mapping: Mapping, pairs: Sequence[tuple[Sequence[str], Phones]]) -> float:
-    """Insertions, deletions and substitutions per phone; digits at the end of phones (stress) do not count."""
+    """Returns insertions, deletions and substitutions per phone. Digits at the end of phones (stress) are ignored."""
     wrong = total = 0
     for symbols, phones in pairs:
         made = mapping.phones(symbols) or ()
@@ -153,7 +153,7 @@ def phone_error_rate(mapping: Mapping, pairs: Sequence[tuple[Sequence[str], Phon
 
 
 def _sample(words: list[str]) -> list[str]:
-    """Up to MAX_WORDS of them, in an order that depends on each word alone."""
+    """Returns up to MAX_WORDS of them, in an order that depends on each word alone."""
     return sorted(words, key=lambda word: hashlib.sha256(word.encode()).digest())[:MAX_WORDS]
 
 

@@ -33,15 +33,16 @@ def read_text(path: Path, normalise: Normaliser, issues: IssueCounter) -> list[s
             firsts.append(words[0])
             total += len(words)
     if not sentences:
-        raise InputError(f"{path}: holds no sentence; --text takes a text, one sentence a line")
+        raise InputError(f"{path}: contains no sentence; --text takes a text, one sentence a line")
     if len(sentences) >= 10 and all(first in normalise.unknown for first in firsts) and len(set(firsts)) == len(firsts):
         raise InputError(
-            f"{path}: every line begins with another unknown word ({firsts[0]}): utterance ids? cut -d' ' -f2-"
+            f"{path}: every line begins with another unknown word ({firsts[0]}); "
+            "if these are utterance ids, remove them with cut -d' ' -f2-"
         )
     if normalise.unknown.total() > MAX_UNKNOWN * total:
         raise InputError(
             f"{path}: {normalise.unknown.total()} of {total} words are not in the lexicon, such as "
-            f"{most_frequent(normalise.unknown, 5)}; is it a text in this language?"
+            f"{most_frequent(normalise.unknown, 5)}; check that the text is in this language"
         )
     return sentences
 
@@ -49,8 +50,14 @@ def read_text(path: Path, normalise: Normaliser, issues: IssueCounter) -> list[s
 def read_given_arpa(path: Path, lexicon: Collection[str], spoken: Counter[str], issues: IssueCounter) -> Arpa:
     """Returns the model of an ARPA file over the words of the lexicon, in its spelling.
 
+    Args:
+        path: ARPA file.
+        lexicon: words of the lexicon.
+        spoken: words of the training transcripts.
+        issues: counts issues.
+
     Raises:
-        InputError: see `read_arpa`; or the model is too big, or lacks the words of the transcripts (`spoken`).
+        InputError: the file is malformed or too big, or it lacks the words of the transcripts.
     """
     _check_size(path)
     arpa = read_arpa(path)
@@ -61,7 +68,7 @@ def read_given_arpa(path: Path, lexicon: Collection[str], spoken: Counter[str], 
     if heard < (1 - MAX_UNKNOWN) * spoken.total():
         raise InputError(
             f"{path}: has {heard} of the {spoken.total()} words of the training transcripts; "
-            "is it an LM of this language?"
+            "check that the LM is of this language"
         )
     return Arpa(
         [{_spelt(n, spelling): p for n, p in level.items() if spelling.keys() >= set(n)} for level in arpa.logprobs],
@@ -102,10 +109,10 @@ def _spelt(ngram: Ngram, spelling: dict[str, str]) -> Ngram:
 
 def without_words(arpa: Arpa, dropped: Collection[str]) -> Arpa:
     """Returns the model without the n-grams that contain a word of `dropped`."""
-    gone = set(dropped)
+    removed = set(dropped)
     return Arpa(
-        [{n: p for n, p in level.items() if gone.isdisjoint(n)} for level in arpa.logprobs],
-        {n: b for n, b in arpa.backoffs.items() if gone.isdisjoint(n)},
+        [{n: p for n, p in level.items() if removed.isdisjoint(n)} for level in arpa.logprobs],
+        {n: b for n, b in arpa.backoffs.items() if removed.isdisjoint(n)},
     )
 
 

@@ -201,7 +201,7 @@ def _sentences(
     if options.dev is None:
         sentences = _without_held_out(sentences, sets["dev"], lexicon, issues_by_set["lm"])
         if not sentences:
-            raise InputError(f"{options.text}: holds nothing but sentences held out as dev; give more text, or --dev")
+            raise InputError(f"{options.text}: contains only sentences held out as dev; give more text, or --dev")
     return sentences
 
 
@@ -238,7 +238,8 @@ def _check_unknown(lexicon: Lexicon, train: CorpusSet) -> None:
     if lacking.total() > TOO_MANY * counts.total():
         raise InputError(
             f"{train.folder / 'text'}: {lacking.total()} of {counts.total()} words are not in the lexicon "
-            f"({most_frequent(lacking)}); is it the lexicon of this corpus? Add pronunciations, or try --g2p espeak"
+            f"({most_frequent(lacking)}); check that the lexicon belongs to this corpus, "
+            "add pronunciations, or try --g2p espeak"
         )
 
 

@@ -99,7 +99,7 @@ def _spelt(text: str, spelling: Spelling) -> str:
 
 
 def _fields(line: str, where: str) -> tuple[str, int, float, float, str, str]:
-    """Splits a line into file, channel, begin, end; speaker and times as written; labels and words."""
+    """Splits a line into file, channel, begin, end, speaker and times as written, and labels and words."""
     try:
         file, channel, speaker, begin, end, *text = line.split(maxsplit=5)
         number = channel_number(channel)

@@ -69,9 +69,9 @@ class Learner:
 def run_virtual(learners: int, rounds: int, chunks: int) -> Tensor:
     """Returns the weights after `rounds` rounds on the virtual cluster."""
     total = learners * rounds
-    segment = Segment(0, 0, total, total, (chunks * CHUNK,) * total, updates_before=0)
+    segment = Segment(0, 0, total, total, (chunks * CHUNK,) * total, updates_before=0, learners=learners)
 
-    def life(team: SimTeam) -> Tensor:
+    def run_learner(team: SimTeam) -> Tensor:
         learner = everyone[team.rank]
         strategy = Sync(learner.params, learner.optimizer, team)
         gradient = team.timed(learner.gradient(team.leases(segment, synchronous=True)))
@@ -82,7 +82,7 @@ def run_virtual(learners: int, rounds: int, chunks: int) -> Tensor:
     everyone = [Learner(chunks) for _ in range(learners)]
     begin = time.perf_counter()
     workload = Workload("bench", frames_per_second={"cpu": 1e4})
-    weights = SimCluster(HARDWARE, workload, learners, seed=1).run(life)[0]
+    weights = SimCluster(HARDWARE, workload, learners, seed=1).run(run_learner)[0]
     seconds["virtual"].append(time.perf_counter() - begin)
     return weights
 

@@ -486,7 +486,7 @@ def test_the_lm_does_not_learn_sentences_held_out_as_dev(corpus: Corpus) -> None
         [*spoken, "TWO TWO", spoken[0], *spoken]
     )
     text.write_text("\n".join(held) + "\n")
-    with pytest.raises(InputError, match="sentences: holds nothing but sentences held out as dev"):
+    with pytest.raises(InputError, match="sentences: contains only sentences held out as dev"):
         corpus.prepare(text=text)
     corpus.prepare(text=text, dev=other_names(corpus, corpus.train))  # a given dev set is not removed from the text
     assert len((corpus.out / "lm/train.txt").read_text().splitlines()) == 6

@@ -52,7 +52,7 @@ def test_stages_data_lang_and_features(tmp_path: Path) -> None:
     assert again.returncode == 0 and "wrote" not in again.stdout
     (folder / "lexicon.txt").write_text("YES Y EH S\n")
     changed = recipe(*options, "--stop-stage", "0", cwd=folder)
-    assert changed.returncode == 1 and "is it the lexicon of this corpus?" in changed.stderr
+    assert changed.returncode == 1 and "check that the lexicon belongs to this corpus" in changed.stderr
     assert (root / "lang/L.fst").exists()
 
 
