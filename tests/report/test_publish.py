@@ -1,0 +1,54 @@
+"""Tests the table that scripts/publish.py prints from recipes/<corpus>/RESULTS.md."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+spec = importlib.util.spec_from_file_location("publish", ROOT / "scripts/publish.py")
+assert spec is not None and spec.loader is not None
+publish = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(publish)
+
+RESULTS = """# Results: toy
+
+## Word error rate on the test set
+
+### all (1,510 words)
+
+| system | kn2 | kn3 |
+|:--|--:|--:|
+| sat | **10.86** | – |
+| net | **9.08** (9.00, 9.16) | **8.29** |
+
+### swb (780 words)
+
+| system | kn2 | kn3 |
+|:--|--:|--:|
+| sat | **3.08** | – |
+| net | **3.46** (3.40, 3.52) | **2.05** |
+
+## Every run
+"""
+
+
+def test_table_has_a_row_per_system_and_lm(tmp_path: Path) -> None:
+    for corpus, text in (("toy", RESULTS), ("small", RESULTS.split("### swb")[0])):
+        (tmp_path / corpus).mkdir()
+        (tmp_path / corpus / "RESULTS.md").write_text(text)
+    assert publish.table(tmp_path).splitlines() == [
+        "| corpus | system | LM | all | swb |",
+        "|:--|:--|:--|--:|--:|",
+        "| small | sat | kn2 | 10.86 | – |",
+        "| small | net | kn2 | 9.08 | – |",
+        "| small | net | kn3 | 8.29 | – |",
+        "| toy | sat | kn2 | 10.86 | 3.08 |",
+        "| toy | net | kn2 | 9.08 | 3.46 |",
+        "| toy | net | kn3 | 8.29 | 2.05 |",
+    ]
+
+
+def test_published_results_have_error_rates() -> None:
+    for results in ROOT.glob("recipes/*/RESULTS.md"):
+        assert publish.error_rates(results.read_text()), results
