@@ -2,7 +2,7 @@
 
 - features/lda: the LDA+MLLT matrix, if `align` has a section lda_mllt.
 - features/fmllr: that matrix and a transform per speaker, if `align` has a section sat. Transforms of the training set
-  are from stage align, the others from decoding (see conf/speaker).
+  are from stage align, the others from decoding (see `speaker` in conf/config.yaml).
 - features/ivector: i-vectors of every speaker, with UBM and extractor, if features.name has a part ivector.
 """
 
