@@ -1,4 +1,4 @@
-"""A virtual cluster with round numbers: 2 hosts x 2 devices, batches of 3 s."""
+"""A virtual cluster with round figures: 2 hosts x 2 devices, batches of 3 s."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cluster_of(
     model_elements: int | None = None,
     **changes: object,
 ) -> SimCluster:
-    """changes: to the hardware and its faults."""
+    """Builds a cluster. `changes` override the hardware and its faults."""
     return SimCluster(Cluster.build({**VALUES, **changes}), workload, learners, seed, model_elements)
 
 
@@ -41,6 +41,6 @@ def segment(batches: int, begin: int = 0, epoch: int = 0) -> Segment:
 
 
 def step_result(lease: Lease | None = None, frames: float = 10.0) -> StepResult:
-    """Of a batch with loss 1 and two examples."""
+    """Returns the result of a batch with loss 1 and two examples."""
     lease = lease or Lease(0, 0.0, 0.0, frames)
     return StepResult(lease, frames, 2, 0.1, torch.tensor(1.0), torch.tensor(3))

@@ -1,4 +1,4 @@
-"""Learners for test_in_step.py, as processes of their own: python in_step.py SCENARIO FOLDER."""
+"""Worker processes of test_synchronous.py: python synchronous_worker.py SCENARIO FOLDER."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STRATEGIES: dict[str, MakeStrategy] = {
 
 
 class OwnTraining(Training):
-    """Nobody else's gradients are counted in this process."""
+    """Training that audits the batches without the gradients of other processes."""
 
     def _audit(self, record: SegmentRecord) -> None:
         segment = record.segment
@@ -37,7 +37,7 @@ class OwnTraining(Training):
 
 
 def train(team: ProcessTeam, folder: Path) -> None:
-    """With each strategy after the other; leaves weights [N] and what was sent to whom."""
+    """Trains with each strategy in turn. Saves the weights [N] and the bytes sent to each rank."""
     for name, make in STRATEGIES.items():
         before = team.comm_stats.bytes_sent.copy()
         life = OwnTraining(PROBLEM, make).run_learner(team)
@@ -46,7 +46,7 @@ def train(team: ProcessTeam, folder: Path) -> None:
 
 
 def collectives(team: ProcessTeam, folder: Path) -> None:
-    """Every call that groups have."""
+    """Makes every call of `Group`."""
     pairs, ends, single = team.split([[0, 1], [2, 3]]), team.split([[0, 3]]), team.split([[r] for r in range(4)])
     assert pairs is not None and single is not None and single.size == 1
     x = torch.full((5,), float(team.rank))
@@ -63,7 +63,7 @@ def collectives(team: ProcessTeam, folder: Path) -> None:
 
 
 def lost(team: ProcessTeam, folder: Path) -> None:
-    """Learner 3 is killed between two collectives of its group; the other group hears of it, too."""
+    """Kills learner 3 between two collectives of its group. The other group must notice, too."""
     pairs = team.split([[0, 1], [2, 3]])
     assert pairs is not None
     for step in range(1000):

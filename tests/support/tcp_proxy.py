@@ -1,4 +1,4 @@
-"""A line that listens, and may change what passes; and strangers that send bytes to a port."""
+"""A TCP proxy that records and may change what passes, and raw bytes sent to a port."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from collections.abc import Callable
 from contextlib import suppress
 
 
-def place(address: str) -> tuple[str, int]:
+def split(address: str) -> tuple[str, int]:
     host, port = address.removeprefix("tcp://").split(":")
     return host, int(port)
 
 
-PACE = 0.03  # seconds from one part of a recorded conversation to the next
+PACE = 0.03  # seconds between two parts of a recorded conversation
 
 
 def send_raw(address: str, *parts: bytes) -> None:
-    """Send bytes, and wait a moment to be thrown out."""
-    with suppress(OSError), socket.create_connection(place(address), timeout=0.2) as stranger:
+    """Sends bytes, and waits until the other end closes the connection, or a moment."""
+    with suppress(OSError), socket.create_connection(split(address), timeout=0.2) as client:
         for part in parts:
-            stranger.sendall(part)
+            client.sendall(part)
             time.sleep(PACE)
-        while stranger.recv(1 << 16):
+        while client.recv(1 << 16):
             pass
 
 
 def cut_once(after: int) -> Callable[[bytes], bytes]:
-    """A change that breaks the connection once, when more than so many bytes have come."""
+    """Returns a change that breaks the connection once, after `after` bytes."""
     left = after
 
     def change(data: bytes) -> bytes:
@@ -42,10 +42,16 @@ def cut_once(after: int) -> Callable[[bytes], bytes]:
 
 
 class TcpProxy:
-    """At `address`; passes to `target` what comes. tape: what clients sent on the first connection, part by part."""
+    """Proxy that passes connections to `target`, and applies `change` to what clients send.
+
+    Attributes:
+        address: address that it listens on, tcp://host:port.
+        tape: what the client sent on the first connection, in parts.
+        connections: number of connections so far.
+    """
 
     def __init__(self, target: str, change: Callable[[bytes], bytes] = bytes, port: int = 0) -> None:
-        self._target, self._change = place(target), change
+        self._target, self._change = split(target), change
         self._listener = socket.create_server(("127.0.0.1", port))
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self.tape: list[bytes] = []

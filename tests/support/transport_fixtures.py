@@ -1,4 +1,4 @@
-"""Post offices of several learners in one process, and strangers between them."""
+"""Transports of several learners in one process, and clients that are not of the run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from asr_am.distributed.runtime.wire import Kind, WireHeader, encode
 from asr_am.distributed.team import CommStats, Message
 
 RUN = bytes(range(16))
-PATIENCE = 30.0  # seconds after which a test has failed
+TIMEOUT = 30.0  # seconds after which a test fails
 
 
 class TransportHarness:
-    """A learner's mail without the learner."""
+    """The transport of one learner, with its threads and statistics."""
 
     def __init__(
         self, rank: int, size: int, incarnation: int = 0, key: str | None = None, faults: Faults | None = None
@@ -36,15 +36,15 @@ class TransportHarness:
             self.wait_monitor, self.comm_stats, MessageFaults(faults or Faults(), rank, incarnation), key,
         )  # fmt: skip
 
-    def recv(self, tag: str, source: int | None = None, timeout: float = PATIENCE) -> Message:
+    def recv(self, tag: str, source: int | None = None, timeout: float = TIMEOUT) -> Message:
         message = self.transport.recv(tag, source, timeout)
-        assert message is not None, f"no letter {tag!r} has come to {self.rank}"
+        assert message is not None, f"no message {tag!r} has arrived at {self.rank}"
         return message
 
     def until(self, what: str) -> None:
-        """Wait for a usage count, such as `refused == 3`."""
+        """Waits until a count of `CommStats` has a value, such as `rejected == 3`."""
         name, _, value = what.split()
-        for _ in range(int(PATIENCE / 0.01)):
+        for _ in range(int(TIMEOUT / 0.01)):
             if getattr(self.comm_stats, name) == int(value):
                 return
             time.sleep(0.01)
@@ -53,7 +53,7 @@ class TransportHarness:
 
 @contextmanager
 def transports(size: int, key: str | None = None, faults: Faults | None = None) -> Iterator[list[TransportHarness]]:
-    """They know each other's addresses."""
+    """Starts transports that know each other's addresses."""
     team = [TransportHarness(rank, size, key=key, faults=faults) for rank in range(size)]
     try:
         for peer in team:
@@ -66,7 +66,7 @@ def transports(size: int, key: str | None = None, faults: Faults | None = None) 
 
 
 class UnauthenticatedClient:
-    """Raw ZeroMQ to an office's port."""
+    """Raw ZeroMQ connection to a transport's port."""
 
     def __init__(self, peer: TransportHarness, key: str | None = None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -1,4 +1,4 @@
-"""Learners for the tests, as processes of their own: python learners.py SCENARIO FOLDER. They leave JSON in FOLDER."""
+"""Worker processes of test_team.py, which write JSON to FOLDER: python worker_scenarios.py SCENARIO FOLDER."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOLDER = Path(sys.argv[2])
 
 
 def leave(team: ProcessTeam, **values: Any) -> None:
-    """What a test reads: `<rank>.<incarnation>.json`."""
+    """Writes the values that a test reads to `<rank>.<incarnation>.json`."""
     comm_stats = {
         key: dict(value) if isinstance(value, dict) else value for key, value in vars(team.comm_stats).items()
     }
@@ -40,7 +40,7 @@ def segment(epoch: int, batches: int) -> Segment:
 
 
 def synchronous() -> None:
-    """Every call of a gang."""
+    """Makes every call of a synchronous team."""
     team = connect(timeout=30)
     rank, size = team.rank, team.size
     team.register_tag("weights", 3, 300_000)
@@ -76,7 +76,7 @@ def synchronous() -> None:
 
 
 def coordinated() -> None:
-    """Two segments; learner 1 dies in the first, in the middle of a batch, and comes back."""
+    """Does two segments. Learner 1 dies in the first, during a batch, and is restarted."""
     team = connect(timeout=30)
     team.register_tag("hello", 2)
     if team.incarnation == 0:
@@ -126,7 +126,7 @@ def coordinated() -> None:
 
 
 def lost_synchronous() -> None:
-    """Learner 1 is killed between two collectives."""
+    """Kills learner 1 between two collectives."""
     team = connect(timeout=30)
     for step in range(1000):
         if team.rank == 1 and step == 3:

@@ -1,4 +1,4 @@
-"""Learners that cannot come together are told why, within the time they are given."""
+"""Learners that cannot connect say why, within their timeout."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def who(rank: int, size: int, port: int, host: str = "127.0.0.1", **more: str) -
 
 
 def meet(environment: WorkerEnv, seconds: float = SOON, kept: list[Rendezvous] | None = None) -> dict[int, str]:
-    meeting = Rendezvous(environment, seconds)
+    rendezvous = Rendezvous(environment, seconds)
     if kept is not None:
-        kept.append(meeting)  # learner 0's is the store of all
-    meeting.agree_on_run()
-    return meeting.exchange(f"tcp://mail:{environment.rank}")
+        kept.append(rendezvous)  # learner 0 serves the store
+    rendezvous.agree_on_run()
+    return rendezvous.exchange(f"tcp://mail:{environment.rank}")
 
 
 def outcomes(environments: list[WorkerEnv], seconds: float = 20.0) -> list[object]:
-    """What becomes of learners that meet at the same time."""
+    """Runs the rendezvous of several learners in threads, and returns the results or errors."""
     results: list[object] = [None] * len(environments)
     kept: list[Rendezvous] = []
 
@@ -57,11 +57,11 @@ def test_they_find_each_other() -> None:
 
 def test_on_this_host_alone_nobody_else_reaches_the_store() -> None:
     port = free_port("127.0.0.1")
-    meeting = Rendezvous(who(0, 1, port), SOON)
+    rendezvous = Rendezvous(who(0, 1, port), SOON)
     socket.create_connection(("127.0.0.1", port), timeout=SOON).close()
     with pytest.raises(ConnectionRefusedError):  # another address of this host, as the network's is
         socket.create_connection(("127.0.0.2", port), timeout=SOON)
-    del meeting
+    del rendezvous
 
 
 def test_a_port_in_use() -> None:
@@ -83,7 +83,7 @@ def test_a_host_that_does_not_answer() -> None:
         meet(who(1, 2, port, "nosuchhost.invalid"), 0.1)
 
 
-def test_learners_that_do_not_come() -> None:
+def test_missing_learners() -> None:
     with pytest.raises(InputError, match=r"learners 1, 2 of WORLD_SIZE=3 have not connected within 1\.5 s"):
         meet(who(0, 3, free_port("127.0.0.1")))
 

@@ -1,4 +1,4 @@
-"""What strangers send to the ports of encrypted mail, and what happens to it."""
+"""Connections and bytes of clients that are not of the run, at the ports of encrypted transports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from asr_am.distributed.runtime.wire import Kind, WireHeader
 from tests.support.tcp_proxy import TcpProxy, send_raw
 from tests.support.transport_fixtures import RUN, TransportHarness, UnauthenticatedClient, transports
 
-LETTER = WireHeader(Kind.CHUNK, RUN, 1, 0, clock=5, tag="w", seq=1, lengths=(2,))
+MESSAGE = WireHeader(Kind.CHUNK, RUN, 1, 0, clock=5, tag="w", seq=1, lengths=(2,))
 TWO = np.array([1, 2], np.float32).tobytes()
 GREETINGS = {
     "random": os.urandom(4096),
@@ -37,7 +37,7 @@ GREETINGS = {
 def two_and_a_tap(
     key: str | None, change: Callable[[bytes], bytes] = bytes
 ) -> Iterator[tuple[TransportHarness, TransportHarness, TcpProxy]]:
-    """Learner 1 writes to learner 0 over a line that is tapped."""
+    """Connects learner 1 to learner 0 through a recording proxy."""
     with transports(2, key=key) as (a, b):
         tap = TcpProxy(a.transport.address, change)
         b.event_loop.call(lambda: b.transport.on_peer_started(0, 1, tap.address))
@@ -86,7 +86,7 @@ def test_a_recorded_connection_opens_nothing() -> None:
         b.transport.send(0, "w", 5, (torch.ones(2),))
         a.recv("w")
         send_raw(a.transport.address, *tap.tape)
-        a.until("rejected == 1")  # by its number, as a letter that came before
+        a.until("rejected == 1")  # by its number, as a message that came before
         assert a.transport._connection_monitor.rejected == 0, "to whoever could record it, this door was open"
 
 
@@ -95,7 +95,7 @@ def test_a_message_repeated_on_its_own_connection_ends_that_and_is_not_heard(mon
     repeated = threading.Event()
 
     def repeat(data: bytes) -> bytes:
-        """What is sent first after a letter has been read goes twice."""
+        """Sends the first data after a message was read twice."""
         if not armed.is_set() or repeated.is_set():
             return data
         repeated.set()
@@ -134,11 +134,11 @@ def test_a_bit_that_was_changed_on_the_way_is_noticed(monkeypatch: pytest.Monkey
 
 def test_a_flood_of_malformed_messages_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with transports(2) as (a, _):
-        stranger = UnauthenticatedClient(a)
+        client = UnauthenticatedClient(a)
         for count in range(200):
-            stranger.send(os.urandom(count), b"x")
+            client.send(os.urandom(count), b"x")
         a.until("rejected == 200")
-        stranger.close()
+        client.close()
     said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 2 and "a message: a header has" in said[0] and "rejected 200" in said[1]
 

@@ -10,7 +10,7 @@ from asr_am.distributed.team import CommStats
 
 
 def in_a_task(wait_monitor: WaitMonitor, call: object) -> list[BaseException | object]:
-    """What `call` returns or raises in a thread of its own, once that is over."""
+    """Calls `call` in another thread, and returns a function that waits for its result or exception."""
     results: list[BaseException | object] = []
 
     def run() -> None:

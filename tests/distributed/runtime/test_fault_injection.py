@@ -78,7 +78,7 @@ def test_computing_time_is_emulated_by_the_frames_of_a_batch(monkeypatch: pytest
         ComputeEmulator(Faults(), workload, "V100", 0, comm_stats)
 
 
-def test_the_fate_of_a_letter_is_the_same_each_time() -> None:
+def test_the_same_messages_are_late_and_lost_each_time() -> None:
     faults = Faults(late_share=0.3, late_seconds=5.0, lost_share=0.2)
 
     def message_faults(rank: int, incarnation: int) -> list[tuple[bool, bool]]:

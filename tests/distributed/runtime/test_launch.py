@@ -1,4 +1,4 @@
-"""Processes that are started, watched, restarted and ended; most of them do nothing else, and start quickly."""
+"""Processes that are started, monitored, restarted and ended. Most of them import nothing, and start quickly."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ leave()
 
 
 def script(folder: Path, text: str) -> list[str]:
-    """A command whose processes note their environment in `folder`, and then do `text`."""
+    """Returns a command whose processes write their environment to `folder`, and then execute `text`."""
     return [sys.executable, "-c", PREAMBLE + text, str(folder)]
 
 
 def left(folder: Path) -> dict[str, dict[str, Any]]:
-    """What the processes noted, by `<rank>.<incarnation>`."""
+    """Returns what the processes wrote, by `<rank>.<incarnation>`."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
 def assert_gone(folder: Path) -> None:
-    """The launcher's own children are gone for good."""
+    """Checks that the launcher has waited for its children."""
     assert not [name for name, noted in left(folder).items() if Path(f"/proc/{noted['pid']}").exists()]
 
 
 def await_gone(folder: Path) -> None:
-    """Others' are, once somebody has taken note of it."""
+    """Waits until processes of other parents are zombies or gone."""
     deadline = time.monotonic() + 30
     for noted in left(folder).values():
         status = Path(f"/proc/{noted['pid']}/stat")
@@ -84,7 +84,7 @@ def test_learners_are_told_who_they_are(tmp_path: Path, monkeypatch: pytest.Monk
     ("end", "said"),
     [("os.kill(os.getpid(), signal.SIGKILL)", r"was killed by signal 9 \(SIGKILL\)"), ("sys.exit(3)", "exit status 3")],
 )
-def test_in_step_the_first_death_ends_all(tmp_path: Path, end: str, said: str) -> None:
+def test_synchronous_the_first_death_ends_all(tmp_path: Path, end: str, said: str) -> None:
     command = script(tmp_path, f"wait_for(3)\nif rank == 1: {end}\ntime.sleep(600)")
     with pytest.raises(LearnerLost, match=rf"learner 1 on .* {said}; start the same command again") as error:
         launch(command, 3, synchronous=True)
@@ -106,14 +106,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_a_learner_that_gives_up_ends_all(tmp_path: Path, synchronous: bool) -> None:
+def test_a_learner_that_fails_ends_all(tmp_path: Path, synchronous: bool) -> None:
     command = script(tmp_path, "wait_for(3)\nif rank == 2: sys.exit(1)\ntime.sleep(600)")
     with pytest.raises(InputError, match=r"learner 2 on .* failed: see its message above"):
         launch(command, 3, synchronous=synchronous)
     assert_gone(tmp_path)
 
 
-def test_out_of_step_the_dead_are_started_again_and_the_others_go_on(tmp_path: Path) -> None:
+def test_asynchronous_the_dead_are_started_again_and_the_others_go_on(tmp_path: Path) -> None:
     text = "if rank == 1: os.kill(os.getpid(), signal.SIGSEGV)\nif rank == 0: wait_for(5)"
     launch(script(tmp_path, text), 2, synchronous=False, restart_after=0.05, max_restarts=3)
     assert list(left(tmp_path)) == ["0.0", "1.0", "1.1", "1.2", "1.3"]
@@ -132,7 +132,7 @@ def test_an_injected_crash_says_itself_whether_the_learner_comes_back(tmp_path: 
     assert list(left(tmp_path)) == ["0.0", "1.0", "2.0", "2.1"]
 
 
-def test_wrong_values_are_refused_at_once(tmp_path: Path) -> None:
+def test_wrong_values_are_rejected_at_once(tmp_path: Path) -> None:
     command = script(tmp_path, "")
     with pytest.raises(InputError, match="cannot be started"):
         launch([str(tmp_path / "nothing")], 1, synchronous=True)
@@ -210,7 +210,7 @@ class Hosts:
             self.errors[node] = error
 
 
-def test_two_hosts_in_step(tmp_path: Path) -> None:
+def test_two_hosts_synchronous(tmp_path: Path) -> None:
     hosts = Hosts(
         tmp_path, "wait_for(4)\nif rank == 3: os.kill(os.getpid(), 9)\ntime.sleep(600)", [2, 2], synchronous=True
     )
@@ -224,7 +224,7 @@ def test_two_hosts_in_step(tmp_path: Path) -> None:
     assert_gone(tmp_path)
 
 
-def test_two_hosts_out_of_step(tmp_path: Path) -> None:
+def test_two_hosts_asynchronous(tmp_path: Path) -> None:
     text = "if rank == 1 and not incarnation: os.kill(os.getpid(), 9)\nwait_for(3)"
     hosts = Hosts(tmp_path, text, [1, 1], synchronous=False, restart_after=0.05)
     assert hosts.wait() == {}
@@ -236,8 +236,8 @@ def test_orders_that_come_all_at_once_are_all_carried_out(tmp_path: Path) -> Non
     with zmq.Context() as context, context.socket(zmq.DEALER) as host0:
         port = host0.bind_to_random_port("tcp://127.0.0.1")
         late = NodeAgent(LaunchSpec(script(tmp_path, ""), 1, False, 2, 1, f"127.0.0.1:{port}"))
-        meeting = {"do": "run", "run": "this", "supervisor": f"tcp://127.0.0.1:{port}", "master": None}
-        for message in (meeting, {"do": "start", "rank": 1, "incarnation": 0}):
+        run_message = {"do": "run", "run": "this", "supervisor": f"tcp://127.0.0.1:{port}", "master": None}
+        for message in (run_message, {"do": "start", "rank": 1, "incarnation": 0}):
             host0.send(json.dumps(message).encode())
         time.sleep(0.3)
         thread = threading.Thread(target=late.run, daemon=True)

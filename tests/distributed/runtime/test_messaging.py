@@ -18,11 +18,11 @@ from asr_am.distributed.runtime.wire import CHUNK, Kind, WireHeader, decode, enc
 from tests.support.tcp_proxy import TcpProxy, cut_once
 from tests.support.transport_fixtures import RUN, TransportHarness, UnauthenticatedClient, transports
 
-LARGE = 2 * CHUNK + 17  # three pieces
+LARGE = 2 * CHUNK + 17  # three chunks
 
 
 def message_header(**fields: object) -> WireHeader:
-    """The only piece of a letter `w` [2] from learner 1 to learner 0."""
+    """Returns the header of the only chunk of a message `w` [2] from learner 1 to learner 0."""
     header = WireHeader(Kind.CHUNK, RUN, 1, 0, clock=5, tag="w", seq=0, lengths=(2,))
     return replace(header, **fields)  # type: ignore[arg-type]
 
@@ -30,7 +30,7 @@ def message_header(**fields: object) -> WireHeader:
 TWO = np.array([1, 2], np.float32).tobytes()
 
 
-def test_letters_go_both_ways_as_they_were_when_posted() -> None:
+def test_messages_go_both_ways_as_they_were_when_sent() -> None:
     with transports(2) as (a, b):
         for peer in (a, b):
             peer.transport.register_tag("w", (LARGE, 0, 3))
@@ -50,7 +50,7 @@ def test_letters_go_both_ways_as_they_were_when_posted() -> None:
         )
 
 
-def test_a_letter_that_waits_for_the_one_before_is_replaced() -> None:
+def test_a_message_that_waits_for_the_one_before_is_overwritten() -> None:
     with transports(2) as (a, b):
         b.transport.register_tag("w", (1,))
         b.transport.register_tag("other", ())
@@ -63,8 +63,8 @@ def test_a_letter_that_waits_for_the_one_before_is_replaced() -> None:
         assert a.comm_stats.overwritten == 3 and a.comm_stats.messages_sent == 3
 
 
-def test_learners_in_step_never_overtake_a_letter() -> None:
-    """Who has heard from a learner that had collected its letter may send the next, and nothing is replaced."""
+def test_learners_synchronous_never_overtake_a_message() -> None:
+    """Who has heard from a learner that had collected its message may send the next, and nothing is overwritten."""
     steps = 300
     with transports(3) as team:
         for peer in team:
@@ -88,7 +88,7 @@ def test_learners_in_step_never_overtake_a_letter() -> None:
         assert [peer.comm_stats.overwritten for peer in team] == [0, 0, 0]
 
 
-def test_from_anybody_in_the_order_of_arrival_or_from_one() -> None:
+def test_from_any_source_in_the_order_of_arrival_or_from_one() -> None:
     with transports(3) as (a, b, c):
         a.transport.register_tag("w", (1,))
         b.transport.send(0, "w", 1, (torch.ones(1),))
@@ -100,7 +100,7 @@ def test_from_anybody_in_the_order_of_arrival_or_from_one() -> None:
         assert [a.recv("w").source for _ in range(2)] == [1, 2]
 
 
-def test_nobody_waits_for_the_dead_nor_writes_to_them() -> None:
+def test_dead_learners_are_not_waited_for_and_nothing_is_sent_to_them() -> None:
     with transports(3) as (a, b, c):
         a.transport.register_tag("w", (1,))
         b.transport.send(0, "w", 1, (torch.ones(1),))
@@ -142,19 +142,19 @@ WRONG = {
 
 
 @pytest.mark.parametrize("frames", WRONG.values(), ids=WRONG.keys())
-def test_what_is_no_letter_for_this_learner_is_refused_and_counted(frames: list[bytes]) -> None:
+def test_what_is_no_message_for_this_learner_is_rejected_and_counted(frames: list[bytes]) -> None:
     with transports(2) as (a, b):
         a.transport.register_tag("w", (2,))
-        stranger = UnauthenticatedClient(a)
-        stranger.send(*frames)
+        client = UnauthenticatedClient(a)
+        client.send(*frames)
         a.until("rejected == 1")
         assert a.transport.recv("w", None, 0.0) is None
         b.transport.send(0, "w", 0, (torch.tensor([1.0, 2.0]),))
         assert a.recv("w").tensors[0].tolist() == [1, 2] and a.comm_stats.rejected == 1
-        stranger.close()
+        client.close()
 
 
-def test_a_clock_or_a_letter_that_goes_back_is_refused() -> None:
+def test_a_clock_or_a_message_that_goes_back_is_rejected() -> None:
     with transports(2) as (a, b):
         a.transport.register_tag("w", (2,))
         b.transport.send(0, "w", 5, (torch.ones(2),))
@@ -163,46 +163,46 @@ def test_a_clock_or_a_letter_that_goes_back_is_refused() -> None:
         a.until("rejected == 1")
         b.transport.send(0, "w", 5, (torch.full((2,), 3.0),))
         assert a.recv("w").tensors[0].tolist() == [3, 3], "the sender was given its credit back"
-        stranger = UnauthenticatedClient(a)
-        stranger.send(message_header(seq=2), TWO)
+        client = UnauthenticatedClient(a)
+        client.send(message_header(seq=2), TWO)
         a.until("rejected == 2")
-        stranger.close()
+        client.close()
 
 
-def test_a_letter_whose_pieces_do_not_fit_is_refused_once() -> None:
+def test_a_message_whose_chunks_do_not_fit_is_rejected_once() -> None:
     with transports(2) as (a, b):
         a.transport.register_tag("w", (LARGE,))
-        stranger = UnauthenticatedClient(a)
+        client = UnauthenticatedClient(a)
         first = message_header(lengths=(LARGE,))
         piece = bytes(4 * CHUNK)
-        stranger.send(first, piece)
-        stranger.send(replace(first, offset=2 * CHUNK), piece)
+        client.send(first, piece)
+        client.send(replace(first, offset=2 * CHUNK), piece)
         a.until("rejected == 1")
-        stranger.send(replace(first, offset=CHUNK), piece)  # the rest of a letter that was refused
-        stranger.send(replace(first, seq=2), piece)
-        stranger.send(replace(first, seq=2, offset=CHUNK, lengths=(LARGE, 1)), piece)
+        client.send(replace(first, offset=CHUNK), piece)  # the rest of a message that was rejected
+        client.send(replace(first, seq=2), piece)
+        client.send(replace(first, seq=2, offset=CHUNK, lengths=(LARGE, 1)), piece)
         a.until("rejected == 2")
-        for refused in (3, 4):  # learner 1's own letters have numbers that somebody has used up
+        for refused in (3, 4):  # learner 1's own messages have numbers that a client has used up
             b.transport.send(0, "w", 7, (torch.ones(LARGE),))
             a.until(f"refused == {refused}")
         b.transport.send(0, "w", 7, (torch.ones(LARGE),))
         assert a.recv("w").clock == 7 and a.comm_stats.rejected == 4, "refused, but never stuck"
-        stranger.close()
+        client.close()
 
 
-def test_a_message_larger_than_any_piece_is_not_even_read() -> None:
+def test_a_message_larger_than_any_chunk_is_not_even_read() -> None:
     with transports(2) as (a, b):
         a.transport.register_tag("w", (2,))
-        stranger = UnauthenticatedClient(a)
-        stranger.send(bytes(MAX_FRAME_BYTES + 1))
+        client = UnauthenticatedClient(a)
+        client.send(bytes(MAX_FRAME_BYTES + 1))
         b.transport.send(0, "w", 0, (torch.ones(2),))
         assert a.recv("w").clock == 0
-        stranger.close()
+        client.close()
 
 
 @contextmanager
 def cut_line(a: TransportHarness, b: TransportHarness) -> Iterator[TcpProxy]:
-    """What `a` sends to `b` goes over a line that is cut once, in the second piece of a letter."""
+    """Cuts the connection from `a` to `b` once, in the second chunk of a message."""
     line = TcpProxy(b.transport.address, cut_once(after=6 * CHUNK))
     a.event_loop.call(lambda: a.transport.on_peer_started(1, 1, line.address))
     b.transport._hello = replace(b.transport._hello, incarnation=1)
@@ -212,7 +212,7 @@ def cut_line(a: TransportHarness, b: TransportHarness) -> Iterator[TcpProxy]:
     line.close()
 
 
-def test_a_letter_under_way_is_sent_again_by_whatever_makes_the_next_connection() -> None:
+def test_a_message_in_flight_is_sent_again_by_whatever_makes_the_next_connection() -> None:
     with transports(2) as (a, b), cut_line(a, b) as line:
         b.transport.register_tag("w", (4 * CHUNK,))
         b.transport.register_tag("v", (1,))
@@ -251,13 +251,13 @@ def test_the_next_incarnation_is_heard_and_the_last_one_is_not_any_more() -> Non
         message = a.recv("w", 1)
         assert message.clock == 1 and message.tensors[0].tolist() == [0, 0]
         b.transport.send(0, "w", 10, (torch.ones(2),))
-        stranger = UnauthenticatedClient(a)
-        stranger.send(message_header(seq=7, clock=20), TWO)
+        client = UnauthenticatedClient(a)
+        client.send(message_header(seq=7, clock=20), TWO)
         a.until("rejected == 2")
         a.transport.send(1, "w", 0, (torch.full((2,), 5.0),))
         assert again.recv("w", 0).tensors[0].tolist() == [5, 5]
-        assert a.recv("w", 2).clock == 9, "others' letters are left alone"
-        stranger.close()
+        assert a.recv("w", 2).clock == 9, "others' messages are left alone"
+        client.close()
         again.event_loop.stop()
 
 
@@ -270,7 +270,7 @@ def test_a_wait_for_a_learner_ends_with_its_incarnation() -> None:
         assert a.transport.recv("w", 1, None) is None
 
 
-def test_late_and_lost_letters() -> None:
+def test_late_and_lost_messages() -> None:
     with transports(2, faults=Faults(late_share=1.0, late_seconds=0.3)) as (a, b):
         b.transport.register_tag("w", ())
         begin = time.monotonic()
@@ -288,7 +288,7 @@ def test_late_and_lost_letters() -> None:
         assert 0 < came < 40 and a.comm_stats.faults == {"lost": 40 - came} and a.comm_stats.lost == 40 - came
 
 
-def test_encrypted_mail_is_closed_to_those_without_the_key() -> None:
+def test_encrypted_transport_is_closed_to_those_without_the_key() -> None:
     key, other = (zmq.curve_keypair()[1].decode() for _ in range(2))
     with transports(2, key=key) as (a, b):
         a.transport.register_tag("large", (LARGE,))
@@ -296,16 +296,16 @@ def test_encrypted_mail_is_closed_to_those_without_the_key() -> None:
         assert (a.recv("large").tensors[0] == 1).all()
         a.transport.register_tag("w", (2,))
         strangers = [UnauthenticatedClient(a), UnauthenticatedClient(a, other)]
-        for stranger in strangers:
-            stranger.send(message_header(), TWO)
+        for client in strangers:
+            client.send(message_header(), TWO)
         b.transport.send(0, "w", 0, (torch.ones(2),))
         assert a.recv("w").clock == 0
         assert a.transport.recv("w", None, 0.2) is None and a.comm_stats.rejected >= 2
         friend = UnauthenticatedClient(a, key)
         friend.send(message_header(seq=9), TWO)
         assert a.recv("w").clock == 5
-        for stranger in (*strangers, friend):
-            stranger.close()
+        for client in (*strangers, friend):
+            client.close()
 
 
 def test_a_learner_whose_connection_breaks_for_good_is_lost_and_one_that_leaves_is_not() -> None:
@@ -322,7 +322,7 @@ def test_a_learner_whose_connection_breaks_for_good_is_lost_and_one_that_leaves_
     b.transport.send_goodbye(None)
     b.event_loop.stop()
     assert a.wait_monitor.wait_for(lambda: a.membership.left == [1], 30.0)
-    c.event_loop.stop()  # without a word
+    c.event_loop.stop()  # without a goodbye
     assert a.wait_monitor.wait_for(lambda: a.membership.live_ranks() == (0,), 30.0)
     while not a.lost:
         time.sleep(0.01)
@@ -343,7 +343,7 @@ def test_memory_is_lent_again_only_when_nobody_holds_it() -> None:
     assert address in seen
 
 
-def test_letters_of_many_lengths_share_memory() -> None:
+def test_messages_of_many_lengths_share_memory() -> None:
     buffers = BufferPool()
     addresses = set()
     for count in range(MIN_POOLED, 2 * MIN_POOLED, 997):

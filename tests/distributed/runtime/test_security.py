@@ -1,4 +1,4 @@
-"""Keys: how they are made and kept, and when a run needs one."""
+"""Key files: creation, protection, and when a run needs one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asr_am.distributed.runtime.security import KEYGEN_CMD, choose_key, make_key
 from asr_am.distributed.runtime.worker_process import free_port
 from asr_am.errors import InputError
 
-FAR = "192.0.2.1:29500"  # a documentation address: nobody's
+FAR = "192.0.2.1:29500"  # an address reserved for documentation
 NOTHING = [sys.executable, "-c", ""]
 
 
@@ -37,14 +37,14 @@ def test_the_documented_command_makes_a_file_that_only_its_owner_reads(tmp_path:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644, 0o610])
-def test_a_file_that_others_have_access_to_is_refused(key_file: Path, mode: int) -> None:
+def test_a_file_that_others_have_access_to_is_rejected(key_file: Path, mode: int) -> None:
     key_file.chmod(mode)
     with pytest.raises(InputError, match=rf"other users have access to it \(mode {mode:o}\): chmod 600 {key_file}"):
         read_key_file(key_file)
 
 
 @pytest.mark.parametrize("content", [b"", b"short\n", b"\xff" * 40, b" " * 40, b"a" * 41, b"a" * 40 + b"\nb\n"])
-def test_what_is_no_key_is_refused(key_file: Path, content: bytes) -> None:
+def test_what_is_no_key_is_rejected(key_file: Path, content: bytes) -> None:
     key_file.write_bytes(content)
     with pytest.raises(InputError, match=rf"key_file={key_file}: is not a key file: create a new one with python -m"):
         read_key_file(key_file)
@@ -96,7 +96,7 @@ def test_a_key_of_another_run_does_not_reach_the_learners(tmp_path: Path, monkey
 
 
 def test_two_keys_do_not_meet(tmp_path: Path) -> None:
-    """And the one that waits for the other is told why that may be."""
+    """The host that waits for the other says what may be wrong."""
     errors: dict[int, str] = {}
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
 

@@ -37,7 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_real_learners_are_virtual_ones(trained: Path, name: str) -> None:
-    """To the bit, but for means of more than two, which gloo adds in an order of its own."""
+    """Real and virtual learners have equal bits, except for means of more than two: gloo has its own order."""
     virtual = train(PROBLEM, STRATEGIES[name])
     for rank, found in enumerate(left(trained, name)):
         life = virtual[rank]

@@ -1,4 +1,4 @@
-"""`ProcessTeam` in real processes: what learners.py does, and what it leaves."""
+"""`ProcessTeam` in real processes: the scenarios of worker_scenarios.py."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def left(folder: Path) -> dict[str, dict[str, Any]]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
-def test_learners_in_step(tmp_path: Path) -> None:
+def test_learners_synchronous(tmp_path: Path) -> None:
     launch(command("synchronous", tmp_path), 3, synchronous=True, env=ENVIRONMENT, encrypt=True)
     found = left(tmp_path)
     assert list(found) == ["0.0", "1.0", "2.0"]
@@ -45,8 +45,8 @@ def test_learners_in_step(tmp_path: Path) -> None:
         assert comm_stats["idle_seconds"] > 0.05
 
 
-def test_learners_in_step_that_nobody_watches_notice_a_death_themselves(tmp_path: Path) -> None:
-    """As under torchrun, or Slurm."""
+def test_learners_synchronous_without_a_supervisor_notice_a_death_themselves(tmp_path: Path) -> None:
+    """Under torchrun or Slurm there is no supervisor."""
     port = str(free_port("127.0.0.1"))
     learners = []
     for rank in range(3):
@@ -67,7 +67,7 @@ def test_learners_in_step_that_nobody_watches_notice_a_death_themselves(tmp_path
         assert left(tmp_path)[f"{rank}.0"]["lost"] == 1
 
 
-def test_learners_on_mail_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_learners_on_messages_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     launch(command("coordinated", tmp_path), 3, synchronous=False, env=ENVIRONMENT, restart_after=0.1)
     found = left(tmp_path)
     assert list(found) == ["0.0", "1.1", "2.0"], "learner 1 was killed once"

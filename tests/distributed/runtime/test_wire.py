@@ -65,6 +65,6 @@ def test_an_offset_past_the_end_is_malformed() -> None:
 
 
 @pytest.mark.parametrize("tag", ["", "a" * 17, "grün", "a\n"])
-def test_a_tag_that_does_not_fit_is_refused_at_the_sender(tag: str) -> None:
+def test_a_tag_that_does_not_fit_is_rejected_at_the_sender(tag: str) -> None:
     with pytest.raises(ValueError, match="tag"):
         check_tag(tag)

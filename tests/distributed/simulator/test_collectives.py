@@ -43,7 +43,7 @@ def test_bytes_are_those_of_the_workload() -> None:
 
 
 def test_collectives_follow_each_other() -> None:
-    """Three buckets started at 0, 1 and 2 s by all are done one after the other."""
+    """Three buckets that all start at 0, 1 and 2 s are transferred one after the other."""
 
     def main(team: SimTeam) -> list[float]:
         works = []

@@ -36,7 +36,7 @@ def test_a_batch_takes_its_share_of_the_largest_batchs_time() -> None:
 
 
 def gradient_in_three_buckets(on_bucket: BucketHook | None) -> StepResult:
-    """6 elements in buckets of 2, told in an order that autograd might choose."""
+    """Returns a gradient of 6 elements in buckets of 2, announced in an order that autograd might choose."""
     if on_bucket is not None:
         for begin in (2, 4, 0):
             on_bucket(begin, begin + 2)
@@ -103,7 +103,7 @@ def test_jitter_has_mean_one_and_its_own_stream_per_learner() -> None:
     assert abs(np.corrcoef(a, b)[0, 1]) < 0.06
 
 
-def test_charges_are_queued_where_the_hardware_is_shared() -> None:
+def test_costs_are_queued_where_the_hardware_is_shared() -> None:
     def main(team: SimTeam) -> tuple[float, float]:
         team.simulate_cost("update", 20)  # 80 bytes at 40 bytes/s on each device
         updated = team.now()

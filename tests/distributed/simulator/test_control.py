@@ -54,7 +54,7 @@ def test_a_death_lets_the_others_go_on(arrived: bool) -> None:
 
 
 def work(team: SimTeam, batches: int = 8, seconds: float = 1.0) -> list[int]:
-    """Do a segment's batches as they are leased; returns the own ones."""
+    """Does a segment's batches as they are leased, and returns those of this learner."""
     leases = team.leases(segment(batches), synchronous=False)
     assert not leases.ahead
     own = []
@@ -76,11 +76,11 @@ def test_the_fast_do_more_and_nobody_leaves_before_all_is_done() -> None:
     def main(team: SimTeam) -> tuple[list[int], float]:
         return work(team), team.now()
 
-    # batches of 1, 2 and 3 s; of two learners that are free at once, the one with the longer batch went to bed first
+    # batches of 1, 2 and 3 s; of two learners that are free at once, the one with the longer batch began to wait first
     assert run(main, 3) == {0: ([0, 3, 5, 7], 6.0), 1: ([1, 4], 6.0), 2: ([2, 6], 6.0)}
 
 
-def test_in_step_leases_are_rounds() -> None:
+def test_synchronous_leases_are_rounds() -> None:
     def main(team: SimTeam) -> list[int | None]:
         leases = team.leases(segment(6), synchronous=True)
         assert isinstance(leases, RoundRobinLeases)
@@ -96,7 +96,7 @@ def test_in_step_leases_are_rounds() -> None:
 
 
 def test_leases_of_the_dead_come_back_also_at_the_very_end() -> None:
-    """Learner 2 takes the last batch and dies over it, when the others are waiting for the end."""
+    """Learner 2 dies over the last batch while the others wait for the end."""
 
     def main(team: SimTeam) -> tuple[list[int | None], float]:
         if team.rank == 2:

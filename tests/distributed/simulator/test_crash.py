@@ -14,7 +14,7 @@ def crash(at: float, restart_after: float | None = None, learner: int = 1) -> di
 
 
 def do(team: SimTeam, begin: int, batches: int = 8) -> tuple[tuple[int, int], ...]:
-    """One segment of batches of 1 s; all (owner, incarnation) that completed a batch."""
+    """Does one segment of batches of 1 s, and returns all (owner, incarnation) that completed a batch."""
     leases = team.leases(segment(batches, begin), synchronous=False)
     while (lease := leases.lease()) is not None:
         team.sleep(1.0)
@@ -65,9 +65,9 @@ def test_a_restarted_learner_takes_part_again() -> None:
     assert results == dict.fromkeys(range(3), (((0, 0), (1, 1), (2, 0)), (0, 1, 2), [0, 1, 2], 3.0))
 
 
-def test_meetings_do_not_wait_for_a_restarted_learner_before_it_has_opened_a_segment() -> None:
-    """All meet at the start and in the first segment. Learner 1 dies in the second one, which the others have done at
-    5 s, and is back when they have met twice in it.
+def test_barriers_do_not_wait_for_a_restarted_learner_before_it_has_opened_a_segment() -> None:
+    """All reach the barriers at the start and in the first segment. Learner 1 dies in the second one, which the others
+    finish at 5 s, and is back after their second barrier in it.
     """
 
     def main(team: SimTeam) -> list[object]:
@@ -86,10 +86,10 @@ def test_meetings_do_not_wait_for_a_restarted_learner_before_it_has_opened_a_seg
         return met
 
     all_three, two = [0, 1, 2], [0, 2]
-    meetings = [(two, 3.0, 4.0), (two, 3.0, 6.0), (all_three, 3.0, 10.5)]
+    barriers = [(two, 3.0, 4.0), (two, 3.0, 6.0), (all_three, 3.0, 10.5)]
     results = run(main, 3, faults=crash(1.5, restart_after=2.5))
-    assert results[0] == results[2] == [all_three, all_three, *meetings]
-    # what the others had met about is told to it: at the start, and in the second segment; then it is waited for
+    assert results[0] == results[2] == [all_three, all_three, *barriers]
+    # it gets the results of the barriers at the start and in the second segment, then the others wait for it
     assert results[1] == [all_three, (two, 3.0, 6.5), (two, 3.0, 8.5), (all_three, 3.0, 10.5)]
 
 
@@ -109,13 +109,13 @@ def test_a_restarted_learner_that_is_behind_is_told_so() -> None:
     assert "learner 1 asks for epoch 1 from batch 0" in results[1]
 
 
-def test_before_the_first_segment_everybody_is_waited_for() -> None:
+def test_before_the_first_segment_all_learners_are_waited_for() -> None:
     def main(team: SimTeam) -> tuple[list[int], float]:
         team.sleep(1.0 + team.rank)
         return list(team.gather(torch.zeros(1))), team.now()
 
     results = run(main, 3, faults=crash(1.5, restart_after=0.25))
-    # learner 1 died before it was there, and was not waited for; when it asks, it is told what the others agreed on
+    # learner 1 died before it was there, and was not waited for; when it asks, it gets what the others agreed on
     assert results == {0: ([0, 2], 3.0), 1: ([0, 2], 3.75), 2: ([0, 2], 3.0)}
 
 
@@ -123,7 +123,7 @@ def test_two_crashes_of_one_learner() -> None:
     faults = {
         "crashes": [
             {"learner": 1, "at": 1.5, "restart_after": 1.0},
-            {"learner": 1, "at": 1.75},  # it is dead already
+            {"learner": 1, "at": 1.75},  # already dead
             {"learner": 1, "at": 4.0, "restart_after": 1.0},
         ]
     }
@@ -146,7 +146,7 @@ def test_a_crash_after_the_end_is_none() -> None:
     assert cluster.run(main) == {0: 0, 1: 0} and not cluster.comm_stats[1].faults
 
 
-def test_nobody_starts_anew_when_the_others_are_done() -> None:
+def test_nobody_restarts_when_the_others_are_done() -> None:
     def main(team: SimTeam) -> int:
         team.sleep(3.0)
         return team.incarnation

@@ -1,4 +1,4 @@
-"""All-gathers, broadcasts, groups: what they do, which links they take, what they count. Two hosts of two learners."""
+"""All-gathers, broadcasts and groups: results, times and counted bytes, on two hosts of two learners."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LENGTHS = [5, 1, 0, 2]
 
 
 def leave(team: SimTeam) -> float:
-    """The time; the team stays together until all are done, as who leaves is as good as lost."""
+    """Returns the time. All learners stay until the last is done, because a learner that leaves counts as lost."""
     now = team.now()
     team.sleep(50.0 - now)
     return now
@@ -31,7 +31,7 @@ def gather(team: Group, rank: int) -> list[list[int]]:
 
 
 def test_a_ragged_gather_sends_each_one_s_bytes_to_each_other() -> None:
-    """Through a card go 24 bytes for each of two learners of the other host, 8 the other way."""
+    """Each NIC sends 24 bytes for each of two learners of the other host, and 8 the other way."""
 
     def main(team: SimTeam) -> tuple[list[list[int]], float]:
         team.sleep(float(team.rank))
@@ -110,7 +110,7 @@ def test_leaders_reduce_between_the_hosts_and_others_are_not_in_it() -> None:
 
 
 def test_rings_through_one_card_share_it() -> None:
-    """Two groups that span both hosts at once: the card, as slow as a ring here, does one after the other."""
+    """Two groups span both hosts at once: the NIC, as slow as a ring here, transfers one after the other."""
 
     def main(team: SimTeam) -> float:
         group = team.split([[0, 2], [1, 3]])
@@ -134,7 +134,7 @@ def test_only_members_compute_slower_meanwhile() -> None:
 
     ends = run(main)
     assert ends[1] == ends[3] == 3.0
-    assert ends[0] == ends[2] == 4.25 + (3.0 - 4.25 / 2)  # at half the speed while it is under way
+    assert ends[0] == ends[2] == 4.25 + (3.0 - 4.25 / 2)  # at half the speed while it is in flight
 
 
 def test_a_broadcast_from_the_middle() -> None:
@@ -176,7 +176,7 @@ def test_members_must_do_the_same_in_the_same_order() -> None:
         run(lambda team: team.start_all_gather(torch.zeros(3 + team.rank)).wait())
 
 
-def test_groups_that_make_no_sense_are_refused() -> None:
+def test_groups_that_make_no_sense_are_rejected() -> None:
     for groups in ([[0, 1], [1, 2]], [[0, 4]], [[1, 0]]):
         with pytest.raises(ValueError, match="groups"):
             run(lambda team, groups=groups: team.split(groups))

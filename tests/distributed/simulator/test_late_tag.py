@@ -1,4 +1,4 @@
-"""Letters of one tag that are late."""
+"""Faults that delay the messages of one tag."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asr_am.errors import InputError
 from tests.support.round_cluster import run
 
 
-def test_only_letters_of_the_tag_are_late() -> None:
+def test_only_messages_of_the_tag_are_late() -> None:
     def main(team: SimTeam) -> tuple[float, float] | None:
         for tag in ("weights", "push"):
             team.register_tag(tag, 1)

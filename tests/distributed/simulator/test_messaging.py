@@ -9,11 +9,11 @@ from asr_am.distributed.simulator import SimTeam
 from asr_am.distributed.team import Message
 from tests.support.round_cluster import cluster_of, run
 
-W = torch.ones(25)  # 100 bytes: 1 s through a network card, 0.1 s inside a host
+W = torch.ones(25)  # 100 bytes: 1 s through a NIC, 0.1 s inside a host
 
 
 def clocks(team: SimTeam, count: int, tag: str = "w", source: int | None = None) -> list[tuple[float, int, int]]:
-    """Times, sources and clocks of the next letters."""
+    """Returns times, sources and clocks of the next messages."""
     got = []
     for _ in range(count):
         message = team.recv(tag, source, timeout=50.0)
@@ -22,7 +22,7 @@ def clocks(team: SimTeam, count: int, tag: str = "w", source: int | None = None)
     return got
 
 
-def test_a_letter_is_a_copy_and_takes_the_links_time() -> None:
+def test_a_message_is_a_copy_and_takes_the_links_time() -> None:
     def main(team: SimTeam) -> object:
         team.register_tag("w", 25, 0)
         if team.rank == 0:
@@ -43,8 +43,8 @@ def test_a_letter_is_a_copy_and_takes_the_links_time() -> None:
     assert cluster.comm_stats[0].bytes_sent == {1: 100, 2: 100} and cluster.comm_stats[0].messages_sent == 2
 
 
-def test_letters_queue_at_their_hosts_cards() -> None:
-    """0 and 1 share a host and its outgoing card, 2 and 3 theirs; 4 and 5 receive on a third, 6 on a fourth."""
+def test_messages_queue_at_their_hosts_nics() -> None:
+    """0 and 1 share a host and its outgoing NIC, and so do 2 and 3. 4 and 5 receive on a third host, 6 on a fourth."""
 
     def main(team: SimTeam) -> list[tuple[float, int, int]]:
         team.register_tag("w", 25)
@@ -62,7 +62,7 @@ def test_letters_queue_at_their_hosts_cards() -> None:
     assert results[6][1] == (3.5, 3, 0)  # leaves after 2's, comes in after 1's
 
 
-def test_letters_of_different_hosts_do_not_wait_for_each_other() -> None:
+def test_messages_of_different_hosts_do_not_wait_for_each_other() -> None:
     def main(team: SimTeam) -> list[tuple[float, int, int]]:
         team.register_tag("w", 25)
         team.send((team.rank + 4) % 8, "w", 0, W)
@@ -72,7 +72,7 @@ def test_letters_of_different_hosts_do_not_wait_for_each_other() -> None:
     assert {got[0][0] for got in results.values()} == {1.5}
 
 
-def test_one_letter_at_a_time_and_the_latest_replaces_the_one_that_waits() -> None:
+def test_one_message_at_a_time_and_the_latest_replaces_the_one_that_waits() -> None:
     def main(team: SimTeam) -> object:
         team.register_tag("w", 25)
         team.register_tag("other", 25)
@@ -89,12 +89,12 @@ def test_one_letter_at_a_time_and_the_latest_replaces_the_one_that_waits() -> No
 
     cluster = cluster_of()
     results = cluster.run(main)
-    # 0 lies there since 1.5 s; collecting it sends 3, posted last; 1 and 2 were replaced
+    # 0 has arrived at 1.5 s; receiving it releases 3, the last one; 1 and 2 were overwritten
     assert results[2] == ([(10.0, 0, 0), (11.5, 0, 3), (61.5, -1, -1)], [(61.5, 0, 9)])
     assert cluster.comm_stats[0].overwritten == 2 and cluster.comm_stats[0].messages_sent == 3
 
 
-def test_letters_come_in_order_of_arrival_or_from_a_chosen_source() -> None:
+def test_messages_come_in_order_of_arrival_or_from_a_chosen_source() -> None:
     def main(team: SimTeam) -> object:
         team.register_tag("w", 25)
         if team.rank in (0, 2, 3):
@@ -118,7 +118,7 @@ def test_who_waits_for_nothing_waits_until_the_timeout() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(), (24,), (25, 1)], ids=str)
-def test_letters_that_were_not_accepted_are_refused_and_counted(lengths: tuple[int, ...]) -> None:
+def test_messages_that_were_not_accepted_are_rejected_and_counted(lengths: tuple[int, ...]) -> None:
     def main(team: SimTeam) -> object:
         team.register_tag("w", *lengths)
         if team.rank == 0:
@@ -134,7 +134,7 @@ def test_letters_that_were_not_accepted_are_refused_and_counted(lengths: tuple[i
     assert cluster.comm_stats[1].rejected == 3 and cluster.comm_stats[0].messages_sent == 3
 
 
-def test_late_and_lost_letters_are_counted_and_give_their_credit_back() -> None:
+def test_late_and_lost_messages_are_counted_and_give_their_credit_back() -> None:
     sent = 400
 
     def main(team: SimTeam) -> tuple[list[int], list[float]]:
@@ -188,8 +188,8 @@ def test_a_dead_source_is_not_waited_for() -> None:
     assert cluster.comm_stats[1].messages_sent == 0
 
 
-def test_mail_of_an_earlier_incarnation_is_refused() -> None:
-    """Learner 0 posts at 0 s and dies at 1 s; its letter to 2 is still under way when it is back."""
+def test_messages_of_an_earlier_incarnation_is_rejected() -> None:
+    """Learner 0 sends at 0 s and dies at 1 s. Its message to 2 is still in flight when it is back."""
 
     def main(team: SimTeam) -> object:
         team.register_tag("w", 25)
@@ -207,14 +207,14 @@ def test_mail_of_an_earlier_incarnation_is_refused() -> None:
     assert [comm_stats.rejected for comm_stats in cluster.comm_stats] == [0, 1, 1]
 
 
-def test_letters_to_an_earlier_incarnation_vanish() -> None:
+def test_messages_to_an_earlier_incarnation_vanish() -> None:
     def main(team: SimTeam) -> object:
         team.register_tag("w", 25)
         if team.rank == 2:
             team.sleep(2.0)
             return clocks(team, 2, source=0), clocks(team, 1, source=3)
         if team.rank == 0:
-            for clock in range(2):  # one under way, one that waits for its credit
+            for clock in range(2):  # one in flight, one that waits for its credit
                 team.send(2, "w", clock, W)
             team.sleep(4.0)
             team.send(2, "w", 2, W)

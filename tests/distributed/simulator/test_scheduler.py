@@ -114,7 +114,7 @@ def test_a_lock_is_left_by_an_error_and_refuses_its_holder() -> None:
     assert run(main, 1) == {0: "free again"}
 
 
-def test_who_gives_up_waiting_for_a_lock_does_not_get_it() -> None:
+def test_whoever_stops_waiting_for_a_lock_does_not_get_it() -> None:
     def main(team: SimTeam) -> float:
         lock = team.lock()
 
@@ -146,7 +146,7 @@ def test_events() -> None:
             for _ in range(2):
                 team.sleep(1.0)
                 event.set()
-                event.clear()  # who waits is woken all the same, as threading.Event does it
+                event.clear()  # a task that waits is woken nevertheless, as by threading.Event
 
         team.spawn(pulses, "pulses")
         told = event.wait(0.5), event.wait(2.0), team.now(), event.is_set()

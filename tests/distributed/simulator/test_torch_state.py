@@ -1,4 +1,4 @@
-"""What torch keeps per thread must be per task: each test here fails when the scheduler does not switch it."""
+"""State that torch keeps per thread must be per task: each test fails if the scheduler does not switch it."""
 
 from __future__ import annotations
 
