@@ -80,7 +80,7 @@ def test_a_subset_is_the_same_utterances_in_every_epoch(egs_dir: Path) -> None:
     plan = part.plan(3)
     frames = np.bincount(plan.utterance_N, plan.frames_N, minlength=8)
     assert all(frames[u] == egs.index.frames_U[u] for u in used[2])
-    with pytest.raises(InputError, match=r"train.subset=1e-09: is none"):
+    with pytest.raises(InputError, match=r"train.subset=1e-09: selects no utterance"):
         Loader(egs, 3, subset=1e-9)
     with pytest.raises(InputError, match="must be above 0"):
         replace(OPTIONS, subset=0.0)
