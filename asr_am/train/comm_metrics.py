@@ -22,17 +22,17 @@ class CommMetrics:
     Attributes:
         staleness: number of gradients by staleness, in updates.
         counts: further counts of the algorithm.
-        bytes_sent: bytes of all messages.
+        bytes_sent: bytes really sent.
         bytes_per_link: bytes by "from-to".
-        modelled_bytes: bytes that the model of a virtual cluster's workload would have sent.
+        modelled_bytes: bytes sent as the workload of a virtual cluster sizes them.
         waiting_seconds: idle seconds by rank.
-        pull_seconds: number of pulls from parameter servers by latency in seconds.
+        pull_seconds: number of weight shards pulled from parameter servers, by latency in seconds.
         letters: messages sent.
-        refused: messages and connections rejected.
-        lost: messages that never arrived.
-        superseded: messages overwritten by a newer one before they were read.
+        refused: messages, connections and packets rejected.
+        lost: messages dropped by fault injection.
+        superseded: messages replaced by a newer one before they left.
         restarts: restarts of learners.
-        faults_fired: number of injected faults by kind.
+        faults_fired: number of faults that took place, by kind.
         consensus_distance: root mean square over learners of |their weights - consensus|, now.
     """
 
