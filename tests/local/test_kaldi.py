@@ -289,7 +289,7 @@ def test_only_what_was_said_is_scored(corpus: Corpus) -> None:
 
 
 REFUSED = [
-    (append("text", "a0-0 NO\n"), r"text:31: a0-0 has another value than in .*text:1"),
+    (append("text", "a0-0 NO\n"), r"text:31: a0-0 has another value in .*text:1"),
     (append("wav.scp", "zoe\n"), r"wav.scp:31: no file for recording zoe"),
     (replace("wav.scp", "a0-0.wav", "cat x | sox - |"), r"wav.scp:1: .*--allow-pipes"),
     (append("utt2spk", "zoe a b\n"), r"utt2spk:31: not `utterance speaker`"),
@@ -299,7 +299,7 @@ REFUSED = [
             (corpus.train / "utt2spk").unlink(),
             (corpus.train / "spk2utt").write_text("a a0-0 a0-1\nb a0-1\n"),
         ),
-        "spk2utt:2: a0-1 is of a, too",
+        "spk2utt:2: a0-1 also has speaker a",
     ),
     (lambda corpus: (corpus.train / "text").write_bytes(b"a0-0 CAF\xe9\n"), "text:1: not UTF-8"),
     (lambda corpus: (corpus.train / "text").write_text("\n"), "text: is empty"),
