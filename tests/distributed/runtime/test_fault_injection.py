@@ -70,7 +70,7 @@ def test_computing_time_is_emulated_by_the_frames_of_a_batch(monkeypatch: pytest
     clock = Clock(monkeypatch, comm_stats)
     workload = Workload("w", seconds_per_batch={"P100": 60.0}, emulate=True)
     compute_emulator = ComputeEmulator(Faults(slow={0: 2.0}), workload, "P100", 0, comm_stats)
-    compute_emulator.full = 100.0
+    compute_emulator.max_frames = 100.0
     compute_emulator.apply(clock.gradient, clock.sleep)(clock.ready)
     assert clock.now == pytest.approx(101.0 + 2 * 60 / 2) and comm_stats.faults == {"slow": 1}
     assert clock.buckets == [(pytest.approx(1 + 20), 1), (pytest.approx(1 + 60), 2)]

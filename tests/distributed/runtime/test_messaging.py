@@ -182,9 +182,9 @@ def test_a_message_whose_chunks_do_not_fit_is_rejected_once() -> None:
         client.send(replace(first, seq=2), piece)
         client.send(replace(first, seq=2, offset=CHUNK, lengths=(LARGE, 1)), piece)
         a.until("rejected == 2")
-        for refused in (3, 4):  # learner 1's own messages have numbers that a client has used up
+        for rejected in (3, 4):  # learner 1's own messages have numbers that a client has used up
             b.transport.send(0, "w", 7, (torch.ones(LARGE),))
-            a.until(f"refused == {refused}")
+            a.until(f"rejected == {rejected}")
         b.transport.send(0, "w", 7, (torch.ones(LARGE),))
         assert a.recv("w").clock == 7 and a.comm_stats.rejected == 4, "refused, but never stuck"
         client.close()

@@ -66,7 +66,7 @@ def test_what_leaves_this_machine_is_encrypted_unless_asked(key_file: Path) -> N
     fresh = {choose_key(None, encrypt, loopback=False, one_start=True) for encrypt in (None, None, True)}
     assert len(fresh) == 3 and None not in fresh
     for encrypt, loopback in ((None, False), (True, True), (True, False)):
-        with pytest.raises(InputError, match=r"launcher\.key_file is missing; .* launcher\.encrypt=false"):
+        with pytest.raises(InputError, match=r"launcher\.key_file is missing: .* launcher\.encrypt=false"):
             choose_key(None, encrypt, loopback=loopback, one_start=False)
     with pytest.raises(InputError, match="give only one of them"):
         choose_key(str(key_file), False, loopback=True, one_start=True)
@@ -115,5 +115,5 @@ def test_two_keys_do_not_meet(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert "connections were refused: have all hosts the same key_file?" in errors[0]
-    assert "with the same key_file?" in errors[1]
+    assert "connections were rejected: give all hosts the same key_file" in errors[0]
+    assert "and the same key_file" in errors[1]
