@@ -108,8 +108,8 @@ class ControlPlane(Generic[V]):
         queue = self._queues.setdefault(segment_id, LeaseQueue(segment))
         if queue.segment != segment:
             raise RuntimeError(
-                f"learner {rank} disagrees about the segment at epoch {segment.epoch + 1}, batch {segment.begin}: check "
-                "that all learners have the same examples and options"
+                f"learner {rank} disagrees about the segment at epoch {segment.epoch + 1}, batch {segment.begin}: "
+                "check that all learners have the same examples and options"
             )
         joins, member.joined = not member.joined, True
         member.segment_id, member.barrier_no = segment_id, 0

@@ -95,7 +95,8 @@ def test_learners_that_disagree() -> None:
     assert "WORLD_SIZE=3" in str(second) or "ended before" in str(second)
     port = free_port("127.0.0.1")
     results = outcomes([who(0, 2, port), who(1, 2, port), who(1, 2, port)])
-    assert "RANK=1 was given to two processes: start each learner once, with a rank of its own" in [*results[1:]] and isinstance(results[0], dict)
+    assert any(str(result).startswith("RANK=1 was given to two processes") for result in results[1:])
+    assert isinstance(results[0], dict)
 
 
 @pytest.mark.parametrize(
