@@ -24,7 +24,8 @@ RUN = "recipes/minicts/run.sh"
 OWN_DATA = "recipes/kaldi/run.sh"
 TINY = [
     "corpus.hours=0.08", "corpus.speakers=8", "corpus.test_words=120", "train.threads=1",
-    "align.mono.iterations=12", "align.tri.iterations=12", "align.tri.leaves=150", "align.tri.gaussians=600",
+    "align.mono.iterations=6", "align.tri.iterations=6", "align.tri.realign=[3]", "align.tri.increase_until=4",
+    "align.tri.leaves=150", "align.tri.gaussians=600",
     "ivectors.gaussians=16", "ivectors.dim=8", "model.layers=1", "model.cells=32", "train.epochs=3",
     "train.checkpoint_every=10", "logger=none",
     "systems=[mono,sat,nnet]", "decode.search.beam=6", "decode.search.lattice_beam=3", "decode.lm_weights=[8,12]",
@@ -141,7 +142,7 @@ def test_killed_in_the_middle_of_stages_it_ends_with_the_same_errors(exp: Path, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--stage", "x"], "whole number"),
+        (["--stage", "x"], "non-negative integer"),
         (["--stage", "11"], "no stage 11"),
         (["--stage", "3", "--stop-stage", "2"], "comes before"),
         (["--nj", "0"], "at least 1"),
