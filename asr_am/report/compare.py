@@ -2,6 +2,10 @@
 
 RUN is the directory of a run, exp/<corpus>/train/<run>. Word error rates are read from exp/<corpus>/score. The output
 is DIR/COMPARE.md and the figures it shows.
+
+Differences are computed between runs with the same corpus, train.subset, features, alignment and examples, and between
+scores of the same test set. The rows are labelled with all other options that differ. At least two runs must have the
+same training data.
 """
 
 from __future__ import annotations
@@ -17,9 +21,10 @@ from pathlib import Path
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.report import tables
+from asr_am.report.comparisons import describe_sets
 from asr_am.report.plots import plot_heldout
 from asr_am.report.results import SystemScore, read_scores
-from asr_am.report.runs import TrainingRun, read_training_run
+from asr_am.report.runs import TrainingRun, group_runs, read_training_run
 from asr_am.report.strategies import strategy_sections
 from asr_am.score.cli import CommandLineParser
 
@@ -51,9 +56,11 @@ def compare(folders: Sequence[Path], out: Path, command: str) -> None:
         command: command line that reproduces the comparison, printed for the reader.
 
     Raises:
-        InputError: a folder has no finished epoch or a malformed summary.json.
+        InputError: a folder is missing, has no finished epoch or a malformed file, or no two runs have the same
+            training data.
     """
     runs = _with_unique_names([read_training_run(folder) for folder in _once(folders)])
+    _check_comparable(runs)
     corpora = list(dict.fromkeys(run.config.corpus for run in runs))
     out.mkdir(parents=True, exist_ok=True)
     plot_heldout(runs, ", ".join(corpora), out / "heldout.png")
@@ -86,6 +93,16 @@ def _with_unique_names(runs: Sequence[TrainingRun]) -> list[TrainingRun]:
     """Names runs of equal name by their paths."""
     names = [run.name for run in runs]
     return [run if names.count(run.name) == 1 else replace(run, name=str(run.folder)) for run in runs]
+
+
+def _check_comparable(runs: Sequence[TrainingRun]) -> None:
+    """Raises InputError if no two of several runs have the same training data."""
+    groups = group_runs(runs)
+    kinds = [(group.config.corpus, group.config.data) for group in groups]
+    if len(groups) > 1 and len(set(kinds)) == len(kinds):
+        raise InputError(
+            f"no two runs have the same training data: {'; '.join(describe_sets(groups))}; give runs with equal values"
+        )
 
 
 def _scores(runs: Sequence[TrainingRun]) -> list[SystemScore]:

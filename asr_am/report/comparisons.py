@@ -1,17 +1,19 @@
 """Significance tests between systems, and the selection of training runs that may be compared.
 
-Systems are compared in pairs, each with all its seeds. Accuracy is compared between runs with the same data and number
-of epochs (equal `ACCURACY` fields). Their optimizers may differ, because each strategy has its own best one. Speed is
-compared between runs timed alike (equal `SPEED` fields): the same clock, cluster, workload and total batch.
+Systems are compared in pairs, each with all its seeds. Accuracy is compared between runs with the same training data,
+batch and number of epochs (equal `ACCURACY` fields). Their optimizers and other options may differ, because each
+strategy has its own best ones: the labels of the rows show what differs. Speed is compared between runs timed alike
+(equal `SPEED` and `TIMED` fields): the same training data, clock, cluster, workload and total batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asr_am.errors import InputError
 from asr_am.report.results import GMM_SYSTEMS, Family, mean
+from asr_am.report.run_settings import describe_data
 from asr_am.report.runs import RunGroup
 from asr_am.score.significance import Comparison, paired_bootstrap
 
@@ -25,11 +27,59 @@ class Versus:
     outcome: Comparison
 
 
+MIN_WORDS, MIN_SEEDS = 5000, 2
+VERDICT_RULE = (
+    f"Verdict: by the 95 % interval, if the test set has at least {MIN_WORDS:,} words and there are at least "
+    f"{MIN_SEEDS} seeds of each system that has seeds (a GMM has none)."
+)
+
+
+def verdict(pair: Versus) -> str:
+    """Returns the verdict on the system against its baseline.
+
+    A verdict needs a test set of at least 5,000 words, and at least two seeds of each system. A GMM is trained without
+    a seed and counts as it is. Where this holds, the system is "better" or "worse" if the 95 % interval of the
+    difference excludes zero, else "not significant". Where it does not, the reason is returned: "too few words (773)",
+    "one seed", or both.
+    """
+    scores = [*pair.baseline.scores, *pair.system.scores]
+    words = min(sum(words for _, words in score.segments.values()) for score in scores)
+    seeds = [{score.seed for score in family.scores} for family in (pair.baseline, pair.system)]
+    reasons = [f"too few words ({words:,})"] if words < MIN_WORDS else []
+    reasons += ["one seed"] if any(each != {None} and len(each) < MIN_SEEDS for each in seeds) else []
+    if reasons:
+        return ", ".join(reasons)
+    if not pair.outcome.significant:
+        return "not significant"
+    return "better" if pair.outcome.difference.value < 0 else "worse"
+
+
+def shared_seeds(system: Family, baseline: Family) -> tuple[Family, Family] | None:
+    """Restricts both families to the seeds they share. Returns None if there are none."""
+    seeds = {score.seed for score in system.scores} & {score.seed for score in baseline.scores}
+    if not seeds:
+        return None
+    own, other = (
+        replace(each, scores=[score for score in each.scores if score.seed in seeds]) for each in (system, baseline)
+    )
+    return own, other
+
+
+def same_test_set(system: Family, baseline: Family) -> bool:
+    """Returns True if all scores are of the same segments, and of the same reference where it is recorded."""
+    scores = [*system.scores, *baseline.scores]
+    references = {score.reference for score in scores if score.reference is not None}
+    return len(references) < 2 and len({frozenset(score.segments) for score in scores}) == 1
+
+
 def against_gmm(families: Sequence[Family]) -> list[Versus]:
-    """Compares each hybrid system with the last GMM of `families` that has the same LM, if there is one."""
+    """Compares each hybrid system with the last GMM of `families` that has the same LM, if there is one.
+
+    Leaves out systems that were trained on other data than the GMMs.
+    """
     baselines = {family.lm: family for family in families if family.system in GMM_SYSTEMS}
     hybrids = [family for family in families if family.system not in GMM_SYSTEMS and family.lm in baselines]
-    return [compare(hybrid, baselines[hybrid.lm]) for hybrid in hybrids]
+    return [compare(hybrid, baselines[hybrid.lm]) for hybrid in hybrids if not hybrid.other_data]
 
 
 def compare(system: Family, baseline: Family) -> Versus:
@@ -54,10 +104,12 @@ def _per_segment(family: Family, names: Sequence[str]) -> tuple[list[int], list[
     return errors, [sum(score.segments[name][1] for score in family.scores) for name in names]
 
 
-ACCURACY = ("corpus", "model", "epochs", "batch")
+ACCURACY = ("corpus", "model", "epochs", "batch", "data")
 SPEED = ("corpus", "model", "batch", "clock", "cluster", "workload")
+TIMED = ("data", "hardware", "computation")
 BUT_BATCH = (
-    "corpus", "model", "optimizer", "epochs", "strategy", "learners", "clock", "cluster", "workload", "faults",
+    "corpus", "model", "optimizer", "epochs", "strategy", "learners", "clock", "cluster", "workload", "faults", "data",
+    "hardware",
 )  # fmt: skip
 
 
@@ -85,6 +137,31 @@ def by_strategy(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
     return [part for part in parts if len(part) > 1 and any(group.config.learners > 1 for group in part)]
 
 
+def describe_sets(groups: Sequence[RunGroup]) -> list[str]:
+    """Lists the training data of the groups and the runs on each: "train.subset=0.1 (a-s1, a-s2)"."""
+    corpora = {group.config.corpus for group in groups}
+    listed = []
+    for part in partition(groups, ("corpus", "data")):
+        config = part[0].config
+        alike = [group.config.data for group in groups if group.config.corpus == config.corpus]
+        words = [f"corpus {config.corpus}"] if len(corpora) > 1 else []
+        words += [text] if (text := describe_data(alike)[config.data]) else []
+        listed.append(f"{', '.join(words)} ({', '.join(run.name for group in part for run in group.runs)})")
+    return listed
+
+
+def unlike(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
+    """Returns, for each corpus, the groups that only their training data keep from being compared."""
+    found: dict[int, RunGroup] = {}
+    for fields in (ACCURACY, BUT_BATCH, (*SPEED, *TIMED)):
+        for part in partition(groups, [field for field in fields if field != "data"]):
+            other_batches = fields is BUT_BATCH and len({group.config.batch for group in part}) > 1
+            several = fields is not BUT_BATCH and any(group.config.learners > 1 for group in part)
+            if len({group.config.data for group in part}) > 1 and (several or other_batches):
+                found |= {id(group): group for group in part}
+    return partition(list(found.values()), ("corpus",))
+
+
 def widest(groups: Sequence[RunGroup]) -> list[RunGroup]:
     """Returns each strategy at its largest number of learners, without faults unless all groups have faults."""
     shown = [group for group in groups if not group.config.faults] or groups
@@ -95,7 +172,10 @@ def widest(groups: Sequence[RunGroup]) -> list[RunGroup]:
 
 
 def by_batch(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
-    """Returns sets of groups that differ only in batch size, smallest first, restricted to the seeds they share."""
+    """Returns sets of groups that differ in batch size, smallest first, restricted to the seeds they share.
+
+    Their learning rates and other options of training and model may differ, which their labels have to show.
+    """
     sets = []
     for part in partition([group for group in groups if not group.config.faults], BUT_BATCH):
         seeds = sorted(set.intersection(*(set(group.seeds) for group in part)))
@@ -145,7 +225,7 @@ class Speeds:
 def speeds(groups: Sequence[RunGroup]) -> list[Speeds]:
     """Returns every set of groups timed alike that has at least one group of several learners."""
     sets = []
-    for part in partition(groups, SPEED):
+    for part in partition(groups, (*SPEED, *TIMED)):
         if any(group.config.learners > 1 for group in part):
             part = sorted(part, key=_distribution)
             seconds = _epoch_seconds(part)

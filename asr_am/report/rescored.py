@@ -10,7 +10,7 @@ from pathlib import Path
 
 from asr_am.errors import InputError
 from asr_am.report import tables
-from asr_am.report.comparisons import Versus, compare
+from asr_am.report.comparisons import VERDICT_RULE, Versus, compare, shared_seeds, verdict
 from asr_am.report.results import Family, explain, read_json
 
 MODELS = ("ngram", "lstm", "mixture")
@@ -50,7 +50,7 @@ def rescored_sections(corpus_dir: Path, families: Sequence[Family]) -> list[str]
             ["LM", "weight", *(f"{subset}: {model}" for subset in SETS for model in ("n-gram", "recurrent", "both"))],
             [_perplexity_row(lm) for lm in lms.values()],
         ),
-        "Against the n-gram alone, paired bootstrap over segments; WER in percent absolute.",
+        "Against the n-gram alone, paired bootstrap over segments; WER in percent absolute. " + VERDICT_RULE,
         tables.markdown(
             ["system", "LM", "against", "difference [95 %]", "verdict"], map(_row, against_ngram(families, rescored))
         ),
@@ -58,10 +58,11 @@ def rescored_sections(corpus_dir: Path, families: Sequence[Family]) -> list[str]
 
 
 def against_ngram(families: Sequence[Family], rescored: Sequence[Family]) -> list[Versus]:
-    """Compares each rescored system with the same system under the n-gram LM alone, if that is scored."""
+    """Compares each rescored system with the same system under the n-gram LM alone, over the seeds scored with both."""
     plain = {(family.system, family.lm): family for family in families}
     pairs = [(family, plain.get((family.system, family.lm.rpartition("+")[0]))) for family in rescored]
-    return [compare(family, baseline) for family, baseline in pairs if baseline is not None]
+    shared = [shared_seeds(family, baseline) for family, baseline in pairs if baseline is not None]
+    return [compare(*pair) for pair in shared if pair is not None]
 
 
 def _record(corpus_dir: Path, family: Family) -> Path:
@@ -85,4 +86,4 @@ def _perplexity_row(lm: RescoredLm) -> list[str]:
 
 def _row(pair: Versus) -> list[str]:
     change = tables.signed_interval(pair.outcome.difference)
-    return [pair.system.system, pair.system.lm, pair.baseline.lm, change, tables.verdict(pair.outcome)]
+    return [pair.system.system, pair.system.lm, pair.baseline.lm, change, verdict(pair)]

@@ -68,11 +68,16 @@ class SystemScore:
 
 @dataclass(frozen=True)
 class Family:
-    """Scores of one system with one LM over all its seeds."""
+    """Scores of one system with one LM over all its seeds.
+
+    Attributes:
+        other_data: options by which its training data differ from those of the GMMs, "" if they are equal or unknown.
+    """
 
     system: str
     lm: str
     scores: Sequence[SystemScore]
+    other_data: str = ""
 
     def wer(self, subset: str) -> float:
         """Returns the mean WER over seeds in percent."""
@@ -154,11 +159,16 @@ def read_scores(corpus_dir: Path) -> list[SystemScore]:
     return sorted(scores, key=lambda score: (*_rank(score.family), score.seed or 0, score.lm))
 
 
-def group_by_seed(scores: Sequence[SystemScore]) -> list[Family]:
-    """Groups scores that differ only by seed, in the order of `scores`."""
+def group_by_seed(scores: Sequence[SystemScore], names: Mapping[str, str] | None = None) -> list[Family]:
+    """Groups scores that differ only by seed, in the order of `scores`.
+
+    Args:
+        scores: scores of several systems and LMs.
+        names: system to its name without the seed, for systems whose name alone does not tell.
+    """
     groups: dict[tuple[str, str], list[SystemScore]] = {}
     for score in scores:
-        groups.setdefault((score.family, score.lm), []).append(score)
+        groups.setdefault(((names or {}).get(score.system, score.family), score.lm), []).append(score)
     return [Family(system, lm, members) for (system, lm), members in groups.items()]
 
 

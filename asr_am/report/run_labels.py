@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from asr_am.report.run_settings import describe, describe_data, differing
 from asr_am.report.runs import RunConfig, RunGroup
 
 SHARED = ("strategy", "learners", "model", "optimizer", "batch", "epochs", "clock", "cluster", "workload")
@@ -25,13 +26,49 @@ def phrase(config: RunConfig, field: str) -> str:
     return value if field in ("corpus", "strategy", "model", "optimizer") else f"{field} {value}"
 
 
-def labels(groups: Sequence[RunGroup], fields: Sequence[str]) -> list[str]:
-    """Labels each group by the values of `fields`, plus the first further fields that tell equal labels apart."""
+def labels(groups: Sequence[RunGroup], fields: Sequence[str], complete: bool = False) -> list[str]:
+    """Labels each group by the values of `fields`, plus the first further fields that tell equal labels apart.
+
+    Args:
+        groups: rows of one table.
+        fields: fields of RunConfig.
+        complete: add everything else that differs between the groups and may change the accuracy.
+    """
     texts = [", ".join(phrase(group.config, field) for field in fields) for group in groups]
+    if complete:
+        differences = _differences(groups, fields)
+        texts = [", ".join([text, *differs]) for text, differs in zip(texts, differences, strict=True)]
     for field in ("faults", *SHARED, "launcher"):
         if field not in fields:
             texts = _disambiguate(texts, [phrase(group.config, field) for group in groups])
+        if field == "faults" and complete:
+            texts = [
+                f"{text}, {group.config.faults}" if group.config.faults not in text else text
+                for text, group in zip(texts, groups, strict=True)
+            ]
     return _disambiguate(texts, [group.name for group in groups])
+
+
+def _differences(groups: Sequence[RunGroup], fields: Sequence[str]) -> list[list[str]]:
+    """Lists the options of each group that differ between the groups.
+
+    Clock, cluster and workload count between groups of several learners: they do not change what a single one learns.
+    """
+    methods = differing([group.config.method for group in groups])
+    several = [group for group in groups if group.config.learners > 1]
+    shown = [field for field in ("clock", "cluster", "workload") if field not in fields]
+    shown = [field for field in shown if len({getattr(group.config, field) for group in several}) > 1]
+    lists = []
+    for group in groups:
+        config = group.config
+        words = describe(config.method, methods)
+        if group in several:
+            words += [phrase(config, field) for field in shown]
+            alike = [other.config for other in several
+                     if (other.config.cluster, other.config.workload) == (config.cluster, config.workload)]  # fmt: skip
+            words += describe(config.hardware, differing([other.hardware for other in alike]))
+        lists.append(words)
+    return lists
 
 
 def _disambiguate(texts: Sequence[str], further: Sequence[str]) -> list[str]:
@@ -40,6 +77,21 @@ def _disambiguate(texts: Sequence[str], further: Sequence[str]) -> list[str]:
     for text, more in zip(texts, further, strict=True):
         kinds.setdefault(text, set()).add(more)
     return [f"{text}, {more}" if len(kinds[text]) > 1 else text for text, more in zip(texts, further, strict=True)]
+
+
+def system_names(groups: Sequence[RunGroup]) -> dict[str, str]:
+    """Names the system of each run: the name without the seed and, if groups of that name differ, how they do."""
+    fields = (*SHARED, "rate", "launcher", "faults")
+    names: dict[str, str] = {}
+    for group in groups:
+        alike = [other for other in groups if other.name == group.name]
+        differ = [field for field in fields if len({getattr(other.config, field) for other in alike}) > 1]
+        words = [phrase(group.config, field) for field in differ]
+        words += [text] if (text := describe_data([other.config.data for other in alike])[group.config.data]) else []
+        words += describe(group.config.method, differing([other.config.method for other in alike]))
+        words += describe(group.config.hardware, differing([other.config.hardware for other in alike]))
+        names |= {run.name: ", ".join([group.name, *words]) for run in group.runs}
+    return names
 
 
 def shared(groups: Sequence[RunGroup], without: Sequence[str] = ()) -> str:

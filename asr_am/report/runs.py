@@ -1,4 +1,4 @@
-"""Training runs read from their summary.json, and groups of runs that differ only by seed. E: epochs."""
+"""Training runs read from their files, and groups of runs that differ only by seed. E: epochs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from asr_am.distributed.cluster_config import Faults
 from asr_am.errors import InputError
 from asr_am.report.formatting import describe_faults
 from asr_am.report.results import corpus_of, explain, folders, mean, read_json, without_seed
+from asr_am.report.run_settings import RunSettings, Settings, read_settings
 
 log = logging.getLogger(__name__)
 Value = TypeVar("Value")
@@ -24,6 +25,8 @@ Value = TypeVar("Value")
 class RunConfig:
     """Configuration of a run without its seed. None for a field that an older record lacks.
 
+    Equal configurations mean that runs differ only by seed, in everything that changes a result.
+
     Attributes:
         batch: chunks of all learners together.
         strategy: name. `group_runs` appends the options in which runs with the same strategy differ.
@@ -31,6 +34,9 @@ class RunConfig:
         options: all options of the strategy.
         faults: description, "" for none.
         slow: (learner, factor) of the slowed learners.
+        data: options that decide what the run was trained on.
+        method: options of model, training and schedule without an own field here.
+        hardware: options of the modelled cluster and workload without an own field here.
     """
 
     corpus: str
@@ -48,11 +54,23 @@ class RunConfig:
     options: tuple[tuple[str, str], ...]
     faults: str
     slow: tuple[tuple[int, float], ...]
+    data: Settings = ()
+    method: Settings = ()
+    hardware: Settings = ()
+
+    @property
+    def computation(self) -> Settings:
+        """Options that change the time of a batch, empty if this time is that of a modelled workload."""
+        if self.clock == "virtual" and self.workload != "self":
+            return ()
+        timed = ("train.precision", "train.accumulation")
+        return tuple((option, value) for option, value in self.method
+                     if option in timed or (option.startswith("model.") and option != "model.dropout"))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """Record train/<run>/summary.json, totals of the whole run over all learners. None or empty if unknown.
+    """Records of train/<run>, totals of the whole run over all learners. None or empty if unknown.
 
     Attributes:
         loss_E: held-out loss, nats per frame.
@@ -180,17 +198,22 @@ def read_training_runs(corpus_dir: Path) -> list[TrainingRun]:
 
 
 def read_training_run(folder: Path) -> TrainingRun:
-    """Reads train/<run>/summary.json. Keys that older records lack may be missing.
+    """Reads summary.json, config.yaml and .done of train/<run>. Keys that older records lack may be missing.
 
     Raises:
-        InputError: summary.json is missing or malformed.
+        InputError: the directory or its summary.json is missing, or a file is malformed.
     """
     path = folder / "summary.json"
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such directory; give that of a run, exp/<corpus>/train/<run>")
+    if not path.exists():
+        raise InputError(f"{folder}: has no summary.json; give a run of stage 6 (train) that has finished an epoch")
     summary = read_json(path)
     try:
         run = _run(folder, summary)
     except (AttributeError, InputError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise InputError(f"{path}: {explain(error)}; run stage 6 (train) again") from error
+    run = replace(run, config=_with_settings(run.config, read_settings(folder, run.seed), summary))
     losses, rates = len(run.loss_E), len(run.frame_error_E)
     if losses == 0 or losses != rates:
         raise InputError(f"{path}: {losses} held-out losses and {rates} frame error rates; train again")
@@ -242,6 +265,18 @@ def _run_config(folder: Path, summary: Mapping[str, Any]) -> RunConfig:
         faults=describe_faults(faults),
         slow=tuple(sorted((learner, factor) for learner, factor in faults.slow.items() if factor != 1)),
     )
+
+
+def _with_settings(config: RunConfig, settings: RunSettings, summary: Mapping[str, Any]) -> RunConfig:
+    """Adds the settings. Leaves out those that summary.json has."""
+    recorded = {
+        "train.optimizer.kind": "optimizer",
+        "train.optimizer.momentum": "momentum",
+        "schedule.base": "schedule",
+    }
+    method = tuple(pair for pair in settings.method if summary.get(recorded.get(pair[0], "")) is None)
+    options = config.options or settings.strategy
+    return replace(config, options=options, data=settings.data, method=method, hardware=settings.hardware)
 
 
 def _optimizer(summary: Mapping[str, Any]) -> str | None:

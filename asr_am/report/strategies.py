@@ -11,18 +11,22 @@ from asr_am.report import run_labels
 from asr_am.report import strategy_tables as tables
 from asr_am.report.comparisons import (
     SPEED,
+    VERDICT_RULE,
     Speeds,
     by_batch,
     by_strategy,
+    describe_sets,
     partition,
     single_learner,
     speeds,
     strategies,
+    unlike,
     widest,
 )
 from asr_am.report.plot_style import Style, save
 from asr_am.report.psp_plots import draw_error, draw_pulls, draw_staleness
 from asr_am.report.results import SystemScore
+from asr_am.report.run_settings import describe, describe_data, differing
 from asr_am.report.runs import RunGroup, TrainingRun, group_runs
 from asr_am.report.strategy_plots import describe_reference, draw_batches, draw_loss, draw_speedup
 
@@ -61,33 +65,68 @@ def strategy_sections(runs: Sequence[TrainingRun], scores: Sequence[SystemScore]
         Sections, empty if there is nothing to compare.
     """
     groups, figures = group_runs(runs), FigureWriter(folder, link)
-    order = strategies(groups)
+    order, apart = strategies(groups), unlike(groups)
     sections = []
     for part in by_strategy(groups):
-        sections += _accuracy(part, scores, order, figures)
+        sections += _accuracy(part, scores, order, figures, _data(part, apart))
     for part in by_batch(groups):
-        sections += _batches(part, figures)
+        sections += _batches(part, figures, _data(part, apart))
     for timed_alike in speeds(groups):
-        sections += _speed(timed_alike, order, figures)
-    return ["## Strategies", *sections] if sections else []
+        further = [*_data(timed_alike.groups, apart), *_timing(timed_alike, groups)]
+        sections += _speed(timed_alike, order, figures, further)
+    notes = [
+        f"Not compared with each other, because their training data differ: {'; '.join(describe_sets(part))}. To "
+        "compare them, train with equal values of these options."
+        for part in apart
+    ]
+    return ["## Strategies", *notes, *sections] if sections else []
+
+
+def _data(part: Sequence[RunGroup], apart: Sequence[Sequence[RunGroup]]) -> list[str]:
+    """Describes the training data of a part, if they keep it from being compared with others."""
+    config = part[0].config
+    data = [group.config.data for groups in apart for group in groups if group.config.corpus == config.corpus]
+    text = describe_data(data).get(config.data)
+    return [text] if text else []
+
+
+def _timing(part: Speeds, groups: Sequence[RunGroup]) -> list[str]:
+    """Describes what else was not timed alike in groups with the same values of `SPEED`."""
+    config = part.groups[0].config
+    alike = [group.config for group in groups
+             if all(getattr(group.config, field) == getattr(config, field) for field in SPEED)]  # fmt: skip
+    hardware = describe(config.hardware, differing([other.hardware for other in alike]))
+    return hardware + describe(config.computation, differing([other.computation for other in alike]))
 
 
 def _accuracy(
-    groups: Sequence[RunGroup], scores: Sequence[SystemScore], order: Sequence[str], figures: FigureWriter
+    groups: Sequence[RunGroup],
+    scores: Sequence[SystemScore],
+    order: Sequence[str],
+    figures: FigureWriter,
+    data: Sequence[str],
 ) -> list[str]:
-    """Returns figure 5a and table 2. Runs of one epoch are shown only next to a single learner's."""
+    """Returns figure 5a and table 2. Runs of one epoch are shown only next to a single learner's.
+
+    Args:
+        groups: runs with comparable accuracy.
+        scores: word error rates.
+        order: strategies in the order of their colours.
+        figures: where to save figures.
+        data: words for the heading on the training data.
+    """
     config, baseline = groups[0].config, single_learner(groups)
     differ = [field for field in ("optimizer", "rate") if len({getattr(group.config, field) for group in groups}) > 1]
     fields = ("strategy", "learners", *differ)
     sections = [
-        f"### By strategy: {_heading(groups, ('corpus', 'model', 'optimizer', 'batch', 'epochs'))}",
+        f"### By strategy: {_heading(groups, ('corpus', 'model', 'optimizer', 'batch', 'epochs'), data)}",
         f"All: {run_labels.shared(groups)}.",
     ]
     drawn = [group for group in widest(groups) if len(group.mean_loss_E()) > 1]
     if len(drawn) < 2 and baseline is None:
         return []
     if len(drawn) > 1:
-        styles, labels = _styles(drawn, order), run_labels.labels(drawn, fields)
+        styles, labels = _styles(drawn, order), run_labels.labels(drawn, fields, complete=True)
         figure = draw_loss(drawn, labels, styles, f"{config.corpus}: held-out loss by strategy")
         name = f"loss-by-strategy-b{config.batch}"
         sections.append(figures.add(figure, name, "Held-out loss by strategy"))
@@ -97,7 +136,7 @@ def _accuracy(
     title = "staleness and loss by number of learners"
     if by_learners := draw_staleness(groups, order, f"{config.corpus}: {title}"):
         sections.append(figures.add(by_learners, f"staleness-b{config.batch}", title.capitalize()))
-    labels = run_labels.labels(groups, fields)
+    labels = run_labels.labels(groups, fields, complete=True)
     against = "no run of a single learner to compare with"
     if baseline is not None:
         against = f"differences from {labels[groups.index(baseline)]} ({baseline.name}), over the seeds that both have"
@@ -107,7 +146,7 @@ def _accuracy(
     ]
     if rates := tables.accuracy(groups, labels, baseline, scores):
         note = "WER in percent, mean over seeds; differences absolute, that of the whole test set by paired bootstrap."
-        sections += [note, rates]
+        sections += [f"{note} {VERDICT_RULE}", rates]
     return sections
 
 
@@ -117,15 +156,16 @@ def _styles(groups: Sequence[RunGroup], order: Sequence[str]) -> list[Style]:
     return [Style.of(kind, kinds[:nth].count(kind)) for nth, kind in enumerate(kinds)]
 
 
-def _batches(groups: Sequence[RunGroup], figures: FigureWriter) -> list[str]:
+def _batches(groups: Sequence[RunGroup], figures: FigureWriter, data: Sequence[str]) -> list[str]:
     """Returns figure 2b and its table."""
     config = groups[0].config
-    labels = run_labels.labels(groups, ("batch",))
+    differ = [field for field in ("rate",) if len({getattr(group.config, field) for group in groups}) > 1]
+    labels = run_labels.labels(groups, ("batch", *differ), complete=True)
     styles = [Style.of(nth) for nth in range(len(groups))]
     figure = draw_loss(groups, labels, styles, f"{config.corpus}: held-out loss by batch size (chunks)")
     name = f"loss-by-batch-{config.strategy}-{config.learners}"
     return [
-        f"### By batch size: {_heading(groups, ('corpus', 'strategy', 'learners', 'model', 'optimizer'))}",
+        f"### By batch size: {_heading(groups, ('corpus', 'strategy', 'learners', 'model', 'optimizer'), data)}",
         f"All: {run_labels.shared(groups)}.",
         figures.add(figure, name, "Held-out loss by batch size"),
         "Held-out loss in nats per frame, mean over seeds; differences from the smallest batch.",
@@ -133,12 +173,12 @@ def _batches(groups: Sequence[RunGroup], figures: FigureWriter) -> list[str]:
     ]
 
 
-def _speed(part: Speeds, order: Sequence[str], figures: FigureWriter) -> list[str]:
+def _speed(part: Speeds, order: Sequence[str], figures: FigureWriter, further: Sequence[str]) -> list[str]:
     """Returns figure 5b, tables 1 and 3, and figure 6 for each number of learners."""
     config = part.groups[0].config
     place = f"{config.cluster or config.clock}-b{config.batch}"
     several = [group for group in part.groups if group.config.learners > 1]
-    sections = [f"### Speed: {_heading(part.groups, SPEED)}"]
+    sections = [f"### Speed: {_heading(part.groups, SPEED, further)}"]
     if figure := draw_speedup(part, order, f"{config.corpus}: speed-up by number of learners"):
         sections.append(figures.add(figure, f"speedup-{place}", "Speed-up by number of learners"))
     sections.append(f"Speed-up against {describe_reference(part)}.")
@@ -164,8 +204,9 @@ def _speed(part: Speeds, order: Sequence[str], figures: FigureWriter) -> list[st
     return sections
 
 
-def _heading(groups: Sequence[RunGroup], fields: Sequence[str]) -> str:
-    """Lists the known values of `fields` that all groups have in common."""
+def _heading(groups: Sequence[RunGroup], fields: Sequence[str], further: Sequence[str]) -> str:
+    """Lists the known values of `fields` that all groups have in common, and `further` words."""
     config = groups[0].config
     common = [field for field in fields if len({getattr(group.config, field) for group in groups}) == 1]
-    return ", ".join(run_labels.phrase(config, field) for field in common if getattr(config, field) is not None)
+    words = [run_labels.phrase(config, field) for field in common if getattr(config, field) is not None]
+    return ", ".join([*words, *further])

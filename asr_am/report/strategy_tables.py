@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from asr_am.report import formatting
-from asr_am.report.comparisons import Speeds, Timed, compare, fault_kinds, strategies
+from asr_am.report.comparisons import (
+    Speeds,
+    Timed,
+    compare,
+    fault_kinds,
+    same_test_set,
+    shared_seeds,
+    strategies,
+    verdict,
+)
 from asr_am.report.results import Family, SystemScore, corpus_of
 from asr_am.report.runs import RunGroup, TrainingRun
-from asr_am.report.tables import markdown, signed_interval, verdict
+from asr_am.report.tables import markdown, signed_interval
 
 
 def measured(groups: Sequence[RunGroup], labels: Sequence[str]) -> str:
@@ -91,7 +100,8 @@ def accuracy(
 ) -> str:
     """Returns table 2: WER by subset and LM, mean over seeds, and the difference from `baseline`.
 
-    Differences cover the seeds that both groups have. The whole test set gets a paired bootstrap interval.
+    Differences cover the seeds that both groups have, if they are scored on the same test set. The whole test set gets
+    a paired bootstrap interval.
 
     Args:
         groups: one row each per LM.
@@ -113,9 +123,11 @@ def accuracy(
     header += [text for name in subsets for text in (name, "difference")]
     rows = []
     for group, family in sorted(families, key=lambda pair: pair[1].lm):
-        pair = None if group is baseline else _paired(family, of_baseline.get(family.lm))
+        other = None if group is baseline else of_baseline.get(family.lm)
+        pair = shared_seeds(family, other) if other and same_test_set(family, other) else None
         seeds = formatting.spans(score.seed for score in family.scores if score.seed is not None)
-        row = [family.system, family.lm, seeds, f"{family.wer('all'):.2f}", *_significance(pair)]
+        row = [family.system, family.lm, seeds, f"{family.wer('all'):.2f}"]
+        row += ["–", "other test set"] if other and not same_test_set(family, other) else _significance(pair)
         for name in subsets:
             change = "–" if pair is None else f"{pair[0].wer(name) - pair[1].wer(name):+.2f}"
             row += [f"{family.wer(name):.2f}", change]
@@ -130,25 +142,11 @@ def group_by_lm(group: RunGroup, label: str, scores: Sequence[SystemScore]) -> l
     return [Family(label, lm, [score for score in own if score.lm == lm]) for lm in sorted({s.lm for s in own})]
 
 
-def _paired(family: Family, baseline: Family | None) -> tuple[Family, Family] | None:
-    """Restricts both families to the seeds they share. Returns None if there are none."""
-    if baseline is None:
-        return None
-    seeds = {score.seed for score in family.scores} & {score.seed for score in baseline.scores}
-    if not seeds:
-        return None
-    own, other = (
-        Family(each.system, each.lm, [score for score in each.scores if score.seed in seeds])
-        for each in (family, baseline)
-    )
-    return own, other
-
-
 def _significance(pair: tuple[Family, Family] | None) -> list[str]:
     if pair is None:
         return ["–", "–"]
-    outcome = compare(*pair).outcome
-    return [signed_interval(outcome.difference), verdict(outcome)]
+    versus = compare(*pair)
+    return [signed_interval(versus.outcome.difference), verdict(versus)]
 
 
 def speed(speeds: Speeds, rows: Sequence[tuple[int, str]]) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from asr_am.report.comparisons import Versus
+from asr_am.report.comparisons import Versus, verdict
 from asr_am.report.results import Family, LanguageModel, SystemScore
 from asr_am.report.runs import TrainingRun
-from asr_am.score.significance import Comparison, Interval
+from asr_am.score.significance import Interval
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -55,24 +55,17 @@ def by_run(scores: Sequence[SystemScore]) -> str:
 
 
 def significance(pairs: Sequence[Versus]) -> str:
-    """Returns a row per pair: WER difference, its interval, and whether the interval excludes zero."""
+    """Returns a row per pair: WER difference, its interval, and the verdict."""
     rows = []
     for pair in pairs:
         change = signed_interval(pair.outcome.difference)
         share = f"{100 * pair.outcome.probability_b_better:.1f} %"
-        rows.append([pair.system.system, pair.baseline.system, pair.system.lm, change, share, verdict(pair.outcome)])
+        rows.append([pair.system.system, pair.baseline.system, pair.system.lm, change, share, verdict(pair)])
     return markdown(["system", "against", "LM", "difference [95 %]", "better in samples", "verdict"], rows)
 
 
 def signed_interval(difference: Interval) -> str:
     return f"{difference.value:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
-
-
-def verdict(outcome: Comparison) -> str:
-    """Returns the verdict on the second system against the first."""
-    if not outcome.significant:
-        return "not significant"
-    return "better" if outcome.difference.value < 0 else "worse"
 
 
 def training(runs: Sequence[TrainingRun]) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.report import tables
-from asr_am.report.comparisons import Versus, against_gmm
+from asr_am.report.comparisons import VERDICT_RULE, Versus, against_gmm
 from asr_am.report.plots import plot_heldout, plot_wer
 from asr_am.report.rescored import rescored_sections
 from asr_am.report.results import (
@@ -21,7 +22,9 @@ from asr_am.report.results import (
     read_language_models,
     read_scores,
 )
-from asr_am.report.runs import TrainingRun, read_training_runs
+from asr_am.report.run_labels import system_names
+from asr_am.report.run_settings import describe
+from asr_am.report.runs import TrainingRun, group_runs, read_training_runs
 from asr_am.report.strategies import strategy_sections
 from asr_am.score.significance import SAMPLES
 
@@ -43,7 +46,7 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
     if not scores:
         raise InputError(f"{corpus_dir / 'score'}: no results; run stage 9 (score) first")
     runs, models = read_training_runs(corpus_dir), read_language_models(corpus_dir)
-    families = group_by_seed(scores)
+    families = _families(scores, runs)
     comparisons = against_gmm(families)
     out.mkdir(parents=True, exist_ok=True)
     plot_wer(families, corpus_dir.name, out / "wer.png")
@@ -90,6 +93,20 @@ def _retrained(corpus_dir: Path, scores: Sequence[SystemScore]) -> list[str]:
     return [f"**{warning}**"]
 
 
+def _families(scores: Sequence[SystemScore], runs: Sequence[TrainingRun]) -> list[Family]:
+    """Groups the scores by seed. Systems of one name that were trained in different ways get different names."""
+    scored = {score.system for score in scores}
+    groups = group_runs([run for run in runs if run.name in scored])
+    data = {run.name: run.config.data for run in runs}
+    families = []
+    for family in group_by_seed(scores, system_names(groups)):
+        own = data.get(family.scores[0].system, ())
+        options = [option for option, all_of_it in (("train.subset", "1"), ("egs", "current"))
+                   if dict(own).get(option, all_of_it) != all_of_it]  # fmt: skip
+        families.append(replace(family, other_data=", ".join(describe(own, options))))
+    return families
+
+
 def _wer_sections(families: Sequence[Family], comparisons: Sequence[Versus], coverage: Coverage | None) -> list[str]:
     several = max(len(family.scores) for family in families) > 1
     sections = ["## Word error rate on the test set", "![WER by system](report/wer.png)"]
@@ -101,9 +118,12 @@ def _wer_sections(families: Sequence[Family], comparisons: Sequence[Versus], cov
     if comparisons:
         sections += [
             "### Against the GMM",
-            f"Paired bootstrap over segments ({SAMPLES:,} samples), seeds taken together; WER in percent absolute.",
+            f"Paired bootstrap over segments ({SAMPLES:,} samples), seeds taken together; WER in percent absolute. "
+            + VERDICT_RULE,
             tables.significance(comparisons),
         ]
+    if unlike := {f"{family.system} ({family.other_data})": None for family in families if family.other_data}:
+        sections.append(f"Not compared with the GMM, because their training data differ from its: {', '.join(unlike)}.")
     return sections
 
 

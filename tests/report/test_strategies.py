@@ -81,9 +81,13 @@ def test_word_errors_are_compared_in_pairs(text: str) -> None:
     assert "| local, 1 learner, wall clock | kn3 | 1-2 | 10.00 | – | – | 10.00 | – | 10.00 | – |" in text
     (sync,) = re.findall(r"\| sync, 4 learners, no faults \| kn3 (.*) \|\n", text)
     seeds, wer, difference, verdict, *by_subset = sync.removeprefix("| ").split(" | ")
-    assert (seeds, wer, verdict, by_subset) == ("1-2", "15.00", "worse", ["10.00", "+0.00", "20.00", "+10.00"])
+    assert (seeds, wer, verdict) == ("1-2", "15.00", "too few words (600)")
+    assert by_subset == ["10.00", "+0.00", "20.00", "+10.00"]
     assert difference.startswith("+5.00 [+3.") and difference.endswith("]")
-    assert "| kn3 | 1-2 | 20.00 | +10.00 [+10.00, +10.00] | worse | 20.00 | +10.00 | 20.00 | +10.00 |" in text
+    assert (
+        "| kn3 | 1-2 | 20.00 | +10.00 [+10.00, +10.00] | too few words (600) | 20.00 | +10.00 | 20.00 | +10.00 |"
+        in text
+    )
 
 
 def test_speed_and_slow_downs(text: str) -> None:
@@ -217,12 +221,18 @@ def test_runs_across_folders(corpus_dir: Path, tmp_path: Path, capsys: pytest.Ca
     assert (out / "heldout.png").exists() and (out / "loss-by-strategy-b64.png").exists()
 
 
-def test_runs_of_two_corpora_are_not_compared(tmp_path: Path) -> None:
+def test_runs_of_two_corpora_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = write_distributed(tmp_path / "an4", "local", 1, 5.0, [2.0, 1.0])
     two = write_distributed(tmp_path / "swb", "sync", 4, 5.0, [2.0, 1.0])
-    assert main([str(one), str(two), "--out", str(tmp_path / "out")]) == 0
+    assert main([str(one), str(two), "--out", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err == (
+        "asr_am.report.compare: no two runs have the same training data: corpus an4 (local1-b64-s1); "
+        "corpus swb (sync4-b64-s1); give runs with equal values\n"
+    )
+    three = write_distributed(tmp_path / "swb", "local", 1, 20.0, [2.0, 2.0])
+    assert main([str(one), str(two), str(three), "--out", str(tmp_path / "out")]) == 0
     text = (tmp_path / "out" / "COMPARE.md").read_text()
-    assert "By strategy" not in text and "Speed-up against sync with 4 learners" in text
+    assert "| sync, 4 learners | 1 | 2 | 1.0000 | -50.00 % |" in text and "Not compared" not in text
 
 
 @pytest.mark.parametrize("arguments", [[], ["--out", "x"], ["nowhere", "--out", "x"], ["a", "b"]])
