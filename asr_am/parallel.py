@@ -43,9 +43,14 @@ _work: tuple[Callable[[Any], Any], Sequence[Any]]  # function and items, set in 
 
 
 def _init_worker(parent: int, function: Callable[[Any], Any], items: Sequence[Any]) -> None:
-    """Initialises a worker: one thread, and death with the parent, as an orphan would hold inherited file locks."""
+    """Initialises a worker: one thread, and death with the parent, as an orphan would hold inherited file locks.
+
+    Ctrl-C reaches all processes. The parent handles it and kills the workers, which print nothing.
+    """
     global _work
     _work = function, items
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the parent's handler
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -91,5 +96,9 @@ def parallel_map(
             raise RuntimeError(
                 f"{description}: a worker process was killed (out of memory?); try a smaller --nj"
             ) from error
+        except (KeyboardInterrupt, SystemExit):  # do not wait for the items that workers have begun
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)

@@ -24,7 +24,8 @@ usage: recipes/$corpus/run.sh [options] [hydra.override=value ...]
   --help           this text
 stages: 0 data, 1 lang, 2 features, 3 align, 4 speaker, 5 egs, 6 train, 7 decode,
         8 rescore (with rescore=true), 9 score, 10 report
-Overrides are those of conf/, e.g. model.cells=256 train.batch_size=512. Lists sweep: seed=1,2,3 model.layers=2,3
+Overrides are those of conf/, e.g. model.cells=256 train.batch_size=512. Lists sweep: seed=1,2,3 train.batch_size=64,128
+Sweeps over options that are not in a run's name need one: model.layers=2,3 'run=l\${model.layers}-s\${seed}'
 END
 }
 
@@ -86,7 +87,7 @@ done
 
 scripts/setup.sh
 PATH=$PWD/.venv/bin:$PATH
-export PYTHONUNBUFFERED=1
+export PYTHONUNBUFFERED=1 ASR_AM_RECIPE=$$   # a stage ends when this shell does
 
 overridden() {                             # NAME: true if the user gave a value for it
     local override
@@ -94,6 +95,15 @@ overridden() {                             # NAME: true if the user gave a value
         [ "${override%%=*}" = "$1" ] && return 0
     done
     return 1
+}
+
+checked=
+check_overrides() {                        # once, before the first stage
+    [ -z "$checked" ] || return 0
+    checked=yes
+    if [ "$first" -gt 0 ] || [[ ${overrides[*]} == *,* ]]; then
+        python -m asr_am.stages.check "$first" "$last" corpus="$corpus" "${overrides[@]}"
+    fi
 }
 
 stage() {                                  # NUMBER NAME [DEFAULT_OVERRIDE ...]
@@ -105,6 +115,8 @@ stage() {                                  # NUMBER NAME [DEFAULT_OVERRIDE ...]
     for default in "$@"; do
         overridden "${default%%=*}" || defaults+=("$default")
     done
+    check_overrides
     echo "stage $number: $name"
     python -m "asr_am.stages.$name" --multirun corpus="$corpus" nj="$jobs" "${defaults[@]}" "${overrides[@]}"
+    [ "$name" != report ] || python -m asr_am.stages.closing corpus="$corpus" "${overrides[@]}"
 }

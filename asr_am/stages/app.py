@@ -1,34 +1,44 @@
-"""The frame of every stage: Hydra, log files, config resolvers, and one clear line for a user's mistake.
+"""The frame of every stage: Hydra, log files, config resolvers, and one clear line for a user's mistake or a Ctrl-C.
 
 A stage module has a function `targets(cfg)`, and `main = stage("name", targets)`. A target takes its part of the
 configuration as plain values, `options = values(cfg.section)`, which are part of its key, and passes them to its build
 function: `Target(out, inputs, options, partial(build_it, options))`. Only the build function imports torch and converts
 the values, `asr_am.options.build(SectionOptions, options, "section")`, so a stage that is up to date ends at once.
 
-OmegaConf resolvers for conf/corpus, for values that follow from the user's data:
+OmegaConf resolvers for conf/corpus, for values that follow from the user's data, and for conf/logger:
 
     ${hours_of:DATA_DIR}         hours of training speech that stage data wrote to DATA_DIR/corpus.json
     ${row_for_hours:ROWS,HOURS}  the first of ROWS whose `hours` is not exceeded
     ${beside:FILE,NAME}          the file NAME in the directory of FILE, null if there is none
+    ${experiment_or:NAME}        the name of the file that +experiment= chose, NAME without an experiment
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import logging
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from asr_am.errors import InputError
+from asr_am.errors import DISK_FULL, InputError, is_disk_full
 from asr_am.options import build
+from asr_am.parallel import PR_SET_PDEATHSIG
+from asr_am.stages.overrides import check_sweep, explain, given_overrides
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -89,11 +99,18 @@ def sibling(file: str | None, name: str) -> str | None:
     return str(path) if path and path.exists() else None
 
 
+def experiment_or(name: str) -> str:
+    """Returns the choice of the group `experiment` on the command line, `name` if there is none."""
+    choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+    return str(choices.get("experiment") or name)
+
+
 def register() -> None:
     """Registers the resolvers. May be called again."""
     OmegaConf.register_new_resolver("hours_of", hours_of, replace=True)
     OmegaConf.register_new_resolver("row_for_hours", row_for_hours, replace=True)
     OmegaConf.register_new_resolver("beside", sibling, replace=True)
+    OmegaConf.register_new_resolver("experiment_or", experiment_or, replace=True)
 
 
 # Before numpy is imported: two threads on contended cores are far slower than one. Training sets its own number.
@@ -107,7 +124,7 @@ log = logging.getLogger(__name__)
 def stage(name: str, targets: Callable[[DictConfig], list[Target]]) -> Callable[[], None]:
     """Returns the `main` of a stage module, which composes the configuration and makes the stage's targets in turn.
 
-    A user's mistake (InputError) ends the process with exit status 1 and one line on stderr.
+    A user's mistake ends the process with exit status 1 and one line on stderr, Ctrl-C with 130, and SIGTERM with 143.
 
     Args:
         name: name of the stage and of its log file.
@@ -115,26 +132,95 @@ def stage(name: str, targets: Callable[[DictConfig], list[Target]]) -> Callable[
     """
 
     def run(cfg: DictConfig) -> None:
-        try:
+        with reports_errors(name, given_overrides(sys.argv[1:])):
             check(cfg)
+            if first_of_sweep():
+                check_sweep(targets, given_overrides(sys.argv[1:]))
             log_file = corpus_dir(cfg) / "log" / f"{name}.log"
-        except InputError as error:  # before there is a log
-            print(f"ERROR stage {name}: {error}", file=sys.stderr)
-            sys.exit(1)
-        start_logging(log_file)
-        begin = time.monotonic()
-        try:
+            start_logging(log_file)
+            begin = time.monotonic()
             made = [target.run() for target in targets(cfg)]
-        except InputError as error:
-            log.error("stage %s: %s (log: %s)", name, error, log_file)
-            sys.exit(1)
-        except Exception:
-            log.exception("stage %s failed; log: %s", name, log_file)
-            sys.exit(1)
-        if any(made):
-            log.info("stage %s: %.1f s, log: %s", name, time.monotonic() - begin, log_file)
+            if any(made):
+                log.info("stage %s: %.1f s, log: %s", name, time.monotonic() - begin, log_file)
 
-    return hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="config")(run)
+    hydra_main = hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="config")(run)
+
+    def main() -> None:
+        os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises errors and leaves the printing to us
+        with ends_on_signals(name), reports_errors(name, given_overrides(sys.argv[1:])):
+            hydra_main()
+
+    return main
+
+
+def first_of_sweep() -> bool:
+    """Returns True in the first job of `--multirun`."""
+    if not HydraConfig.initialized():
+        return False
+    job = HydraConfig.get().job
+    return not OmegaConf.is_missing(job, "num") and job.num == 0
+
+
+@contextmanager
+def reports_errors(name: str, overrides: Sequence[str]) -> Iterator[None]:
+    """Ends the process with exit status 1 after an exception, with one line on stderr if a user can fix it.
+
+    Args:
+        name: name of the stage.
+        overrides: those of the command, to find misspelt ones.
+    """
+    try:
+        yield
+    except InputError as error:
+        end_stage(f"stage {name}: {error}", 1)
+    except (HydraException, OmegaConfBaseException) as error:
+        end_stage(f"stage {name}: {explain(error, overrides)}", 1)
+    except Exception as error:
+        if is_disk_full(error):
+            folder = error.filename if isinstance(error, OSError) and error.filename else "exp"
+            end_stage(f"stage {name}: {folder}: {DISK_FULL}", 1)
+        if isinstance(error, OSError) and error.filename and error.errno in NOT_WRITABLE:
+            reason = f"{error.filename}: {error.strerror}"
+            end_stage(f"stage {name}: {reason}; make it accessible, or write elsewhere with exp=DIR", 1)
+        log.exception("stage %s failed%s", name, _log_hint())
+        sys.exit(1)
+
+
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+
+
+@contextmanager
+def ends_on_signals(name: str) -> Iterator[None]:
+    """Ends the process with one line and exit status 130 on Ctrl-C, 143 on SIGTERM. Ends it with a killed recipe."""
+
+    def terminate(*_: object) -> None:
+        sys.exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, terminate)
+    if os.environ.get("ASR_AM_RECIPE") == str(os.getppid()):  # bash does not pass SIGTERM on
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    try:
+        yield
+    except KeyboardInterrupt:
+        end_stage(f"stage {name}: interrupted; the same command continues", 128 + signal.SIGINT)
+    except SystemExit as error:
+        if error.code == 128 + signal.SIGTERM:
+            end_stage(f"stage {name}: terminated; the same command continues", 128 + signal.SIGTERM)
+        raise
+
+
+def end_stage(message: str, status: int) -> None:
+    """Ends the process with an error message, in the log as well if there is one."""
+    if logging.getLogger().handlers:
+        log.error("%s%s", message, _log_hint())
+    else:
+        print(f"ERROR {message}", file=sys.stderr)
+    sys.exit(status)
+
+
+def _log_hint() -> str:
+    files = [handler.path for handler in logging.getLogger().handlers if isinstance(handler, LogFile)]
+    return f" (log: {files[0]})" if files else ""
 
 
 def corpus_dir(cfg: DictConfig) -> Path:
@@ -165,6 +251,27 @@ def values(node: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
+class LogFile(logging.FileHandler):
+    """A log file, which a full disk cuts short."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Ignores a failure to write. Prints other errors, which are mistakes in the call."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+
+class ConsoleHandler(logging.StreamHandler[TextIO]):
+    """Writes messages to a terminal or a file. Erases a progress bar on the terminal before, which redraws itself."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        erase = "\r\x1b[2K" if self.stream.isatty() and sys.stderr.isatty() else ""
+        return erase + super().format(record)
+
+
 def start_logging(path: Path, quiet: bool = False) -> None:
     """Starts logging: everything to a file, INFO to stdout in short lines, warnings and errors to stderr.
 
@@ -177,12 +284,12 @@ def start_logging(path: Path, quiet: bool = False) -> None:
     for handler in root.handlers[:]:
         root.removeHandler(handler)
         handler.close()
-    file = logging.FileHandler(path)
+    file = LogFile(path)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    console = logging.StreamHandler(sys.stdout)
+    console = ConsoleHandler(sys.stdout)
     console.setFormatter(logging.Formatter("  %(message)s"))
     console.addFilter(lambda record: logging.INFO <= record.levelno < logging.WARNING and not quiet)
-    problems = logging.StreamHandler(sys.stderr)
+    problems = ConsoleHandler(sys.stderr)
     problems.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
     problems.setLevel(logging.WARNING)
     for handler in (file, console, problems):

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from asr_am.errors import InputError
+from asr_am.errors import DISK_FULL, InputError, is_disk_full
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +74,19 @@ class Target:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def run(self) -> bool:
-        """Makes the output unless it is up to date. Returns True if there was work to do."""
-        key = self.key()
+        """Makes the output unless it is up to date. Returns True if there was work to do.
+
+        Raises:
+            InputError: an input is missing or damaged, another process is making the output, or the disk is full.
+        """
+        try:
+            return self._run(self.key())
+        except Exception as error:
+            if is_disk_full(error) and not isinstance(error, InputError):
+                raise InputError(f"{self.out}: {DISK_FULL}") from error
+            raise
+
+    def _run(self, key: str) -> bool:
         if _complete(self.out, key):
             log.info("%s is up to date", self.out)
             return False
@@ -137,6 +148,12 @@ def git_commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def made_from(directory: Path) -> dict | None:
+    """Returns the values that a finished output was made from. None if there is no finished output."""
+    config = _read_done(directory).get("config")
+    return config if isinstance(config, dict) else None
 
 
 def _read_done(directory: Path) -> dict:

@@ -14,6 +14,7 @@ To read from a recipe to the update of an algorithm:
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from dataclasses import asdict, replace
@@ -30,6 +31,8 @@ from asr_am.stages.target import Target
 from asr_am.stages.train_config import TrainConfig, key_target, num_dedicated_servers, with_current_targets
 from asr_am.stages.train_worker import run_worker
 
+log = logging.getLogger(__name__)
+
 SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every")  # options that change no result
 OPTIONAL_KEYS = ("init", "subset")  # part of the key only if they are set, for runs of earlier versions
 CHECKPOINT = "checkpoints/checkpoint-?????????"  # a failed run without one is removed
@@ -41,13 +44,19 @@ def targets(cfg: DictConfig) -> list[Target]:
     if launcher == "alone" and cfg.learners + servers != 1:
         more = " and dedicated servers" if servers else ""
         raise InputError(f"learners={cfg.learners}{more} need launcher=virtual, launcher=process or launcher=torchrun")
+    world = os.environ.get("WORLD_SIZE")
+    if launcher == "torchrun" and world and world != str(cfg.learners + servers):
+        raise InputError(
+            f"learners={cfg.learners}: torchrun or Slurm has started {world} processes (WORLD_SIZE), but the run has "
+            f"{cfg.learners} learners and {servers} servers; start as many processes, or change learners"
+        )
     inputs = [egs_dir(cfg), *([Path(cfg.train.init)] if cfg.train.init else [])]
     rank = os.environ.get("RANK", "0") if launcher == "torchrun" else cfg.launcher.get("node_rank", 0)
     is_leader = int(rank) == 0
     return [
         Target(
             corpus_dir(cfg) / "train" / cfg.run, inputs, key_values(cfg), partial(train_run, cfg, is_leader),
-            in_place=True, keep_if=CHECKPOINT, exclude=("wandb", "checkpoints"), is_leader=is_leader,
+            in_place=True, keep_if=CHECKPOINT, exclude=("wandb", "tensorboard", "checkpoints"), is_leader=is_leader,
         )
     ]  # fmt: skip
 
@@ -142,11 +151,26 @@ def train_processes(config: TrainConfig) -> None:
     """Starts a process per learner of this host, and waits for them. Each runs `asr_am.stages.train_worker`."""
     from asr_am.distributed.runtime.launcher import launch
 
+    warn_if_crowded(config)
     command = [sys.executable, "-m", "asr_am.stages.train_worker", str(config.out / "config.yaml")]
     launch(
         command, config.size // config.launch_options.nodes, synchronous=config.synchronous,
         faults=config.cluster.faults, **asdict(config.launch_options),
     )  # fmt: skip
+
+
+def warn_if_crowded(config: TrainConfig) -> None:
+    """Warns if this host has fewer cores than learners, and no GPU."""
+    import torch
+
+    from asr_am.train.train_options import cores
+
+    processes = config.size // config.launch_options.nodes
+    if processes > cores() and (config.options.device == "cpu" or not torch.cuda.is_available()):
+        log.warning(
+            "%d processes will share %d cores, each at 1/%.3g of its speed or less; use fewer learners, or "
+            "launcher=virtual to study an algorithm", processes, cores(), processes / cores(),
+        )  # fmt: skip
 
 
 main = stage("train", targets)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.distributed.runtime.worker_process import end_process
-from asr_am.errors import InputError
+from asr_am.errors import DISK_FULL, InputError, is_disk_full
 from asr_am.stages.app import corpus_dir, start_logging
 from asr_am.stages.train_config import TrainConfig
 
@@ -59,9 +59,13 @@ def main() -> None:
     except InputError as error:
         log.error("learner %s: %s", rank, error)
         status = 1
-    except Exception:
-        log.exception("learner %s failed", rank)
-        status = EXIT_FAILURE
+    except Exception as error:
+        if is_disk_full(error):
+            log.error("learner %s: %s: %s", rank, path.parent, DISK_FULL)
+            status = 1
+        else:
+            log.exception("learner %s failed", rank)
+            status = EXIT_FAILURE
     end_process(status)
 
 

@@ -12,7 +12,7 @@ from asr_am.distributed.simulator import SimCluster
 from asr_am.distributed.team import Team
 from asr_am.train.run_log import Tracker
 from asr_am.train.run_setup import RunSetup, StrategyFactory
-from asr_am.train.train_options import TrainOptions, cores
+from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainer import Trainer
 
 
@@ -22,6 +22,8 @@ def train_virtually(
     servers: int = 0,
 ) -> None:  # fmt: skip
     """Does `asr_am.train.trainer.train` for all learners of a virtual cluster. The same seed gives the same bits.
+
+    `options.threads=0` means one thread. The batches of a learner are small, and more threads would change the bits.
 
     Args:
         egs_dir, out, options, strategy, tracker, provenance: as of `train`.
@@ -33,7 +35,7 @@ def train_virtually(
     Raises:
         InputError: as of `train`.
     """
-    torch.set_num_threads(options.threads or cores())
+    torch.set_num_threads(options.threads or 1)
     setup = RunSetup(egs_dir, out, options, strategy, learners=learners, tracker=tracker, provenance=provenance)
     elements = sum(parameter.numel() for parameter in setup.model().parameters())
     sim = SimCluster(cluster, workload, learners + servers, options.seed, model_elements=elements)

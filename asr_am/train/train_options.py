@@ -40,7 +40,8 @@ class TrainOptions:
         accumulation: parts in which a batch is computed, to save memory.
         precision: bfloat16 autocasts the matrix products. The weights stay float32.
         device: auto takes the GPU if there is one.
-        threads: threads of arithmetic on the CPU. 0: one per core, 1 in each of several processes.
+        threads: threads of arithmetic on the CPU. 0: one per core for a single learner, 1 for virtual learners and in
+            each of several processes.
         workers: threads that read examples.
         report_every: updates between two lines of metrics.jsonl.
         checkpoint_every: updates between two checkpoints.

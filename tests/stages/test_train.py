@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -16,8 +17,9 @@ from asr_am.errors import InputError
 from asr_am.stages.app import values
 from asr_am.stages.egs import egs_dir
 from asr_am.stages.target import KEY
-from asr_am.stages.train import targets
+from asr_am.stages.train import targets, train_simulated, warn_if_crowded
 from asr_am.stages.train_config import LaunchOptions, TrainConfig, current_target, key_target, with_current_targets
+from asr_am.train import run_log, simulate, train_options
 from asr_am.train.run_log import NoTracker
 from tests.support.egs_examples import write_examples
 
@@ -85,6 +87,43 @@ def test_several_learners_need_a_launcher() -> None:
         targets(config("learners=4", "strategy=sync"))
 
 
+def test_torchrun_must_have_started_as_many_processes_as_learners(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match=r"^learners=4: .* has started 2 processes"):
+        targets(config("strategy=sync", "learners=4", "launcher=torchrun"))
+    assert targets(config("strategy=sync", "learners=2", "launcher=torchrun"))
+    assert targets(config("strategy=sync", "learners=4", "launcher=process"))
+
+
+@pytest.mark.parametrize(("processes", "warns"), [(2, False), (64, True)])
+def test_more_processes_than_cores_are_announced(
+    processes: int, warns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(train_options, "cores", lambda: 2)
+    overrides = ("strategy=sync", f"learners={processes}", "launcher=process", "train.device=cpu", "logger=none")
+    warn_if_crowded(TrainConfig.parse(config(*overrides), tmp_path))
+    assert any("64 processes will share 2 cores" in message for message in caplog.messages) == warns
+
+
+@pytest.mark.parametrize(("threads", "used"), [(0, 1), (3, 3)])
+def test_virtual_learners_compute_with_one_thread(
+    threads: int, used: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(*_: object, **__: object) -> None:
+        raise Stop
+
+    given: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    monkeypatch.setattr(simulate, "RunSetup", stop)
+    overrides = ("strategy=sync", "learners=2", "launcher=virtual", f"train.threads={threads}", "logger=none")
+    with pytest.raises(Stop):
+        train_simulated(TrainConfig.parse(config(*overrides), tmp_path))
+    assert given == [used]
+
+
 def test_torchrun_is_for_strategies_that_move_in_step(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="launcher=torchrun: strategy=ps_sync is asynchronous"):
         TrainConfig.parse(config("strategy=ps_sync", "learners=2", "launcher=torchrun", "logger=none"), tmp_path)
@@ -150,7 +189,8 @@ def test_an_old_path_of_a_strategy_is_accepted_and_is_the_same_run(name: str, ca
     assert caplog.messages == [expected]
 
 
-def test_old_paths_of_trackers_are_accepted(tmp_path: Path) -> None:
+def test_old_paths_of_trackers_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_log, "find_spec", lambda name: True)  # as if tensorboard were installed
     for logger in choices("logger"):
         target = config(f"logger={logger}").logger._target_
         old = target.replace("run_log", "tracking")

@@ -1,0 +1,45 @@
+"""Checks the overrides of a recipe before its first stage: `python -m asr_am.stages.check FIRST LAST OVERRIDE...`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from hydra import initialize_config_dir
+
+from asr_am.stages.app import ends_on_signals, reports_errors
+from asr_am.stages.overrides import CONF, TargetsFn, check_sweep, late_overrides
+
+STAGES = ("data", "lang", "features", "align", "speaker", "egs", "train")  # those after it use the name of the run
+TRAIN = STAGES.index("train")
+log = logging.getLogger(__name__)
+
+
+def check_recipe(first: int, last: int, overrides: Sequence[str]) -> None:
+    """Checks the overrides of a recipe before its first stage.
+
+    Args:
+        first: number of the first stage that runs.
+        last: number of the last one.
+        overrides: those of the command.
+
+    Raises:
+        InputError: jobs of a sweep would overwrite each other's training.
+    """
+    functions: list[TargetsFn] = [import_module(f"asr_am.stages.{name}").targets for name in STAGES]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        if first <= TRAIN <= last:
+            check_sweep(functions[TRAIN], overrides)
+        for override, number, out in late_overrides(functions[:first], overrides):
+            log.warning(
+                "%s has no effect: %s was made with another value by stage %d (%s); start with --stage %d",
+                override, out, number, STAGES[number], number,
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    with ends_on_signals("recipe"), reports_errors("recipe", sys.argv[3:]):
+        check_recipe(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

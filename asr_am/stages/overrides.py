@@ -1,0 +1,165 @@
+"""Checks of Hydra overrides: sweeps that overwrite their own runs, overrides that come too late, and misspelt names."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from asr_am.errors import InputError
+from asr_am.stages.target import Target, made_from
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+TargetsFn = Callable[[DictConfig], list[Target]]
+
+
+def given_overrides(arguments: Sequence[str]) -> list[str]:
+    """Returns the overrides among the arguments of a stage's command."""
+    return [word for word in arguments if word[:1] != "-" and ("=" in word or word[:1] == "~")]
+
+
+def single_values(override: Override) -> list[str]:
+    """Returns an override for each value that a sweep has, or the override itself."""
+    if override.is_sweep_override() and override.is_discrete_sweep():
+        return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    return [str(override.input_line)]
+
+
+def first_values(overrides: Sequence[str]) -> list[str]:
+    """Returns the overrides with the first value of each sweep."""
+    return [single_values(override)[0] for override in OverridesParser.create().parse_overrides(list(overrides))]
+
+
+def check_sweep(targets: TargetsFn, overrides: Sequence[str]) -> None:
+    """Raises InputError if jobs of a sweep would write different results to the same directory.
+
+    Varies one swept option at a time. Call it where configurations can be composed.
+
+    Args:
+        targets: returns the targets of a stage.
+        overrides: those of the command, with their sweeps.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    first = first_values(overrides)
+    clashes: dict[str, Path] = {}
+    for position, override in enumerate(parsed):
+        if not override.is_sweep_override():
+            continue
+        made: dict[Path, str] = {}
+        for value in single_values(override):
+            cfg = compose("config", overrides=[*first[:position], value, *first[position + 1 :]])
+            for target in targets(cfg):
+                source = json.dumps([target.config, [str(path) for path in target.inputs]], default=str)
+                if made.setdefault(target.out, source) != source:
+                    clashes[override.get_key_element().lstrip("+")] = target.out
+    if clashes:
+        raise InputError(_clash_message(clashes, compose("config", overrides=first)))
+
+
+def _clash_message(clashes: dict[str, Path], cfg: DictConfig) -> str:
+    keys, out = ", ".join(clashes), next(iter(clashes.values()))
+    message = f"sweep over {keys}: its jobs would overwrite each other in {out}; "
+    if out != Path(cfg.exp) / cfg.corpus.name / "train" / cfg.run:
+        return message + "run them one at a time, each with exp=DIR"
+    run = OmegaConf.to_container(cfg, resolve=False)["run"]  # type: ignore[index, call-overload]
+    for key in clashes:
+        name = f"{key}.name" if OmegaConf.is_dict(OmegaConf.select(cfg, key)) else key
+        if "/" in str(OmegaConf.select(cfg, name, default="/")):  # a path, or a group without a name
+            return message + "run them one at a time, each with run=NAME"
+        run += f"-{key.rpartition('.')[2]}${{{name}}}"
+    return message + f"add 'run={run}'"
+
+
+def late_overrides(targets: Sequence[TargetsFn], overrides: Sequence[str]) -> Iterator[tuple[str, int, Path]]:
+    """Finds overrides of stages that do not run, and whose outputs were made with other values.
+
+    Args:
+        targets: for each stage that does not run, the function that returns its targets.
+        overrides: those of the command.
+
+    Yields:
+        The override, the number of its stage, and the output that was made with another value.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    first = first_values(overrides)
+    given = _configs(targets, first)
+    if not any(_other_keys(out, config) for configs in given for out, config in configs.items()):
+        return
+    for position, override in enumerate(parsed):
+        without = _configs(targets, first[:position] + first[position + 1 :])
+        for number, configs in enumerate(given):
+            late = [
+                out for out, config in configs.items()
+                if any(config[key] != without[number].get(out, config).get(key) for key in _other_keys(out, config))
+            ]  # fmt: skip
+            if late:
+                yield str(override.input_line), number, late[0]
+                break
+
+
+def _configs(targets: Sequence[TargetsFn], overrides: list[str]) -> list[dict[Path, dict[str, Any]]]:
+    """Returns for each stage the values of each output as `.done` has them. {} for a stage with a wrong option."""
+    cfg, found = compose("config", overrides=overrides), []
+    for function in targets:
+        try:
+            made = function(cfg)
+        except (InputError, OmegaConfBaseException):
+            made = []
+        found.append({target.out: json.loads(json.dumps(target.config, default=str)) for target in made})
+    return found
+
+
+def _other_keys(out: Path, config: dict[str, Any]) -> list[str]:
+    """Returns the keys of `config` whose values differ from those that `out` was made from, if it was."""
+    made = made_from(out)
+    return [key for key, value in config.items() if made is not None and value != made.get(key)]
+
+
+def explain(error: Exception, overrides: Sequence[str]) -> str:
+    """Returns an error of Hydra or OmegaConf in one line, with the nearest names for a misspelt one."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        return f"{group}={name}: there is no such choice{_nearest(name, error.options)}; there are " + ", ".join(
+            error.options
+        )
+    text = " ".join(str(error).split())
+    if found := re.match(r"Could not override '(\S+)'", text):
+        key = found[1]
+        names = _option_names(overrides)
+        leaf = {name.rpartition(".")[2]: name for name in reversed(names)}
+        near = _nearest(key, names) or _nearest(key.rpartition(".")[2], leaf, leaf)
+        return f"{key}: there is no such option{near}"
+    return text
+
+
+def _nearest(name: str, known: Sequence[str] | dict[str, str], full: dict[str, str] | None = None) -> str:
+    near = get_close_matches(name, list(known), n=3)
+    return f"; did you mean {' or '.join((full or {}).get(word, word) for word in near)}?" if near else ""
+
+
+def _option_names(overrides: Sequence[str]) -> list[str]:
+    """Returns the dotted names of all options, under the choices of config files among the overrides."""
+    pairs = [override.lstrip("+").partition("=") for override in overrides]
+    chosen = [
+        text for text, (key, _, name) in zip(overrides, pairs, strict=True) if (CONF / key / f"{name}.yaml").is_file()
+    ]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        plain = OmegaConf.to_container(compose("config", overrides=chosen), resolve=False)
+    return list(_dotted(plain, ""))
+
+
+def _dotted(node: object, prefix: str) -> Iterator[str]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield f"{prefix}{key}"
+            yield from _dotted(value, f"{prefix}{key}.")

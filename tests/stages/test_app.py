@@ -1,0 +1,146 @@
+"""The ends of a stage: one line for Ctrl-C, SIGTERM, a full disk, a read-only folder and a typo."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from asr_am.errors import InputError
+from asr_am.stages.app import start_logging
+from asr_am.stages.target import Target
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+    import time
+    from functools import partial
+    from pathlib import Path
+    from asr_am.parallel import parallel_map
+    from asr_am.stages.app import corpus_dir, stage
+    from asr_am.stages.target import Target
+
+    def build(out):
+        (out.parent / "started").touch()
+        {body}
+
+    def targets(cfg):
+        return [Target(corpus_dir(cfg) / "toy", [], {{}}, build)]
+
+    stage("toy", targets)()
+"""
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+SLEEP, POOL = "time.sleep(60)", "parallel_map(time.sleep, [60, 60, 60], 2, 'sleeping')"
+
+
+def start(tmp_path: Path, body: str, *overrides: str) -> subprocess.Popen[str]:
+    program = tmp_path / "toy.py"
+    program.write_text(textwrap.dedent(PROGRAM).format(body=body))
+    return subprocess.Popen(
+        [sys.executable, str(program), "-m", f"exp={tmp_path}", *overrides], env=ENVIRONMENT, cwd=ROOT, text=True,
+        start_new_session=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} was not written"
+        time.sleep(0.02)
+
+
+def processes_of(group: int) -> list[str]:
+    """Returns the living processes of a process group. A container may leave dead ones as zombies."""
+    listed = subprocess.run(["ps", "-eo", "pgid=,stat=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(maxsplit=2) for line in listed.splitlines()]
+    return [row[2] for row in rows if row[0] == str(group) and row[1][0] != "Z"]
+
+
+@pytest.mark.parametrize("body", [SLEEP, POOL], ids=["one process", "pool"])
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_a_signal_ends_a_stage_with_one_line(tmp_path: Path, body: str, number: signal.Signals, word: str) -> None:
+    process = start(tmp_path, body)
+    wait_for(tmp_path / "minicts/started")
+    time.sleep(0.3)
+    begin = time.monotonic()
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does
+    else:
+        process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - begin < 10 and process.returncode == 128 + number
+    assert errors.count("\n") == 1 and f"stage toy: {word}; the same command continues" in errors
+    assert "Traceback" not in (tmp_path / "minicts/log/toy.log").read_text()
+    assert not processes_of(process.pid)
+
+
+def test_a_killed_recipe_leaves_no_stage_behind(tmp_path: Path) -> None:
+    process = start(tmp_path, SLEEP)
+    process.kill()
+    process.communicate()
+    shell = f'export ASR_AM_RECIPE=$$; "{sys.executable}" "{tmp_path}/toy.py" -m exp="{tmp_path}/shell"; true'
+    recipe = subprocess.Popen(
+        ["bash", "-c", shell], cwd=ROOT, env=ENVIRONMENT, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_for(tmp_path / "shell/minicts/started")
+    recipe.terminate()
+    recipe.wait(timeout=10)
+    deadline = time.monotonic() + 20
+    while processes_of(recipe.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not processes_of(recipe.pid)
+
+
+@pytest.mark.parametrize(
+    ("body", "overrides", "expected"),
+    [
+        ("open('/dev/full', 'w').write('x' * 100000)", (), "minicts/toy: the disk is full; free some space"),
+        ("pass", ("trian.epochs=3",), "trian.epochs: there is no such option; did you mean train.epochs"),
+        ("pass", ("run=${nothing}",), "Interpolation key 'nothing' not found"),
+        ("pass", ("strategy=snyc",), "strategy=snyc: there is no such choice; did you mean sync?"),
+        ("pass", ("exp=/dev/null/exp",), "/dev/null/exp/minicts/log: Not a directory; make it accessible"),
+    ],
+)  # fmt: skip
+def test_a_users_mistake_is_one_line(tmp_path: Path, body: str, overrides: tuple[str, ...], expected: str) -> None:
+    process = start(tmp_path, body, *overrides)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1 and expected in errors and errors.count("\n") == 1
+
+
+def test_torch_save_on_a_full_disk_is_an_input_error(tmp_path: Path) -> None:
+    import torch
+
+    def build(out: Path) -> None:
+        torch.save(torch.zeros(100_000), "/dev/full")
+
+    with pytest.raises(InputError, match="out: the disk is full"):
+        Target(tmp_path / "out", [], {}, build).run()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "erase"), [(Terminal, "\r\x1b[2K"), (io.StringIO, "")])
+def test_a_message_does_not_share_the_line_of_a_progress_bar(
+    stream: type[io.StringIO], erase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, errors = stream(), stream()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", errors)
+    start_logging(tmp_path / "toy.log")
+    logging.getLogger("asr_am.toy").info("done")
+    logging.getLogger("asr_am.toy").warning("slow")
+    assert out.getvalue() == f"{erase}  done\n"
+    assert errors.getvalue() == f"{erase}WARNING slow\n"
+    assert "\x1b" not in (tmp_path / "toy.log").read_text()

@@ -1,0 +1,81 @@
+"""Overrides: sweeps that overwrite their own runs, overrides of stages that do not run, and misspelt names."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+
+from asr_am.errors import InputError
+from asr_am.stages import egs
+from asr_am.stages.check import check_recipe
+from asr_am.stages.overrides import CONF, explain
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("seed=1,2", "train.batch_size=64,128"), ("strategy=sync,bmuf", "launcher=virtual", "learners=2,4"),
+        ("model=blstm,lstm_htm",), ("train.threads=1,2",), ("lms=[kn3],[]",),
+        ("model.layers=2,3", "schedule.base=0.1,0.2", "run=l${model.layers}-r${schedule.base}"),
+    ],
+)  # fmt: skip
+def test_a_sweep_with_a_name_for_each_run_is_accepted(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    check_recipe(0, 10, [f"exp={tmp_path}", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys", "ending"),
+    [
+        (("model.layers=2,3", "schedule.base=0.1,0.2"), "model.layers, schedule.base",
+         "-s${seed}-layers${model.layers}-base${schedule.base}'"),
+        (("schedule=small,warmup", "seed=1,2"), "schedule", "each with run=NAME"),
+        (("model.layers=2,3", "seed=1,2", "run=mine"), "model.layers, seed",
+         "'run=mine-layers${model.layers}-seed${seed}'"),
+    ],
+)  # fmt: skip
+def test_a_sweep_that_overwrites_its_runs_is_stopped_with_a_remedy(
+    tmp_path: Path, overrides: tuple[str, ...], keys: str, ending: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        check_recipe(0, 10, [f"exp={tmp_path}", *overrides])
+    message = str(caught.value)
+    assert message.startswith(f"sweep over {keys}: ") and message.endswith(ending)
+    check_recipe(0, 5, [f"exp={tmp_path}", *overrides])  # nothing is trained
+    if ending.endswith("'"):
+        check_recipe(0, 10, [f"exp={tmp_path}", *overrides, message.split("'")[1]])
+
+
+def test_an_override_of_a_stage_that_does_not_run_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    here = f"exp={tmp_path}"
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        (target,) = egs.targets(compose("config", overrides=[here, "egs.dtype=float32"]))
+    target.out.mkdir(parents=True)
+    (target.out / ".done").write_text(json.dumps({"key": "", "config": target.config, "files": {}}))
+    check_recipe(6, 10, [here, "egs.dtype=float32", "nj=1", "train.epochs=3"])  # the same again
+    check_recipe(5, 10, [here, "egs.dtype=float32", "egs.chunk=11"])
+    assert not caplog.messages
+    with caplog.at_level(logging.WARNING):
+        check_recipe(6, 10, [here, "egs.dtype=float32", "egs.chunk=11", "train.epochs=3"])
+    (message,) = caplog.messages
+    assert message.startswith("egs.chunk=11 has no effect: ") and message.endswith("start with --stage 5")
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("strateg=sync", "did you mean strategy"), ("train.epoch=3", "did you mean train.epochs"),
+        ("epochs=3", "did you mean train.epochs"),
+        ("strategy=snyc", "strategy=snyc: there is no such choice; did you mean sync?"),
+        ("seed=[1", "no viable alternative"),
+    ],
+)  # fmt: skip
+def test_a_typo_is_one_line_with_the_nearest_names(override: str, expected: str) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"), pytest.raises(HydraException) as caught:
+        compose("config", overrides=[override])
+    message = explain(caught.value, [override])
+    assert expected in message and "\n" not in message
