@@ -41,7 +41,7 @@ def labels(groups: Sequence[RunGroup], fields: Sequence[str], complete: bool = F
     for field in ("faults", *SHARED, "launcher"):
         if field not in fields:
             texts = _disambiguate(texts, [phrase(group.config, field) for group in groups])
-        if field == "faults" and complete:
+        if field == "faults" and complete and len({group.config.faults for group in groups}) > 1:
             texts = [
                 f"{text}, {group.config.faults}" if group.config.faults not in text else text
                 for text, group in zip(texts, groups, strict=True)

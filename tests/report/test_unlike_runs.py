@@ -188,6 +188,12 @@ def test_labels_have_the_cluster_of_several_learners(tmp_path: Path, more: dict,
     assert "| local, 1 learner | 1 |" in text
 
 
+def test_faults_that_all_groups_have_are_in_no_label(tmp_path: Path) -> None:
+    for strategy in ("sync", "adpsgd"):
+        write_distributed(tmp_path, strategy, 4, 4.0, [2.0, 1.1], faults={"slow": {"0": 10}})
+    assert "| sync, 4 learners | 1 | 2 | 1.1000 | – |" in sections(tmp_path)
+
+
 def test_an_option_of_the_cluster_is_in_labels_and_headings(tmp_path: Path) -> None:
     write_pair(tmp_path, {"cluster.nic_latency": 0.001})
     write_config(write_distributed(tmp_path, "adpsgd", 4, 4.0, [2.0, 1.2]), {})
