@@ -14,7 +14,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from asr_am.stages.app import ROOT, corpus_dir, stage
+from asr_am.stages.app import ROOT, corpus_dir, stage, values
 from asr_am.stages.target import Target
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,8 @@ def targets(cfg: DictConfig) -> list[Target]:
     root = corpus_dir(cfg)
     shown = sorted(path for pattern in SHOWN for path in root.glob(pattern))
     command = command_line(cfg.corpus.name)
-    build = partial(write, root, command)
+    model = root / "train" / cfg.run if "nnet" in cfg.systems else None
+    build = partial(write, root, command, model, values(cfg.logger))
     return [Target(root / "report", shown, {"command": command}, build, extra_outputs=[root / "RESULTS.md"])]
 
 
@@ -41,12 +42,33 @@ def command_line(corpus: str) -> str:
     return shlex.join([recipe, *(override for override in given if override.split("=")[0] not in LEFT_OUT)])
 
 
-def write(root: Path, command: str, out: Path) -> None:
-    """Writes tables and plots, and prints the word error rates."""
+def write(root: Path, command: str, model: Path | None, logger: dict[str, Any], out: Path) -> None:
+    """Writes tables and plots, prints the word error rates, and adds RESULTS.md to the tracking of a training run.
+
+    Args:
+        root: exp/<corpus>.
+        command: command that makes these results.
+        model: directory of the training run of the configuration, None without one.
+        logger: the group `logger`.
+        out: directory of the plots.
+    """
     from asr_am.report.write import write_report
 
     write_report(root, out, command)
     log.info("word error rate on the test set:\n%s", wer_table(root))
+    if model is not None and model.is_dir():
+        track(model, logger, root / "RESULTS.md")
+
+
+def track(model: Path, logger: dict[str, Any], report: Path) -> None:
+    """Adds the report to the tracking of the training run in `model`."""
+    from asr_am.stages.train_config import tracker_factory
+    from asr_am.train.run_log import saved_config
+
+    tracker = tracker_factory(logger)()
+    tracker.start(model, saved_config(model))
+    tracker.save(report, "report", copy=True)
+    tracker.finish()
 
 
 def wer_table(root: Path) -> str:

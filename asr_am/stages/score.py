@@ -1,6 +1,7 @@
 """Stage 9, score: word error rates of every system with every LM, Hub5 style, in exp/<corpus>/score/<run>_<lm>.
 
-LM weight and insertion penalty are those with the fewest errors on dev. The test set is scored once, with them.
+LM weight and insertion penalty are those with the fewest errors on dev. The test set is scored once, with them. The
+results of a network are added to the experiment tracking of its training run (conf/logger).
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import hashlib
 import io
 import json
 import logging
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
@@ -24,8 +26,13 @@ from asr_am.stages.target import Target, git_commit
 
 if TYPE_CHECKING:
     from asr_am.score.scoring import Reference, Score
+    from asr_am.train.run_log import Tracker
 
 log = logging.getLogger(__name__)
+
+SPEAKER_COLUMNS = (
+    "sentences", "words", "correct", "substitutions", "deletions", "insertions", "errors", "sentence_errors", "wer",
+)  # fmt: skip
 
 
 def targets(cfg: DictConfig) -> list[Target]:
@@ -41,12 +48,14 @@ def targets(cfg: DictConfig) -> list[Target]:
             for part, lm in lms.items():
                 run = f"{system.name}_{lm}"
                 words = root / part / run
-                build = partial(score_run, root, words, system, lm, options, cfg.nj)
+                build = partial(score_run, root, words, system, lm, options, cfg.nj, values(cfg.logger))
                 made.append(Target(root / "score" / run, [root / "data", words], options, build))
     return made
 
 
-def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict, jobs: int, out: Path) -> None:
+def score_run(
+    root: Path, words: Path, plan: SystemPlan, lm: str, options: dict, jobs: int, logger: dict, out: Path
+) -> None:
     """Chooses weight and penalty on dev and scores test. Writes table, errors, wer.json and segments.json.
 
     Args:
@@ -56,13 +65,16 @@ def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict,
         lm: name of its language model.
         options: the group `score` and the grid.
         jobs: parallel jobs.
+        logger: the group `logger`.
         out: directory to write into.
     """
     from asr_am.decode.decode_set import choose, ctm_name
     from asr_am.parallel import parallel_map
     from asr_am.score.output import write_alignments, write_table
     from asr_am.score.scoring import Reference, Score
+    from asr_am.stages.train_config import tracker_factory
 
+    tracker = tracker_factory(logger)()
     run = words.name
     glm = root / "data/en.glm"
     rules = glm if glm.exists() else None
@@ -94,6 +106,33 @@ def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict,
     log.info("%s: dev WER %.2f %% with LM weight %g, insertion penalty %g", run, head["dev_wer"], *grid[best])
     log.info("%s: test WER %s (table: %s)", run, test_wers, root / "score" / run / "table.txt")
     log.debug("test:\n%s", table.getvalue())
+    if plan.model is not None:
+        track(tracker, plan.model, lm, head | counts, score)
+
+
+def track(tracker: Tracker, model: Path, lm: str, results: Mapping[str, Any], score: Score) -> None:
+    """Adds word error rates, a table of errors per speaker and the network to the tracking of a training run.
+
+    Args:
+        tracker: experiment tracking.
+        model: directory of the training run.
+        lm: name of the LM.
+        results: content of wer.json.
+        score: score of the test set.
+    """
+    from asr_am.train.run_log import saved_config
+
+    subsets = {name: value for name, value in results.items() if isinstance(value, dict)}
+    wers = {"dev": results["dev_wer"]} | {name: value["wer"] for name, value in subsets.items()}
+    rows = [
+        [speaker, *(getattr(counts, column) for column in SPEAKER_COLUMNS)]
+        for speaker, counts in score.speakers().items()
+    ]
+    tracker.start(model, saved_config(model))
+    tracker.summarize({f"wer/{lm}/{name}": wer for name, wer in wers.items()})
+    tracker.table(f"errors/{lm}", ["speaker", *SPEAKER_COLUMNS], rows)
+    tracker.save(model / "best.pt", "model", copy=False)
+    tracker.finish()
 
 
 def count_errors(reference: Reference, ctm: Path) -> tuple[int, int]:

@@ -122,7 +122,7 @@ class TrainConfig:
             workload=Workload.build(values(cfg.workload)),
             launcher=launcher,
             launch_options=build(LaunchOptions, launch_values, "launcher"),
-            make_tracker=_factory(values(cfg.logger), "logger"),
+            make_tracker=tracker_factory(values(cfg.logger)),
             provenance=_provenance(cfg, out),
         )
         if launcher == "torchrun" and not config.synchronous:
@@ -160,6 +160,21 @@ def strategy_factory(cfg: DictConfig) -> Any:
     strategy = _factory(without_name(cfg.strategy), "strategy")
     check_types(strategy.func.__init__, strategy.keywords, "strategy")
     return strategy
+
+
+def tracker_factory(logger: dict[str, Any]) -> Callable[[], Tracker]:
+    """Returns what makes the experiment tracking that conf/logger describes.
+
+    Args:
+        logger: values of the group.
+
+    Raises:
+        InputError: an option is unknown or of another type, or a package is not installed.
+    """
+    factory = _factory({"_convert_": "all"} | logger, "logger")
+    check_types(factory.func.__init__, factory.keywords, "logger")
+    factory()  # finds now, before any learner starts, what its constructor refuses
+    return factory
 
 
 def _factory(group: dict[str, Any], where: str) -> Any:

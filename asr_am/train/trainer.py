@@ -37,7 +37,7 @@ from asr_am.model.model_file import save_model
 from asr_am.train.checkpoint import TrainProgress
 from asr_am.train.comm_metrics import CommMetrics, comm_stats_to_dict, gather_comm_metrics, load_comm_stats
 from asr_am.train.gradient import GradientComputer
-from asr_am.train.run_log import Tracker, make_summary
+from asr_am.train.run_log import Tracker, epoch_curves, make_summary
 from asr_am.train.run_setup import RunSetup, StrategyFactory
 from asr_am.train.schedule import Schedule
 from asr_am.train.train_options import TrainOptions, cores
@@ -213,7 +213,7 @@ class Trainer:
         gradient = team.timed(gradients) if team.rank < self.learners else no_gradient
         if self._is_leader:
             self.run_log.progress_bar.epoch(progress.epoch, len(plan), progress.done)
-        begin = team.now()
+        self._segment_begin = begin = team.now()
         self._last_report = Report(begin, LossSums(), progress.updates // self.options.report_every)
         while (step_result := self.strategy.step(gradient)) is not None:
             leases.complete(step_result)
@@ -260,7 +260,8 @@ class Trainer:
             "lr": step_result.lr,
             "frames_per_second": round(speed),
         }
-        self.run_log.metrics(record, update)
+        seconds = self.progress.seconds + now - self._segment_begin
+        self.run_log.metrics(record, update, {"virtual_seconds": seconds} if self.team.clock == "virtual" else {})
         self.run_log.progress_bar.done(self.progress.done + totals.batches)
         self.run_log.progress_bar.status(f"loss {new.mean_loss:.3f}  {self._describe_speed(speed)}")
 
@@ -329,7 +330,8 @@ class Trainer:
             progress = self.progress.after_epoch(loss, error, metrics.consensus_distance)
             if progress.best_loss < self.progress.best_loss:
                 self._save_best(progress.history[-1])
-            self.run_log.epoch(progress.history[-1], progress.updates)
+            curves = epoch_curves(progress, metrics, self.team.clock)
+            self.run_log.epoch(progress.history[-1], progress.updates, curves)
             self._write_summary(progress, metrics)
         return loss, error
 
