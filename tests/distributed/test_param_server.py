@@ -20,7 +20,7 @@ from asr_am.distributed.leases import GradientFn, Lease, StepResult
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.param_server.base import ParameterServerStrategy
 from asr_am.distributed.param_server.server import ParameterServer
-from asr_am.distributed.param_server.weight_shards import Push, Shards, place_servers
+from asr_am.distributed.param_server.weight_shards import Push, PushId, Shards, place_servers
 from asr_am.distributed.strategies.local import Local
 from asr_am.distributed.strategies.ps_async import AsyncServer, PsAsync
 from asr_am.distributed.strategies.ps_sync import PsSync, SyncServer
@@ -219,7 +219,7 @@ def on_one_server(main: Callable[[PspServer, Callable[..., None]], None], **opti
         server = server_of(team, **options)
 
         def push(worker: int, t: int, g: float = 1.0, frames: float = 1.0) -> None:
-            server.push(Push(worker, t, torch.full((2,), g), frames, 0.4, worker))
+            server.push(Push(worker, t, torch.full((2,), g), frames, 0.4, 4 * t + worker, PushId(0, 0, t + 1)))
 
         main(server, push)
 

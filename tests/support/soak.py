@@ -1,9 +1,9 @@
 """Random faults, by seed, for every strategy: `python -m tests.support.soak 1000`.
 
 A scenario slows learners, varies the time of batches, delays and loses messages, and kills learners. The following must
-hold. Nothing hangs. Every batch is completed exactly once, as counted where gradients are computed. Weights stay
-finite. The held-out loss is close to that of a run without faults. Synchronous strategies give the same bits after
-resuming.
+hold. Nothing hangs. Every batch is completed exactly once, as counted where gradients are computed. Parameter servers
+apply a batch at most once, and those of `ps_async` lose none (see `check_applied`). Weights stay finite. The held-out
+loss is close to that of a run without faults. Synchronous strategies give the same bits after resuming.
 """
 
 from __future__ import annotations
@@ -14,22 +14,27 @@ import random
 import sys
 import time
 import traceback
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 from asr_am.distributed.cluster_config import Cluster, Crash, Faults
+from asr_am.distributed.param_server.server import ParameterServer
+from asr_am.distributed.param_server.weight_shards import Push, mean_gradient
+from asr_am.distributed.strategies import psp
 from asr_am.distributed.strategies.adpsgd import Adpsgd
 from asr_am.distributed.strategies.bmuf import Bmuf
 from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.gtc import Gtc
 from asr_am.distributed.strategies.htm import Htm
 from asr_am.distributed.strategies.hybrid import Hybrid
-from asr_am.distributed.strategies.ps_async import PsAsync
+from asr_am.distributed.strategies.ps_async import AsyncServer, PsAsync
 from asr_am.distributed.strategies.ps_sync import PsSync
 from asr_am.distributed.strategies.psp import Psp
 from asr_am.distributed.strategies.sync import Sync
@@ -93,6 +98,65 @@ def fault_free(name: str) -> Tensor:
     return train(problem_of(name), STRATEGIES[name], cluster=hardware(jitter=0.0))[0].consensus[-1]
 
 
+Applied = defaultdict[tuple[int, int], list[tuple[int, int]]]
+"""(segment, batch) of each applied gradient, in order, by shard and incarnation of the server."""
+
+
+@contextmanager
+def record_applied() -> Iterator[Applied]:
+    """Records what the servers of `ps_async` and `psp` apply."""
+    applied: Applied = defaultdict(list)
+    next_batches: list[int] = []  # of the gradients that the next update applies
+    receive, update = AsyncServer.receive, ParameterServer.update
+
+    def recording_receive(server: AsyncServer, push: Push) -> None:
+        next_batches[:] = [push.batch]
+        receive(server, push)
+
+    def recording_mean(g: Tensor, pushes: Sequence[Push]) -> None:
+        next_batches[:] = [push.batch for push in pushes]
+        mean_gradient(g, pushes)
+
+    def recording_update(server: ParameterServer, lr: float) -> None:
+        applied[server.index, server.team.incarnation] += [(server.drain_count, batch) for batch in next_batches]
+        update(server, lr)
+
+    with (
+        mock.patch.object(AsyncServer, "receive", recording_receive),
+        mock.patch.object(psp, "mean_gradient", recording_mean),
+        mock.patch.object(ParameterServer, "update", recording_update),
+    ):
+        yield applied
+
+
+def check_applied(problem: Problem, applied: Applied, results: dict[int, LearnerResult], at_least_once: bool) -> None:
+    """Checks that no server applied a batch twice.
+
+    Args:
+        problem: the problem.
+        applied: what the servers applied.
+        results: results of the learners that live.
+        at_least_once: servers that never died must have applied every batch, except for the last one that each dead
+            learner completed.
+    """
+    for (shard, _), batches in applied.items():
+        assert max(Counter(batches).values()) == 1, f"shard {shard}: batches were applied twice"
+    records = [record for result in results.values() for record in result.records]  # a restarted learner lacks some
+    completed = {
+        (problem.segments.index(record.segment), done.batch): (done.owner, done.incarnation)
+        for record in records
+        for done in record.completions
+    }
+    for result in results.values():
+        server = getattr(result.strategy, "server", None)
+        if at_least_once and server is not None and server.team.incarnation == 0:
+            missing = [completed[key] for key in completed.keys() - set(applied[server.index, 0])]
+            for owner, incarnation in missing:
+                dead = owner not in results or results[owner].strategy.team.incarnation > incarnation
+                assert dead, f"shard {server.index}: a batch of learner {owner} was not applied"
+            assert len(set(missing)) == len(missing), f"shard {server.index}: batches were not applied"
+
+
 def run(name: str, seed: int) -> Counter[str]:
     """Runs a scenario.
 
@@ -103,10 +167,13 @@ def run(name: str, seed: int) -> Counter[str]:
         AssertionError: the result is not what it must be.
     """
     seen: Counter[str] = Counter()
-    results = train_through_crashes(name, seed, make_cluster(name, seed), seen)
+    with record_applied() as applied:
+        results = train_through_crashes(name, seed, make_cluster(name, seed), seen)
+    if name in FAULT_TOLERANT & WITH_SERVERS:
+        check_applied(problem_of(name), applied, results, at_least_once=name == "ps_async")
     for result in results.values():
         seen.update(result.strategy.team.comm_stats.faults)
-        for kind in ("half_done", "late_gradients"):
+        for kind in ("half_done", "late_gradients", "duplicate_gradients"):
             seen[kind] += result.strategy.metrics[kind]
         seen["rejoined"] += result.strategy.team.incarnation
         assert result.replica.isfinite().all() and result.consensus[-1].isfinite().all()

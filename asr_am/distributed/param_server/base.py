@@ -5,7 +5,10 @@ beside the learner of some rank or on a dedicated rank. Learners are workers: th
 drained, all of them hold the servers' weights, which are the consensus.
 
 A learner that dies takes down the server on its rank. The replacement takes the newest copy of the shard that a worker
-holds, with its version. The shard's momentum is lost, and so are updates that no worker had pulled.
+holds, with its version. The shard's momentum is lost, and so are updates that no worker had pulled. The replacement
+does not know which batches that copy contains: a push that the dead server had applied but not acknowledged, or a batch
+that is computed again, may act twice on it. Servers that live on drop the second gradient of a batch of the segment
+(`metrics["duplicate_gradients"]`).
 """
 
 from __future__ import annotations
@@ -86,7 +89,12 @@ class ParameterServerStrategy(Strategy):
             skip: shards that are not pushed.
         """
         assert step_result.lease.batch is not None, "a LeaseQueue has no idle turns"
-        self.worker.push(t, step_result.num_frames, step_result.lr, step_result.lease.batch, skip)
+        frames, lr, batch = step_result.num_frames, step_result.lr, step_result.lease.batch
+        self.worker.push(self._drain_count, t, frames, lr, batch, skip)
+
+    def _flush(self) -> None:
+        """Waits until the servers have answered the last push."""
+        self.worker.wait_for_next_step()
 
     def _clip(self) -> None:
         """Clips this worker's own gradient: a server that does not wait for the others sees only its shard."""
@@ -98,7 +106,7 @@ class ParameterServerStrategy(Strategy):
         self._start()
         if self.team.rank in self.workers:
             self.worker.announce_drained(self._drain_count)
-            self.worker.flush()
+            self._flush()
         self.team.gather(torch.zeros(0, dtype=torch.float64))  # barrier: all that was pushed is applied or dropped
         self._drain_count += 1
         if self.server is not None:

@@ -20,7 +20,15 @@ import torch
 from torch import Tensor
 
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
-from asr_am.distributed.param_server.weight_shards import METADATA_LEN, Push, Shards, read_push
+from asr_am.distributed.param_server.weight_shards import (
+    METADATA_LEN,
+    NO_PUSH,
+    Push,
+    PushId,
+    Shards,
+    pack_answer,
+    read_push,
+)
 from asr_am.distributed.team import Message, Team
 
 log = logging.getLogger(__name__)
@@ -40,7 +48,8 @@ class ServerContext:
         workers: all ranks that compute gradients.
         metrics: counts of the strategy.
         staleness: staleness counts of the strategy.
-        deliver_local: called as f(shard, t, w_i) in place of a message to the worker of the same rank.
+        deliver_local: called as f(shard, t, w_i, acknowledged, slowest) in place of a message to the worker of the
+            same rank.
     """
 
     team: Team
@@ -48,7 +57,7 @@ class ServerContext:
     workers: Sequence[int]
     metrics: Counter[str]
     staleness: Counter[int]
-    deliver_local: Callable[[int, int, Tensor], None]
+    deliver_local: Callable[[int, int, Tensor, PushId, int], None]
 
 
 class ParameterServer(ABC):
@@ -65,7 +74,10 @@ class ParameterServer(ABC):
         g: the mean gradient of the shard [n].
         t: version, the number of updates.
         drain_count: number of drains so far.
-        last_step: the newest t that each worker has pushed.
+        last_push: identity of the newest push that each worker has sent.
+        last_step: t of that push.
+        acknowledged: identity of the newest push of each worker that was applied, or dropped for good.
+        applied: (segment, batch) of each gradient that was applied in this segment.
         drained: workers that push nothing more before the next drain, with the first step that they did not push.
         lock: guards all of these.
     """
@@ -77,7 +89,10 @@ class ParameterServer(ABC):
         self.optimizer = Optimizer(self, replace(options, clip_norm=0.0))  # the shard's norm is not the gradient's
         self.t = 0
         self.drain_count = 0
+        self.last_push: dict[int, PushId] = {}
         self.last_step: dict[int, int] = {}
+        self.acknowledged: dict[int, PushId] = {}
+        self.applied: set[tuple[int, int]] = set()
         self.drained: dict[int, int] = {}
         self.lock = self.team.lock()
         self._timeout_changed = self.team.event()
@@ -120,22 +135,28 @@ class ParameterServer(ABC):
         if self.t > push.t:
             self.send(push.worker)
 
-    def on_pull(self, worker: int) -> None:
-        """Handles a worker's request for the shard."""
+    def on_pull(self, worker: int, incarnation: int) -> None:
+        """Handles a worker's request for the shard. incarnation: above 0 when the worker rejoins."""
         self.send(worker)
+
+    def slowest(self, but: int) -> int:
+        """Returns the steps of the slowest worker other than `but`, where the strategy counts them."""
+        return 0
 
     # events, and the update
 
     def push(self, push: Push) -> None:
         """Handles a worker's gradient."""
         with self.lock:
-            if push.t <= self.last_step.get(push.worker, -1):
+            if push.id <= self.last_push.get(push.worker, NO_PUSH):
                 self.on_duplicate(push)
                 return
+            if push.id.segment < self.drain_count:
+                return  # sent to the server that this one replaces. The worker has drained since and waits for nothing
             timeout = self.next_timeout()
             if push.t >= self.drained.get(push.worker, push.t + 1):
                 del self.drained[push.worker]  # the worker was restarted after it had announced its drain
-            self.last_step[push.worker] = push.t
+            self.last_push[push.worker], self.last_step[push.worker] = push.id, push.t
             self.receive(push)
             self.apply_ready()
             if self.next_timeout() != timeout:
@@ -154,12 +175,29 @@ class ParameterServer(ABC):
                 self.drained[worker] = t
                 self.apply_ready()
 
+    def take_new(self, pushes: Sequence[Push]) -> list[Push]:
+        """Returns the pushes whose batch was not applied in this segment, and records that they are applied now.
+
+        A learner may die after its push and before it completes the batch. The batch is then computed again, and the
+        servers that have applied the first gradient drop the second one.
+        """
+        new = []
+        for push in pushes:
+            key = push.id.segment, push.batch
+            if key in self.applied:
+                self.context.metrics["duplicate_gradients"] += 1
+            else:
+                self.applied.add(key)
+                new.append(push)
+        return new
+
     def send(self, worker: int) -> None:
-        """Sends ⟨w_i, t⟩ to a worker."""
+        """Sends ⟨w_i, t⟩ to a worker, and acknowledges its pushes."""
+        acknowledged, slowest = self.acknowledged.get(worker, NO_PUSH), self.slowest(but=worker)
         if worker == self.team.rank:
-            self.context.deliver_local(self.index, self.t, self.w.clone())
+            self.context.deliver_local(self.index, self.t, self.w.clone(), acknowledged, slowest)
         else:
-            self.team.send(worker, "weights", self.t, self.w)
+            self.team.send(worker, "weights", self.t, self.w, pack_answer(acknowledged, slowest))
 
     def broadcast(self) -> None:
         """Sends ⟨w_i, t⟩ to all live workers, from the next rank on, so that servers do not all begin with the same."""
@@ -180,6 +218,7 @@ class ParameterServer(ABC):
         with self.lock:
             self.drain_count = drain_count
             self.drained.clear()
+            self.applied = {key for key in self.applied if key[0] >= drain_count}
             self.clear_pending()
 
     # state
@@ -197,7 +236,10 @@ class ParameterServer(ABC):
             drain_count: number of drains before the checkpoint.
         """
         self.drain_count = drain_count
+        self.last_push.clear()
         self.last_step.clear()
+        self.acknowledged.clear()
+        self.applied.clear()
         if state is not None and state["block"] == self.index and len(state["w"]) == len(self.w):
             self.w.copy_(state["w"])
             self.t = state["t"]
@@ -261,4 +303,4 @@ class ParameterServer(ABC):
             message = self.team.recv("pull")
             if message is not None:
                 with self.lock:
-                    self.on_pull(message.source)
+                    self.on_pull(message.source, message.clock)

@@ -5,23 +5,31 @@ with zeros. Server i is a rank of the team and holds shard i.
 
 Messages from worker to server, by tag (clock, then tensors):
 
-    push     t, g_i [n], metadata [METADATA_LEN]    a gradient taken at the weights of step (or version) t
+    push     t, g_i [n], metadata [METADATA_LEN]    a gradient taken at the weights of step (or version) t. The metadata
+                                                    names its batch and the push (`PushId`)
     away     number of the drain, t [1]             the worker is drained: it pushes nothing more before that drain.
                                                     Pushes of steps below t may still be under way
-    pull     0                                      asks for the shard
+    pull     0, or the worker's incarnation         asks for the shard. The incarnation says that the worker rejoins
     copy     t, w_i [n]                             answers lost: the worker's newest copy of the shard
 
 Messages from server to worker:
 
-    weights  t, w_i [n]                             the shard in version t
+    weights  t, w_i [n], answer [ANSWER_LEN]        the shard in version t. The answer has the `PushId` of the worker's
+                                                    newest push that the server has applied, or dropped for good, and
+                                                    the steps of the slowest other worker (`ps_async` with a bound)
     heard    number of the drain                    acknowledges away
     lost     0                                      asks for the worker's copy, after a restart of the server
+
+A worker resends its push until the server answers it: with an acknowledgement of that push (`ps_async`), or with a
+later step (`ps_sync`, `psp`). Under `ps_async` a higher version alone is no answer, as the pushes of others raise it
+too. A server recognises a push that it has received before by its `PushId`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +37,25 @@ from torch import Tensor
 from asr_am.distributed.team import Message
 from asr_am.errors import InputError
 
-METADATA_LEN = 6  # three float64 numbers, reinterpreted as float32
+METADATA_LEN = 9  # three float64 numbers reinterpreted as float32, and a PushId
+ANSWER_LEN = 4  # a PushId, and a number of steps
+
+
+class PushId(NamedTuple):
+    """Identity of a push among those of its worker. It ascends from push to push, also over restarts.
+
+    Attributes:
+        segment: number of drains before it.
+        incarnation: number of restarts of the worker.
+        step: number of the push in the segment, from 1. A worker that rejoins continues from the slowest one's.
+    """
+
+    segment: int
+    incarnation: int
+    step: int
+
+
+NO_PUSH = PushId(-1, 0, 0)  # precedes every push
 
 
 @dataclass(frozen=True)
@@ -103,6 +129,7 @@ class Push:
         frames: frames of the batch.
         lr: learning rate that the worker's schedule asks for.
         batch: number of the batch in the epoch.
+        id: identity of the push, the same when it is resent.
     """
 
     worker: int
@@ -111,18 +138,36 @@ class Push:
     frames: float
     lr: float
     batch: int
+    id: PushId
 
 
-def pack_metadata(frames: float, lr: float, batch: int) -> Tensor:
-    """Packs three float64 numbers into a float32 tensor [METADATA_LEN] without loss, as messages carry only float32."""
-    return torch.tensor([frames, lr, batch], dtype=torch.float64).view(torch.float32)
+def pack_metadata(frames: float, lr: float, batch: int, push_id: PushId) -> Tensor:
+    """Packs numbers into a float32 tensor [METADATA_LEN] without loss, as messages carry only float32."""
+    numbers = torch.tensor([frames, lr, batch], dtype=torch.float64).view(torch.float32)
+    return torch.cat([numbers, torch.tensor(push_id, dtype=torch.float32)])
+
+
+def make_push(worker: int, t: int, g: Tensor, metadata: Tensor) -> Push:
+    """Returns the push of a gradient [n] with packed metadata [METADATA_LEN]."""
+    frames, lr, batch = metadata[:6].clone().view(torch.float64).tolist()
+    return Push(worker, t, g, frames, lr, int(batch), PushId(*(int(x) for x in metadata[6:])))
 
 
 def read_push(message: Message) -> Push:
     """Returns the push that a message carries."""
     g, metadata = message.tensors
-    frames, lr, batch = metadata.clone().view(torch.float64).tolist()
-    return Push(message.source, message.clock, g, frames, lr, int(batch))
+    return make_push(message.source, message.clock, g, metadata)
+
+
+def pack_answer(acknowledged: PushId, slowest: int) -> Tensor:
+    """Packs the answer [ANSWER_LEN] of a server to a worker (see the table of messages)."""
+    return torch.tensor([*acknowledged, slowest], dtype=torch.float32)
+
+
+def read_answer(answer: Tensor) -> tuple[PushId, int]:
+    """Returns the newest push that is acknowledged, and the steps of the slowest other worker."""
+    segment, incarnation, step, slowest = (int(x) for x in answer)
+    return PushId(segment, incarnation, step), slowest
 
 
 def mean_gradient(g: Tensor, pushes: Sequence[Push]) -> None:

@@ -2,7 +2,7 @@
 
 Shards that arrive are kept aside until the worker applies them, because gradients are computed at `params.w`. A worker
 that waits for longer than its timeout repeats its last push or its request, which a lost message or a dead server may
-have left unanswered. Servers recognise a repeated gradient by its t. The messages are described in `weight_shards`.
+have left unanswered. Servers recognise a repeated push by its `PushId`. The messages are described in `weight_shards`.
 
 Shapes: N elements of all parameters, n of a shard.
 """
@@ -17,7 +17,16 @@ from torch import Tensor
 
 from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.param_server.server import ParameterServer
-from asr_am.distributed.param_server.weight_shards import METADATA_LEN, Push, Shards, pack_metadata
+from asr_am.distributed.param_server.weight_shards import (
+    ANSWER_LEN,
+    METADATA_LEN,
+    NO_PUSH,
+    PushId,
+    Shards,
+    make_push,
+    pack_metadata,
+    read_answer,
+)
 from asr_am.distributed.team import LearnerLost, Team
 
 MAX_DEAD_CHECKS = 5  # checks in a row that find a server dead, after which the run ends
@@ -45,16 +54,21 @@ class Worker:
         self.versions = [0] * len(shards)
         self._arrived: dict[int, tuple[int, Tensor]] = {}  # newest (t, w_i) of each shard that is not applied yet
         self._shard_arrived = team.event()
-        self._lock = team.lock()  # guards versions, _arrived, _push_times, _restarted, and writes to params.w
+        self._lock = team.lock()  # guards versions, _arrived, _push_times, _restarted, answers, and writes to params.w
         self._g = torch.zeros(len(shards) * shards.size)
         self._metadata = torch.zeros(METADATA_LEN)
         self._pushed: list[int] | None = None  # t of each shard in the last push, None since the last drain
+        self._push_id = NO_PUSH  # of the last push
+        self._step = 0  # number of pushes in the segment, in a restarted worker beginning with those of the slowest
+        self._acknowledged = [NO_PUSH] * len(shards)  # newest push that each server has acknowledged
+        self._slowest = [0] * len(shards)  # steps of the slowest other worker, as each server answered last
+        self._rejoining = 0  # this worker's incarnation while it rejoins
         self._push_times: list[dict[int, float]] = [{} for _ in shards.ranks]  # by shard of another rank: t to time
         self._drain_announced: int | None = None  # number of the drain that this worker waits for
-        self._acked: set[int] = set()  # shards whose servers know that
+        self._drain_acked: set[int] = set()  # shards whose servers know that
         self._drain_changed = team.event()
         self._restarted: set[int] = set()  # shards whose servers were restarted since the last retry
-        team.register_tag("weights", shards.size)
+        team.register_tag("weights", shards.size, ANSWER_LEN)
         team.register_tag("lost")
         team.register_tag("heard")
 
@@ -71,10 +85,13 @@ class Worker:
 
     # pushing
 
-    def push(self, t: Sequence[int], frames: float, lr: float, batch: int, skip: Sequence[int] = ()) -> None:
+    def push(
+        self, segment: int, t: Sequence[int], frames: float, lr: float, batch: int, skip: Sequence[int] = ()
+    ) -> None:
         """Pushes `params.g`, shard by shard.
 
         Args:
+            segment: number of drains before it.
             t: step or version of each shard that the gradient was taken at.
             frames: frames of the batch.
             lr: learning rate.
@@ -82,7 +99,9 @@ class Worker:
             skip: shards that are not pushed.
         """
         self._g[: len(self._params)].copy_(self._params.g)
-        self._metadata, self._pushed = pack_metadata(frames, lr, batch), list(t)
+        self._step += 1
+        self._push_id = PushId(segment, self._team.incarnation, self._step)
+        self._metadata, self._pushed = pack_metadata(frames, lr, batch, self._push_id), list(t)
         for shard in self._server_order():
             if shard not in skip:
                 if self._shards.ranks[shard] != self._team.rank:
@@ -102,33 +121,48 @@ class Worker:
             self._team.send(server, "push", t, g, self._metadata)
             return
         assert self.server is not None
-        frames, lr, batch = self._metadata.view(torch.float64).tolist()
-        self.server.push(Push(server, t, g.clone(), frames, lr, int(batch)))
+        self.server.push(make_push(server, t, g.clone(), self._metadata))
 
     # pulling
 
     def flush(self) -> None:
-        """Waits until every server has answered the last push."""
+        """Waits until every server has acknowledged the last push."""
+        if self._pushed is not None:
+            self.wait([-1] * len(self._shards), len(self._shards), acknowledged=True)
+
+    def wait_for_next_step(self) -> None:
+        """Waits until every server is beyond the step of the last push, with or without its gradient."""
         if self._pushed is not None:
             self.wait([t + 1 for t in self._pushed], len(self._shards))
 
-    def wait(self, versions: Sequence[int], num_required: int) -> None:
+    def wait(self, versions: Sequence[int], num_required: int, acknowledged: bool = False) -> None:
         """Waits until enough shards are here.
 
         Args:
             versions: least version of each shard that counts.
             num_required: number of shards to wait for.
+            acknowledged: a shard counts only if its server has acknowledged the last push.
 
         Raises:
             LearnerLost: a server died and will not be replaced.
         """
         versions, dead_checks = list(versions), Counter[int]()
+        waiting_for: list[int] = []
+        deadline = 0.0
         while True:
             self._shard_arrived.clear()
-            missing = [shard for shard in range(len(self._shards)) if self.newest(shard) < versions[shard]]
+            missing = [
+                shard for shard in range(len(self._shards))
+                if self.newest(shard) < versions[shard]
+                or (acknowledged and self._acknowledged[shard] < self._push_id)
+            ]  # fmt: skip
             if len(self._shards) - len(missing) >= num_required:
                 return
-            if not self._shard_arrived.wait(self._timeout) or self._restarted:
+            if missing != waiting_for:  # other arrivals do not defer a retry
+                waiting_for, deadline = missing, self._team.now() + self._timeout
+            left = deadline - self._team.now()
+            if left <= 0 or not self._shard_arrived.wait(left) or self._restarted:
+                deadline = self._team.now() + self._timeout
                 with self._lock:
                     restarted, self._restarted = self._restarted, set()
                 if self._pushed is None:
@@ -166,21 +200,32 @@ class Worker:
                     self.versions[shard] = t
         return sum(t < least for t, _ in arrived.values())
 
-    def on_shard(self, shard: int, t: int, w: Tensor) -> None:
-        """Keeps a shard [n] that arrived, unless a newer version is here."""
+    def on_shard(self, shard: int, t: int, w: Tensor, acknowledged: PushId, slowest: int) -> None:
+        """Keeps a shard that arrived, unless a newer version is here.
+
+        Args:
+            shard: the shard.
+            t: its version.
+            w: its weights [n].
+            acknowledged: newest push of this worker that the server has applied or dropped.
+            slowest: steps of the slowest other worker.
+        """
         with self._lock:
             if t > self.newest(shard):
                 self._arrived[shard] = t, w
+            # messages may overtake each other
+            self._acknowledged[shard] = max(self._acknowledged[shard], acknowledged)
+            self._slowest[shard] = slowest
         self._shard_arrived.set()
 
     def pull(self, shards: Sequence[int]) -> None:
         """Asks the servers of these shards to send them."""
         for shard in shards:
             if self._shards.ranks[shard] != self._team.rank:
-                self._team.send(self._shards.ranks[shard], "pull", 0)
+                self._team.send(self._shards.ranks[shard], "pull", self._rejoining)
             elif self.server is not None:
                 with self.server.lock:
-                    self.server.on_pull(self._team.rank)
+                    self.server.on_pull(self._team.rank, self._rejoining)
 
     def _discard(self, shard: int) -> None:
         """Makes any version of a shard count as newer than the copy here."""
@@ -205,7 +250,7 @@ class Worker:
 
     def announce_drained(self, drain_count: int) -> None:
         """Tells all servers that this worker pushes nothing more before the next drain, and its first missing step."""
-        self._acked.clear()
+        self._drain_acked.clear()
         self._drain_announced = drain_count
         for shard in self._server_order():
             self._announce_drained_to(shard, drain_count)
@@ -217,12 +262,13 @@ class Worker:
         if server != self._team.rank:
             self._team.send(server, "away", drain_count, torch.tensor([float(t)]))
         elif self.server is not None:
-            self._acked.add(shard)
+            self._drain_acked.add(shard)
             self.server.mark_drained(server, t, drain_count)
 
     def pull_versions(self, versions: Sequence[int]) -> None:
         """Pulls all shards in these versions, when the team is drained and no push waits for an answer."""
         self._pushed = self._drain_announced = None
+        self._step = 0
         with self._lock:
             for times in self._push_times:
                 times.clear()
@@ -234,7 +280,8 @@ class Worker:
         self.apply_arrived()
 
     def pull_all(self) -> None:
-        """Pulls the shard of every live server, in any version."""
+        """Pulls the shard of every live server, in any version, and continues from the slowest worker's steps."""
+        self._rejoining = self._team.incarnation
         alive = self._team.live_ranks()
         live_shards = [shard for shard, server in enumerate(self._shards.ranks) if server in alive]
         for shard in live_shards:
@@ -242,6 +289,7 @@ class Worker:
         self.pull(live_shards)
         self.wait([0 if shard in live_shards else -1 for shard in range(len(self._shards))], len(self._shards))
         self.apply_arrived()
+        self._step, self._rejoining = max(self._slowest), 0
 
     # tasks
 
@@ -251,7 +299,7 @@ class Worker:
             if message is not None:
                 shard = self._shards.ranks.index(message.source)
                 self._record_latency(shard, message.clock)
-                self.on_shard(shard, message.clock, message.tensors[0])
+                self.on_shard(shard, message.clock, message.tensors[0], *read_answer(message.tensors[1]))
 
     def _record_latency(self, shard: int, t: int) -> None:
         """Records the latency of a pull. Version t answers the newest push below t, and supersedes earlier ones."""
@@ -272,7 +320,7 @@ class Worker:
                     self.versions[shard], self._shards.padded(self._params.w, shard)
                 )  # fmt: skip
             self._team.send(message.source, "copy", max(t, 0), copy)
-            self._acked.discard(shard)  # the restarted server does not know that this worker is drained
+            self._drain_acked.discard(shard)  # the restarted server does not know that this worker is drained
             self._drain_changed.set()
             with self._lock:
                 self._restarted.add(shard)
@@ -282,15 +330,15 @@ class Worker:
         while True:
             message = self._team.recv("heard")
             if message is not None and message.clock == self._drain_announced:
-                self._acked.add(self._shards.ranks.index(message.source))
+                self._drain_acked.add(self._shards.ranks.index(message.source))
 
     def _retry_loop(self) -> None:
         """While this worker is drained, repeats the announcement to servers that have not acknowledged it."""
         while True:
             self._drain_changed.wait()
             self._drain_changed.clear()
-            while (announced := self._drain_announced) is not None and len(self._acked) < len(self._shards):
+            while (announced := self._drain_announced) is not None and len(self._drain_acked) < len(self._shards):
                 self._team.sleep(self._timeout)
-                for shard in set(range(len(self._shards))) - self._acked:
+                for shard in set(range(len(self._shards))) - self._drain_acked:
                     if self._drain_announced == announced:
                         self._announce_drained_to(shard, announced)

@@ -36,7 +36,7 @@ class PsSync(ParameterServerStrategy):
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         self._start()
-        self.worker.flush()
+        self._flush()
         self.worker.apply_arrived()  # w^t
         step_result = gradient(None)  # g_j
         if step_result is None:
@@ -96,6 +96,7 @@ class SyncServer(ParameterServer):
         if self._lr is not None and (not self._clips or self._clip_mean()):
             self.update(self._lr)  # w_i^{t+1}
             self._lr = None
+            self.acknowledged.update(self.last_push)  # nobody pushes for t + 1 before it has w_i^{t+1}
             self.broadcast()
 
     def _all_pushed(self) -> bool:

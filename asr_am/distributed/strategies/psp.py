@@ -12,6 +12,11 @@ paper's η is α/k), u the optimizer's rule. With c = k and b = 1 it is `ps_sync
 limits the norm of a worker's own gradient and there that of the mean. Points that the printed algorithm leaves open:
 
 - One gradient of a worker counts in a step. One for a later step is kept until then.
+- A batch is applied once at a server. A second gradient of it, after the death of a learner that had pushed but not
+  completed the batch, counts in d like the response of a drained worker, without data. Nothing but t changes in a step
+  in which all gradients are such.
+- A push is repeated only while its worker waits for the next step. If a message is lost and the server goes on without
+  the gradient, it is dropped like a late one, uncounted.
 - The first pull is complete, and so is every pull of a drain.
 - A worker that is behind continues with the step that the share b of its shards is of. A server continues with the
   oldest step that gradients still arrive for. Otherwise, after a restart or lost messages, all that they send would be
@@ -25,8 +30,9 @@ limits the norm of a worker's own gradient and there that of the mean. Points th
   Servers then wait for those c workers, not for the first c, so a slow one among them delays all.
 
 Staleness is counted as that of the oldest shard that a gradient was taken at. Gradients that a worker knows to be late
-everywhere are `applied=False`. `metrics` counts `late_gradients`, shards of gradients that servers dropped, and
-`late_blocks`, shards of weights that workers dropped.
+everywhere are `applied=False`. `metrics` counts `late_gradients` and `duplicate_gradients`, shards of gradients that
+servers dropped because they were late or of a batch that was applied before, and `late_blocks`, shards of weights that
+workers dropped.
 """
 
 from __future__ import annotations
@@ -193,10 +199,12 @@ class PspServer(ParameterServer):
         self._quorum_since: float | None = None  # time at which c gradients of step t were complete
 
     def receive(self, push: Push) -> None:
-        if push.t >= self.t:
+        # a dead learner may have left a gradient for the step that its replacement begins with
+        if push.t >= self.t and push.worker not in self._gradients.get(push.t, {}):
             self._gradients.setdefault(push.t, {})[push.worker] = push
         else:
             self.context.metrics["late_gradients"] += 1
+            self.acknowledged[push.worker] = push.id
             if push.worker not in self._known:
                 self.send(push.worker)  # it may wait for an answer that this server's last incarnation did not send
         self._known.add(push.worker)
@@ -241,9 +249,13 @@ class PspServer(ParameterServer):
         k = len(self.context.workers)
         pushed = {push.worker for push in pushes}
         d = len(pushes) + sum(j not in pushed and first <= self.t for j, first in self.drained.items())
-        self.team.simulate_cost("averaging", len(pushes) * len(self.g))
-        mean_gradient(self.g, pushes)  # g_i / d
-        self.update(lr_of(pushes) * (d / k))
+        self.acknowledged.update((push.worker, push.id) for push in pushes)
+        if new := self.take_new(pushes):
+            self.team.simulate_cost("averaging", len(new) * len(self.g))
+            mean_gradient(self.g, new)  # g_i / d
+            self.update(lr_of(new) * (d / k))
+        else:
+            self.t += 1
         self.broadcast()
 
     def sends_to(self, worker: int) -> bool:
