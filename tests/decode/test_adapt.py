@@ -27,7 +27,7 @@ from asr_am.hmm.gmm import DiagGmms
 from asr_am.hmm.gmm_system import TRANSFORMS, UNADAPTED, GmmSystem
 from asr_am.lang.prepare import prepare_lm
 from asr_am.options import build
-from tests.hmm.test_train_adapted import trained  # noqa: F401 (a fixture)
+from tests.support.gmm_training import train_systems
 from tests.support.synthetic_speech import Spoken
 
 OPTIONS = AdaptOptions(
@@ -37,7 +37,12 @@ OPTIONS = AdaptOptions(
 
 
 @pytest.fixture(scope="module")
-def paths(trained: tuple[Path, dict[str, Spoken]]) -> AdaptationPaths:  # noqa: F811
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Spoken]]:
+    return train_systems(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def paths(trained: tuple[Path, dict[str, Spoken]]) -> AdaptationPaths:
     root, sets = trained
     for name in ("lm", "graph", "data/lm"):
         (root / name).mkdir()

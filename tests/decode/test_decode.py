@@ -16,17 +16,13 @@ from asr_am.decode.decode_set import choose, ctm_name, decode_sets, word_errors
 from asr_am.decode.graph import read_hclg
 from asr_am.decode.lattice import LmScale, read_lattices
 from asr_am.decode.scorer import Window
-from asr_am.decode.search import SearchOptions
-from asr_am.decode.shards import Decoded, DecodeOptions
+from asr_am.decode.shards import Decoded
 from asr_am.decode.system import System
 from asr_am.errors import InputError
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
 from asr_am.transcribe import load
-from tests.support.decoding_corpus import write_network, write_system
-
-GRID = (LmScale(5.0), LmScale(10.0), LmScale(10.0, 0.5))
-OPTIONS = DecodeOptions(SearchOptions(beam=10.0, lattice_beam=3.0), GRID, nbest=3)
+from tests.support.decoding_corpus import GRID, OPTIONS, write_network, write_system
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from asr_am.distributed.simulator.epoch_timing import time_epoch
 from asr_am.distributed.strategies.bmuf import Bmuf
 from asr_am.distributed.strategies.gtc import Gtc
 from asr_am.distributed.strategies.htm import Htm
-from tests.distributed.test_ibm_clusters import config
+from tests.support.cluster_files import config
 
 SECONDS = 0.1485  # of a batch
 MEGABYTES = 97.2e6

@@ -20,9 +20,8 @@ from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
 from asr_am.errors import InputError
-from tests.distributed.test_gtc import Seen
-from tests.distributed.test_resume import check_resume, without
 from tests.support import reference_algorithms as reference
+from tests.support.strategy_checks import Seen, check_resume, without
 from tests.support.toy_problem import Problem, heldout, start_weights
 from tests.support.toy_training import LearnerResult, MakeStrategy, train
 

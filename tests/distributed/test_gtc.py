@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +20,7 @@ from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
 from asr_am.errors import InputError
+from tests.support.strategy_checks import Seen
 from tests.support.toy_problem import Problem, heldout, make_model, start_weights
 from tests.support.toy_training import LearnerResult, MakeStrategy, hardware, train, train_single
 
@@ -28,27 +28,6 @@ PROBLEM = Problem()  # 105 rounds of 4 learners, 5 incomplete
 TAU = 20.0  # for sums over frames: a ninth of all elements is sent
 MEAN_TAU = 0.5
 MEAN = partial(Gtc, threshold=MEAN_TAU, frames="mean")
-
-
-@dataclass
-class Seen:
-    """A `WrapGradient` that keeps every gradient [N] and denominator by learner, and the learning rates."""
-
-    g: defaultdict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
-    loss_denominator: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    rate: list[float] = field(default_factory=list)
-
-    def __call__(self, team: Team, strategy: Strategy, gradient: GradientFn) -> GradientFn:
-        def seen(on_bucket: BucketHook | None) -> StepResult | None:
-            step_result = gradient(on_bucket)
-            if step_result is not None:
-                self.g[team.rank].append(strategy.params.g.clone())
-                self.loss_denominator[team.rank].append(step_result.lease.loss_denominator)
-                if team.rank == 0:
-                    self.rate.append(step_result.lr)
-            return step_result
-
-        return seen
 
 
 def replay(seen: Seen, tau: float, momentum: str, sums: bool) -> tuple[Tensor, list[Tensor]]:

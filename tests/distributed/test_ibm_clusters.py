@@ -6,28 +6,20 @@ scripts/bench/ibm_table3.py reproduces their whole table.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from asr_am.distributed.cluster_config import Cluster, Faults, Workload
 from asr_am.distributed.simulator.epoch_timing import EpochTime, time_epoch
 from asr_am.errors import InputError
-from asr_am.stages.app import ROOT, values
+from asr_am.stages.app import ROOT
+from tests.support.cluster_files import config
 
 ROUNDS = 13_393  # of an epoch, on either cluster
 SHARE = 40  # rounds that are simulated
 RING = 2 * 15 / 16 * 165e6  # bytes that each of 16 learners sends
-
-
-@cache
-def config(*overrides: str) -> dict[str, Any]:
-    with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
-        cfg = compose("config", list(overrides))
-    return {name: values(cfg[name]) for name in ("cluster", "workload", "strategy")}
 
 
 WORKLOAD = Workload.build(config("workload=swb2000_lstm")["workload"])

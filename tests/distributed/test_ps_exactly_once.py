@@ -42,10 +42,12 @@ class Hangs(Exception):
     """The run takes too long in virtual time."""
 
 
-def train(make: MakeStrategy, cluster: Cluster, seed: int = 1, limit: float = 2000.0) -> dict[int, LearnerResult]:
+def train(
+    make: MakeStrategy, cluster: Cluster, seed: int = 1, limit: float = 2000.0, servers: int = 0
+) -> dict[int, LearnerResult]:
     """Trains the problem, and raises `Hangs` if that takes longer than `limit` seconds of virtual time."""
     shared = Training(PROBLEM, make)
-    simulated = SimCluster(cluster, Workload("toy", seconds_per_batch={"toy": 1.0}), PROBLEM.learners, seed)
+    simulated = SimCluster(cluster, Workload("toy", seconds_per_batch={"toy": 1.0}), PROBLEM.learners + servers, seed)
 
     def stop() -> None:
         raise Hangs
@@ -218,6 +220,13 @@ def test_a_bound_of_0_never_hangs(seed: int, applied: Applied) -> None:
     results = train(partial(ASYNC, timeout=3.0, bound=0), cluster, seed, limit=20_000.0)
     check_applied(PROBLEM, applied, results, at_least_once=True)
     assert all(torch.equal(result.replica, results[0].replica) for result in results.values())
+
+
+@pytest.mark.parametrize("bound", [None, 0])
+def test_a_dedicated_server_that_rejoins_is_no_worker(bound: int | None) -> None:
+    make = partial(PsAsync, servers=2, timeout=2.0, apart=True, bound=bound)
+    cluster = hardware(hosts=3, faults={"crashes": [{"learner": 4, "at": 5.1, "restart_after": 1.0}]})
+    assert sorted(train(make, cluster, servers=2)) == [0, 1, 2, 3, 4, 5]
 
 
 # the format

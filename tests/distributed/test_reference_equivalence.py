@@ -22,17 +22,12 @@ from asr_am.distributed.strategies.topology import mixing_row
 from asr_am.distributed.strategy import Strategy
 from asr_am.errors import InputError
 from tests.support import reference_algorithms as reference
+from tests.support.strategy_checks import MATRICES, PAIRS
 from tests.support.toy_problem import Problem
 from tests.support.toy_training import LearnerResult, MakeStrategy, train, train_single
 
 PROBLEM = Problem()  # 105 rounds of 4 learners, 5 incomplete
 CLOSE = partial(torch.testing.assert_close, rtol=0.0, atol=1e-5)
-PAIRS = partial(reference.pairs, 4)
-MATRICES: dict[str, Callable[[int], Tensor]] = {
-    "pairs": PAIRS,
-    "ring": lambda step: reference.ring(4),
-    "all": lambda step: torch.full((4, 4), 0.25, dtype=torch.float64),
-}
 
 
 def assert_agree(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-import torch
 
 from asr_am.distributed.flat_params import BucketHook
 from asr_am.distributed.leases import GradientFn, StepResult
@@ -24,8 +23,7 @@ from asr_am.distributed.strategies.psp import Psp
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
-from tests.support.toy_problem import Problem
-from tests.support.toy_training import Checkpoints, LearnerResult, WrapGradient, hardware, train
+from tests.support.strategy_checks import check_resume, without
 
 SYNCHRONOUS = {
     "sync": Sync, "sync of weights": partial(Sync, form="weights"), "hybrid": Hybrid, "dpsgd": Dpsgd,
@@ -49,25 +47,6 @@ def in_phase(team: Team, strategy: Strategy, gradient: GradientFn) -> GradientFn
     return timed
 
 
-def check_resume(make: Callable[..., Strategy], options: OptimizerOptions, wrap: WrapGradient) -> None:
-    """Stops after several segments, resuming with new learners each time, and compares with an uninterrupted run."""
-    problem = Problem(batches=43, epochs=2, rounds_per_segment=4, options=options)
-    settings = {"wrap": wrap, "cluster": hardware(jitter=0.0)}
-    full = train(problem, make, **settings)  # type: ignore[arg-type]
-    saved = Checkpoints()
-    parts: dict[int, list[LearnerResult]] = {rank: [] for rank in full}
-    for until in (1, 2, 4, None):
-        for rank, result in train(problem, make, checkpoints=saved, until=until, **settings).items():  # type: ignore[arg-type]
-            parts[rank].append(result)
-    for rank, result in full.items():
-        last = parts[rank][-1]
-        found = [w for part in parts[rank] for w in part.consensus]
-        assert all(torch.equal(a, b) for a, b in zip(result.consensus, found, strict=True))
-        assert torch.equal(result.replica, last.replica)
-        assert [done for part in parts[rank] for done in part.computed] == result.computed
-        assert last.strategy.staleness == result.strategy.staleness and last.strategy.metrics == result.strategy.metrics
-
-
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 @pytest.mark.parametrize("make", SYNCHRONOUS.values(), ids=SYNCHRONOUS)
 def test_synchronous_strategies_resume_with_the_same_bits(make: Callable[..., Strategy], kind: str) -> None:
@@ -85,16 +64,6 @@ def test_parameter_servers_resume_with_the_same_bits(make: Callable[..., Strateg
 
 
 # mutants: states that lack something
-
-
-def without(strategy: type[Strategy], key: str) -> type[Strategy]:
-    """Returns the strategy with checkpoints that hold the initial value of `key`."""
-
-    class Forgetting(strategy):  # type: ignore[misc, valid-type]
-        def load_state_dict(self, state: dict[str, object]) -> None:
-            super().load_state_dict({**state, key: self.state_dict()[key]})
-
-    return Forgetting
 
 
 @pytest.mark.parametrize(

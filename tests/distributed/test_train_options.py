@@ -26,10 +26,10 @@ from asr_am.train import gradient
 from asr_am.train.schedule import Schedule
 from asr_am.train.simulate import train_virtually
 from asr_am.train.train_options import TrainOptions
-from tests.distributed.test_reference_equivalence import MATRICES
 from tests.support import reference_algorithms as reference
 from tests.support.egs_examples import write_examples
 from tests.support.soak import FAULT_TOLERANT, STRATEGIES
+from tests.support.strategy_checks import MATRICES
 from tests.support.toy_problem import Problem
 from tests.support.toy_training import hardware, in_lockstep, train
 

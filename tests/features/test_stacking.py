@@ -22,8 +22,7 @@ from asr_am.hmm.states import StateTable
 from asr_am.model.lstm_lookahead import Lstm, LstmOptions
 from asr_am.model.model_file import load_acoustic_model, save_model
 from asr_am.transcribe import main
-from tests.decode.test_decode import OPTIONS
-from tests.support.decoding_corpus import write_system
+from tests.support.decoding_corpus import OPTIONS, write_system
 from tests.support.manifest_corpus import RATE
 
 KIND = "lfbe64_lfr"

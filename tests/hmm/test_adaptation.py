@@ -13,7 +13,7 @@ from asr_am.errors import InputError
 from asr_am.features.adapted import MATRIX, Projection, apply, open_features, read_transforms, write_transforms
 from asr_am.hmm.adaptation import FmllrOptions, adapt_speakers, aligned_groups
 from asr_am.hmm.frames import FrameStore
-from tests.hmm.test_fmllr import D, model, random_transforms, sample_frames
+from tests.support.gmm_cases import D, model, random_transforms, sample_frames
 from tests.support.synthetic_speech import make_lang, speak, store, write_features
 
 FRAMES = {"long": 1500, "middle": 200, "brief": 20}  # by speaker

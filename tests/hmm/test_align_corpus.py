@@ -6,10 +6,8 @@ import gzip
 from dataclasses import replace
 from pathlib import Path
 
-import kaldiio
 import numpy as np
 import pytest
-from lhotse import SupervisionSegment, SupervisionSet
 
 from asr_am.errors import InputError
 from asr_am.hmm import align_corpus as module
@@ -19,37 +17,13 @@ from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.train_mono import shortest
 from asr_am.hmm.training import require_aligned
-from asr_am.lang.lang_dir import Lang
 from asr_am.options import build
-from tests.support.synthetic_speech import Spoken, make_lang, speak, training_context, write_features
-
-MONO = MonoOptions(iterations=10, realign=range(1, 11), gaussians=60, increase_until=5)
-TRI = TriOptions(iterations=4, realign=(3,), gaussians=80, increase_until=3, leaves=40, min_leaf_occupancy=20)
-
-
-def write_corpus(root: Path) -> tuple[Lang, dict[str, Spoken]]:
-    lang = make_lang(root)
-    sets = {"train": speak(lang, 60, dim=13, spread=1.0), "dev": speak(lang, 6, seed=1, dim=13, spread=1.0)}
-    for subset, spoken in sets.items():
-        write_features(root / "features", spoken, subset)
-        segments = [
-            SupervisionSegment(name, name, 0.0, 1.0, text=" ".join(words), speaker=name.split("-")[0])
-            for name, words in sorted(spoken.text.items())
-        ]
-        (root / "data" / subset).mkdir()
-        SupervisionSet.from_segments(segments).to_file(root / "data" / subset / "supervisions.jsonl.gz")
-    return lang, sets
+from tests.support.gmm_training import MONO, TRI, phones_in, write_corpus
+from tests.support.synthetic_speech import Spoken, training_context
 
 
 def run(root: Path, out: Path, mono: MonoOptions = MONO, tri: TriOptions = TRI) -> None:
     align_corpus(root / "data", root / "lang", root / "features", out, final=out, mono=mono, tri=tri)
-
-
-def phones_in(folder: Path, subset: str) -> dict[str, np.ndarray]:
-    """Returns phone and state of every frame, [T, 2], by utterance."""
-    states = StateTable.load(folder / "states.npz")
-    alignments = kaldiio.load_scp(str(folder / "ali" / f"{subset}.scp"))
-    return {name: states.labels_L3[labels_T - 1, :2] for name, labels_T in alignments.items()}
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import torch
 
 from asr_am.hmm.em import Accumulators, UpdateOptions, accumulate, mix_up, update
 from asr_am.hmm.gmm import DiagGmms, single_gaussians
-from tests.hmm.test_gmm import random_gmms
+from tests.support.gmm_cases import random_gmms
 from tests.support.synthetic_speech import store
 
 TRUE_MEANS = np.array([[-4.0, 0.0], [4.0, 1.0], [0.0, 5.0]])

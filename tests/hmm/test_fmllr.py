@@ -10,29 +10,8 @@ from asr_am.features.adapted import apply
 from asr_am.hmm import fmllr
 from asr_am.hmm.expectations import Expectation, Occupation, add_weighted_outer, packed_size, unpack
 from asr_am.hmm.fmllr import FmllrStats, estimate, estimate_offsets, identity, objective
-from asr_am.hmm.gmm import DiagGmms, single_gaussians
-from tests.hmm.test_gmm import random_gmms
-
-D, PDFS = 6, 30
-
-
-def model() -> DiagGmms:
-    rng = np.random.default_rng(0)
-    return single_gaussians(rng.normal(0, 3, (PDFS, D)), rng.uniform(0.5, 2, (PDFS, D)))
-
-
-def sample_frames(gmms: DiagGmms, transform_DE: np.ndarray, frames: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns frames that `transform_DE` maps to samples of the model, and their pdfs."""
-    rng = np.random.default_rng(seed)
-    pdf_N = rng.integers(0, PDFS, frames)
-    y_ND = gmms.means_GD[pdf_N] + np.sqrt(gmms.vars_GD[pdf_N]) * rng.normal(size=(frames, D))
-    x_ND = (y_ND - transform_DE[:, -1]) @ np.linalg.inv(transform_DE[:, :-1]).T
-    return x_ND.astype(np.float32), pdf_N
-
-
-def random_transforms(count: int) -> np.ndarray:
-    rng = np.random.default_rng(7)
-    return np.concatenate([np.eye(D) + 0.2 * rng.normal(size=(count, D, D)), rng.normal(size=(count, D, 1))], axis=2)
+from asr_am.hmm.gmm import DiagGmms
+from tests.support.gmm_cases import D, model, random_gmms, random_transforms, sample_frames
 
 
 def stats_of(gmms: DiagGmms, speakers: list[tuple[np.ndarray, np.ndarray]]) -> FmllrStats:

@@ -14,16 +14,7 @@ from scipy.stats import norm
 
 from asr_am.errors import InputError
 from asr_am.hmm.gmm import DiagGmms, single_gaussians
-
-SIZES = (3, 1, 7, 2)
-
-
-def random_gmms(seed: int = 0, dim: int = 6) -> DiagGmms:
-    rng = np.random.default_rng(seed)
-    weights = np.concatenate([rng.dirichlet(np.ones(size)) for size in SIZES]).astype(np.float32)
-    means = rng.normal(0, 3, (len(weights), dim)).astype(np.float32)
-    variances = rng.uniform(0.2, 3, means.shape).astype(np.float32)
-    return DiagGmms(weights, means, variances, np.cumsum([0, *SIZES]).astype(np.int64))
+from tests.support.gmm_cases import random_gmms
 
 
 def reference(gmms: DiagGmms, x_TD: np.ndarray, pdf: int) -> np.ndarray:

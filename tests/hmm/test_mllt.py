@@ -12,7 +12,7 @@ from asr_am.hmm.em import accumulate
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms, single_gaussians
 from asr_am.hmm.lda_mllt import MlltStats, accumulate_mllt, estimate_mllt, transform_means
-from tests.hmm.test_gmm import random_gmms
+from tests.support.gmm_cases import random_gmms
 from tests.support.synthetic_speech import store
 
 D, PDFS = 5, 7

@@ -10,38 +10,14 @@ import pytest
 
 from asr_am.errors import InputError
 from asr_am.hmm import align_corpus as module
-from asr_am.hmm.adaptation import FmllrOptions
-from asr_am.hmm.align_corpus import LdaOptions, SatOptions, align_corpus
 from asr_am.hmm.gmm_system import PROJECTION, TRANSFORMS, UNADAPTED, GmmSystem
-from tests.hmm.test_align_corpus import MONO, TRI, phones_in, write_corpus
-from tests.support.synthetic_speech import Spoken, write_features
-
-SMALL = {"iterations": 4, "realign": (3,), "gaussians": 60, "increase_until": 3, "leaves": 20, "min_leaf_occupancy": 20}
-LDA = LdaOptions(**SMALL, context=1, dim=10, mllt=(2, 3))  # type: ignore[arg-type]
-SAT = SatOptions(**SMALL, fmllr_passes=(2, 3), fmllr=FmllrOptions(min_frames=200))  # type: ignore[arg-type]
-
-
-def distort(spoken: Spoken) -> None:
-    """Multiplies the frames of each speaker by a matrix of its own. (CMVN would remove an offset.)"""
-    for name, x_TD in spoken.frames.items():
-        rng = np.random.default_rng(int(name[3]))
-        spoken.frames[name] = (x_TD @ (np.eye(13) + 0.15 * rng.normal(size=(13, 13)))).astype(np.float32)
-
-
-def run(root: Path, out: Path, lda_mllt: LdaOptions | None = LDA) -> None:
-    folders = root / "data", root / "lang", root / "features"
-    align_corpus(*folders, out, final=out, mono=MONO, tri=TRI, lda_mllt=lda_mllt, sat=SAT)
+from tests.support.gmm_training import phones_in, run, train_systems
+from tests.support.synthetic_speech import Spoken
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Spoken]]:
-    root = tmp_path_factory.mktemp("corpus")
-    _, sets = write_corpus(root)
-    for subset, spoken in sets.items():
-        distort(spoken)
-        write_features(root / "features", spoken, subset)
-    run(root, root / "align")
-    return root, sets
+    return train_systems(tmp_path_factory.mktemp("corpus"))
 
 
 def accuracy(folder: Path, subset: str, spoken: Spoken) -> float:

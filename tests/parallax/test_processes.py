@@ -9,22 +9,10 @@ import pytest
 import torch
 
 from asr_am.distributed.runtime.launcher import launch
-from asr_am.parallax import Config
 from tests.support.toy_lm import BATCHES, EVERY, assert_close, make_batches, reference, rounds_of
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
-CASES = {
-    "on": ("adam", Config(clip_norm=0.3, servers=2)),
-    "off": (
-        "adam",
-        Config(
-            clip_norm=0.3, hybrid=False, local_aggregation=False, after_aggregation=False, gather_on_servers=False,
-            servers=2,
-        ),
-    ),
-    "all-gather": ("adam", Config(clip_norm=0.3, path="all-gather")),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("cases", [("all-gather", "on"), ("off",)], ids=str)

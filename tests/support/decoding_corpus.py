@@ -8,6 +8,9 @@ import numpy as np
 import torch
 
 from asr_am.decode.graph import build_hclg
+from asr_am.decode.lattice import LmScale
+from asr_am.decode.search import SearchOptions
+from asr_am.decode.shards import DecodeOptions
 from asr_am.decode.system import System
 from asr_am.features.extract import extract_features
 from asr_am.features.reader import FeatureReader
@@ -55,3 +58,9 @@ def write_network(root: Path, num_pdfs: int) -> Path:
     counts_P = torch.arange(1, num_pdfs + 1)
     save_model(root / "best.pt", model, {"kind": "logmel", "chunk": 21, "pdf_counts": counts_P})
     return root / "best.pt"
+
+
+GRID = (LmScale(5.0), LmScale(10.0), LmScale(10.0, 0.5))
+
+
+OPTIONS = DecodeOptions(SearchOptions(beam=10.0, lattice_beam=3.0), GRID, nbest=3)

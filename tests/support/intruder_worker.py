@@ -17,7 +17,7 @@ from asr_am.distributed.runtime.connect import connect
 from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.train.gradient import ModelState
 from asr_am.train.trainer import train
-from tests.train.test_simulate import OPTIONS, STRATEGIES
+from tests.support.toy_runs import OPTIONS, STRATEGIES
 
 
 def wait_in_gradient(number: int, over: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from asr_am.distributed.runtime.connect import connect
 from asr_am.distributed.runtime.worker_process import end_process
-from tests.parallax.test_processes import CASES
+from tests.support.parallax_cases import CASES
 from tests.support.toy_lm import BATCHES, make_batches, train
 
 if __name__ == "__main__":

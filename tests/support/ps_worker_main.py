@@ -22,8 +22,8 @@ from asr_am.train.gradient import ModelState
 from asr_am.train.run_setup import StrategyFactory
 from asr_am.train.schedule import Schedule
 from asr_am.train.trainer import train
+from tests.support.toy_runs import OPTIONS
 from tests.support.train_worker_main import die_in
-from tests.train.test_simulate import OPTIONS
 
 WORKERS, SERVERS = 4, 2
 SERVED: dict[str, StrategyFactory] = {

@@ -14,7 +14,7 @@ import pytest
 
 from asr_am.distributed.runtime.security import make_key_file, new_key
 from tests.support.egs_examples import write_examples
-from tests.train.test_simulate import lease_log
+from tests.support.toy_runs import lease_log
 
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 

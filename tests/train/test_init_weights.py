@@ -17,7 +17,7 @@ from asr_am.train.schedule import Schedule
 from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainer import train
 from tests.support.egs_examples import write_examples
-from tests.train.test_trainer import lines
+from tests.support.toy_runs import lines
 
 OPTIONS = TrainOptions(
     epochs=1, batch_size=3, model=BlstmOptions(1, 8, 6), schedule=Schedule(base=0.3), threads=1, report_every=1,

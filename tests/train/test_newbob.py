@@ -11,8 +11,7 @@ from asr_am.train.schedule import Newbob, Schedule
 from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainer import train
 from tests.support.egs_examples import write_examples
-from tests.train.test_simulate import virtually
-from tests.train.test_trainer import final_state, lines
+from tests.support.toy_runs import final_state, lines, virtually
 
 NEWBOB = Newbob(base=0.4, minimum=0.05)
 

@@ -13,7 +13,7 @@ import pytest
 from asr_am.distributed.runtime.launcher import launch
 from asr_am.distributed.team import LearnerLost
 from tests.support.egs_examples import write_examples
-from tests.train.test_simulate import STRATEGIES, lease_log, virtually
+from tests.support.toy_runs import STRATEGIES, lease_log, virtually
 
 
 def train_in_processes(egs_dir: Path, out: Path, strategy: str, killed: int = -1) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from asr_am.errors import InputError
 from asr_am.train.simulate import train_virtually
 from tests.support.egs_examples import write_examples
 from tests.support.ps_worker_main import SERVED, SERVERS, WORKERS
-from tests.train.test_simulate import OPTIONS, WORKLOAD, cluster, lease_log
+from tests.support.toy_runs import OPTIONS, WORKLOAD, cluster, lease_log
 
 
 def train_in_processes(egs_dir: Path, out: Path, strategy: str, killed: int = -1) -> dict[str, Any]:

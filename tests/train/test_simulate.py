@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,57 +12,26 @@ from typing import Any
 import pytest
 import torch
 
-from asr_am.distributed.cluster_config import Cluster, Faults, Workload
+from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.strategies.adpsgd import Adpsgd
 from asr_am.distributed.strategies.dpsgd import Dpsgd
-from asr_am.distributed.strategies.hybrid import Hybrid
 from asr_am.distributed.strategies.local import Local
 from asr_am.distributed.strategies.ps_sync import PsSync
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.team import LearnerLost
 from asr_am.errors import InputError
-from asr_am.model.blstm import BlstmOptions
 from asr_am.model.model_file import load_acoustic_model
-from asr_am.train.run_setup import StrategyFactory
 from asr_am.train.schedule import Schedule
 from asr_am.train.simulate import train_virtually
 from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainer import Trainer, train
 from tests.support.egs_examples import write_examples
-from tests.train.test_trainer import Ended
-
-OPTIONS = TrainOptions(
-    epochs=2, batch_size=8, model=BlstmOptions(1, 8, 6), schedule=Schedule(base=0.1), random_offset=True, threads=1,
-    report_every=3, checkpoint_every=4, device="cpu",
-)  # fmt: skip
-WORKLOAD = Workload("test", seconds_per_batch={"cpu": 1.0})
-STRATEGIES: dict[str, StrategyFactory] = {"sync": Sync, "hybrid": Hybrid, "dpsgd": Dpsgd, "adpsgd": Adpsgd}
+from tests.support.toy_runs import OPTIONS, STRATEGIES, WORKLOAD, Ended, cluster, lease_log, virtually
 
 
-def cluster(**faults: object) -> Cluster:
-    return Cluster(
-        name="test", hosts=2, devices_per_host=2, device="cpu", nic_bandwidth=1e6, nic_latency=1e-3,
-        host_bandwidth=1e7, host_latency=1e-4, all_reduce_bandwidth=1e6, all_reduce_latency=1e-3, overlap_speed=0.5,
-        update_bandwidth=1e7, averaging_bandwidth=1e7, jitter=0.1,
-        faults=Cluster.build({**_PLAIN, "faults": faults}).faults,
-    )  # fmt: skip
-
-
-_PLAIN = {
-    "name": "plain", "hosts": 1, "devices_per_host": 1, "device": "cpu", "nic_bandwidth": 1.0, "nic_latency": 0.0,
-    "host_bandwidth": 1.0, "host_latency": 0.0, "all_reduce_bandwidth": 1.0, "all_reduce_latency": 0.0,
-    "overlap_speed": 1.0, "update_bandwidth": 1.0, "averaging_bandwidth": 1.0,
-}  # fmt: skip
-
-
-def virtually(
-    egs_dir: Path, out: Path, strategy: StrategyFactory, options: TrainOptions = OPTIONS, **faults: object
-) -> dict[str, Any]:
-    """Trains with four learners. Returns the summary."""
-    train_virtually(
-        egs_dir, out, options, learners=4, cluster=cluster(**faults), workload=WORKLOAD, strategy=strategy
-    )  # fmt: skip
-    return json.loads((out / "summary.json").read_text())
+@pytest.fixture(scope="module")
+def egs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_examples(tmp_path_factory.mktemp("egs") / "egs", frames_U=(60,) * 12)
 
 
 def with_epochs(epochs: int) -> TrainOptions:
@@ -73,15 +41,6 @@ def with_epochs(epochs: int) -> TrainOptions:
 def states(out: Path) -> list[str]:
     newest = sorted((out / "checkpoints").iterdir())[-1]
     return [str(torch.load(newest / f"learner-{rank}.pt", weights_only=True)["strategy"]) for rank in range(4)]
-
-
-def lease_log(out: Path) -> list[Mapping[str, Any]]:
-    return [json.loads(line) for line in (out / "leases.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture(scope="module")
-def egs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_examples(tmp_path_factory.mktemp("egs") / "egs", frames_U=(60,) * 12)
 
 
 def test_sync_on_four_learners_is_one_learner_with_the_whole_batch(egs_dir: Path, tmp_path: Path) -> None:

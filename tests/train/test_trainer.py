@@ -23,6 +23,7 @@ from asr_am.train.schedule import Schedule
 from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainer import train
 from tests.support.egs_examples import write_examples
+from tests.support.toy_runs import Ended, final_state, lines
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = TrainOptions(
@@ -44,32 +45,12 @@ class Killer(NoTracker):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Ended(NoTracker):
-    """Counts the calls of `finish`."""
-
-    ends = 0
-
-    def finish(self) -> None:
-        self.ends += 1
-
-
 def run_and_die(egs_dir: Path, out: Path, reports: int) -> int:
     """Trains in a process that kills itself after so many reports. Returns its exit status."""
     code = "import sys; from pathlib import Path; from tests.train.test_trainer import *; " \
            "train(Path(sys.argv[1]), Path(sys.argv[2]), OPTIONS, tracker=Killer(int(sys.argv[3])))"  # fmt: skip
     command = [sys.executable, "-c", code, str(egs_dir), str(out), str(reports)]
     return subprocess.run(command, cwd=ROOT, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
-
-
-def lines(out: Path) -> list[dict[str, Any]]:
-    """Reads metrics.jsonl without the fields that depend on the clock."""
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in record.items() if k != "frames_per_second"} for record in records]
-
-
-def final_state(out: Path) -> dict[str, Any]:
-    newest = sorted((out / "checkpoints").iterdir())[-1]
-    return torch.load(newest / "learner-0.pt", weights_only=True)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from asr_am.distributed.runtime.wire import Kind, WireHeader, encode
 from asr_am.distributed.runtime.worker_process import free_port
 from tests.support.egs_examples import write_examples
 from tests.support.tcp_proxy import TcpProxy, send_raw
-from tests.train.test_simulate import lease_log
+from tests.support.toy_runs import lease_log
 
 LEARNERS = 4
 HELLO = json.dumps({"op": "hello", "rank": 2, "incarnation": 0, "address": "tcp://127.0.0.1:1"}).encode()

@@ -118,7 +118,8 @@ class AsyncServer(ParameterServer):
             self.send(push.worker)
 
     def on_pull(self, worker: int, incarnation: int) -> None:
-        if incarnation > self.last_push.get(worker, NO_PUSH).incarnation:  # it rejoins and has not pushed yet
+        newest = self.last_push.get(worker, NO_PUSH).incarnation
+        if worker in self.context.workers and incarnation > newest:  # it rejoins and has not pushed yet
             self._steps[worker] = self.slowest(but=worker)
             if worker in self._unanswered:
                 self._unanswered.remove(worker)
