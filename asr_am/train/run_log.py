@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from omegaconf import OmegaConf
+import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -251,7 +251,7 @@ def saved_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.yaml"
     if not path.exists():
         return {}
-    config = OmegaConf.to_container(OmegaConf.load(path))
+    config = yaml.safe_load(path.read_text())
     assert isinstance(config, dict)
     return {str(name): value for name, value in config.items()}
 
