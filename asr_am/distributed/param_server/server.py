@@ -136,7 +136,7 @@ class ParameterServer(ABC):
             self.send(push.worker)
 
     def on_pull(self, worker: int, incarnation: int) -> None:
-        """Handles a worker's request for the shard. incarnation: above 0 when the worker rejoins."""
+        """Handles a worker's request for the shard. A higher incarnation than its pushes had says that it rejoins."""
         self.send(worker)
 
     def slowest(self, but: int) -> int:

@@ -9,7 +9,7 @@ Messages from worker to server, by tag (clock, then tensors):
                                                     names its batch and the push (`PushId`)
     away     number of the drain, t [1]             the worker is drained: it pushes nothing more before that drain.
                                                     Pushes of steps below t may still be under way
-    pull     0, or the worker's incarnation         asks for the shard. The incarnation says that the worker rejoins
+    pull     the worker's incarnation               asks for the shard, when the worker is drained or rejoins
     copy     t, w_i [n]                             answers lost: the worker's newest copy of the shard
 
 Messages from server to worker:

@@ -62,7 +62,6 @@ class Worker:
         self._step = 0  # number of pushes in the segment, in a restarted worker beginning with those of the slowest
         self._acknowledged = [NO_PUSH] * len(shards)  # newest push that each server has acknowledged
         self._slowest = [0] * len(shards)  # steps of the slowest other worker, as each server answered last
-        self._rejoining = 0  # this worker's incarnation while it rejoins
         self._push_times: list[dict[int, float]] = [{} for _ in shards.ranks]  # by shard of another rank: t to time
         self._drain_announced: int | None = None  # number of the drain that this worker waits for
         self._drain_acked: set[int] = set()  # shards whose servers know that
@@ -222,10 +221,10 @@ class Worker:
         """Asks the servers of these shards to send them."""
         for shard in shards:
             if self._shards.ranks[shard] != self._team.rank:
-                self._team.send(self._shards.ranks[shard], "pull", self._rejoining)
+                self._team.send(self._shards.ranks[shard], "pull", self._team.incarnation)
             elif self.server is not None:
                 with self.server.lock:
-                    self.server.on_pull(self._team.rank, self._rejoining)
+                    self.server.on_pull(self._team.rank, self._team.incarnation)
 
     def _discard(self, shard: int) -> None:
         """Makes any version of a shard count as newer than the copy here."""
@@ -281,7 +280,6 @@ class Worker:
 
     def pull_all(self) -> None:
         """Pulls the shard of every live server, in any version, and continues from the slowest worker's steps."""
-        self._rejoining = self._team.incarnation
         alive = self._team.live_ranks()
         live_shards = [shard for shard, server in enumerate(self._shards.ranks) if server in alive]
         for shard in live_shards:
@@ -289,7 +287,7 @@ class Worker:
         self.pull(live_shards)
         self.wait([0 if shard in live_shards else -1 for shard in range(len(self._shards))], len(self._shards))
         self.apply_arrived()
-        self._step, self._rejoining = max(self._slowest), 0
+        self._step = max(self._slowest)
 
     # tasks
 
