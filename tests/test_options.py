@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from asr_am.errors import InputError
 from asr_am.hmm.train_lda_mllt import LdaOptions
 from asr_am.options import build
-from asr_am.stages.app import check
+from asr_am.stages.app import check, values
 from asr_am.stages.train_config import strategy_factory
 from asr_am.train.train_options import TrainOptions
 
@@ -85,11 +85,13 @@ def test_training_options_of_another_type(train: dict[str, Any]) -> None:
 def test_options_of_strategies_are_of_their_types(strategy: str) -> None:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         cfg = compose("config", overrides=[f"strategy={strategy}", "corpus=minicts"])
-    assert strategy_factory(cfg).keywords == {k: v for k, v in cfg.strategy.items() if k[0] != "_" and k != "name"}
-    for option in strategy_factory(cfg).keywords:
+    assert strategy_factory(values(cfg.strategy)).keywords == {
+        k: v for k, v in cfg.strategy.items() if k[0] != "_" and k != "name"
+    }
+    for option in strategy_factory(values(cfg.strategy)).keywords:
         OmegaConf.update(changed := cfg.copy(), f"strategy.{option}", [1])
         with pytest.raises(InputError, match=rf"^strategy\.{option}="):
-            strategy_factory(changed)
+            strategy_factory(values(changed.strategy))
 
 
 @pytest.mark.parametrize(

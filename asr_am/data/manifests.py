@@ -2,6 +2,10 @@
 
 Audio below the data directory is listed relative to it, so that the directory can be renamed or moved. Other audio is
 listed by absolute path. `read_recordings` returns absolute paths in both cases.
+
+A manifest is data: somebody else may have written it. lhotse would run a source of type `command` in a shell, download
+one of type `url`, and do the same for the impulse response of a transform. So recordings are files, at other speeds or
+sampling rates at most, and commands only where the user has allowed them.
 """
 
 from __future__ import annotations
@@ -9,12 +13,13 @@ from __future__ import annotations
 import logging
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from lhotse import Recording, RecordingSet, SupervisionSegment, SupervisionSet, validate
+from lhotse.augmentation import Resample, Speed
 
 from asr_am.errors import InputError
 
@@ -27,6 +32,7 @@ SUPERVISIONS = "supervisions.jsonl.gz"
 MAX_SECONDS = 1e7  # of a recording (four months)
 _UNREADABLE = (AttributeError, EOFError, KeyError, OSError, TypeError, ValueError, zlib.error)
 
+TRANSFORMS = (Speed, Resample)  # that a recording may have
 Manifest = TypeVar("Manifest", RecordingSet, SupervisionSet)
 
 
@@ -51,9 +57,22 @@ def write_set(
     logger.info("%s: %d utterances, %d speakers, %.2f hours of speech", folder, len(segments), speakers, hours)
 
 
-def read_recordings(data_dir: Path, subset: str) -> RecordingSet:
-    """Reads the recordings of `subset` with absolute audio paths. Raises InputError if missing or damaged."""
-    recordings = _read(data_dir / subset / RECORDINGS, RecordingSet)
+def read_recordings(data_dir: Path, subset: str, *, allow_commands: bool = False) -> RecordingSet:
+    """Reads the recordings of `subset` with absolute audio paths.
+
+    Args:
+        data_dir: output of stage data.
+        subset: name of the set.
+        allow_commands: accept sources that are commands, which run whenever the audio is read.
+
+    Raises:
+        InputError: the manifest is missing or damaged, or has audio that is not a file.
+    """
+    path = data_dir / subset / RECORDINGS
+    recordings = _read(path, RecordingSet)
+    for recording in recordings:
+        if problem := _forbidden(recording, ("file", "command") if allow_commands else ("file",)):
+            raise InputError(f"{path}: {recording.id}: {problem}")
     return recordings.with_path_prefix(data_dir.resolve())  # an absolute path stays as it is
 
 
@@ -143,6 +162,19 @@ def _segment_problem(segment: SupervisionSegment) -> str | None:
         return f"channel {segment.channel} is not an integer"
     if not isinstance(segment.text, str | None) or not isinstance(segment.speaker, str | None):
         return "text and speaker must be strings"
+    return None
+
+
+def _forbidden(recording: Recording, source_types: Sequence[str]) -> str | None:
+    """Returns what lhotse would run or fetch to read a recording, apart from sources of these types."""
+    for source in recording.sources:
+        if source.type == "command" and source.type not in source_types:
+            return f"the audio is the output of a command, `{source.source}`; look at it, then add --allow-pipes"
+        if source.type not in source_types:
+            return f"the audio is of type {source.type!r}, not a file; run stage 0 (data) again"
+    for transform in recording.transforms or []:
+        if not isinstance(transform, TRANSFORMS):
+            return f"the transform {type(transform).__name__} is not known here; run stage 0 (data) again"
     return None
 
 

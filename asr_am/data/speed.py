@@ -28,13 +28,20 @@ def check_speeds(factors: object) -> None:
         )
 
 
-def perturb_speed(data_dir: Path, subset: str, factors: Sequence[float]) -> None:
+def perturb_speed(data_dir: Path, subset: str, factors: Sequence[float], *, allow_commands: bool = False) -> None:
     """Adds to a set a copy of all its utterances for each factor (1.1: faster by a tenth).
 
     As in Kaldi, ids and speakers of copies begin with `sp<factor>-`: another pitch counts as another speaker.
+
+    Args:
+        data_dir: output of stage data.
+        subset: name of the set.
+        factors: speeds of the copies.
+        allow_commands: as for `read_recordings`.
     """
     check_speeds(factors)
-    recordings, segments = list(read_recordings(data_dir, subset)), list(read_supervisions(data_dir, subset))
+    recordings = list(read_recordings(data_dir, subset, allow_commands=allow_commands))
+    segments = list(read_supervisions(data_dir, subset))
     rates = {recording.id: recording.sampling_rate for recording in recordings}
     copies = [_faster_recording(recording, factor) for factor in factors for recording in recordings]
     segment_copies = [_faster_segment(segment, factor, rates) for factor in factors for segment in segments]

@@ -35,7 +35,9 @@ TIME_TOLERANCE = 1e-3  # seconds that a segment may exceed its recording by (tim
 HEADERS_PER_TASK = 64
 
 
-def validate_data_dir(data_dir: Path, sets: Sequence[str] = SETS, jobs: int = 1) -> None:
+def validate_data_dir(
+    data_dir: Path, sets: Sequence[str] = SETS, jobs: int = 1, *, allow_commands: bool = False
+) -> None:
     """Checks a data directory.
 
     Every set: manifests are complete and sorted, utterances lie inside their recordings with one channel, speaker and
@@ -46,13 +48,15 @@ def validate_data_dir(data_dir: Path, sets: Sequence[str] = SETS, jobs: int = 1)
         data_dir: output of stage data.
         sets: names of the sets.
         jobs: number of processes.
+        allow_commands: as for `read_recordings`.
 
     Raises:
         InputError: with file, utterance and remedy, for the first problem.
     """
     supervisions: dict[str, SupervisionSet] = {}
     for subset in sets:
-        recordings, supervisions[subset] = read_recordings(data_dir, subset), read_supervisions(data_dir, subset)
+        recordings = read_recordings(data_dir, subset, allow_commands=allow_commands)
+        supervisions[subset] = read_supervisions(data_dir, subset)
         manifest = data_dir / subset / SUPERVISIONS
         check_utterances(manifest, list(supervisions[subset]))
         check_segments(manifest, recordings, supervisions[subset])

@@ -93,6 +93,7 @@ def extract_features(
     sets: Sequence[str] = SETS,
     jobs: int = 1,
     final: Path | None = None,
+    allow_commands: bool = False,
 ) -> None:
     """Writes the features of `sets`. Utterances of fewer than nine frames are dropped with a warning.
 
@@ -109,6 +110,7 @@ def extract_features(
         sets: sets to extract.
         jobs: worker processes.
         final: the name that `out` will be renamed to. Default: `out`.
+        allow_commands: as for `read_recordings`.
 
     Raises:
         InputError: options are inconsistent, or audio is missing, truncated, all zero, not finite or of another rate.
@@ -121,18 +123,21 @@ def extract_features(
     out.mkdir(parents=True, exist_ok=True)
     final = (final or out).resolve()
     for subset in sets:
-        tasks = make_tasks(data_dir, subset, out, sampling_rate, resample)
+        tasks = make_tasks(data_dir, subset, out, sampling_rate, resample, allow_commands)
         results = parallel_map(partial(write_archive, extractor=extractor), tasks, jobs, f"{kind} {subset}")
         write_index(out, subset, results, final, kind, options)
     (out / "options.json").write_text(json.dumps({"kind": kind, **asdict(options)}, indent=2) + "\n", encoding="utf-8")
 
 
-def make_tasks(data_dir: Path, subset: str, out: Path, sampling_rate: int, resample: bool) -> list[ExtractTask]:
+def make_tasks(
+    data_dir: Path, subset: str, out: Path, sampling_rate: int, resample: bool, allow_commands: bool = False
+) -> list[ExtractTask]:
     """Divides the recordings of a set, in their order, into archives of about equal amounts of speech."""
     segments = defaultdict(list)
     for segment in read_supervisions(data_dir, subset):
         segments[segment.recording_id].append(segment)
-    recordings = {recording.id: recording for recording in read_recordings(data_dir, subset)}
+    in_set = read_recordings(data_dir, subset, allow_commands=allow_commands)
+    recordings = {recording.id: recording for recording in in_set}
     total = sum(segment.duration for members in segments.values() for segment in members)
     num_archives = min(math.ceil(total / ARCHIVE_SECONDS), MAX_ARCHIVES)
     tasks = [ExtractTask(out / f"{subset}.{number}.ark", []) for number in range(1, num_archives + 1)]

@@ -8,11 +8,11 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.config_targets import find_function
 from asr_am.stages.target import Target
 
 
@@ -25,7 +25,7 @@ def targets(cfg: DictConfig) -> list[Target]:
     options = values(cfg.corpus.prepare)
     build = partial(prepare, values(cfg.corpus.prepare), speeds, cfg.nj, list(cfg.corpus.sets))
     if "stamp" in cfg.corpus:
-        options["stamp"] = get_method(cfg.corpus.stamp)(**options)
+        options["stamp"] = find_function(cfg.corpus.stamp, "corpus.stamp", "local")(**options)
     options |= {"speed_perturb": speeds} if speeds != [] else {}
     inputs = [Path(cfg.data_dir)] if cfg.data_dir else []
     inputs += [Path(path) for path in cfg.corpus.get("inputs", []) if path]  # the user's own files
@@ -50,10 +50,11 @@ def prepare(target: dict, speeds: list[float], jobs: int, sets: list[str], out: 
 
     check_speeds(speeds)
     options = {name: value for name, value in target.items() if name != "_target_"}
-    get_method(target["_target_"])(out=out, jobs=jobs, **options)  # instantiate() would hide an InputError
+    find_function(target["_target_"], "corpus.prepare._target_", "local")(out=out, jobs=jobs, **options)
+    allow_commands = options.get("allow_pipes", False)
     if speeds:
-        perturb_speed(out, "train", speeds)
-    validate_data_dir(out, sets, jobs=jobs)
+        perturb_speed(out, "train", speeds, allow_commands=allow_commands)
+    validate_data_dir(out, sets, jobs=jobs, allow_commands=allow_commands)
 
 
 main = stage("data", targets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from asr_am.errors import InputError
 from asr_am.options import build, check_types
 from asr_am.stages.app import values
+from asr_am.stages.config_targets import find_class
 from asr_am.stages.egs import egs_dir
 from asr_am.stages.target import KEY, git_commit
 
@@ -117,7 +119,7 @@ class TrainConfig:
             options=TrainOptions.build(values(cfg.train), without_name(cfg.model), values(cfg.schedule), cfg.seed),
             learners=cfg.learners,
             servers=num_dedicated_servers(cfg),
-            strategy=strategy_factory(cfg),
+            strategy=strategy_factory(values(cfg.strategy)),
             cluster=Cluster.build(values(cfg.cluster)),
             workload=Workload.build(values(cfg.workload)),
             launcher=launcher,
@@ -155,11 +157,19 @@ def _provenance(cfg: DictConfig, out: Path) -> dict[str, Any]:
     }
 
 
-def strategy_factory(cfg: DictConfig) -> Any:
-    """Returns a `functools.partial` of the strategy's class with its options, whose types it checks."""
-    strategy = _factory(without_name(cfg.strategy), "strategy")
-    check_types(strategy.func.__init__, strategy.keywords, "strategy")
-    return strategy
+def strategy_factory(strategy: dict[str, Any]) -> Any:
+    """Returns a `functools.partial` of a strategy's class with its options, whose types it checks.
+
+    Args:
+        strategy: values of the group.
+
+    Raises:
+        InputError: the class is no strategy of this project, or an option is unknown or of another type.
+    """
+    from asr_am.distributed.strategy import Strategy
+
+    options = {name: value for name, value in strategy.items() if name != "name"}
+    return _factory(options, "strategy", "asr_am.distributed.strategies", Strategy)
 
 
 def tracker_factory(logger: dict[str, Any]) -> Callable[[], Tracker]:
@@ -171,23 +181,22 @@ def tracker_factory(logger: dict[str, Any]) -> Callable[[], Tracker]:
     Raises:
         InputError: an option is unknown or of another type, or a package is not installed.
     """
-    factory = _factory({"_convert_": "all"} | logger, "logger")
-    check_types(factory.func.__init__, factory.keywords, "logger")
+    from asr_am.train.run_log import Tracker
+
+    factory: partial[Tracker] = _factory(logger, "logger", "asr_am.train.run_log", Tracker)
     factory()  # finds now, before any learner starts, what its constructor refuses
     return factory
 
 
-def _factory(group: dict[str, Any], where: str) -> Any:
-    """Returns a `functools.partial` of the class that `_target_` names, with the other values as its arguments."""
-    from hydra.errors import InstantiationException
-    from hydra.utils import instantiate
+HYDRA_KEYS = ("_target_", "_partial_", "_convert_")  # no options of a class
 
-    try:
-        return instantiate(group | {"_target_": current_target(group["_target_"]), "_partial_": True})
-    except InstantiationException as error:
-        raise InputError(
-            f"{where}._target_={group['_target_']}: cannot be imported ({str(error).splitlines()[0]}); correct it"
-        ) from error
+
+def _factory(group: dict[str, Any], where: str, package: str, base: type) -> partial[Any]:
+    """Returns a `functools.partial` of the class that `_target_` names, with the other values as its arguments."""
+    found = find_class(current_target(str(group["_target_"])), f"{where}._target_", package, base)
+    options = {name: value for name, value in group.items() if name not in HYDRA_KEYS}
+    check_types(found.__init__, options, where)  # type: ignore[misc]
+    return partial(found, **options)
 
 
 def without_name(group: DictConfig) -> dict[str, Any]:

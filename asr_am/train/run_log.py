@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import yaml
 from rich.console import Console
@@ -28,6 +28,7 @@ from asr_am.train.train_options import TrainOptions
 log = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """Experiment tracking beside the files of the run. Stages score and report continue the tracking of a run."""
 

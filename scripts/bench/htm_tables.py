@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import published
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 from published import Row
 
@@ -26,6 +25,7 @@ from asr_am.distributed.simulator.epoch_timing import time_epoch
 from asr_am.errors import InputError
 from asr_am.parallel import parallel_map
 from asr_am.stages.app import values
+from asr_am.stages.train_config import strategy_factory
 
 TOLERANCE = 0.15
 DENSITY = 0.01  # of GTC's messages
@@ -82,7 +82,7 @@ def speed_up(setting: Setting) -> float:
     begin = time.monotonic()
     torch.set_num_threads(1)
     cell, config = setting.cell, setting.config()
-    strategy = instantiate({key: value for key, value in values(config.strategy).items() if key != "name"})
+    strategy = strategy_factory(values(config.strategy))
     hardware, workload = Cluster.build(values(config.cluster)), Workload.build(values(config.workload))
     steps = -(-setting.steps // cell.block) * cell.block if cell.block else GTC_STEPS
     batches = steps * cell.learners

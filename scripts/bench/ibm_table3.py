@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 
 import published
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 from published import Row
 
@@ -30,6 +29,7 @@ from asr_am.distributed.simulator.network import ring_share
 from asr_am.errors import InputError
 from asr_am.parallel import parallel_map
 from asr_am.stages.app import values
+from asr_am.stages.train_config import strategy_factory
 
 TOLERANCE = 0.05
 CHUNKS = 720e6 / 21  # of an epoch
@@ -113,7 +113,7 @@ def epoch_hours(setting: Setting) -> float:
     begin = time.monotonic()
     torch.set_num_threads(1)
     cell, hardware = setting.cell, setting.hardware()
-    strategy = instantiate({key: value for key, value in values(setting.config().strategy).items() if key != "name"})
+    strategy = strategy_factory(values(setting.config().strategy))
     learners = hardware.devices
     rounds = -(-setting.batches // learners)
     alike = cell.slowdown == 1 or strategy.func.synchronous

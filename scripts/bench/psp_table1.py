@@ -18,7 +18,6 @@ from typing import Any
 
 import published
 import torch
-from hydra.utils import instantiate
 from published import Row
 
 from asr_am.distributed.cluster_config import Cluster, Faults, Workload
@@ -26,6 +25,7 @@ from asr_am.distributed.simulator.epoch_timing import time_epoch
 from asr_am.errors import InputError
 from asr_am.parallel import parallel_map
 from asr_am.stages.app import values
+from asr_am.stages.train_config import strategy_factory
 
 TOLERANCE = 0.10
 WORKERS = 32
@@ -72,7 +72,7 @@ def seconds_per_step(setting: Setting) -> float:
     hardware = Cluster.build(config["cluster"])
     if not setting.delays:
         hardware = replace(hardware, faults=Faults())
-    strategy = instantiate({key: value for key, value in config["strategy"].items() if key != "name"})
+    strategy = strategy_factory(config["strategy"])
     batches = WORKERS * setting.steps
     epoch = time_epoch(
         strategy, hardware, Workload.build(config["workload"]), learners=WORKERS, batches=batches, elements=ELEMENTS

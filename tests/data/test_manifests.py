@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lhotse import SupervisionSegment
 
 from asr_am.data.manifests import channel_of, read_recordings, read_supervisions, write_set
 from asr_am.errors import InputError
+from asr_am.features.extract import extract_features
 from tests.support.manifest_corpus import utterance, write_corpus, write_recording
 
 
@@ -83,3 +86,37 @@ def test_an_utterance_on_two_channels_is_refused() -> None:
     segment = SupervisionSegment(id="u", recording_id="r", start=0, duration=1, channel=[0, 1])
     with pytest.raises(InputError, match="exactly one"):
         channel_of(segment)
+
+
+def foreign(data_dir: Path, subset: str, **changes: Any) -> Path:
+    """Changes the first recording of a set, as a manifest from somebody else may. Returns the manifest."""
+    path = data_dir / subset / "recordings.jsonl.gz"
+    first, *others = gzip.decompress(path.read_bytes()).decode().splitlines()
+    path.write_bytes(gzip.compress("\n".join([json.dumps(json.loads(first) | changes), *others]).encode()))
+    return path
+
+
+@pytest.mark.parametrize("place", ["source", "transform"])
+def test_no_command_of_a_manifest_is_run_unless_the_user_allows_it(tmp_path: Path, place: str) -> None:
+    write_corpus(tmp_path)
+    audio = next(iter(read_recordings(tmp_path, "train"))).sources[0].source
+    command = {"type": "command", "channels": [0, 1], "source": f"touch {tmp_path / 'ran'}; cat {audio}"}
+    response = {"id": "rir", "sources": [command], "sampling_rate": 8000, "num_samples": 32000, "duration": 4.0}
+    reverb = {"name": "ReverbWithImpulseResponse", "kwargs": {"rir": response}}
+    path = foreign(tmp_path, "train", **({"sources": [command]} if place == "source" else {"transforms": [reverb]}))
+    options = {"kind": "logmel", "sampling_rate": 8000, "num_bins": 8, "sets": ["train"]}
+    with pytest.raises(InputError, match=rf"^{path}: train0: .*(add --allow-pipes|is not known here)"):
+        extract_features(tmp_path, tmp_path / "out", **options)
+    assert not (tmp_path / "ran").exists()
+    if place == "source":
+        extract_features(tmp_path, tmp_path / "out", allow_commands=True, **options)
+        assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", ["url", "memory", "shar", "Command"])
+def test_audio_of_another_type_is_refused(tmp_path: Path, kind: str) -> None:
+    write_corpus(tmp_path)
+    foreign(tmp_path, "dev", sources=[{"type": kind, "channels": [0], "source": "http://192.0.2.1/x.wav"}])
+    for allow_commands in (False, True):
+        with pytest.raises(InputError, match=f"of type '{kind}', not a file"):
+            read_recordings(tmp_path, "dev", allow_commands=allow_commands)

@@ -12,6 +12,7 @@ from asr_am.distributed.simulator.epoch_timing import time_epoch
 from asr_am.distributed.strategies.bmuf import Bmuf
 from asr_am.distributed.strategies.gtc import Gtc
 from asr_am.distributed.strategies.htm import Htm
+from asr_am.stages.train_config import strategy_factory
 from tests.support.cluster_files import config
 
 SECONDS = 0.1485  # of a batch
@@ -61,8 +62,6 @@ def test_half_the_nic_bandwidth_slows_gtc_on_two_hosts() -> None:
 
 @pytest.mark.parametrize("name", ["gtc", "bmuf", "htm"])
 def test_strategy_configs_build(name: str) -> None:
-    from hydra.utils import instantiate
-
     chosen = config(f"strategy={name}")["strategy"]
-    factory = instantiate({key: value for key, value in chosen.items() if key != "name"})
+    factory = strategy_factory(chosen)
     assert seconds(factory, 16, 2) == pytest.approx(2 * SECONDS, rel=0.3)

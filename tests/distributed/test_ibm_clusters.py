@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hydra.utils import instantiate
 
 from asr_am.distributed.cluster_config import Cluster, Faults, Workload
 from asr_am.distributed.simulator.epoch_timing import EpochTime, time_epoch
 from asr_am.errors import InputError
 from asr_am.stages.app import ROOT
+from asr_am.stages.train_config import strategy_factory
 from tests.support.cluster_files import config
 
 ROUNDS = 13_393  # of an epoch, on either cluster
@@ -32,7 +32,7 @@ def hardware(cluster: str, **changes: Any) -> Cluster:
 def epoch(strategy: str, on: Cluster, rounds: int = SHARE) -> EpochTime:
     form = ["strategy.form=weights"] if strategy == "sync" else []
     chosen = config(f"strategy={strategy}", *form)["strategy"]
-    factory = instantiate({key: value for key, value in chosen.items() if key != "name"})
+    factory = strategy_factory(chosen)
     return time_epoch(factory, on, WORKLOAD, learners=on.devices, batches=rounds * on.devices)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from asr_am.distributed.cluster_config import Cluster, Workload
@@ -18,7 +17,14 @@ from asr_am.stages.app import values
 from asr_am.stages.egs import egs_dir
 from asr_am.stages.target import KEY
 from asr_am.stages.train import targets, train_simulated, warn_if_crowded
-from asr_am.stages.train_config import LaunchOptions, TrainConfig, current_target, key_target, with_current_targets
+from asr_am.stages.train_config import (
+    LaunchOptions,
+    TrainConfig,
+    current_target,
+    key_target,
+    strategy_factory,
+    with_current_targets,
+)
 from asr_am.train import run_log, simulate, train_options
 from asr_am.train.run_log import NoTracker
 from tests.support.egs_examples import write_examples
@@ -39,7 +45,7 @@ def choices(group: str) -> list[str]:
 def test_every_strategy_can_be_made_from_its_file(name: str) -> None:
     cfg = config(f"strategy={name}")
     assert cfg.strategy.name == name
-    factory = instantiate({key: value for key, value in values(cfg.strategy).items() if key != "name"})
+    factory = strategy_factory(values(cfg.strategy))
     assert factory.func.name == name
 
 
@@ -151,8 +157,9 @@ def test_a_configuration_is_parsed_once_into_types(tmp_path: Path) -> None:
         ("launcher.nodes=0", r"^launcher\.nodes=0: "),
         ("launcher.timeout=soon", r"^launcher\.timeout=soon: input should be a valid number"),
         ("+launcher.ports=3", r"^launcher\.ports: there is no such option"),
-        ("logger._target_=wandb.Traker", r"^logger\._target_=wandb\.Traker: cannot be imported"),
-        ("strategy._target_=x.Sync", r"^strategy\._target_=x\.Sync: cannot be imported"),
+        ("logger._target_=wandb.Traker", r"^logger\._target_=wandb\.Traker: must be in asr_am\.train\.run_log;"),
+        ("logger._target_=asr_am.train.run_log.Traker", r"^logger\._target_=.*Traker: cannot be imported"),
+        ("strategy._target_=x.Sync", r"^strategy\._target_=x\.Sync: must be in asr_am\.distributed\.strategies;"),
     ],
 )
 def test_a_wrong_option_is_named(tmp_path: Path, override: str, message: str) -> None:
