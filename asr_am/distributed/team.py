@@ -179,6 +179,11 @@ class Team(Group, Protocol):
         ...
 
     @property
+    def launch(self) -> str:
+        """The identity of the launch that has started the team, the same for all learners."""
+        ...
+
+    @property
     def hosts(self) -> Sequence[int]:
         """The number of the host of each rank."""
         ...
@@ -382,6 +387,7 @@ class SingleProcess:
     rank = 0
     size = 1
     incarnation = 0
+    launch = ""
     hosts = (0,)
     clock: Literal["wall", "virtual"] = "wall"
 

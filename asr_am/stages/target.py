@@ -19,13 +19,16 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from asr_am.errors import DISK_FULL, InputError, is_disk_full
 
@@ -249,13 +252,60 @@ def _write_atomically(path: Path, text: str) -> None:
     temporary.rename(path)
 
 
+LOCK_WAIT = 10.0  # seconds for processes to end that a killed process has left
+_held: list[int] = []
+
+
+def held_locks() -> tuple[int, ...]:
+    """Returns the descriptors of the locks that this process holds.
+
+    A process that inherits one holds the lock as well. So nobody else makes the target while a child still writes.
+    """
+    return tuple(_held)
+
+
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Locks the target for this process. The kernel releases the lock when the process ends, in whatever way."""
+    """Locks the target for this process and those that inherit `held_locks`.
+
+    The kernel releases the lock when all of them have ended, in whatever way.
+    """
     path = out.with_name(f".{out.name}.lock")
-    with path.open("w") as file:
+    with path.open("a+") as file:
+        deadline = time.monotonic() + LOCK_WAIT
+        while not _try_lock(file):
+            file.seek(0)
+            owner = file.read().strip()
+            if _is_running(owner) or time.monotonic() > deadline:
+                raise InputError(
+                    f"{out}: another process is making it ({owner or 'unknown'}), or processes that it has started; "
+                    "wait for them or stop them"
+                )
+            time.sleep(0.1)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        _held.append(file.fileno())
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(f"{out}: another process is making it; wait for that process or stop it") from error
-        yield
+            yield
+        finally:
+            _held.remove(file.fileno())
+
+
+def _try_lock(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_running(owner: str) -> bool:
+    """Returns False if `owner`, the text of a lock file, was a process of this host and has ended."""
+    found = re.fullmatch(r"process (\d+) on (.*)", owner)
+    if not found or found[2] != socket.gethostname():
+        return True
+    try:
+        return Path("/proc", found[1], "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

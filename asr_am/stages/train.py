@@ -27,7 +27,7 @@ from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import egs_dir
-from asr_am.stages.target import Target
+from asr_am.stages.target import Target, held_locks
 from asr_am.stages.train_config import TrainConfig, key_target, num_dedicated_servers, with_current_targets
 from asr_am.stages.train_worker import run_worker
 
@@ -155,7 +155,7 @@ def train_processes(config: TrainConfig) -> None:
     command = [sys.executable, "-m", "asr_am.stages.train_worker", str(config.out / "config.yaml")]
     launch(
         command, config.size // config.launch_options.nodes, synchronous=config.synchronous,
-        faults=config.cluster.faults, **asdict(config.launch_options),
+        faults=config.cluster.faults, inherited_files=held_locks(), **asdict(config.launch_options),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
-from asr_am.distributed.runtime.worker_process import end_process
+from asr_am.distributed.runtime.worker_process import end_process, set_parent_death_signal
 from asr_am.errors import DISK_FULL, InputError, is_disk_full
 from asr_am.stages.app import corpus_dir, start_logging
 from asr_am.stages.train_config import TrainConfig
@@ -55,6 +55,8 @@ def main() -> None:
     start_logging(corpus_dir(cfg) / "log" / f"train-learner{rank}.log", quiet=rank != "0")
     status = 0
     try:
+        if "ASR_AM_LAUNCHER" in os.environ:
+            set_parent_death_signal(int(os.environ["ASR_AM_LAUNCHER"]))  # before imports that take seconds
         run_worker(TrainConfig.parse(cfg, path.parent))
     except InputError as error:
         log.error("learner %s: %s", rank, error)

@@ -2,7 +2,7 @@
 
 A checkpoint is a directory with `run.pt`, the progress of the run, and a `learner-<rank>.pt` per learner with its
 weights, its optimizer and the rest of its strategy's state. It is written under a temporary name and renamed when all
-parts are on disk. The last two are kept.
+parts are on disk. The last two are kept. The file `.launch` names the launch that may write.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from asr_am.data.textfile import write_lines
 from asr_am.distributed.leases import LossSums
 from asr_am.errors import InputError
 from asr_am.model.model_file import read_torch, write_torch
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = "asr_am training checkpoint 2"
 KEPT = 2
+LAUNCH = ".launch"
 
 
 @dataclass
@@ -91,7 +93,25 @@ class Checkpoints:
 
     def __init__(self, directory: Path, fingerprint: str) -> None:
         self.directory, self.fingerprint = directory, fingerprint
+        self._launch: str | None = None
         directory.mkdir(parents=True, exist_ok=True)
+
+    def open(self, launch: str, claim: bool) -> None:
+        """Notes which launch writes here. `check` fails when another one has claimed the directory.
+
+        Args:
+            launch: identity of the launch that has started this learner.
+            claim: this launch may write from now on, and no other. Called by one learner, before it loads.
+        """
+        self._launch = launch
+        if claim:
+            write_lines(self.directory / LAUNCH, [launch])
+
+    def check(self) -> None:
+        """Raises InputError if another launch has claimed the directory. Called before everything that is written."""
+        path = self.directory / LAUNCH
+        if self._launch is not None and (not path.exists() or path.read_text().strip() != self._launch):
+            raise InputError(f"{self.directory}: another start of this run writes here now; this learner has ended")
 
     def paths(self) -> list[Path]:
         """Returns the complete checkpoints, oldest first."""
@@ -99,6 +119,7 @@ class Checkpoints:
 
     def save_learner(self, updates: int, rank: int, state: dict[str, Any]) -> None:
         """Saves one learner's part of the checkpoint after `updates` updates."""
+        self.check()
         partial = self._partial(updates)
         partial.mkdir(exist_ok=True)
         write_torch(state, partial / f"learner-{rank}.pt")
@@ -108,6 +129,7 @@ class Checkpoints:
         partial = self._partial(updates)
         write_torch({"format": FORMAT, "fingerprint": self.fingerprint, **state}, partial / "run.pt")
         final = partial.with_suffix("")
+        self.check()
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
         for old in self.paths()[:-KEPT]:

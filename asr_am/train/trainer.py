@@ -140,6 +140,7 @@ class Trainer:
     def _begin(self) -> None:
         """Compares the learners and resumes. A restarted learner only resumes."""
         if self.team.incarnation > 0:
+            self.checkpoints.open(self.team.launch, claim=False)
             self._resume()
             return
         w = self.model_state.params.w.cpu().double()
@@ -153,6 +154,7 @@ class Trainer:
         if len({bool(row[2]) for rank, row in rows.items() if rank < self.learners}) > 1:
             raise InputError("some learners have a GPU and some have none; repair these, or set train.device=cpu")
         self._leader = min(rows)  # opens the log below, when it is known where the run continues
+        self.checkpoints.open(self.team.launch, claim=self._is_leader)
         self._resume()
         resumed = self.team.gather(torch.tensor([self.progress.epoch, self.progress.done], dtype=torch.float64))
         if not all(torch.equal(position, resumed[self.team.rank]) for position in resumed.values()):
@@ -251,6 +253,7 @@ class Trainer:
         self._require_finite(new.mean_loss)
         if not self._is_leader:
             return
+        self.checkpoints.check()
         speed = new.frames / max(now - last.time, 1e-9)
         record = {
             "epoch": self.progress.epoch + 1,
@@ -305,6 +308,7 @@ class Trainer:
         progress.seconds += max(float(row) for row in rows.values())  # a restarted learner has missed a part of it
         self._elect_leader(rows)
         if self._is_leader:
+            self.checkpoints.check()
             self.run_log.leases(record)
 
     # end of an epoch
@@ -326,6 +330,7 @@ class Trainer:
     def _validate(self, consensus: Tensor, metrics: CommMetrics) -> tuple[float, float]:
         """Returns held-out loss and frame error of the weights [N], and writes the files of the epoch."""
         loss, error = self.setup.validator(consensus)
+        self.checkpoints.check()
         if math.isfinite(loss):
             progress = self.progress.after_epoch(loss, error, metrics.consensus_distance)
             if progress.best_loss < self.progress.best_loss:

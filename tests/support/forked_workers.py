@@ -27,16 +27,22 @@ class ForkedPopen:
         command: `[sys.executable, "-m", module, argument, ...]`. Any other is started by `subprocess.Popen`.
         env: the complete environment.
         start_new_session: must be True, as the launcher has it.
+        pass_fds: descriptors to inherit, under other numbers.
     """
 
-    def __new__(cls, command: Sequence[str], env: Mapping[str, str], start_new_session: bool) -> Any:
+    def __new__(
+        cls, command: Sequence[str], env: Mapping[str, str], start_new_session: bool, pass_fds: Sequence[int] = ()
+    ) -> Any:
         if list(command[:2]) != [sys.executable, "-m"]:
-            return subprocess.Popen(command, env=env, start_new_session=start_new_session)
+            return subprocess.Popen(command, env=env, start_new_session=start_new_session, pass_fds=pass_fds)
         return super().__new__(cls)
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], start_new_session: bool) -> None:
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], start_new_session: bool, pass_fds: Sequence[int] = ()
+    ) -> None:
         assert start_new_session
-        arguments = (list(command[2:]), dict(env), os.getcwd(), DupFd(1), DupFd(2))
+        inherited = [DupFd(descriptor) for descriptor in pass_fds]
+        arguments = (list(command[2:]), dict(env), os.getcwd(), DupFd(1), DupFd(2), inherited)
         self._process = FORK_SERVER.Process(target=_run_module, args=arguments)
         self._process.start()
         assert self._process.pid is not None
@@ -56,9 +62,13 @@ class ForkedPopen:
         return self._process.exitcode
 
 
-def _run_module(argv: list[str], env: dict[str, str], directory: str, stdout: Any, stderr: Any) -> None:
+def _run_module(
+    argv: list[str], env: dict[str, str], directory: str, stdout: Any, stderr: Any, inherited: list[Any]
+) -> None:
     """Runs `python -m argv` in this forked process."""
     os.setsid()
+    for connection in inherited:
+        connection.detach()
     for connection, number in ((stdout, 1), (stderr, 2)):
         os.dup2(connection.detach(), number)
     os.environ.clear()

@@ -99,8 +99,9 @@ def _connect_torch(
         event_loop.stop()
         raise
     return ProcessTeam(
-        0, env.hosts, comm_stats, membership, wait_monitor, event_loop, transport, backend, compute_emulator
-    )
+        hello.run.hex(), 0, env.hosts, comm_stats, membership, wait_monitor, event_loop, transport, backend,
+        compute_emulator,
+    )  # fmt: skip
 
 
 def _connect_coordinated(
@@ -142,13 +143,6 @@ def _connect_coordinated(
         raise
     backend = CoordinatedBackend(control, transport, env.rank, env.incarnation)
     return ProcessTeam(
-        env.incarnation,
-        env.hosts,
-        comm_stats,
-        membership,
-        wait_monitor,
-        event_loop,
-        transport,
-        backend,
+        env.run, env.incarnation, env.hosts, comm_stats, membership, wait_monitor, event_loop, transport, backend,
         compute_emulator,
-    )
+    )  # fmt: skip

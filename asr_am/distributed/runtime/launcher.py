@@ -62,7 +62,9 @@ class Supervisor:
         self._server = ControlServer(spec.address, spec.key)
         master = (self._server.host, free_port(self._server.host)) if spec.synchronous else None
         self._rendezvous = RendezvousInfo(secrets.token_hex(16), None if master else self._server.url, master)
-        self._workers = WorkerProcesses(spec.command, partial(worker_environment, spec, self._rendezvous))
+        self._workers = WorkerProcesses(
+            spec.command, partial(worker_environment, spec, self._rendezvous), spec.inherited_files
+        )
         self._coordinator = None if spec.synchronous else Coordinator(spec.size, self._send)
         self._hosts: dict[int, Host] = {}  # other hosts, by node rank
         self._connections: dict[int, bytes] = {}  # by rank
@@ -346,7 +348,7 @@ def launch(
     command: Sequence[str], learners: int, *, synchronous: bool, nodes: int = 1, node_rank: int = 0,
     address: str | None = None, restart_after: float = 1.0, max_restarts: int = 3, timeout: float = 60.0,
     key_file: str | None = None, encrypt: bool | None = None, faults: Faults | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None, inherited_files: Sequence[int] = (),
 ) -> None:  # fmt: skip
     """Runs a team of processes, each of which calls `connect`, until all have ended.
 
@@ -367,6 +369,7 @@ def launch(
         encrypt: encrypt connections. None encrypts if any leave this machine. Several hosts then need a key file.
         faults: injected faults, for the restart times of injected crashes.
         env: variables to add to the learners' environment.
+        inherited_files: descriptors that the learners keep open, such as that of a lock.
 
     Raises:
         LearnerLost: a synchronous learner died, or no learner is left.
@@ -376,7 +379,7 @@ def launch(
     key = choose_key(key_file, encrypt, loopback=loopback, one_start=nodes == 1)
     spec = LaunchSpec(
         command, learners, synchronous, nodes, node_rank, address, restart_after, max_restarts, timeout,
-        key, faults or Faults(), env or {},
+        key, faults or Faults(), env or {}, inherited_files,
     )  # fmt: skip
     with ended_by_sigterm():
         if node_rank == 0:

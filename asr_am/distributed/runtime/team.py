@@ -39,6 +39,7 @@ class ProcessTeam:
     """The `Team` of one process. `connect` creates it, in the thread of the training task.
 
     Args:
+        launch: identity of the run, given by its launcher.
         incarnation: number of restarts of this learner.
         hosts: index of the host of each rank.
         comm_stats: statistics of this learner.
@@ -53,11 +54,12 @@ class ProcessTeam:
     clock: Literal["wall", "virtual"] = "wall"
 
     def __init__(
-        self, incarnation: int, hosts: Sequence[int], comm_stats: CommStats, membership: Membership,
+        self, launch: str, incarnation: int, hosts: Sequence[int], comm_stats: CommStats, membership: Membership,
         wait_monitor: WaitMonitor, event_loop: EventLoop, transport: Transport, backend: Backend,
         compute_emulator: ComputeEmulator,
     ) -> None:  # fmt: skip
         self.rank, self.size, self.incarnation = membership.rank, membership.size, incarnation
+        self.launch = launch
         self.hosts, self.comm_stats = tuple(hosts), comm_stats
         self._membership, self._wait_monitor, self._event_loop = membership, wait_monitor, event_loop
         self._transport, self._backend, self._compute_emulator = transport, backend, compute_emulator

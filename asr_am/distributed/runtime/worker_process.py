@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -104,12 +105,29 @@ def _read_int(variables: Mapping[str, str], name: str, *, default: str = "", low
 
 
 def set_parent_death_signal(launcher: int) -> None:
-    """Asks the kernel to kill this process with its parent, if that is the launcher (Linux)."""
-    if os.getppid() != launcher:
-        return  # another process is in between, such as a shell
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:
-        raise InputError("the launcher has ended: start the run again")
+    """Asks the kernel to kill this process with its parent, if that is the launcher (Linux).
+
+    Args:
+        launcher: process id of the launcher.
+
+    Raises:
+        InputError: the launcher has ended already.
+    """
+    if os.getppid() == launcher:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if not _is_ancestor(launcher):  # after the call: the launcher may end at any moment
+        raise InputError("the launcher of this learner has ended: start the run again")
+
+
+def _is_ancestor(process: int) -> bool:
+    """Returns whether a process is this one's parent, or a parent of its parent, such as that of a shell."""
+    parent = os.getppid()
+    while parent not in (0, process):
+        try:
+            parent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has ended, and this process was given another parent
+            return os.getppid() == process
+    return parent == process
 
 
 LOCALHOST = "127.0.0.1"
@@ -133,6 +151,7 @@ class LaunchSpec:
         key: secret for encryption.
         faults: injected faults. A crash that is listed here has its own restart time.
         environment: variables to add to this process' own.
+        inherited_files: descriptors that learners on this host keep open.
     """
 
     command: Sequence[str]
@@ -147,6 +166,7 @@ class LaunchSpec:
     key: str | None = None
     faults: Faults = field(default_factory=Faults)
     environment: Mapping[str, str] = field(default_factory=dict)
+    inherited_files: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if self.learners < 1 or self.nodes < 1:
@@ -268,17 +288,22 @@ class WorkerProcesses:
     Args:
         command: command line of a learner.
         environment: returns the environment of a learner, given rank and incarnation.
+        inherited_files: descriptors that learners keep open.
     """
 
-    def __init__(self, command: Sequence[str], environment: Callable[[int, int], Mapping[str, str]]) -> None:
-        self._command, self._environment = list(command), environment
+    def __init__(
+        self, command: Sequence[str], environment: Callable[[int, int], Mapping[str, str]],
+        inherited_files: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        self._command, self._environment, self._inherited_files = list(command), environment, inherited_files
         self._running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
 
     def start(self, rank: int, incarnation: int) -> None:
         """Starts a learner in a session of its own, so that Ctrl-C reaches the launcher only."""
         try:
             process = subprocess.Popen(
-                self._command, env=dict(self._environment(rank, incarnation)), start_new_session=True
+                self._command, env=dict(self._environment(rank, incarnation)), start_new_session=True,
+                pass_fds=self._inherited_files,
             )  # fmt: skip
         except OSError as error:
             raise InputError(f"{self._command[0]}: cannot be started ({error}): check the command") from error

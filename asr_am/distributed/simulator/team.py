@@ -44,6 +44,7 @@ class SimTeam:
     """The `Team` of one incarnation of a virtual learner."""
 
     clock: Literal["wall", "virtual"] = "virtual"
+    launch = ""
 
     def __init__(self, cluster: SimContext, learner: SimLearner) -> None:
         self._cluster, self._learner, self._scheduler = cluster, learner, cluster.scheduler

@@ -6,10 +6,10 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ from asr_am.distributed.runtime import launcher as supervisor
 from asr_am.distributed.runtime.launcher import NodeAgent, launch
 from asr_am.distributed.runtime.worker_process import LaunchSpec, free_port
 from asr_am.errors import InputError
+from asr_am.stages import target
+from asr_am.stages.target import Target, held_locks
+from tests.support.forked_workers import FORK_SERVER
 
 ROOT = Path(__file__).parents[3]
 PREAMBLE = """
@@ -62,6 +65,22 @@ def await_gone(folder: Path) -> None:
         while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
             assert time.monotonic() < deadline, f"learner {noted['RANK']} is still there"
             time.sleep(0.01)
+
+
+def forked_launcher(command: list[str], learners: int) -> Any:
+    """Starts a process that launches a synchronous team."""
+    process = FORK_SERVER.Process(target=partial(launch, synchronous=True), args=(command, learners))
+    process.start()
+    return process
+
+
+def make_by_learner(out: Path, command: list[str]) -> None:
+    """Makes a target whose build is a learner's."""
+
+    def build(out: Path) -> None:
+        launch(command, 1, synchronous=True, inherited_files=held_locks())
+
+    Target(out, [], {}, build, in_place=True).run()
 
 
 def test_learners_are_told_who_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,23 +179,71 @@ set_parent_death_signal(int(os.environ["ASR_AM_LAUNCHER"]))
 (folder / f"ready{rank}").touch()
 time.sleep(600)
 """
-    code = (
-        "import sys\nfrom asr_am.distributed.runtime.launcher import launch\nlaunch(sys.argv[1:], 2, synchronous=True)"
-    )
     launchers = {}
     for number in (signal.SIGTERM, signal.SIGKILL):
         folder = tmp_path / number.name
         folder.mkdir()
-        command = [sys.executable, "-c", code, *script(folder, text)]
-        launchers[number] = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        launchers[number] = forked_launcher(script(folder, text), 2)
     for number, launcher in launchers.items():
         while len(list((tmp_path / number.name).glob("ready*"))) < 2:
-            assert launcher.poll() is None
+            assert launcher.is_alive()
             time.sleep(0.02)
-        launcher.send_signal(number)
-    assert [launcher.wait(30) for launcher in launchers.values()] == [143, -9]
+        os.kill(launcher.pid, number)
+    for launcher in launchers.values():
+        launcher.join(30)
+    assert [launcher.exitcode for launcher in launchers.values()] == [143, -9]
     for number in launchers:
         await_gone(tmp_path / number.name)
+
+
+def test_a_learner_whose_launcher_died_before_it_could_ask_for_a_signal_ends(tmp_path: Path) -> None:
+    text = """
+from asr_am.distributed.runtime.worker_process import set_parent_death_signal
+from asr_am.errors import InputError
+while not (folder / "killed").exists(): time.sleep(0.01)
+try:
+    set_parent_death_signal(int(os.environ["ASR_AM_LAUNCHER"]))
+except InputError as error:
+    (folder / "said").write_text(str(error))
+"""
+    shell = ["sh", "-c", '"$@"; true', "sh"]  # a process in between hides the launcher's end
+    launchers = {}
+    for name, between in (("child", []), ("grandchild", shell)):
+        (tmp_path / name).mkdir()
+        launchers[name] = forked_launcher([*between, *script(tmp_path / name, text)], 1)
+    for name, launcher in launchers.items():
+        while not left(tmp_path / name):
+            assert launcher.is_alive()
+            time.sleep(0.02)
+        launcher.kill()
+        launcher.join()
+        (tmp_path / name / "killed").touch()
+    for name in launchers:
+        await_gone(tmp_path / name)
+        assert "the launcher of this learner has ended" in (tmp_path / name / "said").read_text()
+
+
+def test_learners_hold_the_lock_of_their_run_when_its_launcher_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, folder = tmp_path / "out", tmp_path / "folder"
+    folder.mkdir()
+    launcher = FORK_SERVER.Process(target=make_by_learner, args=(out, script(folder, "time.sleep(600)")))
+    launcher.start()
+    again = Target(out, [], {}, lambda out: None, in_place=True)
+    while not left(folder):
+        assert launcher.is_alive()
+        time.sleep(0.02)
+    with pytest.raises(InputError, match=f"another process is making it .process {launcher.pid} on "):
+        again.run()
+    launcher.kill()
+    launcher.join()
+    monkeypatch.setattr(target, "LOCK_WAIT", 0.2)
+    with pytest.raises(InputError, match="or processes that it has started"):
+        again.run()
+    os.kill(left(folder)["0.0"]["pid"], signal.SIGKILL)
+    monkeypatch.setattr(target, "LOCK_WAIT", 30.0)
+    assert again.run()
 
 
 class Hosts:

@@ -1,0 +1,37 @@
+"""Who may write to the checkpoints of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from asr_am.distributed.team import SingleProcess
+from asr_am.errors import InputError
+from asr_am.train.checkpoint import Checkpoints
+from asr_am.train.run_log import NoTracker
+from asr_am.train.trainer import train
+from tests.support.egs_examples import write_examples
+from tests.support.toy_runs import OPTIONS
+
+
+def test_a_learner_whose_run_was_started_again_by_others_writes_nothing(tmp_path: Path) -> None:
+    egs_dir, out = write_examples(tmp_path / "egs", frames_U=(60,) * 12), tmp_path / "run"
+    seen: dict[str, bytes] = {}
+
+    class TakenOver(NoTracker):
+        """Has another launch claim the run at the first report of the second epoch."""
+
+        def log(self, record: object, step: int) -> None:
+            if isinstance(record, dict) and record.get("epoch") == 2 and not seen:
+                Checkpoints(out / "checkpoints", "").open("another", claim=True)
+                seen.update(contents(out))
+
+    with pytest.raises(InputError, match="another start of this run writes here now"):
+        train(egs_dir, out, replace(OPTIONS, report_every=2), tracker=TakenOver(), team=SingleProcess())
+    assert seen and contents(out) == seen
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
