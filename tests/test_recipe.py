@@ -11,13 +11,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import kaldiio
 import pytest
 
 from asr_am.hmm.states import StateTable
+from tests.support.kaldi_scp import load_scp
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = "recipes/minicts/run.sh"
@@ -33,8 +34,18 @@ TINY = [
 ]  # fmt: skip
 
 
-def recipe(*arguments: str, run: str = RUN) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([run, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600)
+def recipe(*arguments: str, run: str = RUN, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(ROOT / run), *arguments], cwd=cwd, capture_output=True, text=True, timeout=600)
+
+
+@contextmanager
+def removed(folder: Path) -> Iterator[None]:
+    """Takes a folder away for a while."""
+    away = folder.rename(folder.with_name("away"))
+    try:
+        yield
+    finally:
+        away.rename(folder)
 
 
 def word_errors(exp: Path) -> dict[str, tuple[int, int]]:
@@ -70,7 +81,7 @@ def test_every_stage_leaves_its_output(exp: Path) -> None:
 def test_scores_are_written_for_kaldi(exp: Path) -> None:
     for system in ("mono_kn3", "sat_kn3", "blstm-local-b64-s1_kn3"):
         states = StateTable.load(exp / "minicts/align" / ("mono" if system == "mono_kn3" else "sat") / "states.npz")
-        scores = kaldiio.load_scp(str(exp / "minicts/likelihoods" / system / "test.scp"))
+        scores = load_scp(exp / "minicts/likelihoods" / system / "test.scp")
         assert len(scores) > 5
         assert all(scores_TL.shape[1] == len(states.labels_L3) for scores_TL in scores.values())
 
@@ -81,19 +92,23 @@ def test_a_recording_is_transcribed_by_a_network_that_needs_speaker_features(exp
     spoken = Counter(word for line in lines if line[0] == lines[0][0] for word in line[6:])
     wav = exp / "minicts/data/wav" / f"{lines[0][0]}.wav"
     run = exp / "minicts/decode/blstm-local-b64-s1_kn3"
-    command = [sys.executable, "-m", "asr_am.transcribe", "--channels", "--model", str(run), str(wav)]
+    command = [sys.executable, "-m", "asr_am.transcribe", "--model", str(run), str(wav)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     found = [Counter(line.split(": ")[1].split()) for line in done.stdout.splitlines()]
     assert len(found) == 2 and ((found[0] + found[1]) & spoken).total() > 0.25 * spoken.total()
 
 
-def test_run_again_finds_everything_up_to_date_without_importing_torch(
-    exp: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_copied_exp_is_up_to_date_without_importing_torch_and_leaves_nothing_in_the_working_directory(
+    exp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
-    again = recipe(f"exp={exp}", *TINY)
-    assert again.returncode == 0
+    copy, cwd = tmp_path / "copy", tmp_path / "cwd"
+    shutil.copytree(exp, copy, copy_function=shutil.copyfile)  # with new times, as by cp -r
+    cwd.mkdir()
+    with removed(exp):
+        again = recipe(f"exp={copy}", *TINY, cwd=cwd)
+    assert again.returncode == 0 and not list(cwd.iterdir())
     assert "wrote" not in again.stdout and again.stdout.count("is up to date") >= 15
     assert "hydra.main" in again.stderr and not re.search(r"\| +(torch|lhotse|wandb|kaldifst)$", again.stderr, re.M)
 
@@ -124,17 +139,18 @@ def kill_when(reached: Callable[[Path], bool], folder: Path, stage: int) -> None
     process.wait()
 
 
-def test_killed_in_the_middle_of_stages_it_ends_with_the_same_errors(exp: Path, tmp_path: Path) -> None:
+def test_killed_in_the_middle_of_stages_a_copy_ends_with_the_same_errors(exp: Path, tmp_path: Path) -> None:
     folder = tmp_path / "exp"
     shutil.copytree(exp, folder)
     speaker = ("features/lda", "features/fmllr", "features/ivector")
     for made in ("align", *speaker, "egs", "train", "graph", "decode", "score", "report"):
         shutil.rmtree(folder / "minicts" / made)
-    for stage, name, reached in STOPS:
-        kill_when(reached, folder, stage)
-        done = folder / "minicts" / name
-        assert not any(done.rglob(".done")), f"{name} was finished before it was killed"
-    again = recipe(f"exp={folder}", *TINY)
+    with removed(exp):
+        for stage, name, reached in STOPS:
+            kill_when(reached, folder, stage)
+            done = folder / "minicts" / name
+            assert not any(done.rglob(".done")), f"{name} was finished before it was killed"
+        again = recipe(f"exp={folder}", *TINY)
     assert again.returncode == 0, again.stdout + again.stderr
     assert word_errors(folder) == word_errors(exp)
 

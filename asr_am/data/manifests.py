@@ -1,6 +1,6 @@
 """Recordings and supervisions of a set (train, dev, test) as lhotse manifests on disk.
 
-Audio below the data directory is listed relative to it, so that the directory can be renamed or moved. Other audio is
+Audio below the data directory is listed relative to it, so that the directory can be copied or moved. Other audio is
 listed by absolute path. `read_recordings` returns absolute paths in both cases.
 
 A manifest is data: somebody else may have written it. lhotse would run a source of type `command` in a shell, download

@@ -234,7 +234,7 @@ def adapt_set(paths: AdaptationPaths, subset: str, options: AdaptOptions, jobs: 
         groups = _groups(speakers, folder, states, speech_pdfs(lang, states), base, current, options.lm_weight)
         gmms = load_gmms(source.gmms)
         transforms = adapt_speakers(groups, gmms, options.fmllr, jobs, title, adapted, start)
-        write_transforms(folder, subset, transforms, final=folder)
+        write_transforms(folder, subset, transforms)
         source = replace(source, gmms=paths.system / "gmm.npz", transforms=folder)
     return transforms
 

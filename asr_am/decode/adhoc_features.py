@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
+from asr_am.data.kaldi_archive import write_archive
 from asr_am.data.textfile import write_lines
 from asr_am.decode.adapt import adapt_set, load_adaptation
 from asr_am.decode.loading import load_ivector_models
 from asr_am.features.adapted import BASE, MATRIX, load_projection, write_transforms
 from asr_am.features.cmvn_deltas import accumulate
-from asr_am.features.feature_archive import write_archive
 from asr_am.features.fusion import IVECTOR, base_of, streams_of
 from asr_am.features.ivector.extract_ivectors import speaker_ivectors
 
@@ -57,9 +57,9 @@ def write_recording(
         folder = out / base
         folder.mkdir()
         shutil.copy(features_dir / base / "options.json", folder)
-        parts = {name: static_TD[begin:end] for name, (begin, end) in zip(names, segments, strict=True)}
-        write_archive(folder, SET, parts, final=folder)
-        write_archive(folder, f"{SET}_cmvn", {SPEAKER: accumulate(static_TD)}, final=folder)
+        parts = [(name, static_TD[begin:end]) for name, (begin, end) in zip(names, segments, strict=True)]
+        write_archive(folder, SET, parts)
+        write_archive(folder, f"{SET}_cmvn", [(SPEAKER, accumulate(static_TD))])
         write_lines(folder / f"{SET}_utt2spk", [f"{name} {SPEAKER}" for name in names])
     for name in streams_of(kind):
         folder = out / name
@@ -69,7 +69,7 @@ def write_recording(
         if name == "fmllr":
             paths, options = load_adaptation(features_dir / name)
             paths = replace(paths, features_dir=out, work=out / "work")
-            write_transforms(folder, SET, adapt_set(paths, SET, options, jobs=1), final=folder)
+            write_transforms(folder, SET, adapt_set(paths, SET, options, jobs=1))
         if name == IVECTOR:
             folder.mkdir()
             models = features_dir / name

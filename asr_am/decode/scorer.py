@@ -12,17 +12,16 @@ Shapes: B windows, C frames of a window, F features, K stacks of frames, L graph
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import kaldiio
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from asr_am.data.kaldi_archive import read_entry
+from asr_am.data.kaldi_archive import read_entry, read_scp, write_archive
 from asr_am.decode.loading import load_gmms, load_network
 from asr_am.errors import InputError
 from asr_am.features.fusion import repeat_stacks, stack_frames, stack_of
@@ -222,13 +221,7 @@ class ArchiveSource:
     scp: Path
 
     def load(self) -> ArchiveScorer:
-        if not self.scp.is_file():
-            raise InputError(f"{self.scp}: no such archive of log-likelihoods; write it with write_log_likelihoods")
-        try:
-            lines = (line.split(maxsplit=1) for line in self.scp.read_text(encoding="utf-8").splitlines())
-            return ArchiveScorer({utterance: place for utterance, place in lines})
-        except ValueError as error:
-            raise InputError(f"{self.scp}: a line is not `<utterance> <archive>:<offset>`; write it again") from error
+        return ArchiveScorer(read_scp(self.scp, "write it with write_log_likelihoods"))
 
 
 def write_log_likelihoods(scorer: Scorer, utterances: Iterable[str], states: StateTable | None, scp: Path) -> None:
@@ -241,11 +234,13 @@ def write_log_likelihoods(scorer: Scorer, utterances: Iterable[str], states: Sta
             our HCLG.fst). If None, write a column per pdf, as `ArchiveSource` needs.
         scp: the index. The archive is beside it.
     """
-    ark = scp.with_suffix(".ark")
-    with kaldiio.WriteHelper(f"ark,scp:{ark},{scp}") as write:
+
+    def entries() -> Iterator[tuple[str, np.ndarray]]:
         for utterance in utterances:
             scores_TP = scorer.log_likelihoods(utterance)
-            write(utterance, np.ascontiguousarray(scores_TP if states is None else scores_TP[:, states.pdf_L]))
+            yield utterance, np.ascontiguousarray(scores_TP if states is None else scores_TP[:, states.pdf_L])
+
+    write_archive(scp.parent, scp.stem, entries())
 
 
 def log_priors(counts_P: np.ndarray, floor: float = 0.1) -> np.ndarray:

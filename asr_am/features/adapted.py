@@ -18,9 +18,9 @@ from typing import Protocol
 import kaldiio
 import numpy as np
 
-from asr_am.data.kaldi_archive import read_entry, reason
+from asr_am.data.kaldi_archive import read_entry, read_scp, reason, write_archive
 from asr_am.errors import InputError
-from asr_am.features.feature_archive import DAMAGE, REMEDY_ALIGN, load_matrix, read_scp, write_archive
+from asr_am.features.feature_archive import DAMAGE, REMEDY_ALIGN, load_matrix
 from asr_am.features.reader import FeatureReader, read_options
 
 REMEDY = "run stage 4 (speaker) again"
@@ -86,16 +86,9 @@ class Projection:
         return cls(matrix.astype(np.float32), num_static)
 
 
-def write_transforms(folder: Path, subset: str, transforms: Mapping[str, np.ndarray], *, final: Path) -> None:
-    """Writes the transforms of a set's speakers.
-
-    Args:
-        folder: output folder.
-        subset: name of the set.
-        transforms: [D, E] by speaker.
-        final: the name that `folder` will be renamed to.
-    """
-    write_archive(folder, f"{subset}_trans", {s: t.astype(np.float32) for s, t in transforms.items()}, final=final)
+def write_transforms(folder: Path, subset: str, transforms: Mapping[str, np.ndarray]) -> None:
+    """Writes the transforms of a set's speakers, [D, E] by speaker, into `folder`."""
+    write_archive(folder, f"{subset}_trans", ((s, t.astype(np.float32)) for s, t in sorted(transforms.items())))
 
 
 def read_transforms(folder: Path, subset: str, dim: int | None = None) -> dict[str, np.ndarray]:

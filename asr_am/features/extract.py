@@ -5,7 +5,8 @@ Written for each set, and independent of the number of jobs:
     <set>.<n>.ark, <set>.scp      features
     <set>_cmvn.ark, .scp          CMVN statistics by speaker
     <set>_utt2spk                 speaker of each utterance
-    <set>_features.jsonl.gz       the features as a lhotse manifest
+    <set>_features.jsonl.gz       the features as a lhotse manifest, with paths relative to the folder:
+                                  `lhotse.load_manifest(file).with_path_prefix(folder)`
     <set>_dropped.txt             utterances that are too short, with their number of frames
 
 and options.json for all sets.
@@ -28,6 +29,7 @@ import kaldiio
 import numpy as np
 from lhotse import Features, FeatureSet, Recording, SupervisionSegment
 
+from asr_am.data import kaldi_archive
 from asr_am.data.audio import read_utterances
 from asr_am.data.manifests import SETS, read_recordings, read_supervisions
 from asr_am.data.textfile import write_lines
@@ -92,7 +94,6 @@ def extract_features(
     resample: bool = False,
     sets: Sequence[str] = SETS,
     jobs: int = 1,
-    final: Path | None = None,
     allow_commands: bool = False,
 ) -> None:
     """Writes the features of `sets`. Utterances of fewer than nine frames are dropped with a warning.
@@ -109,7 +110,6 @@ def extract_features(
         resample: resample audio of another rate, instead of raising an error.
         sets: sets to extract.
         jobs: worker processes.
-        final: the name that `out` will be renamed to. Default: `out`.
         allow_commands: as for `read_recordings`.
 
     Raises:
@@ -121,11 +121,10 @@ def extract_features(
     options = SpectralOptions(sampling_rate, num_bins, num_ceps, low_freq, high_freq)
     extractor = SpectralExtractor(options)
     out.mkdir(parents=True, exist_ok=True)
-    final = (final or out).resolve()
     for subset in sets:
         tasks = make_tasks(data_dir, subset, out, sampling_rate, resample, allow_commands)
         results = parallel_map(partial(write_archive, extractor=extractor), tasks, jobs, f"{kind} {subset}")
-        write_index(out, subset, results, final, kind, options)
+        write_index(out, subset, results, kind, options)
     (out / "options.json").write_text(json.dumps({"kind": kind, **asdict(options)}, indent=2) + "\n", encoding="utf-8")
 
 
@@ -197,22 +196,19 @@ def _checked_features(
     return features_TD
 
 
-def write_index(
-    out: Path, subset: str, results: Sequence[ArchiveResult], final: Path, kind: str, options: SpectralOptions
-) -> None:
+def write_index(out: Path, subset: str, results: Sequence[ArchiveResult], kind: str, options: SpectralOptions) -> None:
     """Writes the files that cover all archives of a set: .scp, utt2spk, CMVN statistics, manifest, dropped utterances.
 
     Args:
         out: output folder.
         subset: name of the set.
         results: one per archive.
-        final: the name that `out` will be renamed to.
         kind: feature kind.
         options: how features were computed.
     """
     rows = sorted(
         (
-            (segment, f"{final / result.archive.name}:{offset}", frames)
+            (segment, f"{result.archive.name}:{offset}", frames)
             for result in results
             for segment, offset, frames in result.utterances
         ),
@@ -221,8 +217,8 @@ def write_index(
     _report(out, subset, results, len(rows))
     write_lines(out / f"{subset}.scp", [f"{segment.id} {location}" for segment, location, _ in rows])
     write_lines(out / f"{subset}_utt2spk", [f"{segment.id} {segment.speaker}" for segment, _, _ in rows])
-    write_cmvn(out, subset, results, final)
-    manifest = [_manifest_item(segment, frames, final / f"{subset}.scp", kind, options) for segment, _, frames in rows]
+    write_cmvn(out, subset, results)
+    manifest = [_manifest_item(segment, frames, location, kind, options) for segment, location, frames in rows]
     FeatureSet.from_features(manifest).to_file(out / f"{subset}_features.jsonl.gz")
     seconds = sum(frames for _, _, frames in rows) * options.frame_shift
     logger.info(
@@ -230,23 +226,17 @@ def write_index(
     )
 
 
-def write_cmvn(out: Path, subset: str, results: Sequence[ArchiveResult], final: Path) -> None:
+def write_cmvn(out: Path, subset: str, results: Sequence[ArchiveResult]) -> None:
     """Sums the CMVN statistics of every speaker over the archives, and writes them as double matrices."""
     total: dict[str, np.ndarray] = {}
     for result in results:
         for speaker, stats in result.stats.items():
             total[speaker] = total.get(speaker, 0.0) + stats
-    name = f"{subset}_cmvn.ark"
-    lines = []
-    with (out / name).open("wb") as file:
-        for speaker, stats in sorted(total.items()):
-            lines.append(f"{speaker} {final / name}:{file.tell() + len(speaker.encode()) + 1}")
-            kaldiio.save_ark(file, {speaker: stats})
-    write_lines(out / f"{subset}_cmvn.scp", lines)
+    kaldi_archive.write_archive(out, f"{subset}_cmvn", sorted(total.items()))
 
 
 def _manifest_item(
-    segment: SupervisionSegment, frames: int, scp: Path, kind: str, options: SpectralOptions
+    segment: SupervisionSegment, frames: int, location: str, kind: str, options: SpectralOptions
 ) -> Features:
     return Features(
         type="mfcc" if kind == "mfcc" else "fbank",
@@ -257,7 +247,7 @@ def _manifest_item(
         start=segment.start,
         duration=round(frames * options.frame_shift, 6),  # lhotse requires exactly num_frames * frame_shift
         storage_type="kaldiio",
-        storage_path=str(scp),
+        storage_path=location,
         storage_key=segment.id,
         recording_id=segment.recording_id,
         channels=segment.channel,

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from asr_am.data.kaldi_archive import read_scp
 from asr_am.data.textfile import read_lines
 from asr_am.errors import InputError
 from asr_am.features.cmvn_deltas import add_deltas, normalise
-from asr_am.features.feature_archive import load_matrix, read_scp
+from asr_am.features.feature_archive import load_matrix
 from asr_am.features.spectral import SpectralOptions
 
 REMEDY = "run stage 2 (features) again"
@@ -31,8 +32,6 @@ def has_deltas(kind: str) -> bool:
 
 class FeatureReader:
     """Features of one set by utterance id. Holds no open file, so it can be pickled and used after a fork.
-
-    Archives are looked up beside the .scp file, so the folder may be moved.
 
     Attributes:
         deltas: deltas are appended.

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def align_corpus(
-    data_dir: Path, lang_dir: Path, features_dir: Path, out: Path, *, final: Path, mono: MonoOptions, tri: TriOptions,
+    data_dir: Path, lang_dir: Path, features_dir: Path, out: Path, *, mono: MonoOptions, tri: TriOptions,
     lda_mllt: LdaOptions | None = None, sat: SatOptions | None = None, sets: Sequence[str] = ("train", "dev"),
     jobs: int = 1,
 ) -> None:  # fmt: skip
@@ -42,7 +42,6 @@ def align_corpus(
         lang_dir: output of stage lang.
         features_dir: output of stage features, with MFCCs.
         out: output folder.
-        final: the name that `out` will be renamed to, for the paths in .scp files.
         mono: options of monophone training.
         tri: options of triphone training.
         lda_mllt: options of LDA+MLLT training, None to skip it.
@@ -72,7 +71,7 @@ def align_corpus(
             continue
         shutil.rmtree(out / name, ignore_errors=True)  # of a killed run
         began = time.monotonic()
-        train(out / name, final=final / name)
+        train(out / name)
         logger.info("%s: %.0f s", name, time.monotonic() - began)
     shutil.rmtree(scratch)
 

@@ -9,17 +9,14 @@ Shapes: N frames of a set, T frames of one utterance, U utterances, R runs, M di
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import kaldiio
 import numpy as np
 
-from asr_am.data.kaldi_archive import read_archive, reason
+from asr_am.data.kaldi_archive import read_archive, reason, write_archive
 from asr_am.data.npz import DAMAGE
-from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.hmm import REMEDY
 from asr_am.hmm.frames import FrameStore
@@ -89,7 +86,7 @@ def _windows(phone_R: np.ndarray, state_R: np.ndarray, utterance_R: np.ndarray) 
     return windows_S3[np.cumsum(first_R) - 1]
 
 
-def write_alignments(folder: Path, subset: str, frames: FrameStore, labels_N: np.ndarray, *, final: Path) -> None:
+def write_alignments(folder: Path, subset: str, frames: FrameStore, labels_N: np.ndarray) -> None:
     """Writes <folder>/<subset>.ark and .scp for the aligned utterances.
 
     Args:
@@ -97,21 +94,11 @@ def write_alignments(folder: Path, subset: str, frames: FrameStore, labels_N: np
         subset: name of the set.
         frames: the frames that `labels_N` is parallel to.
         labels_N: graph labels, 0 for frames without an alignment.
-        final: the name that `folder` will be renamed to, for the paths in the .scp file.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    ark = folder / f"{subset}.ark"
-    temporary = folder / f"tmp.{os.getpid()}.{subset}"
-    lines = []
-    with open(temporary, "wb") as file:
-        for index, utterance in enumerate(frames.utterances):
-            labels_T = labels_N[frames.span(index)]
-            if len(labels_T) and labels_T[0] > 0:
-                offset = file.tell() + len(f"{utterance} ".encode())
-                kaldiio.save_ark(file, {utterance: labels_T.astype(np.int32)})
-                lines.append(f"{utterance} {final / ark.name}:{offset}")
-    os.replace(temporary, ark)
-    write_lines(folder / f"{subset}.scp", lines)
+    labels = ((utterance, labels_N[frames.span(index)]) for index, utterance in enumerate(frames.utterances))
+    aligned = ((utterance, labels_T.astype(np.int32)) for utterance, labels_T in labels if labels_T.any())
+    write_archive(folder, subset, aligned)
 
 
 def read_alignments(folder: Path, subset: str) -> Iterator[tuple[str, np.ndarray]]:

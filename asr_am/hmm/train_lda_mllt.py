@@ -57,7 +57,7 @@ class LdaOptions(TriOptions):
             )
 
 
-def train_lda_mllt(ctx: TrainingContext, previous: Path, options: LdaOptions, out: Path, *, final: Path) -> None:
+def train_lda_mllt(ctx: TrainingContext, previous: Path, options: LdaOptions, out: Path) -> None:
     """Trains on set "train", aligns all sets, and writes the system with its lda.mat.
 
     Args:
@@ -65,7 +65,6 @@ def train_lda_mllt(ctx: TrainingContext, previous: Path, options: LdaOptions, ou
         previous: folder of the system whose alignments to start from.
         options: sizes and passes.
         out: output folder.
-        final: the name that `out` will be renamed to.
     """
     features = ProjectedFeatures(ctx, first_projection(ctx, previous, options), options.device)
     train = replace(ctx.sets["train"], frames=features.project("train"))
@@ -85,7 +84,7 @@ def train_lda_mllt(ctx: TrainingContext, previous: Path, options: LdaOptions, ou
     out.mkdir(parents=True, exist_ok=True)
     features.projection.save(out / PROJECTION)
     done = projected_context(ctx, features.projection)
-    align_and_save("lda_mllt", done, replace(system, gmms=gmms), graphs, alignment, options, out, final)
+    align_and_save("lda_mllt", done, replace(system, gmms=gmms), graphs, alignment, options, out)
 
 
 def first_projection(ctx: TrainingContext, previous: Path, options: LdaOptions) -> Projection:

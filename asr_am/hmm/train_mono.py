@@ -54,14 +54,13 @@ class MonoOptions(EmOptions):
             )
 
 
-def train_mono(ctx: TrainingContext, options: MonoOptions, out: Path, *, final: Path) -> None:
+def train_mono(ctx: TrainingContext, options: MonoOptions, out: Path) -> None:
     """Trains on set "train", aligns all sets, and writes the system.
 
     Args:
         ctx: sets to train on and to align.
         options: topology, sizes and passes.
         out: output folder.
-        final: the name that `out` will be renamed to.
     """
     lang, part = ctx.lang, shortest(ctx, options.frames)
     states_P = phone_states(lang.nonsilence_phones, lang.silence_phones, options.phone_states, options.silence_states)
@@ -79,7 +78,7 @@ def train_mono(ctx: TrainingContext, options: MonoOptions, out: Path, *, final: 
     if part is not ctx:
         graphs = ctx.compile("train", tree, states, options.align)
         alignment = align(graphs, ctx.train, gmms, states, options.align, ctx.jobs, "mono: align all")
-    align_and_save("mono", ctx, replace(system, gmms=gmms), graphs, alignment, options, out, final)
+    align_and_save("mono", ctx, replace(system, gmms=gmms), graphs, alignment, options, out)
 
 
 def shortest(ctx: TrainingContext, num_frames: int) -> TrainingContext:

@@ -45,7 +45,7 @@ class SatOptions(TriOptions):
     fmllr: FmllrOptions = field(default_factory=FmllrOptions)
 
 
-def train_sat(ctx: TrainingContext, previous: Path, options: SatOptions, out: Path, *, final: Path) -> None:
+def train_sat(ctx: TrainingContext, previous: Path, options: SatOptions, out: Path) -> None:
     """Trains on set "train", aligns all sets, and writes the system with lda.mat, transforms and unadapted mixtures.
 
     Args:
@@ -53,7 +53,6 @@ def train_sat(ctx: TrainingContext, previous: Path, options: SatOptions, out: Pa
         previous: folder of the LDA+MLLT system to start from.
         options: sizes and passes.
         out: output folder.
-        final: the name that `out` will be renamed to.
     """
     projection = Projection.load(previous / PROJECTION, ctx.train.dim // 3)
     speakers = SpeakerFeatures(projected_context(ctx, projection), options.fmllr)
@@ -80,9 +79,9 @@ def train_sat(ctx: TrainingContext, previous: Path, options: SatOptions, out: Pa
     for subset in set(ctx.sets) - {"train"}:
         adapt_from_scratch(speakers, subset, system, unadapted, options)
     (out / TRANSFORMS).mkdir(exist_ok=True)
-    write_transforms(out / TRANSFORMS, "train", speakers.transforms["train"], final=final / TRANSFORMS)
+    write_transforms(out / TRANSFORMS, "train", speakers.transforms["train"])
     unadapted.save(out / UNADAPTED)
-    align_and_save("sat", speakers.adapted_context(), system, graphs, alignment, options, out, final)
+    align_and_save("sat", speakers.adapted_context(), system, graphs, alignment, options, out)
 
 
 @dataclass

@@ -48,7 +48,7 @@ class TriOptions(EmOptions):
     merge: bool = True
 
 
-def train_tri(ctx: TrainingContext, previous: Path, options: TriOptions, out: Path, *, final: Path) -> None:
+def train_tri(ctx: TrainingContext, previous: Path, options: TriOptions, out: Path) -> None:
     """Trains on set "train", aligns all sets, and writes the system.
 
     Args:
@@ -56,12 +56,11 @@ def train_tri(ctx: TrainingContext, previous: Path, options: TriOptions, out: Pa
         previous: folder of the system whose alignments to start from.
         options: sizes and passes.
         out: output folder.
-        final: the name that `out` will be renamed to.
     """
     system, alignment, var_D = init_system("tri", ctx, previous, options)
     graphs = ctx.compile("train", system.tree, system.states, options.align)
     gmms, alignment = train_mixtures("tri", ctx, system, graphs, alignment, options, var_D)
-    align_and_save("tri", ctx, replace(system, gmms=gmms), graphs, alignment, options, out, final)
+    align_and_save("tri", ctx, replace(system, gmms=gmms), graphs, alignment, options, out)
 
 
 def init_system(

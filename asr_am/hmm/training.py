@@ -172,7 +172,7 @@ def train_mixtures(
 
 def align_and_save(
     name: str, ctx: TrainingContext, system: GmmSystem, graphs: Graphs, alignment: Alignment, options: EmOptions,
-    out: Path, final: Path,
+    out: Path,
 ) -> None:  # fmt: skip
     """Estimates the final transition probabilities, aligns every set, and writes all files, gmm.npz last.
 
@@ -184,7 +184,6 @@ def align_and_save(
         alignment: latest alignment of set "train", for the transition probabilities.
         options: beams.
         out: output folder.
-        final: the name that `out` will be renamed to.
     """
     tree, states, gmms = system.tree, system.states, system.gmms
     states = estimate_transitions(states, runs_of(alignment.labels_N, ctx.train.offsets_U1, states))
@@ -195,7 +194,7 @@ def align_and_save(
         log_alignment(name, subset, result, len(data.frames.utterances))
         if subset == "train":
             require_aligned(name, result.failed, len(data.frames.utterances))
-        write_alignments(out / "ali", subset, data.frames, result.labels_N, final=final / "ali")
+        write_alignments(out / "ali", subset, data.frames, result.labels_N)
         write_lines(out / "ali" / f"{subset}_failed.txt", result.failed)
         lengths = dict(zip(data.frames.utterances, np.diff(data.frames.offsets_U1).tolist(), strict=True))
         check_alignments(out / "ali", subset, lengths, states)

@@ -234,10 +234,13 @@ def _examples(folder: Path, done: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_source(record: Mapping[str, Any], egs: Path, inputs: Sequence[Path], done: Mapping[str, Any]) -> bool:
-    """Returns True if the key of the run is that of the examples with this record, made again from the same sources.
+    """Returns True if a run was made from the examples with this record, which were made again from the same sources.
 
-    Computes the key as `asr_am.stages.target.Target.key` does.
+    Computes the digests of `asr_am.stages.target.Target`. A run of an earlier version has none but its key.
     """
+    if digests := done.get("sources"):
+        files = {name: size for name, size in (record.get("files") or {}).items() if name not in (DONE, ".key")}
+        return bool(_digest([egs.name, [record.get("key"), files]]) == digests[inputs.index(egs)])
     sources: dict[str, object] = {}
     for path in inputs:
         if path == egs:
@@ -246,5 +249,8 @@ def _is_source(record: Mapping[str, Any], egs: Path, inputs: Sequence[Path], don
             sources[str(path)] = [record.get("key"), kept]
         elif path.is_file():
             sources[str(path)] = [path.stat().st_size, path.stat().st_mtime_ns]
-    text = json.dumps([1, done.get("config"), sources], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16] == done.get("key")
+    return _digest([1, done.get("config"), sources]) == done.get("key")
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -75,15 +76,13 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
 
 
 def _retrained(corpus_dir: Path, scores: Sequence[SystemScore]) -> list[str]:
-    """Warns of runs that were trained again since they were scored."""
+    """Warns of runs that were trained again since they were scored, by the dates in the records of both."""
 
-    def seconds(path: Path) -> float:
-        return path.stat().st_mtime if path.exists() else 0.0
+    def trained(system: str) -> str:
+        path = corpus_dir / "train" / system / ".done"
+        return str(json.loads(path.read_text(encoding="utf-8")).get("date", "")) if path.exists() else ""
 
-    outdated = [
-        score.run for score in scores
-        if seconds(corpus_dir / "train" / score.system / "summary.json") > seconds(score.folder / "wer.json")
-    ]  # fmt: skip
+    outdated = [score.run for score in scores if trained(score.system) > score.date]
     if not outdated:
         return []
     warning = (

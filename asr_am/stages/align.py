@@ -19,15 +19,14 @@ def targets(cfg: DictConfig) -> list[Target]:
     inputs = [root / "data", root / "lang", root / "features/mfcc"]
     options = values(cfg.align)
     out = root / "align"
-    return [Target(out, inputs, options, partial(align, root, out, options, cfg.nj))]
+    return [Target(out, inputs, options, partial(align, root, options, cfg.nj))]
 
 
-def align(root: Path, final: Path, options: dict, jobs: int, out: Path) -> None:
+def align(root: Path, options: dict, jobs: int, out: Path) -> None:
     """Trains the systems that have a section in `align`, each from the one before. Aligns train and dev with each.
 
     Args:
         root: exp/<corpus>.
-        final: directory that `out` will become.
         options: the group `align`.
         jobs: parallel jobs.
         out: directory to write into.
@@ -41,7 +40,7 @@ def align(root: Path, final: Path, options: dict, jobs: int, out: Path) -> None:
         sections["sat"] = sections["sat"] | {"fmllr": fmllr}
     kinds: dict[str, type[Any]] = {"mono": MonoOptions, "tri": TriOptions, "lda_mllt": LdaOptions, "sat": SatOptions}
     systems = {name: build(kind, sections[name], f"align.{name}") for name, kind in kinds.items() if name in sections}
-    align_corpus(root / "data", root / "lang", root / "features", out, final=final, jobs=jobs, **systems)
+    align_corpus(root / "data", root / "lang", root / "features", out, jobs=jobs, **systems)
 
 
 main = stage("align", targets)

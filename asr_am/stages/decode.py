@@ -49,7 +49,7 @@ def likelihood_target(cfg: DictConfig, run: str) -> Target:
     """Returns the log-likelihoods of a decoding run as Kaldi archives, for Kaldi's decoders."""
     root = corpus_dir(cfg)
     decoded, out = root / "decode" / run, root / "likelihoods" / run
-    return Target(out, [decoded], {}, partial(likelihoods, decoded, out))
+    return Target(out, [decoded], {}, partial(likelihoods, decoded))
 
 
 def graph(root: Path, gmm: str, lm: str, options: dict, out: Path) -> None:
@@ -95,7 +95,7 @@ def decode(
     decode_sets(system, root / "data", out, how, windows=windows, jobs=jobs)
 
 
-def likelihoods(decoded: Path, final: Path, out: Path) -> None:
+def likelihoods(decoded: Path, out: Path) -> None:
     """Writes scaled log-likelihoods of dev and test by graph label, for `latgen-faster-mapped` with our HCLG.fst."""
     from asr_am.decode.scorer import write_log_likelihoods
     from asr_am.decode.system import System
@@ -106,9 +106,7 @@ def likelihoods(decoded: Path, final: Path, out: Path) -> None:
     states = StateTable.load(system.states)
     for subset in ("dev", "test"):
         utterances = InputReader(system.features_dir, system.feature_kind, subset).utterances
-        scp = out / f"{subset}.scp"
-        write_log_likelihoods(system.source(subset).load(), utterances, states, scp)
-        scp.write_text(scp.read_text().replace(f" {out}/", f" {final}/"))  # the final name of the directory
+        write_log_likelihoods(system.source(subset).load(), utterances, states, out / f"{subset}.scp")
 
 
 main = stage("decode", targets)

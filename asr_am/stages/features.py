@@ -18,17 +18,16 @@ def targets(cfg: DictConfig) -> list[Target]:
     for kind, options in values(cfg.features.kinds).items():
         out = corpus_dir(cfg) / "features" / kind
         options = {"sampling_rate": cfg.corpus.sampling_rate, "sets": list(cfg.corpus.sets)} | options
-        build = partial(extract, data_dir, out, kind, options, cfg.nj, bool(cfg.corpus.prepare.get("allow_pipes")))
+        build = partial(extract, data_dir, kind, options, cfg.nj, bool(cfg.corpus.prepare.get("allow_pipes")))
         made.append(Target(out, [data_dir], options, build))
     return made
 
 
-def extract(data_dir: Path, final: Path, kind: str, options: dict, jobs: int, allow_pipes: bool, out: Path) -> None:
+def extract(data_dir: Path, kind: str, options: dict, jobs: int, allow_pipes: bool, out: Path) -> None:
     """Writes the features of every utterance and the CMVN statistics of every speaker.
 
     Args:
         data_dir: output of stage data.
-        final: the name that `out` will be renamed to.
         kind: kind of the features.
         options: options of `extract_features`.
         jobs: parallel jobs.
@@ -37,7 +36,7 @@ def extract(data_dir: Path, final: Path, kind: str, options: dict, jobs: int, al
     """
     from asr_am.features.extract import extract_features
 
-    extract_features(data_dir, out, final=final, kind=kind, jobs=jobs, allow_commands=allow_pipes, **options)
+    extract_features(data_dir, out, kind=kind, jobs=jobs, allow_commands=allow_pipes, **options)
 
 
 main = stage("features", targets)

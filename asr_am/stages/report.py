@@ -6,7 +6,7 @@ import json
 import logging
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,16 +30,22 @@ def targets(cfg: DictConfig) -> list[Target]:
     command = command_line(cfg.corpus.name)
     model = root / "train" / cfg.run if "nnet" in cfg.systems else None
     build = partial(write, root, command, model, values(cfg.logger))
-    return [Target(root / "report", shown, {"command": command}, build, extra_outputs=[root / "RESULTS.md"])]
+    sources = {"command": command_line(cfg.corpus.name, (*LEFT_OUT, "exp"))}  # the same in a copied exp
+    return [Target(root / "report", shown, sources, build, extra_outputs=[root / "RESULTS.md"])]
 
 
-def command_line(corpus: str) -> str:
-    """Returns the command that makes these results, the whole command of a sweep, as far as this stage knows it."""
+def command_line(corpus: str, left_out: Sequence[str] = LEFT_OUT) -> str:
+    """Returns the command that makes these results, the whole command of a sweep, as far as this stage knows it.
+
+    Args:
+        corpus: name of the corpus.
+        left_out: overrides that are left out.
+    """
     recipe = f"recipes/{corpus}/run.sh"
     if not (ROOT / recipe).exists():
         return f"recipes/kaldi/run.sh --name {corpus} ..."
     given = [word for word in sys.argv[1:] if "=" in word and word[0] != "-"] if HydraConfig.initialized() else []
-    return shlex.join([recipe, *(override for override in given if override.split("=")[0] not in LEFT_OUT)])
+    return shlex.join([recipe, *(override for override in given if override.split("=")[0] not in left_out)])
 
 
 def write(root: Path, command: str, model: Path | None, logger: dict[str, Any], out: Path) -> None:

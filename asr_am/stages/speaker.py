@@ -57,17 +57,17 @@ def adapt(root: Path, graph: Path, options: dict, jobs: int, out: Path) -> None:
     from asr_am.hmm.adaptation import FmllrOptions
     from asr_am.hmm.gmm_system import TRANSFORMS
 
-    final, system, work = root / "features/fmllr", root / "align" / GMM, out / "work"
+    system, work = root / "align" / GMM, out / "work"
     parts: dict[str, Any] = {name: options[name] for name in ("passes", "first_beam", "lm_weight")}
     parts["search"] = build(SearchOptions, options["search"], "speaker.search")
     parts["fmllr"] = build(FmllrOptions, options["fmllr"], "speaker.fmllr")
     how = build(AdaptOptions, parts, "speaker")
     copy_matrix(system, out)
     known = read_transforms(system / TRANSFORMS, "train")
-    write_transforms(out, "train", known, final=final)
+    write_transforms(out, "train", known)
     place = AdaptationPaths(system, root / "features", root / "lang", graph / "HCLG.fst", work)
     for subset in options["sets"]:
-        write_transforms(out, subset, adapt_set(place, subset, how, jobs), final=final)
+        write_transforms(out, subset, adapt_set(place, subset, how, jobs))
     save_adaptation(out, place, how)
     shutil.rmtree(work)
 
@@ -77,19 +77,17 @@ def ivector_target(cfg: DictConfig) -> Target:
     root = corpus_dir(cfg)
     options = {key: value for key, value in values(cfg.ivectors).items() if key not in ("name", "device")}
     out, sets = root / "features/ivector", list(cfg.corpus.sets)
-    build_ivectors = partial(extract_ivectors, root / "features", out, options, sets, cfg.nj, cfg.ivectors.device)
+    build_ivectors = partial(extract_ivectors, root / "features", options, sets, cfg.nj, cfg.ivectors.device)
     return Target(out, [root / "features/mfcc"], options | {"sets": sets}, build_ivectors)
 
 
-def extract_ivectors(
-    features_dir: Path, final: Path, options: dict, sets: list[str], jobs: int, device: str, out: Path
-) -> None:
+def extract_ivectors(features_dir: Path, options: dict, sets: list[str], jobs: int, device: str, out: Path) -> None:
     """Trains UBM and extractor, and writes the i-vectors of all sets."""
     from asr_am.features.ivector.extract_ivectors import make_ivectors
     from asr_am.features.ivector.train_extractor import IvectorOptions
 
     how = build(IvectorOptions, options, "ivectors")
-    make_ivectors(features_dir, out, how, sets=sets, jobs=jobs, device=device, final=final)
+    make_ivectors(features_dir, out, how, sets=sets, jobs=jobs, device=device)
 
 
 main = stage("speaker", targets)

@@ -1,8 +1,9 @@
 """Targets: output directories made from declared inputs and values, and skipped when up to date.
 
 These are the rules of make, with the configuration among the sources. The *key* of a target is a digest of its values,
-its version and its inputs. An input that is another target counts with that target's key and the sizes of its files.
-Any other file counts with its size and modification time.
+its version and its inputs. An input that is another target counts with that target's key and the sizes of its files,
+and a file in a target with the target's key and date. Any other file counts with its size and modification time. The
+folder of an input does not count, so that a copied or moved exp stays up to date.
 
 A target is built in `<out>.partial`, which is renamed to `<out>` when it is complete and has a `.done`. So no reader
 sees half an output, and a failure loses no earlier output. After a kill, the next run builds in the same partial
@@ -72,9 +73,37 @@ class Target:
 
     def key(self) -> str:
         """Returns a hexadecimal digest of all sources. Raises InputError if an input is missing or damaged."""
-        sources = {str(path): _fingerprint(path) for path in self.inputs}
-        text = json.dumps([self.version, self.config, sources], sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return self._key_of(self._sources())
+
+    def _sources(self) -> list[str]:
+        """Returns a digest of each input."""
+        return [_digest([path.name, _part_of_target(path) or _fingerprint(path)]) for path in self.inputs]
+
+    def _key_of(self, sources: list[str]) -> str:
+        return _digest([self.version, self.config, sources])
+
+    def _accepts(self, recorded: str | None, key: str, inputs: Sequence[str]) -> bool:
+        """Returns True if the key of an output is that of this target.
+
+        Args:
+            recorded: key of the output.
+            key: key of this target.
+            inputs: paths of the output's inputs when it was made. Keys of earlier versions depend on them.
+        """
+        if recorded == key or recorded is None or len(inputs) != len(self.inputs):
+            return recorded == key
+        sources = {name: _fingerprint(path) for name, path in zip(inputs, self.inputs, strict=True)}
+        return recorded == _digest([self.version, self.config, sources])
+
+    def _complete(self, folder: Path, key: str) -> bool:
+        """Returns True if `folder` was finished with this key and still has all of its files."""
+        record = _read_done(folder)
+        return self._accepts(record.get("key"), key, record.get("inputs", [])) and _damaged(folder, record) is None
+
+    def _owns(self, folder: Path, key: str) -> bool:
+        """Returns True if `folder` was begun with this key."""
+        owner = folder / KEY
+        return owner.exists() and self._accepts(owner.read_text(), key, [str(path) for path in self.inputs])
 
     def run(self) -> bool:
         """Makes the output unless it is up to date. Returns True if there was work to do.
@@ -83,14 +112,18 @@ class Target:
             InputError: an input is missing or damaged, another process is making the output, or the disk is full.
         """
         try:
-            return self._run(self.key())
+            return self._run(self._sources())
         except Exception as error:
             if is_disk_full(error) and not isinstance(error, InputError):
                 raise InputError(f"{self.out}: {DISK_FULL}") from error
             raise
 
-    def _run(self, key: str) -> bool:
-        if _complete(self.out, key):
+    def _run(self, sources: list[str]) -> bool:
+        for path in self.inputs:
+            if (newer := path.with_name(path.name + ".new")).exists():
+                log.warning("%s is not finished: this stage uses the finished %s", newer, path)
+        key = self._key_of(sources)
+        if self._complete(self.out, key):
             log.info("%s is up to date", self.out)
             return False
         folder = self._build_dir(key)
@@ -99,8 +132,8 @@ class Target:
             return True
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self.out):
-            if not _complete(folder, key):
-                self._make(folder, key)
+            if not self._complete(folder, key):
+                self._make(folder, key, sources)
             if folder != self.out:
                 _replace(folder, self.out, keep_old=self.in_place)
         return True
@@ -109,16 +142,15 @@ class Target:
         """Returns the directory to build in: the same one before, during and after an interrupted build."""
         if not self.in_place:
             return self.out.with_name(self.out.name + ".partial")
-        owner = self.out / KEY
-        free = not owner.exists() or owner.read_text() == key
+        free = not (self.out / KEY).exists() or self._owns(self.out, key)
         return self.out if free else self.out.with_name(self.out.name + ".new")
 
-    def _make(self, folder: Path, key: str) -> None:
+    def _make(self, folder: Path, key: str, sources: list[str]) -> None:
         """Builds in `folder` and writes `.done`."""
         begin = time.monotonic()
         for path in self.inputs:
             log.debug("reads %s", path)
-        fresh = _prepare(folder, key)
+        fresh = self._prepare(folder, key)
         if folder.suffix == ".new":
             log.info("%s was made from other inputs or values: kept until %s is finished", self.out, folder)
         try:
@@ -137,11 +169,25 @@ class Target:
             "key": key,
             "config": self.config,
             "inputs": [str(p) for p in self.inputs],
+            "sources": sources,
             "seconds": round(seconds, 1),
         }
         done |= {"commit": git_commit(), "date": datetime.datetime.now().isoformat(timespec="seconds"), "files": files}
         _write_atomically(folder / DONE, json.dumps(done, indent=1, default=str))
         log.info("wrote %s: %d files, %.1f s", self.out, len(files), seconds)
+
+    def _prepare(self, folder: Path, key: str) -> bool:
+        """Empties `folder` unless an interrupted run with the same key has left it. Returns True if it is empty."""
+        if self._owns(folder, key):
+            log.info("%s: resuming an interrupted run", folder)
+            (folder / DONE).unlink(missing_ok=True)
+            return False
+        if folder.exists():
+            log.info("%s: removing an unfinished run with other inputs or values", folder)
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        _write_atomically(folder / KEY, key)
+        return True
 
 
 def git_commit() -> str:
@@ -168,12 +214,6 @@ def _read_done(directory: Path) -> dict:
     return record if isinstance(record, dict) and isinstance(record.get("files"), dict) else {}
 
 
-def _complete(directory: Path, key: str) -> bool:
-    """Returns True if `directory` was finished with this key and still has all of its files."""
-    record = _read_done(directory)
-    return record.get("key") == key and _damaged(directory, record) is None
-
-
 def _damaged(directory: Path, record: dict) -> str | None:
     """Returns the first file that is missing or of another size than in `record`, None if all are intact."""
     for name, size in record["files"].items():
@@ -187,6 +227,22 @@ def _damaged(directory: Path, record: dict) -> str | None:
     return None
 
 
+def _digest(value: object) -> str:
+    """Returns 16 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _part_of_target(path: Path) -> object:
+    """Returns what a file counts as that a finished target has made. None for any other path."""
+    if not path.is_file():
+        return None
+    for folder in path.absolute().parents:
+        record, name = _read_done(folder), str(path.absolute().relative_to(folder))
+        if name in record.get("files", ()):
+            return [record["key"], record.get("date"), name, path.stat().st_size]
+    return None
+
+
 def _fingerprint(path: Path) -> object:
     record = _read_done(path)
     if record:
@@ -195,8 +251,6 @@ def _fingerprint(path: Path) -> object:
                 f"{path / name} is missing, or has another size than when it was made; run the stage that makes it "
                 "again (recipes/<corpus>/run.sh --help)"
             )
-        if (newer := path.with_name(path.name + ".new")).exists():
-            log.warning("%s is not finished: this stage uses the finished %s", newer, path)
         return [record["key"], {name: size for name, size in record["files"].items() if name not in (DONE, KEY)}]
     if path.is_dir():
         if path.with_name(path.name + ".partial").exists() or (path / KEY).exists():
@@ -211,21 +265,6 @@ def _fingerprint(path: Path) -> object:
     if path.is_file():
         return [path.stat().st_size, path.stat().st_mtime_ns]
     raise InputError(f"{path} does not exist; run the stage that makes it first (recipes/<corpus>/run.sh --help)")
-
-
-def _prepare(folder: Path, key: str) -> bool:
-    """Empties `folder` unless an interrupted run with the same key has left it. Returns True if it is empty."""
-    if folder.exists():
-        owner = folder / KEY
-        if owner.exists() and owner.read_text() == key:
-            log.info("%s: resuming an interrupted run", folder)
-            (folder / DONE).unlink(missing_ok=True)
-            return False
-        log.info("%s: removing an unfinished run with other inputs or values", folder)
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    _write_atomically(folder / KEY, key)
-    return True
 
 
 def _replace(folder: Path, out: Path, keep_old: bool) -> None:

@@ -1,13 +1,14 @@
 """Kaldi archives are data: nothing that stands in one, or in its name, is run."""
 
 import pickle
+import shutil
 from pathlib import Path
 
 import kaldiio
 import numpy as np
 import pytest
 
-from asr_am.data.kaldi_archive import read_archive, read_entry
+from asr_am.data.kaldi_archive import read_archive, read_entry, read_scp, write_archive
 from asr_am.errors import InputError
 from asr_am.features.feature_archive import load_matrix
 
@@ -51,3 +52,25 @@ def test_a_name_that_is_a_command_is_not_run(tmp_path):
     with pytest.raises(InputError):
         load_matrix(f"touch {made} |:0", "make it again")
     assert not made.exists()
+
+
+def test_a_copied_index_names_the_archive_beside_it(tmp_path):
+    """Also an index with absolute paths, as earlier versions wrote. Kaldi's own may name an archive elsewhere."""
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    original.mkdir()
+    write_archive(original, "x", [("b", np.zeros((2, 3), dtype=np.float32)), ("a", np.eye(3, dtype=np.float32))])
+    assert (original / "x.scp").read_text() == "b x.ark:2\na x.ark:43\n"
+    kaldiio.save_ark(str(original / "old.ark"), {"a": np.eye(2)}, scp=str(original / "old.scp"))
+    shutil.copytree(original, copy)
+    (copy / "x.ark").write_bytes((original / "x.ark").read_bytes().replace(np.float32(1).tobytes(), b"\0\0\0@"))
+    assert np.array_equal(read_entry(read_scp(copy / "x.scp", "")["a"]), 2 * np.eye(3))
+    assert read_scp(copy / "old.scp", "")["a"].startswith(f"{copy}/old.ark:")
+    (copy / "old.ark").unlink()
+    assert read_scp(copy / "old.scp", "")["a"].startswith(f"{original}/old.ark:")
+
+
+def test_a_malformed_index_names_the_line(tmp_path):
+    for content, message in (("a x.ark:2\nb x.ark\n", "index.scp:2: 'b x.ark' is not"), ("", "index.scp: empty")):
+        (tmp_path / "index.scp").write_text(content)
+        with pytest.raises(InputError, match=message):
+            read_scp(tmp_path / "index.scp", "make it again")

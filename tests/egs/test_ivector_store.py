@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from asr_am.data.kaldi_archive import write_archive
 from asr_am.egs.augment import Masking, draw_ivector_noise
 from asr_am.egs.egs_writer import make_egs
 from asr_am.egs.loader import Loader, feature_moments
@@ -13,7 +14,6 @@ from asr_am.egs.stateless_rng import string_keys
 from asr_am.egs.store import EgsInfo, EgsSet
 from asr_am.errors import InputError
 from asr_am.features.extract import extract_features
-from asr_am.features.feature_archive import write_archive
 from asr_am.features.fusion import InputReader
 from asr_am.features.ivector.ivector_archive import IvectorInfo
 from tests.egs.test_egs_writer import write_alignments
@@ -38,7 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         speakers = {reader.speaker(utterance) for utterance in reader.utterances}
         keys, rows = (reader.utterances, 3) if by == "utterance" else (sorted(speakers), 1)
         vectors = {key: 3 * rng.standard_normal((rows, 7)).astype(np.float32) for key in keys}
-        write_archive(features / "ivector", f"{subset}_ivectors", vectors, final=features / "ivector")
+        write_archive(features / "ivector", f"{subset}_ivectors", vectors.items())
     IvectorInfo(7, 40, {"train": "utterance", "dev": "speaker"}).save(features / "ivector")
     write_alignments(root / "align", labels)
     make_egs(features, KIND, root / "align", root / "egs", chunk=CHUNK, shard_frames=200, jobs=2)

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asr_am.data.kaldi_archive import write_archive
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.features.adapted import MATRIX, Projection, open_features, write_transforms
 from asr_am.features.extract import extract_features
-from asr_am.features.feature_archive import write_archive
 from asr_am.features.fusion import InputReader, columns
 from asr_am.features.ivector.ivector_archive import IvectorInfo
 from tests.support.manifest_corpus import RATE, write_corpus
@@ -34,12 +34,10 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for subset in SETS:
         reader = open_features(root, "logmel", subset)
         speakers = sorted({reader.speaker(utterance) for utterance in reader.utterances})
-        write_transforms(
-            root / "fmllr", subset, {s: rng.standard_normal((40, 41)) for s in speakers}, final=root / "fmllr"
-        )
+        write_transforms(root / "fmllr", subset, {s: rng.standard_normal((40, 41)) for s in speakers})
         keys, rows = (reader.utterances, 3) if subset == "train" else (speakers, 1)
         vectors = {key: rng.standard_normal((rows, 100)).astype(np.float32) for key in keys}
-        write_archive(root / "ivector", f"{subset}_ivectors", vectors, final=root / "ivector")
+        write_archive(root / "ivector", f"{subset}_ivectors", vectors.items())
     IvectorInfo(100, PERIOD, {"train": "utterance", "dev": "speaker", "test": "speaker"}).save(root / "ivector")
     return root
 
@@ -104,7 +102,7 @@ def test_streams_of_different_utterances_or_lengths_are_rejected(features: Path,
         InputReader(copy, FUSION, "test")
     locations = (copy / "logmel" / "dev.scp").read_text().splitlines()
     short = np.zeros((50, 40), dtype=np.float32)
-    write_archive(copy / "logmel", "short", {locations[0].split()[0]: short}, final=copy / "logmel")
+    write_archive(copy / "logmel", "short", [(locations[0].split()[0], short)])
     write_lines(copy / "logmel" / "dev.scp", [(copy / "logmel" / "short.scp").read_text().strip(), *locations[1:]])
     reader = InputReader(copy, FUSION, "dev")
     with pytest.raises(InputError, match=r"devspk0-dev0-0: numbers of frames differ, .*'logmel': 50"):

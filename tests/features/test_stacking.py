@@ -23,6 +23,7 @@ from asr_am.model.lstm_lookahead import Lstm, LstmOptions
 from asr_am.model.model_file import load_acoustic_model, save_model
 from asr_am.transcribe import main
 from tests.support.decoding_corpus import OPTIONS, write_system
+from tests.support.kaldi_scp import load_scp
 from tests.support.manifest_corpus import RATE
 
 KIND = "lfbe64_lfr"
@@ -71,7 +72,7 @@ def test_egs_are_stacked_features_and_middle_pdfs(root: Path, tmp_path: Path, ra
     seen: dict[str, set[int]] = {"train": set(), "dev": set()}
     counts_P = np.zeros(states.num_pdfs, dtype=np.int64)
     for subset, phases in seen.items():
-        egs, labels = EgsSet(tmp_path, subset), kaldiio.load_scp(str(root / "align/ali" / f"{subset}.scp"))
+        egs, labels = EgsSet(tmp_path, subset), load_scp(root / "align/ali" / f"{subset}.scp")
         reader = FeatureReader(root / "features", "lfbe64", subset)
         assert egs.info.dim == 192 and reader.dim == 64
         for u, utterance in enumerate(egs.index.utterances):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-import kaldiio
 import numpy as np
 import pytest
 
@@ -14,6 +13,7 @@ from asr_am.features.adapted import MATRIX, Projection, apply, open_features, re
 from asr_am.hmm.adaptation import FmllrOptions, adapt_speakers, aligned_groups
 from asr_am.hmm.frames import FrameStore
 from tests.support.gmm_cases import D, model, random_transforms, sample_frames
+from tests.support.kaldi_scp import load_scp
 from tests.support.synthetic_speech import make_lang, speak, store, write_features
 
 FRAMES = {"long": 1500, "middle": 200, "brief": 20}  # by speaker
@@ -97,14 +97,14 @@ def features(tmp_path: Path) -> Path:
         (root / kind).mkdir()
         Projection(rng.normal(size=(6, 39)).astype(np.float32), 13).save(root / kind / MATRIX)
     matrices = {speaker: rng.normal(size=(6, 7)) for speaker in ("spk0", "spk1")}
-    write_transforms(root / "fmllr", "dev", matrices, final=root / "fmllr")
+    write_transforms(root / "fmllr", "dev", matrices)
     return root
 
 
 def test_reader_applies_the_stored_transforms(features: Path) -> None:
     reader = open_features(features, "fmllr", "dev")
     projection = Projection.load(features / "fmllr" / MATRIX, 13)
-    stored = kaldiio.load_scp(str(features / "fmllr" / "dev_trans.scp"))
+    stored = load_scp(features / "fmllr" / "dev_trans.scp")
     assert reader.dim == 6 and len(reader.utterances) == 4
     for utterance in reader.utterances:
         static = open_features(features, "mfcc", "dev")[utterance][:, :13]
@@ -115,13 +115,13 @@ def test_reader_applies_the_stored_transforms(features: Path) -> None:
 def test_a_missing_transform_names_the_speaker(features: Path) -> None:
     remaining = read_transforms(features / "fmllr", "dev")
     del remaining["spk1"]
-    write_transforms(features / "fmllr", "dev", remaining, final=features / "fmllr")
+    write_transforms(features / "fmllr", "dev", remaining)
     with pytest.raises(InputError, match="speaker spk1; run stage 4"):
         open_features(features, "fmllr", "dev")
 
 
 def test_damaged_transforms_are_input_errors(features: Path) -> None:
-    write_transforms(features / "fmllr", "dev", {"spk0": np.eye(3, 4), "spk1": np.eye(6, 7)}, final=features)
+    write_transforms(features / "fmllr", "dev", {"spk0": np.eye(3, 4), "spk1": np.eye(6, 7)})
     with pytest.raises(InputError, match="spk0 has no transform of 6 features"):
         open_features(features, "fmllr", "dev")
     archive = features / "fmllr" / "dev_trans.ark"

@@ -23,7 +23,7 @@ from tests.support.synthetic_speech import Spoken, training_context
 
 
 def run(root: Path, out: Path, mono: MonoOptions = MONO, tri: TriOptions = TRI) -> None:
-    align_corpus(root / "data", root / "lang", root / "features", out, final=out, mono=mono, tri=tri)
+    align_corpus(root / "data", root / "lang", root / "features", out, mono=mono, tri=tri)
 
 
 @pytest.fixture(scope="module")

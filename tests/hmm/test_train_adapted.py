@@ -12,6 +12,7 @@ from asr_am.errors import InputError
 from asr_am.hmm import align_corpus as module
 from asr_am.hmm.gmm_system import PROJECTION, TRANSFORMS, UNADAPTED, GmmSystem
 from tests.support.gmm_training import phones_in, run, train_systems
+from tests.support.kaldi_scp import load_scp
 from tests.support.synthetic_speech import Spoken
 
 
@@ -40,7 +41,7 @@ def test_adaptation_reduces_the_distance_between_speakers(trained: tuple[Path, d
     root, _ = trained
     folder = root / "align" / "sat"
     matrix = kaldiio.load_mat(str(folder / PROJECTION))[:, 13:26]  # the columns of the centre frame
-    transforms = kaldiio.load_scp(str(folder / TRANSFORMS / "train_trans.scp"))
+    transforms = load_scp(folder / TRANSFORMS / "train_trans.scp")
     assert sorted(transforms) == ["spk0", "spk1"]
     plain, adapted = [], []
     for speaker in ("spk0", "spk1"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -233,3 +236,71 @@ def test_killed_alone_its_workers_end_and_release_the_target(tmp_path: Path, how
         parent.send_signal(how)
         assert parent.stdout.read() == "", "all processes have closed stdout"
     assert Target(tmp_path / "out", [], {}, lambda folder: None).run()
+
+
+def chain(root: Path, source: Path) -> list[Target]:
+    """Returns targets in root/exp: made from a file outside, from the first target, and from a file in the first."""
+    first = Target(root / "exp/first", [source], {"a": 1}, copy_of(source))
+    copy = first.out / "copy.txt"
+    return [
+        first,
+        Target(root / "exp/second", [first.out], {}, copy_of(copy), in_place=True),
+        Target(root / "exp/third", [copy], {}, copy_of(copy)),
+    ]
+
+
+def test_a_copy_of_everything_is_up_to_date(tmp_path: Path, source: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    assert all(target.run() for target in chain(old, source))
+    for path in old.rglob("*"):
+        os.utime(path, (1, 1))  # cp -r changes the times
+    shutil.copytree(old, new, copy_function=shutil.copyfile)
+    shutil.rmtree(old)
+    assert not any(target.run() for target in chain(new, source))
+    source.write_text("other words")
+    assert all(target.run() for target in chain(new, source))
+
+
+def earlier_key(target: Target, sources: dict[str, object]) -> str:
+    """Returns the key that earlier versions gave to a target, which had the paths of its inputs."""
+    text = json.dumps([target.version, target.config, sources], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def write_earlier_keys(targets: list[Target], source: Path) -> None:
+    """Changes finished targets to what an earlier version would have left."""
+    plain = [source.stat().st_size, source.stat().st_mtime_ns]
+    first_key = earlier_key(targets[0], {str(source): plain})
+    copy = targets[0].out / "copy.txt"
+    first = [first_key, {"copy.txt": copy.stat().st_size}]
+    keys = [
+        first_key,
+        earlier_key(targets[1], {str(targets[0].out): first}),
+        earlier_key(targets[2], {str(copy): [copy.stat().st_size, copy.stat().st_mtime_ns]}),
+    ]
+    for target, key in zip(targets, keys, strict=True):
+        record = json.loads((target.out / ".done").read_text()) | {"key": key}
+        del record["sources"]
+        (target.out / ".done").write_text(json.dumps(record))
+        (target.out / ".key").write_text(key)
+
+
+def test_outputs_of_earlier_versions_are_up_to_date_also_in_another_place(tmp_path: Path, source: Path) -> None:
+    targets = chain(tmp_path / "old", source)
+    assert all(target.run() for target in targets)
+    write_earlier_keys(targets, source)
+    assert not any(target.run() for target in targets)
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert not any(target.run() for target in chain(tmp_path / "new", source))
+    source.write_text("other words")
+    assert all(target.run() for target in chain(tmp_path / "new", source))
+
+
+def test_an_unfinished_output_of_an_earlier_version_is_continued(tmp_path: Path, source: Path) -> None:
+    targets = chain(tmp_path, source)
+    assert all(target.run() for target in targets)
+    write_earlier_keys(targets, source)
+    (targets[1].out / ".done").unlink()
+    (targets[1].out / "checkpoint").write_text("half")
+    assert targets[1].run()
+    assert (targets[1].out / "checkpoint").exists() and not (tmp_path / "exp/second.new").exists()

@@ -34,7 +34,7 @@ def write_system(root: Path) -> System:
     for kind, num_bins, num_ceps in (("mfcc", 23, 13), ("logmel", 20, None)):
         out = root / "features" / kind
         extract_features(
-            root / "data", out, final=out, kind=kind, sampling_rate=RATE, num_bins=num_bins, num_ceps=num_ceps, jobs=1
+            root / "data", out, kind=kind, sampling_rate=RATE, num_bins=num_bins, num_ceps=num_ceps, jobs=1
         )
     lang = Lang.load(root / "lang")
     states_P = phone_states(lang.nonsilence_phones, lang.silence_phones)

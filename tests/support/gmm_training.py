@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import kaldiio
 import numpy as np
 from lhotse import SupervisionSegment, SupervisionSet
 
@@ -12,6 +11,7 @@ from asr_am.hmm.adaptation import FmllrOptions
 from asr_am.hmm.align_corpus import LdaOptions, MonoOptions, SatOptions, TriOptions, align_corpus
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
+from tests.support.kaldi_scp import load_scp
 from tests.support.synthetic_speech import Spoken, make_lang, speak, write_features
 
 SMALL = {"iterations": 4, "realign": (3,), "gaussians": 60, "increase_until": 3, "leaves": 20, "min_leaf_occupancy": 20}
@@ -32,7 +32,7 @@ def distort(spoken: Spoken) -> None:
 
 def run(root: Path, out: Path, lda_mllt: LdaOptions | None = LDA) -> None:
     folders = root / "data", root / "lang", root / "features"
-    align_corpus(*folders, out, final=out, mono=MONO, tri=TRI, lda_mllt=lda_mllt, sat=SAT)
+    align_corpus(*folders, out, mono=MONO, tri=TRI, lda_mllt=lda_mllt, sat=SAT)
 
 
 def train_systems(root: Path) -> tuple[Path, dict[str, Spoken]]:
@@ -68,5 +68,5 @@ def write_corpus(root: Path) -> tuple[Lang, dict[str, Spoken]]:
 def phones_in(folder: Path, subset: str) -> dict[str, np.ndarray]:
     """Returns phone and state of every frame, [T, 2], by utterance."""
     states = StateTable.load(folder / "states.npz")
-    alignments = kaldiio.load_scp(str(folder / "ali" / f"{subset}.scp"))
+    alignments = load_scp(folder / "ali" / f"{subset}.scp")
     return {name: states.labels_L3[labels_T - 1, :2] for name, labels_T in alignments.items()}

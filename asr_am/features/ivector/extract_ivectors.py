@@ -20,9 +20,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from asr_am.data.kaldi_archive import write_archive
 from asr_am.data.textfile import read_lines, write_lines
 from asr_am.errors import InputError
-from asr_am.features.feature_archive import write_archive
 from asr_am.features.ivector.estimator import Estimator, split_speaker
 from asr_am.features.ivector.ivector_archive import REMEDY, IvectorInfo
 from asr_am.features.ivector.model_files import load_extractor, load_ubm, save_extractor, save_ubm
@@ -37,7 +37,6 @@ ARCHIVE = 500  # utterances per archive. Speakers are not divided.
 
 def make_ivectors(
     features_dir: Path, out: Path, options: IvectorOptions, *, sets: Sequence[str], jobs: int = 1, device: str = "cpu",
-    final: Path | None = None,
 ) -> None:  # fmt: skip
     """Trains the models and writes the i-vectors of `sets`.
 
@@ -48,7 +47,6 @@ def make_ivectors(
         sets: sets to write i-vectors of.
         jobs: worker processes. One is used where the device is a GPU.
         device: cpu or cuda.
-        final: the name that `out` will be renamed to. Default: `out`.
 
     Raises:
         InputError: there is too little speech for the sizes, or `options.online` names an unknown set.
@@ -62,7 +60,7 @@ def make_ivectors(
     write_lines(out / OPTIONS, [json.dumps(asdict(options), indent=1)])
     train_models(speech["train"], out, work, options, jobs)
     for subset in sets:
-        write_ivectors(speech[subset], out, options, jobs, (final or out).resolve())
+        write_ivectors(speech[subset], out, options, jobs)
     keys = {subset: "utterance" if subset in options.online else "speaker" for subset in sets}
     IvectorInfo(options.dim, options.period, keys).save(out)
     shutil.rmtree(work)
@@ -84,7 +82,7 @@ def train_models(speech: Speech, out: Path, work: Path, options: IvectorOptions,
         save_extractor(extractor_path, extractor)
 
 
-def write_ivectors(speech: Speech, out: Path, options: IvectorOptions, jobs: int, final: Path) -> None:
+def write_ivectors(speech: Speech, out: Path, options: IvectorOptions, jobs: int) -> None:
     """Writes the archives of one set and their common index."""
     groups: list[list[tuple[str, list[str]]]] = [[]]
     for speaker, utterances in speech.by_speaker().items():
@@ -93,7 +91,7 @@ def write_ivectors(speech: Speech, out: Path, options: IvectorOptions, jobs: int
         groups[-1].append((speaker, utterances))
     tasks = [(out / f"{speech.subset}_ivectors.{n}", group) for n, group in enumerate(groups, start=1)]
     missing = [task for task in tasks if not _index(task[0]).exists()]
-    work = partial(write_group, speech, options, out, final)
+    work = partial(write_group, speech, options, out)
     parallel_map(work, missing, jobs, f"i-vectors of {speech.subset}")
     lines = [line for path, _ in tasks for line in read_lines(_index(path), REMEDY)]
     write_lines(out / f"{speech.subset}_ivectors.scp", sorted(lines))
@@ -106,7 +104,7 @@ def _index(path: Path) -> Path:
 
 
 def write_group(
-    speech: Speech, options: IvectorOptions, out: Path, final: Path, task: tuple[Path, list[tuple[str, list[str]]]]
+    speech: Speech, options: IvectorOptions, out: Path, task: tuple[Path, list[tuple[str, list[str]]]]
 ) -> None:
     """Writes the i-vectors of a group of speakers as one archive."""
     path, group = task
@@ -119,8 +117,7 @@ def write_group(
     else:
         found_BS = estimate.offline(map(speech.frames, utterances) for _, utterances in group)
         rows |= zip((speaker for speaker, _ in group), found_BS[:, None], strict=True)
-    matrices = {key: rows_KS.float().cpu().numpy() for key, rows_KS in rows.items()}
-    write_archive(out, path.name, matrices, final=final)
+    write_archive(out, path.name, ((key, rows_KS.float().cpu().numpy()) for key, rows_KS in sorted(rows.items())))
 
 
 def speaker_ivectors(
@@ -140,7 +137,7 @@ def speaker_ivectors(
     speakers = speech.by_speaker()
     found_BS = estimate.offline(map(speech.frames, utterances) for utterances in speakers.values())
     rows = {speaker: row_S[None].float().numpy() for speaker, row_S in zip(speakers, found_BS, strict=True)}
-    write_archive(out, f"{subset}_ivectors", rows, final=out)
+    write_archive(out, f"{subset}_ivectors", sorted(rows.items()))
     IvectorInfo(options.dim, options.period, {subset: "speaker"}).save(out)
 
 

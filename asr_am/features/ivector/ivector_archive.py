@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from asr_am.data.kaldi_archive import read_scp
 from asr_am.errors import InputError
-from asr_am.features.feature_archive import load_matrix, read_scp
+from asr_am.features.feature_archive import load_matrix
 
 REMEDY = "run stage 4 (speaker) again"
 INFO = "ivectors.json"

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-import kaldiio
 import numpy as np
 import pytest
 
@@ -20,6 +19,7 @@ from asr_am.features.ivector.ivector_archive import IvectorReader
 from asr_am.features.ivector.speech import Speech
 from asr_am.features.ivector.train_extractor import IvectorOptions
 from asr_am.features.reader import FeatureReader
+from tests.support.kaldi_scp import load_scp
 from tests.support.manifest_corpus import RATE, write_corpus
 
 OPTIONS = IvectorOptions(
@@ -59,7 +59,7 @@ def test_ivectors_are_per_speaker_or_in_training_per_segment(features: Path, mad
     estimate = load_estimator(made)
     for subset in SETS:
         speech, vectors = Speech(features, subset, normalise=False), reader(made, subset)
-        archive = dict(kaldiio.load_scp(str(made / f"{subset}_ivectors.scp")))
+        archive = dict(load_scp(made / f"{subset}_ivectors.scp"))
         for speaker, utterances in speech.by_speaker().items():
             frames = [speech.frames(utterance) for utterance in utterances]
             if subset != "train":
@@ -86,7 +86,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_output_does_not_depend_on_jobs(features: Path, made: Path, tmp_path: Path) -> None:
-    make_ivectors(features, tmp_path / "out", OPTIONS, sets=SETS, jobs=2, final=made)
+    make_ivectors(features, tmp_path / "out", OPTIONS, sets=SETS, jobs=2)
     assert content(tmp_path / "out") == content(made)
     assert (made / "train_ivectors.2.ark").exists() and not (made / "train_ivectors.1.scp").exists()
 
@@ -108,9 +108,9 @@ def test_a_killed_run_resumes_to_the_same_bytes(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(module, stop, killed)
-        make_ivectors(features, tmp_path / "out", OPTIONS, sets=SETS, final=made)
+        make_ivectors(features, tmp_path / "out", OPTIONS, sets=SETS)
     times = content_times(tmp_path / "out")
-    make_ivectors(features, tmp_path / "out", OPTIONS, sets=SETS, final=made)
+    make_ivectors(features, tmp_path / "out", OPTIONS, sets=SETS)
     assert content(tmp_path / "out") == content(made)
     unchanged = {name for name, time in content_times(tmp_path / "out").items() if times.get(name) == time}
     assert times.keys() & {"ubm.npz", "extractor.npz", "train_ivectors.1.ark"} <= unchanged
