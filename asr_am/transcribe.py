@@ -1,8 +1,9 @@
 """Prints the words of recordings: `python -m asr_am.transcribe --model exp/<corpus>/decode/<run> FILE.wav ...`
 
-Reads any format, sampling rate and number of channels that soundfile reads. The channels are averaged, or with
---channels transcribed one by one (a telephone call with one speaker per channel). A long recording is split where it
-is quietest. What depends on the speaker (CMVN statistics, fMLLR, i-vector) is estimated from the whole recording.
+Reads any format, sampling rate and number of channels that soundfile reads. The two channels of a telephone call, A and
+B, are two speakers. What depends on the speaker (CMVN statistics, fMLLR, i-vector) is estimated from the whole channel.
+Two channels with about the same signal, and more than two channels, are averaged. Options say otherwise. A long
+recording is split where it is quietest.
 
 Shapes: N samples, C channels, T frames, D static features.
 """
@@ -16,10 +17,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from asr_am.data.stm import CHANNELS
 from asr_am.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
     from asr_am.hmm.states import StateTable
     from asr_am.lang.lang_dir import Lang
 
+Channels = Literal["auto", "separate", "average"]
 INT16_SCALE = np.float32(32768.0)
+SAME_SIGNAL = 0.9  # correlation above which two channels are one speaker. That of a call with crosstalk is below 0.5
 CANCELLATION = 1e-3  # an average of channels below this share of their peak is only rounding errors
 MIN_FRAMES = 9  # as in stage features: three phones of three states
 MAX_AMPLITUDE = 1e10  # full scale is 1; features of larger samples would overflow
@@ -64,14 +68,14 @@ class Transcriber:
     def words(self, samples_N: np.ndarray) -> list[CtmWord]:
         """Recognizes the words of one channel, given at the model's rate and on the 16-bit scale.
 
-        Their times are frames from the start of the recording.
+        Their times are frames from the start of the recording. A channel of equal samples has no words.
         """
         from asr_am.decode.adhoc_features import SET, write_recording
         from asr_am.decode.shards import DecodeOptions, Decoder
 
         static = {kind: extractor(samples_N) for kind, extractor in self.extractors.items()}
         static_TD = next(iter(static.values()))
-        if len(static_TD) < MIN_FRAMES:
+        if len(static_TD) < MIN_FRAMES or samples_N.min() == samples_N.max():
             return []
         cuts = list(split_at_pauses(static_TD))
         words: list[CtmWord] = []
@@ -123,13 +127,13 @@ def split_at_pauses(static_TD: np.ndarray) -> Iterator[tuple[int, int]]:
     yield begin, num_frames
 
 
-def read_audio(path: Path, sampling_rate: int, *, separate: bool) -> list[np.ndarray]:
+def read_audio(path: Path, sampling_rate: int, channels: Channels = "auto") -> list[np.ndarray]:
     """Reads an audio file, resampled, on the 16-bit scale.
 
     Args:
         path: a file of any format, rate and number of channels that soundfile reads.
         sampling_rate: the rate to resample to, in Hz.
-        separate: return every channel instead of the average of all.
+        channels: return every channel, or the average of all, or (auto) the two of a call and else the average.
 
     Returns:
         Samples [N] of each channel, or of the average.
@@ -143,12 +147,14 @@ def read_audio(path: Path, sampling_rate: int, *, separate: bool) -> list[np.nda
 
     if not path.is_file():
         raise InputError(f"{path}: no such file; give a recording that exists")
-    blocks, lowest, highest = [], np.inf, -np.inf
+    blocks: list[np.ndarray] = []
+    lowest, highest = np.inf, -np.inf
     try:
         rate = soundfile.info(path).samplerate
         for block_NC in decode_blocks(path):
             lowest, highest = np.minimum(lowest, block_NC.min()), np.maximum(highest, block_NC.max())  # keep NaN
-            blocks.append(block_NC if separate else block_NC.mean(axis=1, keepdims=True))
+            keep = channels == "separate" or (channels == "auto" and block_NC.shape[1] == 2)
+            blocks.append(block_NC if keep else block_NC.mean(axis=1, keepdims=True))
     except (soundfile.SoundFileError, OSError, TypeError, UnicodeError) as error:  # the last: a name in Latin-1
         raise InputError(f"{path}: cannot be read as audio ({error}); convert it to WAV or FLAC") from error
     if not blocks:
@@ -160,11 +166,24 @@ def read_audio(path: Path, sampling_rate: int, *, separate: bool) -> list[np.nda
         )
     if lowest == highest:
         raise InputError(f"{path}: every sample is {lowest:g}; record it again")
-    samples_NC = np.concatenate(blocks)
+    same = channels == "auto" and blocks[0].shape[1] == 2 and abs(correlation(blocks)) > SAME_SIGNAL
+    samples_NC = np.concatenate([block.mean(axis=1, keepdims=True) for block in blocks] if same else blocks)
     del blocks  # hours of speech are gigabytes
     if max(samples_NC.max(), -samples_NC.min()) < CANCELLATION * max(highest, -lowest):
-        raise InputError(f"{path}: its channels cancel each other; transcribe them one by one with --channels")
+        raise InputError(f"{path}: its channels cancel each other; transcribe them one by one with --separate")
     return [resample(channel_N, rate, sampling_rate) * INT16_SCALE for channel_N in samples_NC.T]
+
+
+def correlation(blocks: Sequence[np.ndarray]) -> float:
+    """Returns the correlation coefficient of two channels, given in blocks [N, 2]. 0 if one is constant."""
+    sums, products = np.zeros(2), np.zeros((2, 2))
+    for block_N2 in blocks:
+        wide_N2 = block_N2.astype(np.float64)
+        sums += wide_N2.sum(axis=0)
+        products += wide_N2.T @ wide_N2
+    covariance = products - np.outer(sums, sums) / sum(map(len, blocks))
+    scale = float(np.sqrt(np.prod(np.maximum(np.diag(covariance), 0.0))))
+    return float(covariance[0, 1]) / scale if scale > 0 else 0.0
 
 
 def resample(samples_N: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
@@ -177,28 +196,33 @@ def resample(samples_N: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
     return sinc(torch.from_numpy(np.ascontiguousarray(samples_N)), rate, new_rate).numpy()
 
 
-def transcripts(transcriber: Transcriber, path: Path, *, separate: bool, times: bool) -> Iterator[str]:
+def channel_name(number: int, count: int) -> str:
+    """Returns the name of channel `number`, from 0, of `count`: A or B as in NIST's files, else from 1 on."""
+    return CHANNELS[number] if count <= len(CHANNELS) else str(number + 1)
+
+
+def transcripts(transcriber: Transcriber, path: Path, channels: Channels, *, times: bool) -> Iterator[str]:
     """Yields the lines to print for a file.
 
     Args:
         transcriber: the system.
         path: audio file.
-        separate: transcribe every channel instead of their average.
+        channels: see `read_audio`.
         times: yield a CTM line per word instead of a line per channel.
     """
     from asr_am.decode.ctm import FRAME_SHIFT
 
-    channels = read_audio(path, transcriber.sampling_rate, separate=separate)
-    for number, samples_N in enumerate(channels, start=1):
-        words = transcriber.words(samples_N)
+    found = read_audio(path, transcriber.sampling_rate, channels)
+    for number, samples_N in enumerate(found):
+        channel, words = channel_name(number, len(found)), transcriber.words(samples_N)
         if times:
             name = "_".join(path.stem.split())
             yield from (
-                f"{name} {number} {w.start * FRAME_SHIFT:.2f} {w.frames * FRAME_SHIFT:.2f} {w.word} {w.confidence:.2f}"
+                f"{name} {channel} {w.start * FRAME_SHIFT:.2f} {w.frames * FRAME_SHIFT:.2f} {w.word} {w.confidence:.2f}"
                 for w in words
             )
         else:
-            name = f"{path}:{number}" if separate else str(path)
+            name = f"{path}:{channel}" if len(found) > 1 else str(path)
             yield f"{name}: {' '.join(word.word for word in words)}"
 
 
@@ -206,7 +230,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line. Returns 1 if a file could not be transcribed (the others are), else 0."""
     parser = argparse.ArgumentParser(prog="python -m asr_am.transcribe", description="Print the words of recordings.")
     parser.add_argument("--model", type=Path, required=True, help="a decoding run, exp/<corpus>/decode/<run>")
-    parser.add_argument("--channels", action="store_true", help="transcribe every channel, not their average")
+    how = parser.add_mutually_exclusive_group()
+    for name, text in (("separate", "every channel is a speaker"), ("average", "one speaker: average the channels")):
+        how.add_argument(f"--{name}", dest="channels", action="store_const", const=name, default="auto", help=text)
     parser.add_argument("--times", action="store_true", help="print a CTM line for each word")
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="audio files")
     options = parser.parse_args(arguments)
@@ -218,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = 0
     for path in options.files:
         try:
-            for line in transcripts(transcriber, path, separate=options.channels, times=options.times):
+            for line in transcripts(transcriber, path, options.channels, times=options.times):
                 print(line, flush=True)
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)

@@ -57,17 +57,44 @@ def test_words_are_printed_for_each_file(run: Path, capsys: pytest.CaptureFixtur
     files = sorted((run.parent / "data" / "wav").glob("test*.wav"))
     assert main(["--model", str(run), *map(str, files)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == [str(path) for path in files]
-    assert all(set(line.split(":")[1].split()) <= {"YES", "NO", "ONE", "TWO"} for line in lines)
-    assert any(line.split(":")[1].split() for line in lines)
+    assert [line.split(": ")[0] for line in lines] == [f"{path}:{channel}" for path in files for channel in "AB"]
+    assert all(set(line.split(": ")[1].split()) <= {"YES", "NO", "ONE", "TWO"} for line in lines)
+    assert any(line.split(": ")[1].split() for line in lines)
 
 
-def test_channels_and_times(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_channels_of_a_call_are_two_speakers(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is transcribed as if it were alone: with statistics of its own."""
     path = run.parent / "data" / "wav" / "test0.wav"
-    assert main(["--model", str(run), "--channels", "--times", str(path)]) == 0
+    samples_N2 = soundfile.read(path)[0] * [1.0, 0.2]
+    call = write(tmp_path / "call.wav", samples_N2, RATE)
+    sides = [write(tmp_path / f"{side}.wav", soundfile.read(call)[0][:, i], RATE) for i, side in enumerate("AB")]
+    assert main(["--model", str(run), str(call), *map(str, sides)]) == 0
+    lines = dict(line.split(":", 1) for line in capsys.readouterr().out.replace("call.wav:", "call").splitlines())
+    assert [lines[f"{tmp_path}/call{side}"] for side in "AB"] == [lines[str(path)] for path in sides]
+    assert all(words.strip() for words in lines.values()) and len(set(lines.values())) == 2
+
+
+def test_channels_with_one_speaker_are_averaged(tmp_path: Path) -> None:
+    noise_N2 = 0.1 * np.random.default_rng(0).standard_normal((RATE, 2))
+    speech_N2 = tone(RATE, 1.0, 2)
+    cases = {"call": speech_N2 * [1, 0] + noise_N2, "room": speech_N2 + 0.1 * noise_N2, "many": tone(RATE, 1.0, 3)}
+    cases |= {"one side": speech_N2 * [1, 0], "mono": speech_N2[:, :1]}
+    found = {name: len(read_audio(write(tmp_path / "x.wav", x_NC, RATE), RATE)) for name, x_NC in cases.items()}
+    assert found == {"call": 2, "room": 1, "many": 1, "one side": 2, "mono": 1}
+    for channels, counts in (("separate", [2, 2, 3, 2, 1]), ("average", [1] * 5)):
+        for x_NC, count in zip(cases.values(), counts, strict=True):
+            assert len(read_audio(write(tmp_path / "x.wav", x_NC, RATE), RATE, channels)) == count
+
+
+def test_channels_and_times(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run.parent / "data" / "wav" / "test0.wav"
+    silent = write(tmp_path / "silent side.wav", soundfile.read(path)[0] * [0, 1], RATE)
+    assert main(["--model", str(run), "--times", str(silent)]) == 0
+    assert {tuple(line.split()[:2]) for line in capsys.readouterr().out.splitlines()} == {("silent_side", "B")}
+    assert main(["--model", str(run), "--times", str(path)]) == 0
     words = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert {word[1] for word in words} == {"1", "2"}
-    for channel in "12":
+    assert {word[1] for word in words} == {"A", "B"}
+    for channel in "AB":
         begins = [float(word[2]) for word in words if word[1] == channel]
         assert begins == sorted(begins) and begins[-1] < 4.0
     assert all(len(word) == 6 and 0 <= float(word[5]) <= 1 for word in words)
@@ -88,7 +115,7 @@ def count_calls(patch: pytest.MonkeyPatch, counts: Counter[str], owner: object, 
 def test_every_model_is_loaded_once(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recorded: bool
 ) -> None:
-    """Transcribes two files of two channels. A system.json of an older version has no feature kind."""
+    """Transcribes two files of two channels each. A system.json of an older version has no feature kind."""
     system = System.load(run)
     model = write_network(run.parent, StateTable.load(system.states).num_pdfs)
     replace(system, model=model, feature_kind="logmel").save(tmp_path)
@@ -104,7 +131,7 @@ def test_every_model_is_loaded_once(
     for owner, name in loads:
         count_calls(monkeypatch, counts, owner, name)
     files = [str(run.parent / "data" / "wav" / f"test{number}.wav") for number in range(2)]
-    assert main(["--model", str(tmp_path), "--channels", *files]) == 0
+    assert main(["--model", str(tmp_path), *files]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
     assert counts == {"read_hclg": 1, "load_acoustic_model": 1, "Lang.load": 1, "StateTable.load": 1}
 
@@ -112,11 +139,11 @@ def test_every_model_is_loaded_once(
 @pytest.mark.parametrize(("rate", "channels"), [(8000, 1), (16000, 2), (44100, 1), (11025, 3)])
 def test_any_rate_and_channels_become_the_models(tmp_path: Path, rate: int, channels: int) -> None:
     path = write(tmp_path / "x.wav", tone(rate, 1.0, channels), rate)
-    (mixed,) = read_audio(path, RATE, separate=False)
+    (mixed,) = read_audio(path, RATE, "average")
     assert abs(len(mixed) - RATE) <= 1
     inner = slice(200, -200)  # the edges ring
     assert mixed[inner] == pytest.approx(32768 * tone(RATE, 1.0)[: len(mixed), 0][inner], abs=120)
-    assert len(read_audio(path, RATE, separate=True)) == channels
+    assert len(read_audio(path, RATE, "separate")) == channels
 
 
 def test_a_recording_shorter_than_a_phone_has_no_words(run: Path, tmp_path: Path) -> None:
@@ -186,7 +213,7 @@ def test_a_bad_recording_does_not_keep_the_others_from_being_transcribed(
     opposite = write(tmp_path / "opposite.wav", tone(RATE, 1.0, 2) * [1, -1], RATE)
     assert main(["--model", str(run), str(opposite), str(good)]) == 1
     printed = capsys.readouterr()
-    assert "cancel each other" in printed.err and printed.out.startswith(f"{good}: ")
+    assert "cancel each other" in printed.err and printed.out.startswith(f"{good}:A: ")
 
 
 def test_a_folder_that_is_no_decoding_run_is_refused(tmp_path: Path) -> None:
