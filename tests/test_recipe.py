@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from asr_am.hmm.states import StateTable
+from asr_am.score.scoring import Reference
 from tests.support.kaldi_scp import load_scp
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,6 +77,18 @@ def test_every_stage_leaves_its_output(exp: Path) -> None:
     assert len(errors) == 3 and {name.split("_")[0].split("-")[0] for name in errors} == {"mono", "sat", "blstm"}
     for name, (wrong, words) in errors.items():
         assert words > 100 and 0 < wrong < words, f"{name} recognised nothing: {wrong} errors in {words} words"
+
+
+def test_the_words_and_the_reference_that_were_scored_are_beside_the_score(exp: Path) -> None:
+    rules = exp / "minicts/data/en.glm"
+    for score in sorted(exp.glob("minicts/score/*")):
+        counts = json.loads((score / "wer.json").read_text())
+        dev, test = (
+            Reference(score / name / "ref.stm", rules, {}).score(score / name / "hyp.ctm").total
+            for name in ("dev", "test")
+        )
+        assert (test.errors, test.words) == (counts["all"]["errors"], counts["all"]["words"])
+        assert 100 * dev.errors / dev.words == counts["dev_wer"]
 
 
 def test_scores_are_written_for_kaldi(exp: Path) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import logging
+import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -56,7 +57,10 @@ def targets(cfg: DictConfig) -> list[Target]:
 def score_run(
     root: Path, words: Path, plan: SystemPlan, lm: str, options: dict, jobs: int, logger: dict, out: Path
 ) -> None:
-    """Chooses weight and penalty on dev and scores test. Writes table, errors, wer.json and segments.json.
+    """Chooses weight and penalty on dev and scores test.
+
+    Writes table, errors, wer.json and segments.json, and for dev and test the words and the reference that were scored:
+    <set>/hyp.ctm and <set>/ref.stm.
 
     Args:
         root: exp/<corpus>.
@@ -96,6 +100,10 @@ def score_run(
         "reference": hashlib.sha256((root / "data/test/ref.stm").read_bytes()).hexdigest()[:16],
     }  # fmt: skip
     counts = summary(score, options["bootstrap"])
+    for subset in ("dev", "test"):
+        (out / subset).mkdir(exist_ok=True)
+        shutil.copyfile(words / "ctm" / ctm_name(subset, grid[best]), out / subset / "hyp.ctm")
+        shutil.copyfile(root / "data" / subset / "ref.stm", out / subset / "ref.stm")
     (out / "wer.json").write_text(json.dumps(head | counts, indent=1) + "\n")
     (out / "segments.json").write_text(json.dumps(per_segment(score)) + "\n")
     write_alignments(score, out / "errors.txt")

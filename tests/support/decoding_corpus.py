@@ -46,6 +46,7 @@ def write_system(root: Path) -> System:
     means_PD = x_TD[rng.choice(len(x_TD), states.num_pdfs)]
     single_gaussians(means_PD, np.tile(x_TD.var(axis=0), (states.num_pdfs, 1))).save(root / "align" / "gmm.npz")
     states.save(root / "align" / "states.npz")
+    tree.save(root / "align" / "tree.json")
     build_hclg(root / "lang", root / "lm", states, tree, root / "graph")
     return System(root / "align", root / "features", root / "lang", root / "graph", "mfcc")
 

@@ -1,0 +1,82 @@
+"""Alignments as words and phones with their times, and as CTM files.
+
+Shapes: T frames, R runs of equal labels.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from asr_am.data.manifests import read_supervisions
+from asr_am.data.textfile import split_words
+from asr_am.decode.ctm import CtmWord, write_ctm
+from asr_am.decode.hypotheses import time_words
+from asr_am.hmm.alignments import read_alignments, runs_of
+from asr_am.hmm.states import StateTable
+from asr_am.lang.lang_dir import Lang
+
+log = logging.getLogger(__name__)
+
+
+def aligned_phones(labels_T: np.ndarray, states: StateTable, lang: Lang) -> list[CtmWord]:
+    """Returns the phones of an alignment with their times. `labels_T` has the graph label of each frame."""
+    runs = runs_of(labels_T, np.array([0, len(labels_T)]), states)
+    first_R = runs.state_R == 0
+    starts = runs.start_R[first_R]
+    lengths = np.diff(np.append(starts, len(labels_T)))
+    phones = runs.windows_R3[first_R, 1]
+    return [
+        CtmWord(int(start), int(length), lang.phone_names[phone], 1.0)
+        for start, length, phone in zip(starts, lengths, phones.tolist(), strict=True)
+    ]
+
+
+def aligned_words(text: str, labels_T: np.ndarray, states: StateTable, lang: Lang) -> list[CtmWord]:
+    """Returns the words of a transcript with their times.
+
+    Args:
+        text: the transcript. A word outside the lexicon is aligned as `<unk>` and keeps its name.
+        labels_T: graph label of each frame.
+        states: graph labels and their phones.
+        lang: phones, words and pronunciations.
+    """
+    timed = time_words(lang.word_ids(text), labels_T, states, lang)
+    return [CtmWord(word.start, word.frames, name, 1.0) for word, name in zip(timed, split_words(text), strict=False)]
+
+
+def write_alignment_ctms(
+    data_dir: Path, align_dir: Path, lang: Lang, out: Path, sets: Sequence[str] = ()
+) -> list[Path]:  # fmt: skip
+    """Writes the alignments of a GMM system as <set>.words.ctm and <set>.phones.ctm.
+
+    Args:
+        data_dir: output of stage data.
+        align_dir: folder of the system, exp/<corpus>/align/<system>.
+        lang: phones, words and pronunciations.
+        out: output folder, created where it is missing.
+        sets: names of the sets. Default: all that are aligned.
+
+    Returns:
+        The files.
+
+    Raises:
+        InputError: a file is missing or damaged.
+    """
+    states = StateTable.load(align_dir / "states.npz")
+    out.mkdir(parents=True, exist_ok=True)
+    files = []
+    for subset in sets or sorted(path.stem for path in (align_dir / "ali").glob("*.ark")):
+        segments = {segment.id: segment for segment in read_supervisions(data_dir, subset)}
+        words, phones = {}, {}
+        for utterance, labels_T in read_alignments(align_dir / "ali", subset):
+            words[utterance] = aligned_words(segments[utterance].text or "", labels_T, states, lang)
+            phones[utterance] = aligned_phones(labels_T, states, lang)
+        for name, found in (("words", words), ("phones", phones)):
+            files.append(out / f"{subset}.{name}.ctm")
+            write_ctm(files[-1], segments, found)
+            log.info("%s: %d %s of %d utterances", files[-1], sum(map(len, found.values())), name, len(found))
+    return files
