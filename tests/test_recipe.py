@@ -81,8 +81,8 @@ def test_every_stage_leaves_its_output(exp: Path) -> None:
 
 def test_the_words_and_the_reference_that_were_scored_are_beside_the_score(exp: Path) -> None:
     rules = exp / "minicts/data/en.glm"
-    for score in sorted(exp.glob("minicts/score/*")):
-        counts = json.loads((score / "wer.json").read_text())
+    for result in sorted(exp.glob("minicts/score/*/wer.json")):
+        score, counts = result.parent, json.loads(result.read_text())
         dev, test = (
             Reference(score / name / "ref.stm", rules, {}).score(score / name / "hyp.ctm").total
             for name in ("dev", "test")

@@ -63,7 +63,7 @@ class Inspection:
         """The raw lattice, None if no path survived the search."""
         archive = self.run / "lattices" / f"{self.subset}.ark"
         if archive.is_file():
-            return next((lattice for name, lattice in read_lattices(archive) if name == self.segment.id), None)
+            return next((lattice for _, lattice in read_lattices(archive, self.segment.id)), None)
         options = DecodeOptions(self.system.search, (self.system.lm_scale,), nbest=0)
         states = load_states(self.system.states)
         decoder = Decoder(self._scorer, load_graph(self.system.graph), self.lang, states, options)

@@ -129,8 +129,11 @@ def _in_degrees(arcs_S: list[list[tuple[int, int]]], start: int) -> list[int]:
     return count_S
 
 
-def read_lattices(path: Path) -> Iterator[tuple[str, Lattice]]:
-    """Yields (utterance, lattice) from a binary archive. Raises InputError if it is missing or damaged."""
+def read_lattices(path: Path, only: str | None = None) -> Iterator[tuple[str, Lattice]]:
+    """Yields (utterance, lattice) from a binary archive. Raises InputError if it is missing or damaged.
+
+    With `only`, the lattices of all other utterances are passed over, which is much faster.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -141,6 +144,8 @@ def read_lattices(path: Path) -> Iterator[tuple[str, Lattice]]:
         try:
             utterance = data[position : end if end >= 0 else len(data)].decode()
             raw, position = FstArrays.from_lattice(data, end + 1)
+            if only is not None and utterance != only:
+                continue
             lattice = Lattice.from_arrays(raw)
         except ValueError as error:
             raise InputError(f"{path}: damaged at byte {position} ({error}); run stage 7 (decode) again") from error
