@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import time
 from pathlib import Path
 
@@ -34,7 +35,7 @@ BYTES_PER_ARC = 50  # in a decoding process (building the graph takes some 400)
 def build_hclg(
     lang_dir: Path, lm_dir: Path, states: StateTable, tree: Tree, out: Path, *, self_loop_scale: float = 0.1
 ) -> None:
-    """Writes HCLG.fst (an OpenFst vector FST that Kaldi reads) and graph.json (sizes, seconds, checksum).
+    """Writes HCLG.fst (an OpenFst vector FST that Kaldi reads) and graph.json (sizes, seconds, checksum, path of the LM).
 
     Args:
         lang_dir: folder of stage lang with L_disambig.fst, phones.txt, words.txt.
@@ -60,8 +61,13 @@ def build_hclg(
     sizes["HCLG"] = _size(hclg)
     write_fst(hclg, out / "HCLG.fst")
     seconds = round(time.perf_counter() - started, 2)
-    description = {"sizes": sizes, "self_loop_scale": self_loop_scale, "num_pdfs": states.num_pdfs, "seconds": seconds}
-    description["sha256"] = _digest(out / "HCLG.fst")
+    description: dict[str, object] = {
+        "sizes": sizes,
+        "self_loop_scale": self_loop_scale,
+        "num_pdfs": states.num_pdfs,
+        "seconds": seconds,
+    }
+    description |= {"sha256": _digest(out / "HCLG.fst"), "lm": os.path.relpath(lm_dir, out)}
     (out / "graph.json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
     log.info("graph: HCLG of %(states)d states, %(arcs)d arcs", sizes["HCLG"])
     if (arcs := sizes["HCLG"]["arcs"]) > LARGE:
@@ -110,14 +116,24 @@ def read_hclg(path: Path) -> kaldifst.StdVectorFst:
     Raises:
         InputError: the graph is missing or damaged.
     """
-    record = path.with_name("graph.json")
-    try:
-        digest = json.loads(record.read_text(encoding="utf-8")).get("sha256")  # absent in graphs of older versions
-    except (OSError, ValueError, AttributeError) as error:
-        raise InputError(f"{record}: missing or damaged ({error}); run stage 7 (decode) again") from error
+    digest = _description(path).get("sha256")  # absent in graphs of older versions
     if path.is_file() and digest not in (None, _digest(path)):
         raise InputError(f"{path}: damaged, its checksum is not that in graph.json; run stage 7 (decode) again")
     return read_fst(path)
+
+
+def lm_of(path: Path) -> Path | None:
+    """Returns the folder of the LM that the graph `path` was made from, None for graphs of older versions."""
+    lm = _description(path).get("lm")
+    return None if lm is None else Path(os.path.normpath(path.parent / str(lm)))
+
+
+def _description(path: Path) -> dict[str, object]:
+    record = path.with_name("graph.json")
+    try:
+        return dict(json.loads(record.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{record}: missing or damaged ({error}); run stage 7 (decode) again") from error
 
 
 def read_fst(path: Path) -> kaldifst.StdVectorFst:

@@ -10,9 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asr_am.decode.graph import read_hclg
+from asr_am.decode.graph import lm_of, read_hclg
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
+from asr_am.lang.ngram_automaton import LmPair
+from asr_am.lang.prepare import FIRST_PASS
 
 if TYPE_CHECKING:
     import kaldifst
@@ -26,6 +28,13 @@ if TYPE_CHECKING:
 def load_graph(path: Path) -> kaldifst.StdVectorFst:
     """Returns the HCLG at `path`, see `read_hclg`."""
     return read_hclg(path)
+
+
+@lru_cache(maxsize=1)
+def load_lm_pair(graph: Path) -> LmPair | None:
+    """Returns the models to rescore lattices of the HCLG at `graph` with, None if the graph has its whole LM."""
+    lm = lm_of(graph)
+    return LmPair.load(lm) if lm is not None and (lm / FIRST_PASS).exists() else None
 
 
 @lru_cache(maxsize=1)

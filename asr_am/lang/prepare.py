@@ -12,10 +12,13 @@ from asr_am.lang.fsts import make_grammar, make_lexicon_fst, restrict
 from asr_am.lang.lang_dir import read_symbols, vocabulary, write_symbols
 from asr_am.lang.lexicon import SILENCE, UNKNOWN, Lexicon, disambiguate, mark_positions, read_lexicon
 from asr_am.lang.ngram import estimate
+from asr_am.lang.ngram_automaton import LmPair, NgramAutomaton
 from asr_am.lang.prune import prune
 from asr_am.lang.transcripts import read_sentences, read_transcripts
 
 log = logging.getLogger(__name__)
+
+LM, FIRST_PASS = "lm.arpa", "first_pass.arpa"  # the model, and the pruned one of the decoding graph
 
 
 def prepare_lang(data_dir: Path, out: Path, *, position_dependent: bool, silence_prob: float) -> None:
@@ -78,7 +81,9 @@ def prepare_lm(
     """Writes lm.arpa, G.fst and lm.json (description of the model and its perplexity on the dev transcripts).
 
     Give either `order`, for a Kneser-Ney model of data_dir/lm/<text>.txt over the words of the lexicon, or `arpa`, for
-    an existing model. lm.arpa is that model without words outside the lexicon, pruned to `max_ngrams`.
+    an existing model. lm.arpa is that model without words outside the lexicon. If it has more than `max_ngrams`
+    n-grams, G.fst is made from first_pass.arpa, the model pruned to that size. Lattices are then rescored with
+    large.npz, the automaton of lm.arpa, in place of small.npz, that of first_pass.arpa.
 
     Args:
         data_dir: output of stage data.
@@ -88,7 +93,7 @@ def prepare_lm(
         order: order of a new model, or None.
         arpa: name of a file in data_dir/lm/ or path of an existing model, or None.
         text: name of the training text.
-        max_ngrams: maximum number of n-grams of order 2 and above, or None.
+        max_ngrams: maximum number of n-grams of order 2 and above in the decoding graph, or None.
 
     Raises:
         InputError: both or neither of `order` and `arpa`, a damaged ARPA file or text, a model for another lexicon.
@@ -109,11 +114,13 @@ def prepare_lm(
     used, dropped = restrict(model, words, str(source))
     if arpa is not None and dropped:
         log.warning("%s: dropped %d words outside the lexicon: %s", source, len(dropped), " ".join(dropped[:10]))
-    if max_ngrams is not None:
-        used = prune(used, max_ngrams)
-    write_arpa(used, out / "lm.arpa")
-    make_grammar(out / "lm.arpa", lang_dir / "words.txt", out / "G.fst")
-    _write_summary(name, used, dropped, source, data_dir, out / "lm.json")
+    write_arpa(used, out / LM)
+    first_pass = used if max_ngrams is None else prune(used, max_ngrams)
+    if first_pass is not used:
+        write_arpa(first_pass, out / FIRST_PASS)
+        LmPair(*(NgramAutomaton.from_arpa(arpa, words) for arpa in (first_pass, used))).save(out)
+    make_grammar(out / (LM if first_pass is used else FIRST_PASS), lang_dir / "words.txt", out / "G.fst")
+    _write_summary(name, used, first_pass, dropped, source, data_dir, out / "lm.json")
 
 
 def _find_arpa(data_dir: Path, name: str, arpa: str) -> Path:
@@ -124,9 +131,12 @@ def _find_arpa(data_dir: Path, name: str, arpa: str) -> Path:
     raise InputError(f"{arpa}: no such ARPA file, neither in {data_dir / 'lm'} nor here; set corpus.lms.{name}.arpa")
 
 
-def _write_summary(name: str, arpa: Arpa, dropped: list[str], source: Path, data_dir: Path, path: Path) -> None:
-    on_dev = perplexity(arpa, (words for _, words in read_transcripts(data_dir, "dev")))
-    summary = {
+def _write_summary(
+    name: str, arpa: Arpa, first_pass: Arpa, dropped: list[str], source: Path, data_dir: Path, path: Path
+) -> None:
+    dev = [words for _, words in read_transcripts(data_dir, "dev")]
+    on_dev = perplexity(arpa, dev)
+    summary: dict[str, object] = {
         "name": name,
         "source": source.name,
         "order": arpa.order,
@@ -137,6 +147,10 @@ def _write_summary(name: str, arpa: Arpa, dropped: list[str], source: Path, data
         "dev_words": on_dev.words,
         "dev_oov": on_dev.oov,
     }
+    if first_pass is not arpa:
+        counts, value = [len(ngrams) for ngrams in first_pass.logprobs], perplexity(first_pass, dev).perplexity
+        summary["first_pass"] = {"ngrams": counts, "dev_perplexity": value}
+        log.info("%s: pruned to %d n-grams for the decoding graph, dev perplexity %.2f", name, sum(counts[1:]), value)
     path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     outside = f"{on_dev.oov} of {on_dev.words} words outside"
     log.info("language model %s: dev perplexity %.2f, %s", name, on_dev.perplexity, outside)

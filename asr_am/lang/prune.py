@@ -15,7 +15,10 @@ from asr_am.lang.arpa import Arpa, Ngram
 
 
 def prune(arpa: Arpa, max_ngrams: int) -> Arpa:
-    """Returns the model with at most `max_ngrams` n-grams of order 2 and above. Unigrams are never removed."""
+    """Returns the model with at most `max_ngrams` n-grams of order 2 and above, itself if it has no more.
+
+    Unigrams are never removed.
+    """
     if sum(map(len, arpa.logprobs[1:])) <= max_ngrams:
         return arpa
     costs = _costs(arpa)

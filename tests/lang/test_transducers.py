@@ -14,7 +14,9 @@ from lhotse import SupervisionSegment, SupervisionSet
 
 from asr_am.errors import InputError
 from asr_am.lang.arpa import read_arpa
+from asr_am.lang.fsts import make_grammar
 from asr_am.lang.lang_dir import Lang
+from asr_am.lang.ngram_automaton import LmPair
 from asr_am.lang.prepare import prepare_lang, prepare_lm
 from asr_am.lang.transcripts import check_transcripts
 
@@ -161,6 +163,23 @@ def test_lexicon_and_grammar_determinize(data_dir: Path, lang: Lang, tmp_path: P
     for state in kaldifst.StateIterator(lg):
         labels = [arc.ilabel for arc in kaldifst.ArcIterator(lg, state)]
         assert len(labels) == len(set(labels)) and 0 not in labels
+
+
+def test_a_large_model_is_pruned_for_the_graph_only(data_dir: Path, lang: Lang, tmp_path: Path) -> None:
+    options = {"name": "kn2", "order": 2, "arpa": None, "text": "train"}
+    prepare_lm(data_dir, lang.directory, tmp_path, **options, max_ngrams=1)  # type: ignore[arg-type]
+    whole, small = read_arpa(tmp_path / "lm.arpa"), read_arpa(tmp_path / "first_pass.arpa")
+    assert len(whole.logprobs[1]) > 1 and len(small.logprobs[1]) == 1
+    pair = LmPair.load(tmp_path)
+    assert [len(lm.word_A) for lm in pair] == [sum(map(len, arpa.logprobs)) for arpa in (small, whole)]
+    summary = json.loads((tmp_path / "lm.json").read_text())
+    assert summary["ngrams"][1] > 1 and summary["first_pass"]["ngrams"][1] == 1
+    grammar = kaldifst.StdVectorFst.read(str(tmp_path / "G.fst"))
+    make_grammar(tmp_path / "first_pass.arpa", lang.directory / "words.txt", tmp_path / "expected.fst")
+    assert grammar.num_states == kaldifst.StdVectorFst.read(str(tmp_path / "expected.fst")).num_states
+    (tmp_path / "fits").mkdir()
+    prepare_lm(data_dir, lang.directory, tmp_path / "fits", **options, max_ngrams=1000)  # type: ignore[arg-type]
+    assert sorted(path.name for path in (tmp_path / "fits").iterdir()) == ["G.fst", "lm.arpa", "lm.json"]
 
 
 def test_users_arpa_loses_the_words_outside(data_dir: Path, lang: Lang, tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""Rescoring of lattices with a larger n-gram model than the decoding graph has.
+
+The lattice is composed with both models at once: the small model's cost is taken from the graph costs and the large
+model's is added, as in Kaldi's lmrescore.sh. A state of the result is a lattice state with a history of each model.
+
+Shapes: A arcs, S states of the lattice, N states of the result, B its arcs.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from asr_am.decode.lattice import Lattice, LmScale, beam_excess
+from asr_am.errors import InputError
+from asr_am.hmm.fst_arrays import FstArrays
+from asr_am.lang.ngram_automaton import LmPair, NgramAutomaton, step
+
+MAX_HISTORIES = 200  # kept for a lattice state, the best ones
+
+
+def rescore(lattice: Lattice, models: LmPair, lm_weight: float, beam: float) -> Lattice:
+    """Replaces the language model costs of a lattice.
+
+    Args:
+        lattice: a lattice with the costs of `models.small`.
+        models: the two models.
+        lm_weight: LM weight that paths are compared at.
+        beam: paths that cost this much more than the best path are left out, in units of graph cost.
+
+    Returns:
+        The lattice with the costs of `models.large`. Its paths are paths of `lattice`.
+    """
+    order = np.argsort(lattice.source_A, kind="stable")
+    first_S = np.searchsorted(lattice.source_A[order], np.arange(lattice.num_states + 1))
+    arc_B, source_B, target_B, change_B, end, count = _compose(
+        first_S, order, lattice.target_A, lattice.word_A, lattice.graph_A, lattice.acoustic_A / lm_weight,
+        models.small, models.large, beam,
+    )  # fmt: skip
+    if end < 0:
+        raise InputError("no path of a lattice is in its language model; run stage 1 (lang) again")
+    target_B[target_B == end] = count  # the end is the last state
+    weight_B2 = np.stack([lattice.graph_A[arc_B] + change_B, lattice.acoustic_A[arc_B]], axis=1)
+    arcs_B4 = np.stack([source_B, target_B, lattice.label_A[arc_B], lattice.word_A[arc_B]], axis=1)
+    return pruned(_lattice(arcs_B4, weight_B2, count + 1), lm_weight, beam)
+
+
+def pruned(lattice: Lattice, lm_weight: float, beam: float) -> Lattice:
+    """Returns the lattice without arcs whose best path costs `beam` more than the best path of all."""
+    kept = np.flatnonzero(beam_excess(lattice, LmScale(lm_weight)) <= beam)
+    arcs_A4 = np.stack([lattice.source_A, lattice.target_A, lattice.label_A, lattice.word_A], axis=1)[kept]
+    weight_A2 = np.stack([lattice.graph_A, lattice.acoustic_A], axis=1)[kept]
+    return _lattice(arcs_A4, weight_A2, lattice.num_states)
+
+
+def _lattice(arcs_A4: np.ndarray, weight_A2: np.ndarray, num_states: int) -> Lattice:
+    """Builds the lattice of arcs from state 0 to the last state. States that no path reaches disappear."""
+    final_S2 = np.full((num_states, 2), np.inf)
+    ends = arcs_A4[:, 1] == num_states - 1
+    # The end of a Lattice has no arcs of its own: arcs without label and word lead to it, with the final costs.
+    final_S2[arcs_A4[ends, 0]] = weight_A2[ends]
+    return Lattice.from_arrays(FstArrays.build(0, arcs_A4[~ends], weight_A2[~ends], final_S2))
+
+
+@numba.njit(nogil=True, cache=True)
+def _compose(
+    first_S: np.ndarray, order_A: np.ndarray, target_A: np.ndarray, word_A: np.ndarray, graph_A: np.ndarray,
+    scaled_A: np.ndarray, small: NgramAutomaton, large: NgramAutomaton, beam: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int, int]:  # fmt: skip
+    """Composes a lattice with two models.
+
+    Args:
+        first_S: [S + 1], first position in `order_A` of the arcs from each state.
+        order_A: arcs by source state.
+        target_A, word_A, graph_A: see `Lattice`.
+        scaled_A: acoustic costs / LM weight.
+        small, large: the models.
+        beam: states whose cost exceeds the best with the same lattice state by more are not followed.
+
+    Returns:
+        For each arc of the result its lattice arc, source, target and the change of its graph cost. Then the end state,
+        -1 if no path reaches it, and the number of states. State 0 is the start.
+    """
+    num_states = len(first_S) - 1
+    small_N = [small.start]  # history in the small model, of each state of the result
+    large_N = [large.start]
+    cost_N = [0.0]  # of the best path from the start
+    next_N = [-1]  # next state of the result with the same lattice state
+    head_S = np.full(num_states, -1, dtype=np.int64)
+    head_S[0] = 0
+    arc_B, source_B, target_B, change_B = [0], [0], [0], [0.0]  # a first element gives the lists their types
+    for state in range(num_states - 1):
+        followed = _best(head_S[state], next_N, cost_N, beam)
+        for position in range(first_S[state], first_S[state + 1]):
+            arc = order_A[position]
+            target, word = target_A[arc], word_A[arc]
+            for source in followed:
+                before, after, change = small_N[source], large_N[source], 0.0
+                if target == num_states - 1:
+                    word = large.end
+                if word > 0:
+                    before, old = step(small, before, word)
+                    after, new = step(large, after, word)
+                    change = new - old
+                if not np.isfinite(change):
+                    continue
+                cost = cost_N[source] + graph_A[arc] + scaled_A[arc] + change
+                if target == num_states - 1:
+                    before = after = -1  # one end for all histories
+                found = head_S[target]
+                while found >= 0 and (small_N[found] != before or large_N[found] != after):
+                    found = next_N[found]
+                if found < 0:
+                    found = len(cost_N)
+                    small_N.append(before)
+                    large_N.append(after)
+                    cost_N.append(cost)
+                    next_N.append(head_S[target])
+                    head_S[target] = found
+                cost_N[found] = min(cost_N[found], cost)
+                arc_B.append(arc)
+                source_B.append(source)
+                target_B.append(found)
+                change_B.append(change)
+    arrays = np.array(arc_B[1:]), np.array(source_B[1:]), np.array(target_B[1:]), np.array(change_B[1:])
+    return *arrays, head_S[num_states - 1], len(cost_N)
+
+
+@numba.njit(nogil=True, cache=True)
+def _best(head: int, next_N: list[int], cost_N: list[float], beam: float) -> list[int]:
+    """Returns the states of one chain within `beam` of its best, at most MAX_HISTORIES."""
+    members = [head for _ in range(0)]
+    lowest = np.inf
+    state = head
+    while state >= 0:
+        members.append(state)
+        lowest = min(lowest, cost_N[state])
+        state = next_N[state]
+    kept = [member for member in members if cost_N[member] <= lowest + beam]
+    if len(kept) > MAX_HISTORIES:
+        cost_K = np.array([cost_N[member] for member in kept])
+        kept = [kept[position] for position in np.argsort(cost_K)[:MAX_HISTORIES]]
+    return kept
