@@ -35,7 +35,7 @@ BYTES_PER_ARC = 50  # in a decoding process (building the graph takes some 400)
 def build_hclg(
     lang_dir: Path, lm_dir: Path, states: StateTable, tree: Tree, out: Path, *, self_loop_scale: float = 0.1
 ) -> None:
-    """Writes HCLG.fst (an OpenFst vector FST that Kaldi reads) and graph.json (sizes, seconds, checksum, path of the LM).
+    """Writes HCLG.fst (an OpenFst vector FST that Kaldi reads) and graph.json (sizes, seconds, checksum, folder of G).
 
     Args:
         lang_dir: folder of stage lang with L_disambig.fst, phones.txt, words.txt.

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from asr_am.distributed.runtime.slurm import slurm_environment
 from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, stage, values
@@ -44,6 +45,8 @@ def targets(cfg: DictConfig) -> list[Target]:
     if launcher == "alone" and cfg.learners + servers != 1:
         more = " and dedicated servers" if servers else ""
         raise InputError(f"learners={cfg.learners}{more} need launcher=virtual, launcher=process or launcher=torchrun")
+    if launcher == "torchrun":
+        os.environ.update(slurm_environment(os.environ))  # for tasks of srun
     world = os.environ.get("WORLD_SIZE")
     if launcher == "torchrun" and world and world != str(cfg.learners + servers):
         raise InputError(

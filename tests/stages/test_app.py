@@ -47,7 +47,7 @@ def start(tmp_path: Path, body: str, *overrides: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, str(program), "-m", f"exp={tmp_path}", *overrides], env=ENVIRONMENT, cwd=ROOT, text=True,
         start_new_session=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where the tests run in the background
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # else ignored in a background job
     )  # fmt: skip
 
 
