@@ -25,9 +25,8 @@ from asr_am.data.stm import CHANNELS
 from asr_am.errors import InputError
 
 if TYPE_CHECKING:
-    import kaldifst
-
     from asr_am.decode.ctm import CtmWord
+    from asr_am.decode.search_graph import SearchGraph
     from asr_am.decode.system import System
     from asr_am.features.spectral import SpectralExtractor
     from asr_am.hmm.states import StateTable
@@ -57,7 +56,7 @@ class Transcriber:
 
     system: System
     extractors: dict[str, SpectralExtractor]
-    graph: kaldifst.StdVectorFst
+    graph: SearchGraph
     lang: Lang
     states: StateTable
 

@@ -44,7 +44,8 @@ class AdaptOptions:
 
     Attributes:
         passes: how often to decode and estimate.
-        first_beam: beam of the first pass, in place of that of `search` (its words need not be the best ones).
+        first_beam, first_max_active: those of the first pass, in place of those of `search` (its words need not be the
+            best ones).
         lm_weight: LM weight of search, in place of its acoustic scale, and of the lattice posteriors.
         search: options of the lattice-generating search.
         fmllr: options of the estimation.
@@ -52,6 +53,7 @@ class AdaptOptions:
 
     passes: int
     first_beam: float
+    first_max_active: int = 2000
     lm_weight: float
     search: SearchOptions
     fmllr: FmllrOptions
@@ -63,11 +65,12 @@ class AdaptOptions:
                 raise InputError(f"speaker: {name} is {value!r}; it must be a number above 0")
         if self.passes < 1:
             raise InputError(f"speaker: passes is {self.passes!r}; it must be a whole number, at least 1")
+        self.search_options(1)
 
     def search_options(self, number: int) -> SearchOptions:
         """Returns the search options of pass `number`, counted from 1."""
-        beam = self.first_beam if number == 1 else self.search.beam
-        return replace(self.search, beam=beam, acoustic_scale=1 / self.lm_weight)
+        search = replace(self.search, acoustic_scale=1 / self.lm_weight)
+        return replace(search, beam=self.first_beam, max_active=self.first_max_active) if number == 1 else search
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ import time
 from pathlib import Path
 
 import kaldifst
+import numpy as np
 
+from asr_am.decode.search_graph import SearchGraph
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.states import StateTable, Tree
@@ -29,7 +31,7 @@ from asr_am.lang.lang_dir import Lang
 log = logging.getLogger(__name__)
 
 LARGE = 20_000_000  # arcs from which a warning about memory is logged
-BYTES_PER_ARC = 50  # in a decoding process (building the graph takes some 400)
+BYTES_PER_ARC = 22  # in decoding, for all processes together (building the graph takes some 600)
 
 
 def build_hclg(
@@ -73,7 +75,7 @@ def build_hclg(
     if (arcs := sizes["HCLG"]["arcs"]) > LARGE:
         gigabytes = arcs * BYTES_PER_ARC / 1e9
         advice = "corpus.lms.<name>.max_ngrams prunes its LM"
-        log.warning("graph: every decoding process holds it in about %.1f GB; %s", gigabytes, advice)
+        log.warning("graph: decoding holds it in about %.1f GB; %s", gigabytes, advice)
 
 
 def compose_lg(lexicon: kaldifst.StdVectorFst, grammar: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:
@@ -108,18 +110,21 @@ def expand(lg: kaldifst.StdVectorFst, disambig: list[int], states: StateTable, t
     return hclg
 
 
-def read_hclg(path: Path) -> kaldifst.StdVectorFst:
+def read_hclg(path: Path) -> SearchGraph:
     """Reads a graph that `build_hclg` wrote and verifies its checksum.
-
-    OpenFst reads damaged arcs without an error, and the search would follow them out of bounds.
 
     Raises:
         InputError: the graph is missing or damaged.
     """
     digest = _description(path).get("sha256")  # absent in graphs of older versions
-    if path.is_file() and digest not in (None, _digest(path)):
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; run the stage that makes it again")
+    if digest not in (None, _digest(path)):
         raise InputError(f"{path}: damaged, its checksum is not that in graph.json; run stage 7 (decode) again")
-    return read_fst(path)
+    try:
+        return SearchGraph.from_bytes(np.asarray(np.memmap(path, np.uint8, "r")))
+    except ValueError as error:
+        raise InputError(f"{path}: not a readable graph ({error}); run stage 7 (decode) again") from error
 
 
 def lm_of(path: Path) -> Path | None:

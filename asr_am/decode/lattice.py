@@ -18,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import numba
 import numpy as np
 
 from asr_am.errors import InputError
@@ -91,42 +92,78 @@ class Lattice:
         )  # fmt: skip
 
 
+def sort_states(raw: FstArrays) -> FstArrays:
+    """Returns a lattice with its states in topological order, without those that the start does not reach.
+
+    Arcs may be in any order. Raises ValueError if the lattice is cyclic.
+    """
+    level_S, _ = _levels(raw.source_A, raw.target_A, raw.ilabel_A, raw.start, raw.num_states)
+    kept = np.flatnonzero(level_S >= 0)
+    order = kept[np.argsort(level_S[kept], kind="stable")]
+    position_S = np.full(raw.num_states, -1, dtype=np.int32)
+    position_S[order] = np.arange(len(order), dtype=np.int32)
+    arcs = np.flatnonzero(position_S[raw.source_A] >= 0)
+    arcs = arcs[np.argsort(position_S[raw.source_A[arcs]], kind="stable")]
+    return FstArrays(
+        0, position_S[raw.source_A[arcs]], position_S[raw.target_A[arcs]], raw.ilabel_A[arcs], raw.olabel_A[arcs],
+        raw.weight_A[arcs], raw.final_S[order],
+    )  # fmt: skip
+
+
 def _levels(
     source_A: np.ndarray, target_A: np.ndarray, label_A: np.ndarray, start: int, num_states: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns level_S and frame_S by Kahn's algorithm, -1 for states that `start` does not reach."""
-    arcs_S: list[list[tuple[int, int]]] = [[] for _ in range(num_states)]
-    for source, target, label in zip(source_A.tolist(), target_A.tolist(), label_A.tolist(), strict=True):
-        arcs_S[source].append((target, 1 if label else 0))
-    waiting_S = _in_degrees(arcs_S, start)
-    level_S, frame_S = [-1] * num_states, [-1] * num_states
+    """Returns level_S and frame_S, -1 for states that `start` does not reach."""
+    order = np.argsort(source_A, kind="stable")
+    first_S = np.searchsorted(source_A[order], np.arange(num_states + 1))
+    level_S, frame_S = _sort_topologically(first_S, target_A[order], label_A[order], start)
+    if len(level_S) == 0:
+        raise ValueError("cyclic lattice")
+    return level_S, frame_S
+
+
+@numba.njit(nogil=True, cache=True)
+def _sort_topologically(
+    first_S: np.ndarray, target_A: np.ndarray, label_A: np.ndarray, start: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Computes level_S and frame_S by Kahn's algorithm, empty arrays if there is a cycle.
+
+    `first_S` [S + 1] is the first arc of each state.
+    """
+    num_states = len(first_S) - 1
+    waiting_S = np.zeros(num_states, np.int32)  # arcs into a state from states that the start reaches
+    seen_S = np.zeros(num_states, np.bool_)
+    queue = np.empty(num_states, np.int32)
+    queue[0], seen_S[start], reached = start, True, 1
+    done = 0
+    while done < reached:
+        state = queue[done]
+        done += 1
+        for arc in range(first_S[state], first_S[state + 1]):
+            target = target_A[arc]
+            waiting_S[target] += 1
+            if not seen_S[target]:
+                seen_S[target] = True
+                queue[reached] = target
+                reached += 1
+    level_S, frame_S = np.full(num_states, -1, np.int32), np.full(num_states, -1, np.int32)
     level_S[start] = frame_S[start] = 0
-    ready = [start] if waiting_S[start] == 0 else []
-    for state in ready:
-        level, frame = level_S[state] + 1, frame_S[state]
-        for target, consumed in arcs_S[state]:
-            level_S[target] = max(level_S[target], level)
-            frame_S[target] = frame + consumed
+    ready = 1 if waiting_S[start] == 0 else 0
+    done = 0
+    while done < ready:
+        state = queue[done]
+        done += 1
+        for arc in range(first_S[state], first_S[state + 1]):
+            target = target_A[arc]
+            level_S[target] = max(level_S[target], level_S[state] + 1)
+            frame_S[target] = frame_S[state] + (1 if label_A[arc] != 0 else 0)
             waiting_S[target] -= 1
             if waiting_S[target] == 0:
-                ready.append(target)
-    if any(waiting_S):
-        raise ValueError("cyclic lattice")
-    return np.array(level_S, dtype=np.int32), np.array(frame_S, dtype=np.int32)
-
-
-def _in_degrees(arcs_S: list[list[tuple[int, int]]], start: int) -> list[int]:
-    """Counts for each state the arcs into it from states that `start` reaches."""
-    count_S = [0] * len(arcs_S)
-    seen = {start}
-    todo = [start]
-    while todo:
-        for target, _ in arcs_S[todo.pop()]:
-            count_S[target] += 1
-            if target not in seen:
-                seen.add(target)
-                todo.append(target)
-    return count_S
+                queue[ready] = target
+                ready += 1
+    if ready < reached:
+        return level_S[:0], frame_S[:0]
+    return level_S, frame_S
 
 
 def read_lattices(path: Path, only: str | None = None) -> Iterator[tuple[str, Lattice]]:

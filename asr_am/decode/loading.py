@@ -17,15 +17,15 @@ from asr_am.lang.ngram_automaton import LmPair
 from asr_am.lang.prepare import FIRST_PASS
 
 if TYPE_CHECKING:
-    import kaldifst
     from torch import nn
 
+    from asr_am.decode.search_graph import SearchGraph
     from asr_am.features.ivector.estimator import Estimator
     from asr_am.hmm.gmm import DiagGmms
 
 
 @lru_cache(maxsize=1)
-def load_graph(path: Path) -> kaldifst.StdVectorFst:
+def load_graph(path: Path) -> SearchGraph:
     """Returns the HCLG at `path`, see `read_hclg`."""
     return read_hclg(path)
 

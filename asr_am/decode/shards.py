@@ -14,7 +14,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import kaldifst
 import numpy as np
 
 from asr_am.decode.ctm import CtmWord
@@ -24,6 +23,7 @@ from asr_am.decode.loading import load_graph, load_lang, load_states
 from asr_am.decode.nbest import nbest
 from asr_am.decode.scorer import Scorer, ScoreSource
 from asr_am.decode.search import SearchOptions, search
+from asr_am.decode.search_graph import SearchGraph
 from asr_am.errors import InputError
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
@@ -102,7 +102,7 @@ class Decoder:
     """A job's files in memory."""
 
     scorer: Scorer
-    graph: kaldifst.StdVectorFst
+    graph: SearchGraph
     lang: Lang
     states: StateTable
     options: DecodeOptions
@@ -115,7 +115,7 @@ class Decoder:
         found = search(self.graph, scores_TP, self.states, self.options.search)
         no_words: list[list[CtmWord]] = [[] for _ in self.options.grid]
         result = Decoded(utterance, len(scores_TP), found.complete, 0.0, time.perf_counter() - begin, no_words)
-        if not found.data:
+        if found.arrays is None:
             return result, b""
         lattice = Lattice.from_arrays(found.arrays)
         words = hypotheses(lattice, self.options.grid, self.states, self.lang)
@@ -165,6 +165,8 @@ def decode_shards(job: Job, utterances: Sequence[str], folder: Path, jobs: int, 
         log.info(
             "%s: %d of %d shards were finished by an earlier run", description, len(shards) - len(missing), len(shards)
         )
+    if missing:
+        load_graph(job.graph)  # before the processes are forked, so that they share its memory
     parallel_map(partial(decode_shard, job), missing, jobs, description)
     return [decoded for path, _ in shards for decoded in read_shard(path)]
 

@@ -1,7 +1,8 @@
 """FSTs as numpy arrays, converted to and from kaldifst through OpenFst's binary format.
 
 kaldifst edits one arc at a time. A graph of a million arcs takes minutes that way, and well under a second as arrays.
-The bytes pass through an in-memory file. The layout follows OpenFst's `const-fst.h` and `vector-fst.h`.
+The bytes pass through an in-memory file. See also `asr_am.hmm.vector_fst`, for vector
+FSTs without kaldifst. The layout of const FSTs follows OpenFst's `const-fst.h`.
 
 Shapes: A arcs, S states.
 """
@@ -15,12 +16,10 @@ from dataclasses import dataclass, replace
 import kaldifst
 import numpy as np
 
-_MAGIC = 2125659606
+from asr_am.hmm.vector_fst import COUNTS, MAGIC, VectorFst, read_vector_fst, text_bytes
+
 _CONST_STATE = np.dtype([("final", "<f4"), ("first", "<u4"), ("arcs", "<u4"), ("in_eps", "<u4"), ("out_eps", "<u4")])
 _ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("weight", "<f4"), ("target", "<i4")])
-_LATTICE_ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("weight", "<f4", (2,)), ("target", "<i4")])
-_LATTICE_STATE = struct.Struct("<ffq")  # final graph and acoustic cost, number of arcs
-_COUNTS = struct.Struct("<QqqQ")  # properties, start, states, arcs
 
 
 @dataclass(frozen=True)
@@ -54,18 +53,16 @@ class FstArrays:
         """Converts a kaldifst FST in the tropical semiring."""
         if fst.num_states == 0:
             return cls.build(-1, np.empty((0, 4), np.int32), np.empty(0, np.float32), np.empty(0, np.float32))
-        data = fst_bytes(kaldifst.StdConstFst(fst))
-        (_, start, num_states, num_arcs), offset = _header(data)
-        states = np.frombuffer(data, _CONST_STATE, num_states, offset)
-        arcs = np.frombuffer(data, _ARC, num_arcs, offset + states.nbytes)
-        return cls(
-            start, np.repeat(np.arange(num_states, dtype=np.int32), states["arcs"]), arcs["target"], arcs["ilabel"],
-            arcs["olabel"], arcs["weight"], states["final"],
-        )  # fmt: skip
+        data = np.frombuffer(fst_bytes(fst), np.uint8)
+        vector, _ = read_vector_fst(data, 0, b"standard")
+        source_A = np.repeat(np.arange(vector.num_states, dtype=np.int32), np.diff(vector.first_S))
+        ilabel_A, olabel_A, weight_A, target_A = np.ascontiguousarray(vector.arc_AC.T)
+        weight_A, final_S = weight_A.view(np.float32), np.ascontiguousarray(vector.final_SW[:, 0])
+        return cls(vector.start, source_A, target_A, ilabel_A, olabel_A, weight_A, final_S)
 
     @classmethod
     def from_lattice(cls, data: bytes, offset: int = 0) -> tuple[FstArrays, int]:
-        """Reads a lattice from the bytes of its OpenFst file (see `fst_bytes`).
+        """Reads a lattice from the bytes of its OpenFst file.
 
         Args:
             data: the bytes.
@@ -77,32 +74,19 @@ class FstArrays:
         Raises:
             ValueError: the bytes are not a complete lattice.
         """
-        try:
-            (_, start, num_states, _), position = _header(data, offset)
-        except struct.error as error:
-            raise ValueError("truncated or damaged header") from error
-        if not 0 <= start < num_states <= len(data) // _LATTICE_STATE.size:
-            raise ValueError("damaged header")
-        count_S = np.empty(num_states, np.int64)
-        final_S = np.empty((num_states, 2), np.float32)
-        pieces = []
-        for state in range(num_states):
-            if position + _LATTICE_STATE.size > len(data):
-                raise ValueError("truncated")
-            graph, acoustic, count = _LATTICE_STATE.unpack_from(data, position)
-            if not 0 <= count <= (len(data) - position) // _LATTICE_ARC.itemsize:
-                raise ValueError(f"truncated, or {count} arcs at one state")
-            final_S[state] = graph, acoustic
-            count_S[state] = count
-            position += _LATTICE_STATE.size
-            pieces.append(data[position : position + _LATTICE_ARC.itemsize * count])
-            position += _LATTICE_ARC.itemsize * count
-        arcs = np.frombuffer(b"".join(pieces), _LATTICE_ARC)
-        if len(arcs) and not (arcs["target"].min() >= 0 and arcs["target"].max() < num_states):
-            raise ValueError("an arc to a state that does not exist")
-        source_A = np.repeat(np.arange(num_states, dtype=np.int32), count_S)
-        columns = (source_A, arcs["target"], arcs["ilabel"], arcs["olabel"], arcs["weight"])
-        return cls(start, *columns, final_S=final_S), position
+        fst, end = read_vector_fst(np.frombuffer(data, np.uint8), offset, b"lattice4")
+        source_A = np.repeat(np.arange(fst.num_states, dtype=np.int32), np.diff(fst.first_S))
+        ilabel_A, olabel_A, _, _, target_A = np.ascontiguousarray(fst.arc_AC.T)
+        weight_A2 = fst.arc_AC.view(np.float32)[:, 2:4].copy()
+        return cls(fst.start, source_A, target_A, ilabel_A, olabel_A, weight_A2, fst.final_SW), end
+
+    def to_lattice_bytes(self) -> bytes:
+        """Returns the bytes of a lattice's OpenFst file, which Kaldi's tools read."""
+        arc_A5 = np.empty((len(self.source_A), 5), np.int32)
+        arc_A5[:, 0], arc_A5[:, 1], arc_A5[:, 4] = self.ilabel_A, self.olabel_A, self.target_A
+        arc_A5[:, 2:4] = self.weight_A.view(np.int32)
+        first_S = np.searchsorted(self.source_A, np.arange(self.num_states + 1))
+        return VectorFst(self.start, first_S, arc_A5, self.final_S).to_bytes()
 
     @classmethod
     def build(cls, start: int, arcs_A4: np.ndarray, weight_A: np.ndarray, final_S: np.ndarray) -> FstArrays:
@@ -129,26 +113,9 @@ class FstArrays:
         arcs["ilabel"], arcs["olabel"], arcs["weight"] = self.ilabel_A, self.olabel_A, self.weight_A
         arcs["target"] = self.target_A
         # Version 2 is the unaligned layout. Only the property "expanded" (1) is set. OpenFst computes others on demand.
-        head = struct.pack("<i", _MAGIC) + _text(b"const") + _text(b"standard") + struct.pack("<ii", 2, 0)
-        counts_bytes = _COUNTS.pack(1, self.start, self.num_states, len(arcs))
+        head = struct.pack("<i", MAGIC) + text_bytes(b"const") + text_bytes(b"standard") + struct.pack("<ii", 2, 0)
+        counts_bytes = COUNTS.pack(1, self.start, self.num_states, len(arcs))
         return _read_const(head + counts_bytes + states.tobytes() + arcs.tobytes())
-
-
-def _text(value: bytes) -> bytes:
-    return struct.pack("<i", len(value)) + value
-
-
-def _header(data: bytes, offset: int = 0) -> tuple[tuple[int, int, int, int], int]:
-    """Returns ((properties, start, states, arcs), offset of the first state)."""
-    position = offset + 4
-    if data[offset:position] != struct.pack("<i", _MAGIC):
-        raise ValueError("not an OpenFst file")
-    for _ in range(2):  # FST type, arc type
-        (length,) = struct.unpack_from("<i", data, position)
-        position += 4 + length
-    position += 8  # version, flags
-    properties, start, states, arcs = _COUNTS.unpack_from(data, position)
-    return (properties, start, states, arcs), position + _COUNTS.size
 
 
 def fst_bytes(fst: kaldifst.StdFst | kaldifst.Lattice) -> bytes:

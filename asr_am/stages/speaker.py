@@ -58,7 +58,7 @@ def adapt(root: Path, graph: Path, options: dict, jobs: int, out: Path) -> None:
     from asr_am.hmm.gmm_system import TRANSFORMS
 
     system, work = root / "align" / GMM, out / "work"
-    parts: dict[str, Any] = {name: options[name] for name in ("passes", "first_beam", "lm_weight")}
+    parts: dict[str, Any] = {name: options[name] for name in ("passes", "first_beam", "first_max_active", "lm_weight")}
     parts["search"] = build(SearchOptions, options["search"], "speaker.search")
     parts["fmllr"] = build(FmllrOptions, options["fmllr"], "speaker.fmllr")
     how = build(AdaptOptions, parts, "speaker")

@@ -146,3 +146,12 @@ def test_beams_weights_and_passes_must_be_above_zero(unusable: int) -> None:
             replace(OPTIONS, **{name: unusable})
     with pytest.raises(InputError, match=f"search: beam is {unusable!r}"):
         replace(OPTIONS.search, beam=unusable)
+
+
+def test_the_first_pass_has_limits_of_its_own() -> None:
+    options = replace(OPTIONS, first_max_active=300)
+    first, second = options.search_options(1), options.search_options(2)
+    assert (first.beam, first.max_active) == (OPTIONS.first_beam, 300)
+    assert (second.beam, second.max_active) == (OPTIONS.search.beam, OPTIONS.search.max_active)
+    with pytest.raises(InputError, match="search: max_active is 200; it must be above min_active"):
+        replace(OPTIONS, first_max_active=200)

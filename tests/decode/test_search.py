@@ -14,13 +14,14 @@ from asr_am.decode import lattice as paths
 from asr_am.decode.lattice import Lattice, LmScale, arc_posteriors, beam_excess, best_paths, costs, read_lattices
 from asr_am.decode.nbest import nbest
 from asr_am.decode.search import SearchOptions, search
+from asr_am.decode.search_graph import SearchGraph
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.training_graph import sort_lexicon, training_graph
 from asr_am.lang.lang_dir import Lang
 from tests.support.hmm_reference import LeftTree, small_lang, small_states
-from tests.support.synthetic_lattices import alignment, first_pronunciations, log_likelihoods, small_graph
+from tests.support.synthetic_lattices import alignment, first_pronunciations, log_likelihoods, search_graph, small_graph
 
 WIDE = SearchOptions(beam=200.0, lattice_beam=200.0, acoustic_scale=0.1)
 GRID = [LmScale(lm, insertion) for lm in (1.0, 5.0, 10.0, 20.0) for insertion in (-1.0, 0.0, 1.0)]
@@ -31,7 +32,8 @@ class Small(NamedTuple):
 
     lang: Lang
     states: StateTable
-    graph: kaldifst.StdVectorFst
+    fst: kaldifst.StdVectorFst
+    graph: SearchGraph
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     folder = tmp_path_factory.mktemp("small")
     lang = small_lang(folder)
     states = small_states(lang, LeftTree())
-    return Small(lang, states, small_graph(lang, states, LeftTree(), folder))
+    fst = small_graph(lang, states, LeftTree(), folder)
+    return Small(lang, states, fst, search_graph(fst))
 
 
 def noisy(small: Small, text: str, seed: int, clarity: float = 2.0) -> np.ndarray:
@@ -59,7 +62,7 @@ def words_of(lattice: Lattice, path: np.ndarray) -> tuple[int, ...]:
 
 def searched_again(small: Small, scores_TP: np.ndarray, scale: LmScale) -> float:
     """Returns the cost of the best path by a Viterbi search of a graph that has the insertion penalty in its arcs."""
-    graph = FstArrays.from_fst(small.graph)
+    graph = FstArrays.from_fst(small.fst)
     words = (graph.olabel_A > 0).astype(np.float32)
     penalized = FstArrays(
         graph.start, graph.source_A, graph.target_A, graph.ilabel_A, graph.olabel_A,
@@ -159,7 +162,7 @@ def test_an_utterance_that_ends_too_soon_keeps_what_was_said(small: Small) -> No
     """The words need eight states. After five frames the lattice ends in the states within the beam."""
     words = small.lang.word_ids("AB AB")
     lexicon = sort_lexicon(kaldifst.StdVectorFst.read(str(small.lang.directory / "L.fst")))
-    graph = training_graph(words, lexicon, small.states, LeftTree())
+    graph = search_graph(training_graph(words, lexicon, small.states, LeftTree()))
     scores_TP = noisy(small, "AB AB", 10)
     assert search(graph, scores_TP, small.states, WIDE).complete
     cut = search(graph, scores_TP[:5], small.states, WIDE)

@@ -15,7 +15,7 @@ from asr_am.lang.lang_dir import Lang
 from asr_am.lang.prepare import prepare_lang
 from tests.support.hmm_reference import LeftTree, small_lang, small_states
 from tests.support.manifest_corpus import utterance, write_recording
-from tests.support.synthetic_lattices import alignment, log_likelihoods, small_graph
+from tests.support.synthetic_lattices import alignment, log_likelihoods, search_graph, small_graph
 
 
 def aligned(lang: Lang, text: str, names: str, seed: int = 0) -> tuple[list[TimedWord], list[tuple[int, int]]]:
@@ -100,7 +100,7 @@ def test_decoded_words_have_their_times_and_are_sure_of_clear_speech(
     """Checks the path from scores to timed words, over minimization, lattice and grid."""
     lang = small_lang(tmp_path)
     states = small_states(lang, LeftTree())
-    graph = small_graph(lang, states, LeftTree(), tmp_path)
+    graph = search_graph(small_graph(lang, states, LeftTree(), tmp_path))
     rng = np.random.default_rng(3)
     phones = [lang.phones[name] for name in ("SIL", "aa", "SIL", "bb", "aa", "bb", "SIL")]
     frames = alignment(phones, states, LeftTree(), rng)

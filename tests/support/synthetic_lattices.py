@@ -9,9 +9,12 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+import kaldifst
 import numpy as np
 
-from asr_am.decode.graph import build_hclg, read_hclg
+from asr_am.decode.graph import build_hclg, read_fst
+from asr_am.decode.search_graph import SearchGraph
+from asr_am.hmm.fst_arrays import fst_bytes
 from asr_am.hmm.states import StateTable, Tree
 from asr_am.lang.arpa import read_arpa
 from asr_am.lang.fsts import make_grammar
@@ -49,11 +52,16 @@ def small_lm(lang: Lang, folder: Path) -> Path:
     return folder
 
 
-def small_graph(lang: Lang, states: StateTable, tree: Tree, folder: Path, scale: float = 0.1):
+def small_graph(lang: Lang, states: StateTable, tree: Tree, folder: Path, scale: float = 0.1) -> kaldifst.StdVectorFst:
     """Builds the HCLG of `small_lm` in `folder` and returns it."""
     (folder / "graph").mkdir()
     build_hclg(lang.directory, small_lm(lang, folder / "lm"), states, tree, folder / "graph", self_loop_scale=scale)
-    return read_hclg(folder / "graph" / "HCLG.fst")
+    return read_fst(folder / "graph" / "HCLG.fst")
+
+
+def search_graph(fst: kaldifst.StdVectorFst) -> SearchGraph:
+    """Converts a graph for the search."""
+    return SearchGraph.from_bytes(np.frombuffer(fst_bytes(fst), np.uint8))
 
 
 def alignment(
