@@ -1,7 +1,8 @@
-"""One learner of a team that is attacked: python -m tests.support.intruder_worker EGS OUT PROXY.
+"""One learner of a team that is attacked: python -m tests.support.intruder_worker STRATEGY EGS OUT [PROXY].
 
-Learner 1 reaches the launcher through the recording proxy at PROXY (tcp://host:port). Each learner writes the address
-of its message port to OUT/<rank>.address. Learner 0 stays in its third gradient until OUT has a file `over`.
+Learner 1 reaches the launcher through the recording proxy at PROXY (tcp://host:port), if there is one. Each learner
+writes its process number to OUT/<rank>.pid and the address of its transport to OUT/<rank>.address. Learner 0 stays in
+its third gradient until OUT has a file `over`.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ def wait_in_gradient(number: int, over: Path) -> None:
 
 
 if __name__ == "__main__":
-    egs_dir, out, proxy = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    if os.environ["RANK"] == "1":
-        os.environ["ASR_AM_SUPERVISOR"] = proxy
+    strategy, egs_dir, out, *proxy = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:]
+    if proxy and os.environ["RANK"] == "1":
+        os.environ["ASR_AM_SUPERVISOR"] = proxy[0]
     team = connect()
+    (out / f"{team.rank}.pid").write_text(str(os.getpid()))
     (out / f"{team.rank}.tmp").write_text(team._transport.address)
     (out / f"{team.rank}.tmp").rename(out / f"{team.rank}.address")
     if team.rank == 0:
         wait_in_gradient(3, out / "over")
-    train(egs_dir, out, OPTIONS, strategy=STRATEGIES["adpsgd"], team=team)
+    train(egs_dir, out, OPTIONS, strategy=STRATEGIES[strategy], team=team)
     end_process()

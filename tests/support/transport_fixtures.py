@@ -32,7 +32,7 @@ class TransportHarness:
         self.event_loop = EventLoop(self.wait_monitor)
         self.lost: list[int] = []
         self.transport = Transport(
-            self.event_loop, WireHeader(Kind.HELLO, RUN, rank, incarnation), "127.0.0.1", self.membership,
+            self.event_loop, WireHeader(Kind.HELLO, RUN, rank, incarnation), "tcp://127.0.0.1", self.membership,
             self.wait_monitor, self.comm_stats, MessageFaults(faults or Faults(), rank, incarnation), key,
         )  # fmt: skip
 

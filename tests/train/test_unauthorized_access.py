@@ -105,7 +105,7 @@ def test_clients_without_the_key_are_rejected_and_do_no_harm(
     make_key_file(tmp_path / "team.key")
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
     tap = TcpProxy(f"tcp://{address}")
-    command = [sys.executable, "-m", "tests.support.intruder_worker", str(egs_dir), str(out), tap.address]
+    command = [sys.executable, "-m", "tests.support.intruder_worker", "adpsgd", str(egs_dir), str(out), tap.address]
     with Attack(out, f"tcp://{address}", tap) as attack:
         launch(command, LEARNERS, synchronous=False, address=address, key_file=str(tmp_path / "team.key"))
     tap.close()

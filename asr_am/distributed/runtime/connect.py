@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +17,11 @@ from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
 from asr_am.distributed.runtime.fault_injection import ComputeEmulator, MessageFaults, arm_crash
 from asr_am.distributed.runtime.membership import Membership
 from asr_am.distributed.runtime.messaging import Transport
-from asr_am.distributed.runtime.security import address_towards, choose_key, is_loopback, split_address
+from asr_am.distributed.runtime.private_dir import check_private_dir
+from asr_am.distributed.runtime.security import address_towards, choose_key, split_address
 from asr_am.distributed.runtime.team import ProcessTeam
 from asr_am.distributed.runtime.wire import Kind, WireHeader
-from asr_am.distributed.runtime.worker_process import WorkerEnv, set_parent_death_signal
+from asr_am.distributed.runtime.worker_process import LOCALHOST, WorkerEnv, set_parent_death_signal
 from asr_am.distributed.team import CommStats
 from asr_am.errors import InputError
 
@@ -50,8 +53,7 @@ def connect(
     if env.launcher is not None:
         set_parent_death_signal(env.launcher)
     elif env.key is None and env.master is not None:
-        loopback = is_loopback(env.master[0])
-        env = replace(env, key=choose_key(key_file, encrypt, loopback=loopback, one_start=env.size == 1))
+        env = replace(env, key=choose_key(key_file, encrypt, private=env.one_host, one_start=env.size == 1))
     build = _connect_torch if env.supervisor is None else _connect_coordinated
     team = build(env, faults, comm_stats, compute_emulator, timeout)
     arm_crash(faults, env.rank, env.incarnation, comm_stats)
@@ -64,9 +66,8 @@ def _connect_torch(
     from asr_am.distributed.runtime.rendezvous import Rendezvous
     from asr_am.distributed.runtime.torch_group import TorchBackend
 
-    assert env.master is not None
     rendezvous = Rendezvous(env, timeout)
-    host = address_towards(*env.master)
+    host = LOCALHOST if env.master is None or env.one_host else address_towards(*env.master)
     hello = WireHeader(Kind.HELLO, rendezvous.agree_on_run(), env.rank, 0)
     wait_monitor, membership = WaitMonitor(comm_stats), Membership(env.rank, env.size)
     event_loop = EventLoop(wait_monitor)
@@ -79,8 +80,11 @@ def _connect_torch(
 
     message_faults = MessageFaults(faults, env.rank, 0)
     transport = Transport(
-        event_loop, hello, host, membership, wait_monitor, comm_stats, message_faults, env.key, on_loss=on_loss
-    )
+        event_loop, hello, _listen(rendezvous.private_dir, host, hello), membership, wait_monitor, comm_stats,
+        message_faults, env.key, on_loss=on_loss,
+    )  # fmt: skip
+    if rendezvous.made_dir is not None:
+        event_loop.at_stop(partial(shutil.rmtree, rendezvous.made_dir, ignore_errors=True))
     try:
         addresses = rendezvous.exchange(transport.address)
         membership.fill({rank: (0, address) for rank, address in addresses.items()})
@@ -108,14 +112,19 @@ def _connect_coordinated(
     env: WorkerEnv, faults: Faults, comm_stats: CommStats, compute_emulator: ComputeEmulator, timeout: float
 ) -> ProcessTeam:
     assert env.supervisor is not None and env.run is not None
-    host = address_towards(*split_address(env.supervisor.removeprefix("tcp://"), "ASR_AM_SUPERVISOR"))
+    host = LOCALHOST
+    if env.private_dir is None:
+        host = address_towards(*split_address(env.supervisor.removeprefix("tcp://"), "ASR_AM_SUPERVISOR"))
+    else:
+        check_private_dir(env.private_dir)
     hello = WireHeader(Kind.HELLO, bytes.fromhex(env.run), env.rank, env.incarnation)
     wait_monitor, membership = WaitMonitor(comm_stats), Membership(env.rank, env.size)
     event_loop = EventLoop(wait_monitor)
     message_faults = MessageFaults(faults, env.rank, env.incarnation)
     transport = Transport(
-        event_loop, hello, host, membership, wait_monitor, comm_stats, message_faults, env.key, reliable=RELIABLE
-    )
+        event_loop, hello, _listen(env.private_dir, host, hello), membership, wait_monitor, comm_stats, message_faults,
+        env.key, reliable=RELIABLE,
+    )  # fmt: skip
     have_peers = False
 
     def on_event(message: dict[str, Any]) -> None:
@@ -146,3 +155,8 @@ def _connect_coordinated(
         env.run, env.incarnation, env.hosts, comm_stats, membership, wait_monitor, event_loop, transport, backend,
         compute_emulator,
     )  # fmt: skip
+
+
+def _listen(private_dir: Path | None, host: str, hello: WireHeader) -> str:
+    """Returns where the transport of a learner listens. Each incarnation has a socket of its own."""
+    return f"ipc://{private_dir}/learner-{hello.source}-{hello.incarnation}" if private_dir else f"tcp://{host}"

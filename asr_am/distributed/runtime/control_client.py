@@ -24,7 +24,7 @@ from asr_am.distributed.leases import (
 )
 from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
 from asr_am.distributed.runtime.messaging import Transport
-from asr_am.distributed.runtime.security import next_event, open_socket, watch
+from asr_am.distributed.runtime.security import FRAME_BYTES, next_event, open_socket, watch
 from asr_am.distributed.team import Group
 from asr_am.errors import InputError
 
@@ -38,7 +38,7 @@ class ControlClient:
 
     Args:
         event_loop: the communication thread.
-        address: address of the supervisor, tcp://host:port.
+        address: address of the supervisor, tcp://host:port or ipc://path.
         wait_monitor: wakes the learner's tasks.
         key: secret for encryption, or None.
         on_event: called in the communication thread with each event, in the order in which they were sent.
@@ -88,7 +88,12 @@ class ControlClient:
 
     def _send(self, message: dict[str, object]) -> None:
         data = json.dumps(message).encode()
-        self._event_loop.call(lambda: self._socket.send(data, zmq.NOBLOCK))
+        frames = [data[begin : begin + FRAME_BYTES] for begin in range(0, len(data), FRAME_BYTES)]
+
+        def send() -> None:
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+
+        self._event_loop.call(send)
 
     def _receive(self) -> None:
         while True:

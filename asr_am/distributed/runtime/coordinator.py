@@ -8,13 +8,14 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
 from typing import Any
 
 import zmq
 
 from asr_am.distributed.control_plane import Barrier, ControlPlane, MemberState
 from asr_am.distributed.leases import Completion, LossSums, Segment, StaleSegment
-from asr_am.distributed.runtime.security import ConnectionMonitor, open_socket, split_address
+from asr_am.distributed.runtime.security import MAX_FRAME_BYTES, ConnectionMonitor, open_socket, split_address
 from asr_am.distributed.runtime.worker_process import LOCALHOST
 from asr_am.errors import InputError
 
@@ -192,7 +193,8 @@ class Coordinator:
         self._send(rank, {"id": request_id, "value": value})
 
 
-MAX_MESSAGE_BYTES = 64 << 20
+MAX_QUEUED_FRAMES = 64  # of one client, before TCP blocks it
+MAX_MESSAGES_PER_TURN = 1000  # read before the supervisor does its other work
 
 
 def read_json(frames: list[bytes]) -> ControlMessage | None:
@@ -209,16 +211,17 @@ class ControlServer:
 
     Attributes:
         host: the address that it listens on.
-        url: tcp://host:port, where learners connect.
+        url: tcp://host:port or ipc://path, where learners connect.
         connection_monitor: counts rejected connections and messages.
     """
 
-    def __init__(self, address: str | None, key: str | None) -> None:
-        """Listens on `address` (host:port), or without one on a free port that only this host reaches.
+    def __init__(self, address: str | None, key: str | None, private_dir: Path | None = None) -> None:
+        """Listens in a private directory, or on `address`, or without both on a free port that only this host reaches.
 
         Args:
             address: host:port, or None.
             key: secret for encryption, or None for plain connections.
+            private_dir: directory for the socket, or None.
 
         Raises:
             InputError: the address cannot be bound.
@@ -226,10 +229,11 @@ class ControlServer:
         self.host, port = _bind_address(address) if address else (LOCALHOST, 0)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = open_socket(self._context, zmq.ROUTER, key)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_FRAMES)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self.connection_monitor = ConnectionMonitor(self._socket, "the supervisor")
         try:
-            self._socket.bind(f"tcp://{self.host}:{port or '*'}")
+            self._socket.bind(f"ipc://{private_dir}/supervisor" if private_dir else f"tcp://{self.host}:{port or '*'}")
         except zmq.ZMQError as error:
             self.close()
             raise InputError(
@@ -238,9 +242,11 @@ class ControlServer:
         self.url = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def receive(self, seconds: float) -> Iterator[tuple[bytes, ControlMessage]]:
-        """Yields messages with the connections they came on. Waits `seconds` for the first."""
+        """Yields messages with the connections they came on, up to a limit. Waits `seconds` for the first."""
         wait = int(1000 * seconds)
-        while self._socket.poll(wait):
+        for _ in range(MAX_MESSAGES_PER_TURN):
+            if not self._socket.poll(wait):
+                break
             connection, *frames = self._socket.recv_multipart()
             wait = 0
             message = read_json(frames)

@@ -12,7 +12,8 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 
 import zmq
@@ -20,7 +21,8 @@ import zmq
 from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.leases import LearnerLost
 from asr_am.distributed.runtime.coordinator import ControlMessage, ControlServer, Coordinator, read_json
-from asr_am.distributed.runtime.security import HEARTBEAT_TIMEOUT, choose_key, is_loopback, open_socket, split_address
+from asr_am.distributed.runtime.private_dir import private_dir
+from asr_am.distributed.runtime.security import HEARTBEAT_TIMEOUT, choose_key, open_socket
 from asr_am.distributed.runtime.worker_process import (
     ExitStatus,
     LaunchSpec,
@@ -59,9 +61,11 @@ class Supervisor:
 
     def __init__(self, spec: LaunchSpec) -> None:
         self._spec, self._name = spec, socket.gethostname()
-        self._server = ControlServer(spec.address, spec.key)
-        master = (self._server.host, free_port(self._server.host)) if spec.synchronous else None
-        self._rendezvous = RendezvousInfo(secrets.token_hex(16), None if master else self._server.url, master)
+        self._server = ControlServer(spec.address, spec.key, spec.private_dir)
+        serves_store = spec.synchronous and spec.private_dir is None
+        master = (self._server.host, free_port(self._server.host)) if serves_store else None
+        supervisor = None if spec.synchronous else self._server.url
+        self._rendezvous = RendezvousInfo(secrets.token_hex(16), supervisor, master)
         self._workers = WorkerProcesses(
             spec.command, partial(worker_environment, spec, self._rendezvous), spec.inherited_files
         )
@@ -244,6 +248,8 @@ class Supervisor:
                 host.last_heard = time.monotonic()
                 if message.get("op") == "ended":
                     self._on_end(ExitStatus(message["rank"], message["incarnation"], message["status"]), host.name)
+                return
+        self._server.connection_monitor.reject("a message of a client that is neither a learner nor a host of this run")
 
     def _check_heartbeats(self, now: float) -> None:
         for node, host in list(self._hosts.items()):
@@ -366,7 +372,8 @@ def launch(
         timeout: seconds in which all hosts must connect.
         key_file: file with the run's secret, the same on all hosts (see security.py). It protects messages and the
             control plane, not torch's collectives.
-        encrypt: encrypt connections. None encrypts if any leave this machine. Several hosts then need a key file.
+        encrypt: encrypt connections. None encrypts unless the team is on one host and has no `address`: its sockets are
+            then in a directory that no other user can enter. Several hosts need a key file.
         faults: injected faults, for the restart times of injected crashes.
         env: variables to add to the learners' environment.
         inherited_files: descriptors that the learners keep open, such as that of a lock.
@@ -375,13 +382,14 @@ def launch(
         LearnerLost: a synchronous learner died, or no learner is left.
         InputError: a learner failed with exit status 1, after its own message, or a host has not connected in time.
     """
-    loopback = address is None or is_loopback(split_address(address, "address")[0])
-    key = choose_key(key_file, encrypt, loopback=loopback, one_start=nodes == 1)
     spec = LaunchSpec(
         command, learners, synchronous, nodes, node_rank, address, restart_after, max_restarts, timeout,
-        key, faults or Faults(), env or {}, inherited_files,
+        faults=faults or Faults(), environment=env or {}, inherited_files=inherited_files,
     )  # fmt: skip
-    with ended_by_sigterm():
+    private = nodes == 1 and address is None
+    key = choose_key(key_file, encrypt, private=private, one_start=nodes == 1)
+    with ended_by_sigterm(), private_dir() if private else nullcontext() as folder:
+        spec = replace(spec, key=key, private_dir=folder)
         if node_rank == 0:
             Supervisor(spec).run()
         else:

@@ -32,7 +32,7 @@ from asr_am.distributed.runtime.message_queues import (
     fill,
     lengths_of,
 )
-from asr_am.distributed.runtime.security import ConnectionMonitor, next_event, open_socket, watch
+from asr_am.distributed.runtime.security import MAX_FRAME_BYTES, ConnectionMonitor, next_event, open_socket, watch
 from asr_am.distributed.runtime.wire import CHUNK, Kind, Malformed, WireHeader, check_tag, decode, encode
 from asr_am.distributed.team import CommStats, Message
 
@@ -118,9 +118,8 @@ log = logging.getLogger(__name__)
 RECONNECT_GRACE = 2.0  # seconds after which a learner is lost that cannot be reached again
 RECONNECT_INTERVAL = 0.2  # seconds before a broken connection is made again
 MAX_QUEUED_CHUNKS = 16  # chunks of one sender that are queued before TCP blocks it
-MAX_FRAME_BYTES = 4 * CHUNK + 64  # including the overhead of encryption
 MAX_FRAMES_PER_POLL = 64  # messages read from one socket before the others are served
-ADDRESS = re.compile(rb"tcp://[0-9.]{7,15}:[0-9]{1,5}")
+ADDRESS = re.compile(rb"tcp://[0-9.]{7,15}:[0-9]{1,5}|ipc:///[^\0]{1,106}")
 
 
 class Transport:
@@ -132,7 +131,7 @@ class Transport:
     Args:
         event_loop: the communication thread.
         hello: HELLO header of this learner.
-        host: address of this host, as others reach it.
+        listen: where others reach this learner, tcp://host for a free port of that address, or ipc://path.
         membership: state of the other learners.
         wait_monitor: wakes the learner's tasks.
         comm_stats: statistics of this learner.
@@ -143,12 +142,12 @@ class Transport:
         grace: seconds in which a broken connection must be made again.
 
     Attributes:
-        address: address of this transport, tcp://host:port.
+        address: address of this transport, tcp://host:port or ipc://path.
         broken: time since when each unreachable learner is unreachable, by rank.
     """
 
     def __init__(
-        self, event_loop: EventLoop, hello: WireHeader, host: str, membership: Membership, wait_monitor: WaitMonitor,
+        self, event_loop: EventLoop, hello: WireHeader, listen: str, membership: Membership, wait_monitor: WaitMonitor,
         comm_stats: CommStats, message_faults: MessageFaults, key: str | None, reliable: tuple[str, ...] = (),
         on_loss: Callable[[int, str], None] | None = None, grace: float = RECONNECT_GRACE,
     ) -> None:  # fmt: skip
@@ -162,7 +161,11 @@ class Transport:
         self._router.setsockopt(zmq.RCVHWM, MAX_QUEUED_CHUNKS)
         self._router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._connection_monitor = ConnectionMonitor(self._router, f"learner {hello.source}", self._receiver.reject)
-        self.address = f"tcp://{host}:{self._router.bind_to_random_port(f'tcp://{host}')}"
+        if listen.startswith("ipc:"):
+            self._router.bind(listen)
+            self.address = listen
+        else:
+            self.address = f"{listen}:{self._router.bind_to_random_port(listen)}"
         self._connections_by_rank: dict[int, Connection] = {}
         self._num_connections = 0
         self.broken: dict[int, float] = {}

@@ -1,4 +1,8 @@
-"""Rendezvous of synchronous learners through torch's TCPStore, each step with a timeout."""
+"""Rendezvous of synchronous learners through torch's store, each step with a timeout.
+
+On one host the store is a file in a private directory. With torchrun, learner 0 makes the directory and the others find
+its path in torch's TCPStore. On several hosts the store is the TCPStore, whose entries are signed with the run's key.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
-from torch.distributed import DistError, PrefixStore, Store, TCPStore
+from torch.distributed import DistError, FileStore, PrefixStore, Store, TCPStore
 
+from asr_am.distributed.runtime.private_dir import check_private_dir, make_private_dir
+from asr_am.distributed.runtime.signed_store import SignedStore
 from asr_am.distributed.runtime.worker_process import WorkerEnv
 from asr_am.errors import InputError
 
@@ -28,18 +35,28 @@ class Rendezvous:
         timeout: seconds in which all learners must connect.
 
     Attributes:
+        private_dir: directory for the sockets of a team on one host. None on several hosts.
+        made_dir: `private_dir` if this process has made it, and has to remove it.
         store: torch's store.
     """
 
     def __init__(self, env: WorkerEnv, timeout: float) -> None:
-        assert env.master is not None
         self._env, self._timeout = env, timeout
-        self._name = f"MASTER_ADDR={env.master[0]} MASTER_PORT={env.master[1]}"
         self._deadline = time.monotonic() + timeout
-        serves = env.rank == 0 and not env.agent_store
-        if not serves:
-            self._await_listener(env.master)
-        self.store: Store = PrefixStore(f"asr_am/{env.restarts}", self._open(env.master, serves))
+        self.private_dir = env.private_dir
+        self.made_dir: Path | None = None
+        if env.private_dir is None:
+            assert env.master is not None
+            self._name = f"MASTER_ADDR={env.master[0]} MASTER_PORT={env.master[1]}"
+            self.store = self._open_tcp(env.master)
+            if env.one_host:
+                self._tcp_store = self.store  # learner 0 serves it until the others have read the path
+                self.private_dir = self._agree_on_dir()
+        if self.private_dir is not None:
+            check_private_dir(self.private_dir)
+            self._name = f"{self.private_dir}/store"
+            Path(self._name).touch()  # torch would look for a missing file once a second
+            self.store = PrefixStore("asr_am", FileStore(self._name))
 
     def within(self, function: Callable[[], Result], what: str) -> Result:
         """Returns `function()`. Raises InputError at the deadline, as torch does not always respect its timeouts."""
@@ -65,11 +82,7 @@ class Rendezvous:
         """Returns the identity of the run, 16 bytes, which learner 0 chooses."""
         if self._env.run is not None:
             return bytes.fromhex(self._env.run)
-        with self._store_errors():
-            if self._env.rank == 0:
-                self.store.set("run", secrets.token_hex(16))
-            self._await(["run"], lambda missing: "learner 0 has not connected")
-            return bytes.fromhex(self.store.get("run").decode())
+        return bytes.fromhex(self._from_learner_0("run", lambda: secrets.token_hex(16)))
 
     def exchange(self, address: str) -> dict[int, str]:
         """Returns the transport address of each learner, by rank.
@@ -96,6 +109,23 @@ class Rendezvous:
                 )
         return {other: address for other, (_, address) in enumerate(peer_info)}
 
+    def _agree_on_dir(self) -> Path:
+        """Returns the private directory that learner 0 makes."""
+
+        def make() -> str:
+            self.made_dir = make_private_dir()
+            return str(self.made_dir)
+
+        return Path(self._from_learner_0("private_dir", make))
+
+    def _from_learner_0(self, key: str, make: Callable[[], str]) -> str:
+        """Returns the entry that learner 0 makes."""
+        with self._store_errors():
+            if self._env.rank == 0:
+                self.store.set(key, make())
+            self._await([key], lambda missing: "learner 0 has not connected")
+            return self.store.get(key).decode()
+
     @contextmanager
     def _store_errors(self) -> Iterator[None]:
         try:
@@ -105,7 +135,11 @@ class Rendezvous:
                 f"{self._name}: learner 0 ended before all learners had connected: see its message"
             ) from error
 
-    def _open(self, master: tuple[str, int], serves: bool) -> Store:
+    def _open_tcp(self, master: tuple[str, int]) -> Store:
+        serves = self._env.rank == 0 and not self._env.agent_store
+        if not serves:
+            self._await_listener(master)
+
         def connect() -> Store:
             return TCPStore(
                 master[0], master[1], None, serves, timedelta(seconds=self._timeout), wait_for_workers=False,
@@ -113,7 +147,9 @@ class Rendezvous:
             )  # fmt: skip
 
         try:
-            return self.within(connect, "connecting to torch's store")
+            store = self.within(connect, "connecting to torch's store")
+            store = PrefixStore(f"asr_am/{self._env.restarts}", store)
+            return store if self._env.key is None else SignedStore(store, self._env.key)
         except (DistError, OSError) as error:
             if serves:
                 raise InputError(

@@ -52,13 +52,13 @@ def read_key_file(path: Path) -> str:
     return check_key(key, f"key_file={path}")
 
 
-def choose_key(key_file: str | None, encrypt: bool | None, *, loopback: bool, one_start: bool) -> str | None:
+def choose_key(key_file: str | None, encrypt: bool | None, *, private: bool, one_start: bool) -> str | None:
     """Returns the secret of a run, or None if connections are not encrypted.
 
     Args:
         key_file: file with the secret, or None.
-        encrypt: encrypt connections. None encrypts all except those on the loopback device.
-        loopback: all connections stay on the loopback device.
+        encrypt: encrypt connections. None encrypts all except those in a private directory.
+        private: all connections are sockets in a directory that no other user can enter.
         one_start: all processes are started by this one, which can give them a new secret without a file.
 
     Raises:
@@ -68,7 +68,7 @@ def choose_key(key_file: str | None, encrypt: bool | None, *, loopback: bool, on
         raise InputError(f"encrypt=false, but key_file={key_file}: give only one of them")
     if key_file is not None:
         return read_key_file(Path(key_file))
-    if encrypt or (encrypt is None and not loopback):
+    if encrypt or (encrypt is None and not private):
         if one_start:
             return new_key()
         raise InputError(
@@ -113,6 +113,9 @@ if __name__ == "__main__":
 
 
 HEARTBEAT_TIMEOUT = 10.0  # seconds without an answer after which a host is lost
+HANDSHAKE_TIMEOUT = 10.0  # seconds after which a connection ends that has not authenticated itself
+FRAME_BYTES = 1 << 20  # largest frame of a message
+MAX_FRAME_BYTES = FRAME_BYTES + 64  # with encryption. Limits what a connection can send before it is authenticated
 SIOCGIFADDR = 0x8915  # Linux: IPv4 address of an interface
 
 
@@ -129,6 +132,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, key: str | N
     """
     zmq_socket = context.socket(kind)
     zmq_socket.setsockopt(zmq.LINGER, 0)
+    zmq_socket.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * HANDSHAKE_TIMEOUT))
     zmq_socket.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * HEARTBEAT_TIMEOUT / 4))
     zmq_socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(1000 * HEARTBEAT_TIMEOUT))
     zmq_socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
@@ -190,6 +194,8 @@ def split_address(text: str, what: str) -> tuple[str, int]:
 
 log = logging.getLogger(__name__)
 
+MAX_EVENTS_PER_TURN = 1000  # so that a flood of connections delays nothing else
+
 
 class ConnectionMonitor:
     """Counts connections and messages that a listening socket rejects: unauthorized, replayed or malformed ones.
@@ -225,8 +231,8 @@ class ConnectionMonitor:
         self._reported = False  # ZeroMQ has given the reason why the next connection closes
 
     def poll(self) -> None:
-        """Handles the events since the last call."""
-        while True:
+        """Handles the events since the last call, up to a limit."""
+        for _ in range(MAX_EVENTS_PER_TURN):
             try:
                 event = recv_monitor_message(self.monitor, zmq.NOBLOCK)
             except zmq.Again:

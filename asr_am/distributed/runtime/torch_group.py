@@ -17,8 +17,9 @@ from torch import Tensor
 
 from asr_am.distributed.leases import LearnerLost, Leases, RoundRobinLeases, Segment
 from asr_am.distributed.runtime.event_loop import WaitMonitor
+from asr_am.distributed.runtime.loopback_peers import only_own_peers
 from asr_am.distributed.runtime.membership import Membership
-from asr_am.distributed.runtime.security import HEARTBEAT_TIMEOUT, interface_of
+from asr_am.distributed.runtime.security import HEARTBEAT_TIMEOUT, interface_of, is_loopback
 from asr_am.distributed.team import CommStats, Group, SingleProcess, find_group
 from asr_am.errors import InputError
 
@@ -132,14 +133,15 @@ class TorchBackend:
     ) -> None:
         self._membership, self._wait_monitor, self._comm_stats = membership, wait_monitor, comm_stats
         name = interface_of(address)
-        if name is not None:
-            for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-                os.environ.setdefault(variable, name)
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            if name is not None and (is_loopback(address) or variable not in os.environ):
+                os.environ[variable] = name  # on one host, nothing listens elsewhere whatever the user has set
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(
-            backend, store=store, rank=membership.rank, world_size=membership.size, timeout=NO_TIMEOUT
-        )
-        self._control = dist.new_group(backend="gloo", timeout=NO_TIMEOUT)
+        with only_own_peers():
+            dist.init_process_group(
+                backend, store=store, rank=membership.rank, world_size=membership.size, timeout=NO_TIMEOUT
+            )
+            self._control = dist.new_group(backend="gloo", timeout=NO_TIMEOUT)
         assert dist.group.WORLD is not None
         self._groups = [dist.group.WORLD, self._control]
         self.world: Group = TorchGroup(
@@ -153,7 +155,8 @@ class TorchBackend:
         for ranks in groups:
             if len(ranks) == 1:
                 continue
-            group = dist.new_group(list(ranks), timeout=NO_TIMEOUT)
+            with only_own_peers():
+                group = dist.new_group(list(ranks), timeout=NO_TIMEOUT)
             if rank in ranks:
                 self._groups.append(group)
         if members is None:

@@ -11,10 +11,12 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
+from asr_am.distributed.runtime.security import FRAME_BYTES
+
 MAGIC = b"asrm"
 VERSION = 1
 FLOAT32 = 1
-CHUNK = 1 << 18  # numbers: 1 MiB stays in a core's cache between the socket and the message
+CHUNK = FRAME_BYTES // 4  # numbers: 1 MiB stays in a core's cache between the socket and the message
 MAX_TENSORS = 8
 MAX_NUMBERS = 1 << 40
 FIRST_CLOCK = -(1 << 63)

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import NoReturn
 
 from asr_am.distributed.cluster_config import Faults
-from asr_am.distributed.runtime.security import check_key, split_address
+from asr_am.distributed.runtime.security import check_key, is_loopback, split_address
 from asr_am.errors import InputError
 
 PR_SET_PDEATHSIG = 1
@@ -38,8 +38,10 @@ class WorkerEnv:
         local_size: number of learners on each host.
         incarnation: number of restarts of this learner.
         run: identity of the run, 32 hexadecimal digits. None if the learners must agree on one.
-        supervisor: address of the supervisor, tcp://host:port. None for synchronous teams.
-        master: host and port of torch's store. None for asynchronous teams.
+        supervisor: address of the supervisor, tcp://host:port or ipc://path. None for synchronous teams.
+        master: host and port of torch's store. None for asynchronous teams and those with a private directory.
+        private_dir: directory for the sockets and the store of a team on one host. None if there is none yet.
+        one_host: the whole team is on this host.
         agent_store: torchrun serves the store.
         restarts: number of times that torchrun has restarted the team.
         launcher: process id of the launcher.
@@ -54,6 +56,8 @@ class WorkerEnv:
     run: str | None
     supervisor: str | None
     master: tuple[str, int] | None
+    private_dir: Path | None
+    one_host: bool
     agent_store: bool
     restarts: int
     launcher: int | None
@@ -73,14 +77,15 @@ class WorkerEnv:
         rank = _read_int(variables, "RANK")
         if rank >= size:
             raise InputError(f"RANK={rank}: with WORLD_SIZE={size}, ranks are 0 to {size - 1}")
-        supervisor = variables.get("ASR_AM_SUPERVISOR")
+        supervisor, private_dir = variables.get("ASR_AM_SUPERVISOR"), variables.get("ASR_AM_PRIVATE_DIR")
         run, master = variables.get("ASR_AM_RUN"), None
         if (run is not None or supervisor is not None) and not re.fullmatch("[0-9a-f]{32}", run or ""):
             raise InputError(f"ASR_AM_RUN={run!r} in the environment: must be 32 hexadecimal digits")
-        if supervisor is None:
+        if supervisor is None and private_dir is None:
             if not variables.get("MASTER_ADDR"):
                 raise InputError("MASTER_ADDR is not in the environment: set it to the host of learner 0")
             master = variables["MASTER_ADDR"], _read_int(variables, "MASTER_PORT", low=1, high=65535)
+        one_host = variables.get("LOCAL_WORLD_SIZE") == str(size) or (master is not None and is_loopback(master[0]))
         return cls(
             rank=rank,
             size=size,
@@ -90,6 +95,8 @@ class WorkerEnv:
             run=run,
             supervisor=supervisor,
             master=master,
+            private_dir=Path(private_dir) if private_dir else None,
+            one_host=one_host or private_dir is not None,
             agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             restarts=_read_int(variables, "TORCHELASTIC_RESTART_COUNT", default="0"),
             launcher=_read_int(variables, "ASR_AM_LAUNCHER") if "ASR_AM_LAUNCHER" in variables else None,
@@ -149,6 +156,7 @@ class LaunchSpec:
         max_restarts: number of restarts of one learner.
         timeout: seconds in which all hosts must connect.
         key: secret for encryption.
+        private_dir: directory for sockets and store of a team on one host, which no other user can enter.
         faults: injected faults. A crash that is listed here has its own restart time.
         environment: variables to add to this process' own.
         inherited_files: descriptors that learners on this host keep open.
@@ -164,6 +172,7 @@ class LaunchSpec:
     max_restarts: int = 3
     timeout: float = 60.0
     key: str | None = None
+    private_dir: Path | None = None
     faults: Faults = field(default_factory=Faults)
     environment: Mapping[str, str] = field(default_factory=dict)
     inherited_files: Sequence[int] = ()
@@ -205,8 +214,8 @@ class RendezvousInfo:
 
     Attributes:
         run: identity of the run, 32 hexadecimal digits.
-        supervisor: address of the supervisor, tcp://host:port. None for synchronous teams.
-        master: host and port of torch's store. None for asynchronous teams.
+        supervisor: address of the supervisor, tcp://host:port or ipc://path. None for synchronous teams.
+        master: host and port of torch's store. None for asynchronous teams and those with a private directory.
     """
 
     run: str
@@ -231,6 +240,8 @@ def worker_environment(spec: LaunchSpec, rendezvous: RendezvousInfo, rank: int, 
     }
     if spec.key is not None:
         environment["ASR_AM_KEY"] = spec.key
+    if spec.private_dir is not None:
+        environment["ASR_AM_PRIVATE_DIR"] = str(spec.private_dir)
     if rendezvous.supervisor is not None:
         environment["ASR_AM_SUPERVISOR"] = rendezvous.supervisor
     if rendezvous.master is not None:
@@ -239,8 +250,8 @@ def worker_environment(spec: LaunchSpec, rendezvous: RendezvousInfo, rank: int, 
 
 
 STALE_ENV = (
-    "ASR_AM_SUPERVISOR", "ASR_AM_KEY", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE",
-    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
+    "ASR_AM_SUPERVISOR", "ASR_AM_KEY", "ASR_AM_PRIVATE_DIR", "MASTER_ADDR", "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
 )  # fmt: skip
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import threading
 import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from asr_am.distributed.runtime.connect import connect
+from asr_am.distributed.runtime.private_dir import check_private_dir
 from asr_am.distributed.runtime.rendezvous import Rendezvous
+from asr_am.distributed.runtime.security import new_key
 from asr_am.distributed.runtime.worker_process import WorkerEnv, free_port
 from asr_am.errors import InputError
 
@@ -62,6 +69,86 @@ def test_on_this_host_alone_nobody_else_reaches_the_store() -> None:
     with pytest.raises(ConnectionRefusedError):  # another address of this host, as the network's is
         socket.create_connection(("127.0.0.2", port), timeout=SOON)
     del rendezvous
+
+
+def forge(port: int, name: str, value: str) -> None:
+    """Writes an entry into torch's store, as any user of the host can."""
+    store = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=30), wait_for_workers=False)
+    store.set(f"asr_am/0/{name}", value)
+
+
+def test_an_entry_without_the_key_is_an_error() -> None:
+    """Learner 1 is late, and somebody else writes an address of his own in its place."""
+    port, key = free_port("127.0.0.1"), new_key()
+    first = replace(who(0, 2, port), one_host=False, key=key)
+    with pytest.raises(InputError, match=r"the entry 'learner/1' was not written by a learner with this run's key"):
+        kept: list[Rendezvous] = []
+        thread = threading.Thread(target=lambda: (wait_for_port(port), forge(port, "learner/1", '[2, "tcp://mine"]')))
+        thread.start()
+        try:
+            meet(first, 20.0, kept)
+        finally:
+            thread.join()
+    port = free_port("127.0.0.1")
+    found = outcomes([replace(who(rank, 2, port), one_host=False, key=key) for rank in range(2)])
+    assert found == [{rank: f"tcp://mail:{rank}" for rank in range(2)}] * 2
+    port = free_port("127.0.0.1")
+    found = outcomes([replace(who(rank, 2, port), one_host=False, key=new_key()) for rank in range(2)], SOON)
+    assert "learners 1 of WORLD_SIZE=2 have not connected" in str(found[0]) and "with this run's key" in str(found[1])
+
+
+def test_on_one_host_a_forged_entry_is_not_read(tmp_path: Path) -> None:
+    """Learners trust a directory that belongs to them, whoever has told its path."""
+    port = free_port("127.0.0.1")
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        server = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+        tmp_path.chmod(0o755)
+        forge(port, "private_dir", str(tmp_path))
+        with pytest.raises(InputError, match=f"{tmp_path}: is not a directory of this user with mode 700"):
+            meet(who(1, 2, port))
+        del server
+    port = free_port("127.0.0.1")
+    kept: list[Rendezvous] = []
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.append(meet(who(0, 2, port), 20.0, kept)))
+    thread.start()
+    wait_for_port(port)
+    forge(port, "learner/1", '[2, "tcp://mine"]')
+    assert meet(who(1, 2, port), 20.0) == {rank: f"tcp://mail:{rank}" for rank in range(2)}
+    thread.join()
+    assert results == [{rank: f"tcp://mail:{rank}" for rank in range(2)}]
+    assert kept[0].made_dir is not None and kept[0].made_dir.stat().st_mode & 0o777 == 0o700
+    shutil.rmtree(kept[0].made_dir)
+
+
+@pytest.mark.parametrize("what", ["link", "file", "missing", "mode", "owner"])
+def test_a_directory_that_is_not_private_is_refused(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "dir"
+    if what == "link":
+        (tmp_path / "real").mkdir(mode=0o700)
+        path.symlink_to(tmp_path / "real")
+    elif what == "file":
+        path.touch(mode=0o700)
+    elif what != "missing":
+        path.mkdir(mode=0o700)
+        check_private_dir(path)
+    if what == "mode":
+        path.chmod(0o750)
+    elif what == "owner":
+        if os.geteuid() != 0:
+            pytest.skip("needs root, to give a directory to another user")
+        os.chown(path, 65534, 65534)
+    with pytest.raises(InputError, match=f"{path}: (is not a directory of this user|cannot be read)"):
+        check_private_dir(path)
+
+
+def wait_for_port(port: int) -> None:
+    for _ in range(2000):
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=SOON).close()
+            return
+        except OSError:
+            time.sleep(0.01)
 
 
 def test_a_port_in_use() -> None:

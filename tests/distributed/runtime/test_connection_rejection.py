@@ -8,17 +8,24 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import zmq
 
 from asr_am.distributed.runtime import security as sockets
-from asr_am.distributed.runtime.security import new_key
+from asr_am.distributed.runtime.control_client import ControlClient
+from asr_am.distributed.runtime.coordinator import MAX_MESSAGES_PER_TURN, ControlServer
+from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
+from asr_am.distributed.runtime.security import FRAME_BYTES, new_key
 from asr_am.distributed.runtime.wire import Kind, WireHeader
-from tests.support.tcp_proxy import TcpProxy, send_raw
+from asr_am.distributed.runtime.worker_process import free_port
+from asr_am.distributed.team import CommStats
+from tests.support.tcp_proxy import TcpProxy, send_raw, split
 from tests.support.transport_fixtures import RUN, TransportHarness, UnauthenticatedClient, transports
 
 MESSAGE = WireHeader(Kind.CHUNK, RUN, 1, 0, clock=5, tag="w", seq=1, lengths=(2,))
@@ -141,6 +148,68 @@ def test_a_flood_of_malformed_messages_is_logged_once(caplog: pytest.LogCaptureF
         client.close()
     said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 2 and "a message: a header has" in said[0] and "rejected 200" in said[1]
+
+
+def resident_memory() -> int:
+    """Returns the memory of this process in MiB."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def test_a_message_of_many_frames_fills_memory_only_where_nothing_is_encrypted() -> None:
+    """A limit on frames bounds no message of frames without end. Nobody gets that far without the key."""
+    ready = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    frame = b"\x03" + (1 << 20).to_bytes(8, "big") + b"x" * (1 << 20)  # and more will follow
+    for key in (None, new_key()):
+        with transports(2, key=key) as (a, _):
+            before = resident_memory()
+            with socket.create_connection(split(a.transport.address)) as client, suppress(OSError):
+                client.sendall(greeting + b"\x04" + bytes([len(ready)]) + ready)
+                for _ in range(100):
+                    client.sendall(frame)
+                if key is None:
+                    while resident_memory() - before < 80:  # so that the test can fail
+                        time.sleep(0.01)
+            if key is not None:
+                a.until("rejected == 1")
+                assert resident_memory() - before < 20
+
+
+def test_a_flood_does_not_keep_the_supervisor_from_its_other_work(caplog: pytest.LogCaptureFixture) -> None:
+    server = ControlServer(f"127.0.0.1:{free_port('127.0.0.1')}", None)
+    monitor = server.connection_monitor
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    client = context.socket(zmq.DEALER)
+    client.setsockopt(zmq.SNDHWM, 0)
+    client.connect(server.url)
+    for _ in range(20_000):
+        client.send(b"garbage")
+    turns = []
+    while monitor.rejected < 20_000:
+        before = monitor.rejected
+        assert list(server.receive(30.0)) == [] and monitor.rejected > before
+        turns.append(monitor.rejected - before)
+    assert max(turns) <= MAX_MESSAGES_PER_TURN
+    context.destroy(linger=0)
+    server.close()
+    said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == 2 and "the supervisor rejected a message that is not a JSON object" in said[0], said
+    assert "rejected 20000" in said[1]
+
+
+def test_large_control_messages_pass_the_limit_on_frames() -> None:
+    key = new_key()
+    server = ControlServer(f"127.0.0.1:{free_port('127.0.0.1')}", key)
+    monitor = WaitMonitor(CommStats())
+    event_loop = EventLoop(monitor)
+    control = ControlClient(event_loop, server.url, monitor, key, lambda _: None)
+    event_loop.start()
+    text = "x" * (3 * FRAME_BYTES)
+    control.notify("open", segment=text)
+    ((_, message),) = server.receive(30)
+    assert message == {"op": "open", "segment": text}
+    event_loop.stop()
+    server.close()
 
 
 def test_waiting_in_the_handshake_keeps_nobody_out() -> None:

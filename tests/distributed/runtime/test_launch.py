@@ -94,9 +94,10 @@ def test_learners_are_told_who_they_are(tmp_path: Path, monkeypatch: pytest.Monk
             str(rank), str(rank), "2", "2",
         ]  # fmt: skip
         assert variables["OMP_NUM_THREADS"] == "1" and variables["MORE"] == "x"
-        assert variables["MASTER_ADDR"] == "127.0.0.1" and "ASR_AM_SUPERVISOR" not in variables
+        assert "MASTER_ADDR" not in variables and "ASR_AM_SUPERVISOR" not in variables
     assert noted["0.0"]["ASR_AM_RUN"] == noted["1.0"]["ASR_AM_RUN"]
-    assert noted["0.0"]["MASTER_PORT"] == noted["1.0"]["MASTER_PORT"]
+    assert noted["0.0"]["ASR_AM_PRIVATE_DIR"] == noted["1.0"]["ASR_AM_PRIVATE_DIR"]
+    assert not Path(noted["0.0"]["ASR_AM_PRIVATE_DIR"]).exists(), "removed at the end"
 
 
 @pytest.mark.parametrize(
@@ -272,7 +273,7 @@ class Hosts:
 
     def _run(self, command: list[str], node: int, learners: int, nodes: int, options: dict[str, Any]) -> None:
         try:
-            launch(command, learners, nodes=nodes, node_rank=node, address=self.address, **options)
+            launch(command, learners, nodes=nodes, node_rank=node, address=self.address, encrypt=False, **options)
         except BaseException as error:
             self.errors[node] = error
 
@@ -325,9 +326,12 @@ def test_hosts_that_do_not_come_or_do_not_fit(tmp_path: Path) -> None:
     assert all("host 1 was started with different" in str(errors[node]) for node in (0, 1))
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
     with pytest.raises(InputError, match=r"host 1, 2 of 3 has not connected within 0\.3 s"):
-        launch(script(tmp_path, ""), 1, synchronous=True, nodes=3, address=address, timeout=0.3)
+        launch(script(tmp_path, ""), 1, synchronous=True, nodes=3, address=address, timeout=0.3, encrypt=False)
     with pytest.raises(InputError, match=rf"address={address}: no answer within 0\.3 s"):
-        launch(script(tmp_path, ""), 1, synchronous=True, nodes=2, node_rank=1, address=address, timeout=0.3)
+        launch(
+            script(tmp_path, ""), 1, synchronous=True, nodes=2, node_rank=1, address=address, timeout=0.3,
+            encrypt=False,
+        )  # fmt: skip
     assert not left(tmp_path)
 
 
@@ -363,7 +367,7 @@ def test_a_host_that_is_silent_is_lost(tmp_path: Path, monkeypatch: pytest.Monke
         command = script(tmp_path, "time.sleep(600)" if synchronous else "time.sleep(1)")
         if synchronous:
             with pytest.raises(LearnerLost, match=r"learner 1 cannot be reached any more: .* host silent"):
-                launch(command, 1, synchronous=True, nodes=2, address=address)
+                launch(command, 1, synchronous=True, nodes=2, address=address, encrypt=False)
         else:
-            launch(command, 1, synchronous=False, nodes=2, address=address)  # the other one finishes
+            launch(command, 1, synchronous=False, nodes=2, address=address, encrypt=False)  # the other one finishes
         host.close()

@@ -57,19 +57,19 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         make_key_file(tmp_path / "no folder" / "key")
 
 
-def test_what_leaves_this_machine_is_encrypted_unless_asked(key_file: Path) -> None:
+def test_what_others_could_reach_is_encrypted_unless_asked(key_file: Path) -> None:
     key = read_key_file(key_file)
-    for loopback in (True, False):
-        assert choose_key(str(key_file), None, loopback=loopback, one_start=False) == key
-        assert choose_key(None, False, loopback=loopback, one_start=False) is None
-    assert choose_key(None, None, loopback=True, one_start=False) is None
-    fresh = {choose_key(None, encrypt, loopback=False, one_start=True) for encrypt in (None, None, True)}
+    for private in (True, False):
+        assert choose_key(str(key_file), None, private=private, one_start=False) == key
+        assert choose_key(None, False, private=private, one_start=False) is None
+    assert choose_key(None, None, private=True, one_start=False) is None
+    fresh = {choose_key(None, encrypt, private=False, one_start=True) for encrypt in (None, None, True)}
     assert len(fresh) == 3 and None not in fresh
-    for encrypt, loopback in ((None, False), (True, True), (True, False)):
+    for encrypt, private in ((None, False), (True, True), (True, False)):
         with pytest.raises(InputError, match=r"launcher\.key_file is missing: .* launcher\.encrypt=false"):
-            choose_key(None, encrypt, loopback=loopback, one_start=False)
+            choose_key(None, encrypt, private=private, one_start=False)
     with pytest.raises(InputError, match="give only one of them"):
-        choose_key(str(key_file), False, loopback=True, one_start=True)
+        choose_key(str(key_file), False, private=True, one_start=True)
 
 
 @pytest.mark.parametrize("node", [0, 1])
