@@ -4,9 +4,28 @@ from __future__ import annotations
 
 import errno
 
+MAX_MESSAGE = 800  # characters
+
 
 class InputError(Exception):
-    """Invalid input. The message names the file (and line or utterance) or option, the problem and the remedy."""
+    """Invalid input. The message names the file (and line or utterance) or option, the problem and the remedy.
+
+    The message is made one line of at most `MAX_MESSAGE` characters, because what it quotes may be damaged.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
+
+def one_line(message: str) -> str:
+    """Returns the message as one printable line. Cuts a long one in the middle: its ends say where, and what to do."""
+    printable = (c if c.isprintable() else " " if c in "\n\t" else ascii(c)[1:-1] for c in _cut(message))
+    return _cut("".join(printable))
+
+
+def _cut(text: str) -> str:
+    half = MAX_MESSAGE // 2 - 3
+    return text if len(text) <= MAX_MESSAGE else f"{text[:half]} ... {text[-half:]}"
 
 
 DISK_FULL = "the disk is full; free some space, then the same command continues"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import soundfile
@@ -15,6 +16,7 @@ from lhotse import Recording, SupervisionSegment
 from lhotse.audio import AudioLoadingError, DurationMismatchError
 from lhotse.augmentation import Resample
 
+from asr_am.data.checksums import intact
 from asr_am.data.manifests import channel_of
 from asr_am.errors import InputError
 
@@ -51,7 +53,7 @@ def _from_file(
 ) -> Iterator[tuple[SupervisionSegment, np.ndarray]]:
     source = recording.sources[0]
     try:
-        with soundfile.SoundFile(source.source) as file:
+        with soundfile.SoundFile(intact(Path(source.source))) as file:
             if file.samplerate != recording.sampling_rate:
                 raise InputError(
                     f"{source.source}: {file.samplerate} Hz, but its manifest says {recording.sampling_rate} Hz; "
@@ -63,9 +65,26 @@ def _from_file(
                 samples_NC = file.read(end - begin, dtype="float32", always_2d=True)
                 if len(samples_NC) < end - begin:
                     raise _truncated(source.source, file.frames, recording.num_samples, segment)
-                yield segment, samples_NC[:, source.channels.index(channel_of(segment))] * INT16_SCALE
+                column = _column(segment, source.channels)
+                if column >= file.channels:
+                    raise InputError(
+                        f"{source.source}: has {file.channels} channels, but its manifest has channels "
+                        f"{source.channels}; run stage 0 (data) again"
+                    )
+                yield segment, samples_NC[:, column] * INT16_SCALE
     except (soundfile.SoundFileError, OSError, TypeError) as error:
         raise InputError(f"{source.source}: cannot be read as audio ({error}); replace it") from error
+
+
+def _column(segment: SupervisionSegment, channels: Sequence[int]) -> int:
+    """Returns the position of the utterance's channel in `channels`."""
+    channel = channel_of(segment)
+    if channel not in channels:
+        raise InputError(
+            f"utterance {segment.id}: is on channel {channel}, but recording {segment.recording_id} has {channels}; "
+            "run stage 0 (data) again"
+        )
+    return channels.index(channel)
 
 
 def _truncated(path: str, frames: int, expected: int, segment: SupervisionSegment) -> InputError:
@@ -124,7 +143,7 @@ def _from_lhotse(
         raise InputError(f"recording {recording.id}: {sources}: cannot be read as audio ({reason})") from error
     for segment in segments:
         begin, end = _bounds(recording, segment)
-        yield segment, audio_CN[recording.channel_ids.index(channel_of(segment)), begin:end] * INT16_SCALE
+        yield segment, audio_CN[_column(segment, recording.channel_ids), begin:end] * INT16_SCALE
 
 
 def _bounds(recording: Recording, segment: SupervisionSegment) -> tuple[int, int]:

@@ -15,16 +15,17 @@ BLOCK_BYTES = 1 << 20
 TIMEOUT_SECONDS = 60
 
 
-def download(url: str, target: Path, remedy: str) -> None:
+def download(url: str, target: Path, remedy: str, max_bytes: int) -> None:
     """Saves `url` as `target`, under a temporary name until it is complete.
 
     Args:
         url: the file to download.
         target: where to save it.
         remedy: advice for error messages.
+        max_bytes: refuse a larger file.
 
     Raises:
-        InputError: the file cannot be downloaded completely.
+        InputError: the file cannot be downloaded completely, or is too large.
     """
     temporary = target.with_name(f"{target.name}.part")  # fixed, so that a retry overwrites it
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -34,6 +35,8 @@ def download(url: str, target: Path, remedy: str) -> None:
             blocks = -(-expected // BLOCK_BYTES) or None
             for block in track(_blocks(response), f"download {target.name} (MB)", total=blocks):
                 file.write(block)
+                if file.tell() > max_bytes:
+                    raise InputError(f"{url}: sends more than {max_bytes} bytes; {remedy}")
             if expected and file.tell() != expected:
                 raise InputError(f"{url}: the download ended after {file.tell()} of {expected} bytes; {remedy}")
         os.replace(temporary, target)

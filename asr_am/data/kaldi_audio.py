@@ -23,12 +23,12 @@ import soundfile
 from lhotse import AudioSource, Recording, SupervisionSegment
 
 from asr_am.data.audio import is_plain_file, read_utterances
-from asr_am.data.kaldi_archive import read_entry
+from asr_am.data.kaldi_archive import Entry, read_entry
 from asr_am.data.kaldi_dir import TableEntry, UtteranceSpan
 from asr_am.data.length import decode_blocks, has_length, is_endless, is_truncated
 from asr_am.errors import InputError
 
-ARCHIVE = re.compile(r"(?P<path>.+):(?P<offset>\d+)")
+ARCHIVE = re.compile(r"(?P<path>.+):(?P<offset>\d{1,18})")
 OVERSHOOT = 0.5  # seconds that a segment may exceed its recording by, as in Kaldi's extract-segments
 # Exit status of `sox F -t wav - | head -c N`, alone and in a shell.
 STOPPED_READING = (-signal.SIGPIPE, 128 + signal.SIGPIPE)
@@ -355,7 +355,7 @@ class _Header:
 def _from_archive(name: str, entry: TableEntry, path: Path, offset: int, options: AudioOptions) -> Recording:
     """Copies the entry at byte `offset` of a wav archive to a wav file."""
     try:
-        content = read_entry(f"{path}:{offset}")
+        content = read_entry(Entry(str(path), offset))
         if not isinstance(content, tuple):
             raise ValueError("a matrix, not audio")
         if content[1].dtype not in (np.int16, np.float32, np.float64):  # of mu-law, kaldiio returns the codes

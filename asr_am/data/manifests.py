@@ -21,6 +21,7 @@ from typing import TypeVar
 from lhotse import Recording, RecordingSet, SupervisionSegment, SupervisionSet, validate
 from lhotse.augmentation import Resample, Speed
 
+from asr_am.data.checksums import intact
 from asr_am.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ def _read(path: Path, kind: type[Manifest]) -> Manifest:
     if not path.is_file():
         raise InputError(f"{path}: no such manifest; run stage 0 (data)")
     try:
-        manifest = kind.from_jsonl(path)
+        manifest = kind.from_jsonl(intact(path))
         for item in manifest:
             if problem := _recording_problem(item) if isinstance(item, Recording) else _segment_problem(item):
                 raise InputError(f"{path}: {item.id}: {problem}; run stage 0 (data) again")

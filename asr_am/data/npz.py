@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
+from asr_am.data.checksums import intact
 from asr_am.errors import InputError
 
 DAMAGE = (
@@ -30,7 +31,7 @@ def write_npz(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
 def read_npz(path: Path, *names: str, remedy: str) -> list[np.ndarray]:
     """Reads the arrays `names`. Raises InputError, with the `remedy`, if the file is missing, damaged or lacks one."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(intact(path), allow_pickle=False) as file:
             return [file[name] for name in names]
     except DAMAGE as error:
         raise InputError(f"{path}: not readable ({type(error).__name__}: {error}); {remedy}") from error

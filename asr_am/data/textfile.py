@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from asr_am.data.checksums import intact
 from asr_am.errors import InputError
 
 # Only these separate words: str.split() would also split at a no-break space, which a word may contain.
@@ -31,7 +32,7 @@ def numbered_lines(path: Path, remedy: str = "check that the file is complete") 
     """
     number = 0
     try:
-        with open(path, "rb") as file:
+        with open(intact(path), "rb") as file:
             gzipped = path.suffix == ".gz" or file.peek(len(GZIP)).startswith(GZIP)
             for number, raw in enumerate(gzip.GzipFile(fileobj=file) if gzipped else file, start=1):
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")

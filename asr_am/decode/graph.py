@@ -24,12 +24,15 @@ import numpy as np
 from asr_am.decode.search_graph import SearchGraph
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
+from asr_am.hmm.fst_file import read_fst, write_fst
 from asr_am.hmm.states import StateTable, Tree
 from asr_am.hmm.transducer import add_self_loops, h_transducer, merge_windows, remove_input_labels
 from asr_am.lang.lang_dir import Lang
 
 log = logging.getLogger(__name__)
 
+REMEDY = "run stage 7 (decode) again"
+REMEDY_LANG = "run stage 1 (lang) again"
 LARGE = 20_000_000  # arcs from which a warning about memory is logged
 BYTES_PER_ARC = 22  # in decoding, for all processes together (building the graph takes some 600)
 
@@ -53,9 +56,9 @@ def build_hclg(
     started = time.perf_counter()
     lang = Lang.load(lang_dir)
     sizes: dict[str, dict[str, int]] = {}
-    lg = compose_lg(read_fst(lang_dir / "L_disambig.fst"), read_fst(lm_dir / "G.fst"))
+    lg = compose_lg(read_fst(lang_dir / "L_disambig.fst", REMEDY_LANG), read_fst(lm_dir / "G.fst", REMEDY_LANG))
     if lg.num_states == 0:
-        raise InputError(f"{lm_dir / 'G.fst'}: has no sentence of words in {lang_dir}; run stage 1 (lang) again")
+        raise InputError(f"{lm_dir / 'G.fst'}: has no sentence of words in {lang_dir}; {REMEDY_LANG}")
     sizes["LG"] = _size(lg)
     hclg = expand(lg, lang.disambig, states, tree)
     sizes["HCLG without loops"] = _size(hclg)
@@ -120,11 +123,11 @@ def read_hclg(path: Path) -> SearchGraph:
     if not path.is_file():
         raise InputError(f"{path}: no such file; run the stage that makes it again")
     if digest not in (None, _digest(path)):
-        raise InputError(f"{path}: damaged, its checksum is not that in graph.json; run stage 7 (decode) again")
+        raise InputError(f"{path}: damaged, its checksum is not that in graph.json; remove it and {REMEDY}")
     try:
         return SearchGraph.from_bytes(np.asarray(np.memmap(path, np.uint8, "r")))
     except ValueError as error:
-        raise InputError(f"{path}: not a readable graph ({error}); run stage 7 (decode) again") from error
+        raise InputError(f"{path}: not a readable graph ({error}); {REMEDY}") from error
 
 
 def lm_of(path: Path) -> Path | None:
@@ -137,26 +140,8 @@ def _description(path: Path) -> dict[str, object]:
     record = path.with_name("graph.json")
     try:
         return dict(json.loads(record.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{record}: missing or damaged ({error}); run stage 7 (decode) again") from error
-
-
-def read_fst(path: Path) -> kaldifst.StdVectorFst:
-    """Reads an OpenFst file. Raises InputError if it is missing or damaged."""
-    if not path.is_file():
-        raise InputError(f"{path}: no such file; run the stage that makes it again")
-    fst = kaldifst.StdVectorFst.read(str(path))
-    if fst is None:
-        raise InputError(f"{path}: not a readable FST; run the stage that made it again")
-    return fst
-
-
-def write_fst(fst: kaldifst.StdVectorFst, path: Path) -> None:
-    """Writes an OpenFst file atomically."""
-    temporary = path.with_name(path.name + ".tmp")
-    if not fst.write(str(temporary)):
-        raise InputError(f"{path}: cannot be written (disk full?)")
-    temporary.rename(path)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{record}: missing or damaged ({error}); {REMEDY}") from error
 
 
 def _digest(path: Path) -> str:

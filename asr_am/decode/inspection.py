@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from lhotse import SupervisionSegment
 
-from asr_am.data.kaldi_archive import read_entry, read_scp
+from asr_am.data.kaldi_archive import Entry, read_entry, read_scp
 from asr_am.data.manifests import SUPERVISIONS, read_supervisions
 from asr_am.decode.aligned import aligned_phones, aligned_words
 from asr_am.decode.ctm import CtmWord
@@ -130,7 +130,7 @@ class Inspection:
         return self.system.source(self.subset).load()
 
     @cached_property
-    def _alignments(self) -> dict[str, str]:
+    def _alignments(self) -> dict[str, Entry]:
         index = self.system.align_dir / "ali" / f"{self.subset}.scp"
         return read_scp(index, "run stage 3 (align) again") if index.is_file() else {}
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from asr_am.data.checksums import intact
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
 
@@ -172,7 +173,7 @@ def read_lattices(path: Path, only: str | None = None) -> Iterator[tuple[str, La
     With `only`, the lattices of all other utterances are passed over, which is much faster.
     """
     try:
-        data = path.read_bytes()
+        data = intact(path).read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); run stage 7 (decode) again") from error
     position = 0

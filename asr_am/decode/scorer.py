@@ -21,9 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from asr_am.data.kaldi_archive import read_entry, read_scp, write_archive
+from asr_am.data.kaldi_archive import Entry, read_scp, write_archive
 from asr_am.decode.loading import load_gmms, load_network
 from asr_am.errors import InputError
+from asr_am.features.feature_archive import load_matrix
 from asr_am.features.fusion import repeat_stacks, stack_frames, stack_of
 from asr_am.hmm.states import StateTable
 
@@ -165,15 +166,15 @@ class NeuralScorer:
 class ArchiveScorer:
     """Scores written before, by `write_log_likelihoods` or by Kaldi.
 
-    `places` maps utterances to `path:offset`.
+    `entries` maps utterances to their place.
     """
 
-    places: dict[str, str]
+    entries: dict[str, Entry]
 
     def log_likelihoods(self, utterance: str) -> np.ndarray:
-        if utterance not in self.places:
+        if utterance not in self.entries:
             raise InputError(f"utterance {utterance}: not in the archive of log-likelihoods; write it again")
-        return read_entry(self.places[utterance])
+        return load_matrix(self.entries[utterance], "write it again")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Parallel decoding of a set in shards of utterances. A killed run resumes from its finished shards.
 
-A shard writes `<name>.lat` (lattices, see `asr_am.decode.lattice`) and then `<name>.json` (everything else).
+A shard writes `<name>.lat` (lattices, see `asr_am.decode.lattice`) and then `<name>.json` (a line with the CRC-32 of
+both files, and everything else).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
@@ -16,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from asr_am.data.checksums import file_crc32
 from asr_am.decode.ctm import CtmWord
 from asr_am.decode.hypotheses import hypotheses
 from asr_am.decode.lattice import Lattice, LmScale
@@ -172,15 +175,15 @@ def decode_shards(job: Job, utterances: Sequence[str], folder: Path, jobs: int, 
 
 
 def _finished(path: Path) -> bool:
-    """Returns whether both files of a shard exist and the .json is complete.
+    """Returns whether both files of a shard exist and are as they were written.
 
     A kill during the removal of finished shards may leave one of the files, a power cut a part of one.
     """
     try:
-        json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        read_shard(path)
+    except InputError:
         return False
-    return path.with_suffix(".lat").exists()
+    return True
 
 
 def decode_shard(job: Job, shard: tuple[Path, tuple[str, ...]]) -> None:
@@ -195,14 +198,26 @@ def decode_shard(job: Job, shard: tuple[Path, tuple[str, ...]]) -> None:
             results.append(asdict(decoded))
             if data:
                 lattices.write(utterance.encode() + b" " + data)
+    content = json.dumps(results).encode()
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(results), encoding="utf-8")
+    temporary.write_bytes(_checksums(path, content) + content)
     temporary.rename(path.with_suffix(".json"))
 
 
 def read_shard(path: Path) -> list[Decoded]:
-    """Reads the results of a finished shard."""
-    return [_decoded(item) for item in json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))]
+    """Reads the results of a finished shard. Raises InputError if one of its files is missing or damaged."""
+    try:
+        head, _, content = path.with_suffix(".json").read_bytes().partition(b"\n")
+        if head + b"\n" != _checksums(path, content):
+            raise ValueError("wrong checksum")
+        return [_decoded(item) for item in json.loads(content)]
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}.json, .lat: damaged ({error}); start the same command again") from error
+
+
+def _checksums(path: Path, content: bytes) -> bytes:
+    """Returns the first line of a shard's .json."""
+    return f"{zlib.crc32(content):08x} {file_crc32(path.with_suffix('.lat')):08x}\n".encode()
 
 
 def _decoded(item: dict[str, Any]) -> Decoded:

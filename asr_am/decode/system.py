@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from asr_am.data.checksums import intact
 from asr_am.data.textfile import write_lines
 from asr_am.decode.lattice import LmScale
 from asr_am.decode.loading import load_network
@@ -81,7 +82,7 @@ class System:
                 f"{path}: no such file; give a finished decoding run, exp/<corpus>/decode/<run> (run stage 7 (decode))"
             )
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
+            value = json.loads(intact(path).read_text(encoding="utf-8"))
             if value.pop("format") != FORMAT:
                 raise ValueError("unknown format")
             for name in PATHS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from asr_am.egs.ivector_store import write_ivectors
 from asr_am.egs.stateless_rng import string_keys
-from asr_am.egs.store import EgsInfo, Index
+from asr_am.egs.store import EgsInfo, Index, crc32_of
 from asr_am.errors import InputError
 from asr_am.features.fusion import InputReader, middle_labels, stack_frames, stack_of
 from asr_am.hmm.alignments import read_alignments
@@ -112,7 +112,7 @@ def make_egs(
         if reader.vectors:
             write_ivectors(source.out, reader.vectors, index.utterances)
         frame_dim = reader.dim - (reader.vectors.dim if reader.vectors else 0)
-        _write_features(source, index, frame_dim, chunk, dtype, jobs)
+        index = _write_features(source, index, frame_dim, chunk, dtype, jobs)
         index.save(source.out)
         frames = int(index.frames_U.sum())
         sizes[subset] = {"utterances": len(index.utterances), "frames": frames, "unaligned": unaligned}
@@ -199,18 +199,24 @@ def _check_pairs(aligned: list[str], utterances: list[str], source: Source) -> i
     return len(missing)
 
 
-def _write_features(source: Source, index: Index, dim: int, chunk: int, dtype: str, jobs: int) -> None:
-    """Writes features.<k>.npy in parallel, by blocks of utterances. The last `chunk` rows of a shard stay zero."""
+def _write_features(source: Source, index: Index, dim: int, chunk: int, dtype: str, jobs: int) -> Index:
+    """Writes features.<k>.npy in parallel, by blocks of utterances. Returns the index with checksums.
+
+    The last `chunk` rows of a shard stay zero.
+    """
     for shard in range(int(index.shard_U.max()) + 1):
         rows = int(index.frames_U[index.shard_U == shard].sum()) + chunk
         path = source.out / f"features.{shard}.npy"
         np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(rows, dim)).flush()
     blocks = [index.part(begin, begin + BLOCK) for begin in range(0, len(index.utterances), BLOCK)]
     _open_once.cache_clear()  # files may have changed since this process read them
-    parallel_map(partial(_write_block, source), blocks, jobs, f"examples of {source.subset}")
+    crc32s = parallel_map(partial(_write_block, source), blocks, jobs, f"examples of {source.subset}")
+    return replace(index, crc32_U=np.concatenate(crc32s))
 
 
-def _write_block(source: Source, block: Index) -> None:
+def _write_block(source: Source, block: Index) -> np.ndarray:
+    """Writes the features of a block of utterances. Returns the checksums, uint32."""
+    crc32s = []
     reader = _open_once(source)
     rows = zip(block.utterances, *(c.tolist() for c in (block.shard_U, block.begin_U, block.frames_U)), strict=True)
     for utterance, shard, begin, frames in rows:
@@ -227,3 +233,6 @@ def _write_block(source: Source, block: Index) -> None:
                 "set egs.dtype=float32, or check its recording"
             )
         shard_TF[begin : begin + frames] = x_TF
+        targets_T = np.load(source.out / f"targets.{shard}.npy", mmap_mode="r")
+        crc32s.append(crc32_of(targets_T[begin : begin + frames], x_TF.astype(shard_TF.dtype)))
+    return np.array(crc32s, dtype=np.uint32)

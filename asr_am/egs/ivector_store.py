@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from asr_am.data.checksums import intact
 from asr_am.errors import InputError
 from asr_am.features.ivector.ivector_archive import IvectorReader, segment
 
@@ -50,10 +51,11 @@ class IvectorStore:
     def __init__(self, directory: Path, width: int, period: int, utterances: int) -> None:
         """Opens the files in `directory`. Raises InputError if one is missing, damaged or of another size."""
         self.period = period
+        index, rows = intact(directory / INDEX), intact(directory / ROWS)
         try:
-            with np.load(directory / INDEX, allow_pickle=False) as file:
+            with np.load(index, allow_pickle=False) as file:
                 self.first_U, self.count_U = file["first"], file["count"]
-            self.rows_RS = np.asarray(np.memmap(directory / ROWS, dtype=np.float32, mode="r")).reshape(-1, width)
+            self.rows_RS = np.asarray(np.memmap(rows, dtype=np.float32, mode="r")).reshape(-1, width)
         except Exception as error:  # zipfile, zlib and numpy raise many types
             raise InputError(f"{directory / INDEX}, {ROWS}: not readable ({error}); {REMEDY}") from error
         if self.first_U.shape != (utterances,) or self.count_U.shape != (utterances,):

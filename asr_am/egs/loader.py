@@ -182,12 +182,9 @@ class Loader:
     def _assemble(self, plan: EpochPlan, number: int) -> Arrays:
         part = plan.chunks(number)
         utterance_B, begin_B, frames_B = plan.utterance_N[part], plan.begin_N[part], plan.frames_N[part]
-        chunk, index, ivectors, at = (
-            self.egs.info.chunk,
-            self.egs.index,
-            self.egs.ivectors,
-            self.egs.info.ivector_columns,
-        )
+        self.egs.verify(utterance_B)
+        chunk, index, ivectors = self.egs.info.chunk, self.egs.index, self.egs.ivectors
+        at = self.egs.info.ivector_columns
         shard_B, row_B = index.shard_U[utterance_B].tolist(), (index.begin_U[utterance_B] + begin_B).tolist()
         x_BTF = np.empty((len(row_B), chunk, self.egs.info.dim), dtype=self._x[0].dtype)
         y_BT = np.empty((len(row_B), chunk), dtype=np.int64)
@@ -247,6 +244,7 @@ def feature_moments(egs: EgsSet, limit: int = 1_000_000) -> tuple[np.ndarray, np
     step = max(1, egs.frames // limit)
     total = np.zeros((2, egs.info.frame_dim))
     frames = 0
+    egs.verify(np.arange(0, len(index.utterances), step))
     for shard, begin, count in zip(index.shard_U[::step], index.begin_U[::step], index.frames_U[::step], strict=True):
         x_TF = egs.features[shard][begin : begin + count].astype(np.float32)
         total += x_TF.sum(axis=0, dtype=np.float64), np.square(x_TF).sum(axis=0, dtype=np.float64)

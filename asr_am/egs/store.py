@@ -6,23 +6,29 @@ Shapes: T frames of a shard, F feature dimension, U utterances, P pdfs.
     pdf_counts.npy                int64 [P], frames of each pdf in the set `train` (the priors of decoding)
     <set>/features.<k>.npy        float16 or float32 [T + chunk, F]
     <set>/targets.<k>.npy         int16 or int32 [T + chunk]
-    <set>/index.npz               utterance [U] text, shard [U], begin [U] (row in its shard), frames [U]
+    <set>/index.npz               utterance [U] text, shard [U], begin [U] (row in its shard), frames [U], crc32 [U]
     <set>/vectors.f32, .npz       i-vectors, if the inputs have them: see `ivector_store`
 
 The last `chunk` rows of a shard are zeros, so that a chunk can be read in one piece wherever it starts. F counts frame
 streams only. I-vectors are added on loading, which makes `dim` inputs. Utterances are stored complete, so that every
 epoch can cut them into chunks at other frames.
+
+An utterance's checksum covers its targets, then its features. A process verifies it the first time that it reads a
+chunk of that utterance, so no batch is made of damaged examples, and training starts without reading all of them.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from asr_am.data.checksums import intact
+from asr_am.data.npz import write_npz
 from asr_am.egs.ivector_store import REMEDY, IvectorStore
 from asr_am.errors import InputError
 from asr_am.features.fusion import IVECTOR, columns
@@ -84,7 +90,7 @@ class EgsInfo:
         """Reads egs.json. Raises InputError if it is missing, damaged or of another format."""
         path = directory / "egs.json"
         try:
-            info = cls(**json.loads(path.read_text(encoding="utf-8")))
+            info = cls(**json.loads(intact(path).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{path}: not a readable description of training examples ({error}); {REMEDY}") from error
         if info.format != FORMAT:
@@ -108,33 +114,38 @@ class Index:
         shard_U: Shard of each utterance.
         begin_U: Its first row in the shard.
         frames_U: Its number of frames.
+        crc32_U: CRC-32 of its targets and features, uint32. None in examples of older versions.
     """
 
     utterances: list[str]
     shard_U: np.ndarray
     begin_U: np.ndarray
     frames_U: np.ndarray
+    crc32_U: np.ndarray | None = None
 
     def part(self, begin: int, end: int) -> Index:
         """Returns the utterances from `begin` to `end` (exclusive)."""
         rows = slice(begin, end)
-        return Index(self.utterances[rows], self.shard_U[rows], self.begin_U[rows], self.frames_U[rows])
+        crc32_U = None if self.crc32_U is None else self.crc32_U[rows]
+        return Index(self.utterances[rows], self.shard_U[rows], self.begin_U[rows], self.frames_U[rows], crc32_U)
 
     def save(self, directory: Path) -> None:
-        np.savez(
-            directory / "index.npz", utterance=np.array(self.utterances), shard=self.shard_U, begin=self.begin_U,
-            frames=self.frames_U,
-        )  # fmt: skip
+        arrays = {"utterance": np.array(self.utterances), "shard": self.shard_U, "begin": self.begin_U}
+        arrays |= {"frames": self.frames_U} | ({} if self.crc32_U is None else {"crc32": self.crc32_U})
+        write_npz(directory / "index.npz", arrays)
 
     @classmethod
     def load(cls, path: Path) -> Index:
         """Reads an index file. Raises InputError if it is missing or damaged."""
+        intact(path)
         try:
             with np.load(path, allow_pickle=False) as file:
-                index = cls([str(u) for u in file["utterance"]], file["shard"], file["begin"], file["frames"])
+                crc32_U = file.get("crc32")
+                index = cls([str(u) for u in file["utterance"]], file["shard"], file["begin"], file["frames"], crc32_U)
         except Exception as error:  # zipfile, zlib and numpy raise many types
             raise InputError(f"{path}: not a readable index ({error}); {REMEDY}") from error
-        sizes = {len(index.utterances), len(index.shard_U), len(index.begin_U), len(index.frames_U)}
+        columns = [index.shard_U, index.begin_U, index.frames_U, *([] if crc32_U is None else [crc32_U])]
+        sizes = {len(index.utterances), *(column.size for column in columns)}
         if sizes == {0} or len(sizes) != 1:
             raise InputError(f"{path}: is empty, or its columns differ in length; {REMEDY}")
         if index.frames_U.min() < 1 or index.begin_U.min() < 0 or index.shard_U.min() < 0:
@@ -166,6 +177,24 @@ class EgsSet:
         self.targets = [self._map("targets", k, ("int16", "int32"), 1) for k in shards]
         self._check()
         self.ivectors = self._open_ivectors()
+        self._verified_U = np.full(len(self.index.utterances), self.index.crc32_U is None)
+
+    def verify(self, utterances: np.ndarray) -> None:
+        """Compares the checksums of utterances, given by their positions in the index, unless it was done before.
+
+        Raises:
+            InputError: names an utterance whose features or targets have changed since they were written.
+        """
+        index = self.index
+        for u in np.unique(utterances[~self._verified_U[utterances]]).tolist():
+            assert index.crc32_U is not None
+            shard, rows = index.shard_U[u], slice(int(index.begin_U[u]), int(index.begin_U[u] + index.frames_U[u]))
+            if crc32_of(self.targets[shard][rows], self.features[shard][rows]) != index.crc32_U[u]:
+                raise InputError(
+                    f"{self.directory}: utterance {index.utterances[u]} is damaged in features.{shard}.npy or targets."
+                    f"{shard}.npy: its checksum is wrong; remove both and {REMEDY}"
+                )
+            self._verified_U[u] = True
 
     @property
     def frames(self) -> int:
@@ -197,9 +226,15 @@ class EgsSet:
             raise InputError(f"{self.directory}: utterance {utterance} lies beyond the end of its shard; {REMEDY}")
 
 
+def crc32_of(targets_T: np.ndarray, features_TF: np.ndarray) -> int:
+    """Returns the checksum of an utterance of T frames as the index has it."""
+    return zlib.crc32(np.ascontiguousarray(features_TF).data, zlib.crc32(np.ascontiguousarray(targets_T).data))
+
+
 def load_pdf_counts(directory: Path) -> np.ndarray:
     """Reads the number of frames of each pdf in the training set, int64 [P]."""
     path = directory / "pdf_counts.npy"
+    intact(path)
     try:
         counts_P = np.load(path, allow_pickle=False)
     except Exception as error:  # numpy can raise any type, see above

@@ -18,7 +18,8 @@ from typing import Protocol
 import kaldiio
 import numpy as np
 
-from asr_am.data.kaldi_archive import read_entry, read_scp, reason, write_archive
+from asr_am.data.checksums import intact
+from asr_am.data.kaldi_archive import Entry, read_entry, read_scp, reason, write_archive
 from asr_am.errors import InputError
 from asr_am.features.feature_archive import DAMAGE, REMEDY_ALIGN, load_matrix
 from asr_am.features.reader import FeatureReader, read_options
@@ -73,7 +74,7 @@ class Projection:
     def load(cls, path: Path, num_static: int) -> Projection:
         """Reads what `save` wrote. Raises InputError if it is missing, damaged or not for `num_static` features."""
         try:
-            matrix = read_entry(f"{path}:0")
+            matrix = read_entry(Entry(str(intact(path)), 0))
         except DAMAGE as error:
             raise InputError(f"{path}: not readable ({reason(error)}); {REMEDY_ALIGN}") from error
         if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or not np.isfinite(matrix).all():

@@ -25,12 +25,11 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-import kaldiio
 import numpy as np
 from lhotse import Features, FeatureSet, Recording, SupervisionSegment
 
-from asr_am.data import kaldi_archive
 from asr_am.data.audio import read_utterances
+from asr_am.data.kaldi_archive import Entry, save_entry, write_archive, write_index
 from asr_am.data.manifests import SETS, read_recordings, read_supervisions
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
@@ -68,14 +67,14 @@ class ArchiveResult:
 
     Attributes:
         archive: path of the .ark file.
-        utterances: (utterance, byte offset, frames) of everything written.
+        utterances: (utterance, place, frames) of everything written.
         stats: CMVN statistics by speaker.
         dropped: (utterance id, frames) of utterances that are too short.
         clipped: (utterance id, share of clipped samples) of clipped utterances.
     """
 
     archive: Path
-    utterances: list[tuple[SupervisionSegment, int, int]] = field(default_factory=list)
+    utterances: list[tuple[SupervisionSegment, Entry, int]] = field(default_factory=list)
     stats: dict[str, np.ndarray] = field(default_factory=dict)
     dropped: list[tuple[str, int]] = field(default_factory=list)
     clipped: list[tuple[str, float]] = field(default_factory=list)
@@ -123,8 +122,8 @@ def extract_features(
     out.mkdir(parents=True, exist_ok=True)
     for subset in sets:
         tasks = make_tasks(data_dir, subset, out, sampling_rate, resample, allow_commands)
-        results = parallel_map(partial(write_archive, extractor=extractor), tasks, jobs, f"{kind} {subset}")
-        write_index(out, subset, results, kind, options)
+        results = parallel_map(partial(extract_archive, extractor=extractor), tasks, jobs, f"{kind} {subset}")
+        write_lists(out, subset, results, kind, options)
     (out / "options.json").write_text(json.dumps({"kind": kind, **asdict(options)}, indent=2) + "\n", encoding="utf-8")
 
 
@@ -163,7 +162,7 @@ def _at_rate(recording: Recording, sampling_rate: int, resample: bool) -> Record
     return recording.resample(sampling_rate)
 
 
-def write_archive(task: ExtractTask, extractor: SpectralExtractor) -> ArchiveResult:
+def extract_archive(task: ExtractTask, extractor: SpectralExtractor) -> ArchiveResult:
     """Computes and writes the features of one archive."""
     result = ArchiveResult(task.archive)
     with task.archive.open("wb") as file:
@@ -176,9 +175,8 @@ def write_archive(task: ExtractTask, extractor: SpectralExtractor) -> ArchiveRes
                 clipped = np.count_nonzero(np.abs(samples_N) >= CLIPPED_LEVEL) / len(samples_N)
                 if clipped > CLIPPED_FRACTION:
                     result.clipped.append((segment.id, clipped))
-                offset = file.tell() + len(segment.id.encode()) + 1
-                kaldiio.save_ark(file, {segment.id: features_TD})
-                result.utterances.append((segment, offset, len(features_TD)))
+                entry = save_entry(file, segment.id, features_TD)
+                result.utterances.append((segment, entry, len(features_TD)))
                 stats = accumulate(features_TD)
                 result.stats[segment.speaker] = result.stats.get(segment.speaker, 0.0) + stats
     return result
@@ -196,7 +194,7 @@ def _checked_features(
     return features_TD
 
 
-def write_index(out: Path, subset: str, results: Sequence[ArchiveResult], kind: str, options: SpectralOptions) -> None:
+def write_lists(out: Path, subset: str, results: Sequence[ArchiveResult], kind: str, options: SpectralOptions) -> None:
     """Writes the files that cover all archives of a set: .scp, utt2spk, CMVN statistics, manifest, dropped utterances.
 
     Args:
@@ -206,19 +204,12 @@ def write_index(out: Path, subset: str, results: Sequence[ArchiveResult], kind: 
         kind: feature kind.
         options: how features were computed.
     """
-    rows = sorted(
-        (
-            (segment, f"{result.archive.name}:{offset}", frames)
-            for result in results
-            for segment, offset, frames in result.utterances
-        ),
-        key=lambda row: row[0].id,
-    )
+    rows = sorted((row for result in results for row in result.utterances), key=lambda row: row[0].id)
     _report(out, subset, results, len(rows))
-    write_lines(out / f"{subset}.scp", [f"{segment.id} {location}" for segment, location, _ in rows])
+    write_index(out, subset, [(segment.id, entry) for segment, entry, _ in rows])
     write_lines(out / f"{subset}_utt2spk", [f"{segment.id} {segment.speaker}" for segment, _, _ in rows])
     write_cmvn(out, subset, results)
-    manifest = [_manifest_item(segment, frames, location, kind, options) for segment, location, frames in rows]
+    manifest = [_manifest_item(segment, frames, str(entry), kind, options) for segment, entry, frames in rows]
     FeatureSet.from_features(manifest).to_file(out / f"{subset}_features.jsonl.gz")
     seconds = sum(frames for _, _, frames in rows) * options.frame_shift
     logger.info(
@@ -232,7 +223,7 @@ def write_cmvn(out: Path, subset: str, results: Sequence[ArchiveResult]) -> None
     for result in results:
         for speaker, stats in result.stats.items():
             total[speaker] = total.get(speaker, 0.0) + stats
-    kaldi_archive.write_archive(out, f"{subset}_cmvn", sorted(total.items()))
+    write_archive(out, f"{subset}_cmvn", sorted(total.items()))
 
 
 def _manifest_item(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from asr_am.data.checksums import intact
 from asr_am.data.kaldi_archive import read_scp
 from asr_am.data.textfile import read_lines
 from asr_am.errors import InputError
@@ -100,7 +101,7 @@ def read_options(folder: Path) -> SpectralOptions:
     """Returns how the features in `folder` (of one kind) were computed."""
     path = folder / "options.json"
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(intact(path).read_text(encoding="utf-8"))
         fields.pop("kind")
         return SpectralOptions(**fields)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from asr_am.data.checksums import intact
 from asr_am.data.kaldi_archive import read_archive, reason, write_archive
 from asr_am.data.npz import DAMAGE
 from asr_am.errors import InputError
@@ -107,7 +108,7 @@ def read_alignments(folder: Path, subset: str) -> Iterator[tuple[str, np.ndarray
     if not ark.is_file():
         raise InputError(f"{ark}: no such alignments; run stage 3 (align)")
     try:
-        for utterance, labels_T in read_archive(ark):
+        for utterance, labels_T in read_archive(intact(ark)):
             if not isinstance(labels_T, np.ndarray) or labels_T.dtype != np.int32 or labels_T.ndim != 1:
                 raise InputError(f"{ark}: {utterance} is not a vector of integers; {REMEDY}")
             yield utterance, labels_T

@@ -10,6 +10,7 @@ import numpy as np
 
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
+from asr_am.hmm.fst_file import read_fst
 from asr_am.hmm.states import StateTable, Tree
 from asr_am.hmm.transducer import add_self_loops, h_transducer, merge_windows
 
@@ -42,10 +43,7 @@ def training_graph(
 
 def read_lexicon_fst(path: Path) -> kaldifst.StdVectorFst:
     """Reads L.fst, sorted by output label. Raises InputError if it is missing or damaged."""
-    lexicon = kaldifst.StdVectorFst.read(str(path))
-    if lexicon is None:
-        raise InputError(f"{path}: missing or not a readable FST; run stage 1 (lang) again")
-    return sort_lexicon(lexicon)
+    return sort_lexicon(read_fst(path, "run stage 1 (lang) again"))
 
 
 def sort_lexicon(lexicon: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from asr_am.data.checksums import intact
 from asr_am.errors import InputError
 from asr_am.hmm import REMEDY
 
@@ -93,7 +94,7 @@ class DecisionTree:
     def load(cls, path: Path) -> DecisionTree:
         """Reads what `save` wrote. Raises InputError if the file is missing, damaged or inconsistent."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(intact(path).read_text(encoding="utf-8"))
             width = content["width"]
             if width not in (1, 3):
                 raise ValueError(f"width {width!r}")

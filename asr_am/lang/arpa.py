@@ -122,7 +122,7 @@ def _read_counts(path: Path, lines: Iterator[tuple[int, str]]) -> tuple[list[int
     """Returns the counts of the `ngram N=COUNT` lines, and the first line after them."""
     counts: list[int] = []
     for number, line in lines:
-        match = re.fullmatch(r"ngram\s+(\d+)\s*=\s*(\d+)", line)
+        match = re.fullmatch(r"ngram\s+(\d{1,2})\s*=\s*(\d{1,12})", line)
         if line.startswith("\\") and counts:
             if counts[0] == 0:
                 raise InputError(f"{path}:{number}: the model has no unigrams; give one that has")

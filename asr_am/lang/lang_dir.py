@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from asr_am.data.checksums import intact
 from asr_am.data.textfile import numbered_lines, split_words
 from asr_am.errors import InputError
 from asr_am.lang.lexicon import BEGIN, END, RESERVED_WORDS, SINGLETON
 
+NUMBER = re.compile("[0-9]{1,9}")
 REDO = "run stage 1 (lang) again"
 
 
@@ -57,7 +60,7 @@ class Lang:
         words = read_symbols(lang_dir / "words.txt")
         path = lang_dir / "lang.json"
         try:
-            description = json.loads(path.read_text(encoding="utf-8"))
+            description = json.loads(intact(path).read_text(encoding="utf-8"))
             return cls(
                 directory=lang_dir,
                 phones=phones,
@@ -102,7 +105,7 @@ def read_symbols(path: Path) -> dict[str, int]:
     symbols: dict[str, int] = {}
     for number, line in numbered_lines(path, REDO):
         fields = split_words(line)
-        if len(fields) != 2 or not fields[1].isdecimal() or fields[0] in symbols:
+        if len(fields) != 2 or not NUMBER.fullmatch(fields[1]) or fields[0] in symbols:
             raise InputError(f"{path}:{number}: not a symbol and its number, or a duplicate: {line!r}; {REDO}")
         symbols[fields[0]] = int(fields[1])
     if symbols.get("<eps>") != 0 or "#0" not in symbols or len(set(symbols.values())) != len(symbols):

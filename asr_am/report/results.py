@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asr_am.data.checksums import intact
 from asr_am.errors import InputError
 
 UNFINISHED = (".partial", ".new", ".old", ".unfinished", ".outdated")  # suffixes of directories without results
@@ -202,7 +203,7 @@ def read_json(path: Path) -> dict[str, Any]:
         InputError: the file is missing, not UTF-8, not JSON, or not an object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(intact(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file; run the stage that writes it again") from error
     except (OSError, ValueError, RecursionError) as error:

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from asr_am.data.checksums import intact
 from asr_am.errors import InputError
 from asr_am.report.results import GMM_SYSTEMS, corpus_of, explain, without_seed
 
@@ -146,7 +147,7 @@ def _read_done(folder: Path) -> dict[str, Any]:
 
 def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
-        value = parse(path.read_text(encoding="utf-8"))
+        value = parse(intact(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{path}: cannot be read ({reason}); run stage 6 (train) again") from error

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from asr_am.data.checksums import intact
 from asr_am.errors import InputError
 
 STM_FIELDS = ("file", "channel", "speaker", "begin time", "end time")
@@ -71,7 +72,7 @@ def read_lines(path: Path) -> list[Line]:
         InputError: the file is missing, unreadable, or not a text file.
     """
     try:
-        data = path.read_bytes()
+        data = intact(path).read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); give an existing text file") from None
     lines = []

@@ -19,7 +19,8 @@ def targets(cfg: DictConfig) -> list[Target]:
     options = {"kind": kind, "system": system} | values(cfg.egs)
     options |= {"random_phase": True} if cfg.features.get("random_phase") else {}
     build = partial(pair, root, options, cfg.nj)
-    return [Target(egs_dir(cfg), [*input_dirs(cfg, kind), root / "align"], options, build)]
+    inputs = [*input_dirs(cfg, kind), root / "align"]
+    return [Target(egs_dir(cfg), inputs, options, build, checked_in_parts=("features.*.npy", "targets.*.npy"))]
 
 
 def input_dirs(cfg: DictConfig, kind: str) -> list[Path]:

@@ -19,7 +19,7 @@ def targets(cfg: DictConfig) -> list[Target]:
         out = corpus_dir(cfg) / "features" / kind
         options = {"sampling_rate": cfg.corpus.sampling_rate, "sets": list(cfg.corpus.sets)} | options
         build = partial(extract, data_dir, kind, options, cfg.nj, bool(cfg.corpus.prepare.get("allow_pipes")))
-        made.append(Target(out, [data_dir], options, build))
+        made.append(Target(out, [data_dir], options, build, checked_in_parts=("*.ark",)))
     return made
 
 

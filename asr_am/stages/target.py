@@ -31,11 +31,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from asr_am.data.checksums import DONE, FIELD, file_crc32s
 from asr_am.errors import DISK_FULL, InputError, is_disk_full
 
 log = logging.getLogger(__name__)
 
-DONE = ".done"
 KEY = ".key"
 
 
@@ -55,6 +55,8 @@ class Target:
         exclude: names of subdirectories that are not part of the output: other programs write to them later (wandb), or
             they may be removed (checkpoints).
         extra_outputs: files outside the directory that the build also writes.
+        checked_in_parts: glob patterns of large files without a checksum of the whole. Their readers verify what they
+            read of them (asr_am/data/checksums.py).
         version: to be raised when the code of `build` changes what it makes.
         is_leader: False in a process that takes part in a build led by another host or rank. It only calls `build` and
             leaves lock, `.key` and `.done` to the leader.
@@ -68,6 +70,7 @@ class Target:
     keep_if: str = "*"
     exclude: Sequence[str] = ()
     extra_outputs: Sequence[Path] = ()
+    checked_in_parts: Sequence[str] = ()
     version: int = 1
     is_leader: bool = True
 
@@ -159,11 +162,13 @@ class Target:
             if fresh and self.in_place and not any(folder.glob(self.keep_if)):
                 shutil.rmtree(folder)
             raise
-        seconds = time.monotonic() - begin
         made = [
             p for p in sorted(folder.rglob("*")) if p.is_file() and p.relative_to(folder).parts[0] not in self.exclude
         ]
         files = {str(p.relative_to(folder)): p.stat().st_size for p in made}
+        whole = [name for name in files if not any(Path(name).match(glob) for glob in self.checked_in_parts)]
+        checksums = file_crc32s(folder, [name for name in whole if name not in (DONE, KEY)])
+        seconds = time.monotonic() - begin
         files |= {os.path.relpath(p, self.out): p.stat().st_size for p in self.extra_outputs}
         done = {
             "key": key,
@@ -173,6 +178,7 @@ class Target:
             "seconds": round(seconds, 1),
         }
         done |= {"commit": git_commit(), "date": datetime.datetime.now().isoformat(timespec="seconds"), "files": files}
+        done[FIELD] = checksums
         _write_atomically(folder / DONE, json.dumps(done, indent=1, default=str))
         log.info("wrote %s: %d files, %.1f s", self.out, len(files), seconds)
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
+from asr_am.data.checksums import intact
 from asr_am.distributed.runtime.worker_process import end_process, set_parent_death_signal
 from asr_am.errors import DISK_FULL, InputError, is_disk_full
-from asr_am.stages.app import corpus_dir, start_logging
+from asr_am.stages.app import start_logging
 from asr_am.stages.train_config import TrainConfig
 
 if TYPE_CHECKING:
@@ -46,18 +47,37 @@ def connect_team(config: TrainConfig) -> Team:
     )  # fmt: skip
 
 
+def read_config(path: Path) -> TrainConfig:
+    """Reads the config.yaml of a run, which the program that started this one has parsed before.
+
+    Raises:
+        InputError: it is damaged or missing.
+    """
+    try:
+        cfg = OmegaConf.load(intact(path))
+        assert isinstance(cfg, DictConfig)
+        return TrainConfig.parse(cfg, path.parent)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except Exception as error:  # OmegaConf, YAML and a missing section raise many types
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(
+            f"{path}: damaged, or not the configuration of a run ({reason}); start the command of the run again, which "
+            "writes it anew"
+        ) from error
+
+
 def main() -> None:
     """Runs the program. The exit status is 0, 1 after a user's mistake, or EXIT_FAILURE."""
     path = Path(sys.argv[1])
-    cfg = OmegaConf.load(path)
-    assert isinstance(cfg, DictConfig)
     rank = os.environ.get("RANK", "0")
-    start_logging(corpus_dir(cfg) / "log" / f"train-learner{rank}.log", quiet=rank != "0")
+    corpus = path.absolute().parents[2]  # of exp/<corpus>/train/<run>/config.yaml
+    start_logging(corpus / "log" / f"train-learner{rank}.log", quiet=rank != "0")
     status = 0
     try:
         if "ASR_AM_LAUNCHER" in os.environ:
             set_parent_death_signal(int(os.environ["ASR_AM_LAUNCHER"]))  # before imports that take seconds
-        run_worker(TrainConfig.parse(cfg, path.parent))
+        run_worker(read_config(path))
     except InputError as error:
         log.error("learner %s: %s", rank, error)
         status = 1

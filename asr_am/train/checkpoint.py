@@ -132,7 +132,8 @@ class Checkpoints:
         self.check()
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
-        for old in self.paths()[:-KEPT]:
+        unfinished = [path for path in self.directory.glob("checkpoint-*.partial") if path < partial]
+        for old in self.paths()[:-KEPT] + unfinished:  # a killed run left the unfinished ones
             shutil.rmtree(old)
 
     def load(self) -> dict[str, Any] | None:

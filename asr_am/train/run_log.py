@@ -18,6 +18,7 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from asr_am.data.checksums import intact
 from asr_am.data.textfile import write_lines
 from asr_am.distributed.leases import SegmentRecord, record_to_json
 from asr_am.errors import InputError
@@ -252,7 +253,7 @@ def saved_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.yaml"
     if not path.exists():
         return {}
-    config = yaml.safe_load(path.read_text())
+    config = yaml.safe_load(intact(path).read_text())
     assert isinstance(config, dict)
     return {str(name): value for name, value in config.items()}
 

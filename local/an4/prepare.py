@@ -9,6 +9,7 @@ speakers as dev. The README of the corpus says little-endian, but the samples of
 from __future__ import annotations
 
 import argparse
+import hashlib
 import logging
 import sys
 from collections.abc import Collection
@@ -23,7 +24,7 @@ from asr_am.data.manifests import write_set
 from asr_am.data.stm import write_reco2file_and_channel, write_stm
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
-from local.an4.source import ARCHIVES, REMEDY, URL, find_source, read_source
+from local.an4.source import ARCHIVES, DIGEST, MAX_BYTES, REMEDY, URL, digest, find_source, read_source
 from local.an4.text import Utterance, read_lexicon, read_utterances, text_file
 
 logger = logging.getLogger(__name__)
@@ -53,9 +54,9 @@ def prepare(out: Path, *, data_dir: Path | str | None, jobs: int = 1) -> None:
     if data_dir is None:
         archive = out / ARCHIVES[0]
         if not archive.is_file():
-            download(URL, archive, REMEDY)
+            download(URL, archive, REMEDY, max_bytes=MAX_BYTES)
         try:
-            etc, num_samples = convert(archive, out / "wav")
+            etc, num_samples = convert(archive, out / "wav", expected=DIGEST)
         finally:
             archive.unlink()  # even if damaged, so that the next run downloads it again
     else:
@@ -66,15 +67,25 @@ def prepare(out: Path, *, data_dir: Path | str | None, jobs: int = 1) -> None:
     write_language(out, etc, utterances["train"])
 
 
-def convert(source: Path, wav_dir: Path) -> tuple[dict[str, bytes], dict[str, int]]:
+def convert(source: Path, wav_dir: Path, expected: str | None = None) -> tuple[dict[str, bytes], dict[str, int]]:
     """Writes the raw files of `source` as `wav_dir/<speaker>/<utterance>.wav`.
+
+    Args:
+        source: archive, or root of the unpacked tree.
+        wav_dir: folder of the wav files.
+        expected: the `digest` that the files must have, None for any.
 
     Returns:
         The text files by their path in the distribution, and the number of samples of each raw file by its path.
+
+    Raises:
+        InputError: the archive is broken, a file has no samples, or the files have another digest.
     """
+    found: dict[str, str] = {}
     etc: dict[str, bytes] = {}
     num_samples: dict[str, int] = {}
     for name, contents in read_source(source):
+        found[name] = hashlib.sha256(contents).hexdigest()
         if name.startswith("etc/"):
             etc[name] = contents
         elif name.endswith(".raw") and name.count("/") == 3:  # wav/<part>/<speaker>/<utterance>.raw
@@ -83,6 +94,8 @@ def convert(source: Path, wav_dir: Path) -> tuple[dict[str, bytes], dict[str, in
             target.parent.mkdir(parents=True, exist_ok=True)
             soundfile.write(target, samples, SAMPLING_RATE, subtype="PCM_16")
             num_samples[name] = len(samples)
+    if expected not in (None, digest(found)):
+        raise InputError(f"{source}: its files are not those of the official corpus (checksum); {REMEDY}")
     return etc, num_samples
 
 

@@ -39,17 +39,23 @@ def address() -> Iterator[str]:
 
 
 def test_a_file_arrives_whole(tmp_path: Path, address: str) -> None:
-    download(f"{address}/whole", tmp_path / "new" / "file", "get it")
+    download(f"{address}/whole", tmp_path / "new" / "file", "get it", max_bytes=len(CONTENTS))
     assert (tmp_path / "new" / "file").read_bytes() == CONTENTS
 
 
 @pytest.mark.parametrize("path", ["/missing", "/cut"])
 def test_a_failed_download_leaves_nothing_and_says_what_to_do(tmp_path: Path, address: str, path: str) -> None:
     with pytest.raises(InputError, match="get it by hand"):
-        download(address + path, tmp_path / "file", "get it by hand")
+        download(address + path, tmp_path / "file", "get it by hand", max_bytes=len(CONTENTS))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_server_is_an_input_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="get it by hand"):
-        download("http://127.0.0.1:9/file", tmp_path / "file", "get it by hand")
+        download("http://127.0.0.1:9/file", tmp_path / "file", "get it by hand", max_bytes=len(CONTENTS))
+
+
+def test_a_file_without_end_is_refused(tmp_path: Path, address: str) -> None:
+    with pytest.raises(InputError, match="more than 1000 bytes; get it by hand"):
+        download(f"{address}/whole", tmp_path / "file", "get it by hand", max_bytes=1000)
+    assert list(tmp_path.iterdir()) == []

@@ -102,7 +102,7 @@ def test_a_shard_of_which_a_file_is_gone_is_made_again(
     assert decode(system, tmp_path / "cut") == whole
 
 
-@pytest.mark.parametrize("damage", ["half a json", "lattices gone, then killed again"])
+@pytest.mark.parametrize("damage", ["half a json", "a bit", "lattices gone, then killed again"])
 def test_a_shard_that_is_damaged_is_made_again(
     system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
@@ -116,6 +116,10 @@ def test_a_shard_that_is_damaged_is_made_again(
     (shard,) = tmp_path.glob("cut/*/test_whole/00000.json")
     if damage == "half a json":
         shard.write_text("[{")
+    elif damage == "a bit":
+        lattices = bytearray(shard.with_suffix(".lat").read_bytes())
+        lattices[1000] ^= 1
+        shard.with_suffix(".lat").write_bytes(lattices)
     else:
         shard.with_suffix(".lat").unlink()
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

@@ -33,7 +33,7 @@ def test_every_path_and_its_score(tmp_path: Path, tree: Tree) -> None:
     graph = small_graph(lang, states, tree, tmp_path, scale=0.3)
     backoff = lang.words["#0"]
     sentences: dict = {}
-    for (words, _), cost in paths_of(read_fst(tmp_path / "lm" / "G.fst"), 6).items():
+    for (words, _), cost in paths_of(read_fst(tmp_path / "lm" / "G.fst", "make it"), 6).items():
         spoken = tuple(word for word in words if word != backoff)
         add(sentences, (spoken, ()), cost)
     said = {spoken: cost for (spoken, _), cost in sentences.items() if len(spoken) <= 2}

@@ -3,14 +3,16 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from asr_am.egs.store import EgsSet, load_pdf_counts
+from asr_am.egs.loader import Loader, feature_moments
+from asr_am.egs.store import EgsSet, Index, load_pdf_counts
 from asr_am.errors import InputError
-from tests.support.egs_examples import write_examples
+from tests.support.egs_examples import CHUNK, write_examples
 
 
 @pytest.fixture
@@ -73,3 +75,31 @@ def test_files_that_do_not_fit_each_other(directory: Path) -> None:
     shutil.copy(directory / "dev" / "targets.0.npy", directory / "train" / "targets.1.npy")
     with pytest.raises(InputError, match="different numbers of features and targets"):
         EgsSet(directory, "train")
+
+
+@pytest.mark.parametrize("name", ["features.0.npy", "features.1.npy", "targets.0.npy", "targets.1.npy"])
+def test_every_changed_bit_of_an_utterance_is_found(directory: Path, name: str) -> None:
+    path, rng = directory / "train" / name, random.Random(2)
+    content = path.read_bytes()
+    header = len(content) - np.load(path).nbytes
+    padding = np.load(path)[-CHUNK:].nbytes
+    for _ in range(30):
+        damaged = bytearray(content)
+        damaged[rng.randrange(header, len(content) - padding)] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        egs = EgsSet(directory, "train")
+        loader = Loader(egs, batch_size=4)
+        with pytest.raises(InputError, match=r"utterance train-\d+ is (damaged in features|outside 0\.\.5)"):
+            list(loader.batches(plan := loader.plan(0), range(len(plan))))
+        with pytest.raises(InputError, match="damaged"):
+            feature_moments(egs)
+    path.write_bytes(content)
+    assert len(list(loader.batches(plan, range(len(plan))))) == len(plan)
+
+
+def test_examples_without_checksums_are_read(directory: Path) -> None:
+    index = Index.load(directory / "train/index.npz")
+    replace(index, crc32_U=None).save(directory / "train")
+    egs = EgsSet(directory, "train")
+    egs.verify(np.arange(8))
+    assert egs.index.crc32_U is None

@@ -104,6 +104,7 @@ def test_streams_of_different_utterances_or_lengths_are_rejected(features: Path,
     short = np.zeros((50, 40), dtype=np.float32)
     write_archive(copy / "logmel", "short", [(locations[0].split()[0], short)])
     write_lines(copy / "logmel" / "dev.scp", [(copy / "logmel" / "short.scp").read_text().strip(), *locations[1:]])
+    (copy / "logmel" / "dev.crc32").unlink()
     reader = InputReader(copy, FUSION, "dev")
     with pytest.raises(InputError, match=r"devspk0-dev0-0: numbers of frames differ, .*'logmel': 50"):
         reader["devspk0-dev0-0"]

@@ -96,3 +96,27 @@ def test_fuzzed_archives_give_a_matrix_or_an_input_error(features: Path, tmp_pat
 
 def test_archives_hold_static_features(features: Path) -> None:
     assert {matrix.shape for matrix in load_scp(features / "logmel" / "dev.scp").values()} == {(88, 40)}
+
+
+@pytest.mark.parametrize("name", ["dev.1.ark", "dev_cmvn.ark"])
+def test_every_changed_bit_of_an_archive_is_found(features: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(features / "mfcc", tmp_path / "mfcc")
+    path, rng = tmp_path / "mfcc" / name, random.Random(4)
+    content, keys = path.read_bytes(), len(b"devspk0 ")  # keys are read from the .scp
+    reader = FeatureReader(tmp_path, "mfcc", "dev")
+    matrices = [reader[utterance] for utterance in reader.utterances]
+    found = 0
+    for _ in range(60):
+        damaged = bytearray(content)
+        damaged[rng.randrange(keys + 1, len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            reader = FeatureReader(tmp_path, "mfcc", "dev")
+            read = [reader[utterance] for utterance in reader.utterances]
+        except InputError as error:
+            found += 1
+            assert "checksum is wrong" in str(error) and f"remove {name} and run stage 2" in str(error)
+        else:
+            pairs = zip(read, matrices, strict=True)
+            assert all(np.array_equal(*pair) for pair in pairs), "only a bit of a key may change"
+    assert found > 50

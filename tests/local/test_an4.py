@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import random
 import tarfile
@@ -16,7 +17,8 @@ from asr_am.data.manifests import read_recordings, read_supervisions
 from asr_am.data.validate import validate_data_dir
 from asr_am.errors import InputError
 from local.an4 import prepare as an4
-from local.an4.source import find_source
+from local.an4 import source
+from local.an4.source import digest, find_source, read_source
 from local.an4.text import read_lexicon
 
 TRAIN = [(speaker, f"an{i}-{speaker}-b") for speaker in ("fash", *an4.DEV_SPEAKERS) for i in (1, 2)]
@@ -85,8 +87,8 @@ def test_the_data_directory_is_complete_and_valid(tree: Path, tmp_path: Path) ->
 
 def test_every_form_of_the_source_gives_the_same(tree: Path, tmp_path: Path) -> None:
     outputs = []
-    for number, source in enumerate([tree, tree.parent, pack(tree, "gz"), pack(tree, "xz")]):
-        an4.prepare(tmp_path / str(number), data_dir=source)
+    for number, form in enumerate([tree, tree.parent, pack(tree, "gz"), pack(tree, "xz")]):
+        an4.prepare(tmp_path / str(number), data_dir=form)
         outputs.append(snapshot(tmp_path / str(number)))
     assert all(output == outputs[0] for output in outputs) and len(outputs[0]) > 20
 
@@ -183,9 +185,38 @@ def test_without_a_folder_the_archive_is_downloaded(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(an4, "URL", pack(tree, "gz").as_uri())
+    monkeypatch.setattr(an4, "DIGEST", digest_of(tree))
     an4.prepare(tmp_path / "data", data_dir=None)
     assert len(read_supervisions(tmp_path / "data", "test")) == 2
     assert not list((tmp_path / "data").glob("*.tar.*"))
+
+
+def digest_of(tree: Path) -> str:
+    return digest({name: hashlib.sha256(contents).hexdigest() for name, contents in read_source(tree)})
+
+
+def test_a_download_of_other_contents_is_refused(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(an4, "DIGEST", digest_of(tree))
+    raw = tree / "wav/an4_clstk/fash/an1-fash-b.raw"
+    contents = bytearray(raw.read_bytes())
+    contents[1001] ^= 1
+    raw.write_bytes(contents)
+    monkeypatch.setattr(an4, "URL", pack(tree, "gz").as_uri())
+    with pytest.raises(InputError, match="not those of the official corpus"):
+        an4.prepare(tmp_path / "data", data_dir=None)
+    assert not list((tmp_path / "data").glob("*.tar.*"))
+
+
+@pytest.mark.parametrize("name", ["an4/wav/a/b/zeros.raw", "padding"])
+def test_an_archive_that_unpacks_without_end_is_refused(tree: Path, tmp_path: Path, name: str, monkeypatch) -> None:
+    monkeypatch.setattr(source, "MAX_BYTES", 1_000_000)
+    archive = tree.parent / "bomb.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        member = tarfile.TarInfo(name)
+        member.size = 2_000_000
+        tar.addfile(member, io.BytesIO(bytes(member.size)))
+    with pytest.raises(InputError, match="unpacks to more than 1000000 bytes"):
+        an4.prepare(tmp_path / "data", data_dir=archive)
 
 
 def test_a_damaged_download_is_not_kept(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

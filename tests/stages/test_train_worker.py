@@ -22,8 +22,9 @@ def test_exit_status_of_a_users_mistake_and_of_a_failure(
             raise error
 
     ends: list[int] = []
-    config = tmp_path / "config.yaml"
-    config.write_text(f"exp: {tmp_path}\ncorpus: {{name: toy}}\n")
+    config = tmp_path / "toy/train/run/config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("corpus: {name: toy}\n")
     monkeypatch.setattr(train_worker.TrainConfig, "parse", lambda *_: None)
     monkeypatch.setattr(train_worker, "run_worker", run_worker)
     monkeypatch.setattr(train_worker, "end_process", ends.append)
@@ -33,3 +34,14 @@ def test_exit_status_of_a_users_mistake_and_of_a_failure(
     assert ends == [status]
     logged = (tmp_path / "toy/log/train-learner3.log").read_text()
     assert str(error or "") in logged and ("Traceback" in logged) == (status == 70)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "corpus: {name: toy}", "train: [", "\x00", "launcher: 7\n" * 2, "- 1", "${", "a: " + "9" * 100_000]
+)
+def test_a_damaged_configuration_is_one_short_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"config\.yaml") as caught:
+        train_worker.read_config(path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from asr_am.egs.store import EgsInfo, Index
+from asr_am.egs.store import EgsInfo, Index, crc32_of
 
 CHUNK = 7
 
@@ -19,7 +19,7 @@ def write_examples(directory: Path, *, frames_U: tuple[int, ...] = (30, 7, 12, 3
         folder = directory / subset
         folder.mkdir(parents=True)
         parts = np.array_split(np.array(frames_U), shards)
-        begins, owners = [], []
+        begins, owners, crc32s = [], [], []
         for shard, part in enumerate(parts):
             rows = int(part.sum())
             targets = np.zeros(rows + CHUNK, dtype=np.int16)
@@ -29,11 +29,14 @@ def write_examples(directory: Path, *, frames_U: tuple[int, ...] = (30, 7, 12, 3
             np.save(folder / f"features.{shard}.npy", features)
             np.save(folder / f"targets.{shard}.npy", targets)
             begins.append(np.cumsum(part) - part)
+            spans = [slice(begin, begin + frames) for begin, frames in zip(begins[-1], part, strict=True)]
+            crc32s += [crc32_of(targets[span], features[span]) for span in spans]
             owners.append(np.full(len(part), shard))
             if subset == "train" and shard == 0:
                 np.save(directory / "pdf_counts.npy", np.full(dim, 10, dtype=np.int64))
         names = [f"{subset}-{i:02d}" for i in range(len(frames_U))]
-        Index(names, np.concatenate(owners), np.concatenate(begins), np.array(frames_U)).save(folder)
+        columns = np.concatenate(owners), np.concatenate(begins), np.array(frames_U), np.array(crc32s, dtype=np.uint32)
+        Index(names, *columns).save(folder)
         sizes[subset] = {"utterances": len(frames_U), "frames": sum(frames_U)}
     EgsInfo(kind="logmel", dim=dim, num_pdfs=dim, chunk=CHUNK, sets=sizes).save(directory)
     return directory

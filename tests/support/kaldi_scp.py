@@ -12,4 +12,4 @@ from asr_am.data.kaldi_archive import read_scp
 
 def load_scp(path: Path) -> dict[str, np.ndarray]:
     """Returns the entries of an index by key, in its order."""
-    return {key: kaldiio.load_mat(location) for key, location in read_scp(path, "").items()}
+    return {key: kaldiio.load_mat(str(entry)) for key, entry in read_scp(path, "").items()}

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from asr_am.distributed.team import SingleProcess
 from asr_am.errors import InputError
@@ -31,6 +32,22 @@ def test_a_learner_whose_run_was_started_again_by_others_writes_nothing(tmp_path
     with pytest.raises(InputError, match="another start of this run writes here now"):
         train(egs_dir, out, replace(OPTIONS, report_every=2), tracker=TakenOver(), team=SingleProcess())
     assert seen and contents(out) == seen
+
+
+def test_what_a_killed_run_left_unfinished_is_removed(tmp_path: Path) -> None:
+    killed = Checkpoints(tmp_path, "f")
+    killed.save_learner(3, 0, {"weights": torch.ones(3)})
+    killed.save_learner(9, 1, {"weights": torch.ones(3)})
+    saved = Checkpoints(tmp_path, "f")
+    for updates in (2, 5, 8):
+        saved.save_learner(updates, 0, {"weights": torch.full((3,), float(updates))})
+        saved.commit(updates, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-000000005", "checkpoint-000000008", "checkpoint-000000009.partial",
+    ]  # fmt: skip
+    saved.save_learner(10, 0, {})
+    saved.commit(10, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000000008", "checkpoint-000000010"]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from asr_am.data.checksums import intact
 from asr_am.data.kaldi_archive import write_archive
 from asr_am.data.textfile import read_lines, write_lines
 from asr_am.errors import InputError
@@ -90,17 +91,19 @@ def write_ivectors(speech: Speech, out: Path, options: IvectorOptions, jobs: int
             groups.append([])
         groups[-1].append((speaker, utterances))
     tasks = [(out / f"{speech.subset}_ivectors.{n}", group) for n, group in enumerate(groups, start=1)]
-    missing = [task for task in tasks if not _index(task[0]).exists()]
+    missing = [task for task in tasks if not _index(task[0], "scp").exists()]
     work = partial(write_group, speech, options, out)
     parallel_map(work, missing, jobs, f"i-vectors of {speech.subset}")
-    lines = [line for path, _ in tasks for line in read_lines(_index(path), REMEDY)]
-    write_lines(out / f"{speech.subset}_ivectors.scp", sorted(lines))
+    for kind in ("crc32", "scp"):
+        lines = [line for path, _ in tasks for line in read_lines(_index(path, kind), REMEDY)]
+        write_lines(out / f"{speech.subset}_ivectors.{kind}", sorted(lines))
     for path, _ in tasks:
-        _index(path).unlink()
+        _index(path, "scp").unlink()
+        _index(path, "crc32").unlink()
 
 
-def _index(path: Path) -> Path:
-    return path.with_name(f"{path.name}.scp")
+def _index(path: Path, kind: str) -> Path:
+    return path.with_name(f"{path.name}.{kind}")
 
 
 def write_group(
@@ -152,6 +155,6 @@ def load_options(folder: Path) -> IvectorOptions:
     """Loads the options of the models in `folder`. Raises InputError if the file is missing or damaged."""
     path = folder / OPTIONS
     try:
-        return IvectorOptions(**json.loads(path.read_text(encoding="utf-8")))
+        return IvectorOptions(**json.loads(intact(path).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{path}: missing or damaged ({error}); {REMEDY}") from error

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from asr_am.data.checksums import intact
 from asr_am.data.kaldi_archive import read_scp
 from asr_am.errors import InputError
 from asr_am.features.feature_archive import load_matrix
@@ -45,7 +46,7 @@ class IvectorInfo:
         """Reads the file in `folder`. Raises InputError if it is missing or damaged."""
         path = folder / INFO
         try:
-            info = cls(**json.loads(path.read_text(encoding="utf-8")))
+            info = cls(**json.loads(intact(path).read_text(encoding="utf-8")))
             if not (info.dim > 0 and info.period > 0 and set(info.keys.values()) <= {"speaker", "utterance"}):
                 raise ValueError("values out of range")
         except (OSError, ValueError, TypeError, AttributeError) as error:
