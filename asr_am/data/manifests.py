@@ -31,7 +31,7 @@ RECORDINGS = "recordings.jsonl.gz"
 SUPERVISIONS = "supervisions.jsonl.gz"
 
 MAX_SECONDS = 1e7  # of a recording (four months)
-_UNREADABLE = (AttributeError, EOFError, KeyError, OSError, TypeError, ValueError, zlib.error)
+_UNREADABLE = (AttributeError, EOFError, KeyError, OSError, RecursionError, TypeError, ValueError, zlib.error)
 
 TRANSFORMS = (Speed, Resample)  # that a recording may have
 Manifest = TypeVar("Manifest", RecordingSet, SupervisionSet)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from asr_am.data.checksums import intact
 from asr_am.errors import InputError
@@ -48,6 +50,20 @@ def numbered_lines(path: Path, remedy: str = "check that the file is complete") 
 def read_lines(path: Path, remedy: str) -> list[str]:
     """Returns the lines of `path` without their ends. Raises what `numbered_lines` raises."""
     return [line for _, line in numbered_lines(path, remedy)]
+
+
+def load_json(path: Path) -> Any:
+    """Parses a JSON file.
+
+    Raises:
+        OSError: the file is missing or unreadable.
+        ValueError: it is not JSON in UTF-8.
+        InputError: it is not what its stage wrote.
+    """
+    try:
+        return json.loads(intact(path).read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def split_words(line: str) -> list[str]:

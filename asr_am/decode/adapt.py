@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from asr_am.data.checksums import intact
-from asr_am.data.textfile import write_lines
+from asr_am.data.textfile import load_json, write_lines
 from asr_am.decode.lattice import Lattice, LmScale, arc_posteriors, read_lattices
 from asr_am.decode.loading import load_gmms, load_lang, load_states
 from asr_am.decode.scorer import GmmScorer
@@ -181,7 +180,7 @@ def load_adaptation(folder: Path) -> tuple[AdaptationPaths, AdaptOptions]:
     """
     path = folder / ADAPTATION_FILE
     try:
-        value = json.loads(intact(path).read_text(encoding="utf-8"))
+        value = load_json(path)
         options = value.pop("options")
         parts = {"search": SearchOptions(**options["search"]), "fmllr": FmllrOptions(**options["fmllr"])}
         paths = {name: Path(os.path.normpath(folder / value[name])) for name in ("system", "lang_dir", "graph")}

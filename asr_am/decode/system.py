@@ -7,8 +7,7 @@ import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from asr_am.data.checksums import intact
-from asr_am.data.textfile import write_lines
+from asr_am.data.textfile import load_json, write_lines
 from asr_am.decode.lattice import LmScale
 from asr_am.decode.loading import load_network
 from asr_am.decode.scorer import GmmSource, NeuralSource, ScoreSource, Window
@@ -82,7 +81,7 @@ class System:
                 f"{path}: no such file; give a finished decoding run, exp/<corpus>/decode/<run> (run stage 7 (decode))"
             )
         try:
-            value = json.loads(intact(path).read_text(encoding="utf-8"))
+            value = load_json(path)
             if value.pop("format") != FORMAT:
                 raise ValueError("unknown format")
             for name in PATHS:
@@ -90,12 +89,14 @@ class System:
             value |= {"window": Window.parse(value["window"]), "search": SearchOptions(**value["search"])}
             value |= {"lm_scale": LmScale(**value.pop("weights"))}
             system = cls(**{"feature_kind": ""} | value)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if not all(isinstance(number, int | float) for number in system.lm_scale) or not system.lm_scale.lm > 0:
+                raise ValueError(f"weights {system.lm_scale}")
+        except (InputError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{path}: not the record of a decoding run ({error}); run stage 7 (decode) again"
             ) from error
         for needed in (system.states, system.graph, system.lang_dir, system.features_dir, system.model):
-            if needed is not None and not needed.exists():
+            if needed is not None and not os.path.exists(needed):  # False for an impossible name, too
                 raise InputError(f"{needed}: is missing, but {path} needs it; run the stage that makes it again")
         if not system.feature_kind:  # written by an older version
             system = replace(system, feature_kind=feature_kind_of(system.align_dir, system.model))

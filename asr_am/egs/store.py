@@ -29,6 +29,7 @@ import numpy as np
 
 from asr_am.data.checksums import intact
 from asr_am.data.npz import write_npz
+from asr_am.data.textfile import load_json
 from asr_am.egs.ivector_store import REMEDY, IvectorStore
 from asr_am.errors import InputError
 from asr_am.features.fusion import IVECTOR, columns
@@ -90,7 +91,7 @@ class EgsInfo:
         """Reads egs.json. Raises InputError if it is missing, damaged or of another format."""
         path = directory / "egs.json"
         try:
-            info = cls(**json.loads(intact(path).read_text(encoding="utf-8")))
+            info = cls(**load_json(path))
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{path}: not a readable description of training examples ({error}); {REMEDY}") from error
         if info.format != FORMAT:

@@ -5,14 +5,12 @@ Shapes: T frames, D static features, F = 3 D (F = D for a kind without deltas).
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 
-from asr_am.data.checksums import intact
 from asr_am.data.kaldi_archive import read_scp
-from asr_am.data.textfile import read_lines
+from asr_am.data.textfile import load_json, read_lines
 from asr_am.errors import InputError
 from asr_am.features.cmvn_deltas import add_deltas, normalise
 from asr_am.features.feature_archive import load_matrix
@@ -101,7 +99,7 @@ def read_options(folder: Path) -> SpectralOptions:
     """Returns how the features in `folder` (of one kind) were computed."""
     path = folder / "options.json"
     try:
-        fields = json.loads(intact(path).read_text(encoding="utf-8"))
+        fields = load_json(path)
         fields.pop("kind")
         return SpectralOptions(**fields)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

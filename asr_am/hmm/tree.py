@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asr_am.data.checksums import intact
+from asr_am.data.textfile import load_json
 from asr_am.errors import InputError
 from asr_am.hmm import REMEDY
 
@@ -94,7 +94,7 @@ class DecisionTree:
     def load(cls, path: Path) -> DecisionTree:
         """Reads what `save` wrote. Raises InputError if the file is missing, damaged or inconsistent."""
         try:
-            content = json.loads(intact(path).read_text(encoding="utf-8"))
+            content = load_json(path)
             width = content["width"]
             if width not in (1, 3):
                 raise ValueError(f"width {width!r}")
@@ -103,7 +103,7 @@ class DecisionTree:
                 for root in content["roots"]
             )
             return cls(width, roots)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise InputError(f"{path}: not a readable decision tree ({error}); {REMEDY}") from error
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from asr_am.data.checksums import intact
-from asr_am.data.textfile import numbered_lines, split_words
+from asr_am.data.textfile import load_json, numbered_lines, split_words
 from asr_am.errors import InputError
 from asr_am.lang.lexicon import BEGIN, END, RESERVED_WORDS, SINGLETON
 
@@ -60,7 +58,7 @@ class Lang:
         words = read_symbols(lang_dir / "words.txt")
         path = lang_dir / "lang.json"
         try:
-            description = json.loads(intact(path).read_text(encoding="utf-8"))
+            description = load_json(path)
             return cls(
                 directory=lang_dir,
                 phones=phones,

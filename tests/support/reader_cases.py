@@ -276,7 +276,7 @@ def _read_kaldi_dir(folder: Path, work: Path) -> str:
         checked = check_recording(ScpRecording(name, entry, None, spans), options)
         if checked.problems:  # utterances that preparation leaves out, with a line that says why
             problem, where = checked.problems[0]
-            raise InputError(f"{where}: {problem}")
+            raise InputError(f"{entry.where}: {where}: {problem}")
         segments = [
             SupervisionSegment(utterance, name, start, duration, channel)
             for utterance, (start, duration, channel) in checked.utterances.items()

@@ -20,9 +20,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from asr_am.data.checksums import intact
 from asr_am.data.kaldi_archive import write_archive
-from asr_am.data.textfile import read_lines, write_lines
+from asr_am.data.textfile import load_json, read_lines, write_lines
 from asr_am.errors import InputError
 from asr_am.features.ivector.estimator import Estimator, split_speaker
 from asr_am.features.ivector.ivector_archive import REMEDY, IvectorInfo
@@ -155,6 +154,6 @@ def load_options(folder: Path) -> IvectorOptions:
     """Loads the options of the models in `folder`. Raises InputError if the file is missing or damaged."""
     path = folder / OPTIONS
     try:
-        return IvectorOptions(**json.loads(intact(path).read_text(encoding="utf-8")))
+        return IvectorOptions(**load_json(path))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{path}: missing or damaged ({error}); {REMEDY}") from error

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from asr_am.data.checksums import intact
 from asr_am.data.kaldi_archive import read_scp
+from asr_am.data.textfile import load_json
 from asr_am.errors import InputError
 from asr_am.features.feature_archive import load_matrix
 
@@ -46,7 +46,7 @@ class IvectorInfo:
         """Reads the file in `folder`. Raises InputError if it is missing or damaged."""
         path = folder / INFO
         try:
-            info = cls(**json.loads(intact(path).read_text(encoding="utf-8")))
+            info = cls(**load_json(path))
             if not (info.dim > 0 and info.period > 0 and set(info.keys.values()) <= {"speaker", "utterance"}):
                 raise ValueError("values out of range")
         except (OSError, ValueError, TypeError, AttributeError) as error:
