@@ -20,9 +20,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # config.yaml takes a second, models some 0.1 s.
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("config.yaml", "acoustic model")])
 def test_damaged_files_are_refused_or_read_as_they_were(name: str, root: Path, tmp_path: Path) -> None:
-    counts = fuzz(name, root, tmp_path / "work", range(25))
+    counts = fuzz(name, root, tmp_path / "work", range(15))
     assert not counts.defects
-    assert counts.outcomes.total() == 25 and counts.outcomes["refused"] > 0
+    assert counts.outcomes.total() == 15 and counts.outcomes["refused"] > 0
 
 
 def test_each_kind_of_defect_is_counted(tmp_path: Path) -> None:
@@ -36,6 +36,7 @@ def test_each_kind_of_defect_is_counted(tmp_path: Path) -> None:
     def broken() -> str:
         raise KeyError("x")
 
-    assert outcomes(broken) == {"KeyError in test_readers.py:42 (file.txt)"}
+    (found,) = outcomes(broken)
+    assert found.startswith("KeyError in test_readers.py:") and found.endswith("(file.txt)")
     assert outcomes(lambda: "other") == {"different"}
     assert outcomes(lambda: "other", exact=True) == {"read as something else in spite of checksums (file.txt)"}
