@@ -10,7 +10,7 @@ from asr_am.data.checksums import intact
 from asr_am.errors import InputError
 
 
-def read_fst(path: Path, remedy: str) -> kaldifst.StdVectorFst:
+def read_fst(path: Path, remedy: str = "run the stage that makes it again") -> kaldifst.StdVectorFst:
     """Reads an OpenFst file.
 
     OpenFst reads damaged arcs without an error and follows them out of bounds, so the checksum is verified first.

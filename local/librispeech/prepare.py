@@ -26,6 +26,7 @@ URL = "https://www.openslr.org/resources"
 LEXICON, ARPA = "librispeech-lexicon.txt", "3-gram.pruned.1e-7.arpa.gz"  # of resource 11
 PARTS = (*MINI_LIBRISPEECH, *LIBRISPEECH)
 REMEDY = f"download it from {URL}/12 (mini: /31) and pass the folder that holds LibriSpeech/ with --data-dir"
+MAX_LANGUAGE_BYTES = 4_000_000_000  # of a file of the language part. The largest, 4-gram.arpa.gz, has 1.4 billion.
 LANGUAGE_REMEDY = f"get {LEXICON} and {ARPA} from {URL}/11 and pass them with --lexicon and --arpa"
 
 
@@ -111,7 +112,7 @@ def _download(folder: Path, parts: Sequence[str], url: str) -> Path:
 
 def _language_file(folder: Path, name: str, url: str) -> str:
     if not (folder / name).is_file():
-        download(f"{url}/11/{name}", folder / name, LANGUAGE_REMEDY)
+        download(f"{url}/11/{name}", folder / name, LANGUAGE_REMEDY, max_bytes=MAX_LANGUAGE_BYTES)
     return str(folder / name)
 
 

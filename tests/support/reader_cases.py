@@ -375,7 +375,7 @@ def transducers(root: Path, work: Path) -> Case:
 
 def graph(root: Path, work: Path) -> Case:
     folder = copy_of(root / "graph", work)
-    return Case([folder / "HCLG.fst"], lambda: digest(FstArrays.from_fst(read_hclg(folder / "HCLG.fst"))), exact=True)
+    return Case([folder / "HCLG.fst"], lambda: digest(read_hclg(folder / "HCLG.fst")), exact=True)
 
 
 def gmm_system(root: Path, work: Path, *, recorded: bool) -> Case:
