@@ -15,13 +15,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name != "test_recipe.py")
 
 
-@pytest.fixture(autouse=True)
-def forked_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(autouse=True, scope="session")  # before fixtures of a module that launch teams
+def forked_workers() -> Iterator[None]:
     """Forks the workers of teams that a test launches. FORK_WORKERS=0 starts them as users do."""
     if os.environ.get("FORK_WORKERS") != "0":
         from asr_am.distributed.runtime import worker_process
         from tests.support.forked_workers import ForkedPopen
 
         shim = SimpleNamespace(Popen=ForkedPopen, TimeoutExpired=subprocess.TimeoutExpired)
-        monkeypatch.setattr(worker_process, "subprocess", shim)
-    yield
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(worker_process, "subprocess", shim)
+            yield
+    else:
+        yield

@@ -11,14 +11,11 @@ import torch
 from asr_am.distributed.runtime.launcher import launch
 from tests.support.toy_lm import BATCHES, EVERY, assert_close, make_batches, reference, rounds_of
 
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
-
 
 @pytest.mark.parametrize("cases", [("all-gather", "on"), ("off",)], ids=str)
 def test_real_learners_do_what_one_device_does(cases: tuple[str, ...], tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "tests/support/parallax_worker.py"), str(tmp_path), *cases]
-    launch(command, 4, synchronous=True, env=ENVIRONMENT)
+    command = [sys.executable, "-m", "tests.support.parallax_worker", str(tmp_path), *cases]
+    launch(command, 4, synchronous=True, env={"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"})
     expected = reference("adam", rounds_of(make_batches(BATCHES)), 0.3)
     for case in cases:
         learners = [torch.load(tmp_path / f"{case}.{rank}.pt", weights_only=True) for rank in range(4)]

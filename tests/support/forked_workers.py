@@ -15,13 +15,21 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-PRELOADED = ["asr_am.train.trainer", "asr_am.distributed.simulator", "asr_am.distributed.runtime.connect"]
+# torch.optim imports torch._dynamo when a first optimizer is made, which takes as long as torch.
+PRELOADED = [
+    "asr_am.train.trainer",
+    "asr_am.distributed.simulator",
+    "asr_am.distributed.strategies.gtc",
+    "asr_am.parallax",
+    "asr_am.distributed.runtime.connect",
+    "torch._dynamo",
+]
 FORK_SERVER = multiprocessing.get_context("forkserver")
 FORK_SERVER.set_forkserver_preload(PRELOADED)
 
 
 class ForkedPopen:
-    """Implements what the launcher uses of `subprocess.Popen`.
+    """Implements what the launcher and some tests use of `subprocess.Popen`.
 
     Args:
         command: `[sys.executable, "-m", module, argument, ...]`. Any other is started by `subprocess.Popen`.
@@ -54,6 +62,9 @@ class ForkedPopen:
 
     def poll(self) -> int | None:
         return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def wait(self, timeout: float | None = None) -> int:
         self._process.join(timeout)

@@ -1,6 +1,6 @@
 """Trains in one learner process of tests/parallax/test_processes.py.
 
-    python parallax_worker.py FOLDER CASE ...
+    python -m tests.support.parallax_worker FOLDER CASE ...
 
 Only the last case may have servers, because a team can have only one runner with servers.
 """

@@ -27,9 +27,9 @@ from tests.support.train_worker_main import die_in
 
 WORKERS, SERVERS = 4, 2
 SERVED: dict[str, StrategyFactory] = {
-    "ps_sync": partial(PsSync, servers=SERVERS, apart=True, timeout=20.0),
-    "ps_async": partial(PsAsync, servers=SERVERS, apart=True, timeout=20.0),
-    "psp": partial(Psp, servers=SERVERS, apart=True, timeout=20.0, c=3, b=0.5),
+    "ps_sync": partial(PsSync, servers=SERVERS, apart=True, timeout=5.0),
+    "ps_async": partial(PsAsync, servers=SERVERS, apart=True, timeout=5.0),
+    "psp": partial(Psp, servers=SERVERS, apart=True, timeout=5.0, c=3, b=0.5),
 }  # fmt: skip
 
 if __name__ == "__main__":

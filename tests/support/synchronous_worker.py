@@ -1,4 +1,4 @@
-"""Worker processes of test_synchronous.py: python synchronous_worker.py SCENARIO FOLDER."""
+"""Worker processes of test_synchronous.py: python -m tests.support.synchronous_worker SCENARIO FOLDER."""
 
 from __future__ import annotations
 

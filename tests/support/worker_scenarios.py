@@ -1,4 +1,4 @@
-"""Worker processes of test_team.py, which write JSON to FOLDER: python worker_scenarios.py SCENARIO FOLDER."""
+"""Workers of test_team.py, which write JSON to FOLDER: python -m tests.support.worker_scenarios SCENARIO FOLDER."""
 
 from __future__ import annotations
 

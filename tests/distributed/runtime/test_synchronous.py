@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,15 @@ import torch
 
 from asr_am.distributed.runtime.launcher import launch
 from asr_am.distributed.runtime.worker_process import free_port
+from tests.support.forked_workers import ForkedPopen
 from tests.support.synchronous_worker import PROBLEM, STRATEGIES
 from tests.support.toy_training import train
 
-ROOT = Path(__file__).parents[3]
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
 
 
 def command(scenario: str, folder: Path) -> list[str]:
-    return [sys.executable, str(ROOT / "tests/support/synchronous_worker.py"), scenario, str(folder)]
+    return [sys.executable, "-m", "tests.support.synchronous_worker", scenario, str(folder)]
 
 
 def left(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -63,7 +62,8 @@ def test_all_groups_hear_of_a_lost_learner(tmp_path: Path) -> None:
     learners = []
     for rank in range(4):
         own = {"RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        learners.append(subprocess.Popen(command("lost", tmp_path), env={**os.environ, **ENVIRONMENT, **own}))
+        environment = {**os.environ, **ENVIRONMENT, **own}
+        learners.append(ForkedPopen(command("lost", tmp_path), env=environment, start_new_session=True))
     try:
         statuses = [learner.wait(120) for learner in learners]
     finally:

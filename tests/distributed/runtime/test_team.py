@@ -15,13 +15,11 @@ import pytest
 from asr_am.distributed.runtime.launcher import launch
 from asr_am.distributed.runtime.worker_process import free_port
 
-ROOT = Path(__file__).parents[3]
-WORKER = ROOT / "tests/support/worker_scenarios.py"
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
 
 
 def command(scenario: str, folder: Path) -> list[str]:
-    return [sys.executable, str(WORKER), scenario, str(folder)]
+    return [sys.executable, "-m", "tests.support.worker_scenarios", scenario, str(folder)]
 
 
 def left(folder: Path) -> dict[str, dict[str, Any]]:
