@@ -45,9 +45,11 @@ def nbest(lattice: Lattice, scale: LmScale, n: int) -> list[Sentence]:
     while True:
         kept = np.flatnonzero(excess_A <= beam)
         acceptor = _fst(lattice, kept, cost_A, lattice.word_A[kept])
-        if not kaldifst.determinize_star(acceptor, max_states=MAX_STATES):
+        try:
+            kaldifst.determinize_star(acceptor, max_states=MAX_STATES)
             break
-        beam = float(min(beam, excess_A[np.isfinite(excess_A)].max())) / 2
+        except RuntimeError:  # more than MAX_STATES
+            beam = float(min(beam, excess_A[np.isfinite(excess_A)].max())) / 2
     kaldifst.minimize(acceptor)
     lines = [_linear_path(piece) for piece in kaldifst.convert_nbest_to_vector(kaldifst.shortest_path(acceptor, n=n))]
     # An arc of a sentence's best path exceeds the best cost by no more than the worst sentence: few arcs remain.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from asr_am.decode.lattice import Lattice, LmScale, beam_excess
+from asr_am.decode.lattice import Lattice, LmScale, beam_excess, sort_states
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.lang.ngram_automaton import LmPair, NgramAutomaton, step
@@ -19,7 +19,7 @@ from asr_am.lang.ngram_automaton import LmPair, NgramAutomaton, step
 MAX_HISTORIES = 200  # kept for a lattice state, the best ones
 
 
-def rescore(lattice: Lattice, models: LmPair, lm_weight: float, beam: float) -> Lattice:
+def rescore(lattice: Lattice, models: LmPair, lm_weight: float, beam: float) -> FstArrays:
     """Replaces the language model costs of a lattice.
 
     Args:
@@ -29,7 +29,7 @@ def rescore(lattice: Lattice, models: LmPair, lm_weight: float, beam: float) -> 
         beam: paths that cost this much more than the best path are left out, in units of graph cost.
 
     Returns:
-        The lattice with the costs of `models.large`. Its paths are paths of `lattice`.
+        The lattice with the costs of `models.large`, its states in topological order. Its paths are paths of `lattice`.
     """
     order = np.argsort(lattice.source_A, kind="stable")
     first_S = np.searchsorted(lattice.source_A[order], np.arange(lattice.num_states + 1))
@@ -42,24 +42,24 @@ def rescore(lattice: Lattice, models: LmPair, lm_weight: float, beam: float) -> 
     target_B[target_B == end] = count  # the end is the last state
     weight_B2 = np.stack([lattice.graph_A[arc_B] + change_B, lattice.acoustic_A[arc_B]], axis=1)
     arcs_B4 = np.stack([source_B, target_B, lattice.label_A[arc_B], lattice.word_A[arc_B]], axis=1)
-    return pruned(_lattice(arcs_B4, weight_B2, count + 1), lm_weight, beam)
+    expanded = Lattice.from_arrays(_fst(arcs_B4, weight_B2, count + 1))
+    return sort_states(_pruned(expanded, lm_weight, beam))
 
 
-def pruned(lattice: Lattice, lm_weight: float, beam: float) -> Lattice:
+def _pruned(lattice: Lattice, lm_weight: float, beam: float) -> FstArrays:
     """Returns the lattice without arcs whose best path costs `beam` more than the best path of all."""
     kept = np.flatnonzero(beam_excess(lattice, LmScale(lm_weight)) <= beam)
     arcs_A4 = np.stack([lattice.source_A, lattice.target_A, lattice.label_A, lattice.word_A], axis=1)[kept]
     weight_A2 = np.stack([lattice.graph_A, lattice.acoustic_A], axis=1)[kept]
-    return _lattice(arcs_A4, weight_A2, lattice.num_states)
+    return _fst(arcs_A4, weight_A2, lattice.num_states)
 
 
-def _lattice(arcs_A4: np.ndarray, weight_A2: np.ndarray, num_states: int) -> Lattice:
-    """Builds the lattice of arcs from state 0 to the last state. States that no path reaches disappear."""
+def _fst(arcs_A4: np.ndarray, weight_A2: np.ndarray, num_states: int) -> FstArrays:
+    """Returns arcs from state 0 to the last state as an FST. Arcs to the end of a `Lattice` have its final costs."""
     final_S2 = np.full((num_states, 2), np.inf)
     ends = arcs_A4[:, 1] == num_states - 1
-    # The end of a Lattice has no arcs of its own: arcs without label and word lead to it, with the final costs.
     final_S2[arcs_A4[ends, 0]] = weight_A2[ends]
-    return Lattice.from_arrays(FstArrays.build(0, arcs_A4[~ends], weight_A2[~ends], final_S2))
+    return FstArrays.build(0, arcs_A4[~ends], weight_A2[~ends], final_S2)
 
 
 @numba.njit(nogil=True, cache=True)

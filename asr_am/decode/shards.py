@@ -22,14 +22,16 @@ from asr_am.data.checksums import file_crc32
 from asr_am.decode.ctm import CtmWord
 from asr_am.decode.hypotheses import hypotheses
 from asr_am.decode.lattice import Lattice, LmScale
-from asr_am.decode.loading import load_graph, load_lang, load_states
+from asr_am.decode.loading import load_graph, load_lang, load_lm_pair, load_states
 from asr_am.decode.nbest import nbest
+from asr_am.decode.ngram_rescore import rescore
 from asr_am.decode.scorer import Scorer, ScoreSource
 from asr_am.decode.search import SearchOptions, search
 from asr_am.decode.search_graph import SearchGraph
 from asr_am.errors import InputError
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
+from asr_am.lang.ngram_automaton import LmPair
 from asr_am.parallel import parallel_map
 
 log = logging.getLogger(__name__)
@@ -109,6 +111,7 @@ class Decoder:
     lang: Lang
     states: StateTable
     options: DecodeOptions
+    lms: LmPair | None = None  # models to rescore lattices with
 
     def decode(self, utterance: str) -> tuple[Decoded, bytes]:
         """Decodes an utterance. Returns the result and the lattice (empty bytes if there is none)."""
@@ -120,12 +123,16 @@ class Decoder:
         result = Decoded(utterance, len(scores_TP), found.complete, 0.0, time.perf_counter() - begin, no_words)
         if found.arrays is None:
             return result, b""
-        lattice = Lattice.from_arrays(found.arrays)
+        arrays, lattice = found.arrays, Lattice.from_arrays(found.arrays)
+        if self.lms is not None:
+            how = self.options.search
+            arrays = rescore(lattice, self.lms, 1 / how.acoustic_scale, how.lattice_beam)
+            lattice = Lattice.from_arrays(arrays)
         words = hypotheses(lattice, self.options.grid, self.states, self.lang)
         entries = self._nbest(lattice) if self.options.nbest else []
         seconds = time.perf_counter() - begin
         result = Decoded(utterance, len(scores_TP), found.complete, lattice.density, seconds, words, entries)
-        return result, found.data
+        return result, arrays.to_lattice_bytes()
 
     def _check(self, utterance: str, scores_TP: np.ndarray) -> None:
         problem = f"scores of {scores_TP.shape[1]} pdfs for {self.states.num_pdfs}"
@@ -145,7 +152,7 @@ class Decoder:
 def load_decoder(job: Job) -> Decoder:
     """Loads a job's files, once per worker process."""
     lang, states = load_lang(job.lang_dir), load_states(job.states)
-    return Decoder(job.source.load(), load_graph(job.graph), lang, states, job.options)
+    return Decoder(job.source.load(), load_graph(job.graph), lang, states, job.options, load_lm_pair(job.graph))
 
 
 def decode_shards(job: Job, utterances: Sequence[str], folder: Path, jobs: int, description: str) -> list[Decoded]:

@@ -7,14 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asr_am.decode.lattice import Lattice, LmScale, beam_excess, best_paths
+from asr_am.decode.decode_set import decodable
+from asr_am.decode.graph import build_hclg
+from asr_am.decode.lattice import Lattice, LmScale, beam_excess, best_paths, read_lattices
 from asr_am.decode.ngram_rescore import rescore
+from asr_am.decode.search import SearchOptions
+from asr_am.decode.shards import DecodeOptions, Job, load_decoder
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
+from asr_am.hmm.states import StateTable
+from asr_am.hmm.tree import DecisionTree
 from asr_am.lang.arpa import Arpa
 from asr_am.lang.ngram import estimate
 from asr_am.lang.ngram_automaton import EMPTY, LmPair, NgramAutomaton, step
+from asr_am.lang.prepare import prepare_lm
 from asr_am.lang.prune import prune
+from tests.support.decoding_corpus import write_system
 
 WORDS = {name: number for number, name in enumerate(["<eps>", *"abcdef", "<s>", "</s>", "<unk>"])}
 NAMES = {number: name for name, number in WORDS.items()}
@@ -90,7 +98,7 @@ def test_every_path_gets_the_cost_of_the_large_model(seed: int) -> None:
     assert len(small.logprobs) < 3 or len(small.logprobs[2]) < len(large.logprobs[2])
     pair = LmPair(*(NgramAutomaton.from_arpa(arpa, WORDS) for arpa in (small, large)))
     lattice = random_lattice(small, rng)
-    rescored = rescore(lattice, pair, lm_weight=10.0, beam=1000.0)
+    rescored = Lattice.from_arrays(rescore(lattice, pair, lm_weight=10.0, beam=1000.0))
     expected: dict[tuple, float] = {}
     for path in paths(lattice):
         key, cost = cost_of(lattice, path, 10.0)
@@ -106,7 +114,7 @@ def test_the_beam_keeps_the_best_path_and_bounds_the_others() -> None:
     large = random_lm(3, rng)
     pair = LmPair(*(NgramAutomaton.from_arpa(arpa, WORDS) for arpa in (prune(large, 5), large)))
     lattice = random_lattice(large, rng, num_states=25)
-    whole, narrow = (rescore(lattice, pair, 10.0, beam) for beam in (1000.0, 2.0))
+    whole, narrow = (Lattice.from_arrays(rescore(lattice, pair, 10.0, beam)) for beam in (1000.0, 2.0))
     assert len(narrow.source_A) < len(whole.source_A)
     assert beam_excess(narrow, LmScale(10.0)).max() <= 2.0
     words = [[int(w) for w in one.word_A[best_paths(one, [LmScale(10.0)])[0]] if w] for one in (whole, narrow)]
@@ -121,3 +129,26 @@ def test_files_of_automata(tmp_path: Path) -> None:
     (tmp_path / "lm.npz").write_bytes((tmp_path / "lm.npz").read_bytes()[:-50])
     with pytest.raises(InputError, match=r"lm\.npz: not readable.*run stage 1"):
         NgramAutomaton.load(tmp_path / "lm.npz")
+
+
+def test_a_pruned_graph_decodes_as_the_whole_model_does(tmp_path: Path) -> None:
+    whole = write_system(tmp_path)
+    (tmp_path / "small_lm").mkdir()
+    (tmp_path / "small_graph").mkdir()
+    options = {"name": "lm", "order": 2, "arpa": None, "text": "train"}
+    prepare_lm(tmp_path / "data", whole.lang_dir, tmp_path / "small_lm", **options, max_ngrams=1)  # type: ignore[arg-type]
+    states = StateTable.load(whole.states)
+    tree = DecisionTree.load(whole.align_dir / "tree.json")
+    build_hclg(whole.lang_dir, tmp_path / "small_lm", states, tree, tmp_path / "small_graph")
+    how = DecodeOptions(SearchOptions(beam=40.0, lattice_beam=12.0, max_active=0), (LmScale(10.0),), nbest=0)
+    utterance, *_ = decodable(whole, tmp_path / "data", "dev")
+    found = []
+    for graph in (whole.graph, tmp_path / "small_graph/HCLG.fst"):
+        decoder = load_decoder(Job(whole.source("dev"), graph, whole.lang_dir, whole.states, how))
+        assert (decoder.lms is None) == (graph == whole.graph)
+        decoded, data = decoder.decode(utterance)
+        (tmp_path / "one.lat").write_bytes(b"utterance " + data)
+        ((_, lattice),) = read_lattices(tmp_path / "one.lat")
+        (best,) = best_paths(lattice, [LmScale(10.0)])
+        found.append(([word.word for word in decoded.words[0]], cost_of(lattice, best.tolist(), 10.0)[1]))
+    assert found[0][0] == found[1][0] and found[0][1] == pytest.approx(found[1][1], rel=1e-5)
