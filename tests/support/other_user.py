@@ -160,6 +160,7 @@ def attack(run: Path, folder: Path, ports: list[int], pids: list[int]) -> list[t
 
 if __name__ == "__main__":
     given = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4])
+    "".encode("idna")  # sockets import this encoding when they are first used
     os.setgroups([])
     os.setgid(NOBODY)
     os.setuid(NOBODY)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from asr_am.distributed.leases import LearnerLost, Lease, Segment, StaleSegment, StepResult
 from asr_am.distributed.runtime.connect import connect
@@ -140,7 +142,21 @@ def lost_synchronous() -> None:
         time.sleep(0.02)
 
 
-SCENARIOS = {"synchronous": synchronous, "coordinated": coordinated, "lost_synchronous": lost_synchronous}
+def intruded() -> None:
+    """Connects to another process on this host while the collectives are set up, as if that were a learner."""
+    new_group = dist.new_group
+
+    def connect_elsewhere(*arguments: Any, **options: Any) -> Any:
+        socket.create_connection(("127.0.0.1", int(os.environ["INTRUDER_PORT"]))).detach()
+        return new_group(*arguments, **options)
+
+    dist.new_group = connect_elsewhere
+    connect(timeout=30).close()
+
+
+SCENARIOS = {
+    "synchronous": synchronous, "coordinated": coordinated, "lost_synchronous": lost_synchronous, "intruded": intruded,
+}  # fmt: skip
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
