@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
+from difflib import get_close_matches
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -31,7 +32,7 @@ def build(kind: type[Options], values: Mapping[str, Any], where: str) -> Options
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     unknown = [str(name) for name in values if name not in known]
     if unknown:
-        raise InputError(f"{_name(where, unknown[0])}: there is no such option; there are {', '.join(known)}")
+        raise no_such_option(_name(where, unknown[0]), known)
     check_types(kind, values, where)
     for name, field in known.items():
         if name not in values and field.default is MISSING and field.default_factory is MISSING:
@@ -44,8 +45,7 @@ def check_types(signature: Callable[..., Any], values: Mapping[str, Any], where:
     types = get_type_hints(signature)
     for name, value in values.items():
         if name not in types:
-            known = ", ".join(other for other in types if other != "return")
-            raise InputError(f"{_name(where, name)}: there is no such option; there are {known}")
+            raise no_such_option(_name(where, name), [other for other in types if other != "return"])
         try:
             TypeAdapter(types[name]).validate_python(value, strict=True)
         except ValidationError as error:
@@ -57,6 +57,35 @@ def check_types(signature: Callable[..., Any], values: Mapping[str, Any], where:
             raise InputError(f"{option}={given}: {reason}") from error
         if isinstance(value, float) and math.isnan(value):
             raise InputError(f"{_name(where, name)}={value}: must be a number")
+
+
+def no_such_option(name: str, known: Iterable[str]) -> InputError:
+    """Returns the error for an option that does not exist, with the nearest names and all of them.
+
+    Args:
+        name: full name of the option, as users write it.
+        known: names of the options of its section.
+    """
+    return InputError(f"{name}: there is no such option{choices(name.rpartition('.')[2], known)}")
+
+
+def choices(name: str, known: Iterable[str]) -> str:
+    """Returns "; did you mean A? There are A, B", without the question if no name is similar to `name`."""
+    known = list(known)
+    near = nearest(name, known)
+    return f"{near} There are {', '.join(known)}" if near else f"; there are {', '.join(known)}"
+
+
+def nearest(name: str, known: Iterable[str], full: Mapping[str, str] | None = None) -> str:
+    """Returns "; did you mean A or B?" with the most similar names, "" if there is none.
+
+    Args:
+        name: a misspelt name.
+        known: the names that exist.
+        full: what to write for each name, by default the name itself.
+    """
+    near = get_close_matches(name, list(known), n=3)
+    return f"; did you mean {' or '.join((full or {}).get(word, word) for word in near)}?" if near else ""
 
 
 def _name(*parts: str | int) -> str:

@@ -101,8 +101,8 @@ checked=
 check_overrides() {                        # once, before the first stage
     [ -z "$checked" ] || return 0
     checked=yes
-    if [ "$first" -gt 0 ] || [[ ${overrides[*]} == *,* ]]; then
-        python -m asr_am.stages.check "$first" "$last" corpus="$corpus" "${overrides[@]}"
+    if [ "${#overrides[@]}" -gt 0 ]; then
+        python -m asr_am.stages.check "$first" "$last" corpus="$corpus" nj="$jobs" "${overrides[@]}"
     fi
 }
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from asr_am.options import build
+from asr_am.errors import InputError
+from asr_am.options import build, no_such_option
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.target import Target
 
@@ -31,16 +32,40 @@ def align(root: Path, options: dict, jobs: int, out: Path) -> None:
         jobs: parallel jobs.
         out: directory to write into.
     """
-    from asr_am.hmm.adaptation import FmllrOptions
-    from asr_am.hmm.align_corpus import LdaOptions, MonoOptions, SatOptions, TriOptions, align_corpus
+    from asr_am.hmm.align_corpus import align_corpus
 
-    sections = dict(options)
+    systems = gmm_options(options)
+    align_corpus(root / "data", root / "lang", root / "features", out, final=final, jobs=jobs, **systems)
+
+
+def check_options(cfg: DictConfig) -> None:
+    """Raises InputError if an option of this stage is unknown, of another type or out of range."""
+    gmm_options(values(cfg.align))
+
+
+def gmm_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options of each GMM system.
+
+    Args:
+        options: the group `align`.
+
+    Raises:
+        InputError: an option is unknown, of another type or out of range.
+    """
+    from asr_am.hmm.adaptation import FmllrOptions
+    from asr_am.hmm.align_corpus import LdaOptions, MonoOptions, SatOptions, TriOptions
+
+    kinds: dict[str, type[Any]] = {"mono": MonoOptions, "tri": TriOptions, "lda_mllt": LdaOptions, "sat": SatOptions}
+    sections = {name: section for name, section in options.items() if name != "system"}
+    if unknown := [name for name in sections if name not in kinds]:
+        raise no_such_option(f"align.{unknown[0]}", [*kinds, "system"])
     if "sat" in sections:
         fmllr = build(FmllrOptions, sections["sat"]["fmllr"], "align.sat.fmllr")
         sections["sat"] = sections["sat"] | {"fmllr": fmllr}
-    kinds: dict[str, type[Any]] = {"mono": MonoOptions, "tri": TriOptions, "lda_mllt": LdaOptions, "sat": SatOptions}
-    systems = {name: build(kind, sections[name], f"align.{name}") for name, kind in kinds.items() if name in sections}
-    align_corpus(root / "data", root / "lang", root / "features", out, jobs=jobs, **systems)
+    systems = {name: build(kinds[name], section, f"align.{name}") for name, section in sections.items()}
+    if options.get("system") not in systems:
+        raise InputError(f"align.system={options.get('system')}: must be one of {', '.join(systems)}")
+    return systems
 
 
 main = stage("align", targets)

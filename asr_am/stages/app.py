@@ -11,17 +11,21 @@ OmegaConf resolvers for conf/corpus, for values that follow from the user's data
     ${row_for_hours:ROWS,HOURS}  the first of ROWS whose `hours` is not exceeded
     ${beside:FILE,NAME}          the file NAME in the directory of FILE, null if there is none
     ${experiment_or:NAME}        the name of the file that +experiment= chose, NAME without an experiment
+    ${temporary_dir:}            a directory that exists until the process ends
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import errno
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -105,12 +109,20 @@ def experiment_or(name: str) -> str:
     return str(choices.get("experiment") or name)
 
 
+def temporary_dir() -> str:
+    """Returns a directory that is removed at the end of the process. Outputs may be on a read-only disk."""
+    folder = tempfile.mkdtemp(prefix="asr_am-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def register() -> None:
     """Registers the resolvers. May be called again."""
     OmegaConf.register_new_resolver("hours_of", hours_of, replace=True)
     OmegaConf.register_new_resolver("row_for_hours", row_for_hours, replace=True)
     OmegaConf.register_new_resolver("beside", sibling, replace=True)
     OmegaConf.register_new_resolver("experiment_or", experiment_or, replace=True)
+    OmegaConf.register_new_resolver("temporary_dir", temporary_dir, replace=True, use_cache=True)
 
 
 # Before numpy is imported: two threads on contended cores are far slower than one. Training sets its own number.
@@ -133,9 +145,7 @@ def stage(name: str, targets: Callable[[DictConfig], list[Target]]) -> Callable[
 
     def run(cfg: DictConfig) -> None:
         with reports_errors(name, given_overrides(sys.argv[1:])):
-            check(cfg)
-            if first_of_sweep():
-                check_sweep(targets, given_overrides(sys.argv[1:]))
+            check_before(cfg, targets, given_overrides(sys.argv[1:]))
             log_file = corpus_dir(cfg) / "log" / f"{name}.log"
             start_logging(log_file)
             begin = time.monotonic()
@@ -153,12 +163,34 @@ def stage(name: str, targets: Callable[[DictConfig], list[Target]]) -> Callable[
     return main
 
 
-def first_of_sweep() -> bool:
-    """Returns True in the first job of `--multirun`."""
-    if not HydraConfig.initialized():
-        return False
-    job = HydraConfig.get().job
-    return not OmegaConf.is_missing(job, "num") and job.num == 0
+def check_before(cfg: DictConfig, targets: Callable[[DictConfig], list[Target]], overrides: Sequence[str]) -> None:
+    """Checks the options of all jobs before the first one, unless the recipe has done so.
+
+    Args:
+        cfg: configuration of this job.
+        targets: returns the targets of a configuration.
+        overrides: those of the command.
+
+    Raises:
+        InputError: an option is wrong, or jobs of a sweep would overwrite each other's outputs.
+    """
+    from asr_am.stages.option_checks import check_jobs, check_options
+
+    check(cfg)
+    job = HydraConfig.get().job if HydraConfig.initialized() else None
+    first = job is not None and not OmegaConf.is_missing(job, "num") and job.num == 0
+    if not started_by_recipe():
+        if first:
+            check_jobs(overrides)
+        elif job is None or OmegaConf.is_missing(job, "num"):  # without --multirun
+            check_options(cfg, overrides)
+    if first:
+        check_sweep(targets, overrides)
+
+
+def started_by_recipe() -> bool:
+    """Returns True in a stage that scripts/recipe.sh has started."""
+    return os.environ.get("ASR_AM_RECIPE") == str(os.getppid())
 
 
 @contextmanager
@@ -176,16 +208,28 @@ def reports_errors(name: str, overrides: Sequence[str]) -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         end_stage(f"stage {name}: {explain(error, overrides)}", 1)
     except Exception as error:
-        if is_disk_full(error):
-            folder = error.filename if isinstance(error, OSError) and error.filename else "exp"
-            end_stage(f"stage {name}: {folder}: {DISK_FULL}", 1)
-        if isinstance(error, OSError) and error.filename and error.errno in NOT_WRITABLE:
-            reason = f"{error.filename}: {error.strerror}"
-            end_stage(f"stage {name}: {reason}; make it accessible, or write elsewhere with exp=DIR", 1)
+        if line := disk_problem(error, None):
+            end_stage(f"stage {name}: {line}", 1)
         log.exception("stage %s failed%s", name, _log_hint())
         sys.exit(1)
 
 
+def disk_problem(error: Exception, folder: Path | None) -> str | None:
+    """Returns what is wrong with a disk or a path, and what to do. None if the exception is not about that.
+
+    Args:
+        error: the exception.
+        folder: where files were written, if that is known.
+    """
+    file = error.filename if isinstance(error, OSError) else None
+    if is_disk_full(error, folder):
+        return f"{folder or file or 'exp'}: {DISK_FULL}"
+    if isinstance(error, OSError) and file and error.errno in NOT_WRITABLE:
+        return f"{file}: {error.strerror}; make it accessible, or write elsewhere with exp=DIR"
+    return None
+
+
+NO_LOG = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 
@@ -197,7 +241,7 @@ def ends_on_signals(name: str) -> Iterator[None]:
         sys.exit(128 + signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, terminate)
-    if os.environ.get("ASR_AM_RECIPE") == str(os.getppid()):  # bash does not pass SIGTERM on
+    if started_by_recipe():  # bash does not pass SIGTERM on
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
         yield
@@ -239,6 +283,8 @@ def corpus_dir(cfg: DictConfig) -> Path:
 
 def check(cfg: DictConfig) -> None:
     """Raises InputError if an option in no section is of another type or out of range."""
+    if str(cfg.exp).startswith("~"):
+        raise InputError(f"exp={cfg.exp}: this shell leaves ~ as it is; write exp=$HOME{str(cfg.exp)[1:]}")
     top = {field.name: cfg[field.name] for field in fields(RecipeOptions)}
     lists = {name: OmegaConf.to_container(node, resolve=True) for name, node in top.items() if OmegaConf.is_list(node)}
     build(RecipeOptions, top | lists, "")
@@ -279,21 +325,26 @@ def start_logging(path: Path, quiet: bool = False) -> None:
         path: the log file, which is appended to.
         quiet: write nothing to stdout.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     root = logging.getLogger()
     for handler in root.handlers[:]:
         root.removeHandler(handler)
         handler.close()
-    file = LogFile(path)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     console = ConsoleHandler(sys.stdout)
     console.setFormatter(logging.Formatter("  %(message)s"))
     console.addFilter(lambda record: logging.INFO <= record.levelno < logging.WARNING and not quiet)
     problems = ConsoleHandler(sys.stderr)
     problems.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
     problems.setLevel(logging.WARNING)
-    for handler in (file, console, problems):
-        root.addHandler(handler)
+    root.addHandler(console)
+    root.addHandler(problems)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = LogFile(path)
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        root.addHandler(file)
+    except OSError as error:
+        if error.errno not in NO_LOG:  # a stage that is up to date needs none
+            raise
     root.setLevel(logging.INFO)
     for ours in ("asr_am", "local"):  # details, such as each pass of the GMM training, go to the file only
         logging.getLogger(ours).setLevel(logging.DEBUG)

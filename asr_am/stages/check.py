@@ -10,6 +10,7 @@ from importlib import import_module
 from hydra import initialize_config_dir
 
 from asr_am.stages.app import ends_on_signals, reports_errors
+from asr_am.stages.option_checks import check_jobs
 from asr_am.stages.overrides import CONF, TargetsFn, check_sweep, late_overrides
 
 STAGES = ("data", "lang", "features", "align", "speaker", "egs", "train")  # those after it use the name of the run
@@ -26,10 +27,11 @@ def check_recipe(first: int, last: int, overrides: Sequence[str]) -> None:
         overrides: those of the command.
 
     Raises:
-        InputError: jobs of a sweep would overwrite each other's training.
+        InputError: an option is wrong, or jobs of a sweep would overwrite each other's training.
     """
     functions: list[TargetsFn] = [import_module(f"asr_am.stages.{name}").targets for name in STAGES]
     with initialize_config_dir(str(CONF), version_base="1.3"):
+        check_jobs(overrides)
         if first <= TRAIN <= last:
             check_sweep(functions[TRAIN], overrides)
         for override, number, out in late_overrides(functions[:first], overrides):

@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from asr_am.options import build
+from asr_am.errors import InputError
+from asr_am.options import build, choices
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import input_dirs
-from asr_am.stages.systems import SystemPlan, graph_dir, language_models, lm_scale_grid, lm_scales, plans
+from asr_am.stages.systems import (
+    GMM_FEATURES,
+    SystemPlan,
+    graph_dir,
+    language_models,
+    lm_scale_grid,
+    lm_scales,
+    plans,
+)
 from asr_am.stages.target import Target
+
+if TYPE_CHECKING:
+    from asr_am.decode.scorer import Window
+    from asr_am.decode.search import SearchOptions
+
+
+@dataclass(frozen=True)
+class DecodeSection:
+    """The options of section `decode`. They are explained in conf/config.yaml."""
+
+    self_loop_scale: float
+    search: Mapping[str, float]
+    lm_weights: Sequence[float]
+    insertion_penalties: Sequence[float]
+    nbest: int
+    windows: Sequence[str]
+
+    def __post_init__(self) -> None:
+        """Raises InputError if a value is out of range."""
+        if self.nbest < 0 or self.self_loop_scale < 0:
+            raise InputError("decode.nbest and decode.self_loop_scale must not be negative")
+        if not self.windows:
+            raise InputError("decode.windows: is empty; give at least one window, for instance 21/10")
 
 
 def targets(cfg: DictConfig) -> list[Target]:
@@ -78,20 +113,16 @@ def decode(
         out: directory to write into.
     """
     from asr_am.decode.decode_set import decode_sets
-    from asr_am.decode.scorer import Window
-    from asr_am.decode.search import SearchOptions
     from asr_am.decode.shards import DecodeOptions
     from asr_am.decode.system import System, feature_kind_of
 
     align_dir, model = root / "align" / plan.gmm, plan.model / "best.pt" if plan.model else None
+    search, windows = search_and_windows(options)
     system = System(
         align_dir, features_dir=root / "features", lang_dir=root / "lang", graph_dir=graph_folder,
-        feature_kind=feature_kind_of(align_dir, model), model=model,
-        search=build(SearchOptions, options["search"], "decode.search"),
+        feature_kind=feature_kind_of(align_dir, model), model=model, search=search,
     )  # fmt: skip
-    parts = {"search": system.search, "grid": tuple(lm_scales(grid)), "nbest": options["nbest"]}
-    how = build(DecodeOptions, parts, "decode")
-    windows = [Window.parse(text) for text in options["windows"]]
+    how = DecodeOptions(search, tuple(lm_scales(grid)), options["nbest"])
     decode_sets(system, root / "data", out, how, windows=windows, jobs=jobs)
 
 
@@ -107,6 +138,24 @@ def likelihoods(decoded: Path, out: Path) -> None:
     for subset in ("dev", "test"):
         utterances = InputReader(system.features_dir, system.feature_kind, subset).utterances
         write_log_likelihoods(system.source(subset).load(), utterances, states, out / f"{subset}.scp")
+
+
+def search_and_windows(options: Mapping[str, Any]) -> tuple[SearchOptions, list[Window]]:
+    """Returns beams and windows of the group `decode`. Raises InputError for an option of the group that is wrong."""
+    from asr_am.decode.scorer import Window
+    from asr_am.decode.search import SearchOptions
+
+    given = build(DecodeSection, options, "decode")
+    return build(SearchOptions, given.search, "decode.search"), [Window.parse(text) for text in given.windows]
+
+
+def check_options(cfg: DictConfig) -> None:
+    """Raises InputError if an option of this stage is unknown, of another type or out of range."""
+    search_and_windows(values(cfg.decode))
+    lm_scale_grid(cfg)
+    language_models(cfg)
+    if unknown := [name for name in cfg.systems if name not in (*GMM_FEATURES, "nnet")]:
+        raise InputError(f"systems: {unknown[0]!r} is unknown{choices(str(unknown[0]), [*GMM_FEATURES, 'nnet'])}")
 
 
 main = stage("decode", targets)

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from omegaconf import DictConfig
 
+from asr_am.errors import InputError
 from asr_am.features.fusion import base_of
+from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.target import Target
+
+
+@dataclass(frozen=True)
+class EgsOptions:
+    """The options of section `egs`. They are explained in conf/config.yaml."""
+
+    chunk: int
+    dtype: Literal["float16", "float32"]
+    shard_frames: int
+
+    def __post_init__(self) -> None:
+        """Raises InputError if a value is out of range."""
+        for name in ("chunk", "shard_frames"):
+            if getattr(self, name) < 1:
+                raise InputError(f"egs.{name}={getattr(self, name)}: must be at least 1")
 
 
 def targets(cfg: DictConfig) -> list[Target]:
@@ -18,9 +37,9 @@ def targets(cfg: DictConfig) -> list[Target]:
     kind, system = cfg.features.name, cfg.align.system
     options = {"kind": kind, "system": system} | values(cfg.egs)
     options |= {"random_phase": True} if cfg.features.get("random_phase") else {}
-    build = partial(pair, root, options, cfg.nj)
+    build_egs = partial(pair, root, options, cfg.nj)
     inputs = [*input_dirs(cfg, kind), root / "align"]
-    return [Target(egs_dir(cfg), inputs, options, build, checked_in_parts=("features.*.npy", "targets.*.npy"))]
+    return [Target(egs_dir(cfg), inputs, options, build_egs, checked_in_parts=("features.*.npy", "targets.*.npy"))]
 
 
 def input_dirs(cfg: DictConfig, kind: str) -> list[Path]:
@@ -40,6 +59,11 @@ def pair(root: Path, options: dict, jobs: int, out: Path) -> None:
     plain = dict(options)
     kind, system = plain.pop("kind"), plain.pop("system")
     make_egs(root / "features", kind, root / "align" / system, out, jobs=jobs, **plain)
+
+
+def check_options(cfg: DictConfig) -> None:
+    """Raises InputError if an option of this stage is unknown, of another type or out of range."""
+    build(EgsOptions, values(cfg.egs), "egs")
 
 
 main = stage("egs", targets)

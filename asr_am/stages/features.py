@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
+from asr_am.errors import InputError
+from asr_am.features.fusion import base_of
+from asr_am.options import build, choices
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.target import Target
+
+
+@dataclass(frozen=True)
+class FeatureOptions:
+    """The options of group `features`. They are explained in its files.
+
+    Attributes:
+        name: kind of the network's features.
+        kinds: options of each kind that this stage makes.
+        random_phase: whether stacks of frames begin at different frames of an utterance.
+    """
+
+    name: str
+    kinds: Mapping[str, Any]
+    random_phase: bool = False
+
+
+@dataclass(frozen=True)
+class KindOptions:
+    """The options of one kind: those of `extract_features`."""
+
+    num_bins: int
+    num_ceps: int | None = None
+    low_freq: float = 20.0
+    high_freq: float = 0.0
+    resample: bool = False
 
 
 def targets(cfg: DictConfig) -> list[Target]:
@@ -37,6 +69,24 @@ def extract(data_dir: Path, kind: str, options: dict, jobs: int, allow_pipes: bo
     from asr_am.features.extract import extract_features
 
     extract_features(data_dir, out, kind=kind, jobs=jobs, allow_commands=allow_pipes, **options)
+
+
+def check_options(cfg: DictConfig) -> None:
+    """Raises InputError if an option of this stage is unknown, of another type or out of range."""
+    from asr_am.features.extract import KINDS
+    from asr_am.features.fusion import streams_of
+    from asr_am.features.spectral import SpectralOptions
+
+    options = build(FeatureOptions, values(cfg.features), "features")
+    for kind, given in options.kinds.items():
+        if kind not in KINDS:
+            raise InputError(f"features.kinds.{kind}: there is no such kind{choices(kind, KINDS)}")
+        made = build(KindOptions, given, f"features.kinds.{kind}")
+        SpectralOptions(cfg.corpus.sampling_rate, made.num_bins, made.num_ceps, made.low_freq, made.high_freq)
+    known = [*options.kinds, "lda", "fmllr", "ivector"]
+    for stream in streams_of(options.name):
+        if base_of(stream) not in known:
+            raise InputError(f"features.name={options.name}: there is no kind {stream}{choices(stream, known)}")
 
 
 main = stage("features", targets)

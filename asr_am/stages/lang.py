@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from omegaconf import DictConfig
 
+from asr_am.errors import InputError
+from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.target import Target
+
+
+@dataclass(frozen=True)
+class LangOptions:
+    """The options of `corpus.lang`: those of `prepare_lang` and `check_transcripts`."""
+
+    position_dependent: bool
+    silence_prob: float
+    oov: Literal["unk", "error"]
+
+    def __post_init__(self) -> None:
+        """Raises InputError if a value is out of range."""
+        if not 0 <= self.silence_prob < 1:
+            raise InputError(f"corpus.lang.silence_prob={self.silence_prob}: must be at least 0 and below 1")
+
+
+@dataclass(frozen=True)
+class NgramOptions:
+    """The options of an LM in `corpus.lms`: those of `prepare_lm`."""
+
+    order: int | None = None
+    arpa: str | None = None
+    text: str | None = "train"
+    max_ngrams: int | None = None
 
 
 def targets(cfg: DictConfig) -> list[Target]:
@@ -21,8 +49,8 @@ def targets(cfg: DictConfig) -> list[Target]:
         inputs = [root / "data", root / "lang"]
         if lm.get("arpa") and not (root / "data/lm" / lm["arpa"]).is_file():  # a file outside the corpus
             inputs += [path for path in [Path(lm["arpa"]).expanduser()] if path.is_file()]
-        build = partial(language_model, root / "data", root / "lang", name, lm)
-        lms.append(Target(root / "lm" / name, inputs, lm, build))
+        estimate = partial(language_model, root / "data", root / "lang", name, lm)
+        lms.append(Target(root / "lm" / name, inputs, lm, estimate))
     return [lang, *lms]
 
 
@@ -44,6 +72,13 @@ def language_model(data_dir: Path, lang_dir: Path, name: str, lm: dict, out: Pat
         data_dir, lang_dir, out, name=name, order=lm.get("order"), arpa=lm.get("arpa"), text=lm.get("text", "train"),
         max_ngrams=lm.get("max_ngrams"),
     )  # fmt: skip
+
+
+def check_options(cfg: DictConfig) -> None:
+    """Raises InputError if an option of this stage is unknown, of another type or out of range."""
+    build(LangOptions, values(cfg.corpus.lang), "corpus.lang")
+    for name, lm in values(cfg.corpus.lms).items():
+        build(NgramOptions, lm, f"corpus.lms.{name}")
 
 
 main = stage("lang", targets)

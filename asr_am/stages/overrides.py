@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from asr_am.errors import InputError
+from asr_am.options import choices, nearest
 from asr_am.stages.target import Target, made_from
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -129,22 +129,15 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
     """Returns an error of Hydra or OmegaConf in one line, with the nearest names for a misspelt one."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, name = error.missing_cfg_file.rpartition("/")
-        return f"{group}={name}: there is no such choice{_nearest(name, error.options)}; there are " + ", ".join(
-            error.options
-        )
+        return f"{group}={name}: there is no such choice{choices(name, error.options)}"
     text = " ".join(str(error).split())
     if found := re.match(r"Could not override '(\S+)'", text):
         key = found[1]
         names = _option_names(overrides)
         leaf = {name.rpartition(".")[2]: name for name in reversed(names)}
-        near = _nearest(key, names) or _nearest(key.rpartition(".")[2], leaf, leaf)
+        near = nearest(key, names) or nearest(key.rpartition(".")[2], leaf, leaf)
         return f"{key}: there is no such option{near}"
     return text
-
-
-def _nearest(name: str, known: Sequence[str] | dict[str, str], full: dict[str, str] | None = None) -> str:
-    near = get_close_matches(name, list(known), n=3)
-    return f"; did you mean {' or '.join((full or {}).get(word, word) for word in near)}?" if near else ""
 
 
 def _option_names(overrides: Sequence[str]) -> list[str]:

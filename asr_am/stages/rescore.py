@@ -7,12 +7,16 @@ rescore=true.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 from omegaconf import DictConfig
 
 from asr_am.errors import InputError
+from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.systems import language_models, lm_scale_grid, lm_scales, plans
 from asr_am.stages.target import KEY, Target, git_commit
@@ -65,8 +69,8 @@ def rescore_target(cfg: DictConfig, run: str, lm: str) -> Target:
     decoded, out = root / "decode" / run, root / "rescore" / f"{run}+{cfg.lm.name}"
     arpa, recurrent = root / "lm" / lm, root / "lm" / cfg.lm.name
     options = {"nbest": cfg.lm.nbest, "grid": lm_scale_grid(cfg)}
-    build = partial(rescore, root, decoded, arpa, recurrent, options, cfg.nj)
-    return Target(out, [root / "data", decoded, arpa, recurrent], options, build)
+    rescored = partial(rescore, root, decoded, arpa, recurrent, options, cfg.nj)
+    return Target(out, [root / "data", decoded, arpa, recurrent], options, rescored)
 
 
 def train(root: Path, config: dict, text: Path, out: Path) -> None:
@@ -95,6 +99,33 @@ def rescore(root: Path, decoded: Path, arpa: Path, recurrent: Path, options: dic
         decoded, root / "data", arpa / "lm.arpa", recurrent / "best.pt", out, grid=lm_scales(options["grid"]),
         count=options["nbest"], jobs=jobs,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LmSection:
+    """The options of group `lm`. They are explained in its files."""
+
+    name: str
+    text: str
+    units: Literal["word", "sentencepiece"]
+    pieces: int
+    nbest: int
+    model: Mapping[str, Any]
+    train: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Raises InputError if a value is out of range."""
+        for name in ("pieces", "nbest"):
+            if getattr(self, name) < 1:
+                raise InputError(f"lm.{name}={getattr(self, name)}: must be at least 1")
+
+
+def check_options(cfg: DictConfig) -> None:
+    """Raises InputError if an option of this stage is unknown, of another type or out of range."""
+    from asr_am.train.lm import LmOptions
+
+    section = build(LmSection, values(cfg.lm), "lm")
+    LmOptions.build(section.model, section.train)
 
 
 main = stage("rescore", targets)

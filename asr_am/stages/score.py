@@ -13,6 +13,7 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from asr_am.errors import InputError
+from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.rescore import mixture_name
 from asr_am.stages.systems import SystemPlan, language_models, lm_scale_grid, lm_scales, plans
@@ -36,22 +38,39 @@ SPEAKER_COLUMNS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class ScoreOptions:
+    """The options of section `score`. They are explained in conf/config.yaml."""
+
+    subsets: Mapping[str, str]
+    bootstrap: int
+
+    def __post_init__(self) -> None:
+        """Raises InputError if a value is out of range."""
+        if self.bootstrap < 1:
+            raise InputError(f"score.bootstrap={self.bootstrap}: must be a whole number of resamples, at least 1")
+
+
 def targets(cfg: DictConfig) -> list[Target]:
     """Returns a target per system and LM, and with rescore=true another per system and mixture."""
     root = corpus_dir(cfg)
     made = []
     options = values(cfg.score) | {"grid": lm_scale_grid(cfg)}
-    if not isinstance(options["bootstrap"], int) or options["bootstrap"] < 1:
-        raise InputError(f"score.bootstrap={options['bootstrap']}: must be a whole number of resamples, at least 1")
+    check_options(cfg)
     for system in plans(cfg):
         for name in language_models(cfg):
             lms = {"decode": name} | ({"rescore": mixture_name(cfg, name)} if cfg.rescore else {})
             for part, lm in lms.items():
                 run = f"{system.name}_{lm}"
                 words = root / part / run
-                build = partial(score_run, root, words, system, lm, options, cfg.nj, values(cfg.logger))
-                made.append(Target(root / "score" / run, [root / "data", words], options, build))
+                score = partial(score_run, root, words, system, lm, options, cfg.nj, values(cfg.logger))
+                made.append(Target(root / "score" / run, [root / "data", words], options, score))
     return made
+
+
+def check_options(cfg: DictConfig) -> None:
+    """Raises InputError if an option of this stage is unknown, of another type or out of range."""
+    build(ScoreOptions, values(cfg.score), "score")
 
 
 def score_run(

@@ -9,17 +9,22 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from asr_am.options import build
+from asr_am.errors import InputError
+from asr_am.options import build, choices
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.decode import graph_target
 from asr_am.stages.systems import SystemPlan, graph_dir
 from asr_am.stages.target import Target
+
+if TYPE_CHECKING:
+    from asr_am.decode.adapt import AdaptOptions
 
 GMM = "sat"
 
@@ -51,17 +56,12 @@ def copy_matrix(system: Path, out: Path) -> None:
 
 def adapt(root: Path, graph: Path, options: dict, jobs: int, out: Path) -> None:
     """Copies the matrix and the training speakers' transforms, and estimates those of the other sets in two passes."""
-    from asr_am.decode.adapt import AdaptationPaths, AdaptOptions, adapt_set, save_adaptation
-    from asr_am.decode.search import SearchOptions
+    from asr_am.decode.adapt import AdaptationPaths, adapt_set, save_adaptation
     from asr_am.features.adapted import read_transforms, write_transforms
-    from asr_am.hmm.adaptation import FmllrOptions
     from asr_am.hmm.gmm_system import TRANSFORMS
 
     system, work = root / "align" / GMM, out / "work"
-    parts: dict[str, Any] = {name: options[name] for name in ("passes", "first_beam", "first_max_active", "lm_weight")}
-    parts["search"] = build(SearchOptions, options["search"], "speaker.search")
-    parts["fmllr"] = build(FmllrOptions, options["fmllr"], "speaker.fmllr")
-    how = build(AdaptOptions, parts, "speaker")
+    how = adapt_options({name: value for name, value in options.items() if name not in ("lm", "sets")})
     copy_matrix(system, out)
     known = read_transforms(system / TRANSFORMS, "train")
     write_transforms(out, "train", known)
@@ -88,6 +88,30 @@ def extract_ivectors(features_dir: Path, options: dict, sets: list[str], jobs: i
 
     how = build(IvectorOptions, options, "ivectors")
     make_ivectors(features_dir, out, how, sets=sets, jobs=jobs, device=device)
+
+
+def adapt_options(options: Mapping[str, Any]) -> AdaptOptions:
+    """Returns the options of section `speaker` without `lm`, as the adaptation takes them."""
+    from asr_am.decode.adapt import AdaptOptions
+    from asr_am.decode.search import SearchOptions
+    from asr_am.hmm.adaptation import FmllrOptions
+
+    parts = dict(options)
+    parts["search"] = build(SearchOptions, parts.get("search", {}), "speaker.search")
+    parts["fmllr"] = build(FmllrOptions, parts.get("fmllr", {}), "speaker.fmllr")
+    return build(AdaptOptions, parts, "speaker")
+
+
+def check_options(cfg: DictConfig) -> None:
+    """Raises InputError if an option of this stage is unknown, of another type or out of range."""
+    from asr_am.features.ivector.train_extractor import IvectorOptions
+
+    options = values(cfg.speaker)
+    if (lm := options.pop("lm", None)) is not None and lm not in cfg.corpus.lms:
+        raise InputError(f"speaker.lm={lm}: is no LM of this corpus{choices(lm, cfg.corpus.lms)}")
+    adapt_options(options)
+    ivectors = {name: value for name, value in values(cfg.ivectors).items() if name not in ("name", "device")}
+    build(IvectorOptions, ivectors, "ivectors")
 
 
 main = stage("speaker", targets)

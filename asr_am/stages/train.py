@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from asr_am.distributed.runtime.slurm import slurm_environment
 from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.errors import InputError
+from asr_am.options import choices
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import egs_dir
 from asr_am.stages.target import Target, held_locks
@@ -36,15 +37,14 @@ log = logging.getLogger(__name__)
 
 SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every")  # options that change no result
 OPTIONAL_KEYS = ("init", "subset")  # part of the key only if they are set, for runs of earlier versions
+LAUNCHERS = ("alone", "virtual", "process", "torchrun")
 CHECKPOINT = "checkpoints/checkpoint-?????????"  # a failed run without one is removed
 
 
 def targets(cfg: DictConfig) -> list[Target]:
     """Returns the training run. Imports no torch."""
+    check_launcher(cfg)
     launcher, servers = cfg.launcher.name, num_dedicated_servers(cfg)
-    if launcher == "alone" and cfg.learners + servers != 1:
-        more = " and dedicated servers" if servers else ""
-        raise InputError(f"learners={cfg.learners}{more} need launcher=virtual, launcher=process or launcher=torchrun")
     if launcher == "torchrun":
         os.environ.update(slurm_environment(os.environ))  # for tasks of srun
     world = os.environ.get("WORLD_SIZE")
@@ -62,6 +62,23 @@ def targets(cfg: DictConfig) -> list[Target]:
             in_place=True, keep_if=CHECKPOINT, exclude=("wandb", "tensorboard", "checkpoints"), is_leader=is_leader,
         )
     ]  # fmt: skip
+
+
+def check_launcher(cfg: DictConfig) -> None:
+    """Raises InputError if the launcher does not exist, or starts one learner where several are configured."""
+    launcher, servers = cfg.launcher.name, num_dedicated_servers(cfg)
+    if launcher not in LAUNCHERS:
+        raise InputError(f"launcher.name={launcher}: there is no such launcher{choices(str(launcher), LAUNCHERS)}")
+    if launcher == "alone" and cfg.learners + servers != 1:
+        more = " and dedicated servers" if servers else ""
+        raise InputError(f"learners={cfg.learners}{more} need launcher=virtual, launcher=process or launcher=torchrun")
+
+
+def check_options(cfg: DictConfig) -> None:
+    """Raises InputError if an option of this stage is unknown, of another type or out of range."""
+    check_launcher(cfg)
+    cfg = with_current_targets(cfg)
+    check_strategy(TrainConfig.parse(cfg, corpus_dir(cfg) / "train" / cfg.run))
 
 
 def key_values(cfg: DictConfig) -> dict[str, object]:
@@ -91,16 +108,19 @@ def train_run(cfg: DictConfig, is_leader: bool, out: Path) -> None:
         is_leader: False on all hosts (launcher=process) or ranks (launcher=torchrun) but one, which write nothing here.
         out: directory of the run.
     """
+    from asr_am.train.run_setup import training_device
+
     cfg = with_current_targets(cfg)
     config = TrainConfig.parse(cfg, out)
     if is_leader:
-        check_run(config)
+        training_device(config.options)
+        check_strategy(config)
         OmegaConf.save(cfg, out / "config.yaml", resolve=True)  # the worker processes read it
     launchers = {"alone": train_alone, "virtual": train_simulated, "process": train_processes, "torchrun": run_worker}
     launchers[config.launcher](config)
 
 
-def check_run(config: TrainConfig) -> None:
+def check_strategy(config: TrainConfig) -> None:
     """Finds the options that a learner would refuse, before any learner starts.
 
     Makes the strategy once, for a model of two weights and a virtual team of the configured size.
@@ -114,10 +134,9 @@ def check_run(config: TrainConfig) -> None:
     from asr_am.distributed.flat_params import FlatParams
     from asr_am.distributed.optimizer import Optimizer
     from asr_am.distributed.simulator import SimCluster, SimTeam
-    from asr_am.train.run_setup import check_batch, training_device
+    from asr_am.train.run_setup import check_batch
 
     check_batch(config.options, config.learners)
-    training_device(config.options)
     cluster, workload, size = config.cluster, config.workload, config.size
     cluster.faults.check(size)
     if config.launcher != "virtual":  # the cluster's hosts do not count then, so that any number of learners fits

@@ -1,0 +1,100 @@
+"""Checks every option of a configuration, also those of other stages and of outputs that are up to date.
+
+A stage checks its options when it makes something. That leaves out a misspelt `+key`, options that change no result,
+and options of stages that do not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from importlib import import_module
+from itertools import product
+
+import yaml
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from asr_am.errors import InputError
+from asr_am.options import choices, nearest
+from asr_am.stages.app import RecipeOptions, check, corpus_dir
+from asr_am.stages.overrides import CONF, single_values
+
+GROUPS = ("align", "cluster", "corpus", "features", "ivectors", "launcher", "lm", "logger", "model", "schedule",
+          "strategy", "train", "workload")  # fmt: skip
+SECTIONS = (*GROUPS, "decode", "egs", "score", "speaker")
+CHECKED = ("corpus", "exp", "nj", "seed")  # overrides that need no further check
+STAGES_WITH_OPTIONS = ("lang", "features", "align", "speaker", "egs", "train", "decode", "rescore", "score")
+
+
+def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Checks every option. Imports torch unless all of them are sure to be right.
+
+    Args:
+        cfg: the whole configuration.
+        overrides: those that it was composed with.
+
+    Raises:
+        InputError: an option is unknown, missing, of another type, out of range or does not fit another one.
+    """
+    check(cfg)
+    check_names("", cfg, [*(field.name for field in fields(RecipeOptions)), *SECTIONS])
+    for section in SECTIONS:
+        if not OmegaConf.is_dict(cfg.get(section)):
+            raise InputError(f"{section}={cfg.get(section)}: must be a section with options")
+    check_names("corpus.", cfg.corpus, corpus_options())
+    given = {override.lstrip("+~").partition("=")[0] for override in overrides}
+    if not given <= set(CHECKED) and not trained_with(cfg):
+        for name in STAGES_WITH_OPTIONS:
+            import_module(f"asr_am.stages.{name}").check_options(cfg)
+
+
+def check_jobs(overrides: Sequence[str]) -> None:
+    """Checks every option of every job of a command. Call it where configurations can be composed.
+
+    Args:
+        overrides: those of the command, with their sweeps.
+
+    Raises:
+        InputError: an option is wrong.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    for job in product(*(single_values(override) for override in parsed)):
+        check_options(compose_job(list(job)), job)
+
+
+def compose_job(overrides: list[str]) -> DictConfig:
+    """Returns the configuration of a job, as Hydra gives it to a stage."""
+    cfg = compose("config", overrides=overrides, return_hydra_config=True)
+    if not HydraConfig.initialized():
+        HydraConfig.instance().set_config(cfg)  # for ${experiment_or:NAME}
+    return OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
+
+
+def check_names(prefix: str, node: DictConfig, known: Iterable[str]) -> None:
+    """Raises InputError if a section has an option that is not among the known ones."""
+    known = set(known)
+    for name in map(str, node):
+        if name not in known:
+            near = nearest(name, known) or choices(name, sorted(known))
+            raise InputError(f"{prefix}{name}: there is no such option{near}")
+
+
+def corpus_options() -> set[str]:
+    """Returns the names of the options of `corpus` in all files of conf/corpus."""
+    files = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in (CONF / "corpus").glob("*.yaml")]
+    return {str(name) for file in files for name in file.get("corpus", {})}
+
+
+def trained_with(cfg: DictConfig) -> bool:
+    """Returns True if the finished training run of this configuration was made with all of its values."""
+    run = corpus_dir(cfg) / "train" / cfg.run
+    saved = run / "config.yaml"
+    return (run / ".done").exists() and saved.exists() and saved.read_text() == resolved(cfg)
+
+
+def resolved(cfg: DictConfig) -> str:
+    """Returns a configuration as YAML, as stage train saves it."""
+    return OmegaConf.to_yaml(cfg, resolve=True)

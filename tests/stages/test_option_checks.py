@@ -1,0 +1,93 @@
+"""Every option is checked before a stage runs, also those of other stages and of outputs that are up to date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from asr_am.errors import InputError
+from asr_am.stages.option_checks import check_jobs, check_options, compose_job, trained_with
+from asr_am.stages.overrides import CONF
+
+
+def check(exp: Path, *overrides: str) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        check_jobs([f"exp={exp}", "logger=none", *overrides])
+
+
+@pytest.fixture(scope="module")
+def default(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose_job([f"exp={tmp_path_factory.mktemp('exp')}", "logger=none"])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("+experiment=try",), ("+experiment=fusion", "corpus=an4"), ("+experiment=psp", "corpus=an4"),
+        ("corpus=kaldi", "corpus.name=mine", "+corpus.subsets.swb=sw_", "~corpus.lms.kn3", "+corpus.lms.mine.order=2"),
+        ("features=lfbe64_lfr", "align=triphone", "schedule=newbob"), ("train=paper", "model=blstm_swb2000"),
+        ("cluster=ibm_a,aws_p3", "strategy=sync,bmuf", "launcher=virtual", "learners=2,4"),
+        ("strategy=psp", "launcher=process", "learners=4", "strategy.apart=true", "strategy.servers=2"),
+        ("+workload.frames_per_second.gpu=3", "cluster.device=gpu", "+cluster.fabric_bandwidth=1e9", "lm=parallax_lm"),
+    ],
+    ids=lambda overrides: overrides[0],
+)  # fmt: skip
+def test_right_options_are_accepted(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    check(tmp_path, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("+stratgy=sync", r"^stratgy: there is no such option; did you mean strategy\?$"),
+        ("+corpus.hourz=3", r"^corpus\.hourz: there is no such option; did you mean hours\?$"),
+        ("+corpus.lms.kn3.ordr=2", r"^corpus\.lms\.kn3\.ordr: .* did you mean order\?"),
+        ("corpus.lang.oov=drop", r"^corpus\.lang\.oov=drop: "), ("corpus.lang.silence_prob=1", "silence_prob=1: must"),
+        ("features.name=fmlr+logmel", r"^features\.name=.* no kind fmlr; did you mean fmllr\?"),
+        ("+features.kinds.plp.num_bins=3", r"^features\.kinds\.plp: "),
+        ("features.kinds.mfcc.num_ceps=99", "^features: num_ceps=99"),
+        ("+align.trii.leaves=2", r"^align\.trii: .* did you mean tri\?"), ("align.system=gmm", r"^align\.system=gmm: "),
+        ("align.tri.leaves=many", r"^align\.tri\.leaves=many: "), ("+speaker.pass=1", r"^speaker\.pass: .*passes\?"),
+        ("speaker.lm=kn9", r"^speaker\.lm=kn9: .* did you mean kn3\?"), ("ivectors.dim=0", r"^ivectors\.dim=0: "),
+        ("+egs.chunks=1", r"^egs\.chunks: .* did you mean chunk\?"), ("egs.dtype=int8", r"^egs\.dtype=int8: "),
+        ("schedule.base=x", r"^schedule\.base=x: "), ("train.device=tpu", r"^train\.device=tpu: "),
+        ("train.report_every=0", r"^train\.report_every=0: "), ("+strategy.foo=1", r"^strategy\.foo: "),
+        ("learners=3", "^learners=3 need launcher"), ("launcher.name=mpi", r"^launcher\.name=mpi: "),
+        ("cluster.hosts=0", r"^cluster\.hosts: "), ("workload.bytes=-1", r"^workload\.bytes: "),
+("+decode.nbst=3", r"^decode\.nbst: .* did you mean nbest\?"),
+        ("decode.windows=[9/10]", r"^decode\.windows: '9/10'"), ("decode.lm_weights=[]", r"^decode\.lm_weights="),
+        ("systems=[nnet,st]", r"^systems: 'st' is unknown; did you mean sat\?"), ("lms=[kn4]", "^lms: 'kn4'"),
+        ("lm.units=char", r"^lm\.units=char: "), ("lm.train.epochs=0", r"^lm\.train\.epochs=0: "),
+        ("score.bootstrap=0", r"^score\.bootstrap=0: "), ("egs=null", "^egs=None: must be a section"),
+    ],
+)  # fmt: skip
+def test_a_wrong_option_of_any_group_is_named(default: DictConfig, override: str, message: str) -> None:
+    parsed = OverridesParser.create().parse_override(override)
+    OmegaConf.update(cfg := default.copy(), parsed.key_or_group, parsed.value(), force_add=True)
+    with pytest.raises(InputError, match=message):
+        check_options(cfg, [override])
+
+
+def test_a_wrong_option_in_a_later_job_of_a_sweep_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^seed=-2: "):
+        check(tmp_path, "seed=1,-2")
+
+
+def test_options_of_a_finished_run_are_not_checked_again_unless_they_differ(tmp_path: Path) -> None:
+    overrides = [f"exp={tmp_path}", "logger=none", "+experiment=try", "train.epochs=2"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose_job(overrides)
+        run = tmp_path / cfg.corpus.name / "train" / cfg.run
+        run.mkdir(parents=True)
+        OmegaConf.save(cfg, run / "config.yaml", resolve=True)
+        assert not trained_with(cfg), "it is not finished"
+        (run / ".done").write_text("{}")
+        assert trained_with(cfg)
+        assert not trained_with(compose_job([*overrides, "nj=7"]))
+        with pytest.raises(InputError, match=r"schedule\.base=x"):
+            check_options(compose_job([*overrides, "schedule.base=x"]), ["schedule.base=x"])
