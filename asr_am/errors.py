@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import math
+import shutil
+from pathlib import Path
 
 MAX_MESSAGE = 800  # characters
 
@@ -28,11 +31,22 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_MESSAGE else f"{text[:half]} ... {text[-half:]}"
 
 
+LEAST_FREE = 1 << 16  # bytes
 DISK_FULL = "the disk is full; free some space, then the same command continues"
 
 
-def is_disk_full(error: BaseException | None) -> bool:
-    """Returns True if an exception, or one that it followed, says that the disk or a quota is full."""
+def is_disk_full(error: BaseException | None, folder: Path | None = None) -> bool:
+    """Returns True if an exception, or one that it followed, says that the disk or a quota is full.
+
+    Libraries that write in C or C++ do not say so, or write a part of a file without an error. So an exception counts
+    as well if nothing is left on the disk of `folder`.
+
+    Args:
+        error: the exception.
+        folder: where it wrote, if that is known.
+    """
+    if folder is not None and _free_bytes(folder) < LEAST_FREE:
+        return True
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
@@ -40,3 +54,11 @@ def is_disk_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _free_bytes(folder: Path) -> float:
+    """Returns the free space of the disk of a folder, infinite if it is not known."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return math.inf

@@ -35,7 +35,7 @@ def align(root: Path, options: dict, jobs: int, out: Path) -> None:
     from asr_am.hmm.align_corpus import align_corpus
 
     systems = gmm_options(options)
-    align_corpus(root / "data", root / "lang", root / "features", out, final=final, jobs=jobs, **systems)
+    align_corpus(root / "data", root / "lang", root / "features", out, jobs=jobs, **systems)
 
 
 def check_options(cfg: DictConfig) -> None:

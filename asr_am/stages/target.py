@@ -158,9 +158,12 @@ class Target:
             log.info("%s was made from other inputs or values: kept until %s is finished", self.out, folder)
         try:
             self.build(folder)
-        except BaseException:
+        except BaseException as error:
+            full = isinstance(error, Exception) and is_disk_full(error, folder)
             if fresh and self.in_place and not any(folder.glob(self.keep_if)):
                 shutil.rmtree(folder)
+            if full:
+                raise InputError(f"{self.out}: {DISK_FULL}") from error
             raise
         made = [
             p for p in sorted(folder.rglob("*")) if p.is_file() and p.relative_to(folder).parts[0] not in self.exclude

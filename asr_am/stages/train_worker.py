@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.data.checksums import intact
 from asr_am.distributed.runtime.worker_process import end_process, set_parent_death_signal
-from asr_am.errors import DISK_FULL, InputError, is_disk_full
-from asr_am.stages.app import start_logging
+from asr_am.errors import InputError
+from asr_am.stages.app import disk_problem, start_logging
 from asr_am.stages.train_config import TrainConfig
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def main() -> None:
         log.error("learner %s: %s", rank, error)
         status = 1
     except Exception as error:
-        if is_disk_full(error):
-            log.error("learner %s: %s: %s", rank, path.parent, DISK_FULL)
+        if line := disk_problem(error, path.parent):
+            log.error("learner %s: %s", rank, line)
             status = 1
         else:
             log.exception("learner %s failed", rank)
