@@ -11,32 +11,17 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from typing import Any, TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from asr_am.progress import ProgressBar, mute
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
-
-
-def track(iterable: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
-    """Yields from `iterable` with a progress bar on stderr, if stderr is a terminal."""
-    if total is None and isinstance(iterable, Sequence):
-        total = len(iterable)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        yield from progress.track(iterable, description=description, total=total)
 
 
 _work: tuple[Callable[[Any], Any], Sequence[Any]]  # function and items, set in worker processes
@@ -49,6 +34,7 @@ def _init_worker(parent: int, function: Callable[[Any], Any], items: Sequence[An
     """
     global _work
     _work = function, items
+    mute()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the parent's handler
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -59,14 +45,20 @@ def _init_worker(parent: int, function: Callable[[Any], Any], items: Sequence[An
         sys.modules["torch"].set_num_threads(1)
 
 
-def _run_item(number: int) -> Any:
+def _run_items(numbers: range) -> list[Any]:
     function, items = _work
-    return function(items[number])
+    return [function(items[number]) for number in numbers]
+
+
+def _count(bar: ProgressBar, size: int, future: Future[list[Any]]) -> None:
+    if not future.cancelled():
+        bar.advance(size)
 
 
 def parallel_map(
-    function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str, chunk: int = 1
-) -> list[Result]:
+    function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str, chunk: int = 1,
+    sizes: Sequence[int] | None = None, unit: str = "",
+) -> list[Result]:  # fmt: skip
     """Computes `[function(item) for item in items]` in forked processes.
 
     Args:
@@ -75,6 +67,8 @@ def parallel_map(
         jobs: Number of processes. Up to 1 runs in this process.
         description: Label of the progress bar.
         chunk: Number of items that a worker takes at a time.
+        sizes: What the progress bar counts for each item, for instance its utterances. Default: 1.
+        unit: Name of what is counted, to show a rate.
 
     Returns:
         The results in the order of items. They are pickled, so large ones belong in files.
@@ -83,15 +77,32 @@ def parallel_map(
         RuntimeError: A worker was killed from outside.
         Exception: The first exception that an item raised.
     """
-    if jobs <= 1 or len(items) <= 1:
-        return [function(item) for item in track(items, description)]
+    sizes = sizes or [1] * len(items)
+    with ProgressBar(description, sum(sizes), unit=unit) as bar:
+        if jobs > 1 and len(items) > 1:
+            return _map_in_pool(function, items, min(jobs, len(items)), description, chunk, sizes, bar)
+        results = []
+        for item, size in zip(items, sizes, strict=True):
+            results.append(function(item))
+            bar.advance(size)
+        return results
+
+
+def _map_in_pool(
+    function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str, chunk: int,
+    sizes: Sequence[int], bar: ProgressBar,
+) -> list[Result]:  # fmt: skip
     context = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(
-        min(jobs, len(items)), context, initializer=_init_worker, initargs=(os.getpid(), function, items)
-    )
+    pool = ProcessPoolExecutor(jobs, context, initializer=_init_worker, initargs=(os.getpid(), function, items))
     with pool:
         try:
-            return list(track(pool.map(_run_item, range(len(items)), chunksize=chunk), description, total=len(items)))
+            futures: list[Future[list[Result]]] = []
+            for first in range(0, len(items), chunk):
+                numbers = range(first, min(first + chunk, len(items)))
+                futures.append(pool.submit(_run_items, numbers))
+                size = sum(sizes[number] for number in numbers)
+                futures[-1].add_done_callback(partial(_count, bar, size))
+            return [result for future in futures for result in future.result()]
         except BrokenProcessPool as error:
             raise RuntimeError(
                 f"{description}: a worker process was killed (out of memory?); try a smaller --nj"

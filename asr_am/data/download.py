@@ -9,7 +9,7 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
 from asr_am.errors import InputError
-from asr_am.parallel import track
+from asr_am.progress import track
 
 BLOCK_BYTES = 1 << 20
 TIMEOUT_SECONDS = 60

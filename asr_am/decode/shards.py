@@ -177,7 +177,8 @@ def decode_shards(job: Job, utterances: Sequence[str], folder: Path, jobs: int, 
         )
     if missing:
         load_graph(job.graph)  # before the processes are forked, so that they share its memory
-    parallel_map(partial(decode_shard, job), missing, jobs, description)
+    sizes = [len(members) for _, members in missing]
+    parallel_map(partial(decode_shard, job), missing, jobs, description, sizes=sizes, unit="utterances")
     return [decoded for path, _ in shards for decoded in read_shard(path)]
 
 

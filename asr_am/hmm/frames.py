@@ -19,7 +19,7 @@ import numpy as np
 from asr_am.data.npz import read_npz, write_npz
 from asr_am.errors import InputError
 from asr_am.hmm import REMEDY
-from asr_am.parallel import track
+from asr_am.progress import track
 
 
 class FrameStore:

@@ -30,7 +30,8 @@ from asr_am.hmm.em import Accumulators
 from asr_am.hmm.expectations import Expectation, Occupation, add_weighted_outer, packed_size, unpack
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms
-from asr_am.parallel import parallel_map, track
+from asr_am.parallel import parallel_map
+from asr_am.progress import track
 
 SPLICED_BLOCK = 20_000  # spliced frames in memory at a time
 BLOCK = 16_384  # frames in memory at a time

@@ -25,6 +25,7 @@ from asr_am.hmm.states import StateTable
 from asr_am.hmm.tree import DecisionTree
 from asr_am.hmm.viterbi import Alignment, AlignOptions, Graphs, align, compile_graphs, log_alignment
 from asr_am.lang.lang_dir import Lang
+from asr_am.progress import track
 
 logger = logging.getLogger(__name__)
 MAX_FAILED_SHARE = 0.5  # training stops if a larger share of the utterances has no alignment
@@ -150,7 +151,7 @@ def train_mixtures(
     rng = np.random.default_rng(options.seed)
     boost = dict.fromkeys(silence_pdfs(ctx.lang, states), options.boost_silence)
     start, last_increase = gmms.num_gaussians, min(options.increase_until, options.iterations)
-    for iteration in range(1, options.iterations + 1):
+    for iteration in track(range(1, options.iterations + 1), f"training {name}"):
         title = f"{name} pass {iteration}/{options.iterations}"
         if iteration in options.realign:
             alignment = align(graphs, frames, gmms, states, options.align, ctx.jobs, f"{title}: align", boost)

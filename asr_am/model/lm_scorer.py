@@ -14,6 +14,7 @@ from torch import Tensor
 
 from asr_am.lang.units import BOUNDARY, Units
 from asr_am.model.lstm_lm import LstmLm
+from asr_am.progress import track
 
 POSITIONS = 4096  # units of a batch with padding, unless one sentence is longer
 LOGITS = 1 << 25  # computed at once, 128 MB
@@ -28,7 +29,7 @@ def word_logprobs(model: LstmLm, units: Units, sentences: Sequence[Sequence[str]
     lengths = [sum(map(len, words)) for words in spelled]
     result: list[np.ndarray] = [np.zeros(0)] * len(sentences)
     with torch.inference_mode():
-        for batch in _batches(lengths):
+        for batch in track(list(_batches(lengths)), "scoring sentences with the recurrent LM"):
             rows = [[unit for word in spelled[i] for unit in word] for i in batch]
             for i, unit_N in zip(batch, _unit_logprobs(model, rows), strict=True):
                 starts = [0, *accumulate(len(word) for word in spelled[i])][:-1]

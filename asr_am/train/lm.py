@@ -33,7 +33,7 @@ from asr_am.model.lm_scorer import word_logprobs
 from asr_am.model.lstm_lm import IGNORED, LstmLm, LstmLmOptions
 from asr_am.model.model_file import read_torch, write_torch
 from asr_am.options import build
-from asr_am.train.run_log import JsonLines, ProgressBar
+from asr_am.train.run_log import JsonLines, TrainingBar
 
 log = logging.getLogger(__name__)
 FORMAT = "asr_am language model checkpoint 1"
@@ -228,7 +228,7 @@ class LmRun:
         """Trains to the last epoch, or until dev perplexity has not fallen for `patience` epochs."""
         self._resume()
         self.metrics = JsonLines(self.out / "metrics.jsonl", self.progress.kept)
-        self.progress_bar = ProgressBar(self.options.epochs)
+        self.progress_bar = TrainingBar(self.options.epochs)
         self.progress_bar.start()
         try:
             while self.progress.epoch < self.options.epochs and self.progress.worse < self.options.patience:

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import yaml
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from asr_am.data.checksums import intact
 from asr_am.data.textfile import write_lines
 from asr_am.distributed.leases import SegmentRecord, record_to_json
 from asr_am.errors import InputError
+from asr_am.progress import ProgressBar
 from asr_am.train.checkpoint import TrainProgress
 from asr_am.train.comm_metrics import CommMetrics
 from asr_am.train.train_options import TrainOptions
@@ -258,35 +257,46 @@ def saved_config(directory: Path) -> dict[str, Any]:
     return {str(name): value for name, value in config.items()}
 
 
-class ProgressBar:
-    """A progress bar on stderr for the current epoch, with a status text behind it. Off unless stderr is a terminal."""
+class TrainingBar:
+    """The progress bar of a training run over all of its epochs. Only the leader of a team shows it."""
 
     def __init__(self, epochs: int) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(
-            *columns, TextColumn("{task.fields[status]}"), console=Console(stderr=True), transient=True,
-            disable=not sys.stderr.isatty(),
-        )  # fmt: skip
         self._epochs = epochs
-        self._task = self._progress.add_task("training", total=None, status="")
+        self._epoch, self._batches, self._done = 0, 0, 0
+        self._shown = False
+        self._bar: ProgressBar | None = None
 
     def start(self) -> None:
-        self._progress.start()
+        """Shows the bar from the next count on. A new leader calls this in the middle of an epoch."""
+        self._shown = True
+        if self._batches:
+            self.done(self._done)
 
     def stop(self) -> None:
-        self._progress.stop()
+        self._shown = False
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)
+            self._bar = None
 
     def epoch(self, epoch: int, batches: int, done: int) -> None:
         """Starts or resumes epoch `epoch` (from 0) of `batches` batches, `done` of which are finished."""
-        description = f"training, epoch {epoch + 1}/{self._epochs}"
-        self._progress.reset(self._task, total=batches, completed=done, description=description)
+        self._epoch, self._batches = epoch, batches
+        self.done(done)
 
     def done(self, batches: int) -> None:
         """Sets the number of finished batches of the epoch, counted over all learners."""
-        self._progress.update(self._task, completed=batches)
+        self._done = batches
+        done, total = self._epoch * self._batches + batches, self._epochs * self._batches
+        if self._bar is None and self._shown:
+            self._bar = ProgressBar("training", total, done)
+            self._bar.__enter__()
+        if self._bar is not None:
+            self._bar.description, self._bar.total = f"training, epoch {self._epoch + 1}/{self._epochs}", total
+            self._bar.update(done)
 
     def status(self, text: str) -> None:
-        self._progress.update(self._task, status=text)
+        if self._bar is not None:
+            self._bar.status = text
 
 
 class JsonLines:
@@ -326,7 +336,7 @@ class RunLog:
         config: options of the run, for the tracker. A config.yaml in `out`, the whole configuration, replaces them.
     """
 
-    def __init__(self, out: Path, tracker: Tracker, progress_bar: ProgressBar, config: Mapping[str, Any]) -> None:
+    def __init__(self, out: Path, tracker: Tracker, progress_bar: TrainingBar, config: Mapping[str, Any]) -> None:
         self.out, self.tracker, self.progress_bar, self._config = out, tracker, progress_bar, config
         self._is_open = False
 

@@ -22,7 +22,7 @@ from asr_am.model.build import make_model
 from asr_am.model.model_file import load_acoustic_model
 from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.gradient import ModelState, Validator
-from asr_am.train.run_log import NoTracker, ProgressBar, RunLog, Tracker
+from asr_am.train.run_log import NoTracker, RunLog, Tracker, TrainingBar
 from asr_am.train.train_options import TrainOptions
 
 
@@ -94,7 +94,7 @@ class RunSetup:
             workers=options.workers,
         )  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)
-        self.run_log = RunLog(out, tracker or NoTracker(), ProgressBar(options.epochs), options.plain())
+        self.run_log = RunLog(out, tracker or NoTracker(), TrainingBar(options.epochs), options.plain())
         self._plan: EpochPlan | None = None
 
     def model(self) -> AcousticModel:

@@ -213,8 +213,7 @@ class Trainer:
             self._rejoined = True
         gradients = GradientComputer(self.model_state, plan, leases, schedule, read_ahead=team.clock == "wall")
         gradient = team.timed(gradients) if team.rank < self.learners else no_gradient
-        if self._is_leader:
-            self.run_log.progress_bar.epoch(progress.epoch, len(plan), progress.done)
+        self.run_log.progress_bar.epoch(progress.epoch, len(plan), progress.done)
         self._segment_begin = begin = team.now()
         self._last_report = Report(begin, LossSums(), progress.updates // self.options.report_every)
         while (step_result := self.strategy.step(gradient)) is not None:

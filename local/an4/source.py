@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from asr_am.errors import InputError
-from asr_am.parallel import track
+from asr_am.progress import track
 
 logger = logging.getLogger(__name__)
 

@@ -46,6 +46,7 @@ from asr_am.features.ivector.statistics import (
     unpack,
 )
 from asr_am.parallel import parallel_map
+from asr_am.progress import track
 
 logger = logging.getLogger(__name__)
 
@@ -269,7 +270,7 @@ def train_extractor(blocks: Sequence[Path], work: Path, options: IvectorOptions,
         covariances_GDD = apply_floor(covariances_GDD, floor_DD)
         save_extractor(path, initial_extractor(means_GD, covariances_GDD, options.dim, options.seed))
     shares = [[blocks[k] for k in part] for part in np.array_split(np.arange(len(blocks)), SHARES) if len(part)]
-    for iteration in range(_iteration(path), options.iterations):
+    for iteration in track(range(_iteration(path), options.iterations), "training the i-vector extractor"):
         e_step = partial(accumulate_share, path, device)
         sums = reduce(add, parallel_map(e_step, shares, jobs, f"i-vector EM {iteration + 1}"))
         extractor = load_extractor(path).to(device)

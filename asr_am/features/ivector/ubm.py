@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from asr_am.errors import InputError
+from asr_am.progress import ProgressBar
 
 VARIANCE_FLOOR = 0.01  # share of the variance of all frames that no variance falls below
 MIN_COUNT = 20.0  # frames that updating a Gaussian's mean and variances needs
@@ -97,14 +98,19 @@ def train_ubm(x_ND: Tensor, num_gaussians: int, iterations: int, *, seed: int = 
     ubm = DiagUbm(x_ND.new_ones(1, dtype=torch.float64), mean_D[None], global_var_D[None])
     generator = torch.Generator().manual_seed(seed)
     floor_D, likelihoods = VARIANCE_FLOOR * global_var_D, []
-    while True:
-        last = ubm.num_gaussians == num_gaussians
-        for _ in range(iterations if last else max(1, iterations // 3)):
-            ubm, likelihood = em_update(ubm, x_ND, floor_D)
-            likelihoods.append(likelihood)
-        if last:
-            return ubm, likelihoods[-iterations:]
-        ubm = split(ubm, min(ubm.num_gaussians, num_gaussians - ubm.num_gaussians), generator)
+    sizes = [1]
+    while sizes[-1] < num_gaussians:
+        sizes.append(min(2 * sizes[-1], num_gaussians))
+    passes = [max(1, iterations // 3)] * (len(sizes) - 1) + [iterations]
+    with ProgressBar("training the UBM", sum(map(math.prod, zip(sizes, passes, strict=True)))) as bar:
+        for size, count in zip(sizes, passes, strict=True):
+            if size > 1:
+                ubm = split(ubm, size - ubm.num_gaussians, generator)
+            for _ in range(count):
+                ubm, likelihood = em_update(ubm, x_ND, floor_D)
+                likelihoods.append(likelihood)
+                bar.advance(size)  # the cost of a pass
+    return ubm, likelihoods[-iterations:]
 
 
 def em_update(ubm: DiagUbm, x_ND: Tensor, floor_D: Tensor) -> tuple[DiagUbm, float]:
