@@ -1,0 +1,595 @@
+"""Makes the mistakes of a first hour on purpose, on a small finished run, and writes scripts/MISTAKES.md.
+
+    python scripts/mistakes.py                       # all of them, about half an hour on two cores
+    python scripts/mistakes.py --only "full disk"    # those whose group or description has these words, again
+
+For each mistake the table has the command, the line that came, the exit status, and how many finished files changed.
+Rows that break a rule are marked with !: a traceback, more than one line on stderr, another exit status than expected,
+or a finished file that is lost or changed. Exits with 1 if there is such a row. Mounting disks needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK = Path("exp/mistakes")  # relative to ROOT, as all paths of the commands
+EXP, PRISTINE, OWN, OWN_PRISTINE = WORK / "exp", WORK / "finished", WORK / "own", WORK / "own_finished"
+CORPUS = EXP / "minicts"
+SMALL = (
+    f"exp={EXP}", "+experiment=try", "corpus.hours=0.08", "align.mono.iterations=6", "align.mono.realign=[1,2,3]",
+    "align.mono.increase_until=4", "align.tri.iterations=6", "align.tri.realign=[3]", "align.tri.increase_until=4",
+    "model.cells=32", "train.epochs=2", "train.checkpoint_every=10", "logger=none", "rescore=true",
+    "lm.train.epochs=2", "lm.nbest=5", "decode.lm_weights=[8,12]", "decode.search.beam=5", "systems=[nnet]",
+)  # fmt: skip
+RUN = ("recipes/minicts/run.sh", *SMALL)
+OWN_RUN = (
+    "recipes/kaldi/run.sh", "--name", "mine", "--train", f"{OWN}/train", "--test", f"{OWN}/test",
+    "--lexicon", f"{OWN}/lexicon.txt", f"exp={EXP}", "logger=none", "--stop-stage", "0",
+)  # fmt: skip
+STAGES = ("data", "lang", "features", "align", "speaker", "egs", "train", "decode", "rescore", "score", "report")
+OUTPUTS = {  # of each stage, to be removed so that it has something to do
+    0: ["data"], 1: ["lang", "lm/kn3"], 2: ["features/mfcc", "features/logmel"], 3: ["align"], 5: ["egs"], 6: ["train"],
+    7: ["graph", "decode"], 8: ["lm/lstm", "rescore"], 9: ["score"], 10: ["report", "RESULTS.md"],
+}  # fmt: skip
+RUN_NAME = "blstm-sync-v2-b32-s1"
+
+
+def nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of a mistake.
+
+    Attributes:
+        group: heading of the table.
+        what: the mistake.
+        command: the command.
+        status: its exit status.
+        line: what it wrote to stderr.
+        changed: number of finished files that were lost or changed.
+        problems: rules that it breaks.
+    """
+
+    group: str
+    what: str
+    command: str
+    status: int
+    line: str
+    changed: int
+    problems: list[str]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A mistake.
+
+    Attributes:
+        group: heading of the table.
+        what: the mistake.
+        command: the command.
+        prepare: makes the mistake, if it is not in the command.
+        expect: pattern of the line.
+        status: expected exit status.
+        warns: it may write more than one line, as warnings.
+        undo: called before the same command runs again, which must succeed.
+        signal: sent when the stage has begun.
+        cwd: folder to run in.
+    """
+
+    group: str
+    what: str
+    command: Sequence[str]
+    prepare: Callable[[], object] = nothing
+    expect: str = ""
+    status: int = 1
+    warns: bool = False
+    undo: Callable[[], object] | None = None
+    signal: signal.Signals | None = None
+    cwd: Path = ROOT
+    removes: Sequence[str] = field(default=())  # outputs that are not there before, so that the stage makes them
+
+
+def fingerprints(folder: Path) -> dict[str, tuple[int, int]]:
+    """Returns size and time of each file of the finished outputs below a folder, by its path."""
+    found = {}
+    for done in folder.rglob(".done"):
+        for path in done.parent.rglob("*"):
+            if path.is_file():
+                found[str(path)] = (path.stat().st_size, path.stat().st_mtime_ns)
+    return found
+
+
+def finished() -> dict[str, tuple[int, int]]:
+    """Returns what `fingerprints` returned for the finished run at its place."""
+    return {path.replace(str(PRISTINE), str(EXP), 1): value for path, value in fingerprints(PRISTINE).items()}
+
+
+def restore() -> None:
+    """Makes the folder of the finished run as it was, at the same place, since keys have paths in them."""
+    for source, target in ((PRISTINE, EXP), (OWN_PRISTINE, OWN)):
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(source, target, symlinks=True)
+
+
+def run(command: Sequence[str], cwd: Path = ROOT) -> tuple[int, str]:
+    """Runs a command. Returns its exit status and what it wrote to stderr."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=900)
+    return done.returncode, done.stderr.strip()
+
+
+def run_and_signal(mistake: Mistake) -> tuple[int, str]:
+    """Runs a command, and sends it a signal when the first stage has begun to write."""
+    process = subprocess.Popen(
+        mistake.command, cwd=mistake.cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    begun = [f"{CORPUS / name}.partial" for name in mistake.removes] + [str(CORPUS / "train" / RUN_NAME / ".key")]
+    begun += [str(path) for name in mistake.removes for path in [CORPUS / name / "*.partial"]]
+    deadline = time.monotonic() + 120
+    while process.poll() is None and not any(list(Path().glob(path)) for path in begun):
+        assert time.monotonic() < deadline, f"{mistake.what}: the stage has not begun"
+        time.sleep(0.005)
+    time.sleep(0.2)
+    if mistake.signal == signal.SIGINT:
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    else:
+        assert mistake.signal is not None
+        os.kill(process.pid, mistake.signal)
+    _, errors = process.communicate(timeout=60)
+    deadline = time.monotonic() + 20
+    while subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True).stdout:  # the stage ends after bash
+        assert time.monotonic() < deadline, f"{mistake.what}: processes are left"
+        time.sleep(0.05)
+    return process.returncode, errors.strip()
+
+
+def make(mistake: Mistake) -> Row:
+    """Makes a mistake on the finished run and returns what came of it."""
+    if mistake.prepare is not nothing or mistake.removes or fingerprints(EXP) != finished():
+        restore()
+    for name in mistake.removes:
+        for path in [CORPUS / name]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    mistake.prepare()
+    before = fingerprints(EXP)
+    status, errors = run_and_signal(mistake) if mistake.signal else run(mistake.command, mistake.cwd)
+    if mistake.undo:
+        mistake.undo()
+    after = fingerprints(EXP)
+    changed = sum(after.get(path) != digest for path, digest in before.items() if "/log/" not in path)
+    lines = errors.splitlines()
+    problems = []
+    if "Traceback" in errors:
+        problems.append("traceback")
+    if (len(lines) > 1 and not mistake.warns) or (not lines and mistake.status):
+        problems.append(f"{len(lines)} lines")
+    if status != mistake.status:
+        problems.append(f"exit status {status} instead of {mistake.status}")
+    if not re.search(mistake.expect, errors):
+        problems.append(f"not the expected line: {mistake.expect}")
+    if changed:
+        problems.append("finished files changed")
+    if mistake.undo or mistake.signal:
+        again, more = run(mistake.command, mistake.cwd)
+        if again:
+            problems.append(f"the same command does not go on: {more.splitlines()[-1:]}")
+    return Row(mistake.group, mistake.what, shlex.join(mistake.command), status, " / ".join(lines), changed, problems)
+
+
+# The mistakes
+
+
+OPTIONS = r"""
++stratgy=sync did you mean strategy
+strategy=snyc did you mean sync
+strateg=sync did you mean strategy
++strategy.foo=1 strategy\.foo
+strategy=local learners=2
+learners=3 cannot divide
+learners=0 at least 1
+launcher=alone learners=2
+launcher=mpi there is no such choice
+epochs=3 did you mean train\.epochs
+train.epoch=3 did you mean train\.epochs
+train.epochs=0 at least 1
+train.epochs=two integer
+train.device=tpu 'cpu'
+train.batch_size=33 cannot divide
+train.optimizer.kind=lion train\.optimizer\.kind
+train.init=/nowhere/best.pt /nowhere/best\.pt
+schedule.base=-0.1 above 0
+schedule.base=x schedule\.base
+model.dropout=1.5 model\.dropout
+model.cells=1.5 model\.cells
+model.layers=1,2 would overwrite
+cluster.hosts=0 cluster\.hosts
+cluster.faults.slow={9:2} no learner 9
+workload.bytes=-1 workload\.bytes
++logger.group=x logger\.group
+features=logml logmel
+features.name=fmlr+logmel did you mean fmllr
+align.tri.leaves=many align\.tri\.leaves
++align.trii.leaves=2 did you mean tri
+egs.dtype=int8 egs\.dtype
++egs.chunks=11 did you mean chunk
+speaker.lm=kn9 did you mean kn3
+ivectors.dim=0 ivectors\.dim
+decode.windows=[9/10] decode\.windows
+decode.search.beam=-1 beam
+systems=[nnet,st] did you mean sat
+lms=[kn4] kn4
+lm.train.epochs=0 lm\.train\.epochs
+score.bootstrap=0 score\.bootstrap
+corpus=minicst did you mean minicts
++corpus.hourz=3 did you mean hours
+corpus.hours=x hours
+corpus.lang.oov=drop corpus\.lang\.oov
++experiment=fussion did you mean fusion
+nj=0 at least 1
+run=a/b name of a directory
+run=${nothing} nothing
+seed=[1 viable
+exp=null exp
+"""
+
+
+def options() -> Iterator[Mistake]:
+    """Wrong options of each group, on a run that is finished: nothing may be made again."""
+    for line in OPTIONS.strip().splitlines():
+        override, _, expect = line.partition(" ")
+        yield Mistake("Options", override, [*RUN, override], expect=expect)
+    for override in ("egs.chunk=11", "corpus.seed=3"):
+        what = f"{override}, which stage 7 does not read"
+        yield Mistake("Options", what, [*RUN, "--stage", "7", override], expect="has no effect", status=0, warns=True)
+    stage = [".venv/bin/python", "-m", "asr_am.stages.decode", *SMALL, "schedule.base=x"]
+    yield Mistake("Options", "one stage alone, a wrong option of another", stage, expect="schedule.base")
+
+
+def command_lines() -> Iterator[Mistake]:
+    for words, expect in (
+        (["--stage", "x"], "non-negative integer"), (["--stage", "11"], "no stage 11"), (["--stage"], "needs a value"),
+        (["--stage", "3", "--stop-stage", "2"], "comes before"), (["--nj", "0"], "at least 1"),
+        (["--data-dir", "/nowhere"], "does not exist"), (["--frobnicate"], "unknown option"), (["word"], "neither"),
+        (["--data-dir", str(OWN)], "takes no --data-dir"),
+    ):  # fmt: skip
+        yield Mistake("Command line", shlex.join(words), [*RUN, *words], expect=expect)
+    yield Mistake("Command line", "own data without a name", ["recipes/kaldi/run.sh"], expect="--name is missing")
+    taken = ["recipes/kaldi/run.sh", "--name", "an4"]
+    yield Mistake("Command line", "own data with the name of a recipe", taken, expect="is taken")
+    fresh = ["recipes/minicts/run.sh", f"exp={EXP}/fresh"]
+    for number in (1, 3, 5, 6, 7, 8, 9):
+        what = f"stage {number} first, without those before"
+        yield Mistake(
+            "Command line", what, [*fresh, "rescore=true", "--stage", str(number)], expect="does not exist; run"
+        )
+    learners = [
+        "torchrun",
+        "--nproc_per_node=2",
+        "-m",
+        "asr_am.stages.train",
+        *SMALL,
+        "launcher=torchrun",
+        "learners=4",
+    ]
+    what = "torchrun with two processes for four learners"
+    yield Mistake("Command line", what, [".venv/bin/" + learners[0], *learners[1:]], expect="learners=4", warns=True)
+
+
+def change(name: str, edit: Callable[[bytes], bytes]) -> Callable[[], object]:
+    return lambda: (OWN / name).write_bytes(edit((OWN / name).read_bytes()))
+
+
+def recordings() -> list[Path]:
+    return sorted((OWN / "train").glob("*.wav"))
+
+
+def audio(seconds: float, rate: int, level: float = 0.1) -> Callable[[], object]:
+    """Replaces the first recording of the training set."""
+    samples = level * np.random.default_rng(0).standard_normal(round(seconds * rate))
+    return lambda: soundfile.write(OWN / "train/a0-0.wav", samples, rate)
+
+
+def own_data() -> Iterator[Mistake]:
+    """Kaldi directories as people have them. What can be corrected is, and is counted in the log."""
+    first = b"a0-0 YES YES\n"
+    for what, prepare, expect in (
+        ("text is missing", lambda: (OWN / "train/text").unlink(), "train/text"),
+        ("text is empty", change("train/text", lambda text: b""), "is empty"),
+        ("wav.scp is missing", lambda: (OWN / "train/wav.scp").unlink(), "train/wav.scp"),
+        ("utt2spk is missing", lambda: (OWN / "train/utt2spk").unlink(), "utt2spk"),
+        ("an id twice with other words", change("train/text", lambda text: text + b"a0-0 NO\n"), "another value"),
+        ("text in Latin-1", change("train/text", lambda text: b"a0-0 CAF\xe9\n" + text), "UTF-8"),
+        ("text in UTF-16", change("train/text", lambda text: text.decode().encode("utf-16")), "train/text"),
+        ("lexicon in Latin-1", change("lexicon.txt", lambda text: b"CAF\xc9 K AE F\n" + text), "UTF-8"),
+        ("a word without phones", change("lexicon.txt", lambda text: text + b"WORD\n"), "no phones"),
+        ("an empty lexicon", change("lexicon.txt", lambda text: b""), "lexicon"),
+        ("a lexicon of another language", change("lexicon.txt", lambda text: b"JA Y AA\n"), "not in the lexicon"),
+        ("all audio missing", lambda: [path.unlink() for path in recordings()], "no usable audio"),
+        ("all audio empty files", lambda: [path.write_bytes(b"") for path in recordings()], "audio"),
+        ("one utterance in train and test",
+         lambda: shutil.copytree(OWN / "train", OWN / "test", dirs_exist_ok=True), "is in"),
+        ("a command in wav.scp",
+         change("train/wav.scp", lambda text: text.replace(b"a0-0.wav", b"cat x |")), "allow-pipes"),
+        ("a segment with a word as its time", change("train/segments", lambda _: b"a0-0 a0-0 zero 1\n"), "segments:1"),
+    ):  # fmt: skip
+        yield Mistake("Own data, refused", what, OWN_RUN, prepare, expect)
+    for what, prepare in (
+        ("CRLF in all files", lambda: [change(f"{part}/{name}", lambda text: text.replace(b"\n", b"\r\n"))()
+                                       for part in ("train", "test") for name in ("text", "wav.scp", "utt2spk")]),
+        ("a byte order mark", change("train/text", lambda text: b"\xef\xbb\xbf" + text)),
+        ("CRLF and a byte order mark in the lexicon",
+         change("lexicon.txt", lambda text: b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n"))),
+        ("a line twice", change("train/text", lambda text: text + first)),
+        ("words in lower case, with commas",
+         change("train/text", lambda text: text.replace(first, b"a0-0 Yes, yes.\n"))),
+        ("one empty wav", lambda: (OWN / "train/a0-0.wav").write_bytes(b"")),
+        ("one wav cut in its header", change("train/a0-0.wav", lambda content: content[:20])),
+        ("one wav cut in its samples", change("train/a0-0.wav", lambda content: content[: len(content) // 2])),
+        ("one wav of zeros", audio(1.0, 16000, 0.0)),
+        ("one wav of 20 ms", audio(0.02, 16000)),
+        ("one wav at 8 kHz", audio(1.0, 8000)),
+        ("one wav missing", lambda: (OWN / "train/a0-0.wav").unlink()),
+        ("a transcript without words", change("train/text", lambda text: text.replace(first, b"a0-0\n"))),
+        ("an utterance without a speaker", change("train/utt2spk", lambda text: text.partition(b"\n")[2])),
+    ):  # fmt: skip
+        yield Mistake("Own data, corrected and counted", what, OWN_RUN, prepare, status=0, warns=True)
+
+
+def paths() -> Iterator[Mistake]:
+    """Paths that are no mistakes: they must work, and leave nothing elsewhere."""
+    for name in ("with blank", "ünïcode", "a'quote"):
+        quoted = f"exp='{EXP}/{name}'" if "'" not in name else f'exp="{EXP}/{name}"'
+        command = ["recipes/minicts/run.sh", quoted, "corpus.hours=0.05", "corpus.speakers=4", "corpus.test_words=50",
+                   "--stop-stage", "2"]  # fmt: skip
+        yield Mistake("Paths", f"exp={name}", command, status=0, warns=True)
+    yield Mistake("Paths", "exp=~/x, which this shell does not expand", [*RUN, "exp=~/x"], expect=r"\$HOME")
+    linked = [word.replace(f"exp={EXP}", f"exp={WORK}/link") for word in RUN]
+
+    def link() -> None:
+        Path(WORK / "link").unlink(missing_ok=True)
+        Path(WORK / "link").symlink_to("exp")
+
+    yield Mistake("Paths", "exp is a link", [*linked, "--stop-stage", "2"], link, status=0, warns=True)
+    blank = [word.replace(str(OWN), str(WORK / "own data")) for word in OWN_RUN]
+
+    def copy() -> None:
+        shutil.rmtree(WORK / "own data", ignore_errors=True)
+        shutil.copytree(OWN, WORK / "own data")
+        for part in ("train", "test"):
+            scp = WORK / "own data" / part / "wav.scp"
+            scp.write_text(scp.read_text().replace(str(OWN), str(WORK / "own data")))
+
+    yield Mistake("Paths", "own data in a folder with a blank", blank, copy, status=0, warns=True)
+    elsewhere = [str(ROOT / RUN[0]), *RUN[1:], "--stop-stage", "0"]
+    yield Mistake("Paths", "run from another folder", elsewhere, status=0, cwd=ROOT / "scripts")
+
+
+def damage(name: str, edit: Callable[[bytes], bytes]) -> Callable[[], object]:
+    """Changes a file of the finished run. Its time stays the same."""
+
+    def change_it() -> None:
+        path = next(iter(sorted(CORPUS.glob(name))))
+        stat = path.stat()
+        path.write_bytes(edit(path.read_bytes()))
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    return change_it
+
+
+def cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def garble(content: bytes) -> bytes:
+    return content[:8] + bytes(255 - byte for byte in content[8:])
+
+
+def damaged_files() -> Iterator[Mistake]:
+    """A finished output that lost a file, or has another content. Stages name the file and what to run."""
+    remake = ["graph", "decode"]
+    for what, name, stage in (
+        ("the manifests", "data/train/supervisions.jsonl.gz", 2), ("the lexicon", "lang/lexicon.txt", 3),
+        ("features", "features/mfcc/train.1.ark", 3), ("alignments", "align/tri/ali/train.ark", 5),
+        ("the examples", "egs/*/train/*.npy", 6), ("the network", f"train/{RUN_NAME}/best.pt", 7),
+        ("the LM", "lm/kn3/lm.arpa", 7), ("lattices", f"decode/{RUN_NAME}_kn3/lattices/test.ark", 8),
+        ("CTM files", f"decode/{RUN_NAME}_kn3/ctm/test_8_0.ctm", 9),
+    ):  # fmt: skip
+        command = [*RUN, "--stage", str(stage)]
+        yield Mistake("Damaged files", f"{what}: cut", command, damage(name, cut), "another size|again")
+        lost = Mistake("Damaged files", f"{what}: removed", command, lambda name=name: next(CORPUS.glob(name)).unlink(),
+                       "is missing|does not exist")  # fmt: skip
+        yield lost
+    for what, name, number, removes in (
+        ("features of the same size", "features/mfcc/train.1.ark", 3, ["align"]),
+        ("alignments of the same size", "align/tri/ali/train.ark", 5, ["egs"]),
+        ("the network of the same size", f"train/{RUN_NAME}/best.pt", 7, remake),
+        ("the graph of the same size", "graph/tri_kn3/HCLG.fst", 7, ["decode"]),
+        ("lattices of the same size", f"decode/{RUN_NAME}_kn3/lattices/dev.ark", 8, ["rescore"]),
+        ("the LSTM of the same size", "lm/lstm/best.pt", 8, ["rescore"]),
+        ("the reference of the same size", "data/test/ref.stm", 9, ["score"]),
+        ("an audio file of the same size", "data/wav/*.wav", 2, ["features/mfcc", "features/logmel"]),
+        ("the n-gram LM of the same size", "lm/kn3/lm.arpa", 8, ["rescore"]),
+        ("the states of the same size", "align/tri/states.npz", 7, remake),
+        ("the lexicon of the same size", "lang/lexicon.txt", 3, ["align"]),
+        ("L.fst of the same size", "lang/L.fst", 3, ["align"]),
+        ("scores as JSON", f"score/{RUN_NAME}_kn3/wer.json", 10, ["report", "RESULTS.md"]),
+    ):  # fmt: skip
+        command = [*RUN, "--stage", str(number), "--stop-stage", str(number)]
+        yield Mistake("Damaged files", what, command, damage(name, garble), "", removes=removes)
+    unfinished = damage(f"train/{RUN_NAME}/.done", lambda content: b"")
+    command = [*RUN, "--stage", "6", "--stop-stage", "6"]
+    yield Mistake(
+        "Damaged files", "an empty .done: the run continues from its checkpoint", command, unfinished, status=0
+    )
+
+
+def mount(*options: str) -> None:
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(EXP)], check=True, capture_output=True
+    )
+
+
+def used() -> int:
+    stat = os.statvfs(EXP)
+    return (stat.f_blocks - stat.f_bfree) * stat.f_frsize
+
+
+def disks() -> Iterator[Mistake]:
+    """A disk without space or without permission to write, for each stage: the same command goes on afterwards."""
+
+    def onto_disk(removes: Sequence[str]) -> None:
+        mount("size=2g")
+        shutil.copytree(PRISTINE, EXP, symlinks=True, dirs_exist_ok=True)
+        for name in removes:
+            path = CORPUS / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def full(removes: Sequence[str]) -> None:
+        onto_disk(removes)
+        mount("remount", f"size={used() + (12 << 10)}")
+
+    def read_only(removes: Sequence[str]) -> None:
+        onto_disk(removes)
+        mount("remount", "ro")
+
+    def larger() -> None:
+        mount("remount", "rw", "size=2g")
+
+    for number, removes in OUTPUTS.items():
+        command = [*RUN, "--stage", str(number), "--stop-stage", str(number)]
+        yield Mistake("Full disk", f"stage {number}, {STAGES[number]}", command, lambda removes=removes: full(removes),
+                      "the disk is full", undo=larger)  # fmt: skip
+    for number, removes in OUTPUTS.items():
+        command = [*RUN, "--stage", str(number), "--stop-stage", str(number)]
+        yield Mistake("Read-only disk", f"stage {number}, {STAGES[number]}", command,
+                      lambda removes=removes: read_only(removes), "Read-only", undo=larger)  # fmt: skip
+    command = [*RUN, "--stage", "2", "--stop-stage", "9"]
+    yield Mistake("Read-only disk", "everything is up to date", command, lambda: read_only(()), status=0, undo=larger)
+
+
+def signals() -> Iterator[Mistake]:
+    """Ctrl-C and SIGTERM in each stage: the same command goes on."""
+    for number, removes in OUTPUTS.items():
+        command = [*RUN, "--stage", str(number), "--stop-stage", str(number)]
+        for kind, word in ((signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")):
+            name = "Ctrl-C" if kind == signal.SIGINT else "SIGTERM"
+            what = f"stage {number}, {STAGES[number]}"
+            yield Mistake(name, what, command, expect=word, status=128 + kind, signal=kind, removes=removes)
+
+
+def two_runs() -> Iterator[Mistake]:
+    """Two runs of one output at once."""
+    started: list[subprocess.Popen[bytes]] = []
+    for number in (3, 6):
+        command = [*RUN, "--stage", str(number), "--stop-stage", str(number)]
+
+        def start(command: Sequence[str] = command, number: int = number) -> None:
+            started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            begun = CORPUS / ("align.partial" if number == 3 else f"train/{RUN_NAME}")
+            while not begun.exists():
+                time.sleep(0.01)
+
+        def wait() -> None:
+            assert started.pop().wait(timeout=300) == 0
+
+        what, expect = f"stage {number}, {STAGES[number]}", "another process is making it"
+        yield Mistake("Two at once", what, command, start, expect, undo=wait, removes=OUTPUTS[number])
+
+
+# The table
+
+
+def prepare() -> None:
+    """Makes the finished run, and a small Kaldi directory."""
+    sys.path.insert(0, str(ROOT))
+    from tests.support.kaldi_corpus import LEXICON, write_kaldi_dir
+
+    if not (PRISTINE / "minicts/RESULTS.md").exists():
+        shutil.rmtree(WORK, ignore_errors=True)
+        WORK.mkdir(parents=True)
+        subprocess.run(RUN, check=True)
+        shutil.copytree(EXP, PRISTINE, symlinks=True)
+    shutil.rmtree(OWN_PRISTINE, ignore_errors=True)
+    write_kaldi_dir(OWN_PRISTINE / "train", "a", speakers=10)
+    write_kaldi_dir(OWN_PRISTINE / "test", "b")
+    (OWN_PRISTINE / "lexicon.txt").write_text(LEXICON)
+    (OWN_PRISTINE / "train/segments").write_text(
+        "".join(f"a{i}-{j} a{i}-{j} 0 1\n" for i in range(10) for j in range(3))
+    )
+    for part in ("train", "test"):  # wav.scp names the copy
+        scp = OWN_PRISTINE / part / "wav.scp"
+        scp.write_text(scp.read_text().replace(str(OWN_PRISTINE), str(OWN)))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Returns the rows as Markdown, a table for each group."""
+    commit = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True).stdout.strip()
+    bad = sum(bool(row.problems) for row in rows)
+    lines = [
+        "# Mistakes on purpose", "",
+        "Made by `python scripts/mistakes.py`, on a small finished run of `recipes/minicts`, at commit "
+        f"{commit} on {datetime.date.today()}. {len(rows)} mistakes, {bad} of them with a problem (!). The last column "
+        "counts the files of finished outputs that were lost or changed.",
+    ]  # fmt: skip
+    for group in dict.fromkeys(row.group for row in rows):
+        lines += ["", f"## {group}", "", "| | mistake | exit | what came | files lost |", "|:--|:--|--:|:--|--:|"]
+        for row in rows:
+            if row.group == group:
+                cells = [f"`{cell}`" if cell else "" for cell in (row.what, row.line.replace("|", "\\|"))]
+                mark = "! " + "; ".join(row.problems) if row.problems else ""
+                lines.append(f"| {mark} | {cells[0]} | {row.status} | {cells[1]} | {row.changed} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Makes the mistakes. Returns 1 if one of them has a problem."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="words of a group or a description")
+    arguments = parser.parse_args()
+    os.chdir(ROOT)
+    prepare()
+    saved = WORK / "rows.json"
+    rows = {(row["group"], row["what"]): Row(**row) for row in json.loads(saved.read_text())} if saved.exists() else {}
+    known = []
+    for mistakes in (options, command_lines, own_data, paths, damaged_files, two_runs, disks, signals):
+        for mistake in mistakes():
+            known.append((mistake.group, mistake.what))
+            if arguments.only.lower() not in f"{mistake.group}: {mistake.what}".lower():
+                continue
+            if mistakes is disks and os.geteuid():
+                print(f"skipped, since mounting a disk needs root: {mistake.group}, {mistake.what}")
+                continue
+            try:
+                row = rows[known[-1]] = make(mistake)
+            finally:
+                if mistakes is disks:
+                    subprocess.run(["umount", "-l", str(EXP)], capture_output=True)
+            mark = "! " if row.problems else ""
+            print(f"{mark}{row.group}: {row.what}: {row.status}: {row.line}", *row.problems, sep="\n    ", flush=True)
+            saved.write_text(json.dumps([asdict(row) for row in rows.values()], indent=1))
+    found = [rows[name] for name in known if name in rows]
+    (ROOT / "scripts/MISTAKES.md").write_text(table(found), encoding="utf-8")
+    return int(any(row.problems for row in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
