@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from asr_am import progress
 from asr_am.progress import ERASE, LOG_EVERY, ProgressBar, track
+from asr_am.train.run_log import TrainingBar
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -125,3 +127,17 @@ def test_after_a_kill_the_next_run_takes_the_line(tmp_path: Path, written: str) 
     assert "·" in visible(killed)[-1], "the bar is still there"
     again = visible(killed + written)
     assert [line for line in again if "·" in line] == [] and again[-2] == "  the end"
+
+
+def test_a_new_leader_shows_the_training_from_where_it_is() -> None:
+    bar = TrainingBar(epochs=4)
+    bar.epoch(1, 100, 20)
+    bar.done(30)
+    assert not progress._open, "this learner does not lead"
+    bar.start()
+    (shown,) = progress._open
+    assert shown.parts()[0] == "130/400" and not any("left" in part for part in shown.parts())
+    bar.done(40)
+    assert shown.parts()[0] == "140/400" and "left" in shown.parts()[2] and shown.description == "training, epoch 2/4"
+    bar.stop()
+    assert not progress._open
