@@ -68,9 +68,15 @@ def check_jobs(overrides: Sequence[str]) -> None:
 def compose_job(overrides: list[str]) -> DictConfig:
     """Returns the configuration of a job, as Hydra gives it to a stage."""
     cfg = compose("config", overrides=overrides, return_hydra_config=True)
-    if not HydraConfig.initialized():
-        HydraConfig.instance().set_config(cfg)  # for ${experiment_or:NAME}
-    return OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
+    plain = OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
+    if HydraConfig.initialized():
+        return plain
+    HydraConfig.instance().set_config(cfg)  # for ${experiment_or:NAME}
+    try:
+        OmegaConf.resolve(plain)
+    finally:
+        HydraConfig.instance().cfg = None
+    return plain
 
 
 def check_names(prefix: str, node: DictConfig, known: Iterable[str]) -> None:
