@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.fft import rfft
 
 from asr_am.errors import InputError
 
@@ -100,6 +99,8 @@ class SpectralExtractor:
         return features_TD
 
     def _features(self, raw_TW: np.ndarray) -> np.ndarray:
+        from scipy.fft import rfft  # here, because stages that are up to date would import it in vain
+
         frames_TW = raw_TW - raw_TW.mean(axis=1, keepdims=True)
         frames_TW[:, 1:] -= PREEMPHASIS * frames_TW[:, :-1]
         frames_TW *= self.window_W  # the window is zero at the first sample, which thus needs no pre-emphasis

@@ -42,7 +42,7 @@ from omegaconf.errors import OmegaConfBaseException
 from asr_am.errors import DISK_FULL, InputError, is_disk_full
 from asr_am.options import build
 from asr_am.parallel import PR_SET_PDEATHSIG
-from asr_am.stages.overrides import check_sweep, explain, given_overrides
+from asr_am.stages.overrides import check_sweep, explain, given_overrides, sweeps
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -158,6 +158,8 @@ def stage(name: str, targets: Callable[[DictConfig], list[Target]]) -> Callable[
     def main() -> None:
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises errors and leaves the printing to us
         with ends_on_signals(name), reports_errors(name, given_overrides(sys.argv[1:])):
+            if not sweeps(given_overrides(sys.argv[1:])):  # Hydra composes four times for --multirun, else twice
+                sys.argv = [word for word in sys.argv if word not in ("--multirun", "-m")]
             hydra_main()
 
     return main

@@ -28,6 +28,11 @@ def given_overrides(arguments: Sequence[str]) -> list[str]:
     return [word for word in arguments if word[:1] != "-" and ("=" in word or word[:1] == "~")]
 
 
+def sweeps(overrides: Sequence[str]) -> bool:
+    """Returns True if an override has more than one value, such as seed=1,2."""
+    return any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(list(overrides)))
+
+
 def single_values(override: Override) -> list[str]:
     """Returns an override for each value that a sweep has, or the override itself."""
     if override.is_sweep_override() and override.is_discrete_sweep():

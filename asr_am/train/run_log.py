@@ -12,18 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import yaml
 
 from asr_am.data.checksums import intact
 from asr_am.data.textfile import write_lines
-from asr_am.distributed.leases import SegmentRecord, record_to_json
 from asr_am.errors import InputError
 from asr_am.progress import ProgressBar
-from asr_am.train.checkpoint import TrainProgress
-from asr_am.train.comm_metrics import CommMetrics
-from asr_am.train.train_options import TrainOptions
+
+if TYPE_CHECKING:  # they import torch, which stage report does without
+    from asr_am.distributed.leases import SegmentRecord
+    from asr_am.train.checkpoint import TrainProgress
+    from asr_am.train.comm_metrics import CommMetrics
+    from asr_am.train.train_options import TrainOptions
 
 log = logging.getLogger(__name__)
 
@@ -387,6 +389,8 @@ class RunLog:
 
     def leases(self, record: SegmentRecord) -> None:
         """Writes the audited leases of a segment."""
+        from asr_am.distributed.leases import record_to_json
+
         self._leases.write(record_to_json(record))
 
     def summary(self, summary: Mapping[str, Any]) -> None:

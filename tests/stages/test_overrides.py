@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from asr_am.errors import InputError
 from asr_am.stages import egs
 from asr_am.stages.check import check_recipe
-from asr_am.stages.overrides import CONF, explain
+from asr_am.stages.overrides import CONF, explain, sweeps
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,15 @@ def test_a_typo_is_one_line_with_the_nearest_names(override: str, expected: str)
         compose("config", overrides=[override])
     message = explain(caught.value, [override])
     assert expected in message and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["seed=1,2"], True), (["seed=1", "lms=[kn3],[]"], True), (["seed=range(3)"], True),
+        (["lms=choice([],[kn3])"], True),
+        (["systems=[mono,nnet]", "corpus.name='a,b'", "~lm.name", "+x={a:1,b:2}"], False), ([], False),
+    ],
+)  # fmt: skip
+def test_only_more_than_one_value_is_a_sweep(overrides: list[str], expected: bool) -> None:
+    assert sweeps(overrides) is expected
