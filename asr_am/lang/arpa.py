@@ -80,6 +80,24 @@ def perplexity(arpa: Arpa, sentences: Iterable[Sequence[str]]) -> Perplexity:
     return Perplexity(10 ** (-total / events) if events else math.nan, num_sentences, num_words, oov)
 
 
+def listed_share(arpa: Arpa, sentences: Iterable[Sequence[str]]) -> float:
+    """Returns the share of a text's n-grams, of the model's order, that the model lists. N-grams with words outside the
+    vocabulary do not count.
+
+    It is near 1 for a text that the model was estimated on. 0 for a unigram model, which tells nothing, and without
+    n-grams.
+    """
+    order, listed, total = arpa.order, 0, 0
+    for sentence in sentences if order > 1 else ():
+        words = ["<s>", *sentence, "</s>"]
+        for begin in range(len(words) - order + 1):
+            ngram = tuple(words[begin : begin + order])
+            if all((word,) in arpa.logprobs[0] for word in ngram):
+                total += 1
+                listed += ngram in arpa.logprobs[-1]
+    return listed / total if total else 0.0
+
+
 def write_arpa(arpa: Arpa, path: Path) -> None:
     """Writes the model in ARPA format with 7 decimals, n-grams in the order of `arpa`."""
     with open(path, "w", encoding="utf-8") as file:

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from asr_am.errors import InputError
-from asr_am.lang.arpa import Arpa, perplexity, read_arpa, write_arpa
+from asr_am.lang.arpa import Arpa, listed_share, perplexity, read_arpa, write_arpa
 from asr_am.lang.fsts import make_grammar, make_lexicon_fst, restrict
 from asr_am.lang.lang_dir import read_symbols, vocabulary, write_symbols
 from asr_am.lang.lexicon import SILENCE, UNKNOWN, Lexicon, disambiguate, mark_positions, read_lexicon
@@ -18,6 +18,7 @@ from asr_am.lang.transcripts import read_sentences, read_transcripts
 
 log = logging.getLogger(__name__)
 
+KNOWN_SHARE = 0.9  # of the n-grams of dev in an LM that was estimated on them
 LM, FIRST_PASS = "lm.arpa", "first_pass.arpa"  # the model, and the pruned one of the decoding graph
 
 
@@ -120,7 +121,7 @@ def prepare_lm(
         write_arpa(first_pass, out / FIRST_PASS)
         LmPair(*(NgramAutomaton.from_arpa(arpa, words) for arpa in (first_pass, used))).save(out)
     make_grammar(out / (LM if first_pass is used else FIRST_PASS), lang_dir / "words.txt", out / "G.fst")
-    _write_summary(name, used, first_pass, dropped, source, data_dir, out / "lm.json")
+    _write_summary(name, used, first_pass, dropped, source, data_dir, out / "lm.json", given=arpa is not None)
 
 
 def _find_arpa(data_dir: Path, name: str, arpa: str) -> Path:
@@ -132,8 +133,9 @@ def _find_arpa(data_dir: Path, name: str, arpa: str) -> Path:
 
 
 def _write_summary(
-    name: str, arpa: Arpa, first_pass: Arpa, dropped: list[str], source: Path, data_dir: Path, path: Path
-) -> None:
+    name: str, arpa: Arpa, first_pass: Arpa, dropped: list[str], source: Path, data_dir: Path, path: Path, *,
+    given: bool,
+) -> None:  # fmt: skip
     dev = [words for _, words in read_transcripts(data_dir, "dev")]
     on_dev = perplexity(arpa, dev)
     summary: dict[str, object] = {
@@ -151,6 +153,13 @@ def _write_summary(
         counts, value = [len(ngrams) for ngrams in first_pass.logprobs], perplexity(first_pass, dev).perplexity
         summary["first_pass"] = {"ngrams": counts, "dev_perplexity": value}
         log.info("%s: pruned to %d n-grams for the decoding graph, dev perplexity %.2f", name, sum(counts[1:]), value)
+    if given:  # models that are estimated here never see dev
+        summary["dev_listed"] = listed = round(listed_share(arpa, dev), 4)
+        if listed >= KNOWN_SHARE:
+            log.warning(
+                "LM %s lists %.0f %% of the n-grams of dev, so it was probably estimated on them: a fixed LM weight is "
+                "used, not the best one on dev; give a dev set that the LM does not know", name, 100 * listed,
+            )  # fmt: skip
     path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     outside = f"{on_dev.oov} of {on_dev.words} words outside"
     log.info("language model %s: dev perplexity %.2f, %s", name, on_dev.perplexity, outside)

@@ -20,8 +20,8 @@ from asr_am.stages.systems import (
     graph_dir,
     language_models,
     lm_scale_grid,
-    lm_scales,
     plans,
+    scales_to_try,
 )
 from asr_am.stages.target import Target
 
@@ -76,7 +76,7 @@ def decode_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     grid, options = lm_scale_grid(cfg), values(cfg.decode)
     inputs = [root / "data", root / "align", *input_dirs(cfg, system.features), graph_dir(cfg, system, lm)]
     inputs += [system.model] if system.model else []
-    build_run = partial(decode, root, system, graph_dir(cfg, system, lm), grid, options, cfg.nj)
+    build_run = partial(decode, root, system, lm, graph_dir(cfg, system, lm), grid, options, cfg.nj)
     return Target(root / "decode" / f"{system.name}_{lm}", inputs, options, build_run)
 
 
@@ -99,13 +99,15 @@ def graph(root: Path, gmm: str, lm: str, options: dict, out: Path) -> None:
 
 
 def decode(
-    root: Path, plan: SystemPlan, graph_folder: Path, grid: list[list[float]], options: dict, jobs: int, out: Path
-) -> None:
+    root: Path, plan: SystemPlan, lm: str, graph_folder: Path, grid: list[list[float]], options: dict, jobs: int,
+    out: Path,
+) -> None:  # fmt: skip
     """Decodes dev, chooses LM weight, penalty and window on it, and decodes test.
 
     Args:
         root: exp/<corpus>.
         plan: the system.
+        lm: name of the LM.
         graph_folder: its graph.
         grid: LM weights and insertion penalties.
         options: the group `decode`.
@@ -122,7 +124,7 @@ def decode(
         align_dir, features_dir=root / "features", lang_dir=root / "lang", graph_dir=graph_folder,
         feature_kind=feature_kind_of(align_dir, model), model=model, search=search,
     )  # fmt: skip
-    how = DecodeOptions(search, tuple(lm_scales(grid)), options["nbest"])
+    how = DecodeOptions(search, tuple(scales_to_try(root / "lm" / lm, grid)), options["nbest"])
     decode_sets(system, root / "data", out, how, windows=windows, jobs=jobs)
 
 

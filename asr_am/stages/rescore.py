@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from asr_am.errors import InputError
 from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
-from asr_am.stages.systems import language_models, lm_scale_grid, lm_scales, plans
+from asr_am.stages.systems import language_models, lm_scale_grid, plans, scales_to_try
 from asr_am.stages.target import KEY, Target, git_commit
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def rescore(root: Path, decoded: Path, arpa: Path, recurrent: Path, options: dic
     from asr_am.decode.lm_rescore import rescore as rescore_run
 
     rescore_run(
-        decoded, root / "data", arpa / "lm.arpa", recurrent / "best.pt", out, grid=lm_scales(options["grid"]),
+        decoded, root / "data", arpa / "lm.arpa", recurrent / "best.pt", out, grid=scales_to_try(arpa, options["grid"]),
         count=options["nbest"], jobs=jobs,
     )  # fmt: skip
 

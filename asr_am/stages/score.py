@@ -24,7 +24,7 @@ from asr_am.errors import InputError
 from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.rescore import mixture_name
-from asr_am.stages.systems import SystemPlan, language_models, lm_scale_grid, lm_scales, plans
+from asr_am.stages.systems import SystemPlan, language_models, lm_scale_grid, plans, scales_to_try
 from asr_am.stages.target import Target, git_commit
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def score_run(
     run = words.name
     glm = root / "data/en.glm"
     rules = glm if glm.exists() else None
-    grid = lm_scales(options["grid"])
+    grid = scales_to_try(root / "lm" / lm.partition("+")[0], options["grid"])
     dev = Reference(root / "data/dev/ref.stm", rules, {})
     ctms = [words / "ctm" / ctm_name("dev", weights) for weights in grid]
     totals = parallel_map(partial(count_errors, dev), ctms, jobs, f"scoring {run} on dev")

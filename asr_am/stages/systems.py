@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from asr_am.stages.app import corpus_dir
 
 if TYPE_CHECKING:
     from asr_am.decode.lattice import LmScale
+
+
+UNTUNED = (12.0, 0.0)  # LM weight and insertion penalty where dev cannot tell
 
 
 def lm_scale_grid(cfg: DictConfig) -> list[list[float]]:
@@ -36,6 +40,25 @@ def lm_scales(grid: Sequence[Sequence[float]]) -> list[LmScale]:
 
     lm_weights, penalties = grid
     return [LmScale(lm, penalty) for lm in lm_weights for penalty in penalties]
+
+
+def scales_to_try(lm_dir: Path, grid: Sequence[Sequence[float]]) -> list[LmScale]:
+    """Returns the LM scales to choose from on dev: only `UNTUNED` if the LM was estimated on the dev transcripts.
+
+    On sentences that an LM knows, the best LM weight is far too large for others.
+
+    Args:
+        lm_dir: output of stage lang for the LM.
+        grid: LM weights and insertion penalties.
+    """
+    from asr_am.decode.lattice import LmScale
+    from asr_am.lang.prepare import KNOWN_SHARE
+
+    try:
+        listed = float(json.loads((lm_dir / "lm.json").read_text(encoding="utf-8")).get("dev_listed", 0.0))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{lm_dir / 'lm.json'}: missing or damaged ({error}); run stage 1 (lang) again") from error
+    return lm_scales(grid) if listed < KNOWN_SHARE else [LmScale(*UNTUNED)]
 
 
 GMM_FEATURES = {"mono": "mfcc", "tri": "mfcc", "lda_mllt": "lda", "sat": "fmllr"}  # of each GMM

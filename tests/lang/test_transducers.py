@@ -12,13 +12,16 @@ import kaldifst
 import pytest
 from lhotse import SupervisionSegment, SupervisionSet
 
+from asr_am.decode.lattice import LmScale
 from asr_am.errors import InputError
-from asr_am.lang.arpa import read_arpa
+from asr_am.lang.arpa import read_arpa, write_arpa
 from asr_am.lang.fsts import make_grammar
-from asr_am.lang.lang_dir import Lang
+from asr_am.lang.lang_dir import Lang, vocabulary
+from asr_am.lang.ngram import estimate
 from asr_am.lang.ngram_automaton import LmPair
 from asr_am.lang.prepare import prepare_lang, prepare_lm
 from asr_am.lang.transcripts import check_transcripts
+from asr_am.stages.systems import scales_to_try
 
 LEXICON = "A AH\nAB AH B\nRED R EH D\nREAD R EH D\nREAD R IY D\n"
 TEXT = ["A RED AB", "READ A", "RED A RED", "[NOISE] AB READ", "A A", "ZZZ A"] * 3
@@ -198,6 +201,26 @@ def test_users_arpa_loses_the_words_outside(data_dir: Path, lang: Lang, tmp_path
     assert list(left.logprobs[2]) == [("<s>", "A", "RED")]  # RED A AB has lost nothing but never had its history RED A
     summary = json.loads((tmp_path / "lm.json").read_text())
     assert summary["words_dropped"] == 3 and summary["dev_words"] == 5 and summary["dev_oov"] == 1
+
+
+def test_a_model_that_knows_the_dev_sentences_is_noticed(
+    data_dir: Path, lang: Lang, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = [[8, 12, 16], [0.0, 1.0]]
+    for name, sentences, known in (("own", ["A RED", "AB A"], True), ("other", ["RED RED", "AB A AB"], False)):
+        folder = tmp_path / name
+        folder.mkdir()
+        model = estimate([text.split() for text in sentences], vocabulary(lang.words), 2)
+        write_arpa(model, folder / "given.arpa")
+        caplog.clear()
+        prepare_lm(
+            data_dir, lang.directory, folder, name=name, order=None, arpa=str(folder / "given.arpa"), text="train"
+        )
+        assert ("probably estimated on them" in caplog.text) == known
+        assert (scales_to_try(folder, grid) == [LmScale(12.0, 0.0)]) == known
+        assert known or len(scales_to_try(folder, grid)) == 6
+    with pytest.raises(InputError, match=r"lm.json: missing or damaged .*run stage 1"):
+        scales_to_try(tmp_path, grid)
 
 
 def test_model_for_another_lexicon_is_refused(data_dir: Path, lang: Lang, tmp_path: Path) -> None:
