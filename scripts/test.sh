@@ -8,4 +8,4 @@ export OMP_NUM_THREADS=1                   # one arithmetic thread per worker: t
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
-exec .venv/bin/pytest -n 2 "$@"
+exec .venv/bin/pytest -n 2 --dist worksteal "$@"

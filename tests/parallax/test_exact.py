@@ -1,4 +1,4 @@
-"""Compares Parallax with one device that updates touched rows only, over 104 steps, and checks that mutants fail.
+"""Compares Parallax with one device that updates touched rows only, over 52 steps, and checks that mutants fail.
 
 Batches differ in size and repeat words, gradients are clipped, and two learners have no batch in the last step.
 """

@@ -216,8 +216,8 @@ class Trained:
     plan: str = ""
 
 
-EVERY = 26
-STEPS = 104
+EVERY = 13
+STEPS = 52
 BATCHES = 4 * STEPS - 2  # two learners have none in the last step
 
 Make = Callable[..., Runner]
