@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
@@ -41,11 +42,20 @@ def build(kind: type[Options], values: Mapping[str, Any], where: str) -> Options
 
 
 def check_types(signature: Callable[..., Any], values: Mapping[str, Any], where: str) -> None:
-    """Raises InputError unless each value has the type that `signature` annotates for its name."""
+    """Raises InputError unless each value has the type that `signature` annotates for its name.
+
+    Args:
+        signature: a dataclass, or a function whose parameters with a default are options.
+        values: options by name.
+        where: their section, for error messages.
+    """
     types = get_type_hints(signature)
+    if not isinstance(signature, type):
+        parameters = inspect.signature(signature).parameters.values()
+        types = {option.name: types[option.name] for option in parameters if option.default is not option.empty}
     for name, value in values.items():
         if name not in types:
-            raise no_such_option(_name(where, name), [other for other in types if other != "return"])
+            raise no_such_option(_name(where, name), types)
         try:
             TypeAdapter(types[name]).validate_python(value, strict=True)
         except ValidationError as error:

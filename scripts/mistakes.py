@@ -159,7 +159,8 @@ def run_and_signal(mistake: Mistake) -> tuple[int, str]:
     while subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True).stdout:  # the stage ends after bash
         assert time.monotonic() < deadline, f"{mistake.what}: processes are left"
         time.sleep(0.05)
-    return process.returncode, errors.strip()
+    status = process.returncode
+    return status if status >= 0 else 128 - status, errors.strip()  # bash itself dies of SIGTERM
 
 
 def make(mistake: Mistake) -> Row:
@@ -203,7 +204,7 @@ OPTIONS = r"""
 strategy=snyc did you mean sync
 strateg=sync did you mean strategy
 +strategy.foo=1 strategy\.foo
-strategy=local learners=2
+strategy=local for one learner
 learners=3 cannot divide
 learners=0 at least 1
 launcher=alone learners=2
