@@ -6,27 +6,55 @@ to be encrypted.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from asr_am.errors import InputError
 
 MAX_SOCKET_PATH = 107  # bytes of the path of a Unix socket (Linux)
 LONGEST_NAME = len("/learner-99999-999")
+PREFIX = "asr_am-"
+STALE_AFTER = 3600.0  # seconds after which an unlocked directory is removed
 
 
 def make_private_dir() -> Path:
-    """Returns a new directory that only this user can enter. Raises InputError if its path is too long for sockets."""
-    path = Path(tempfile.mkdtemp(prefix="asr_am-"))
+    """Returns a new directory that only this user can enter. Raises InputError if its path is too long for sockets.
+
+    This process locks it until it ends, in whatever way. Removes directories of processes that were killed.
+    """
+    path = Path(tempfile.mkdtemp(prefix=PREFIX))
+    fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX)
+    _remove_stale(path.parent)
     if len(os.fsencode(path)) + LONGEST_NAME > MAX_SOCKET_PATH:
         path.rmdir()
         raise InputError(f"{path.parent}: the path is too long for the sockets of a run; set TMPDIR to a shorter one")
     return path
+
+
+def _remove_stale(parent: Path) -> None:
+    """Removes this user's private directories that no process has locked."""
+    for path in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            found = path.lstat()
+            if not _is_private(found) or time.time() - found.st_mtime < STALE_AFTER:
+                continue
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+            finally:
+                os.close(descriptor)
+
+
+def _is_private(found: os.stat_result) -> bool:
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700
 
 
 @contextmanager
@@ -48,7 +76,7 @@ def check_private_dir(path: Path) -> None:
         found = path.lstat()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}): start the run again") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != 0o700:
+    if not _is_private(found):
         raise InputError(
             f"{path}: is not a directory of this user with mode 700, so other users may listen in: another user's "
             "process may have told this path; start the run again"

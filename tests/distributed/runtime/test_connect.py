@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -15,7 +16,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from asr_am.distributed.runtime.connect import connect
-from asr_am.distributed.runtime.private_dir import check_private_dir
+from asr_am.distributed.runtime.private_dir import check_private_dir, private_dir
 from asr_am.distributed.runtime.rendezvous import Rendezvous
 from asr_am.distributed.runtime.security import new_key
 from asr_am.distributed.runtime.worker_process import WorkerEnv, free_port
@@ -140,6 +141,27 @@ def test_a_directory_that_is_not_private_is_refused(tmp_path: Path, what: str) -
         os.chown(path, 65534, 65534)
     with pytest.raises(InputError, match=f"{path}: (is not a directory of this user|cannot be read)"):
         check_private_dir(path)
+
+
+def test_directories_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed, foreign = tmp_path / "asr_am-killed", tmp_path / "asr_am-foreign"
+    for path, mode in ((killed, 0o700), (foreign, 0o755), (fresh := tmp_path / "asr_am-fresh", 0o700)):
+        path.mkdir(mode=mode)
+        (path / "store").touch()
+    with private_dir() as in_use:
+        for path in (killed, foreign, in_use):
+            os.utime(path, (0, 0))
+        with private_dir() as another:
+            assert {path.name for path in tmp_path.iterdir()} == {
+                path.name for path in (foreign, fresh, in_use, another)
+            }
+            check_private_dir(another)
+    assert not in_use.exists() and not another.exists()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 100)))
+    (tmp_path / ("x" * 100)).mkdir()
+    with pytest.raises(InputError, match="too long for the sockets of a run; set TMPDIR"), private_dir():
+        pass
 
 
 def wait_for_port(port: int) -> None:
