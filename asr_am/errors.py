@@ -20,6 +20,10 @@ class InputError(Exception):
         super().__init__(one_line(message))
 
 
+class ConnectionLost(InputError):
+    """The connection to the supervisor broke. If the supervisor is alive, it restarts this learner."""
+
+
 def one_line(message: str) -> str:
     """Returns the message as one printable line. Cuts a long one in the middle: its ends say where, and what to do."""
     printable = (c if c.isprintable() else " " if c in "\n\t" else ascii(c)[1:-1] for c in _cut(message))

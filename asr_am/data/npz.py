@@ -24,8 +24,11 @@ DAMAGE = (
 def write_npz(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
     """Writes arrays under a temporary name that is then renamed."""
     temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")
-    np.savez(temporary, allow_pickle=False, **{name: np.asarray(array) for name, array in arrays.items()})
-    os.replace(temporary, path)
+    try:
+        np.savez(temporary, allow_pickle=False, **{name: np.asarray(array) for name, array in arrays.items()})
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_npz(path: Path, *names: str, remedy: str) -> list[np.ndarray]:

@@ -35,7 +35,7 @@ from asr_am.stages.train_worker import run_worker
 
 log = logging.getLogger(__name__)
 
-SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every")  # options that change no result
+SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every")  # change rounding at most
 OPTIONAL_KEYS = ("init", "subset")  # part of the key only if they are set, for runs of earlier versions
 LAUNCHERS = ("alone", "virtual", "process", "torchrun")
 CHECKPOINT = "checkpoints/checkpoint-?????????"  # a failed run without one is removed

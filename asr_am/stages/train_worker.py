@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.data.checksums import intact
-from asr_am.distributed.runtime.worker_process import end_process, set_parent_death_signal
-from asr_am.errors import InputError
+from asr_am.distributed.runtime.worker_process import EXIT_FAILURE, end_process, set_parent_death_signal
+from asr_am.errors import ConnectionLost, InputError
 from asr_am.stages.app import disk_problem, start_logging
 from asr_am.stages.train_config import TrainConfig
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from asr_am.distributed.team import Team
 
 log = logging.getLogger(__name__)
-EXIT_FAILURE = 70  # exit status of any failure but a user's mistake: fault-tolerant strategies continue without it
 
 
 def run_worker(config: TrainConfig) -> None:
@@ -80,7 +79,7 @@ def main() -> None:
         run_worker(read_config(path))
     except InputError as error:
         log.error("learner %s: %s", rank, error)
-        status = 1
+        status = EXIT_FAILURE if isinstance(error, ConnectionLost) else 1
     except Exception as error:
         if line := disk_problem(error, path.parent):
             log.error("learner %s: %s", rank, line)

@@ -445,7 +445,7 @@ def epoch_curves(progress: TrainProgress, metrics: CommMetrics, clock: str) -> d
 
 def make_summary(
     options: TrainOptions, progress: TrainProgress, metrics: CommMetrics, provenance: Mapping[str, object], *,
-    strategy: str, learners: int, clock: str, parameters: int,
+    strategy: str, learners: int, clock: str, parameters: int, threads: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the content of summary.json.
 
@@ -458,6 +458,7 @@ def make_summary(
         learners: number of learners.
         clock: "wall" or "virtual", for all seconds.
         parameters: number of weights.
+        threads: threads of arithmetic of each learner.
     """
     best = min(progress.history, key=lambda record: record["heldout_loss"])
     return {
@@ -482,5 +483,6 @@ def make_summary(
         "momentum": options.optimizer.momentum,
         "schedule": asdict(options.schedule),
         "seed": options.seed,
+        "threads": threads,
         **provenance,
     }

@@ -1,4 +1,10 @@
-"""The options of a training run: those that change its result and those that change its speed only."""
+"""The options of a training run: those that change its result, and those that change its speed.
+
+`device`, `threads` and `workers` change a result by rounding at most, as the order of additions depends on them. Under
+an asynchronous strategy they also change which learner is ahead. So do the number of cores and their load, and no two
+runs of adpsgd, ps_async and psp on real processes are the same. Two runs have the same bits if the strategy is
+synchronous or the cluster virtual, and device, number of threads, kind of CPU and versions of libraries are the same.
+"""
 
 from __future__ import annotations
 

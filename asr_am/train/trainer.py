@@ -201,6 +201,12 @@ class Trainer:
             ) from error
         if self._is_leader:
             log.info("resuming from %s", self.checkpoints.newest())
+            threads, before = torch.get_num_threads(), (own_part or {}).get("threads")
+            if before not in (None, threads):
+                log.warning(
+                    "resuming with %d threads per learner after %d: the last bits of the results may differ from those "
+                    "of a run with one number; train.threads sets it", threads, before,
+                )  # fmt: skip
 
     # segments
 
@@ -352,6 +358,7 @@ class Trainer:
         summary = make_summary(
             self.options, progress, metrics, self.setup.provenance, strategy=self.strategy.name,
             learners=self.learners, clock=self.team.clock, parameters=len(self.model_state.params),
+            threads=torch.get_num_threads(),
         )  # fmt: skip
         self.run_log.summary(summary)
 
@@ -361,6 +368,7 @@ class Trainer:
             "strategy": self.strategy.state_dict(),
             "usage": comm_stats_to_dict(self.team.comm_stats),
             "rng": torch.get_rng_state(),
+            "threads": torch.get_num_threads(),
         }
         self.checkpoints.save_learner(self.progress.updates, self.team.rank, state)
         members = self.team.gather(torch.zeros(0, dtype=torch.float64))

@@ -10,6 +10,7 @@ import torch
 
 from asr_am.distributed.team import SingleProcess
 from asr_am.errors import InputError
+from asr_am.train import checkpoint
 from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.run_log import NoTracker
 from asr_am.train.trainer import train
@@ -48,6 +49,25 @@ def test_what_a_killed_run_left_unfinished_is_removed(tmp_path: Path) -> None:
     saved.save_learner(10, 0, {})
     saved.commit(10, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000000008", "checkpoint-000000010"]
+
+
+def test_a_checkpoint_that_is_not_complete_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed while it writes the last file of a checkpoint."""
+    checkpoints = Checkpoints(tmp_path, "options")
+    for updates in (1, 2):
+        checkpoints.save_learner(updates, 0, {})
+        if updates == 2:
+            monkeypatch.setattr(checkpoint, "write_torch", killed)
+            with pytest.raises(KeyboardInterrupt):
+                checkpoints.commit(updates, {"updates": updates})
+        else:
+            checkpoints.commit(updates, {"updates": updates})
+    state = checkpoints.load()
+    assert state is not None and state["updates"] == 1
+
+
+def killed(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
+from asr_am.distributed.runtime import launcher
 from asr_am.distributed.runtime.launcher import launch
 from asr_am.distributed.team import LearnerLost
 from tests.support.egs_examples import write_examples
 from tests.support.toy_runs import STRATEGIES, lease_log, virtually
+from tests.support.train_worker_main import IMPATIENT
 
 
-def train_in_processes(egs_dir: Path, out: Path, strategy: str, killed: int = -1) -> dict[str, Any]:
-    """Trains with four processes, one of which may be killed. Returns the summary."""
-    command = [sys.executable, "-m", "tests.support.train_worker_main", strategy, str(egs_dir), str(out), str(killed)]
+def train_in_processes(egs_dir: Path, out: Path, strategy: str, fails: int = -1, how: str = "kill") -> dict[str, Any]:
+    """Trains with four processes, one of which may fail. Returns the summary."""
+    command = [sys.executable, "-m", "tests.support.train_worker_main", strategy, str(egs_dir), str(out)]
+    command += [str(fails), how]
     launch(command, 4, synchronous=strategy != "adpsgd", restart_after=0.1)
     return json.loads((out / "summary.json").read_text())
 
@@ -31,7 +34,7 @@ def egs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_four_processes_are_four_virtual_learners_also_when_one_was_killed(egs_dir: Path, tmp_path: Path) -> None:
     virtual = virtually(egs_dir, tmp_path / "virtual", STRATEGIES["sync"])
     with pytest.raises(LearnerLost, match="learner 2"):
-        train_in_processes(egs_dir, tmp_path / "real", "sync", killed=2)
+        train_in_processes(egs_dir, tmp_path / "real", "sync", fails=2)
     assert len(lease_log(tmp_path / "real")) == 1, "the first segment was done, and its checkpoint is kept"
     real = train_in_processes(egs_dir, tmp_path / "real", "sync")
     assert real["heldout_loss"] == pytest.approx(virtual["heldout_loss"], rel=1e-5)
@@ -40,10 +43,30 @@ def test_four_processes_are_four_virtual_learners_also_when_one_was_killed(egs_d
     assert lease_log(tmp_path / "real") == lease_log(tmp_path / "virtual")
 
 
-def test_adpsgd_does_every_batch_once_though_a_learner_is_killed(egs_dir: Path, tmp_path: Path) -> None:
-    summary = train_in_processes(egs_dir, tmp_path, "adpsgd", killed=1)
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("kill", "SIGKILL"), ("stop", "learner 1 has not been heard from for 2 s"), ("hang", "ended with exit status 70")],
+)
+def test_adpsgd_does_every_batch_once_though_a_learner_fails(
+    egs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str,
+    said: str,
+) -> None:  # fmt: skip
+    if how == "stop":
+        monkeypatch.setattr(launcher, "HEARTBEAT_TIMEOUT", IMPATIENT)
+    summary = train_in_processes(egs_dir, tmp_path, "adpsgd", fails=1, how=how)
     log = lease_log(tmp_path)
     done = Counter((record["epoch"], batch) for record in log for batch in record["batch"])
     assert set(done.values()) == {1} and sum(done.values()) == sum(summary["batches_per_learner"].values())
     assert [owner for record in log for _, owner in record["released"]] == [1], "its lease was handed out again"
     assert all(loss < 2.5 for loss in summary["heldout_loss"])
+    assert said in caplog.text and "restarting it" in caplog.text
+
+
+def test_a_synchronous_learner_that_hangs_ends_the_run_and_is_named(
+    egs_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(LearnerLost, match=r"learner 2 on .* ended with exit status 70"):
+        train_in_processes(egs_dir, tmp_path, "sync", fails=2, how="hang")
+    said = capfd.readouterr().err
+    assert "learner 2 hangs: it has computed one batch for" in said
+    assert "train_worker_main.py" in said, "the place where it hangs"

@@ -131,6 +131,19 @@ def test_the_number_of_threads_and_workers_changes_nothing(egs_dir: Path, undist
     assert lines(tmp_path) == lines(undisturbed)
 
 
+def test_resuming_with_another_number_of_threads_says_so(
+    egs_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = TrainOptions(**{**OPTIONS.__dict__, "epochs": 1})
+    train(egs_dir, tmp_path, one)
+    assert json.loads((tmp_path / "summary.json").read_text())["threads"] == 1
+    for threads in (1, 2):
+        caplog.clear()
+        train(egs_dir, tmp_path, TrainOptions(**{**one.__dict__, "threads": threads}))
+        assert ("resuming with 2 threads per learner after 1" in caplog.text) == (threads == 2)
+    torch.set_num_threads(1)
+
+
 def test_other_options_or_a_damaged_checkpoint_are_refused(egs_dir: Path, tmp_path: Path) -> None:
     one = TrainOptions(**{**OPTIONS.__dict__, "epochs": 1})
     train(egs_dir, tmp_path, one)

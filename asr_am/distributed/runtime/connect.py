@@ -142,6 +142,7 @@ def _connect_coordinated(
     event_loop.start()
     try:
         control.notify("hello", run=env.run, rank=env.rank, incarnation=env.incarnation, address=transport.address)
+        control.start_heartbeats()
         if not wait_monitor.wait_for(lambda: have_peers, timeout):
             raise InputError(
                 f"within {timeout:g} s the supervisor at {env.supervisor} has not answered, or not all learners have "

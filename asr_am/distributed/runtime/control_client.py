@@ -24,9 +24,9 @@ from asr_am.distributed.leases import (
 )
 from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
 from asr_am.distributed.runtime.messaging import Transport
-from asr_am.distributed.runtime.security import FRAME_BYTES, next_event, open_socket, watch
+from asr_am.distributed.runtime.security import FRAME_BYTES, HEARTBEAT_TIMEOUT, next_event, open_socket, watch
 from asr_am.distributed.team import Group
-from asr_am.errors import InputError
+from asr_am.errors import ConnectionLost, InputError
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +51,18 @@ class ControlClient:
         self._on_peer_event = on_event
         self._request_ids = count(1)
         self._answers: dict[int, dict[str, Any]] = {}
-        self._socket = open_socket(event_loop.context, zmq.DEALER, key)
+        self._socket = open_socket(event_loop.context, zmq.DEALER, key, heartbeats=False)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # a supervisor that is stopped reads everything later
         self._monitor = watch(self._socket)
         self._socket.connect(address)
         event_loop.attach(self._socket, self._receive)
         event_loop.attach(self._monitor, self._watch)
         event_loop.at_stop(self._close)
+
+    def start_heartbeats(self) -> None:
+        """Tells the supervisor again and again that this process runs."""
+        self._send({"op": "live"})
+        self._event_loop.call(lambda: self._event_loop.after(HEARTBEAT_TIMEOUT / 5, self.start_heartbeats))
 
     def request(self, op: str, timeout: float | None = None, **fields: object) -> Any:
         """Sends a request, and waits for the answer.
@@ -113,9 +119,7 @@ class ControlClient:
         while (event := next_event(self._monitor)) is not None:
             if event == zmq.EVENT_DISCONNECTED:
                 self._wait_monitor.fail(
-                    InputError(
-                        f"lost the connection to the supervisor at {self._address}: the run is over; see its log"
-                    )
+                    ConnectionLost(f"lost the connection to the supervisor at {self._address}: see its log")
                 )
 
     def _close(self) -> None:

@@ -228,7 +228,7 @@ class ControlServer:
         """
         self.host, port = _bind_address(address) if address else (LOCALHOST, 0)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = open_socket(self._context, zmq.ROUTER, key)
+        self._socket = open_socket(self._context, zmq.ROUTER, key, heartbeats=False)
         self._socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_FRAMES)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self.connection_monitor = ConnectionMonitor(self._socket, "the supervisor")

@@ -11,6 +11,7 @@ of all waiting threads and wakes only those that can go on.
 from __future__ import annotations
 
 import heapq
+import logging
 import os
 import threading
 import time
@@ -22,7 +23,10 @@ from itertools import count
 
 import zmq
 
+from asr_am.distributed.runtime.awake_clock import AwakeClock
 from asr_am.distributed.team import CommStats
+
+log = logging.getLogger(__name__)
 
 
 class CommClosed(Exception):
@@ -49,10 +53,16 @@ class WaitMonitor:
 
     Args:
         comm_stats: statistics with the idle time of the training task.
+
+    Attributes:
+        clock: clock of all timeouts.
     """
 
     def __init__(self, comm_stats: CommStats) -> None:
         self._comm_stats = comm_stats
+        self.clock = AwakeClock()
+        self._training_waits = False
+        self._wait_end = 0.0  # end of the last wait of the training task
         self._lock = threading.RLock()
         self._waiters: list[PendingWait] = []
         self._training = threading.get_ident()
@@ -111,17 +121,28 @@ class WaitMonitor:
         if threading.get_ident() == self._training:
             self._comm_stats.idle_seconds += seconds
 
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds that the training task has waited for others."""
+        return self._comm_stats.idle_seconds
+
+    def busy_since(self) -> float | None:
+        """Returns when the training task ended its last wait. None while it waits. By `clock`."""
+        return None if self._training_waits else self._wait_end
+
     def _wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
-        end = None if timeout is None else time.monotonic() + timeout
+        end = None if timeout is None else self.clock.now() + timeout
+        is_training = threading.get_ident() == self._training
         with self._lock:
             self.check()
             if ready():
                 return True
             waiter = PendingWait(ready, threading.Condition(self._lock))
             self._waiters.append(waiter)
+            self._training_waits = self._training_waits or is_training
             try:
                 while not waiter.done:
-                    left = None if end is None else end - time.monotonic()
+                    left = None if end is None else end - self.clock.now()
                     if left is not None and left <= 0:
                         return False
                     waiter.condition.wait(left)
@@ -129,6 +150,8 @@ class WaitMonitor:
                 return True
             finally:
                 self._waiters.remove(waiter)
+                if is_training:
+                    self._training_waits, self._wait_end = False, self.clock.now()
 
     def _wake_all(self) -> None:
         for waiter in self._waiters:
@@ -173,6 +196,7 @@ class TeamEvent:
 
 
 Action = Callable[[], None]
+MAX_POLL = 0.5  # seconds between two ticks of the clock
 
 
 class EventLoop:
@@ -186,7 +210,7 @@ class EventLoop:
 
     def __init__(self, wait_monitor: WaitMonitor) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._wait_monitor = wait_monitor
+        self._wait_monitor, self._clock = wait_monitor, wait_monitor.clock
         self._poller = zmq.Poller()
         self._ready: dict[object, Action] = {}
         self._commands: deque[Action] = deque()
@@ -240,7 +264,7 @@ class EventLoop:
         del self._ready[socket]
 
     def after(self, seconds: float, action: Action) -> None:
-        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._ids), action))
+        heapq.heappush(self._timers, (self._clock.now() + seconds, next(self._ids), action))
 
     def _stop(self) -> None:
         self._stopping = True
@@ -248,10 +272,13 @@ class EventLoop:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                for socket, _ in self._poller.poll(self._milliseconds()):
+                events = self._poller.poll(self._milliseconds())
+                if (stopped := self._clock.tick()) > 1:
+                    log.warning("this process was stopped for %.1f s", stopped)
+                for socket, _ in events:
                     if socket in self._ready:  # an earlier callback may have closed it
                         self._ready[socket]()
-                while self._timers and self._timers[0][0] <= time.monotonic():
+                while self._timers and self._timers[0][0] <= self._clock.now():
                     heapq.heappop(self._timers)[2]()
         except Exception as error:
             self._wait_monitor.fail(error)
@@ -267,11 +294,10 @@ class EventLoop:
             os.close(self._wake_read)
             os.close(self._wake_write)
 
-    def _milliseconds(self) -> int | None:
-        """Returns the milliseconds until the next timer, rounded up, or None without one."""
-        if not self._timers:
-            return None
-        return max(int(1000 * (self._timers[0][0] - time.monotonic())) + 1, 0)
+    def _milliseconds(self) -> int:
+        """Returns the milliseconds until the next timer, rounded up, or until the clock must tick."""
+        left = min([MAX_POLL, *(timer[0] - self._clock.now() for timer in self._timers[:1])])
+        return max(int(1000 * left) + 1, 0)
 
     def _run_commands(self) -> None:
         with suppress(BlockingIOError):

@@ -10,7 +10,6 @@ import json
 import logging
 import secrets
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -20,10 +19,12 @@ import zmq
 
 from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.leases import LearnerLost
+from asr_am.distributed.runtime.awake_clock import AwakeClock
 from asr_am.distributed.runtime.coordinator import ControlMessage, ControlServer, Coordinator, read_json
 from asr_am.distributed.runtime.private_dir import private_dir
 from asr_am.distributed.runtime.security import HEARTBEAT_TIMEOUT, choose_key, open_socket
 from asr_am.distributed.runtime.worker_process import (
+    EXIT_USER_ERROR,
     ExitStatus,
     LaunchSpec,
     RendezvousInfo,
@@ -38,7 +39,7 @@ from asr_am.errors import InputError
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL = 0.05  # seconds between two checks of the processes
-EXIT_USER_ERROR = 1  # exit status of a learner that has reported an InputError
+AGENT_TIMEOUT = 0.8  # of HEARTBEAT_TIMEOUT: a host that is cut off has ended its learners before they are replaced
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Host:
     Attributes:
         name: host name.
         connection: ZeroMQ identity of its agent.
-        last_heard: time of its agent's last message (`time.monotonic`).
+        last_heard: time of its agent's last message, by the supervisor's clock.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Supervisor:
 
     def __init__(self, spec: LaunchSpec) -> None:
         self._spec, self._name = spec, socket.gethostname()
+        self._clock = AwakeClock(HEARTBEAT_TIMEOUT / 5)
         self._server = ControlServer(spec.address, spec.key, spec.private_dir)
         serves_store = spec.synchronous and spec.private_dir is None
         master = (self._server.host, free_port(self._server.host)) if serves_store else None
@@ -73,6 +75,7 @@ class Supervisor:
         self._hosts: dict[int, Host] = {}  # other hosts, by node rank
         self._connections: dict[int, bytes] = {}  # by rank
         self._ranks: dict[bytes, int] = {}  # by connection
+        self._last_heard: dict[int, float] = {}  # time of the last message of asynchronous learners, by rank
         self._running: set[int] = set()  # learners that are alive or will be restarted
         self._restarts: dict[int, tuple[float, int]] = {}  # due time and incarnation, by rank
         self._finished = False
@@ -98,17 +101,23 @@ class Supervisor:
             self._server.close()
 
     def _poll(self) -> None:
+        self._tick()
         for connection, message in self._server.receive(POLL_INTERVAL):
             self._handle(connection, message)
-            self._heartbeat(time.monotonic())  # a burst of messages must not delay heartbeats
+            self._tick()
+            self._heartbeat(self._clock.now())  # a burst of messages must not delay heartbeats
         for exit_status in self._workers.ended():
             self._on_end(exit_status, self._name)
-        now = time.monotonic()
+        now = self._clock.now()
         for rank, (due, incarnation) in list(self._restarts.items()):
             if due <= now:
                 del self._restarts[rank]
                 self._restart(rank, incarnation)
         self._check_heartbeats(now)
+
+    def _tick(self) -> None:
+        if (stopped := self._clock.tick()) > 1:
+            log.warning("the supervisor was stopped for %.1f s", stopped)
 
     # learners
 
@@ -129,6 +138,7 @@ class Supervisor:
     def _on_end(self, exit_status: ExitStatus, host: str) -> None:
         """Handles the end of a learner's process."""
         how = f"on {host} {describe(exit_status.status)}"
+        self._last_heard.pop(exit_status.rank, None)
         self._running.discard(exit_status.rank)
         if exit_status.status == 0:
             self._finished = True
@@ -152,7 +162,7 @@ class Supervisor:
         self._coordinator.leave(rank, how)
         if restart_after is not None:
             log.warning("learner %d %s; restarting it", rank, how)
-            self._restarts[rank] = time.monotonic() + restart_after, incarnation + 1
+            self._restarts[rank] = self._clock.now() + restart_after, incarnation + 1
             self._running.add(rank)
             return
         log.warning("learner %d %s; the others continue without it", rank, how)
@@ -168,7 +178,12 @@ class Supervisor:
         elif op == "node":
             self._server.send(connection, {"do": "stop", "error": "the run has started without this host"})
         elif connection in self._ranks:
-            self._serve(self._ranks[connection], message)
+            if self._ranks[connection] in self._last_heard:
+                self._last_heard[self._ranks[connection]] = self._clock.now()
+            if op == "bye":
+                self._last_heard.pop(self._ranks[connection], None)
+            if op != "live":
+                self._serve(self._ranks[connection], message)
         else:
             self._on_node(connection, message)
 
@@ -187,6 +202,7 @@ class Supervisor:
         assert self._coordinator is not None and isinstance(rank, int)
         self._ranks.pop(self._connections.get(rank, b""), None)
         self._connections[rank], self._ranks[connection] = connection, rank
+        self._last_heard[rank] = self._clock.now()
         self._coordinator.register(rank, incarnation, address)
 
     def _serve(self, rank: int, message: ControlMessage) -> None:
@@ -206,9 +222,10 @@ class Supervisor:
 
     def _await_nodes(self) -> None:
         """Waits for the agents on all other hosts."""
-        deadline = time.monotonic() + self._spec.timeout
+        deadline = self._clock.now() + self._spec.timeout
         while len(self._hosts) < self._spec.nodes - 1:
-            left = deadline - time.monotonic()
+            self._tick()
+            left = deadline - self._clock.now()
             if left <= 0:
                 rejected = self._server.connection_monitor.rejected
                 hint = f"; {rejected} connections were rejected: give all hosts the same key_file" if rejected else ""
@@ -217,10 +234,10 @@ class Supervisor:
                     f"host {', '.join(map(str, missing))} of {self._spec.nodes} has not connected within "
                     f"{self._spec.timeout:g} s: start the same command there with its node_rank and this address{hint}"
                 )
-            for connection, message in self._server.receive(min(left, 1.0)):
+            for connection, message in self._server.receive(min(left, POLL_INTERVAL)):
                 self._register_node(connection, message)
         for host in self._hosts.values():
-            host.last_heard = time.monotonic()  # agents send no heartbeats while they wait for the last host
+            host.last_heard = self._clock.now()  # agents send no heartbeats while they wait for the last host
         self._notify_hosts({"do": "run", "run": self._rendezvous.run, "supervisor": self._rendezvous.supervisor,
                           "master": self._rendezvous.master})  # fmt: skip
 
@@ -239,13 +256,13 @@ class Supervisor:
         if wrong:
             self._server.send(connection, {"do": "stop", "error": wrong})
             raise InputError(wrong)
-        self._hosts[int(str(node))] = Host(str(message.get("host")), connection, time.monotonic())
+        self._hosts[int(str(node))] = Host(str(message.get("host")), connection, self._clock.now())
 
     def _on_node(self, connection: bytes, message: ControlMessage) -> None:
         """Handles an agent's report or heartbeat."""
         for host in self._hosts.values():
             if host.connection == connection:
-                host.last_heard = time.monotonic()
+                host.last_heard = self._clock.now()
                 if message.get("op") == "ended":
                     self._on_end(ExitStatus(message["rank"], message["incarnation"], message["status"]), host.name)
                 return
@@ -256,7 +273,22 @@ class Supervisor:
             if now - host.last_heard > HEARTBEAT_TIMEOUT:
                 del self._hosts[node]
                 self._lose_host(node, f"cannot be reached any more: no heartbeat from host {host.name}")
+        for rank, last_heard in list(self._last_heard.items()):
+            if now - last_heard > HEARTBEAT_TIMEOUT:
+                self._kill(rank)
         self._heartbeat(now)
+
+    def _kill(self, rank: int) -> None:
+        """Kills a learner that is stopped or hangs, so that it can be restarted. Its batches are free at once."""
+        assert self._coordinator is not None
+        log.warning("learner %d has not been heard from for %g s: it is stopped or hangs", rank, HEARTBEAT_TIMEOUT)
+        del self._last_heard[rank]
+        node = rank // self._spec.learners
+        if node == 0:
+            self._workers.kill(rank)
+        elif node in self._hosts:
+            self._server.send(self._hosts[node].connection, {"do": "kill", "rank": rank})
+        self._coordinator.leave(rank, "has not been heard from")
 
     def _heartbeat(self, now: float) -> None:
         if now - self._heartbeat_sent > HEARTBEAT_TIMEOUT / 5:
@@ -266,6 +298,7 @@ class Supervisor:
     def _lose_host(self, node: int, how: str) -> None:
         for rank in sorted(self._running & set(self._spec.ranks_of(node))):
             self._running.discard(rank)
+            self._last_heard.pop(rank, None)
             self._restarts.pop(rank, None)
             if self._coordinator is None:
                 raise LearnerLost(rank, how)
@@ -280,9 +313,9 @@ class NodeAgent:
     """Starts and monitors the learners of one host, as the supervisor on host 0 says."""
 
     def __init__(self, spec: LaunchSpec) -> None:
-        self._spec = spec
+        self._spec, self._clock = spec, AwakeClock(HEARTBEAT_TIMEOUT / 5)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = open_socket(self._context, zmq.DEALER, spec.key)
+        self._socket = open_socket(self._context, zmq.DEALER, spec.key, heartbeats=False)
         self._socket.connect(f"tcp://{spec.address}")
         self._workers: WorkerProcesses | None = None
 
@@ -291,21 +324,24 @@ class NodeAgent:
         try:
             rendezvous = self._join_supervisor()
             self._workers = WorkerProcesses(self._spec.command, partial(worker_environment, self._spec, rendezvous))
-            last_heard, last_sent = time.monotonic(), 0.0
+            last_heard, last_sent = self._clock.now(), 0.0
             while True:
+                self._clock.tick()
                 for message in self._receive(POLL_INTERVAL):
-                    last_heard = time.monotonic()
+                    last_heard = self._clock.now()
                     if message.get("do") == "start":
                         self._workers.start(message["rank"], message["incarnation"])
+                    elif message.get("do") == "kill":
+                        self._workers.kill(message["rank"])
                     elif message.get("do") == "stop":
                         self._stop(message)
                         return
                 for exit_status in self._workers.ended():
                     self._send({"op": "ended", **vars(exit_status)})
-                if time.monotonic() - last_heard > HEARTBEAT_TIMEOUT:
+                if self._clock.now() - last_heard > AGENT_TIMEOUT * HEARTBEAT_TIMEOUT:
                     raise InputError(f"the supervisor at {self._spec.address} cannot be reached any more: check host 0")
-                if time.monotonic() - last_sent > HEARTBEAT_TIMEOUT / 5:
-                    last_sent = time.monotonic()
+                if self._clock.now() - last_sent > HEARTBEAT_TIMEOUT / 5:
+                    last_sent = self._clock.now()
                     self._send({"op": "live"})
         finally:
             if self._workers is not None:

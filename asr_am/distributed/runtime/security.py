@@ -119,7 +119,9 @@ MAX_FRAME_BYTES = FRAME_BYTES + 64  # with encryption. Limits what a connection 
 SIOCGIFADDR = 0x8915  # Linux: IPv4 address of an interface
 
 
-def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, key: str | None) -> zmq.Socket[bytes]:
+def open_socket(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, key: str | None, *, heartbeats: bool = True
+) -> zmq.Socket[bytes]:
     """Returns a socket with the options of this project, encrypted (CURVE) if there is a key.
 
     Both ends use the same key pair, whose public half is never sent in clear text. Without the secret the handshake
@@ -129,12 +131,15 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, key: str | N
         context: ZeroMQ context.
         kind: zmq.ROUTER for sockets to bind, zmq.DEALER for sockets to connect.
         key: the run's secret, 40 characters of Z85, or None.
+        heartbeats: close connections whose other end does not answer. Those with heartbeats of their own stay open, so
+            that no message is lost while a process is stopped.
     """
     zmq_socket = context.socket(kind)
     zmq_socket.setsockopt(zmq.LINGER, 0)
     zmq_socket.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * HANDSHAKE_TIMEOUT))
-    zmq_socket.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * HEARTBEAT_TIMEOUT / 4))
-    zmq_socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(1000 * HEARTBEAT_TIMEOUT))
+    if heartbeats:
+        zmq_socket.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * HEARTBEAT_TIMEOUT / 4))
+        zmq_socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(1000 * HEARTBEAT_TIMEOUT))
     zmq_socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     if key is not None:
         public = zmq.curve_public(key.encode())

@@ -14,6 +14,7 @@ from asr_am.distributed.runtime.event_loop import CommClosed, EventLoop, TeamEve
 from asr_am.distributed.runtime.fault_injection import ComputeEmulator
 from asr_am.distributed.runtime.membership import Membership
 from asr_am.distributed.runtime.messaging import Transport
+from asr_am.distributed.runtime.step_watch import StepWatch
 from asr_am.distributed.team import CommStats, CostKind, Gather, Group, Message, Work
 
 SHUTDOWN_TIMEOUT = 5.0  # seconds for communication tasks to end
@@ -63,6 +64,7 @@ class ProcessTeam:
         self.hosts, self.comm_stats = tuple(hosts), comm_stats
         self._membership, self._wait_monitor, self._event_loop = membership, wait_monitor, event_loop
         self._transport, self._backend, self._compute_emulator = transport, backend, compute_emulator
+        self._step_watch = StepWatch(self.rank, wait_monitor, event_loop)
         self._tasks: list[threading.Thread] = []
         self._closed = False
 
@@ -81,7 +83,7 @@ class ProcessTeam:
         pass
 
     def timed(self, gradient: GradientFn) -> GradientFn:
-        return self._compute_emulator.apply(gradient, self.sleep)
+        return self._step_watch.apply(self._compute_emulator.apply(gradient, self.sleep))
 
     def start_all_reduce_mean(self, x: Tensor) -> Work:
         self._wait_monitor.check()

@@ -25,6 +25,8 @@ from asr_am.distributed.runtime.security import check_key, is_loopback, split_ad
 from asr_am.errors import InputError
 
 PR_SET_PDEATHSIG = 1
+EXIT_USER_ERROR = 1  # exit status of a learner that has reported an InputError
+EXIT_FAILURE = 70  # of any other failure: fault-tolerant strategies go on without the learner, and it is restarted
 
 
 @dataclass(frozen=True)
@@ -330,6 +332,11 @@ class WorkerProcesses:
         for child in found:
             _signal(self._running.pop(child.rank)[1], signal.SIGKILL)  # the rest of its process group
         return sorted(found, key=lambda child: (child.status >= 0, child.rank))
+
+    def kill(self, rank: int) -> None:
+        """Kills a learner, even one that is stopped. `ended` reports it."""
+        if rank in self._running:
+            _signal(self._running[rank][1], signal.SIGKILL)
 
     def end(self) -> None:
         """Ends all workers that run, and the processes that they have started."""

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from asr_am.distributed.runtime.event_loop import CommClosed, TeamEvent, TeamLock, WaitMonitor
+from asr_am.distributed.runtime.awake_clock import AwakeClock
+from asr_am.distributed.runtime.event_loop import CommClosed, EventLoop, TeamEvent, TeamLock, WaitMonitor
 from asr_am.distributed.team import CommStats
 
 
@@ -109,3 +110,30 @@ def test_the_training_task_counts_what_it_waits_for_others() -> None:
     thread.start()
     thread.join()
     assert comm_stats.idle_seconds == counted, "another task's"
+
+
+def test_a_timeout_does_not_pass_while_the_process_is_stopped() -> None:
+    """A callback that blocks the communication thread stands for a process that is stopped."""
+    wait_monitor = WaitMonitor(CommStats())
+    wait_monitor.clock = AwakeClock(max_step=0.6)  # above MAX_POLL
+    event_loop, ends = EventLoop(wait_monitor), []
+    event_loop.start()
+    event_loop.call(lambda: event_loop.after(0.9, lambda: ends.append(wait_monitor.clock.now())))
+    begin, real = wait_monitor.clock.now(), time.monotonic()
+    event_loop.call(lambda: time.sleep(1.5))
+    assert wait_monitor.wait_for(lambda: False, 0.9) is False
+    assert time.monotonic() - real >= 1.5, "0.9 s and those for which the clock stood still"
+    while not ends:
+        time.sleep(0.01)
+    assert ends[0] - begin >= 0.9 and time.monotonic() - real >= 1.5
+    event_loop.stop()
+
+
+def test_a_clock_before_its_first_tick_is_a_clock() -> None:
+    clock = AwakeClock(max_step=0.0)
+    begin = clock.now()
+    time.sleep(0.01)
+    assert clock.now() > begin and clock.tick() == 0.0
+    stopped_at = clock.now()
+    time.sleep(0.01)
+    assert clock.now() == stopped_at and clock.tick() > 0

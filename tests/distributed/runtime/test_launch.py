@@ -21,7 +21,7 @@ from asr_am.distributed.leases import LearnerLost
 from asr_am.distributed.runtime import launcher as agent
 from asr_am.distributed.runtime import launcher as supervisor
 from asr_am.distributed.runtime.launcher import NodeAgent, launch
-from asr_am.distributed.runtime.worker_process import LaunchSpec, free_port
+from asr_am.distributed.runtime.worker_process import ExitStatus, LaunchSpec, WorkerProcesses, free_port
 from asr_am.errors import InputError
 from asr_am.stages import target
 from asr_am.stages.target import Target, held_locks
@@ -341,6 +341,24 @@ def test_hosts_may_come_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     hosts = Hosts(tmp_path, "time.sleep(1)", [1, 1, 1], late=1.0, synchronous=True)
     assert hosts.wait() == {}
     assert len(left(tmp_path)) == 3
+
+
+def test_a_supervisor_that_was_stopped_declares_nobody_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that blocks its loop stands for a process that is stopped."""
+    monkeypatch.setattr(supervisor, "HEARTBEAT_TIMEOUT", 0.5)
+    monkeypatch.setattr(
+        supervisor, "AGENT_TIMEOUT", 1000.0
+    )  # the other host is not stopped, and would end its learners
+    ended, stops = WorkerProcesses.ended, iter([2.0])
+
+    def stopped(workers: WorkerProcesses) -> list[ExitStatus]:
+        if len(left(tmp_path)) == 2 and list(workers._running) == [0]:
+            time.sleep(next(stops, 0.0))
+        return ended(workers)
+
+    monkeypatch.setattr(WorkerProcesses, "ended", stopped)
+    assert Hosts(tmp_path, "wait_for(2)\ntime.sleep(3)", [1, 1], synchronous=True).wait() == {}
+    assert next(stops, None) is None
 
 
 class SilentHost:

@@ -200,6 +200,18 @@ def test_a_message_larger_than_any_chunk_is_not_even_read() -> None:
         client.close()
 
 
+def test_a_message_that_was_received_is_credited_again_when_it_is_sent_again() -> None:
+    """Its credit was on the way when the connection broke, so its sender does not know that it has arrived."""
+    with transports(2) as (a, _):
+        receiver = a.transport._receiver
+        receiver.register_tag("w", (2,))
+        receiver.on_chunk(message_header(seq=3), memoryview(TWO))
+        assert receiver.take("w", 1) is not None and receiver.credits[1].pop() == (0, "w", 3)
+        receiver.on_chunk(message_header(seq=3, conn_epoch=1), memoryview(TWO))
+        assert receiver.take("w", 1) is None and list(receiver.credits[1]) == [(0, "w", 3)]
+        receiver.credits[1].clear()
+
+
 @contextmanager
 def cut_line(a: TransportHarness, b: TransportHarness) -> Iterator[TcpProxy]:
     """Cuts the connection from `a` to `b` once, in the second chunk of a message."""
