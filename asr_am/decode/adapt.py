@@ -230,7 +230,7 @@ def adapt_set(paths: AdaptationPaths, subset: str, options: AdaptOptions, jobs: 
     speakers = {utterance: base.speaker(utterance) for utterance in utterances}
     for number in range(1, options.passes + 1):
         folder, title = paths.work / f"{subset}_{number}", f"{subset} pass {number}"
-        decode_options = DecodeOptions(options.search_options(number), (LmScale(options.lm_weight),), nbest=0)
+        decode_options = DecodeOptions(options.search_options(number), grid=(), nbest=0)  # only lattices
         job = Job(source, paths.graph, paths.lang_dir, paths.system / "states.npz", decode_options)
         decode_shards(job, utterances, folder, jobs, f"{title}: decoding")
         current = source.open() if source.transforms else base

@@ -3,10 +3,13 @@
 Writes for each set:
     lattices/<set>.ark: raw lattices.
     nbest/<set>.txt: utterance, graph cost, acoustic cost, words. Best first.
-    ctm/<set>_<LM weight>_<insertion penalty>.ctm: the words, for every LM scale of the grid.
+    ctm/<set>_<LM weight>_<insertion penalty>.ctm: the words. On dev for every LM scale of the grid, on other sets for
+        those that are chosen on dev.
 and decode.json (chosen scales, costs and failures) and system.json.
 
-The score that the choice minimizes is plain word errors against the transcripts. Stage score computes the field's.
+The score that chooses the window and the scale of system.json is plain word errors against the transcripts. Stage score
+computes the field's and chooses by that: `decode_sets` is told how, and makes the words of other sets for its choice,
+too.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +74,7 @@ def reference_words(text: str, dropped: frozenset[str]) -> list[str]:
 
 def decode_sets(
     system: System, data_dir: Path, out: Path, options: DecodeOptions, *, sets: Sequence[str] = ("dev", "test"),
-    windows: Sequence[Window] = (), jobs: int = 1,
+    windows: Sequence[Window] = (), choose_scale: Callable[[Sequence[Path]], int] | None = None, jobs: int = 1,
 ) -> System:  # fmt: skip
     """Decodes sets with the scales and the window that are best on dev.
 
@@ -83,6 +86,8 @@ def decode_sets(
         sets: names of the sets, the dev set first.
         windows: windows to try for a network. The one with the fewest dev errors is kept (of equals the first). If
             empty, the system's own window is used.
+        choose_scale: returns the index of the best of dev's CTM files, one per LM scale of the grid. Other sets get
+            words for that scale beside those for the scale with the fewest plain errors.
         jobs: number of processes.
 
     Returns:
@@ -104,6 +109,10 @@ def decode_sets(
     report: dict[str, Any] = {"windows": errors_of}
     report |= {"chosen": {"window": str(system.window), **system.lm_scale._asdict(), "dev_errors": errors}}
     report |= {dev: write_set(out, dev, segments, results, options.grid, _shard_folder(out, dev, system))}
+    scales = [system.lm_scale]
+    if choose_scale is not None:
+        scales.append(options.grid[choose_scale([out / "ctm" / ctm_name(dev, scale) for scale in options.grid])])
+    options = replace(options, grid=tuple(dict.fromkeys(scales)))
     for subset in others:
         segments = decodable(system, data_dir, subset)
         results = _decode(system, subset, segments, out, options, jobs)

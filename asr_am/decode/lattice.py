@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -213,12 +212,7 @@ def best_paths(lattice: Lattice, scales: Sequence[LmScale]) -> list[np.ndarray]:
 
 
 def _best_paths(lattice: Lattice, scales: Sequence[LmScale]) -> list[np.ndarray]:
-    cost_AK = costs(lattice, scales)
-    forward_SK = _forward(lattice, cost_AK, np.minimum)
-    # Arcs on best paths attain the minimum bit for bit (same sum of the same numbers). Any of them will do.
-    arc, column = np.nonzero(forward_SK[lattice.source_A] + cost_AK == forward_SK[lattice.target_A])
-    back_SK = np.full(forward_SK.shape, -1, dtype=np.int64)
-    back_SK[lattice.target_A[arc], column] = arc
+    _, back_SK = _forward_best(lattice.source_A, lattice.target_A, costs(lattice, scales), lattice.num_states)
     each_K = np.arange(len(scales))
     state_K = np.full(len(scales), lattice.num_states - 1)
     steps = []
@@ -233,8 +227,8 @@ def _best_paths(lattice: Lattice, scales: Sequence[LmScale]) -> list[np.ndarray]
 def arc_posteriors(lattice: Lattice, scales: Sequence[LmScale]) -> np.ndarray:
     """Returns float64 [A, K]: the posterior of each arc, where a path of cost c has weight exp(-c)."""
     score_AK = -costs(lattice, scales)
-    forward_SK = _forward(lattice, score_AK, np.logaddexp)
-    backward_SK = _backward(lattice, score_AK, np.logaddexp)
+    forward_SK = _forward_sums(lattice.source_A, lattice.target_A, score_AK, lattice.num_states)
+    backward_SK = _backward_sums(*_by_source(lattice), score_AK, lattice.num_states)
     score_AK += forward_SK[lattice.source_A] + backward_SK[lattice.target_A]
     return np.exp(np.minimum(score_AK - forward_SK[-1], 0.0))
 
@@ -242,51 +236,87 @@ def arc_posteriors(lattice: Lattice, scales: Sequence[LmScale]) -> np.ndarray:
 def beam_excess(lattice: Lattice, scale: LmScale) -> np.ndarray:
     """Returns float64 [A]: cost of the best path through each arc minus cost of the best path."""
     cost_AK = costs(lattice, [scale])
-    forward_S, backward_S = (step(lattice, cost_AK, np.minimum)[:, 0] for step in (_forward, _backward))
-    return forward_S[lattice.source_A] + cost_AK[:, 0] + backward_S[lattice.target_A] - forward_S[-1]
+    forward_SK, _ = _forward_best(lattice.source_A, lattice.target_A, cost_AK, lattice.num_states)
+    backward_SK = _backward_best(*_by_source(lattice), cost_AK, lattice.num_states)
+    return (forward_SK[lattice.source_A] + cost_AK + backward_SK[lattice.target_A] - forward_SK[-1])[:, 0]
 
 
-def _forward(lattice: Lattice, value_AK: np.ndarray, combine: np.ufunc) -> np.ndarray:
-    """Returns [S, K]: values of all paths from the start to each state, joined by `combine`."""
-    result_SK = _identity(lattice, value_AK, combine)
-    result_SK[0] = 0.0
-    source_A = lattice.source_A
-    for first, last, groups, states in _arcs_by_level(lattice.target_A, lattice.level_S):
-        value = result_SK[source_A[first:last]] + value_AK[first:last]
-        result_SK[states] = combine.reduceat(value, groups, axis=0)
-    return result_SK
+def _by_source(lattice: Lattice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the arcs by descending source state, and all source and target states."""
+    order = np.argsort(lattice.source_A, kind="stable")[::-1]
+    return np.ascontiguousarray(order), lattice.source_A, lattice.target_A
 
 
-def _backward(lattice: Lattice, value_AK: np.ndarray, combine: np.ufunc) -> np.ndarray:
-    """Returns [S, K]: values of all paths from each state to the end."""
-    result_SK = _identity(lattice, value_AK, combine)
-    result_SK[-1] = 0.0
-    order = np.argsort(lattice.source_A, kind="stable")
-    source_A, target_A, value_AK = lattice.source_A[order], lattice.target_A[order], value_AK[order]
-    for first, last, groups, states in reversed(list(_arcs_by_level(source_A, lattice.level_S))):
-        value = result_SK[target_A[first:last]] + value_AK[first:last]
-        result_SK[states] = combine.reduceat(value, groups, axis=0)
-    return result_SK
+# Arcs are sorted by target state, and states topologically: an arc comes after all that its source depends on.
 
 
-def _identity(lattice: Lattice, value_AK: np.ndarray, combine: np.ufunc) -> np.ndarray:
-    """Returns [S, K] filled with the identity element of `combine`."""
-    identity = np.inf if combine is np.minimum else -np.inf
-    return np.full((lattice.num_states, value_AK.shape[1]), identity)
+@numba.njit(nogil=True, cache=True)
+def _forward_best(
+    source_A: np.ndarray, target_A: np.ndarray, cost_AK: np.ndarray, num_states: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns [S, K]: costs of the best paths from the start, and the last arc of each. Of equal paths the last one."""
+    num_scales = cost_AK.shape[1]
+    best_SK, back_SK = np.full((num_states, num_scales), np.inf), np.full((num_states, num_scales), -1)
+    for k in range(num_scales):
+        best_SK[0, k] = 0
+    for a in range(len(source_A)):
+        source, target = source_A[a], target_A[a]
+        for k in range(num_scales):
+            cost = best_SK[source, k] + cost_AK[a, k]
+            if cost <= best_SK[target, k]:
+                best_SK[target, k] = cost
+                back_SK[target, k] = a
+    return best_SK, back_SK
 
 
-def _arcs_by_level(state_A: np.ndarray, level_S: np.ndarray) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
-    """Yields arcs sorted by `state_A`, one level of states at a time.
+@numba.njit(nogil=True, cache=True)
+def _backward_best(
+    order_A: np.ndarray, source_A: np.ndarray, target_A: np.ndarray, cost_AK: np.ndarray, num_states: int
+) -> np.ndarray:
+    """Returns [S, K]: costs of the best paths to the end."""
+    num_scales = cost_AK.shape[1]
+    best_SK = np.full((num_states, num_scales), np.inf)
+    for k in range(num_scales):
+        best_SK[num_states - 1, k] = 0
+    for a in order_A:
+        for k in range(num_scales):
+            cost = best_SK[target_A[a], k] + cost_AK[a, k]
+            best_SK[source_A[a], k] = min(best_SK[source_A[a], k], cost)
+    return best_SK
 
-    Yields:
-        First arc, arc after the last, offset of the first arc of each state from the first arc, the states.
-    """
-    if len(state_A) == 0:
-        return
-    begins = np.flatnonzero(np.r_[True, state_A[1:] != state_A[:-1]])
-    states = state_A[begins]
-    cuts = np.flatnonzero(np.diff(level_S[states])) + 1
-    arc_bounds = np.r_[begins, len(state_A)].tolist()
-    for low, high in pairwise([0, *cuts.tolist(), len(begins)]):
-        first = arc_bounds[low]
-        yield first, arc_bounds[high], begins[low:high] - first, states[low:high]
+
+@numba.njit(nogil=True, cache=True)
+def _log_add(x: float, y: float) -> float:
+    if x < y:
+        x, y = y, x
+    return x if y == -np.inf else x + np.log1p(np.exp(y - x))
+
+
+@numba.njit(nogil=True, cache=True)
+def _forward_sums(source_A: np.ndarray, target_A: np.ndarray, score_AK: np.ndarray, num_states: int) -> np.ndarray:
+    """Returns [S, K]: log sums over all paths from the start."""
+    num_scales = score_AK.shape[1]
+    sum_SK = np.full((num_states, num_scales), -np.inf)
+    for k in range(num_scales):
+        sum_SK[0, k] = 0
+    for a in range(len(source_A)):
+        for k in range(num_scales):
+            score = sum_SK[source_A[a], k] + score_AK[a, k]
+            sum_SK[target_A[a], k] = _log_add(sum_SK[target_A[a], k], score)
+    return sum_SK
+
+
+@numba.njit(nogil=True, cache=True)
+def _backward_sums(
+    order_A: np.ndarray, source_A: np.ndarray, target_A: np.ndarray, score_AK: np.ndarray, num_states: int
+) -> np.ndarray:
+    """Returns [S, K]: log sums over all paths to the end."""
+    num_scales = score_AK.shape[1]
+    sum_SK = np.full((num_states, num_scales), -np.inf)
+    for k in range(num_scales):
+        sum_SK[num_states - 1, k] = 0
+    for a in order_A:
+        for k in range(num_scales):
+            score = sum_SK[target_A[a], k] + score_AK[a, k]
+            sum_SK[source_A[a], k] = _log_add(sum_SK[source_A[a], k], score)
+    return sum_SK

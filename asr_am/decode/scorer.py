@@ -62,8 +62,12 @@ class Window:
         return np.append(np.arange(0, last, self.hop), last)
 
 
+BATCH = 256  # windows that are scored together, fewer if they have more than MAX_POSTERIORS
+MAX_POSTERIORS = 1 << 24  # 64 MiB
+
+
 @torch.inference_mode()
-def log_posteriors(model: nn.Module, features_TF: np.ndarray, window: Window, batch: int = 256) -> np.ndarray:
+def log_posteriors(model: nn.Module, features_TF: np.ndarray, window: Window, batch: int = BATCH) -> np.ndarray:
     """Computes log-posteriors of an utterance, averaged over windows.
 
     Args:
@@ -87,13 +91,13 @@ def log_posteriors(model: nn.Module, features_TF: np.ndarray, window: Window, ba
     weight_C = torch.minimum(torch.arange(size), size - 1 - torch.arange(size)) + 1.0
     total_TP, weight_T = None, torch.zeros(num_frames)
     for frames in torch.split(frames_BC, batch):
-        value_BCP = _score(model, x_TF[frames], window.chunk) * weight_C[:, None]
+        value_BCP = _score(model, x_TF[frames], window.chunk).mul_(weight_C[:, None])
         if total_TP is None:
             total_TP = torch.zeros(num_frames, value_BCP.shape[2])
         total_TP.index_add_(0, frames.reshape(-1), value_BCP.reshape(-1, value_BCP.shape[2]))
         weight_T.index_add_(0, frames.reshape(-1), weight_C.repeat(len(frames)))
     assert total_TP is not None
-    return (total_TP / weight_T[:, None]).numpy()
+    return total_TP.div_(weight_T[:, None]).numpy()
 
 
 def _score(model: nn.Module, x_BCF: Tensor, chunk: int) -> Tensor:
@@ -152,14 +156,15 @@ class NeuralScorer:
 
     def log_likelihoods(self, utterance: str) -> np.ndarray:
         features_TF = self.features(utterance)
-        posteriors_KP = log_posteriors(self.model, stack_frames(features_TF, self.stack), self.window)
+        batch = max(1, min(BATCH, MAX_POSTERIORS // (max(1, self.window.chunk) * len(self.log_priors_P))))
+        posteriors_KP = log_posteriors(self.model, stack_frames(features_TF, self.stack), self.window, batch)
         posteriors_TP = repeat_stacks(posteriors_KP, self.stack, len(features_TF))
         if posteriors_TP.shape[1] != len(self.log_priors_P):
             raise InputError(
                 f"the model has {posteriors_TP.shape[1]} outputs, its alignments {len(self.log_priors_P)} pdfs; "
                 "train it on these alignments"
             )
-        return posteriors_TP - self.log_priors_P
+        return np.subtract(posteriors_TP, self.log_priors_P, out=posteriors_TP)
 
 
 @dataclass(frozen=True)

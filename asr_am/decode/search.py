@@ -100,7 +100,7 @@ def search(
     )  # fmt: skip
     found = search_tokens(arcs, beams)
     arrays = _lattice(graph, found, score_TP, states) if found.num_tokens else None
-    return SearchResult(arrays, found.complete, found.active)
+    return SearchResult(arrays, bool(found.complete), float(found.active))
 
 
 def _lattice(graph: SearchGraph, found: TokenLattice, score_TP: np.ndarray, states: StateTable) -> FstArrays:

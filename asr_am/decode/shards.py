@@ -45,7 +45,7 @@ class DecodeOptions:
 
     Attributes:
         search: beams and acoustic scale.
-        grid: LM scales to write words for.
+        grid: LM scales to write words for, none if only lattices are needed.
         nbest: length of the n-best lists, which are made at LM weight 1 / acoustic_scale.
     """
 
@@ -128,7 +128,7 @@ class Decoder:
             how = self.options.search
             arrays = rescore(lattice, self.lms, 1 / how.acoustic_scale, how.lattice_beam)
             lattice = Lattice.from_arrays(arrays)
-        words = hypotheses(lattice, self.options.grid, self.states, self.lang)
+        words = hypotheses(lattice, self.options.grid, self.states, self.lang) if self.options.grid else []
         entries = self._nbest(lattice) if self.options.nbest else []
         seconds = time.perf_counter() - begin
         result = Decoded(utterance, len(scores_TP), found.complete, lattice.density, seconds, words, entries)

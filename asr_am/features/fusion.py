@@ -61,7 +61,7 @@ def middle_labels(labels_T: np.ndarray, size: int, phase: int = 0) -> np.ndarray
 
 def repeat_stacks(scores_KP: np.ndarray, size: int, frames: int) -> np.ndarray:
     """Repeats the scores of each stack (of phase 0) for all of its frames, to [frames, P]."""
-    return np.repeat(scores_KP, size, axis=0)[:frames]
+    return scores_KP[:frames] if size == 1 else np.repeat(scores_KP, size, axis=0)[:frames]
 
 
 def streams_of(kind: str) -> list[str]:

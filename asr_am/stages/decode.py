@@ -117,6 +117,7 @@ def decode(
     from asr_am.decode.decode_set import decode_sets
     from asr_am.decode.shards import DecodeOptions
     from asr_am.decode.system import System, feature_kind_of
+    from asr_am.stages.score import best_on_dev
 
     align_dir, model = root / "align" / plan.gmm, plan.model / "best.pt" if plan.model else None
     search, windows = search_and_windows(options)
@@ -125,7 +126,10 @@ def decode(
         feature_kind=feature_kind_of(align_dir, model), model=model, search=search,
     )  # fmt: skip
     how = DecodeOptions(search, tuple(scales_to_try(root / "lm" / lm, grid)), options["nbest"])
-    decode_sets(system, root / "data", out, how, windows=windows, jobs=jobs)
+    decode_sets(
+        system, root / "data", out, how, windows=windows, jobs=jobs,
+        choose_scale=lambda ctms: best_on_dev(root / "data", how.grid, jobs, f"{out.stem} on dev", ctms)[0],
+    )  # fmt: skip
 
 
 def likelihoods(decoded: Path, out: Path) -> None:

@@ -12,7 +12,7 @@ import io
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from asr_am.stages.systems import SystemPlan, language_models, lm_scale_grid, pl
 from asr_am.stages.target import Target, git_commit
 
 if TYPE_CHECKING:
+    from asr_am.decode.lattice import LmScale
     from asr_am.score.scoring import Reference, Score
     from asr_am.train.run_log import Tracker
 
@@ -91,27 +92,21 @@ def score_run(
         logger: the group `logger`.
         out: directory to write into.
     """
-    from asr_am.decode.decode_set import choose, ctm_name
-    from asr_am.parallel import parallel_map
+    from asr_am.decode.decode_set import ctm_name
     from asr_am.score.output import write_alignments, write_table
     from asr_am.score.scoring import Reference, Score
     from asr_am.stages.train_config import tracker_factory
 
     tracker = tracker_factory(logger)()
     run = words.name
-    glm = root / "data/en.glm"
-    rules = glm if glm.exists() else None
     grid = scales_to_try(root / "lm" / lm.partition("+")[0], options["grid"])
-    dev = Reference(root / "data/dev/ref.stm", rules, {})
     ctms = [words / "ctm" / ctm_name("dev", weights) for weights in grid]
-    totals = parallel_map(partial(count_errors, dev), ctms, jobs, f"scoring {run} on dev")
-    best = choose(grid, [errors for errors, _ in totals])
-    test = Reference(root / "data/test/ref.stm", rules, options["subsets"])
+    best, dev_errors, dev_words = best_on_dev(root / "data", grid, jobs, f"{run} on dev", ctms)
+    test = Reference(root / "data/test/ref.stm", glm_rules(root / "data"), options["subsets"])
     score = test.score(words / "ctm" / ctm_name("test", grid[best]))
     score = Score(
         score.segments, {name: score.subsets[name] for name in options["subsets"]}
     )  # without the other labels of the STM
-    dev_errors, dev_words = totals[best]
     head = {
         "system": plan.name, "lm": lm, "seed": plan.seed, "lm_weight": grid[best].lm,
         "insertion_penalty": grid[best].insertion, "dev_wer": 100.0 * dev_errors / max(1, dev_words),
@@ -160,6 +155,37 @@ def track(tracker: Tracker, model: Path, lm: str, results: Mapping[str, Any], sc
     tracker.table(f"errors/{lm}", ["speaker", *SPEAKER_COLUMNS], rows)
     tracker.save(model / "best.pt", "model", copy=False)
     tracker.finish()
+
+
+def best_on_dev(
+    data_dir: Path, grid: Sequence[LmScale], jobs: int, name: str, ctms: Sequence[Path]
+) -> tuple[int, int, int]:
+    """Scores dev under each LM scale.
+
+    Args:
+        data_dir: output of stage data.
+        grid: the LM scales.
+        jobs: parallel jobs.
+        name: what is scored, for the progress bar.
+        ctms: the words of dev under each scale.
+
+    Returns:
+        Index of the best scale, its errors, and the number of words.
+    """
+    from asr_am.decode.decode_set import choose
+    from asr_am.parallel import parallel_map
+    from asr_am.score.scoring import Reference
+
+    dev = Reference(data_dir / "dev/ref.stm", glm_rules(data_dir), {})
+    totals = parallel_map(partial(count_errors, dev), ctms, jobs, f"scoring {name}")
+    best = choose(grid, [errors for errors, _ in totals])
+    return best, *totals[best]
+
+
+def glm_rules(data_dir: Path) -> Path | None:
+    """Returns the GLM of a corpus, None if it has none."""
+    glm = data_dir / "en.glm"
+    return glm if glm.exists() else None
 
 
 def count_errors(reference: Reference, ctm: Path) -> tuple[int, int]:

@@ -52,9 +52,9 @@ def mixture(root: Path, weight: float) -> LmMixture:
     return LmMixture(read_arpa(root / "lm/lm.arpa"), lm, units, weight)
 
 
-def rescored_words(root: Path, weight: float, scale: LmScale) -> list[str]:
-    """Returns the words of the test set with the lowest costs under the mixture."""
-    candidates = read_candidates(root / "run", "test", MANY, 1)
+def rescored_words(root: Path, weight: float, scale: LmScale, subset: str = "test") -> list[str]:
+    """Returns the words of a set with the lowest costs under the mixture."""
+    candidates = read_candidates(root / "run", subset, MANY, 1)
     words = []
     for group, scores in zip(candidates.values(), score_candidates(mixture(root, weight), candidates), strict=True):
         words += [word.word for word in group[scores.costs(scores.mixture_C, [scale])[:, 0].argmin()].timed]
@@ -67,7 +67,7 @@ def ctm_words(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("scale", GRID, ids=str)
 def test_the_ngram_alone_gives_the_words_of_the_decoder(root: Path, scale: LmScale) -> None:
-    assert rescored_words(root, 0.0, scale) == ctm_words(root / "run/ctm" / ctm_name("test", scale))
+    assert rescored_words(root, 0.0, scale, "dev") == ctm_words(root / "run/ctm" / ctm_name("dev", scale))
 
 
 def test_the_recurrent_model_chooses_other_words(root: Path) -> None:

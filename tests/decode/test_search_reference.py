@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import kaldi_decoder
@@ -193,6 +194,15 @@ def test_serial_numbers_start_again_before_they_overflow(monkeypatch: pytest.Mon
     monkeypatch.setattr(token_passing, "MAX_SERIAL", graph.num_states + 200)
     monkeypatch.setattr(search_module, "search_tokens", token_passing.search_tokens)
     assert search(graph, scores_TP[:8], states, options).data == expected.data
+
+
+def test_threads_share_a_graph() -> None:
+    graph, states, scores_TP = large(6)
+    options = replace(NO_LIMITS, beam=6.0)
+    parts = [scores_TP[begin:] for begin in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda part_TP: search(graph, part_TP, states, options).data, parts))
+    assert found == [search(graph, part_TP, states, options).data for part_TP in parts]
 
 
 def test_graphs_that_cannot_be_searched_are_refused() -> None:
