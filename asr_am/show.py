@@ -222,10 +222,10 @@ def show(root: Path, run: Path, utterances: Sequence[str], paths: int) -> None:
         found = inspect(run, root / "data", utterance)
         if number:
             print("\n" + "-" * WIDTH)
+        picture = root / "show" / f"{utterance.replace('/', '_')}.png"
+        draw(found, picture)  # first: the reader may close the pipe after some lines
         for line in report(found, paths):
             print(line)
-        picture = root / "show" / f"{utterance.replace('/', '_')}.png"
-        draw(found, picture)
         print(f"\npicture: {picture}", flush=True)
 
 
