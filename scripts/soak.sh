@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
 # Injects random faults on the virtual cluster for every strategy: slow learners, jitter, late and lost messages, crashes.
 #   scripts/soak.sh [SEEDS=1000] [--strategy NAME] [--first SEED]
+#   scripts/soak.sh --processes [KILLS=20] [--strategy NAME] [--first SEED]     # kills real processes instead
 # Prints a line per strategy. Exits with 1 if a scenario fails, after the command that repeats it, or if a kind of fault
 # never occurred. A thousand seeds take about six minutes of one core.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export OMP_NUM_THREADS=1
+if [ "${1:-}" = --processes ]; then
+    shift
+    exec .venv/bin/python -m tests.support.process_soak "$@"
+fi
 exec .venv/bin/python -m tests.support.soak "$@"

@@ -36,12 +36,14 @@ class MemberState:
         joined: the others wait for it. A restarted learner joins when it opens a segment.
         segment_id: the segment it is in.
         barrier_no: number of barriers it has reached in that segment.
+        drained: it has read the record of that segment.
     """
 
     incarnation: int = 0
     joined: bool = False
     segment_id: SegmentId = START
     barrier_no: int = 0
+    drained: bool = False
 
 
 @dataclass
@@ -75,6 +77,7 @@ class ControlPlane(Generic[V]):
         self._records: dict[SegmentId, SegmentRecord] = {}
         self._barriers: dict[tuple[SegmentId, int], Barrier[V]] = {}
         self._newest = START
+        self._closed = START
 
     # membership
 
@@ -84,10 +87,18 @@ class ControlPlane(Generic[V]):
 
     def lose(self, rank: int) -> list[int]:
         """Removes a learner that died or finished, and returns the batches that can be leased again."""
-        self.members.pop(rank, None)
+        member = self.members.pop(rank, None)
+        if member is not None and member.joined and member.segment_id in self._queues:
+            self._queues[member.segment_id].lost.append((rank, member.incarnation))
         for barrier in self._barriers.values():
             barrier.values.pop(rank, None)
         return [batch for queue in self._queues.values() for batch in queue.release(rank)]
+
+    @property
+    def weights_lost(self) -> bool:
+        """True if batches are done since the last checkpoint, and no learner that knows their updates is alive."""
+        joined = any(member.joined for member in self.members.values())
+        return not joined and any(queue.any_done for queue in self._queues.values())
 
     def open_segment(self, rank: int, segment: Segment) -> bool:
         """Moves a learner to a segment, and drops what no learner can ask for any more.
@@ -96,11 +107,12 @@ class ControlPlane(Generic[V]):
             True if the learner joins the team with this call (again).
 
         Raises:
-            StaleSegment: a restarted learner asks for a segment that the others have finished.
+            StaleSegment: a restarted learner asks for a segment that the others have finished. It would repeat their
+                barriers, and could overwrite what they have written since.
             RuntimeError: the others have another segment at this position.
         """
         member, segment_id = self.members[rank], (segment.epoch, segment.begin)
-        if not member.joined and segment_id < self._newest:
+        if not member.joined and (segment_id < self._newest or segment_id <= self._closed):
             raise StaleSegment(
                 f"learner {rank} asks for epoch {segment.epoch + 1} from batch {segment.begin}, which the others have "
                 "finished; read the last checkpoint again"
@@ -112,7 +124,7 @@ class ControlPlane(Generic[V]):
                 "check that all learners have the same examples and options"
             )
         joins, member.joined = not member.joined, True
-        member.segment_id, member.barrier_no = segment_id, 0
+        member.segment_id, member.barrier_no, member.drained = segment_id, 0, False
         self._newest = max(self._newest, segment_id)
         self._drop_old()
         return joins
@@ -151,6 +163,7 @@ class ControlPlane(Generic[V]):
 
     def record(self, rank: int) -> SegmentRecord:
         """Returns the record of the finished segment that the learner is in."""
+        self.members[rank].drained = True
         segment_id = self.members[rank].segment_id
         if segment_id not in self._records:
             self._records[segment_id] = self._queue(rank).record()
@@ -183,6 +196,8 @@ class ControlPlane(Generic[V]):
     def complete_barrier(self, barrier: Barrier[V]) -> dict[int, V] | None:
         """Completes a barrier if all learners that can reach it have arrived.
 
+        The first barrier that only drained learners reach closes their segment: nobody joins it any more.
+
         Returns:
             The values in the order of ranks, once: the call that completes the barrier gets them, and sets its
             `result`. None if a learner is missing, or if the barrier is complete already.
@@ -194,6 +209,8 @@ class ControlPlane(Generic[V]):
             if member.joined and member.segment_id <= barrier.segment_id and rank not in barrier.values:
                 return None
         values, barrier.values = dict(sorted(barrier.values.items())), {}
+        if all(self.members[rank].drained for rank in values):
+            self._closed = max(self._closed, barrier.segment_id)
         barrier.complete = True
         return values
 
@@ -224,7 +241,9 @@ class QueueLeases:
     def complete(self, step_result: StepResult) -> None:
         batch = step_result.lease.batch
         assert batch is not None, "a lease queue has no idle turns"
-        completion = Completion(batch, self._rank, self._incarnation, step_result.examples, step_result.applied)
+        completion = Completion(
+            batch, self._rank, self._incarnation, step_result.examples, step_result.applied, step_result.digest
+        )
         self._service.complete(completion, step_loss_sums(step_result))
 
     def totals(self) -> LossSums:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -34,6 +34,7 @@ class Segment:
         frames: number of frames of each batch begin..end.
         updates_before: rounds of one batch per learner in all earlier epochs.
         learners: number of learners that compute gradients (dedicated parameter servers do not).
+        digests: identity of each batch begin..end, a 48-bit hash of its examples. Empty: the batches have none (0).
     """
 
     epoch: int
@@ -43,9 +44,14 @@ class Segment:
     frames: tuple[int, ...]
     updates_before: int
     learners: int
+    digests: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return self.end - self.begin
+
+    def digest(self, batch: int) -> int:
+        """Returns the identity of a batch, 0 if it has none."""
+        return self.digests[batch - self.begin] if self.digests and batch < self.end else 0
 
 
 class LearnerLost(InputError):
@@ -76,12 +82,14 @@ class Lease:
         loss_denominator: frames to divide the batch's summed loss by. From a `LeaseQueue` these are the batch's own.
             From `RoundRobinLeases` they are the round's frames / learners, so that the plain mean over learners is the
             gradient of the mean loss over all frames of the round.
+        digest: identity of the batch.
     """
 
     batch: int | None
     progress: float
     updates: float
     loss_denominator: float
+    digest: int = 0
 
 
 class Completion(NamedTuple):
@@ -93,6 +101,7 @@ class Completion(NamedTuple):
         incarnation: the owner's number of restarts then.
         examples: training examples, as counted by the gradient computation.
         applied: False if the algorithm dropped the gradient.
+        digest: identity of the examples, as loaded for the gradient computation.
     """
 
     batch: int
@@ -100,6 +109,24 @@ class Completion(NamedTuple):
     incarnation: int
     examples: int
     applied: bool = True
+    digest: int = 0
+
+
+@dataclass(frozen=True)
+class ServerRecord:
+    """What a parameter server applied in a segment.
+
+    Attributes:
+        shard: its shard.
+        rank: its rank.
+        incarnation: the number of restarts of that rank.
+        missing: completed batches whose gradient it has not applied, in this incarnation.
+    """
+
+    shard: int
+    rank: int
+    incarnation: int
+    missing: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -110,21 +137,34 @@ class SegmentRecord:
         segment: the segment.
         completions: one entry per batch, by batch.
         released: (batch, owner) of each lease that was taken back from a dead learner.
+        lost: (rank, incarnation) of each learner that died in this segment.
+        servers: what the parameter servers applied, where the strategy has any and counts that.
     """
 
     segment: Segment
     completions: tuple[Completion, ...]
     released: tuple[tuple[int, int], ...] = ()
+    lost: tuple[tuple[int, int], ...] = ()
+    servers: tuple[ServerRecord, ...] = ()
 
     def audit(self, examples: Iterable[int]) -> None:
-        """Checks that every batch was completed once, with all of its examples.
+        """Checks that every batch was completed once, with its own examples and all of them.
 
         Args:
             examples: number of examples of each batch of the segment, in order.
 
         Raises:
-            RuntimeError: a batch is missing, was completed twice, or lacks examples.
+            RuntimeError: a batch is missing, was completed twice, or was computed from other examples than its own.
         """
+        segment = self.segment
+        for done in self.completions:
+            if segment.begin <= done.batch < segment.end and done.digest != segment.digest(done.batch):
+                others = [batch for batch in range(segment.begin, segment.end) if segment.digest(batch) == done.digest]
+                whose = f", those of batch {others[0]}" if others else ""
+                raise RuntimeError(
+                    f"epoch {segment.epoch + 1}: learner {done.owner} computed batch {done.batch} from other examples "
+                    f"than its own{whose}: the loader is wrong, or the examples have changed"
+                )
         found = sorted((completion.batch, completion.examples) for completion in self.completions)
         wanted = list(zip(range(self.segment.begin, self.segment.end), examples, strict=True))
         if found != wanted:
@@ -178,6 +218,7 @@ class StepResult:
         loss_sum: summed loss, a scalar.
         correct: correctly classified frames, a scalar.
         applied: False if the algorithm dropped the gradient.
+        digest: identity of these examples.
     """
 
     lease: Lease
@@ -187,6 +228,7 @@ class StepResult:
     loss_sum: Tensor
     correct: Tensor
     applied: bool = True
+    digest: int = 0
 
 
 GradientFn = Callable[[BucketHook | None], StepResult | None]
@@ -248,7 +290,7 @@ class RoundRobinLeases:
         self.segment, self._rank, self._size, self._gather = segment, rank, size, gather
         self._round = 0
         self._rounds_total = -(-segment.total // size)
-        self._done: list[tuple[int, int, bool]] = []
+        self._done: list[tuple[int, int, bool, int]] = []
         self._loss: Tensor | float = 0.0
         self._correct: Tensor | float = 0.0
         self._frames = 0.0
@@ -263,13 +305,13 @@ class RoundRobinLeases:
         updates = (self.segment.begin + first) // self._size
         return Lease(
             batch if batch < self.segment.end else None, updates / self._rounds_total,
-            self.segment.updates_before + updates, sum(frames) / self._size,
+            self.segment.updates_before + updates, sum(frames) / self._size, self.segment.digest(batch),
         )  # fmt: skip
 
     def complete(self, step_result: StepResult) -> None:
         if step_result.lease.batch is None:
             return
-        self._done.append((step_result.lease.batch, step_result.examples, step_result.applied))
+        self._done.append((step_result.lease.batch, step_result.examples, step_result.applied, step_result.digest))
         self._loss = self._loss + step_result.loss_sum.double()
         self._correct = self._correct + step_result.correct.double()
         self._frames += step_result.num_frames
@@ -282,9 +324,9 @@ class RoundRobinLeases:
     def record(self) -> SegmentRecord:
         rows = self._gather_all(torch.tensor(self._done, dtype=torch.float64).reshape(-1))
         completions = [
-            Completion(int(batch), rank, 0, int(examples), bool(applied))
+            Completion(int(batch), rank, 0, int(examples), bool(applied), int(digest))
             for rank, row in rows.items()
-            for batch, examples, applied in row.reshape(-1, 3).tolist()
+            for batch, examples, applied, digest in row.reshape(-1, 4).tolist()
         ]
         return SegmentRecord(self.segment, tuple(sorted(completions)))
 
@@ -309,6 +351,7 @@ class LeaseQueue:
     Attributes:
         segment: the segment.
         totals: sums over the completed batches.
+        lost: (rank, incarnation) of each learner that died in this segment.
     """
 
     segment: Segment
@@ -317,6 +360,7 @@ class LeaseQueue:
     _done: dict[int, Completion] = field(init=False, default_factory=dict)
     _released: list[tuple[int, int]] = field(init=False, default_factory=list)  # (batch, owner)
     totals: LossSums = field(init=False, default_factory=LossSums)
+    lost: list[tuple[int, int]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self._free = list(range(self.segment.begin, self.segment.end))
@@ -324,6 +368,10 @@ class LeaseQueue:
     @property
     def finished(self) -> bool:
         return len(self._done) == len(self.segment)
+
+    @property
+    def any_done(self) -> bool:
+        return bool(self._done)
 
     def lease(self, owner: int, incarnation: int = 0) -> Lease | None:
         """Leases the next batch to a learner.
@@ -342,7 +390,8 @@ class LeaseQueue:
         batch = heapq.heappop(self._free)
         self._held[batch] = (owner, incarnation)
         updates = segment.updates_before + handed_out / segment.learners
-        return Lease(batch, handed_out / segment.total, updates, segment.frames[batch - segment.begin])
+        frames = segment.frames[batch - segment.begin]
+        return Lease(batch, handed_out / segment.total, updates, frames, segment.digest(batch))
 
     def complete(self, completion: Completion, totals: LossSums) -> None:
         """Marks a batch as done and adds its sums.
@@ -374,7 +423,8 @@ class LeaseQueue:
         """Returns the record of the finished segment. Raises RuntimeError if batches are not done."""
         if not self.finished:
             raise RuntimeError(f"{len(self._done)} of {len(self.segment)} batches done, {len(self._held)} still held")
-        return SegmentRecord(self.segment, tuple(self._done[b] for b in sorted(self._done)), tuple(self._released))
+        done = tuple(self._done[b] for b in sorted(self._done))
+        return SegmentRecord(self.segment, done, tuple(self._released), tuple(self.lost))
 
 
 def step_loss_sums(step_result: StepResult) -> LossSums:
@@ -387,10 +437,14 @@ def record_to_json(record: SegmentRecord) -> dict[str, Any]:
     done = record.completions
     return {
         "epoch": record.segment.epoch + 1,
+        "batches": record.segment.total,
         "batch": [c.batch for c in done],
         "owner": [c.owner for c in done],
         "incarnation": [c.incarnation for c in done],
         "examples": [c.examples for c in done],
         "applied": [c.applied for c in done],
+        "digest": [c.digest for c in done],
         "released": [list(pair) for pair in record.released],
+        "lost": [list(pair) for pair in record.lost],
+        "servers": [{**asdict(server), "missing": list(server.missing)} for server in record.servers],
     }

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.leases import GradientFn, StepResult
+from asr_am.distributed.leases import GradientFn, SegmentRecord, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.team import LearnerLost, Team
 
@@ -61,6 +61,13 @@ class Strategy(ABC):
 
     def drain(self) -> None:  # noqa: B027
         """Completes everything under way after the last batch of a segment (see `team`: drained)."""
+
+    def unapplied(self, record: SegmentRecord) -> tuple[int, list[int]] | None:
+        """Returns the shard of the parameter server on this rank, and the completed batches that it has not applied.
+
+        Called when drained. None: there is no server on this rank, or it does not count them.
+        """
+        return None
 
     def replica(self) -> Tensor:
         """Returns this learner's own weights [N]. Called when drained."""

@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 
 from torch import Tensor
 
@@ -184,6 +184,16 @@ class Team(Group, Protocol):
         ...
 
     @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks that began with this team, ascending. Ranks that were gone when it was restarted are missing."""
+        ...
+
+    @property
+    def rejoins(self) -> bool:
+        """True if this learner was restarted and joins others that train already."""
+        ...
+
+    @property
     def hosts(self) -> Sequence[int]:
         """The number of the host of each rank."""
         ...
@@ -200,6 +210,23 @@ class Team(Group, Protocol):
 
     def live_ranks(self) -> Sequence[int]:
         """Returns the ranks of the live learners, ascending."""
+        ...
+
+    def is_gone(self, rank: int) -> bool:
+        """Returns whether a learner has died and will not be restarted."""
+        ...
+
+    def restart_team(self, reason: str) -> NoReturn:
+        """Ends all learners, and starts them again from the last checkpoint. The call does not return.
+
+        For the loss of weights that no live learner has: batches done since the checkpoint are handed out again.
+
+        Args:
+            reason: what was lost, for the log.
+
+        Raises:
+            LearnerLost: the team cannot be restarted.
+        """
         ...
 
     # time
@@ -388,6 +415,8 @@ class SingleProcess:
     size = 1
     incarnation = 0
     launch = ""
+    ranks = (0,)
+    rejoins = False
     hosts = (0,)
     clock: Literal["wall", "virtual"] = "wall"
 
@@ -396,6 +425,12 @@ class SingleProcess:
 
     def live_ranks(self) -> Sequence[int]:
         return (0,)
+
+    def is_gone(self, rank: int) -> bool:
+        return False
+
+    def restart_team(self, reason: str) -> NoReturn:
+        raise LearnerLost(0, reason)
 
     def now(self) -> float:
         return time.monotonic()

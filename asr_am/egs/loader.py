@@ -37,6 +37,7 @@ class Batch:
         targets_BT: Pdfs, int64, padded with `IGNORE`.
         lengths_B: Frames of each chunk, int64.
         utterances: Position of each chunk's utterance in the index, [B].
+        digest: Identity of the chunks that were loaded (`Loader.digests`).
     """
 
     id: int
@@ -44,6 +45,7 @@ class Batch:
     targets_BT: torch.Tensor
     lengths_B: torch.Tensor
     utterances: np.ndarray
+    digest: int = 0
 
     @property
     def frames(self) -> int:
@@ -79,13 +81,13 @@ class EpochPlan:
         return slice(batch * self.batch_size, (batch + 1) * self.batch_size)
 
 
-Arrays = tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # the fields of a Batch, before torch
+Arrays = tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]  # the fields of a Batch, before torch
 
 
 def _to_torch(arrays: Arrays) -> Batch:
-    number, x_BTF, y_BT, frames_B, utterance_B = arrays
+    number, x_BTF, y_BT, frames_B, utterance_B, digest = arrays
     lengths_B = torch.from_numpy(frames_B.astype(np.int64))
-    return Batch(number, torch.from_numpy(x_BTF).float(), torch.from_numpy(y_BT), lengths_B, utterance_B)
+    return Batch(number, torch.from_numpy(x_BTF).float(), torch.from_numpy(y_BT), lengths_B, utterance_B, digest)
 
 
 def cut(frames_U: np.ndarray, chunk: int, offset_U: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -214,7 +216,19 @@ class Loader:
             padding = np.arange(chunk) >= frames_B[short, None]
             x_BTF[short] = np.where(padding[..., None], x_BTF.dtype.type(0), x_BTF[short])
             y_BT[short] = np.where(padding, IGNORE, y_BT[short])
-        return number, x_BTF, y_BT, frames_B, utterance_B
+        return number, x_BTF, y_BT, frames_B, utterance_B, _sum_keys(self._chunk_keys(utterance_B, begin_B, frames_B))
+
+    def digests(self, plan: EpochPlan, first: int, end: int) -> tuple[int, ...]:
+        """Returns the identities that the batches from `first` to `end` (exclusive) have if they are loaded as planned.
+
+        An identity is a 48-bit hash of the utterances and the chunks of a batch in any order. float64 holds it exactly.
+        """
+        part = slice(first * plan.batch_size, end * plan.batch_size)
+        key_N = self._chunk_keys(plan.utterance_N[part], plan.begin_N[part], plan.frames_N[part])
+        return tuple(_sum_keys(key_N[k : k + plan.batch_size]) for k in range(0, len(key_N), plan.batch_size))
+
+    def _chunk_keys(self, utterance_N: np.ndarray, begin_N: np.ndarray, frames_N: np.ndarray) -> np.ndarray:
+        return combine(self._key_U[utterance_N], begin_N, frames_N)
 
     def batches(self, plan: EpochPlan, numbers: Iterable[int]) -> Iterator[Batch]:
         """Yields the batches with these numbers in this order, assembled ahead of time by worker threads.
@@ -233,6 +247,10 @@ class Loader:
             finally:
                 for future in pending:
                     future.cancel()
+
+
+def _sum_keys(key_B: np.ndarray) -> int:
+    return int(key_B.sum(dtype=np.uint64) >> np.uint64(16))
 
 
 def feature_moments(egs: EgsSet, limit: int = 1_000_000) -> tuple[np.ndarray, np.ndarray]:

@@ -1,14 +1,16 @@
 """Checkpoints of a training run, complete enough that a killed run continues bit for bit.
 
 A checkpoint is a directory with `run.pt`, the progress of the run, and a `learner-<rank>.pt` per learner with its
-weights, its optimizer and the rest of its strategy's state. It is written under a temporary name and renamed when all
-parts are on disk. The last two are kept. The file `.launch` names the launch that may write.
+weights, its optimizer and the rest of its strategy's state. After an epoch that is the best so far it has a `best.pt`.
+It is written under a temporary name and renamed when all parts are on disk. The last two are kept. The file `.launch`
+names the launch that may write.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import shutil
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
@@ -24,6 +26,7 @@ log = logging.getLogger(__name__)
 FORMAT = "asr_am training checkpoint 2"
 KEPT = 2
 LAUNCH = ".launch"
+BEST = "best.pt"
 
 
 @dataclass
@@ -94,6 +97,7 @@ class Checkpoints:
     def __init__(self, directory: Path, fingerprint: str) -> None:
         self.directory, self.fingerprint = directory, fingerprint
         self._launch: str | None = None
+        self._loaded: Path | None = None
         directory.mkdir(parents=True, exist_ok=True)
 
     def open(self, launch: str, claim: bool) -> None:
@@ -124,17 +128,40 @@ class Checkpoints:
         partial.mkdir(exist_ok=True)
         write_torch(state, partial / f"learner-{rank}.pt")
 
+    def best_model(self, updates: int) -> Path:
+        """Returns where to save the best model so far, which becomes the run's best.pt with this checkpoint."""
+        self._partial(updates).mkdir(exist_ok=True)
+        return self._partial(updates) / BEST
+
     def commit(self, updates: int, state: dict[str, Any]) -> None:
-        """Completes a checkpoint. Called by one learner, after all have saved their parts."""
+        """Completes a checkpoint. Called by one learner, after all have saved their parts.
+
+        Does nothing if another learner has completed it, which died before it could tell.
+        """
         partial = self._partial(updates)
-        write_torch({"format": FORMAT, "fingerprint": self.fingerprint, **state}, partial / "run.pt")
         final = partial.with_suffix("")
+        if final.exists() and not partial.exists():
+            return
+        write_torch({"format": FORMAT, "fingerprint": self.fingerprint, **state}, partial / "run.pt")
         self.check()
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
         unfinished = [path for path in self.directory.glob("checkpoint-*.partial") if path < partial]
         for old in self.paths()[:-KEPT] + unfinished:  # a killed run left the unfinished ones
             shutil.rmtree(old)
+
+    def publish(self, out: Path) -> None:
+        """Copies the best model to `out`, if it was found just before the newest checkpoint."""
+        for path in self.paths()[-1:]:
+            if (path / BEST).exists():
+                temporary = out / f".{BEST}.tmp"
+                shutil.copyfile(path / BEST, temporary)
+                os.replace(temporary, out / BEST)
+
+    def remove_partial(self) -> None:
+        """Removes what an earlier start has left unfinished."""
+        for path in self.directory.glob("checkpoint-*.partial"):
+            shutil.rmtree(path, ignore_errors=True)
 
     def load(self) -> dict[str, Any] | None:
         """Returns `run.pt` of the newest checkpoint, or None if there is no checkpoint.
@@ -144,7 +171,7 @@ class Checkpoints:
         """
         if not self.paths():
             return None
-        newest = self.paths()[-1]
+        newest = self._loaded = self.paths()[-1]
         state = read_torch(newest / "run.pt", self._remedy())
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             raise InputError(f"{newest}: is not a training checkpoint of this program; {self._remedy()}")
@@ -156,8 +183,9 @@ class Checkpoints:
         return state
 
     def load_learner(self, rank: int) -> dict[str, Any]:
-        """Returns a learner's part of the newest checkpoint. The learner was alive when it was made."""
-        return read_torch(self.paths()[-1] / f"learner-{rank}.pt", self._remedy())
+        """Returns a learner's part of the checkpoint that `load` has read. The learner was alive when it was made."""
+        assert self._loaded is not None
+        return read_torch(self._loaded / f"learner-{rank}.pt", self._remedy())
 
     def newest(self) -> str:
         """Returns the path of the newest checkpoint for messages."""

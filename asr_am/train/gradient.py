@@ -150,7 +150,7 @@ class GradientComputer:
         # Dropout depends on the batch and not on the learner that leased it.
         seed_dropout(seed_of(learner.options.seed, epoch, batch.id), learner.device)
         loss_sum, correct = learner.backward(batch, lease.loss_denominator, on_bucket)
-        return StepResult(lease, batch.frames, len(batch.lengths_B), lr, loss_sum, correct)
+        return StepResult(lease, batch.frames, len(batch.lengths_B), lr, loss_sum, correct, digest=batch.digest)
 
 
 class Validator:

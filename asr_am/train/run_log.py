@@ -306,21 +306,25 @@ class JsonLines:
 
     Args:
         path: the file, created if there is none.
-        keep_bytes: keep only so many bytes of it. A resumed run writes the lines after its checkpoint again. None: all.
+        keep_bytes: keep only so many bytes of it. A resumed run writes the lines after its checkpoint again. None: all
+            complete lines.
     """
 
     def __init__(self, path: Path, keep_bytes: int | None) -> None:
         self._file = path.open("ab")
-        if keep_bytes is not None:
-            self._file.truncate(min(keep_bytes, path.stat().st_size))
-        self._file.seek(0, os.SEEK_END)
+        self.truncate(path.read_bytes().rfind(b"\n") + 1 if keep_bytes is None else keep_bytes)
+
+    def truncate(self, keep_bytes: int) -> None:
+        """Removes what is behind the first `keep_bytes` bytes."""
+        if keep_bytes < self.size():
+            self._file.truncate(keep_bytes)
 
     def write(self, record: Mapping[str, Any]) -> None:
         self._file.write((json.dumps(record) + "\n").encode())
         self._file.flush()
 
     def size(self) -> int:
-        return self._file.tell()
+        return os.fstat(self._file.fileno()).st_size  # others may have written since
 
     def close(self) -> None:
         self._file.close()
@@ -341,14 +345,19 @@ class RunLog:
     def __init__(self, out: Path, tracker: Tracker, progress_bar: TrainingBar, config: Mapping[str, Any]) -> None:
         self.out, self.tracker, self.progress_bar, self._config = out, tracker, progress_bar, config
         self._is_open = False
+        self._metrics: JsonLines
+        self._leases: JsonLines
 
     def open(self, keep: tuple[int, int] | None) -> None:
-        """Opens the files. Later calls do nothing.
+        """Opens the files. Later calls only shorten them, where the team was started again in the same process.
 
         Args:
             keep: bytes of metrics.jsonl and leases.jsonl to keep. None: all.
         """
         if self._is_open:
+            if keep is not None:
+                self._metrics.truncate(keep[0])
+                self._leases.truncate(keep[1])
             return
         self._metrics = JsonLines(self.out / "metrics.jsonl", keep[0] if keep else None)
         self._leases = JsonLines(self.out / "leases.jsonl", keep[1] if keep else None)
@@ -387,10 +396,11 @@ class RunLog:
         log.info("%s, training loss %.4f", message, record["train_loss"])
         self.progress_bar.status(message)
 
-    def leases(self, record: SegmentRecord) -> None:
-        """Writes the audited leases of a segment."""
+    def leases(self, record: SegmentRecord, keep_bytes: int) -> None:
+        """Writes the audited leases of a segment behind those of the segments before, which have `keep_bytes` bytes."""
         from asr_am.distributed.leases import record_to_json
 
+        self._leases.truncate(keep_bytes)
         self._leases.write(record_to_json(record))
 
     def summary(self, summary: Mapping[str, Any]) -> None:

@@ -28,7 +28,16 @@ from torch import Tensor
 
 from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.flat_params import BucketHook
-from asr_am.distributed.leases import LearnerLost, Leases, LossSums, Segment, SegmentRecord, StaleSegment, StepResult
+from asr_am.distributed.leases import (
+    LearnerLost,
+    Leases,
+    LossSums,
+    Segment,
+    SegmentRecord,
+    ServerRecord,
+    StaleSegment,
+    StepResult,
+)
 from asr_am.distributed.strategies.local import Local
 from asr_am.distributed.team import SingleProcess, Team
 from asr_am.egs.loader import EpochPlan
@@ -115,7 +124,7 @@ class Trainer:
         self.checkpoints = setup.checkpoints(self.strategy.name)
         self.progress = TrainProgress()
         self._leader: int | None = None
-        self._rejoined = team.incarnation == 0
+        self._rejoined = not team.rejoins
 
     @property
     def _is_leader(self) -> bool:
@@ -139,7 +148,7 @@ class Trainer:
 
     def _begin(self) -> None:
         """Compares the learners and resumes. A restarted learner only resumes."""
-        if self.team.incarnation > 0:
+        if self.team.rejoins:
             self.checkpoints.open(self.team.launch, claim=False)
             self._resume()
             return
@@ -153,15 +162,24 @@ class Trainer:
             )
         if len({bool(row[2]) for rank, row in rows.items() if rank < self.learners}) > 1:
             raise InputError("some learners have a GPU and some have none; repair these, or set train.device=cpu")
-        self._leader = min(rows)  # opens the log below, when it is known where the run continues
-        self.checkpoints.open(self.team.launch, claim=self._is_leader)
-        self._resume()
-        resumed = self.team.gather(torch.tensor([self.progress.epoch, self.progress.done], dtype=torch.float64))
-        if not all(torch.equal(position, resumed[self.team.rank]) for position in resumed.values()):
-            raise InputError("the learners see different checkpoints; start again when all hosts see the same files")
-        if self._is_leader:
-            self._log_start(len(w))
-            self.run_log.open((self.progress.kept[0], self.progress.kept[1]))
+        self._leader = min(rows)
+        while True:
+            self.checkpoints.open(self.team.launch, claim=self._is_leader)
+            self._resume()
+            resumed = self.team.gather(torch.tensor([self.progress.epoch, self.progress.done], dtype=torch.float64))
+            if not all(torch.equal(position, resumed[self.team.rank]) for position in resumed.values()):
+                raise InputError(
+                    "the learners see different checkpoints; start again when all hosts see the same files"
+                )
+            if self._is_leader:
+                self._log_start(len(w))
+                self.checkpoints.remove_partial()
+                self.checkpoints.publish(self.setup.out)  # not done if the last leader died in a commit
+                self.run_log.open((self.progress.kept[0], self.progress.kept[1]))
+            rows = self.team.gather(torch.zeros(0, dtype=torch.float64))  # the files are as the checkpoint says
+            if self._leader in rows:
+                break
+            self._leader = min(rows)
 
     def _log_start(self, parameters: int) -> None:
         if self.team.size == 1:
@@ -173,13 +191,26 @@ class Trainer:
         log.info("%d parameters, %d training frames, %s", parameters, frames, where)
 
     def _elect_leader(self, rows: Mapping[int, object]) -> None:
-        """Makes the lowest rank that took part in a gather the leader. All learners agree on it."""
+        """Makes the lowest rank that took part in a gather the leader. All learners agree on it.
+
+        Only for gathers of a closed segment, which no restarted learner joins: it would take itself for the dead one.
+        """
         self._leader = min(rows)
         if self._is_leader:
             self.run_log.open(None)
 
     def _resume(self) -> None:
         """Loads the newest checkpoint, if any. A learner missing from it loads another learner's part."""
+        while True:
+            newest = self.checkpoints.newest()
+            try:
+                self._load_checkpoint()
+                break
+            except InputError:
+                if newest == self.checkpoints.newest():
+                    raise  # else the others have replaced it meanwhile
+
+    def _load_checkpoint(self) -> None:
         state = self.checkpoints.load()
         if state is None:
             return
@@ -191,7 +222,7 @@ class Trainer:
             if own_part is None:  # the counts are the other learner's
                 self.strategy.staleness.clear()
                 self.strategy.metrics.clear()
-            elif self.team.incarnation == 0:
+            elif not self.team.rejoins:
                 load_comm_stats(self.team.comm_stats, own_part["usage"])
                 torch.set_rng_state(own_part["rng"])
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, AssertionError) as error:
@@ -226,10 +257,10 @@ class Trainer:
             leases.complete(step_result)
             self._report(step_result, leases)
         self.strategy.drain()
-        self._finish_segment(plan, leases.record(), leases.totals(), team.now() - begin)
+        record = self._finish_segment(plan, leases.record(), leases.totals(), team.now() - begin)
         if progress.done == len(plan):
             self._finish_epoch()
-        self._checkpoint()
+        self._checkpoint(record)
 
     def _segment(self, plan: EpochPlan) -> Segment:
         """Returns the next batches of the epoch. A segment has `checkpoint_every` updates of the team."""
@@ -240,7 +271,7 @@ class Trainer:
         frames = np.add.reduceat(frames_N, np.arange(0, len(frames_N), plan.batch_size))
         return Segment(
             progress.epoch, progress.done, end, len(plan), tuple(frames.tolist()), progress.updates_before,
-            self.learners,
+            self.learners, self.setup.loader.digests(plan, progress.done, end),
         )  # fmt: skip
 
     def _report(self, step_result: StepResult, leases: Leases) -> None:
@@ -289,7 +320,9 @@ class Trainer:
                 f"train.optimizer.clip_norm; last good checkpoint: {self.checkpoints.newest()}"
             )
 
-    def _finish_segment(self, plan: EpochPlan, record: SegmentRecord, totals: LossSums, seconds: float) -> None:
+    def _finish_segment(
+        self, plan: EpochPlan, record: SegmentRecord, totals: LossSums, seconds: float
+    ) -> SegmentRecord:
         """Audits the leases and advances the progress.
 
         Args:
@@ -297,6 +330,9 @@ class Trainer:
             record: the completed leases of the segment.
             totals: sums of the segment over all learners.
             seconds: duration of the segment at this learner.
+
+        Returns:
+            The record, with what the parameter servers applied.
         """
         progress, segment = self.progress, record.segment
         totals += LossSums(*progress.totals)  # type: ignore[arg-type]
@@ -309,12 +345,17 @@ class Trainer:
         progress.done = segment.end
         progress.updates = progress.updates_before + -(-segment.end // self.learners)
         progress.totals = list(astuple(totals))
-        rows = self.team.gather(torch.tensor([seconds], dtype=torch.float64))
-        progress.seconds += max(float(row) for row in rows.values())  # a restarted learner has missed a part of it
+        unapplied = self.strategy.unapplied(record)
+        applied = [] if unapplied is None else [unapplied[0], self.team.incarnation, *unapplied[1]]
+        rows = self.team.gather(torch.tensor([seconds, *applied], dtype=torch.float64))
+        progress.seconds += max(float(row[0]) for row in rows.values())  # a restarted learner has missed a part of it
         self._elect_leader(rows)
-        if self._is_leader:
-            self.checkpoints.check()
-            self.run_log.leases(record)
+        servers = []
+        for rank, row in rows.items():
+            if len(row) > 1:
+                shard, incarnation, *missing = (int(x) for x in row[1:])
+                servers.append(ServerRecord(shard, rank, incarnation, tuple(missing)))
+        return replace(record, servers=tuple(sorted(servers, key=lambda server: server.shard)))
 
     # end of an epoch
 
@@ -352,7 +393,7 @@ class Trainer:
             "senones": setup.egs.info.senones, "epoch": record["epoch"], "heldout_loss": record["heldout_loss"],
             **setup.provenance,
         }  # fmt: skip
-        save_model(setup.out / "best.pt", setup.validator.model, info)
+        save_model(self.checkpoints.best_model(self.progress.updates), setup.validator.model, info)
 
     def _write_summary(self, progress: TrainProgress, metrics: CommMetrics) -> None:
         summary = make_summary(
@@ -362,8 +403,12 @@ class Trainer:
         )  # fmt: skip
         self.run_log.summary(summary)
 
-    def _checkpoint(self) -> None:
-        """Saves the drained team. It is the last act of a segment: a run killed before it repeats the segment."""
+    def _checkpoint(self, record: SegmentRecord) -> None:
+        """Saves the drained team, the last act of a segment. A run that is killed before repeats the segment.
+
+        The segment counts when all live learners know that its checkpoint is complete. If the leader dies meanwhile,
+        the next one completes it. best.pt and leases.jsonl change with the checkpoint only.
+        """
         state: dict[str, Any] = {
             "strategy": self.strategy.state_dict(),
             "usage": comm_stats_to_dict(self.team.comm_stats),
@@ -375,12 +420,23 @@ class Trainer:
         lost = set(range(self.team.size)) - members.keys()
         if not self.strategy.fault_tolerant and lost:
             raise LearnerLost(min(lost), "died before its part of a checkpoint was saved")
-        self._elect_leader(members)
-        if self._is_leader:
-            self.progress.kept = list(self.run_log.sizes())
-            self.checkpoints.commit(
-                self.progress.updates, {"cursor": asdict(self.progress), "members": sorted(members)}
-            )
+        saved, rows = sorted(members), members
+        while True:
+            self._elect_leader(rows)
+            if self._is_leader:
+                self._commit(record, saved)
+            rows = self.team.gather(torch.tensor(self.progress.kept, dtype=torch.float64))
+            if self._leader in rows:
+                break
+        self.progress.kept = [int(size) for size in rows[self._leader]]
+
+    def _commit(self, record: SegmentRecord, members: list[int]) -> None:
+        """Completes the checkpoint whose parts `members` have saved. A second leader repeats what the first did."""
+        self.checkpoints.check()
+        self.run_log.leases(record, self.progress.kept[1])
+        self.progress.kept = list(self.run_log.sizes())
+        self.checkpoints.commit(self.progress.updates, {"cursor": asdict(self.progress), "members": members})
+        self.checkpoints.publish(self.setup.out)
 
 
 def no_gradient(on_bucket: BucketHook | None) -> StepResult | None:

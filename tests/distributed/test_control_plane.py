@@ -148,7 +148,9 @@ class Processes:
         return self._waiting(rank, "lease", read)
 
     def complete(self, rank: int, lease: Lease) -> None:
-        self._handle(rank, op="complete", batch=lease.batch, examples=2, applied=True, totals=[1.0, 2.0, 10.0, 1])
+        self._handle(
+            rank, op="complete", batch=lease.batch, examples=2, applied=True, digest=0, totals=[1.0, 2.0, 10.0, 1]
+        )
 
     def totals(self, rank: int) -> LossSums:
         return LossSums(*self._request(rank, "totals")()["value"])
@@ -156,7 +158,8 @@ class Processes:
     def record(self, rank: int) -> SegmentRecord:
         value = self._request(rank, "record")()["value"]
         completions = tuple(Completion(*row) for row in value["completions"])
-        return SegmentRecord(self._segments[rank], completions, tuple((b, owner) for b, owner in value["released"]))
+        released, lost = (tuple((a, b) for a, b in value[key]) for key in ("released", "lost"))
+        return SegmentRecord(self._segments[rank], completions, released, lost)
 
     def gather(self, rank: int, *values: float, kind: str = "gather") -> Request:
         def read(rows: Any) -> Any:
@@ -187,7 +190,7 @@ class Tasks:
 
     def __init__(self, size: int) -> None:
         self._scheduler = Scheduler()
-        self.control = SimControl(self._scheduler, size)
+        self.control = SimControl(self._scheduler, dict.fromkeys(range(size), 0))
         self._incarnations = [0] * size
         self._tasks: dict[int, list[SimTask]] = {rank: [] for rank in range(size)}
 
@@ -298,7 +301,8 @@ def test_batches_of_a_dead_learner_are_leased_again(make: MakeHarness) -> None:
     assert waiting.value == Lease(batch=0, progress=0.0, updates=0.0, loss_denominator=10)
     team.complete(1, waiting.value)
     assert team.lease(1).value is None
-    assert team.record(1) == SegmentRecord(segment(0, 1), (Completion(0, 1, 0, 2),), released=((0, 0),))
+    done = (Completion(0, 1, 0, 2),)
+    assert team.record(1) == SegmentRecord(segment(0, 1), done, released=((0, 0),), lost=((0, 0),))
 
 
 def test_a_batch_can_only_be_completed_by_the_incarnation_that_holds_it(make: MakeHarness) -> None:
@@ -395,6 +399,37 @@ def test_a_restarted_learner_is_waited_for_from_the_segment_that_it_opens(make: 
     assert not now[0].answered
     team.gather(1, 1.0)
     assert now[0].value == now[1].value == {0: [0.0], 1: [1.0], 2: [2.0]}
+
+
+def test_nobody_joins_a_segment_that_all_have_finished(make: MakeHarness) -> None:
+    team = make(3)
+    open_all(team, segment(0, 1), 0, 1, 2)
+    team.complete(0, team.lease(0).value)
+    team.lose(2)
+    team.restart(2, 1)
+    team.open(2, segment(0, 1))  # others may need its server to finish
+    team.lose(2)
+    team.restart(2, 2)
+    team.record(0)
+    half = team.gather(0, 1.0)
+    assert not half.answered, "learner 1 has not finished"
+    team.record(1)
+    assert team.gather(1, 2.0).value == half.value == {0: [1.0], 1: [2.0]}
+    with pytest.raises(StaleSegment):
+        team.open(2, segment(0, 1))
+    open_all(team, segment(1), 0, 2)
+
+
+def test_weights_are_lost_with_the_last_learner_that_has_done_a_batch_since_the_checkpoint(make: MakeHarness) -> None:
+    team = make(2)
+    open_all(team, segment(0, 2), 0, 1)
+    lease = team.lease(0).value
+    team.lose(1)
+    team.restart(1, 1)
+    team.complete(0, lease)
+    assert not team.plane.weights_lost
+    team.lose(0)
+    assert team.plane.weights_lost, "learner 1 has not joined yet"
 
 
 def test_barriers_before_the_first_segment_are_kept_for_restarted_learners(make: MakeHarness) -> None:

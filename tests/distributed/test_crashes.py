@@ -92,7 +92,8 @@ def check_rejoin(make: MakeStrategy, *learners: int) -> dict[int, LearnerResult]
         if isinstance(rejoined, Rejoined):
             before = [event for event in seen[:position] if isinstance(event, Sent)]
             sent = [event for event in before if (event.source, event.incarnation) == (rejoined.rank, 1)]
-            assert {event.tag for event in sent} == {"join"}
+            shared = [event for event in sent if event.weights is None or len(event.weights)]
+            assert {event.tag for event in shared} == {"join"}
             *_, welcome = (event for event in before if event.tag == "welcome" and event.to == rejoined.rank)
             assert welcome.weights is not None and torch.equal(welcome.weights, welcome.x)
             assert torch.equal(rejoined.x, welcome.x) and torch.equal(rejoined.w, welcome.x) and not rejoined.momentum
@@ -125,22 +126,38 @@ def test_a_ring_made_odd_by_a_death_continues() -> None:
     assert list(alone) == [2] and alone[2].totals[-1].mean_loss < 0.8 * alone[2].totals[0].mean_loss
 
 
-def test_without_live_learners_a_replacement_uses_the_last_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+def test_when_all_learners_die_all_batches_since_the_checkpoint_are_done_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     seen: list[Sent | Rejoined] = []
     checkpoints = Checkpoints()
-    saved: list[Tensor] = []
+    saved: dict[int, Tensor] = {}
 
     def build(params: FlatParams, optimizer: Optimizer, team: Team) -> Strategy:
-        if team.incarnation == 1 and (state := checkpoints.load(team.rank)):
-            saved.append(state["x"])
+        if team.rank not in saved and (state := checkpoints.load(team.rank)):
+            saved[team.rank] = state["x"]
         return watch(Adpsgd, seen)(params, optimizer, team)
 
-    cluster = hardware(**crashing((0, 20.0, 1.0), (1, 20.5, 1.0)))
+    cluster = hardware(**crashing((0, 20.0, 1.0), (1, 20.5, 5.0)))
     with caplog.at_level(logging.WARNING):
         results = train(replace(PROBLEM, learners=2), build, cluster=cluster, checkpoints=checkpoints)
-    assert len(results) == 2 and "learner 0 rejoined with the weights of the last checkpoint" in caplog.text
-    (first, *_) = (event for event in seen if isinstance(event, Rejoined))
-    assert torch.equal(first.x, saved[0]) and first.momentum
+    assert len(results) == 2 and "all learners start again from the last checkpoint" in caplog.text
+    assert not any(isinstance(event, Rejoined) for event in seen), "both begin with the weights of the checkpoint"
+    first_sent = next(event for event in seen if isinstance(event, Sent) and event.incarnation > 0)
+    assert torch.equal(first_sent.x, saved[first_sent.source]) or first_sent.tag == "weights"
+    for result in results.values():
+        for record in result.records:
+            assert {done.incarnation for done in record.completions} == {result.strategy.team.incarnation}
+
+
+@pytest.mark.parametrize("restart_after", [0.0, 0.3, 3.0])
+def test_a_learner_without_weights_does_not_go_on_alone(restart_after: float) -> None:
+    """Learner 1 rejoins, and the others die before it has their weights."""
+    crashes = crashing((1, 8.1, 1.0), *((rank, 9.13, restart_after) for rank in (0, 2, 3)), host_latency=0.1)
+    results = train(PROBLEM, Adpsgd, cluster=hardware(**crashes))
+    assert sorted(results) == [0, 1, 2, 3]
+    records = next(iter(results.values())).records
+    assert all(not done.applied or done.incarnation > 0 for done in records[0].completions)
 
 
 @pytest.mark.parametrize("make", [Sync, partial(Sync, form="weights"), Hybrid, Dpsgd, partial(Dpsgd, mixing="ring")])

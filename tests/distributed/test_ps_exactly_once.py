@@ -234,7 +234,9 @@ def test_a_dedicated_server_that_rejoins_is_no_worker(bound: int | None) -> None
 
 def test_numbers_in_messages_are_exact() -> None:
     push_id = PushId(2**24 - 1, 3, 2**24 - 2)
-    push = make_push(3, 7, torch.zeros(2), pack_metadata(123456789.25, 0.1, 2**40 + 1, push_id))
-    assert (push.frames, push.lr, push.batch, push.id) == (123456789.25, 0.1, 2**40 + 1, push_id)
+    push = make_push(3, 7, torch.zeros(2), pack_metadata(123456789.25, 0.1, 2**40 + 1, 2**48 - 1, push_id))
+    assert (push.frames, push.lr, push.batch, push.digest, push.id) == (
+        123456789.25, 0.1, 2**40 + 1, 2**48 - 1, push_id,
+    )  # fmt: skip
     assert read_answer(pack_answer(push_id, 5)) == (push_id, 5) and read_answer(pack_answer(NO_PUSH, 0))[0] == NO_PUSH
     assert NO_PUSH < PushId(0, 0, 1) < PushId(0, 1, 1) < PushId(1, 0, 1)

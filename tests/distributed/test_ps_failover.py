@@ -22,7 +22,7 @@ from asr_am.distributed.strategies.psp import Psp
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import LearnerLost, Team
 from tests.support.round_cluster import run
-from tests.support.toy_problem import Problem, make_model
+from tests.support.toy_problem import Problem, heldout, make_model, start_weights
 from tests.support.toy_training import LearnerResult, MakeStrategy, hardware, train
 
 PROBLEM = Problem(batches=64, epochs=2, rounds_per_segment=8, lr=0.02)
@@ -109,6 +109,21 @@ def test_a_restarted_server_does_not_take_a_copy_that_was_never_pulled(name: str
     assert recovery.t > recovery.old_t and not torch.equal(recovery.w, recovery.old_w)
 
 
+@pytest.mark.parametrize("name", FAULT_TOLERANT)
+def test_two_servers_that_restart_at_once_do_not_wait_for_each_other(name: str) -> None:
+    seconds: list[float] = []
+
+    def timed(server: ParameterServer) -> None:
+        begin = server.team.now()
+        ParameterServer.recover(server)
+        seconds.append(server.team.now() - begin)
+
+    both = [{"learner": rank, "at": 12.0, "restart_after": 1.0} for rank in (0, 2)]
+    make = with_methods(name, recover=timed)
+    assert sorted(train(PROBLEM, make, cluster=hardware(faults={"crashes": both}))) == [0, 1, 2, 3]
+    assert len(seconds) == 2 and max(seconds) < 2.0
+
+
 def test_a_shard_of_a_dead_server_keeps_its_version_when_drained() -> None:
     def run_learner(team: Team) -> None:
         params = FlatParams(make_model())
@@ -168,9 +183,22 @@ def test_a_server_that_dies_when_drained_may_restart_older(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAULT_TOLERANT)
-def test_a_shard_without_a_server_ends_the_run(name: str) -> None:
-    with pytest.raises(LearnerLost, match="learner 2 died, the server of shard 1; start the same command again"):
-        train(PROBLEM, FAULT_TOLERANT[name], cluster=hardware(**crash(2, 5.1, None)))
+def test_a_server_that_is_gone_for_good_goes_to_another_rank(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    results = train(PROBLEM, FAULT_TOLERANT[name], cluster=hardware(**crash(2, 12.1, None)))
+    assert "learner 2, the server of shard 1, is gone for good: all learners start again" in caplog.text
+    assert sorted(results) == [0, 1, 3]
+    assert heldout(results[0].consensus[-1]) < 0.9 * heldout(start_weights())
+    assert [rank for rank, result in results.items() if result.strategy.server is not None] == [0, 1]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", FAULT_TOLERANT)
+def test_batches_whose_updates_died_with_all_copies_are_done_again(name: str) -> None:
+    crashes = [{"learner": rank, "at": 12.0 + rank / 10, "restart_after": 3.0} for rank in range(4)]
+    results = train(PROBLEM, FAULT_TOLERANT[name], cluster=hardware(faults={"crashes": crashes}))
+    assert sorted(results) == [0, 1, 2, 3]
+    assert heldout(results[0].consensus[-1]) < 0.9 * heldout(start_weights())
+    for result in results.values():
+        assert all(done.incarnation > 0 for done in result.records[0].completions)
 
 
 @pytest.mark.parametrize("learner", [1, 2])

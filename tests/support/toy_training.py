@@ -110,7 +110,12 @@ class Training:
         optimizer = Optimizer(params, self.problem.options)
         strategy = self.make_strategy(params, optimizer, team)
         self._resume(strategy)
-        result, rejoined = LearnerResult(strategy), team.incarnation == 0
+        result, rejoined = LearnerResult(strategy), not team.rejoins
+        if not team.rejoins and team.rank == min(team.ranks):  # the team was restarted: from the last checkpoint
+            again = {segment.epoch: range(segment.begin, segment.total)
+                     for segment in reversed(self.problem.segments[self.checkpoints.committed :])}  # fmt: skip
+            for epoch, batch in [key for key in self.counted if key[1] in again.get(key[0], ())]:
+                del self.counted[epoch, batch]
         while (number := self.checkpoints.committed) < len(self.problem.segments[: self.until]):
             try:
                 leases = team.leases(self.problem.segments[number], strategy.synchronous)

@@ -32,9 +32,13 @@ def make_learner(egs_dir: Path, **options: object) -> ModelState:
     return ModelState(model, params, Optimizer(params, chosen.optimizer), loader, chosen, torch.device("cpu"))
 
 
-def rounds(plan: EpochPlan, rank: int = 0, size: int = 1, begin: int = 0) -> RoundRobinLeases:
+def rounds(
+    plan: EpochPlan, rank: int = 0, size: int = 1, begin: int = 0, digests: tuple[int, ...] = ()
+) -> RoundRobinLeases:
     frames = [int(plan.frames_N[plan.chunks(n)].sum()) for n in range(begin, len(plan))]
-    segment = Segment(plan.epoch, begin, len(plan), len(plan), tuple(frames), updates_before=0, learners=1)
+    segment = Segment(
+        plan.epoch, begin, len(plan), len(plan), tuple(frames), updates_before=0, learners=1, digests=digests
+    )
     return RoundRobinLeases(segment, rank, size, SingleProcess().gather)
 
 
@@ -101,7 +105,8 @@ def test_each_batch_once_at_the_rate_of_its_share(egs_dir: Path) -> None:
     schedule = Schedule(base=1.0, batch_ratio=2, warmup_epochs=1)
     learner = make_learner(egs_dir, batch_size=3)
     plan = learner.loader.plan(0)
-    gradient = GradientComputer(learner, plan, leases := rounds(plan), schedule, read_ahead=True)
+    leases = rounds(plan, digests=learner.loader.digests(plan, 0, len(plan)))
+    gradient = GradientComputer(learner, plan, leases, schedule, read_ahead=True)
     examples = []
     while (step_result := gradient(None)) is not None:
         leases.complete(step_result)

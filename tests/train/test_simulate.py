@@ -19,8 +19,11 @@ from asr_am.distributed.strategies.local import Local
 from asr_am.distributed.strategies.ps_sync import PsSync
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.team import LearnerLost
+from asr_am.egs.loader import Loader
 from asr_am.errors import InputError
 from asr_am.model.model_file import load_acoustic_model
+from asr_am.train.audit import audit
+from asr_am.train.run_setup import StrategyFactory
 from asr_am.train.schedule import Schedule
 from asr_am.train.simulate import train_virtually
 from asr_am.train.train_options import TrainOptions
@@ -106,7 +109,7 @@ def test_adpsgd_goes_on_without_a_learner_that_then_rejoins(egs_dir: Path, tmp_p
 
 
 @pytest.mark.parametrize("restart_after", [None, 0.5])
-@pytest.mark.parametrize("method", ["_save_best", "_write_summary"])
+@pytest.mark.parametrize("method", ["_save_best", "_write_summary", "_commit"])
 def test_another_learner_writes_the_files_if_the_leader_dies_meanwhile(
     egs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, restart_after: float | None
 ) -> None:
@@ -124,6 +127,7 @@ def test_another_learner_writes_the_files_if_the_leader_dies_meanwhile(
     assert [record["epoch"] for record in records if "heldout_loss" in record] == [1, 2]
     assert summary["epochs_done"] == len(summary["heldout_loss"]) == 2
     assert load_acoustic_model(tmp_path / "best.pt")[1]["epoch"] == summary["best_epoch"]
+    assert not audit(tmp_path).problems
 
 
 def test_the_seconds_of_a_segment_are_those_of_a_learner_that_saw_all_of_it(egs_dir: Path, tmp_path: Path) -> None:
@@ -132,6 +136,16 @@ def test_the_seconds_of_a_segment_are_those_of_a_learner_that_saw_all_of_it(egs_
     crash = {"learner": 0, "at": 0.5 * whole["seconds"], "restart_after": 0.5}
     summary = virtually(egs_dir, tmp_path / "crash", Adpsgd, long, crashes=[crash])
     assert summary["seconds"] >= 0.95 * whole["seconds"]
+
+
+@pytest.mark.parametrize("strategy", [Sync, Adpsgd])
+def test_a_batch_that_is_computed_again_in_place_of_another_ends_the_run(
+    egs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: StrategyFactory
+) -> None:
+    assemble = Loader._assemble
+    monkeypatch.setattr(Loader, "_assemble", lambda loader, plan, number: assemble(loader, plan, 0))
+    with pytest.raises(RuntimeError, match="computed batch 1 from other examples than its own, those of batch 0"):
+        virtually(egs_dir, tmp_path, strategy)
 
 
 def test_a_run_that_fails_ends_its_tracking(egs_dir: Path, tmp_path: Path) -> None:

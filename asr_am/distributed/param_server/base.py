@@ -5,10 +5,11 @@ beside the learner of some rank or on a dedicated rank. Learners are workers: th
 drained, all of them hold the servers' weights, which are the consensus.
 
 A learner that dies takes down the server on its rank. The replacement takes the newest copy of the shard that a worker
-holds, with its version. The shard's momentum is lost, and so are updates that no worker had pulled. The replacement
-does not know which batches that copy contains: a push that the dead server had applied but not acknowledged, or a batch
-that is computed again, may act twice on it. Servers that live on drop the second gradient of a batch of the segment
-(`metrics["duplicate_gradients"]`).
+holds, with its version. The shard's momentum is lost, and so are updates that no worker had pulled. If no worker holds
+a copy, or the rank is not restarted, the team starts again from the last checkpoint, in the latter case with the server
+on another rank. The replacement does not know which batches the copy contains: a push that the dead server had applied
+but not acknowledged, or a batch that is computed again, may act twice on it. Servers that live on drop the second
+gradient of a batch of the segment (`metrics["duplicate_gradients"]`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.leases import StepResult
+from asr_am.distributed.leases import SegmentRecord, StepResult
 from asr_am.distributed.optimizer import Optimizer, clip
 from asr_am.distributed.param_server.server import ParameterServer, ServerContext
 from asr_am.distributed.param_server.weight_shards import Shards, place_servers
@@ -55,8 +56,9 @@ class ParameterServerStrategy(Strategy):
         if timeout <= 0:
             raise InputError(f"strategy.timeout={timeout}: must be above 0")
         super().__init__(params, optimizer, team)
-        self.shards = Shards(len(params), place_servers(team.hosts, servers, apart))
-        self.workers = range(team.size - len(self.shards) if apart else team.size)
+        self.shards = Shards(len(params), place_servers(team.hosts, servers, apart, team.ranks))
+        dedicated = servers if apart and servers is not None else 0
+        self.workers = tuple(rank for rank in team.ranks if rank < team.size - dedicated)
         self.worker = Worker(team, self.shards, params, timeout, self.fault_tolerant)
         self.server: ParameterServer | None = None
         self._context = ServerContext(
@@ -90,7 +92,7 @@ class ParameterServerStrategy(Strategy):
         """
         assert step_result.lease.batch is not None, "a LeaseQueue has no idle turns"
         frames, lr, batch = step_result.num_frames, step_result.lr, step_result.lease.batch
-        self.worker.push(self._drain_count, t, frames, lr, batch, skip)
+        self.worker.push(self._drain_count, t, frames, lr, batch, step_result.digest, skip)
 
     def _flush(self) -> None:
         """Waits until the servers have answered the last push."""
@@ -113,6 +115,9 @@ class ParameterServerStrategy(Strategy):
             self.server.drain(self._drain_count)
         self._pull_final(self._gather_versions())
 
+    def unapplied(self, record: SegmentRecord) -> tuple[int, list[int]] | None:
+        return None if self.server is None else (self.server.index, self.server.unapplied(record))
+
     def _gather_versions(self) -> list[int]:
         """Returns the servers' versions by shard, when drained. -1 for a dead server: the copies at hand will do."""
         version = -1 if self.server is None else self.server.t
@@ -124,9 +129,11 @@ class ParameterServerStrategy(Strategy):
         self.worker.pull_versions(versions)
 
     def rejoin(self) -> None:
+        self._started = True
+        self.worker.start()  # before the server recovers: another one that was restarted may ask for copies
         if self.server is not None:
             self.server.recover()
-        self._start()
+            self.server.start()
         self.worker.pull_all()
         log.info("learner %d rejoined with the servers' weights", self.team.rank)
 
@@ -141,6 +148,9 @@ class ParameterServerStrategy(Strategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
+        if len(self.team.ranks) < self.team.size:
+            self._load_of_larger_team(state)
+            return
         if len(state["versions"]) != len(self.worker.versions):
             raise InputError(
                 f"the checkpoint has {len(state['versions'])} servers, this run {len(self.worker.versions)}: set "
@@ -150,3 +160,14 @@ class ParameterServerStrategy(Strategy):
         self._drain_count = state["rests"]
         if self.server is not None:
             self.server.load(state["server"], self.params.w, self.worker.versions[self.server.index], self._drain_count)
+
+    def _load_of_larger_team(self, state: dict[str, Any]) -> None:
+        """Continues without ranks that are gone. The shards may be others, or on other ranks, than in the checkpoint.
+
+        All workers have the same weights in a checkpoint. Shards begin without momentum, as after a server's death.
+        """
+        self._drain_count = state["rests"]
+        version = max(state["versions"])
+        self.worker.versions[:] = [version] * len(self.shards)
+        if self.server is not None:
+            self.server.load(None, self.params.w, version, self._drain_count)

@@ -19,9 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asr_am.distributed.leases import SegmentRecord
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.param_server.weight_shards import (
     METADATA_LEN,
+    NO_COPY,
     NO_PUSH,
     Push,
     PushId,
@@ -77,7 +79,7 @@ class ParameterServer(ABC):
         last_push: identity of the newest push that each worker has sent.
         last_step: t of that push.
         acknowledged: identity of the newest push of each worker that was applied, or dropped for good.
-        applied: (segment, batch) of each gradient that was applied in this segment.
+        applied: digest of each gradient that was applied in this segment, by (segment, batch).
         drained: workers that push nothing more before the next drain, with the first step that they did not push.
         lock: guards all of these.
     """
@@ -92,7 +94,8 @@ class ParameterServer(ABC):
         self.last_push: dict[int, PushId] = {}
         self.last_step: dict[int, int] = {}
         self.acknowledged: dict[int, PushId] = {}
-        self.applied: set[tuple[int, int]] = set()
+        self.applied: dict[tuple[int, int], int] = {}
+        self._applied_before: dict[int, int] = {}  # digest by batch, of the segment before the last drain
         self.drained: dict[int, int] = {}
         self.lock = self.team.lock()
         self._timeout_changed = self.team.event()
@@ -187,7 +190,7 @@ class ParameterServer(ABC):
             if key in self.applied:
                 self.context.metrics["duplicate_gradients"] += 1
             else:
-                self.applied.add(key)
+                self.applied[key] = push.digest
                 new.append(push)
         return new
 
@@ -216,10 +219,24 @@ class ParameterServer(ABC):
     def drain(self, drain_count: int) -> None:
         """Ends a segment when the team is drained: drops gradients of the dead, and forgets who was drained."""
         with self.lock:
+            self._applied_before = {
+                batch: digest for (segment, batch), digest in self.applied.items() if segment == self.drain_count
+            }
             self.drain_count = drain_count
             self.drained.clear()
-            self.applied = {key for key in self.applied if key[0] >= drain_count}
+            self.applied = {key: digest for key, digest in self.applied.items() if key[0] >= drain_count}
             self.clear_pending()
+
+    def unapplied(self, record: SegmentRecord) -> list[int]:
+        """Returns the completed batches that it has not applied. RuntimeError: it has applied other examples."""
+        with self.lock:
+            applied = self._applied_before
+        for done in record.completions:
+            if applied.get(done.batch, done.digest) != done.digest:
+                raise RuntimeError(
+                    f"server {self.index} applied a gradient of other examples than those of batch {done.batch}"
+                )
+        return [done.batch for done in record.completions if done.batch not in applied]
 
     # state
 
@@ -251,7 +268,8 @@ class ParameterServer(ABC):
     def recover(self) -> None:
         """Takes the newest copy of the shard that a worker holds. Called after a restart, before `start`.
 
-        Retries unanswered requests. The request also tells drained workers to announce their drain again.
+        If there is none, the updates since the last checkpoint are lost, and the team starts again from there. Retries
+        unanswered requests. The request also tells drained workers to announce their drain again.
         """
         silent = {rank for rank in self.team.live_ranks() if rank != self.team.rank and rank in self.context.workers}
         copies: list[Message] = []
@@ -264,11 +282,10 @@ class ParameterServer(ABC):
                 copies.append(message)
                 deadline = self.team.now() + RECOVERY_TIMEOUT
         newest = max(copies, key=lambda message: message.clock, default=None)
-        if newest is None:
-            log.warning("server %d restarted from the last checkpoint, as no worker sent its copy", self.index)
-        else:
-            log.info("server %d restarted from learner %d's copy, without momentum", self.index, newest.source)
-            self._restore(newest.clock, newest.tensors[0])
+        if newest is None or newest.clock == NO_COPY:
+            self.team.restart_team(f"no live learner has a copy of shard {self.index}, whose server died")
+        log.info("server %d restarted from learner %d's copy, without momentum", self.index, newest.source)
+        self._restore(newest.clock, newest.tensors[0])
 
     def _restore(self, t: int, w: Tensor) -> None:
         self.t = t

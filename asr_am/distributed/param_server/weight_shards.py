@@ -10,7 +10,7 @@ Messages from worker to server, by tag (clock, then tensors):
     away     number of the drain, t [1]             the worker is drained: it pushes nothing more before that drain.
                                                     Pushes of steps below t may still be under way
     pull     the worker's incarnation               asks for the shard, when the worker is drained or rejoins
-    copy     t, w_i [n]                             answers lost: the worker's newest copy of the shard
+    copy     t, w_i [n]                             answers lost: the worker's newest copy of the shard (or `NO_COPY`)
 
 Messages from server to worker:
 
@@ -37,7 +37,8 @@ from torch import Tensor
 from asr_am.distributed.team import Message
 from asr_am.errors import InputError
 
-METADATA_LEN = 9  # three float64 numbers reinterpreted as float32, and a PushId
+METADATA_LEN = 11  # four float64 numbers reinterpreted as float32, and a PushId
+NO_COPY = -1  # clock of a copy that is only a checkpoint's, of a worker that has not pulled since it rejoined
 ANSWER_LEN = 4  # a PushId, and a number of steps
 
 
@@ -90,32 +91,40 @@ class Shards:
         return padded
 
 
-def place_servers(hosts: Sequence[int], servers: int | None, dedicated: bool = False) -> tuple[int, ...]:
+def place_servers(
+    hosts: Sequence[int], servers: int | None, dedicated: bool = False, ranks: Sequence[int] | None = None
+) -> tuple[int, ...]:
     """Chooses the ranks of the servers.
 
     Args:
         hosts: number of the host of each rank.
         servers: number of servers, spread over all ranks. None: the first rank of each host.
         dedicated: the servers are the last ranks, which do nothing else (`strategy.apart`).
+        ranks: the ranks that are there, None for all. Without the others there may be fewer servers.
 
     Returns:
         The ranks, ascending.
 
     Raises:
-        InputError: there are not as many ranks.
+        InputError: there are not as many ranks, or no rank is left for a server.
     """
     size = len(hosts)
+    ranks = range(size) if ranks is None else ranks
     if dedicated:
         if not isinstance(servers, int) or not 1 <= servers < size:
             raise InputError(
                 f"strategy.servers={servers}: with strategy.apart=true, 1 to {size - 1} of {size} ranks can be servers"
             )
-        return tuple(range(size - servers, size))
+        if not (left := tuple(rank for rank in ranks if rank >= size - servers)):
+            raise InputError("no rank for a parameter server is left: start the same command again")
+        return left
     if servers is None:
-        return tuple(rank for rank in range(size) if hosts[rank] not in hosts[:rank])
+        first = {hosts[rank]: rank for rank in reversed(ranks)}  # of each host
+        return tuple(sorted(first.values()))
     if not isinstance(servers, int) or not 1 <= servers <= size:
         raise InputError(f"strategy.servers={servers}: must be 1 to {size}, at most one beside each learner")
-    return tuple(i * size // servers for i in range(servers))
+    servers = min(servers, len(ranks))
+    return tuple(ranks[i * len(ranks) // servers] for i in range(servers))
 
 
 @dataclass(frozen=True)
@@ -129,6 +138,7 @@ class Push:
         frames: frames of the batch.
         lr: learning rate that the worker's schedule asks for.
         batch: number of the batch in the epoch.
+        digest: identity of the batch's examples.
         id: identity of the push, the same when it is resent.
     """
 
@@ -138,19 +148,20 @@ class Push:
     frames: float
     lr: float
     batch: int
+    digest: int
     id: PushId
 
 
-def pack_metadata(frames: float, lr: float, batch: int, push_id: PushId) -> Tensor:
+def pack_metadata(frames: float, lr: float, batch: int, digest: int, push_id: PushId) -> Tensor:
     """Packs numbers into a float32 tensor [METADATA_LEN] without loss, as messages carry only float32."""
-    numbers = torch.tensor([frames, lr, batch], dtype=torch.float64).view(torch.float32)
+    numbers = torch.tensor([frames, lr, batch, digest], dtype=torch.float64).view(torch.float32)
     return torch.cat([numbers, torch.tensor(push_id, dtype=torch.float32)])
 
 
 def make_push(worker: int, t: int, g: Tensor, metadata: Tensor) -> Push:
     """Returns the push of a gradient [n] with packed metadata [METADATA_LEN]."""
-    frames, lr, batch = metadata[:6].clone().view(torch.float64).tolist()
-    return Push(worker, t, g, frames, lr, int(batch), PushId(*(int(x) for x in metadata[6:])))
+    frames, lr, batch, digest = metadata[:8].clone().view(torch.float64).tolist()
+    return Push(worker, t, g, frames, lr, int(batch), int(digest), PushId(*(int(x) for x in metadata[8:])))
 
 
 def read_push(message: Message) -> Push:

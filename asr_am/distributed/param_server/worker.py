@@ -9,17 +9,17 @@ Shapes: N elements of all parameters, n of a shard.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.param_server.server import ParameterServer
+from asr_am.distributed.param_server.server import POLL_INTERVAL, ParameterServer
 from asr_am.distributed.param_server.weight_shards import (
     ANSWER_LEN,
     METADATA_LEN,
+    NO_COPY,
     NO_PUSH,
     PushId,
     Shards,
@@ -28,8 +28,6 @@ from asr_am.distributed.param_server.weight_shards import (
     read_answer,
 )
 from asr_am.distributed.team import LearnerLost, Team
-
-MAX_DEAD_CHECKS = 5  # checks in a row that find a server dead, after which the run ends
 
 
 class Worker:
@@ -66,6 +64,7 @@ class Worker:
         self._drain_announced: int | None = None  # number of the drain that this worker waits for
         self._drain_acked: set[int] = set()  # shards whose servers know that
         self._drain_changed = team.event()
+        self._known = set() if team.rejoins else set(range(len(shards)))  # shards that are not just a checkpoint's
         self._restarted: set[int] = set()  # shards whose servers were restarted since the last retry
         team.register_tag("weights", shards.size, ANSWER_LEN)
         team.register_tag("lost")
@@ -85,8 +84,9 @@ class Worker:
     # pushing
 
     def push(
-        self, segment: int, t: Sequence[int], frames: float, lr: float, batch: int, skip: Sequence[int] = ()
-    ) -> None:
+        self, segment: int, t: Sequence[int], frames: float, lr: float, batch: int, digest: int,
+        skip: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         """Pushes `params.g`, shard by shard.
 
         Args:
@@ -95,12 +95,13 @@ class Worker:
             frames: frames of the batch.
             lr: learning rate.
             batch: number of the batch in the epoch.
+            digest: identity of its examples.
             skip: shards that are not pushed.
         """
         self._g[: len(self._params)].copy_(self._params.g)
         self._step += 1
         self._push_id = PushId(segment, self._team.incarnation, self._step)
-        self._metadata, self._pushed = pack_metadata(frames, lr, batch, self._push_id), list(t)
+        self._metadata, self._pushed = pack_metadata(frames, lr, batch, digest, self._push_id), list(t)
         for shard in self._server_order():
             if shard not in skip:
                 if self._shards.ranks[shard] != self._team.rank:
@@ -143,9 +144,9 @@ class Worker:
             acknowledged: a shard counts only if its server has acknowledged the last push.
 
         Raises:
-            LearnerLost: a server died and will not be replaced.
+            LearnerLost: a server died, and the strategy is not fault tolerant.
         """
-        versions, dead_checks = list(versions), Counter[int]()
+        versions = list(versions)
         waiting_for: list[int] = []
         deadline = 0.0
         while True:
@@ -159,8 +160,11 @@ class Worker:
                 return
             if missing != waiting_for:  # other arrivals do not defer a retry
                 waiting_for, deadline = missing, self._team.now() + self._timeout
+            self._check_servers(missing)
             left = deadline - self._team.now()
-            if left <= 0 or not self._shard_arrived.wait(left) or self._restarted:
+            if left > 0 and not self._restarted and not self._shard_arrived.wait(min(left, POLL_INTERVAL)):
+                continue
+            if self._team.now() >= deadline or self._restarted:
                 deadline = self._team.now() + self._timeout
                 with self._lock:
                     restarted, self._restarted = self._restarted, set()
@@ -173,7 +177,7 @@ class Worker:
                         self._discard(shard)
                         versions[shard] = 0
                     missing = sorted({*missing, *replaced})
-                self._retry(missing, dead_checks)
+                self._retry(missing)
 
     def wait_extra(self, t: int, seconds: float) -> None:
         """Waits for at most so many seconds until all shards are of version t."""
@@ -212,6 +216,7 @@ class Worker:
         with self._lock:
             if t > self.newest(shard):
                 self._arrived[shard] = t, w
+            self._known.add(shard)
             # messages may overtake each other
             self._acknowledged[shard] = max(self._acknowledged[shard], acknowledged)
             self._slowest[shard] = slowest
@@ -232,17 +237,23 @@ class Worker:
             self._arrived.pop(shard, None)
             self.versions[shard] = -1
 
-    def _retry(self, missing: Sequence[int], dead_checks: Counter[int]) -> None:
-        """Repeats pushes or requests for missing shards. dead_checks: checks in a row that found a server dead."""
+    def _retry(self, missing: Sequence[int]) -> None:
+        """Repeats pushes or requests for missing shards."""
         alive = self._team.live_ranks()
         for shard in missing:
             server = self._shards.ranks[shard]
-            dead_checks[shard] = 0 if server in alive else dead_checks[shard] + 1
             if server in alive and self._pushed is not None:
                 self._push(shard)
             elif server in alive:
                 self.pull([shard])
-            elif not self._fault_tolerant or dead_checks[shard] == MAX_DEAD_CHECKS:
+
+    def _check_servers(self, missing: Sequence[int]) -> None:
+        """Ends the run, or the team's present life, if a server that this worker waits for cannot come back."""
+        for shard in missing:
+            server = self._shards.ranks[shard]
+            if self._team.is_gone(server) and self._fault_tolerant:
+                self._team.restart_team(f"learner {server}, the server of shard {shard}, is gone for good")
+            if not self._fault_tolerant and server not in self._team.live_ranks():
                 raise LearnerLost(server, f"died, the server of shard {shard}")
 
     # draining, and rejoining
@@ -317,7 +328,7 @@ class Worker:
                 t, copy = self._arrived.get(shard) or (
                     self.versions[shard], self._shards.padded(self._params.w, shard)
                 )  # fmt: skip
-            self._team.send(message.source, "copy", max(t, 0), copy)
+            self._team.send(message.source, "copy", max(t, 0) if shard in self._known else NO_COPY, copy)
             self._drain_acked.discard(shard)  # the restarted server does not know that this worker is drained
             self._drain_changed.set()
             with self._lock:

@@ -56,7 +56,8 @@ def connect(
         env = replace(env, key=choose_key(key_file, encrypt, private=env.one_host, one_start=env.size == 1))
     build = _connect_torch if env.supervisor is None else _connect_coordinated
     team = build(env, faults, comm_stats, compute_emulator, timeout)
-    arm_crash(faults, env.rank, env.incarnation, comm_stats)
+    if team.rejoins or env.incarnation == 0:  # else this learner was restarted with its team
+        arm_crash(faults, env.rank, env.incarnation, comm_stats)
     return team
 
 
@@ -132,10 +133,15 @@ def _connect_coordinated(
         if message["news"] == "peers":
             with wait_monitor.change():
                 membership.fill({int(rank): (entry[0], entry[1]) for rank, entry in message["peers"].items()})
+                membership.ranks, membership.rejoins = tuple(message["ranks"]), message["rejoins"]
+                membership.gone.update(message["gone"])
                 have_peers = True
         elif message["news"] == "born":
             transport.on_peer_started(message["rank"], message["incarnation"], message["address"])
         elif message["news"] == "died":
+            if message["gone"]:
+                with wait_monitor.change():
+                    membership.gone.add(message["rank"])
             transport.on_peer_died(message["rank"], message["incarnation"])
 
     control = ControlClient(event_loop, env.supervisor, wait_monitor, env.key, on_event)

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import zmq
@@ -144,7 +144,7 @@ class RemoteLeases:
     def complete(self, completion: Completion, sums: LossSums) -> None:
         self._control.notify(
             "complete", batch=completion.batch, examples=completion.examples, applied=completion.applied,
-            totals=[sums.loss, sums.correct, sums.frames, sums.batches],
+            digest=completion.digest, totals=[sums.loss, sums.correct, sums.frames, sums.batches],
         )  # fmt: skip
 
     def totals(self, rank: int) -> LossSums:
@@ -153,11 +153,12 @@ class RemoteLeases:
     def record(self, rank: int) -> SegmentRecord:
         value = self._control.request("record")
         completions = tuple(Completion(*row) for row in value["completions"])
-        return SegmentRecord(self._segment, completions, tuple((batch, owner) for batch, owner in value["released"]))
+        released, lost = (tuple((a, b) for a, b in value[key]) for key in ("released", "lost"))
+        return SegmentRecord(self._segment, completions, released, lost)
 
 
 def segment_to_json(segment: Segment) -> dict[str, Any]:
-    return {**vars(segment), "frames": list(segment.frames)}
+    return {**vars(segment), "frames": list(segment.frames), "digests": list(segment.digests)}
 
 
 SHARE, MEAN = "share", "mean"
@@ -234,6 +235,10 @@ class CoordinatedBackend:
     def _gather(self, kind: str, values: list[float]) -> dict[int, Tensor]:
         rows = self._control.request("gather", kind=kind, values=values)
         return {int(rank): torch.tensor(row, dtype=torch.float64) for rank, row in rows.items()}
+
+    def restart_team(self, reason: str) -> NoReturn:
+        self._control.request("restart", reason=reason)  # not answered: the supervisor ends this process
+        raise RuntimeError("the supervisor has answered a request to restart the team")
 
     def close(self) -> None:
         self._control.notify("bye")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -50,18 +50,34 @@ class Coordinator:
         started: all learners that begin the run have registered.
     """
 
-    def __init__(self, size: int, send: Callable[[int, ControlMessage], None]) -> None:
+    def __init__(
+        self, size: int, send: Callable[[int, ControlMessage], None], incarnations: Mapping[int, int] | None = None
+    ) -> None:
+        """Expects the learners that begin.
+
+        Args:
+            size: number of ranks of the team.
+            send: sends a message to a rank.
+            incarnations: number of restarts of each learner that begins, by rank. None: all ranks begin anew.
+        """
         self._send = send
         self._plane: ControlPlane[list[float]] = ControlPlane()
         self._registrations: dict[int, Registration] = {}
-        for rank in range(size):
-            self.expect(rank, 0)
+        self._gone: list[int] = []  # ranks that died and are not restarted
+        self._ranks: list[int] = []  # ranks that began
+        for rank, incarnation in (incarnations or dict.fromkeys(range(size), 0)).items():
+            self.expect(rank, incarnation)
         self.started = False
 
     @property
     def members(self) -> dict[int, MemberState]:
         """Learners that are alive or being started, by rank."""
         return self._plane.members
+
+    @property
+    def weights_lost(self) -> bool:
+        """See `ControlPlane.weights_lost`."""
+        return self.started and self._plane.weights_lost
 
     # membership
 
@@ -75,14 +91,23 @@ class Coordinator:
         self.members[rank].incarnation, self._registrations[rank].address = incarnation, address
         self._send_peers()
 
-    def leave(self, rank: int, reason: str | None) -> None:
-        """Removes a learner that died, or that has finished (no reason). The second call for a learner does nothing."""
+    def leave(self, rank: int, reason: str | None, gone: bool = False) -> None:
+        """Removes a learner that died, or that has finished (no reason). The second call for a learner does nothing.
+
+        Args:
+            rank: the learner.
+            reason: how it died.
+            gone: it will not be restarted.
+        """
         member = self.members.get(rank)
+        if gone:
+            self._gone.append(rank)
+        if gone or (member is not None and member.joined):
+            incarnation = 0 if member is None else member.incarnation
+            news = {"news": "died", "incarnation": incarnation, "reason": reason or "finished", "gone": gone}
+            self._tell_others(rank, news)
         if member is None:
             return
-        if member.joined:
-            news = {"news": "died", "incarnation": member.incarnation, "reason": reason or "finished"}
-            self._tell_others(rank, news)
         released = self._plane.lose(rank)
         del self._registrations[rank]
         if released:
@@ -92,10 +117,12 @@ class Coordinator:
 
     def _send_peers(self) -> None:
         """Sends the addresses of live learners to those that have registered and do not know them yet."""
+        begin = False
         if not self.started and all(registration.address for registration in self._registrations.values()):
-            self.started = True
+            self.started, self._ranks = True, sorted(self.members)
+            begin = True
             for member in self.members.values():
-                member.joined = member.incarnation == 0
+                member.joined = True
         for rank, registration in self._registrations.items():
             if self.started and registration.address and not registration.peers_sent:
                 peers = {
@@ -103,7 +130,10 @@ class Coordinator:
                     for other, member in self.members.items()
                     if member.joined and other != rank
                 }
-                self._send(rank, {"news": "peers", "peers": peers})
+                news = {
+                    "news": "peers", "peers": peers, "ranks": self._ranks, "gone": self._gone, "rejoins": not begin,
+                }  # fmt: skip
+                self._send(rank, news)
                 registration.peers_sent = True
 
     def _tell_others(self, rank: int, news: ControlMessage) -> None:
@@ -127,7 +157,8 @@ class Coordinator:
             self._answer(rank, request["id"], astuple(self._plane.totals(rank)))
         elif op == "record":
             record = self._plane.record(rank)
-            self._answer(rank, request["id"], {"completions": record.completions, "released": record.released})
+            values = {"completions": record.completions, "released": record.released, "lost": record.lost}
+            self._answer(rank, request["id"], values)
         elif op == "gather":
             barrier = self._plane.arrive(rank, request["kind"], request["values"])
             self._registrations[rank].pending_barrier = barrier, request["id"]
@@ -140,7 +171,7 @@ class Coordinator:
     def _open_segment(self, rank: int, request: ControlMessage) -> None:
         values = request["segment"]
         try:
-            joins = self._plane.open_segment(rank, Segment(**{**values, "frames": tuple(values["frames"])}))
+            joins = self._plane.open_segment(rank, segment_from_json(values))
         except StaleSegment as error:
             self._send(rank, {"id": request["id"], "kind": "outdated", "error": str(error)})
             return
@@ -157,8 +188,9 @@ class Coordinator:
 
     def _complete(self, rank: int, request: ControlMessage) -> None:
         completion = Completion(
-            request["batch"], rank, self.members[rank].incarnation, request["examples"], request["applied"]
-        )
+            request["batch"], rank, self.members[rank].incarnation, request["examples"], request["applied"],
+            request["digest"],
+        )  # fmt: skip
         if self._plane.complete(completion, LossSums(*request["totals"])):
             self._answer_leases()
 
@@ -191,6 +223,10 @@ class Coordinator:
 
     def _answer(self, rank: int, request_id: int, value: object) -> None:
         self._send(rank, {"id": request_id, "value": value})
+
+
+def segment_from_json(values: dict[str, Any]) -> Segment:
+    return Segment(**{**values, "frames": tuple(values["frames"]), "digests": tuple(values["digests"])})
 
 
 MAX_QUEUED_FRAMES = 64  # of one client, before TCP blocks it

@@ -10,10 +10,10 @@ import json
 import logging
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 
 import zmq
 
@@ -68,16 +68,16 @@ class Supervisor:
         master = (self._server.host, free_port(self._server.host)) if serves_store else None
         supervisor = None if spec.synchronous else self._server.url
         self._rendezvous = RendezvousInfo(secrets.token_hex(16), supervisor, master)
-        self._workers = WorkerProcesses(
-            spec.command, partial(worker_environment, spec, self._rendezvous), spec.inherited_files
-        )
+        self._workers = WorkerProcesses(spec.command, self._worker_environment, spec.inherited_files)
         self._coordinator = None if spec.synchronous else Coordinator(spec.size, self._send)
         self._hosts: dict[int, Host] = {}  # other hosts, by node rank
         self._connections: dict[int, bytes] = {}  # by rank
         self._ranks: dict[bytes, int] = {}  # by connection
         self._last_heard: dict[int, float] = {}  # time of the last message of asynchronous learners, by rank
         self._running: set[int] = set()  # learners that are alive or will be restarted
-        self._restarts: dict[int, tuple[float, int]] = {}  # due time and incarnation, by rank
+        self._restarts: dict[int, float] = {}  # due time, by rank
+        self._incarnations: dict[int, int] = {}  # newest incarnation that was started, by rank
+        self._deaths: Counter[int] = Counter()  # by rank
         self._finished = False
         self._heartbeat_sent = 0.0
 
@@ -109,34 +109,59 @@ class Supervisor:
         for exit_status in self._workers.ended():
             self._on_end(exit_status, self._name)
         now = self._clock.now()
-        for rank, (due, incarnation) in list(self._restarts.items()):
+        for rank, due in list(self._restarts.items()):
             if due <= now:
                 del self._restarts[rank]
-                self._restart(rank, incarnation)
+                self._restart(rank)
         self._check_heartbeats(now)
 
     def _tick(self) -> None:
         if (stopped := self._clock.tick()) > 1:
             log.warning("the supervisor was stopped for %.1f s", stopped)
 
+    def _worker_environment(self, rank: int, incarnation: int) -> dict[str, str]:
+        return worker_environment(self._spec, self._rendezvous, rank, incarnation)
+
     # learners
 
     def _start(self, rank: int, incarnation: int) -> None:
         self._running.add(rank)
+        self._incarnations[rank] = incarnation
         node = rank // self._spec.learners
         if node == 0:
             self._workers.start(rank, incarnation)
         else:
             self._server.send(self._hosts[node].connection, {"do": "start", "rank": rank, "incarnation": incarnation})
 
-    def _restart(self, rank: int, incarnation: int) -> None:
+    def _restart(self, rank: int) -> None:
         assert self._coordinator is not None
         log.info("restarting learner %d", rank)
+        incarnation = self._incarnations[rank] + 1
         self._coordinator.expect(rank, incarnation)
         self._start(rank, incarnation)
 
+    def _restart_team(self, reason: str) -> None:
+        """Ends all learners, and starts them again from the last checkpoint.
+
+        The new team has another identity. It rejects messages of the old one, and the old one's messages are ignored.
+        """
+        log.warning("%s: all learners start again from the last checkpoint", reason)
+        self._workers.end()
+        self._rendezvous = replace(self._rendezvous, run=secrets.token_hex(16))
+        self._notify_hosts({"do": "restart", "run": self._rendezvous.run})
+        self._connections.clear()
+        self._ranks.clear()
+        self._last_heard.clear()
+        self._restarts.clear()
+        begin = {rank: self._incarnations[rank] + 1 for rank in sorted(self._running)}
+        self._coordinator = Coordinator(self._spec.size, self._send, begin)
+        for rank, incarnation in begin.items():
+            self._start(rank, incarnation)
+
     def _on_end(self, exit_status: ExitStatus, host: str) -> None:
         """Handles the end of a learner's process."""
+        if exit_status.incarnation != self._incarnations.get(exit_status.rank):
+            return  # reported by another host when the team was restarted
         how = f"on {host} {describe(exit_status.status)}"
         self._last_heard.pop(exit_status.rank, None)
         self._running.discard(exit_status.rank)
@@ -149,25 +174,24 @@ class Supervisor:
         elif self._coordinator is None:
             raise LearnerLost(exit_status.rank, how)
         else:
-            self._lose(
-                exit_status.rank,
-                how,
-                self._spec.restart_seconds(exit_status.rank, exit_status.incarnation),
-                exit_status.incarnation,
-            )
+            deaths = self._deaths[exit_status.rank]
+            self._lose(exit_status.rank, how, self._spec.restart_seconds(exit_status.rank, deaths))
 
-    def _lose(self, rank: int, how: str, restart_after: float | None, incarnation: int) -> None:
+    def _lose(self, rank: int, how: str, restart_after: float | None) -> None:
         """Removes a learner that died, and schedules its restart unless `restart_after` is None."""
         assert self._coordinator is not None
-        self._coordinator.leave(rank, how)
+        self._deaths[rank] += 1
+        self._coordinator.leave(rank, how, gone=restart_after is None)
         if restart_after is not None:
             log.warning("learner %d %s; restarting it", rank, how)
-            self._restarts[rank] = self._clock.now() + restart_after, incarnation + 1
+            self._restarts[rank] = self._clock.now() + restart_after
             self._running.add(rank)
-            return
-        log.warning("learner %d %s; the others continue without it", rank, how)
-        if not self._running and not self._finished:
-            raise LearnerLost(rank, f"{how}, as all others had before")
+        else:
+            log.warning("learner %d %s; the others continue without it", rank, how)
+            if not self._running and not self._finished:
+                raise LearnerLost(rank, f"{how}, as all others had before")
+        if self._coordinator.weights_lost and not self._finished:
+            self._restart_team(f"learner {rank} was the last with the updates since the last checkpoint")
 
     # messages
 
@@ -209,6 +233,12 @@ class Supervisor:
         assert self._coordinator is not None
         if rank not in self._coordinator.members:
             return  # it has just died
+        if message.get("op") == "restart":
+            self._deaths[rank] += 1  # bounds the number of requests
+            if self._deaths[rank] > self._spec.max_restarts:
+                raise LearnerLost(rank, f"cannot go on: {message.get('reason')}")
+            self._restart_team(f"learner {rank}: {message.get('reason')}")
+            return
         try:
             self._coordinator.handle(rank, message)
         except Exception as error:  # an error of one learner must not end the others
@@ -296,13 +326,14 @@ class Supervisor:
             self._notify_hosts({"do": "live"})
 
     def _lose_host(self, node: int, how: str) -> None:
-        for rank in sorted(self._running & set(self._spec.ranks_of(node))):
-            self._running.discard(rank)
+        lost = sorted(self._running & set(self._spec.ranks_of(node)))
+        self._running.difference_update(lost)
+        for rank in lost:
             self._last_heard.pop(rank, None)
             self._restarts.pop(rank, None)
             if self._coordinator is None:
                 raise LearnerLost(rank, how)
-            self._lose(rank, how, None, 0)
+            self._lose(rank, how, None)
 
     def _notify_hosts(self, message: ControlMessage) -> None:
         for host in self._hosts.values():
@@ -318,12 +349,13 @@ class NodeAgent:
         self._socket = open_socket(self._context, zmq.DEALER, spec.key, heartbeats=False)
         self._socket.connect(f"tcp://{spec.address}")
         self._workers: WorkerProcesses | None = None
+        self._rendezvous: RendezvousInfo | None = None
 
     def run(self) -> None:
         """Runs until the supervisor ends the run. Raises LearnerLost or InputError if that was not in good order."""
         try:
-            rendezvous = self._join_supervisor()
-            self._workers = WorkerProcesses(self._spec.command, partial(worker_environment, self._spec, rendezvous))
+            self._rendezvous = self._join_supervisor()
+            self._workers = WorkerProcesses(self._spec.command, self._worker_environment)
             last_heard, last_sent = self._clock.now(), 0.0
             while True:
                 self._clock.tick()
@@ -333,6 +365,9 @@ class NodeAgent:
                         self._workers.start(message["rank"], message["incarnation"])
                     elif message.get("do") == "kill":
                         self._workers.kill(message["rank"])
+                    elif message.get("do") == "restart":
+                        self._workers.end()
+                        self._rendezvous = replace(self._rendezvous, run=message["run"])
                     elif message.get("do") == "stop":
                         self._stop(message)
                         return
@@ -348,6 +383,10 @@ class NodeAgent:
                 self._workers.end()
             self._socket.close(linger=500)
             self._context.term()
+
+    def _worker_environment(self, rank: int, incarnation: int) -> dict[str, str]:
+        assert self._rendezvous is not None
+        return worker_environment(self._spec, self._rendezvous, rank, incarnation)
 
     def _join_supervisor(self) -> RendezvousInfo:
         """Registers this host, and waits until the supervisor has all hosts."""

@@ -31,11 +31,17 @@ class Membership:
         rank: rank of this learner.
         size: number of learners.
         left: ranks that have closed their team in good order, in that order.
+        ranks: ranks that began with the team, or began again after it was restarted.
+        gone: ranks that died and are not restarted.
+        rejoins: this learner joins others that train already.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.left: list[int] = []
+        self.ranks = tuple(range(size))
+        self.gone: set[int] = set()
+        self.rejoins = False
         self._peers = {other: Peer(-1, "", False) for other in range(size) if other != rank}
 
     def __getitem__(self, rank: int) -> Peer:

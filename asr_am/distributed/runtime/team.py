@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal, NoReturn, Protocol
 
 from torch import Tensor
 
@@ -33,6 +33,7 @@ class Backend(Protocol):
     def leases(self, segment: Segment, synchronous: bool) -> Leases: ...
     def gather(self, values: Tensor) -> dict[int, Tensor]: ...
     def average(self, x: Tensor) -> Tensor: ...
+    def restart_team(self, reason: str) -> NoReturn: ...
     def close(self) -> None: ...
 
 
@@ -62,6 +63,7 @@ class ProcessTeam:
         self.rank, self.size, self.incarnation = membership.rank, membership.size, incarnation
         self.launch = launch
         self.hosts, self.comm_stats = tuple(hosts), comm_stats
+        self.ranks, self.rejoins = membership.ranks, membership.rejoins
         self._membership, self._wait_monitor, self._event_loop = membership, wait_monitor, event_loop
         self._transport, self._backend, self._compute_emulator = transport, backend, compute_emulator
         self._step_watch = StepWatch(self.rank, wait_monitor, event_loop)
@@ -71,6 +73,14 @@ class ProcessTeam:
     def live_ranks(self) -> Sequence[int]:
         self._wait_monitor.check()
         return self._membership.live_ranks()
+
+    def is_gone(self, rank: int) -> bool:
+        self._wait_monitor.check()
+        return rank in self._membership.gone
+
+    def restart_team(self, reason: str) -> NoReturn:
+        self._wait_monitor.check()
+        self._backend.restart_team(reason)
 
     def now(self) -> float:
         return time.monotonic()

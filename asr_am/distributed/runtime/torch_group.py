@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -209,6 +210,9 @@ class TorchBackend:
         if self._membership.left:
             return LearnerLost(self._membership.left[0], "has ended while the others went on")
         return InputError(f"a collective failed although all learners are alive: {str(error).partition(chr(10))[0]}")
+
+    def restart_team(self, reason: str) -> NoReturn:
+        raise LearnerLost(self._membership.rank, f"cannot go on: {reason}")
 
     def close(self) -> None:
         """Destroys the process groups, without waiting for collectives that cannot complete any more."""

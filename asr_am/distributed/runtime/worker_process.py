@@ -202,12 +202,12 @@ class LaunchSpec:
     def ranks_of(self, node: int) -> range:
         return range(node * self.learners, (node + 1) * self.learners)
 
-    def restart_seconds(self, rank: int, incarnation: int) -> float | None:
-        """Returns the seconds between the death of an incarnation and the start of the next, or None for no restart."""
-        if incarnation >= self.max_restarts:
+    def restart_seconds(self, rank: int, deaths: int) -> float | None:
+        """Returns the seconds until a learner is restarted that died `deaths` times before, or None for no restart."""
+        if deaths >= self.max_restarts:
             return None
         crash = next((crash for crash in self.faults.crashes if crash.learner == rank), None)
-        return crash.restart_after if crash is not None and incarnation == 0 else self.restart_after
+        return crash.restart_after if crash is not None and deaths == 0 else self.restart_after
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -16,7 +17,9 @@ from asr_am.distributed.simulator.sim_learner import SimLearner, random_stream
 from asr_am.distributed.simulator.team import SimTeam
 from asr_am.distributed.team import CommStats, LearnerLost
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
+RESTART_SECONDS = 1.0  # virtual seconds between the end of a team and its next start
 
 
 class SimCluster:
@@ -27,6 +30,8 @@ class SimCluster:
         workload: the model whose computing time and size is simulated.
         seed: seed of all random streams.
         learners: state of each learner, by rank.
+        ranks: ranks that began, or began again when the team was restarted.
+        gone: ranks that crashed and are not restarted.
         scheduler, network, collectives, messaging, control: the parts of the simulator.
     """
 
@@ -59,11 +64,14 @@ class SimCluster:
         self.messaging = SimMessaging(
             self.scheduler, self.learners, self.network, self.modelled_bytes, hardware.faults, streams
         )
-        self.control = SimControl(self.scheduler, learners)
+        self.control = SimControl(self.scheduler, dict.fromkeys(range(learners), 0))
+        self.ranks: tuple[int, ...] = tuple(range(learners))
+        self.gone: set[int] = set()
         self._main: Callable[[SimTeam], Any] | None = None
         self._results: dict[int, Any] = {}
         self._running = 0  # number of live learners
-        self._restarts = 0  # number of restarts that are due
+        self._restarts: set[int] = set()  # ranks whose restart is due
+        self._team_restarts = 0
 
     @property
     def now(self) -> float:
@@ -119,11 +127,11 @@ class SimCluster:
         learner.tasks.append(task)
         return task
 
-    def _start(self, learner: SimLearner) -> None:
+    def _start(self, learner: SimLearner, rejoins: bool = False) -> None:
         assert self._main is not None
         learner.tasks.clear()
         self._running += 1
-        task = self.spawn(learner, partial(self._main, SimTeam(self, learner)), "training")
+        task = self.spawn(learner, partial(self._main, SimTeam(self, learner, rejoins)), "training")
         task.waited = learner.waited
         task.on_end = partial(self._on_training_end, learner)
 
@@ -154,17 +162,51 @@ class SimCluster:
         learner.comm_stats.faults["crash"] += 1
         self._remove(learner, "crashed")
         if crash.restart_after is not None:
-            self._restarts += 1
-            self.scheduler.call_at(self.now + crash.restart_after, partial(self._restart, learner))
+            self._restarts.add(learner.rank)
+            restart = partial(self._restart, learner, learner.incarnation)
+            self.scheduler.call_at(self.now + crash.restart_after, restart)
+        else:
+            self.gone.add(learner.rank)
+        if self.control.weights_lost and not self._results:
+            self.restart_team(f"learner {learner.rank} was the last with the updates since the last checkpoint")
 
-    def _restart(self, learner: SimLearner) -> None:
-        self._restarts -= 1
+    def _restart(self, learner: SimLearner, incarnation: int) -> None:
+        if learner.incarnation != incarnation:
+            return  # it was restarted with the team
+        self._restarts.discard(learner.rank)
         learner.incarnation += 1
         learner.alive = True
         self.control.restart(learner.rank, learner.incarnation)
         self.messaging.restart(learner.rank)
-        self._start(learner)
+        self._start(learner, rejoins=True)
+
+    def restart_team(self, reason: str) -> None:
+        """Crashes all learners now, and starts them again after `RESTART_SECONDS`."""
+        self.scheduler.call_at(self.now, partial(self._restart_team, reason, self._team_restarts))
+
+    def _restart_team(self, reason: str, before: int) -> None:
+        if before != self._team_restarts:
+            return  # others have asked for it, too
+        self._team_restarts += 1
+        log.warning("%s: all learners start again from the last checkpoint", reason)
+        begin = sorted(self._restarts | {learner.rank for learner in self.learners if learner.alive})
+        self._restarts = set(begin)
+        for learner in self.learners:
+            if learner.alive:
+                self._remove(learner, "is restarted")
+        for rank in begin:
+            self.learners[rank].incarnation += 1
+        self.scheduler.call_at(self.now + RESTART_SECONDS, partial(self._begin_again, tuple(begin)))
+
+    def _begin_again(self, ranks: tuple[int, ...]) -> None:
+        self.ranks, self._restarts = ranks, set()
+        self.control = SimControl(self.scheduler, {rank: self.learners[rank].incarnation for rank in ranks})
+        for rank in ranks:
+            self.learners[rank].alive = True
+        for rank in ranks:
+            self.messaging.restart(rank)
+            self._start(self.learners[rank])
 
     def _is_over(self) -> bool:
         """Returns True if no learner runs. A restart that is due counts only while no learner has finished."""
-        return self._running == 0 and (bool(self._results) or self._restarts == 0)
+        return self._running == 0 and (bool(self._results) or not self._restarts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from greenlet import GreenletExit
@@ -20,11 +20,17 @@ class SimControl:
     every complete barrier.
     """
 
-    def __init__(self, scheduler: Scheduler, size: int) -> None:
+    def __init__(self, scheduler: Scheduler, incarnations: Mapping[int, int]) -> None:
+        """Begins with these incarnations of learners, by rank."""
         self._plane: ControlPlane[Tensor] = ControlPlane()
-        for rank in range(size):
-            self._plane.add(rank, joined=True)
+        for rank, incarnation in incarnations.items():
+            self._plane.add(rank, incarnation, joined=True)
         self._changed = Condition(scheduler)
+
+    @property
+    def weights_lost(self) -> bool:
+        """See `ControlPlane.weights_lost`."""
+        return self._plane.weights_lost
 
     # from the cluster
 

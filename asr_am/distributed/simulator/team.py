@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal, NoReturn, Protocol
 
 import torch
+from greenlet import GreenletExit
 from torch import Tensor
 
 from asr_am.distributed.cluster_config import Cluster, Workload
@@ -35,7 +36,10 @@ class SimContext(Protocol):
     collectives: Collectives
     messaging: SimMessaging
     control: SimControl
+    ranks: tuple[int, ...]
+    gone: set[int]
 
+    def restart_team(self, reason: str) -> None: ...
     def modelled_bytes(self, count: float) -> float: ...
     def spawn(self, learner: SimLearner, function: Callable[[], object], name: str) -> SimTask: ...
 
@@ -46,9 +50,10 @@ class SimTeam:
     clock: Literal["wall", "virtual"] = "virtual"
     launch = ""
 
-    def __init__(self, cluster: SimContext, learner: SimLearner) -> None:
+    def __init__(self, cluster: SimContext, learner: SimLearner, rejoins: bool = False) -> None:
         self._cluster, self._learner, self._scheduler = cluster, learner, cluster.scheduler
         self.rank, self.size, self.incarnation = learner.rank, len(cluster.learners), learner.incarnation
+        self.ranks, self.rejoins = cluster.ranks, rejoins
         self.hosts = tuple(learner.host for learner in cluster.learners)
         self.comm_stats: CommStats = learner.comm_stats
         self._jitter = random_stream(cluster.seed, self.rank, self.incarnation, "jitter")
@@ -58,6 +63,14 @@ class SimTeam:
 
     def live_ranks(self) -> Sequence[int]:
         return live_ranks(self._cluster.learners)
+
+    def is_gone(self, rank: int) -> bool:
+        return rank in self._cluster.gone
+
+    def restart_team(self, reason: str) -> NoReturn:
+        self._cluster.restart_team(reason)
+        self._scheduler.suspend("the team to be restarted")
+        raise GreenletExit
 
     def now(self) -> float:
         return self._scheduler.now

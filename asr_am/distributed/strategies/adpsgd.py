@@ -58,17 +58,20 @@ class Adpsgd(Strategy):
         self._lock = team.lock()  # guards x and _merged
         self._updated, self._idle, self._active = team.event(), team.event(), team.event()
         self._idle.set()
-        for tag in ("weights", "answer", "welcome"):
+        self._has_weights = not team.rejoins  # those of the team
+        for tag in ("weights", "answer"):
             team.register_tag(tag, len(params))
+        team.register_tag("welcome", -len(params))
         team.register_tag("join")
         self._sends = is_sender(team.rank)
-        if team.incarnation == 0:
+        team.spawn(self._serve_weights, "welcome")
+        if not team.rejoins:
             self._begin_gossip()
 
     def _begin_gossip(self) -> None:
-        """Starts the gossip tasks: at the start, or after a rejoin, when this learner has trained weights to share."""
+        """Starts the gossip task: at the start, or after a rejoin, when this learner has trained weights to share."""
+        self._has_weights = True
         self.team.spawn(self._send if self._sends else self._receive, "gossip")
-        self.team.spawn(self._serve_weights, "welcome")
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         self._active.set()
@@ -142,11 +145,12 @@ class Adpsgd(Strategy):
         self._merged += 1
 
     def _serve_weights(self) -> None:
-        """Communication task: sends the weights to learners that rejoin."""
+        """Communication task: sends the weights to learners that rejoin, none if this learner is rejoining itself."""
         while True:
             message = self.team.recv("join")
             if message is not None:
-                self.team.send(message.source, "welcome", message.clock, self.replica())
+                weights = self.replica() if self._has_weights else self._x.new_empty(0)
+                self.team.send(message.source, "welcome", message.clock, weights)
 
     def rejoin(self) -> None:
         rank, message = self.team.rank, self._request_weights()
@@ -157,19 +161,25 @@ class Adpsgd(Strategy):
             self._merged = 0
             log.info("learner %d rejoined with learner %d's weights and a fresh momentum", rank, message.source)
         else:
-            log.warning("learner %d rejoined with the weights of the last checkpoint, as no learner answered", rank)
+            self.team.restart_team(f"no learner answered learner {rank}, which asked for weights")
         self._begin_gossip()
 
     def _request_weights(self) -> Message | None:
-        """Returns the weights of the first neighbour that answers. Asks each three times, as messages may be lost."""
+        """Returns the weights of the first neighbour that sends any, None if all others are dead or rejoin themselves.
+
+        Asks each three times, as messages may be lost.
+        """
         rank, size = self.team.rank, self.team.size
+        without: set[int] = set()
         for distance in range(1, 3 * size):
             neighbour = (rank + distance) % size
-            if neighbour != rank and neighbour in self.team.live_ranks():
+            if neighbour != rank and neighbour not in without and neighbour in self.team.live_ranks():
                 self.team.send(neighbour, "join", self.team.incarnation)
                 message = self.team.recv("welcome", neighbour, timeout=10.0)
-                if message is not None:
+                if message is not None and len(message.tensors[0]):
                     return message
+                if message is not None:
+                    without.add(neighbour)
         return None
 
     def drain(self) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from asr_am.distributed.leases import GradientFn, StepResult
+from asr_am.distributed.leases import GradientFn, SegmentRecord, StepResult
 from asr_am.distributed.optimizer import OptimizerOptions, clip
 from asr_am.distributed.param_server.base import ParameterServerStrategy
 from asr_am.distributed.param_server.server import POLL_INTERVAL, ParameterServer, ServerContext
@@ -44,6 +44,9 @@ class PsSync(ParameterServerStrategy):
         self._push(step_result, self.worker.versions)  # ⟨g_j, t⟩
         self.staleness[0] += 1
         return step_result
+
+    def unapplied(self, record: SegmentRecord) -> tuple[int, list[int]] | None:
+        return None  # a step has the gradients of all
 
     def rejoin(self) -> None:
         Strategy.rejoin(self)  # raises LearnerLost

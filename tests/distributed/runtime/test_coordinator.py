@@ -10,7 +10,7 @@ from asr_am.distributed.leases import Segment
 from asr_am.distributed.runtime.control_client import segment_to_json
 from asr_am.distributed.runtime.coordinator import Coordinator
 
-COMPLETE = {"op": "complete", "batch": 0, "examples": 2, "applied": True, "totals": [1.0, 2.0, 10.0, 1]}
+COMPLETE = {"op": "complete", "batch": 0, "examples": 2, "applied": True, "digest": 7, "totals": [1.0, 2.0, 10.0, 1]}
 
 
 class Recorder:
@@ -57,7 +57,8 @@ def test_addresses_are_sent_once_all_have_registered() -> None:
     team.register(0)
     assert team.news(0) == team.news(2) == []
     team.register(1)
-    assert team.sent[2] == [{"news": "peers", "peers": {0: [0, "tcp://0.0"], 1: [0, "tcp://1.0"]}}]
+    peers = {0: [0, "tcp://0.0"], 1: [0, "tcp://1.0"]}
+    assert team.sent[2] == [{"news": "peers", "peers": peers, "ranks": [0, 1, 2], "gone": [], "rejoins": False}]
     assert len(team.sent[0]) == len(team.sent[1]) == 1
 
 
@@ -66,14 +67,32 @@ def test_a_learner_that_dies_before_the_start_is_not_waited_for() -> None:
     team.register(0)
     team.register(1)
     team.coordinator.leave(2, "died")
-    assert team.sent[0][0]["peers"] == {1: [0, "tcp://1.0"]}
+    assert team.sent[0][0]["peers"] == {1: [0, "tcp://1.0"]} and team.sent[0][0]["ranks"] == [0, 1]
 
 
 def test_a_death_is_announced() -> None:
     team = Recorder(3)
     team.coordinator.leave(2, "was killed")
-    died = {"news": "died", "rank": 2, "incarnation": 0, "reason": "was killed"}
+    died = {"news": "died", "rank": 2, "incarnation": 0, "reason": "was killed", "gone": False}
     assert team.sent[0][1:] == team.sent[1][1:] == [died]
+
+
+def test_a_learner_that_is_gone_is_announced_also_while_its_restart_was_due() -> None:
+    team = Recorder(3)
+    team.coordinator.leave(2, "was killed")
+    team.coordinator.leave(2, "its host is lost", gone=True)
+    assert [message["gone"] for message in team.sent[0][1:]] == [False, True]
+    team.restart(1)
+    assert team.sent[1][0]["gone"] == [2] and team.sent[1][0]["ranks"] == [0, 1, 2]
+
+
+def test_a_team_begins_again_together() -> None:
+    sent: dict[int, list[dict[str, Any]]] = {0: [], 2: []}
+    coordinator = Coordinator(3, lambda rank, message: sent[rank].append(message), {0: 1, 2: 4})
+    coordinator.register(0, 1, "tcp://0.1")
+    coordinator.register(2, 4, "tcp://2.4")
+    assert sent[0] == [{"news": "peers", "peers": {2: [4, "tcp://2.4"]}, "ranks": [0, 2], "gone": [], "rejoins": False}]
+    assert all(member.joined for member in coordinator.members.values())
 
 
 def test_a_learner_that_finishes_is_not_waited_for() -> None:
@@ -81,7 +100,7 @@ def test_a_learner_that_finishes_is_not_waited_for() -> None:
     assert team.request(0, "gather", kind="gather", values=[1.0]) is None
     team.coordinator.handle(1, {"op": "bye"})
     assert team.sent[0][1:] == [
-        {"news": "died", "rank": 1, "incarnation": 0, "reason": "finished"},
+        {"news": "died", "rank": 1, "incarnation": 0, "reason": "finished", "gone": False},
         {"id": 1, "value": {0: [1.0]}},
     ]
     team.coordinator.leave(1, None)  # its process has ended, too
@@ -93,7 +112,8 @@ def test_a_restarted_learner_is_announced_when_it_opens_a_segment() -> None:
     for rank in range(3):
         team.open(rank, segment(0))
     team.restart(1)
-    assert team.sent[1] == [{"news": "peers", "peers": {0: [0, "tcp://0.0"], 2: [0, "tcp://2.0"]}}]
+    peers = {0: [0, "tcp://0.0"], 2: [0, "tcp://2.0"]}
+    assert team.sent[1] == [{"news": "peers", "peers": peers, "ranks": [0, 1, 2], "gone": [], "rejoins": True}]
     assert ("born", 1) not in team.news(0)
     team.open(1, segment(0))
     born = {"news": "born", "rank": 1, "incarnation": 1, "address": "tcp://1.1"}
@@ -115,12 +135,13 @@ def test_a_restarted_learner_that_is_behind_is_not_announced() -> None:
 def test_answers_about_leases() -> None:
     team = Recorder(1)
     team.open(0, segment(0, 1))
-    lease = {"batch": 0, "progress": 0.0, "updates": 0.0, "loss_denominator": 10}
+    lease = {"batch": 0, "progress": 0.0, "updates": 0.0, "loss_denominator": 10, "digest": 0}
     assert team.request(0, "lease") == {"id": 2, "value": lease}
     team.coordinator.handle(0, COMPLETE)
     assert team.request(0, "lease") == {"id": 3, "value": None}
     assert team.request(0, "totals") == {"id": 4, "value": (1.0, 2.0, 10.0, 1)}
-    assert team.request(0, "record") == {"id": 5, "value": {"completions": ((0, 0, 0, 2, True),), "released": ()}}
+    record = {"completions": ((0, 0, 0, 2, True, 7),), "released": (), "lost": ()}
+    assert team.request(0, "record") == {"id": 5, "value": record}
 
 
 def test_an_unknown_request_is_an_error() -> None:

@@ -1,0 +1,198 @@
+"""Checks the history of a finished run: `python -m asr_am.train.audit RUN ...`.
+
+It reads what the run has left: leases.jsonl, metrics.jsonl, summary.json, best.pt and the checkpoints. Virtual runs and
+runs of real processes leave the same files. In a run that kept its promises
+
+- every batch of every epoch was completed once, in segments that follow each other, from examples of its own,
+- every completed gradient was applied at every parameter server, or is counted as dropped (`psp`), or as lost with the
+  learner or the server that died,
+- every epoch is in metrics.jsonl once, and the checkpoints, the summary and best.pt agree with these epochs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from asr_am.errors import InputError
+from asr_am.model.model_file import load_acoustic_model, read_torch
+
+Line = dict[str, Any]
+
+
+@dataclass
+class History:
+    """Verdict on a run.
+
+    Attributes:
+        batches: completed batches.
+        counts: batches that were `leased again` after a death, `dropped` by the algorithm, completed by a learner that
+            died in the same segment (`owner died`), or lost at a parameter server that died (`server died`). For each
+            parameter server, batches that it `dropped` or that were `lost with the learner` count, too.
+        deaths: learners that died in a segment that counts.
+        problems: what must not be. Empty in a good run.
+    """
+
+    batches: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    deaths: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        counts = "".join(f", {count} {name}" for name, count in sorted(self.counts.items()) if count)
+        verdict = "; ".join(self.problems) if self.problems else "no problem"
+        return f"{self.batches} batches, {self.deaths} deaths{counts}: {verdict}"
+
+
+def audit(run: Path) -> History:
+    """Checks a finished run. Raises InputError if a file is missing or cannot be read."""
+    history = History()
+    leases, metrics = _read_lines(run / "leases.jsonl"), _read_lines(run / "metrics.jsonl")
+    summary = _read_json(run / "summary.json")
+    _check_leases(leases, str(summary["strategy"]), history)
+    _check_epochs(metrics, leases, summary, history)
+    _check_checkpoints(run, leases, metrics, history)
+    return history
+
+
+def _read_json(path: Path) -> Line:
+    try:
+        value = json.loads(path.read_text())
+        assert isinstance(value, dict)
+    except (OSError, ValueError, AssertionError) as error:
+        raise InputError(f"{path}: not readable ({error}): is {path.parent} a finished run?") from error
+    return value
+
+
+def _read_lines(path: Path) -> list[Line]:
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not readable ({error}): is {path.parent} a finished run?") from error
+
+
+def _check_leases(lines: list[Line], strategy: str, history: History) -> None:
+    """Checks that the segments cover every epoch once, and accounts for every gradient."""
+    expected = (1, 0)  # epoch and first batch of the next segment
+    incarnations: dict[int, int] = {}
+    for line in lines:
+        epoch, batches = line["epoch"], sorted(line["batch"])
+        where = f"epoch {epoch}, batches {batches[0]}..{batches[-1]}"
+        if (epoch, batches[0]) != expected or batches != list(range(batches[0], batches[0] + len(batches))):
+            history.problems.append(f"{where}: epoch {expected[0]} was to continue at batch {expected[1]}")
+        expected = (epoch + 1, 0) if batches[-1] + 1 == line["batches"] else (epoch, batches[-1] + 1)
+        digests = Counter(digest for digest in line["digest"] if digest)
+        if digests and max(digests.values()) > 1:
+            history.problems.append(f"{where}: two batches have the same examples")
+        owners = dict(zip(line["batch"], zip(line["owner"], line["incarnation"], strict=True), strict=True))
+        for owner, incarnation in owners.values():
+            if incarnation < incarnations.get(owner, 0):
+                history.problems.append(f"{where}: incarnation {incarnation} of learner {owner} came back")
+        for owner, incarnation in owners.values():
+            incarnations[owner] = max(incarnation, incarnations.get(owner, 0))
+        lost = {(rank, incarnation) for rank, incarnation in line["lost"]}
+        history.batches += len(batches)
+        history.deaths += len(lost)
+        history.counts["leased again"] += len(line["released"])
+        history.counts["dropped"] += line["applied"].count(False)
+        history.counts["owner died"] += sum(owner in lost for owner in owners.values())
+        _check_servers(line, where, strategy, owners, lost, history)
+    if expected[1]:
+        history.problems.append(f"epoch {expected[0]} ends at batch {expected[1]}")
+
+
+def _check_servers(
+    line: Line, where: str, strategy: str, owners: dict[int, tuple[int, int]], lost: set[tuple[int, int]],
+    history: History,
+) -> None:  # fmt: skip
+    """Accounts for gradients that a parameter server has not applied.
+
+    Args:
+        line: a line of leases.jsonl.
+        where: the segment, for messages.
+        strategy: name of the strategy.
+        owners: (rank, incarnation) that completed each batch.
+        lost: (rank, incarnation) of the learners that died.
+        history: where to count.
+    """
+    for server in line["servers"]:
+        died = any(rank == server["rank"] for rank, _ in lost)
+        missing_of_dead: Counter[tuple[int, int]] = Counter()
+        for batch in server["missing"]:
+            if strategy == "psp":
+                history.counts["dropped by a server"] += 1
+            elif died:
+                history.counts["server died"] += 1
+            elif owners[batch] in lost:
+                history.counts["lost with the learner"] += 1
+                missing_of_dead[owners[batch]] += 1
+            else:
+                history.problems.append(f"{where}: server {server['shard']} has not applied batch {batch}")
+        for (rank, _), count in missing_of_dead.items():
+            if count > 1:
+                history.problems.append(f"{where}: server {server['shard']} lacks {count} batches of learner {rank}")
+
+
+def _check_epochs(metrics: list[Line], leases: list[Line], summary: Line, history: History) -> None:
+    epochs = [line["epoch"] for line in metrics if "heldout_loss" in line]
+    if epochs != list(range(1, len(epochs) + 1)):
+        history.problems.append(f"metrics.jsonl has the epochs {epochs}")
+    if epochs and leases and epochs[-1] != leases[-1]["epoch"]:
+        history.problems.append(f"metrics.jsonl ends with epoch {epochs[-1]}, leases.jsonl with {leases[-1]['epoch']}")
+    losses = [line["heldout_loss"] for line in metrics if "heldout_loss" in line]
+    if summary["heldout_loss"] != losses:
+        history.problems.append("summary.json has other held-out losses than metrics.jsonl")
+    updates = [line["batch"] for line in metrics if "heldout_loss" not in line]
+    if updates != sorted(set(updates)):
+        history.problems.append("metrics.jsonl goes back")
+
+
+def _check_checkpoints(run: Path, leases: list[Line], metrics: list[Line], history: History) -> None:
+    """Checks that the checkpoints go forward, and that the newest one and best.pt are those of the last epoch."""
+    cursors = []
+    for path in sorted((run / "checkpoints").glob("checkpoint-*")):
+        if path.suffix == ".partial":
+            history.problems.append(f"{path.name} was left")
+        else:
+            cursors.append(read_torch(path / "run.pt", "train again")["cursor"])
+    if not cursors:
+        raise InputError(f"{run / 'checkpoints'}: no checkpoint: is {run} a finished run?")
+    places = [(cursor["epoch"], cursor["done"]) for cursor in cursors]
+    if places != sorted(set(places)):
+        history.problems.append(f"checkpoints at (epoch, batch) {places}")
+    if leases and places[-1] != (leases[-1]["epoch"], 0):
+        history.problems.append(f"the last checkpoint is at (epoch, batch) {places[-1]}")
+    sizes = [(run / name).stat().st_size for name in ("metrics.jsonl", "leases.jsonl")]
+    if cursors[-1]["kept"] != sizes:
+        history.problems.append("metrics.jsonl or leases.jsonl has lines that no checkpoint counts")
+    losses = [line["heldout_loss"] for line in metrics if "heldout_loss" in line]
+    if [record["heldout_loss"] for record in cursors[-1]["history"]] != losses:
+        history.problems.append("the last checkpoint has other held-out losses than metrics.jsonl")
+    best = load_acoustic_model(run / "best.pt")[1]
+    if losses and (best["heldout_loss"] != min(losses) or losses[best["epoch"] - 1] != min(losses)):
+        history.problems.append(f"best.pt is of epoch {best['epoch']}, held-out loss {best['heldout_loss']}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m asr_am.train.audit", description="Checks finished runs.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="directory of a run")
+    failed = False
+    for run in parser.parse_args().runs:
+        try:
+            history = audit(run)
+        except InputError as error:
+            print(error, file=sys.stderr)
+            failed = True
+            continue
+        print(f"{run}: {history}")
+        failed = failed or bool(history.problems)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

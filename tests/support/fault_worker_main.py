@@ -1,0 +1,56 @@
+"""One learner of a real team that dies at chosen moments: python -m tests.support.fault_worker_main ARGUMENTS.
+
+ARGUMENTS are STRATEGY EGS OUT FAULTS [EPOCHS].
+FAULTS is a JSON list of [rank, incarnation, moment, number]: the learner kills itself with SIGKILL in that call of the
+moment, counted from 1.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from asr_am.distributed.param_server.server import ParameterServer
+from asr_am.distributed.runtime.connect import connect
+from asr_am.distributed.runtime.worker_process import end_process
+from asr_am.distributed.strategies.adpsgd import Adpsgd
+from asr_am.distributed.strategies.ps_async import PsAsync
+from asr_am.distributed.strategies.psp import Psp
+from asr_am.errors import InputError
+from asr_am.train.checkpoint import Checkpoints
+from asr_am.train.gradient import ModelState
+from asr_am.train.run_setup import StrategyFactory
+from asr_am.train.schedule import Schedule
+from asr_am.train.trainer import Trainer, train
+from tests.support.toy_runs import OPTIONS
+from tests.support.train_worker_main import die_in
+
+STRATEGIES: dict[str, StrategyFactory] = {
+    "adpsgd": partial(Adpsgd, timeout=5.0),
+    "ps_async": partial(PsAsync, servers=2, timeout=5.0),  # beside learners 0 and 2
+    "psp": partial(Psp, servers=2, timeout=5.0, c=3, b=0.5),
+}  # fmt: skip
+MOMENTS: dict[str, tuple[type, str]] = {
+    "gradient": (ModelState, "backward"), "update": (ParameterServer, "update"), "validate": (Trainer, "_validate"),
+    "save": (Checkpoints, "save_learner"), "commit": (Checkpoints, "commit"), "publish": (Checkpoints, "publish"),
+}  # fmt: skip
+
+if __name__ == "__main__":
+    strategy, egs_dir, out, faults = sys.argv[1:5]
+    epochs = int(sys.argv[5]) if len(sys.argv) > 5 else OPTIONS.epochs
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S")
+    team = connect()
+    for rank, incarnation, moment, number in json.loads(faults):
+        if (team.rank, team.incarnation) == (rank, incarnation):
+            die_in(*MOMENTS[moment], number)
+    options = replace(OPTIONS, epochs=epochs, schedule=Schedule(base=0.03))
+    try:
+        train(Path(egs_dir), Path(out), options, strategy=STRATEGIES[strategy], team=team)
+    except InputError as error:
+        print(f"learner {team.rank}: {error}", file=sys.stderr)
+        end_process(1)
+    end_process()

@@ -1,0 +1,114 @@
+"""The audit of a run's history accepts runs under faults, and finds what must not be."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asr_am.distributed.strategies.adpsgd import Adpsgd
+from asr_am.distributed.strategies.ps_async import PsAsync
+from asr_am.distributed.strategies.psp import Psp
+from asr_am.distributed.strategies.sync import Sync
+from asr_am.errors import InputError
+from asr_am.train.audit import audit, main
+from asr_am.train.run_setup import StrategyFactory
+from tests.support.egs_examples import write_examples
+from tests.support.toy_runs import virtually
+
+SERVED = partial(PsAsync, servers=2, timeout=2.0)
+
+
+@pytest.fixture(scope="module")
+def egs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_examples(tmp_path_factory.mktemp("egs") / "egs", frames_U=(60,) * 12)
+
+
+@pytest.fixture(scope="module")
+def good(egs_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("good")
+    virtually(egs_dir, out, SERVED)
+    return out
+
+
+@pytest.mark.parametrize("restart_after", [0.5, None])
+@pytest.mark.parametrize(
+    "strategy", [Adpsgd, SERVED, partial(Psp, servers=2, timeout=2.0)], ids=["adpsgd", "ps_async", "psp"]
+)
+def test_runs_under_faults_have_no_problem(
+    egs_dir: Path, tmp_path: Path, strategy: StrategyFactory, restart_after: float | None
+) -> None:
+    """Learner 2 has a server. Then all die at once."""
+    crashes = [{"learner": 2, "at": 9.3, "restart_after": restart_after}]
+    crashes += [{"learner": rank, "at": 30.4, "restart_after": 0.5} for rank in (0, 1, 3)]
+    summary = virtually(egs_dir, tmp_path, strategy, crashes=crashes, lost_share=0.05)
+    history = audit(tmp_path)
+    assert not history.problems and history.batches == sum(summary["batches_per_learner"].values()), str(history)
+
+
+def test_a_synchronous_run_has_no_problem(egs_dir: Path, tmp_path: Path) -> None:
+    virtually(egs_dir, tmp_path, Sync)
+    assert not audit(tmp_path).problems
+
+
+Change = Callable[[Path], None]
+
+
+def edit(name: str, change: Callable[[list[dict[str, Any]]], object]) -> Change:
+    """Returns a change of a file of JSON lines."""
+
+    def apply(run: Path) -> None:
+        lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
+        change(lines)
+        (run / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    return apply
+
+
+def twice(run: Path) -> None:
+    """A segment that was repeated after its checkpoint."""
+    edit("leases.jsonl", lambda lines: lines.insert(3, lines[2]))(run)
+
+
+def not_applied(lines: list[dict[str, Any]]) -> None:
+    lines[1]["servers"][0]["missing"] = [lines[1]["batch"][3]]
+
+
+def same_examples(lines: list[dict[str, Any]]) -> None:
+    lines[2]["digest"][1] = lines[2]["digest"][0]
+
+
+def epoch_again(lines: list[dict[str, Any]]) -> None:
+    lines.insert(0, next(line for line in lines if "heldout_loss" in line))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (twice, "was to continue at batch"),
+        (edit("leases.jsonl", lambda lines: lines.pop(1)), "epoch 1 was to continue at batch 16"),
+        (edit("leases.jsonl", lambda lines: lines.pop()), "epoch 2 ends at batch 48"),
+        (edit("leases.jsonl", not_applied), "server 0 has not applied batch 19"),
+        (edit("leases.jsonl", same_examples), "two batches have the same examples"),
+        (edit("metrics.jsonl", epoch_again), r"has the epochs \[1, 1, 2\]"),
+        (lambda run: (run / "checkpoints/checkpoint-000000099.partial").mkdir(), "partial was left"),
+    ],
+)
+def test_it_finds(good: Path, tmp_path: Path, change: Change, said: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(good, run)
+    change(run)
+    assert any(re.search(said, problem) for problem in audit(run).problems), audit(run)
+
+
+def test_the_command(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("sys.argv", ["audit", str(good)])
+    assert main() == 0 and " batches, 0 deaths: no problem" in capsys.readouterr().out
+    with pytest.raises(InputError, match=r"is .* a finished run\?"):
+        audit(tmp_path)
