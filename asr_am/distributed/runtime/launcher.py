@@ -78,6 +78,7 @@ class Supervisor:
         self._restarts: dict[int, float] = {}  # due time, by rank
         self._incarnations: dict[int, int] = {}  # newest incarnation that was started, by rank
         self._deaths: Counter[int] = Counter()  # by rank
+        self._requests = 0  # of learners to start the team again
         self._finished = False
         self._heartbeat_sent = 0.0
 
@@ -234,8 +235,8 @@ class Supervisor:
         if rank not in self._coordinator.members:
             return  # it has just died
         if message.get("op") == "restart":
-            self._deaths[rank] += 1  # bounds the number of requests
-            if self._deaths[rank] > self._spec.max_restarts:
+            self._requests += 1
+            if self._requests > self._deaths.total():  # only a death can take weights away
                 raise LearnerLost(rank, f"cannot go on: {message.get('reason')}")
             self._restart_team(f"learner {rank}: {message.get('reason')}")
             return
