@@ -6,6 +6,7 @@ and options of stages that do not run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from importlib import import_module
@@ -95,10 +96,16 @@ def corpus_options() -> set[str]:
 
 
 def trained_with(cfg: DictConfig) -> bool:
-    """Returns True if the finished training run of this configuration was made with all of its values."""
+    """Returns True if the finished training run of this configuration was made with all of its values.
+
+    The directory `exp` may have been copied or moved since.
+    """
     run = corpus_dir(cfg) / "train" / cfg.run
     saved = run / "config.yaml"
-    return (run / ".done").exists() and saved.exists() and saved.read_text() == resolved(cfg)
+    if not (run / ".done").exists() or not saved.exists():
+        return False
+    then, now = (re.sub(r"^exp: .*\n", "", text, flags=re.MULTILINE) for text in (saved.read_text(), resolved(cfg)))
+    return then == now
 
 
 def resolved(cfg: DictConfig) -> str:
