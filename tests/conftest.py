@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -28,3 +29,12 @@ def forked_workers() -> Iterator[None]:
             yield
     else:
         yield
+
+
+@pytest.fixture(autouse=True)
+def arithmetic_threads() -> Iterator[None]:
+    """Undoes `torch.set_num_threads` of a test: sums of later tests would be rounded otherwise."""
+    before = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
+    yield
+    if before is not None:
+        sys.modules["torch"].set_num_threads(before)

@@ -219,7 +219,7 @@ def on_one_server(main: Callable[[PspServer, Callable[..., None]], None], **opti
         server = server_of(team, **options)
 
         def push(worker: int, t: int, g: float = 1.0, frames: float = 1.0) -> None:
-            server.push(Push(worker, t, torch.full((2,), g), frames, 0.4, 4 * t + worker, PushId(0, 0, t + 1)))
+            server.push(Push(worker, t, torch.full((2,), g), frames, 0.4, 4 * t + worker, 0, PushId(0, 0, t + 1)))
 
         main(server, push)
 

@@ -196,7 +196,7 @@ def test_scores_and_report_continue_the_run_of_the_network(cfg: DictConfig, trai
         (("logger.mode=of-line",), r"^logger\.mode=of-line: input should be 'offline', 'online' or 'disabled'"),
         (("logger.project=7",), r"^logger\.project=7: input should be a valid string"),
         (("logger.tags=an4",), r"^logger\.tags=an4: input should be a valid list"),
-        (("+logger.nane=x",), r"^logger\.nane: there is no such option; there are project, mode"),
+        (("+logger.nane=x",), r"^logger\.nane: there is no such option; did you mean name\?"),
     ],
 )
 def test_a_wrong_logger_option_is_named(overrides: tuple[str, ...], message: str) -> None:
