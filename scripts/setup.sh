@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Makes .venv in the repository root with everything the recipes and tests need, once; later calls return at once.
 #   PYTHON=python3.11 scripts/setup.sh
-# torch comes first and pinned: asked for by another package, pip would take whatever build is newest.
+# torch comes first and pinned: asked for by another package, pip would take whatever build is newest. All else is in
+# scripts/requirements.lock with its checksum (scripts/lock.sh writes it). May be interrupted at any moment.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 torch=torch==2.13.0
-stamp=.venv/.set-up-$(cat pyproject.toml scripts/setup.sh | sha256sum | cut -c1-16)
+lock=scripts/requirements.lock
+stamp=.venv/.set-up-$(cat pyproject.toml scripts/setup.sh "$lock" | sha256sum | cut -c1-16)
+unfinished=.venv/.unfinished
 [ -e "$stamp" ] && exit 0
 
 exec 9>.setup.lock
@@ -24,14 +27,39 @@ find_python() {
     exit 1
 }
 
+fail() {
+    rm -f "$unfinished"                    # pip has undone what failed: an earlier .venv still works
+    echo "setup: $1" >&2
+    exit 1
+}
+
+# pip with its output in a log. A failure is one line that says what to do.
+pip() {
+    local log=.venv/set-up.log
+    if ! .venv/bin/python -m pip --disable-pip-version-check --retries 2 "$@" >"$log" 2>&1; then
+        if grep -qE 'NewConnectionError|Failed to establish|name resolution|Network is unreachable|Max retries|Timeout|ProxyError' "$log"; then
+            fail "no network to PyPI or PyTorch's index; connect, or name a mirror with PIP_INDEX_URL or a folder of wheels with PIP_FIND_LINKS, and start again (log: $log)"
+        elif grep -q 'DO NOT MATCH THE HASHES' "$log"; then
+            fail "a package is not the one of $lock ($(grep -m1 -oE '[A-Za-z0-9_.-]+==[^ ]+' "$log")); look at the index you use (log: $log)"
+        elif grep -q 'No space left' "$log"; then
+            fail "the disk is full; free 3 GB and start again"
+        fi
+        fail "$(grep -m1 '^ERROR' "$log" | cut -c1-200 || echo 'pip failed'); mend it and start again (log: $log)"
+    fi
+}
+
 # On a box without a GPU the registry's default build would bring gigabytes of CUDA, unless pip already knows a CPU
 # wheel; only then are PyTorch's own CPU wheels asked for.
 install_torch() {
-    if ! command -v nvidia-smi >/dev/null \
-        && ! .venv/bin/pip install --dry-run --no-deps -qq --report - "$torch" | grep -q 'torch-[^/]*cpu'; then
-        .venv/bin/pip install -qq --index-url https://download.pytorch.org/whl/cpu "$torch"
+    if command -v nvidia-smi >/dev/null; then
+        pip install "$torch"               # with CUDA's libraries
+        return
+    fi
+    pip install --dry-run --no-deps --quiet --report .venv/torch.json "$torch"
+    if grep -q 'torch-[^/]*cpu' .venv/torch.json || [ -d .venv/lib/python3.11/site-packages/torch ]; then
+        pip install --no-deps "$torch"
     else
-        .venv/bin/pip install -qq "$torch"
+        pip install --no-deps --index-url https://download.pytorch.org/whl/cpu "$torch"
     fi
 }
 
@@ -64,11 +92,23 @@ avoid_broken_amx() {
 
 begin=$SECONDS
 echo "setup: making .venv (about two minutes, once)"
-[ -x .venv/bin/python ] || "$(find_python)" -m venv .venv
+if [ -e "$unfinished" ] || { [ -e .venv ] && ! .venv/bin/python -m pip --version >/dev/null 2>&1; }; then
+    echo "setup: an earlier call was interrupted; starting again"
+    rm -rf .venv
+fi
+if [ ! -e .venv ]; then
+    python=$(find_python)
+    mkdir .venv
+    touch "$unfinished"
+    "$python" -m venv .venv >.venv/set-up.log 2>&1 || fail "$(tail -1 .venv/set-up.log) (log: .venv/set-up.log)"
+fi
+touch "$unfinished"
 install_torch
-.venv/bin/pip install -qq -e '.[minicts,dev]'
+pip install --no-deps --require-hashes -r <(grep '^setuptools==' "$lock")    # builds the one package without a wheel
+pip install --no-deps --require-hashes --no-build-isolation -r "$lock"
+pip install --no-deps --no-build-isolation -e .
 mend_torchaudio
 avoid_broken_amx
-rm -f .venv/.set-up-*
+rm -f .venv/.set-up-* "$unfinished"
 touch "$stamp"
 echo "setup: done in $((SECONDS - begin)) s"
