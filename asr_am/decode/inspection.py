@@ -1,4 +1,4 @@
-"""What a decoding run did with one utterance: its lattice, the words chosen from it, and the forced alignment.
+"""Shows how a run decoded one utterance: its lattice, the words chosen from it, and the forced alignment.
 
 Lattices of dev and test are those that stage decode has kept. An utterance of another set is decoded now, with the same
 models and scales. Likewise the alignment is that of stage align where there is one, and else made now with the scores

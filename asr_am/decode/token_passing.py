@@ -76,8 +76,8 @@ class Frame(NamedTuple):
     epsilon: np.ndarray
 
 
-class Index(NamedTuple):
-    """What finds a state's token, and lists of tokens.
+class TokenIndex(NamedTuple):
+    """Finds the token of a state, and lists tokens.
 
     Attributes:
         serial_S: serial number of a state's latest token. Serial numbers grow from frame to frame, so that nothing must
@@ -134,7 +134,7 @@ def search_tokens(arcs: Arcs, beams: Beams) -> TokenLattice:
     """Searches an utterance of at least one frame and prunes to the lattice beam."""
     num_frames, num_states = len(arcs.score_TP), len(arcs.final_S)
     frame, following = _empty_frame(num_states), _empty_frame(num_states)
-    index = Index(
+    index = TokenIndex(
         np.zeros(num_states, np.int32),
         np.empty(num_states, np.int32),
         np.empty(num_states, np.int32),
@@ -302,7 +302,7 @@ def _best_next_cost(arcs: Arcs, t: int, s: int) -> np.float32:
 
 @compiled
 def _emit(
-    arcs: Arcs, index: Index, base: int, frame: Frame, num_active: int, offset: np.float32, cutoff: np.float32,
+    arcs: Arcs, index: TokenIndex, base: int, frame: Frame, num_active: int, offset: np.float32, cutoff: np.float32,
     adaptive_beam: np.float32, following: Frame, trellis: Trellis, t: int, num_links: int,
 ) -> tuple[int, int, int, np.float32]:  # fmt: skip
     """Follows the arcs with labels from the active tokens of frame t. `offset` is added to their costs.
@@ -366,7 +366,7 @@ def _emit(
 
 @compiled
 def _follow_epsilons(
-    arcs: Arcs, index: Index, base: int, frame: Frame, count: int, num_epsilon: int, cutoff: np.float32
+    arcs: Arcs, index: TokenIndex, base: int, frame: Frame, count: int, num_epsilon: int, cutoff: np.float32
 ) -> tuple[int, int, int]:
     """Follows arcs without labels until no cost changes.
 
@@ -421,8 +421,8 @@ def _follow_epsilons(
 
 @compiled
 def _link_epsilons(
-    arcs: Arcs, index: Index, base: int, frame: Frame, num_epsilon: int, cutoff: np.float32, trellis: Trellis, t: int,
-    num_links: int,
+    arcs: Arcs, index: TokenIndex, base: int, frame: Frame, num_epsilon: int, cutoff: np.float32, trellis: Trellis,
+    t: int, num_links: int,
 ) -> int:  # fmt: skip
     """Makes the links of frame t's arcs without labels. Returns the number of links."""
     link_N4, link_cost_N4 = trellis.link_N4, trellis.link_N4.view(np.float32)

@@ -114,7 +114,7 @@ class Completion(NamedTuple):
 
 @dataclass(frozen=True)
 class ServerRecord:
-    """What a parameter server applied in a segment.
+    """Gradients that a parameter server applied in a segment.
 
     Attributes:
         shard: its shard.

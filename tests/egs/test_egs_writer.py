@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import kaldiio
 import numpy as np
 import pytest
 
@@ -12,20 +11,8 @@ from asr_am.errors import InputError
 from asr_am.features.extract import extract_features
 from asr_am.features.reader import FeatureReader
 from asr_am.hmm.states import StateTable
+from tests.support.egs_alignments import PDFS, write_alignments
 from tests.support.manifest_corpus import RATE, write_corpus
-
-PDFS = 40
-
-
-def write_alignments(folder: Path, alignments: dict[str, dict[str, np.ndarray]]) -> Path:
-    (folder / "ali").mkdir(parents=True, exist_ok=True)
-    labels_L3 = np.array([(1 + n // 3, n % 3, (n * 7) % PDFS) for n in range(60)], dtype=np.int32)
-    half = np.full(60, np.log(0.5), dtype=np.float32)
-    StateTable(labels_L3, half, half, {1 + n: 3 for n in range(20)}, PDFS).save(folder / "states.npz")
-    for subset, labels in alignments.items():
-        path = folder / "ali" / subset
-        kaldiio.save_ark(f"{path}.ark", labels, scp=f"{path}.scp")
-    return folder
 
 
 @pytest.fixture(scope="module")

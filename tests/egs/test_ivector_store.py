@@ -16,7 +16,7 @@ from asr_am.errors import InputError
 from asr_am.features.extract import extract_features
 from asr_am.features.fusion import InputReader
 from asr_am.features.ivector.ivector_archive import IvectorInfo
-from tests.egs.test_egs_writer import write_alignments
+from tests.support.egs_alignments import write_alignments
 from tests.support.manifest_corpus import RATE, write_corpus
 
 KIND, AT = "mfcc+ivector+logmel", slice(39, 46)

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -17,38 +16,9 @@ import pytest
 from asr_am.errors import InputError
 from asr_am.stages.app import start_logging
 from asr_am.stages.target import Target
+from tests.support.toy_stage import ENVIRONMENT, ROOT, start
 
-ROOT = Path(__file__).resolve().parents[2]
-
-PROGRAM = """
-    import time
-    from functools import partial
-    from pathlib import Path
-    from asr_am.parallel import parallel_map
-    from asr_am.stages.app import corpus_dir, stage
-    from asr_am.stages.target import Target
-
-    def build(out):
-        (out.parent / "started").touch()
-        {body}
-
-    def targets(cfg):
-        return [Target(corpus_dir(cfg) / "toy", [], {{}}, build)]
-
-    stage("toy", targets)()
-"""
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 SLEEP, POOL = "time.sleep(60)", "parallel_map(time.sleep, [60, 60, 60], 2, 'sleeping')"
-
-
-def start(tmp_path: Path, body: str, *overrides: str) -> subprocess.Popen[str]:
-    program = tmp_path / "toy.py"
-    program.write_text(textwrap.dedent(PROGRAM).format(body=body))
-    return subprocess.Popen(
-        [sys.executable, str(program), "-m", f"exp={tmp_path}", *overrides], env=ENVIRONMENT, cwd=ROOT, text=True,
-        start_new_session=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # else ignored in a background job
-    )  # fmt: skip
 
 
 def wait_for(path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from asr_am.errors import InputError
 from asr_am.stages.target import Target
-from tests.stages.test_app import start
+from tests.support.toy_stage import start
 
 NUMBERS = np.zeros(1 << 19)  # 4 MB
 TEXT = "x" * (1 << 22)

@@ -13,7 +13,7 @@ from asr_am.stages import decode, egs, features, train
 from asr_am.stages.app import values
 from asr_am.train.schedule import Newbob
 from asr_am.train.train_options import TrainOptions
-from tests.stages.test_train import config
+from tests.support.configurations import config
 
 PAPER = ("features=lfbe64_lfr", "model=lstm_htm_paper", "schedule=newbob")
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
 
 from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.strategies.psp import Psp
@@ -27,14 +25,8 @@ from asr_am.stages.train_config import (
 )
 from asr_am.train import run_log, simulate, train_options
 from asr_am.train.run_log import NoTracker
+from tests.support.configurations import CONF, config
 from tests.support.egs_examples import write_examples
-
-CONF = Path(__file__).resolve().parents[2] / "conf"
-
-
-def config(*overrides: str) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", overrides=list(overrides))
 
 
 def choices(group: str) -> list[str]:
