@@ -212,7 +212,7 @@ def best_paths(lattice: Lattice, scales: Sequence[LmScale]) -> list[np.ndarray]:
 
 
 def _best_paths(lattice: Lattice, scales: Sequence[LmScale]) -> list[np.ndarray]:
-    _, back_SK = _forward_best(lattice.source_A, lattice.target_A, costs(lattice, scales), lattice.num_states)
+    _, back_SK = _best(*_forward(lattice), costs(lattice, scales))
     each_K = np.arange(len(scales))
     state_K = np.full(len(scales), lattice.num_states - 1)
     steps = []
@@ -227,8 +227,7 @@ def _best_paths(lattice: Lattice, scales: Sequence[LmScale]) -> list[np.ndarray]
 def arc_posteriors(lattice: Lattice, scales: Sequence[LmScale]) -> np.ndarray:
     """Returns float64 [A, K]: the posterior of each arc, where a path of cost c has weight exp(-c)."""
     score_AK = -costs(lattice, scales)
-    forward_SK = _forward_sums(lattice.source_A, lattice.target_A, score_AK, lattice.num_states)
-    backward_SK = _backward_sums(*_by_source(lattice), score_AK, lattice.num_states)
+    forward_SK, backward_SK = _sums(*_forward(lattice), score_AK), _sums(*_backward(lattice), score_AK)
     score_AK += forward_SK[lattice.source_A] + backward_SK[lattice.target_A]
     return np.exp(np.minimum(score_AK - forward_SK[-1], 0.0))
 
@@ -236,87 +235,63 @@ def arc_posteriors(lattice: Lattice, scales: Sequence[LmScale]) -> np.ndarray:
 def beam_excess(lattice: Lattice, scale: LmScale) -> np.ndarray:
     """Returns float64 [A]: cost of the best path through each arc minus cost of the best path."""
     cost_AK = costs(lattice, [scale])
-    forward_SK, _ = _forward_best(lattice.source_A, lattice.target_A, cost_AK, lattice.num_states)
-    backward_SK = _backward_best(*_by_source(lattice), cost_AK, lattice.num_states)
+    (forward_SK, _), (backward_SK, _) = _best(*_forward(lattice), cost_AK), _best(*_backward(lattice), cost_AK)
     return (forward_SK[lattice.source_A] + cost_AK + backward_SK[lattice.target_A] - forward_SK[-1])[:, 0]
 
 
-def _by_source(lattice: Lattice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the arcs by descending source state, and all source and target states."""
-    order = np.argsort(lattice.source_A, kind="stable")[::-1]
-    return np.ascontiguousarray(order), lattice.source_A, lattice.target_A
+def _forward(lattice: Lattice) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, int]:
+    """Returns the first arguments of a pass from the start: arcs are sorted by target state already."""
+    return np.arange(len(lattice.source_A)), lattice.source_A, lattice.target_A, 0, lattice.num_states
 
 
-# Arcs are sorted by target state, and states topologically: an arc comes after all that its source depends on.
+def _backward(lattice: Lattice) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, int]:
+    """Returns the first arguments of a pass from the end."""
+    order_A = np.argsort(lattice.source_A, kind="stable")[::-1].copy()
+    return order_A, lattice.target_A, lattice.source_A, lattice.num_states - 1, lattice.num_states
 
 
 @numba.njit(nogil=True, cache=True)
-def _forward_best(
-    source_A: np.ndarray, target_A: np.ndarray, cost_AK: np.ndarray, num_states: int
+def _best(
+    order_A: np.ndarray, from_A: np.ndarray, to_A: np.ndarray, origin: int, num_states: int, cost_AK: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns [S, K]: costs of the best paths from the start, and the last arc of each. Of equal paths the last one."""
-    num_scales = cost_AK.shape[1]
-    best_SK, back_SK = np.full((num_states, num_scales), np.inf), np.full((num_states, num_scales), -1)
-    for k in range(num_scales):
-        best_SK[0, k] = 0
-    for a in range(len(source_A)):
-        source, target = source_A[a], target_A[a]
-        for k in range(num_scales):
-            cost = best_SK[source, k] + cost_AK[a, k]
-            if cost <= best_SK[target, k]:
-                best_SK[target, k] = cost
-                back_SK[target, k] = a
-    return best_SK, back_SK
+    """Finds the best paths between a state and all others.
 
+    Args:
+        order_A: the arcs, each after all that lead to the state it comes from.
+        from_A, to_A: states of each arc in the direction of the pass.
+        origin: the state that the pass begins at.
+        num_states: number of states.
+        cost_AK: cost of each arc.
 
-@numba.njit(nogil=True, cache=True)
-def _backward_best(
-    order_A: np.ndarray, source_A: np.ndarray, target_A: np.ndarray, cost_AK: np.ndarray, num_states: int
-) -> np.ndarray:
-    """Returns [S, K]: costs of the best paths to the end."""
+    Returns:
+        Costs of the best paths [S, K], and the last arc of each, of equal paths the last one.
+    """
     num_scales = cost_AK.shape[1]
-    best_SK = np.full((num_states, num_scales), np.inf)
+    best_SK, last_SK = np.full((num_states, num_scales), np.inf), np.full((num_states, num_scales), -1)
     for k in range(num_scales):
-        best_SK[num_states - 1, k] = 0
+        best_SK[origin, k] = 0
     for a in order_A:
         for k in range(num_scales):
-            cost = best_SK[target_A[a], k] + cost_AK[a, k]
-            best_SK[source_A[a], k] = min(best_SK[source_A[a], k], cost)
-    return best_SK
+            cost = best_SK[from_A[a], k] + cost_AK[a, k]
+            if cost <= best_SK[to_A[a], k]:
+                best_SK[to_A[a], k] = cost
+                last_SK[to_A[a], k] = a
+    return best_SK, last_SK
 
 
 @numba.njit(nogil=True, cache=True)
-def _log_add(x: float, y: float) -> float:
-    if x < y:
-        x, y = y, x
-    return x if y == -np.inf else x + np.log1p(np.exp(y - x))
-
-
-@numba.njit(nogil=True, cache=True)
-def _forward_sums(source_A: np.ndarray, target_A: np.ndarray, score_AK: np.ndarray, num_states: int) -> np.ndarray:
-    """Returns [S, K]: log sums over all paths from the start."""
+def _sums(
+    order_A: np.ndarray, from_A: np.ndarray, to_A: np.ndarray, origin: int, num_states: int, score_AK: np.ndarray
+) -> np.ndarray:
+    """Returns [S, K]: log sums over all paths between a state and all others. For the arguments see `_best`."""
     num_scales = score_AK.shape[1]
     sum_SK = np.full((num_states, num_scales), -np.inf)
     for k in range(num_scales):
-        sum_SK[0, k] = 0
-    for a in range(len(source_A)):
-        for k in range(num_scales):
-            score = sum_SK[source_A[a], k] + score_AK[a, k]
-            sum_SK[target_A[a], k] = _log_add(sum_SK[target_A[a], k], score)
-    return sum_SK
-
-
-@numba.njit(nogil=True, cache=True)
-def _backward_sums(
-    order_A: np.ndarray, source_A: np.ndarray, target_A: np.ndarray, score_AK: np.ndarray, num_states: int
-) -> np.ndarray:
-    """Returns [S, K]: log sums over all paths to the end."""
-    num_scales = score_AK.shape[1]
-    sum_SK = np.full((num_states, num_scales), -np.inf)
-    for k in range(num_scales):
-        sum_SK[num_states - 1, k] = 0
+        sum_SK[origin, k] = 0
     for a in order_A:
         for k in range(num_scales):
-            score = sum_SK[target_A[a], k] + score_AK[a, k]
-            sum_SK[source_A[a], k] = _log_add(sum_SK[source_A[a], k], score)
+            x, y = sum_SK[to_A[a], k], sum_SK[from_A[a], k] + score_AK[a, k]
+            if x < y:
+                x, y = y, x
+            sum_SK[to_A[a], k] = x if y == -np.inf else x + np.log1p(np.exp(y - x))
     return sum_SK

@@ -14,7 +14,7 @@ import numpy as np
 from asr_am.decode.lattice import Lattice, LmScale, beam_excess, sort_states
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
-from asr_am.lang.ngram_automaton import LmPair, NgramAutomaton, step
+from asr_am.lang.ngram_automaton import LmPair, NgramAutomaton
 
 MAX_HISTORIES = 200  # kept for a lattice state, the best ones
 
@@ -141,3 +141,25 @@ def _best(head: int, next_N: list[int], cost_N: list[float], beam: float) -> lis
         cost_K = np.array([cost_N[member] for member in kept])
         kept = [kept[position] for position in np.argsort(cost_K)[:MAX_HISTORIES]]
     return kept
+
+
+# Here and not beside NgramAutomaton: numba's cache of `_compose` does not notice changes in another file.
+@numba.njit(nogil=True, cache=True)
+def step(automaton: NgramAutomaton, state: int, word: int) -> tuple[int, float]:
+    """Returns the state after `word` and the word's cost, infinity if the model does not have it."""
+    cost = 0.0
+    while True:
+        low, end = automaton.first_S[state], automaton.first_S[state + 1]
+        high = end
+        while low < high:
+            middle = (low + high) // 2
+            if automaton.word_A[middle] < word:
+                low = middle + 1
+            else:
+                high = middle
+        if low < end and automaton.word_A[low] == word:
+            return automaton.target_A[low], cost + automaton.cost_A[low]
+        if automaton.backoff_S[state] < 0:
+            return state, np.inf
+        cost += automaton.backoff_cost_S[state]
+        state = automaton.backoff_S[state]

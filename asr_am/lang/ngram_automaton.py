@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from asr_am.data.npz import read_npz, write_npz
@@ -159,24 +158,3 @@ class _StateFinder(NamedTuple):
             found_N = self.state(ids_NK[:, begin:])
             state_N = np.where(found_N >= 0, found_N, state_N)
         return state_N
-
-
-@numba.njit(nogil=True, cache=True)
-def step(automaton: NgramAutomaton, state: int, word: int) -> tuple[int, float]:
-    """Returns the state after `word` and the word's cost, infinity if the model does not have it."""
-    cost = 0.0
-    while True:
-        low, end = automaton.first_S[state], automaton.first_S[state + 1]
-        high = end
-        while low < high:
-            middle = (low + high) // 2
-            if automaton.word_A[middle] < word:
-                low = middle + 1
-            else:
-                high = middle
-        if low < end and automaton.word_A[low] == word:
-            return automaton.target_A[low], cost + automaton.cost_A[low]
-        if automaton.backoff_S[state] < 0:
-            return state, np.inf
-        cost += automaton.backoff_cost_S[state]
-        state = automaton.backoff_S[state]

@@ -10,7 +10,7 @@ import pytest
 from asr_am.decode.decode_set import decodable
 from asr_am.decode.graph import build_hclg
 from asr_am.decode.lattice import Lattice, LmScale, beam_excess, best_paths, read_lattices
-from asr_am.decode.ngram_rescore import rescore
+from asr_am.decode.ngram_rescore import rescore, step
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import DecodeOptions, Job, load_decoder
 from asr_am.errors import InputError
@@ -19,7 +19,7 @@ from asr_am.hmm.states import StateTable
 from asr_am.hmm.tree import DecisionTree
 from asr_am.lang.arpa import Arpa
 from asr_am.lang.ngram import estimate
-from asr_am.lang.ngram_automaton import EMPTY, LmPair, NgramAutomaton, step
+from asr_am.lang.ngram_automaton import EMPTY, LmPair, NgramAutomaton
 from asr_am.lang.prepare import prepare_lm
 from asr_am.lang.prune import prune
 from tests.support.decoding_corpus import write_system
