@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 import soundfile
 from lhotse import Recording, SupervisionSegment
 from lhotse.audio import AudioLoadingError, DurationMismatchError
+from lhotse.audio.backend import audio_backend
 from lhotse.augmentation import Resample
 
 from asr_am.data.checksums import intact
@@ -135,8 +137,11 @@ def _from_file_resampled(
 def _from_lhotse(
     recording: Recording, segments: Sequence[SupervisionSegment]
 ) -> Iterator[tuple[SupervisionSegment, np.ndarray]]:
+    sphere = any(str(source.source).lower().endswith(".sph") for source in recording.sources)
     try:
-        audio_CN = recording.load_audio()
+        # For sphere files lhotse would run sph2pipe. libsndfile reads those that a manifest may have.
+        with audio_backend("LibsndfileBackend") if sphere else nullcontext():
+            audio_CN = recording.load_audio()
     except (AudioLoadingError, DurationMismatchError, AssertionError, OSError, RuntimeError, ValueError) as error:
         sources = ", ".join(str(source.source) for source in recording.sources)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,7 +1,8 @@
 """Recordings of wav.scp: opens each as a lhotse recording and checks the samples of its utterances.
 
-file                any format of libsndfile: wav, flac, mp3, ogg, sphere (not `shorten`ed), at any rate. Copied to a
-                    wav file if its header does not say how long it is (asr_am/data/length.py)
+file                any format of libsndfile: wav, flac, mp3, ogg, sphere, at any rate. Copied to a wav file if its
+                    header does not say how long it is (asr_am/data/length.py), or if it is compressed by shorten
+                    (asr_am/data/shorten.py)
 file.ark:1234       a Kaldi wav archive: copied to a wav file, since only Kaldi reads inside archives
 command |           run whenever the audio is read, if the user allows it. `flac -cd F |`, `sph2pipe ... F |` and
                     `cat F |` are read as the files that they are, and nothing is run
@@ -26,6 +27,7 @@ from asr_am.data.audio import is_plain_file, read_utterances
 from asr_am.data.kaldi_archive import Entry, read_entry
 from asr_am.data.kaldi_dir import TableEntry, UtteranceSpan
 from asr_am.data.length import decode_blocks, has_length, is_endless, is_truncated
+from asr_am.data.shorten import is_shortened, read_shortened, sphere_header
 from asr_am.errors import InputError
 
 ARCHIVE = re.compile(r"(?P<path>.+):(?P<offset>\d{1,18})")
@@ -281,14 +283,25 @@ def _find(value: str, entry: TableEntry, options: AudioOptions) -> Path | None:
 
 def _from_file(name: str, entry: TableEntry, path: Path, options: AudioOptions) -> Recording:
     try:
-        known = has_length(path)
+        if is_shortened(path):
+            path = _decompress(path, entry, options)
+        elif not has_length(path):  # copied, as the manifest is checked against the header again
+            path = _decode(path, entry, options)
     except (soundfile.SoundFileError, OSError, TypeError) as error:
-        reason = "damaged, empty, without a header or of an unknown format (of sphere files only the uncompressed)"
+        reason = "damaged, empty, without a header or of an unknown format"
         raise AudioProblem("audio that cannot be read: left out", f"{entry.where}: {path}: {reason}") from error
-    if not known:  # copied, as the manifest is checked against the header again
-        path = _decode(path, entry, options)
     header = soundfile.info(path)
     return _recording(name, entry, AudioSource("file", list(range(header.channels)), str(path)), header)
+
+
+def _decompress(path: Path, entry: TableEntry, options: AudioOptions) -> Path:
+    """Copies a sphere file that is compressed by shorten to a wav file of the same samples."""
+    try:
+        samples_NC, rate = read_shortened(path)
+    except InputError as error:
+        raise AudioProblem("audio that cannot be read: left out", f"{entry.where}: {error}") from error
+    mu_law = sphere_header(path)[0]["sample_coding"].startswith("ulaw")
+    return _write_copy(entry, options, rate, samples_NC.shape[1], "ULAW" if mu_law else "PCM_16", [samples_NC])
 
 
 def _decode(path: Path, entry: TableEntry, options: AudioOptions) -> Path:

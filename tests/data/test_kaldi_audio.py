@@ -13,6 +13,7 @@ from asr_am.data.kaldi_audio import AudioOptions, CheckedRecording, ScpRecording
 from asr_am.data.kaldi_dir import TableEntry, UtteranceSpan
 from asr_am.data.validate import check_header
 from tests.support.manifest_corpus import utterance
+from tests.support.sphere_files import write_sphere
 
 RATE = 16000
 SECONDS = 5
@@ -33,11 +34,11 @@ def check_line(tmp_path: Path, value: object, *spans: UtteranceSpan, pipes: bool
     return check_recording(scp, AudioOptions(None, pipes, tmp_path / "copies"))
 
 
-def samples(found: CheckedRecording) -> np.ndarray:
-    """Returns [N] of the whole recording, after the check that ends stage 0."""
+def samples(found: CheckedRecording, channel: int = 0) -> np.ndarray:
+    """Returns [N] of a channel of the whole recording, after the check that ends stage 0."""
     assert found.recording is not None
     check_header(found.recording)
-    segment = utterance(found.recording, "amy", 0)
+    segment = utterance(found.recording, "amy", channel)
     segment.duration = found.recording.duration
     ((_, samples_N),) = read_utterances(found.recording, [segment])
     return samples_N
@@ -186,6 +187,22 @@ def test_an_archive_of_another_sample_format_is_left_out(tmp_path: Path, subtype
     archive.write_bytes(b"r " + (tmp_path / "talk.wav").read_bytes())
     assert check_line(tmp_path, f"{archive}:2", WHOLE).problems[0][0] == "audio that cannot be read: left out"
     assert not list(tmp_path.glob("copies/*"))
+
+
+@pytest.mark.parametrize("ulaw", [True, False])
+def test_a_sphere_file_compressed_by_shorten_is_decompressed(tmp_path: Path, ulaw: bool) -> None:
+    x_NC = np.random.default_rng(0).normal(0, 900, (16000, 2)).astype(np.int16)
+    plain = check_line(tmp_path, write_sphere(tmp_path / "plain.sph", x_NC, ulaw=ulaw), WHOLE)
+    path = write_sphere(tmp_path / "call.sph", x_NC, ulaw=ulaw, shorten=True)
+    found = check_line(tmp_path, f"sph2pipe -f wav -p -c 2 {path} |", WHOLE)
+    assert found.utterances == {"u0": (0.0, 2.0, 1)} and found.recording.num_channels == 2
+    np.testing.assert_array_equal(samples(found, channel=1), samples(plain, channel=1))
+    plain.recording = plain.recording.perturb_speed(1.1)  # read without sph2pipe
+    found.recording = found.recording.perturb_speed(1.1)
+    np.testing.assert_array_equal(samples(found, channel=1), samples(plain, channel=1))
+    path.write_bytes(path.read_bytes()[:9000])
+    ((what, where),) = check_line(tmp_path, path, WHOLE).problems
+    assert what == "audio that cannot be read: left out" and "end too early" in where
 
 
 @pytest.mark.parametrize("path", ["~nosuchuser/x.wav", f"/{'x' * 300}.wav"])
