@@ -1,6 +1,6 @@
 """Membership, lease queues and barriers of a team, without I/O.
 
-Two fronts serve the same `ControlPlane`: `runtime.coordinator.Coordinator` to processes, by JSON messages, and
+Two fronts serve the same `ControlPlane`: `coordinator.Coordinator` to processes, by messages, and
 `simulator.control.SimControl` to the tasks of a virtual cluster. A front calls the control plane whenever something
 happens, and then asks it which of the waiting requests can be answered. `QueueLeases` is the learner's side of both.
 """

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.data.checksums import intact
-from asr_am.distributed.runtime.worker_process import EXIT_FAILURE, end_process, set_parent_death_signal
+from asr_am.distributed.launch_spec import EXIT_FAILURE
+from asr_am.distributed.runtime.worker_process import end_process, set_parent_death_signal
 from asr_am.errors import ConnectionLost, InputError
 from asr_am.stages.app import disk_problem, start_logging
 from asr_am.stages.train_config import TrainConfig

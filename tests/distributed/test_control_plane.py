@@ -16,9 +16,9 @@ import torch
 from greenlet import GreenletExit
 
 from asr_am.distributed.control_plane import Barrier, ControlPlane, QueueLeases
+from asr_am.distributed.coordinated_backend import segment_to_json
+from asr_am.distributed.coordinator import Coordinator
 from asr_am.distributed.leases import Completion, Lease, LossSums, Segment, SegmentRecord, StaleSegment
-from asr_am.distributed.runtime.control_client import segment_to_json
-from asr_am.distributed.runtime.coordinator import Coordinator
 from asr_am.distributed.simulator.control import SimControl
 from asr_am.distributed.simulator.scheduler import Scheduler, SimTask
 from tests.support.round_cluster import step_result

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import zmq
 
 from asr_am.distributed.cluster_config import Faults
+from asr_am.distributed.membership import Membership
 from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
 from asr_am.distributed.runtime.fault_injection import MessageFaults
-from asr_am.distributed.runtime.membership import Membership
 from asr_am.distributed.runtime.messaging import Transport
 from asr_am.distributed.runtime.security import open_socket
 from asr_am.distributed.runtime.wire import Kind, WireHeader, encode

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asr_am.distributed.runtime import launcher
+from asr_am.distributed import supervisor
 from asr_am.distributed.runtime.launcher import launch
 from asr_am.distributed.team import LearnerLost
 from tests.support.egs_examples import write_examples
@@ -52,7 +52,7 @@ def test_adpsgd_does_every_batch_once_though_a_learner_fails(
     said: str,
 ) -> None:  # fmt: skip
     if how == "stop":
-        monkeypatch.setattr(launcher, "HEARTBEAT_TIMEOUT", IMPATIENT)
+        monkeypatch.setattr(supervisor, "HEARTBEAT_TIMEOUT", IMPATIENT)
     summary = train_in_processes(egs_dir, tmp_path, "adpsgd", fails=1, how=how)
     log = lease_log(tmp_path)
     done = Counter((record["epoch"], batch) for record in log for batch in record["batch"])

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from asr_am.distributed.cluster_config import Faults, Workload
+from asr_am.distributed.coordinated_backend import RELIABLE, CoordinatedBackend
 from asr_am.distributed.leases import LearnerLost
-from asr_am.distributed.runtime.control_client import RELIABLE, ControlClient, CoordinatedBackend
+from asr_am.distributed.membership import Membership
+from asr_am.distributed.runtime.control_client import ControlClient
 from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
 from asr_am.distributed.runtime.fault_injection import ComputeEmulator, MessageFaults, arm_crash
-from asr_am.distributed.runtime.membership import Membership
 from asr_am.distributed.runtime.messaging import Transport
 from asr_am.distributed.runtime.private_dir import check_private_dir
 from asr_am.distributed.runtime.security import address_towards, choose_key, split_address

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asr_am.distributed.membership import Membership
 from asr_am.distributed.runtime.event_loop import WaitMonitor
 from asr_am.distributed.runtime.fault_injection import MessageFaults
-from asr_am.distributed.runtime.membership import Membership
 from asr_am.distributed.runtime.wire import CHUNK, FIRST_CLOCK, WireHeader
 from asr_am.distributed.team import CommStats, Message, shapes_match
 

@@ -19,9 +19,9 @@ from functools import partial
 import zmq
 from torch import Tensor
 
+from asr_am.distributed.membership import Membership
 from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
 from asr_am.distributed.runtime.fault_injection import MessageFaults
-from asr_am.distributed.runtime.membership import Membership
 from asr_am.distributed.runtime.message_queues import (
     BufferPool,
     Credit,

@@ -19,6 +19,7 @@ from pathlib import Path
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT
 from asr_am.errors import InputError
 
 KEYGEN_CMD = "python -m asr_am.distributed.runtime.security FILE"
@@ -112,7 +113,6 @@ if __name__ == "__main__":
     main()
 
 
-HEARTBEAT_TIMEOUT = 10.0  # seconds without an answer after which a host is lost
 HANDSHAKE_TIMEOUT = 10.0  # seconds after which a connection ends that has not authenticated itself
 FRAME_BYTES = 1 << 20  # largest frame of a message
 MAX_FRAME_BYTES = FRAME_BYTES + 64  # with encryption. Limits what a connection can send before it is authenticated

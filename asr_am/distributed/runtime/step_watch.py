@@ -8,9 +8,10 @@ from collections import deque
 from statistics import median
 
 from asr_am.distributed.flat_params import BucketHook
+from asr_am.distributed.launch_spec import EXIT_FAILURE
 from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
-from asr_am.distributed.runtime.worker_process import EXIT_FAILURE, end_process
+from asr_am.distributed.runtime.worker_process import end_process
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import Literal, NoReturn, Protocol
 from torch import Tensor
 
 from asr_am.distributed.leases import GradientFn, LearnerLost, Leases, Segment
+from asr_am.distributed.membership import Membership
 from asr_am.distributed.runtime.event_loop import CommClosed, EventLoop, TeamEvent, TeamLock, WaitMonitor
 from asr_am.distributed.runtime.fault_injection import ComputeEmulator
-from asr_am.distributed.runtime.membership import Membership
 from asr_am.distributed.runtime.messaging import Transport
 from asr_am.distributed.runtime.step_watch import StepWatch
 from asr_am.distributed.team import CommStats, CostKind, Gather, Group, Message, Work

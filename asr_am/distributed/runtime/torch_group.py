@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT
 from asr_am.distributed.leases import LearnerLost, Leases, RoundRobinLeases, Segment
+from asr_am.distributed.membership import Membership
 from asr_am.distributed.runtime.event_loop import WaitMonitor
 from asr_am.distributed.runtime.loopback_peers import only_own_peers
-from asr_am.distributed.runtime.membership import Membership
-from asr_am.distributed.runtime.security import HEARTBEAT_TIMEOUT, interface_of, is_loopback
+from asr_am.distributed.runtime.security import interface_of, is_loopback
 from asr_am.distributed.team import CommStats, Group, SingleProcess, find_group
 from asr_am.errors import InputError
 

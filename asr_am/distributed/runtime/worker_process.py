@@ -13,20 +13,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from asr_am.distributed.cluster_config import Faults
-from asr_am.distributed.runtime.security import check_key, is_loopback, split_address
+from asr_am.distributed.launch_spec import ExitStatus, LaunchSpec
+from asr_am.distributed.runtime.security import check_key, is_loopback
 from asr_am.errors import InputError
 
 PR_SET_PDEATHSIG = 1
-EXIT_USER_ERROR = 1  # exit status of a learner that has reported an InputError
-EXIT_FAILURE = 70  # of any other failure: fault-tolerant strategies go on without the learner, and it is restarted
 
 
 @dataclass(frozen=True)
@@ -144,89 +142,30 @@ NON_EPHEMERAL_PORTS = range(20000, 32000)  # Linux gives connections ports from 
 
 
 @dataclass(frozen=True)
-class LaunchSpec:
-    """Arguments of one launch, the same on all hosts except for `node_rank`.
-
-    Attributes:
-        command: command line of a learner.
-        learners: number of learners on each host.
-        synchronous: the strategy is synchronous: the first death ends the run.
-        nodes: number of hosts.
-        node_rank: index of this host.
-        address: host:port of the supervisor on host 0, None on a single host.
-        restart_after: seconds between the death of an asynchronous learner and its restart.
-        max_restarts: number of restarts of one learner.
-        timeout: seconds in which all hosts must connect.
-        key: secret for encryption.
-        private_dir: directory for sockets and store of a team on one host, which no other user can enter.
-        faults: injected faults. A crash that is listed here has its own restart time.
-        environment: variables to add to this process' own.
-        inherited_files: descriptors that learners on this host keep open.
-    """
-
-    command: Sequence[str]
-    learners: int
-    synchronous: bool
-    nodes: int = 1
-    node_rank: int = 0
-    address: str | None = None
-    restart_after: float = 1.0
-    max_restarts: int = 3
-    timeout: float = 60.0
-    key: str | None = None
-    private_dir: Path | None = None
-    faults: Faults = field(default_factory=Faults)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    inherited_files: Sequence[int] = ()
-
-    def __post_init__(self) -> None:
-        if self.learners < 1 or self.nodes < 1:
-            raise InputError(f"{self.learners} learners on {self.nodes} hosts: must be at least one of each")
-        if not 0 <= self.node_rank < self.nodes:
-            raise InputError(f"node_rank={self.node_rank}: must be 0 to {self.nodes - 1} with nodes={self.nodes}")
-        if self.nodes > 1 and self.address is None:
-            raise InputError("address is missing: give host:port of the host with node_rank=0, the same on all hosts")
-        if self.address is not None:
-            split_address(self.address, "address")
-        self.faults.check(self.size)
-
-    @property
-    def size(self) -> int:
-        return self.learners * self.nodes
-
-    @property
-    def ranks(self) -> range:
-        """Ranks of the learners on this host."""
-        return self.ranks_of(self.node_rank)
-
-    def ranks_of(self, node: int) -> range:
-        return range(node * self.learners, (node + 1) * self.learners)
-
-    def restart_seconds(self, rank: int, deaths: int) -> float | None:
-        """Returns the seconds until a learner is restarted that died `deaths` times before, or None for no restart."""
-        if deaths >= self.max_restarts:
-            return None
-        crash = next((crash for crash in self.faults.crashes if crash.learner == rank), None)
-        return crash.restart_after if crash is not None and deaths == 0 else self.restart_after
-
-
-@dataclass(frozen=True)
 class RendezvousInfo:
-    """Identity and addresses of a run.
+    """Addresses of a run.
 
     Attributes:
-        run: identity of the run, 32 hexadecimal digits.
         supervisor: address of the supervisor, tcp://host:port or ipc://path. None for synchronous teams.
         master: host and port of torch's store. None for asynchronous teams and those with a private directory.
     """
 
-    run: str
     supervisor: str | None = None
     master: tuple[str, int] | None = None
 
 
-def worker_environment(spec: LaunchSpec, rendezvous: RendezvousInfo, rank: int, incarnation: int) -> dict[str, str]:
-    """Returns the environment of one learner: the variables of torchrun, and those of `WorkerEnv`."""
+def worker_environment(
+    spec: LaunchSpec, rendezvous: RendezvousInfo, rank: int, incarnation: int, run: str
+) -> dict[str, str]:
+    """Returns the environment of one learner: the variables of torchrun, and those of `WorkerEnv`.
+
+    Args:
+        spec: the team.
+        rendezvous: addresses of the run.
+        rank: rank of the learner.
+        incarnation: number of its restarts.
+        run: identity of the team.
+    """
     environment = {key: value for key, value in os.environ.items() if key not in STALE_ENV}
     environment.setdefault("OMP_NUM_THREADS", "1")  # several threads on contended cores are far slower than one
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # silences torch's warnings until the store is up
@@ -236,7 +175,7 @@ def worker_environment(spec: LaunchSpec, rendezvous: RendezvousInfo, rank: int, 
         "WORLD_SIZE": str(spec.size),
         "LOCAL_RANK": str(rank - spec.ranks.start),
         "LOCAL_WORLD_SIZE": str(spec.learners),
-        "ASR_AM_RUN": rendezvous.run,
+        "ASR_AM_RUN": run,
         "ASR_AM_INCARNATION": str(incarnation),
         "ASR_AM_LAUNCHER": str(os.getpid()),
     }
@@ -269,57 +208,27 @@ def free_port(host: str) -> int:
 TERMINATE_GRACE = 3.0  # seconds between SIGTERM and SIGKILL
 
 
-@dataclass(frozen=True)
-class ExitStatus:
-    """Exit of a worker process.
-
-    Attributes:
-        rank: rank of the learner.
-        incarnation: number of its restarts.
-        status: `Popen.returncode`: below 0 the number of the signal that killed it.
-    """
-
-    rank: int
-    incarnation: int
-    status: int
-
-
-def describe(status: int) -> str:
-    """Returns how a process ended, to follow the name of a learner in a sentence."""
-    if status >= 0:
-        return f"ended with exit status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = "unknown"
-    return f"was killed by signal {-status} ({name})"
-
-
 class WorkerProcesses:
     """Worker processes on this host.
 
     Args:
-        command: command line of a learner.
-        environment: returns the environment of a learner, given rank and incarnation.
-        inherited_files: descriptors that learners keep open.
+        spec: the team.
+        rendezvous: addresses of the run.
     """
 
-    def __init__(
-        self, command: Sequence[str], environment: Callable[[int, int], Mapping[str, str]],
-        inherited_files: Sequence[int] = (),
-    ) -> None:  # fmt: skip
-        self._command, self._environment, self._inherited_files = list(command), environment, inherited_files
+    def __init__(self, spec: LaunchSpec, rendezvous: RendezvousInfo) -> None:
+        self._spec, self._rendezvous = spec, rendezvous
         self._running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
 
-    def start(self, rank: int, incarnation: int) -> None:
+    def start(self, rank: int, incarnation: int, run: str) -> None:
         """Starts a learner in a session of its own, so that Ctrl-C reaches the launcher only."""
         try:
             process = subprocess.Popen(
-                self._command, env=dict(self._environment(rank, incarnation)), start_new_session=True,
-                pass_fds=self._inherited_files,
+                list(self._spec.command), env=worker_environment(self._spec, self._rendezvous, rank, incarnation, run),
+                start_new_session=True, pass_fds=self._spec.inherited_files,
             )  # fmt: skip
         except OSError as error:
-            raise InputError(f"{self._command[0]}: cannot be started ({error}): check the command") from error
+            raise InputError(f"{self._spec.command[0]}: cannot be started ({error}): check the command") from error
         self._running[rank] = incarnation, process
 
     def ended(self) -> list[ExitStatus]:

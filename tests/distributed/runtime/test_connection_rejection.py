@@ -19,7 +19,7 @@ import zmq
 
 from asr_am.distributed.runtime import security as sockets
 from asr_am.distributed.runtime.control_client import ControlClient
-from asr_am.distributed.runtime.coordinator import MAX_MESSAGES_PER_TURN, ControlServer
+from asr_am.distributed.runtime.control_server import MAX_MESSAGES_PER_TURN, ControlServer
 from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
 from asr_am.distributed.runtime.security import FRAME_BYTES, new_key
 from asr_am.distributed.runtime.wire import Kind, WireHeader

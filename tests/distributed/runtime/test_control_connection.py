@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from asr_am.distributed.runtime import coordinator
+from asr_am.distributed.launch_spec import LaunchSpec
+from asr_am.distributed.runtime import control_server
 from asr_am.distributed.runtime.control_client import ControlClient
-from asr_am.distributed.runtime.coordinator import ControlServer
+from asr_am.distributed.runtime.control_server import ControlServer
 from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
-from asr_am.distributed.runtime.launcher import Supervisor
-from asr_am.distributed.runtime.worker_process import LaunchSpec
+from asr_am.distributed.runtime.launcher import make_supervisor
 from asr_am.distributed.team import CommStats
 from asr_am.errors import ConnectionLost
 
@@ -36,8 +36,8 @@ def client_of(context: zmq.Context, url: str) -> zmq.Socket[bytes]:
 
 
 def test_a_learner_of_another_run_is_not_admitted(context: zmq.Context) -> None:
-    supervisor = Supervisor(LaunchSpec([sys.executable, "-c", ""], 1, synchronous=False))
-    url, run = supervisor._server.url, supervisor._rendezvous.run
+    supervisor = make_supervisor(LaunchSpec([sys.executable, "-c", ""], 1, synchronous=False))
+    url, run = supervisor._addresses["supervisor"], supervisor._run
     clients = [client_of(context, url) for _ in range(2)]
     hello = {"op": "hello", "rank": 0, "incarnation": 0, "address": "tcp://127.0.0.1:1"}
     for client, name in zip(clients, ("0" * 32, run), strict=True):
@@ -47,14 +47,14 @@ def test_a_learner_of_another_run_is_not_admitted(context: zmq.Context) -> None:
         supervisor._poll()
     supervisor._poll()
     assert json.loads(clients[1].recv(zmq.NOBLOCK))["news"] == "peers"
-    assert not clients[0].poll(100) and supervisor._server.connection_monitor.rejected == 1
+    assert not clients[0].poll(100) and supervisor._server.rejected == 1
     supervisor._server.close()
 
 
 def test_garbage_is_counted_and_what_is_too_long_is_not_read(
     context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "MAX_FRAME_BYTES", 1000)
+    monkeypatch.setattr(control_server, "MAX_FRAME_BYTES", 1000)
     server = ControlServer(None, None)
 
     def receive_until_end(*messages: bytes) -> list[object]:

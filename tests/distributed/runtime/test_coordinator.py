@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from asr_am.distributed.coordinated_backend import segment_to_json
+from asr_am.distributed.coordinator import Coordinator
 from asr_am.distributed.leases import Segment
-from asr_am.distributed.runtime.control_client import segment_to_json
-from asr_am.distributed.runtime.coordinator import Coordinator
 
 COMPLETE = {"op": "complete", "batch": 0, "examples": 2, "applied": True, "digest": 7, "totals": [1.0, 2.0, 10.0, 1]}
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from asr_am.distributed.cluster_config import Crash, Faults, Workload
+from asr_am.distributed.launch_spec import LaunchSpec
 from asr_am.distributed.leases import Lease, StepResult
 from asr_am.distributed.runtime.fault_injection import ComputeEmulator, MessageFaults, arm_crash
-from asr_am.distributed.runtime.worker_process import LaunchSpec
 from asr_am.distributed.team import CommStats
 from asr_am.errors import InputError
 

@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 import zmq
 
+from asr_am.distributed import node_agent as agent
+from asr_am.distributed import supervisor
 from asr_am.distributed.cluster_config import Crash, Faults
+from asr_am.distributed.launch_spec import ExitStatus, LaunchSpec
 from asr_am.distributed.leases import LearnerLost
-from asr_am.distributed.runtime import launcher as agent
-from asr_am.distributed.runtime import launcher as supervisor
-from asr_am.distributed.runtime.launcher import NodeAgent, launch
-from asr_am.distributed.runtime.worker_process import ExitStatus, LaunchSpec, WorkerProcesses, free_port
+from asr_am.distributed.runtime import launcher
+from asr_am.distributed.runtime.launcher import launch, make_agent
+from asr_am.distributed.runtime.worker_process import WorkerProcesses, free_port
 from asr_am.errors import InputError
 from asr_am.stages import target
 from asr_am.stages.target import Target, held_locks
@@ -303,7 +305,7 @@ def test_orders_that_come_all_at_once_are_all_carried_out(tmp_path: Path) -> Non
     """As from a supervisor whose last host has just come, to an agent that was not looking."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as host0:
         port = host0.bind_to_random_port("tcp://127.0.0.1")
-        late = NodeAgent(LaunchSpec(script(tmp_path, ""), 1, False, 2, 1, f"127.0.0.1:{port}"))
+        late = make_agent(LaunchSpec(script(tmp_path, ""), 1, False, 2, 1, f"127.0.0.1:{port}"))
         run_message = {"do": "run", "run": "this", "supervisor": f"tcp://127.0.0.1:{port}", "master": None}
         for message in (run_message, {"do": "start", "rank": 1, "incarnation": 0}):
             host0.send(json.dumps(message).encode())
@@ -345,10 +347,9 @@ def test_hosts_may_come_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_supervisor_that_was_stopped_declares_nobody_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that blocks its loop stands for a process that is stopped."""
-    monkeypatch.setattr(supervisor, "HEARTBEAT_TIMEOUT", 0.5)
-    monkeypatch.setattr(
-        supervisor, "AGENT_TIMEOUT", 1000.0
-    )  # the other host is not stopped, and would end its learners
+    for module in (supervisor, launcher):
+        monkeypatch.setattr(module, "HEARTBEAT_TIMEOUT", 0.5)
+    monkeypatch.setattr(agent, "AGENT_TIMEOUT", 1000.0)  # the other host is not stopped, and would end its learners
     ended, stops = WorkerProcesses.ended, iter([2.0])
 
     def stopped(workers: WorkerProcesses) -> list[ExitStatus]:

@@ -1,0 +1,372 @@
+"""`Supervisor`: starts a team, monitors it, restarts those that may be restarted, and serves the control plane.
+
+It runs on host 0. `node_agent.NodeAgent` runs on each other host and starts learners there as the supervisor says. Both
+see processes, connections and the time through the interfaces below. `runtime.launcher` gives them real ones, and the
+simulator virtual ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from asr_am.distributed.coordinator import ControlMessage, Coordinator
+from asr_am.distributed.launch_spec import EXIT_USER_ERROR, HEARTBEAT_TIMEOUT, ExitStatus, LaunchSpec, describe
+from asr_am.distributed.leases import LearnerLost
+from asr_am.errors import InputError
+
+log = logging.getLogger(__name__)
+
+POLL_INTERVAL = 0.05  # seconds between two checks of the processes
+
+
+class Workers(Protocol):
+    """The learners' processes on one host."""
+
+    def start(self, rank: int, incarnation: int, run: str) -> None:
+        """Starts a learner of the team with this identity."""
+        ...
+
+    def ended(self) -> Sequence[ExitStatus]:
+        """Returns the processes that ended since the last call."""
+        ...
+
+    def kill(self, rank: int) -> None:
+        """Kills a learner. `ended` reports it."""
+        ...
+
+    def end(self) -> None:
+        """Ends all learners. `ended` does not report them."""
+        ...
+
+
+class Clock(Protocol):
+    """A clock that stands still while this process is stopped (`runtime.awake_clock`)."""
+
+    def now(self) -> float: ...
+    def tick(self) -> float: ...
+
+
+class Server(Protocol):
+    """Where learners and agents connect to the supervisor.
+
+    Attributes:
+        rejected: number of messages and connections that were refused.
+    """
+
+    @property
+    def rejected(self) -> int: ...
+
+    def receive(self, seconds: float) -> Iterable[tuple[bytes, ControlMessage]]:
+        """Yields messages with the connections they came on. Waits `seconds` for the first."""
+        ...
+
+    def send(self, connection: bytes, message: ControlMessage) -> None: ...
+
+    def reject(self, what: str) -> None:
+        """Counts a message that is refused, and logs the first."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Host:
+    """Another host.
+
+    Attributes:
+        name: host name.
+        connection: ZeroMQ identity of its agent.
+        last_heard: time of its agent's last message, by the supervisor's clock.
+    """
+
+    name: str
+    connection: bytes
+    last_heard: float
+
+
+class Supervisor:
+    """Starts and monitors all learners of a run, and serves the control plane if they are asynchronous.
+
+    Args:
+        spec: the team.
+        server: where learners and agents connect.
+        workers: the learners' processes on this host.
+        clock: the time.
+        name: name of this host.
+        new_run: returns the identity of a new team, 32 hexadecimal digits.
+        addresses: sent to the agents on other hosts, with the identity.
+    """
+
+    def __init__(
+        self, spec: LaunchSpec, server: Server, workers: Workers, clock: Clock, name: str, new_run: Callable[[], str],
+        addresses: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self._spec, self._server, self._workers, self._clock, self._name = spec, server, workers, clock, name
+        self._new_run, self._addresses = new_run, addresses
+        self._run = new_run()
+        self._coordinator = None if spec.synchronous else Coordinator(spec.size, self._send)
+        self._hosts: dict[int, Host] = {}  # other hosts, by node rank
+        self._connections: dict[int, bytes] = {}  # by rank
+        self._ranks: dict[bytes, int] = {}  # by connection
+        self._last_heard: dict[int, float] = {}  # time of the last message of asynchronous learners, by rank
+        self._running: set[int] = set()  # learners that are alive or will be restarted
+        self._restarts: dict[int, float] = {}  # due time, by rank
+        self._incarnations: dict[int, int] = {}  # newest incarnation that was started, by rank
+        self._deaths: Counter[int] = Counter()  # by rank
+        self._requests = 0  # of learners to start the team again
+        self._finished = False
+        self._heartbeat_sent = 0.0
+
+    def run(self) -> None:
+        """Runs until all learners have finished. Raises LearnerLost or InputError if something else ends the run."""
+        try:
+            self._await_nodes()
+            for rank in range(self._spec.size):
+                self._start(rank, 0)
+            while self._running:
+                self._poll()
+            self._notify_hosts({"do": "stop"})
+        except LearnerLost as error:
+            self._notify_hosts({"do": "stop", "error": error.reason, "lost": error.rank})
+            raise
+        except BaseException as error:
+            self._notify_hosts({"do": "stop", "error": f"host 0 stopped: {error or type(error).__name__}"})
+            raise
+        finally:
+            self._workers.end()
+            self._server.close()
+
+    def _poll(self) -> None:
+        self._tick()
+        for connection, message in self._server.receive(POLL_INTERVAL):
+            self._handle(connection, message)
+            self._tick()
+            self._heartbeat(self._clock.now())  # a burst of messages must not delay heartbeats
+        for exit_status in self._workers.ended():
+            self._on_end(exit_status, self._name)
+        now = self._clock.now()
+        for rank, due in list(self._restarts.items()):
+            if due <= now:
+                del self._restarts[rank]
+                self._restart(rank)
+        self._check_heartbeats(now)
+
+    def _tick(self) -> None:
+        if (stopped := self._clock.tick()) > 1:
+            log.warning("the supervisor was stopped for %.1f s", stopped)
+
+    # learners
+
+    def _start(self, rank: int, incarnation: int) -> None:
+        self._running.add(rank)
+        self._incarnations[rank] = incarnation
+        node = rank // self._spec.learners
+        if node == 0:
+            self._workers.start(rank, incarnation, self._run)
+        else:
+            self._server.send(self._hosts[node].connection, {"do": "start", "rank": rank, "incarnation": incarnation})
+
+    def _restart(self, rank: int) -> None:
+        assert self._coordinator is not None
+        log.info("restarting learner %d", rank)
+        incarnation = self._incarnations[rank] + 1
+        self._coordinator.expect(rank, incarnation)
+        self._start(rank, incarnation)
+
+    def _restart_team(self, reason: str) -> None:
+        """Ends all learners, and starts them again from the last checkpoint.
+
+        The new team has another identity. It rejects messages of the old one, and the old one's messages are ignored.
+        """
+        log.warning("%s: all learners start again from the last checkpoint", reason)
+        self._workers.end()
+        self._run = self._new_run()
+        self._notify_hosts({"do": "restart", "run": self._run})
+        self._connections.clear()
+        self._ranks.clear()
+        self._last_heard.clear()
+        self._restarts.clear()
+        begin = {rank: self._incarnations[rank] + 1 for rank in sorted(self._running)}
+        self._coordinator = Coordinator(self._spec.size, self._send, begin)
+        for rank, incarnation in begin.items():
+            self._start(rank, incarnation)
+
+    def _on_end(self, exit_status: ExitStatus, host: str) -> None:
+        """Handles the end of a learner's process."""
+        if exit_status.incarnation != self._incarnations.get(exit_status.rank):
+            return  # reported by another host when the team was restarted
+        how = f"on {host} {describe(exit_status.status)}"
+        self._last_heard.pop(exit_status.rank, None)
+        self._running.discard(exit_status.rank)
+        if exit_status.status == 0:
+            self._finished = True
+            if self._coordinator is not None:
+                self._coordinator.leave(exit_status.rank, None)
+        elif exit_status.status == EXIT_USER_ERROR:
+            raise InputError(f"learner {exit_status.rank} on {host} failed: see its message above")
+        elif self._coordinator is None:
+            raise LearnerLost(exit_status.rank, how)
+        else:
+            deaths = self._deaths[exit_status.rank]
+            self._lose(exit_status.rank, how, self._spec.restart_seconds(exit_status.rank, deaths))
+
+    def _lose(self, rank: int, how: str, restart_after: float | None) -> None:
+        """Removes a learner that died, and schedules its restart unless `restart_after` is None."""
+        assert self._coordinator is not None
+        self._deaths[rank] += 1
+        self._coordinator.leave(rank, how, gone=restart_after is None)
+        if restart_after is not None:
+            log.warning("learner %d %s; restarting it", rank, how)
+            self._restarts[rank] = self._clock.now() + restart_after
+            self._running.add(rank)
+        else:
+            log.warning("learner %d %s; the others continue without it", rank, how)
+            if not self._running and not self._finished:
+                raise LearnerLost(rank, f"{how}, as all others had before")
+        if self._coordinator.weights_lost and not self._finished:
+            self._restart_team(f"learner {rank} was the last with the updates since the last checkpoint")
+
+    # messages
+
+    def _handle(self, connection: bytes, message: ControlMessage) -> None:
+        op = message.get("op")
+        if op == "hello":
+            self._register(connection, message)
+        elif op == "node":
+            self._server.send(connection, {"do": "stop", "error": "the run has started without this host"})
+        elif connection in self._ranks:
+            if self._ranks[connection] in self._last_heard:
+                self._last_heard[self._ranks[connection]] = self._clock.now()
+            if op == "bye":
+                self._last_heard.pop(self._ranks[connection], None)
+            if op != "live":
+                self._serve(self._ranks[connection], message)
+        else:
+            self._on_node(connection, message)
+
+    def _register(self, connection: bytes, message: ControlMessage) -> None:
+        """Registers a learner. Rejects everyone who is not an expected learner of this run."""
+        rank, incarnation, address = message.get("rank"), message.get("incarnation"), message.get("address")
+        member = self._coordinator.members.get(rank) if self._coordinator and isinstance(rank, int) else None
+        expected = message.get("run") == self._run and member is not None and member.incarnation == incarnation
+        if not expected or not isinstance(address, str) or not isinstance(incarnation, int):
+            self._server.reject(f"a client that is not of this run and claims to be learner {rank!r:.20}")
+            return
+        assert self._coordinator is not None and isinstance(rank, int)
+        self._ranks.pop(self._connections.get(rank, b""), None)
+        self._connections[rank], self._ranks[connection] = connection, rank
+        self._last_heard[rank] = self._clock.now()
+        self._coordinator.register(rank, incarnation, address)
+
+    def _serve(self, rank: int, message: ControlMessage) -> None:
+        assert self._coordinator is not None
+        if rank not in self._coordinator.members:
+            return  # it has just died
+        if message.get("op") == "restart":
+            self._requests += 1
+            if self._requests > self._deaths.total():  # only a death can take weights away
+                raise LearnerLost(rank, f"cannot go on: {message.get('reason')}")
+            self._restart_team(f"learner {rank}: {message.get('reason')}")
+            return
+        try:
+            self._coordinator.handle(rank, message)
+        except Exception as error:  # an error of one learner must not end the others
+            answer = {"error": f"{message.get('op')}: {error}"}
+            self._send(rank, answer | ({"id": message["id"]} if "id" in message else {}))
+
+    def _send(self, rank: int, message: ControlMessage) -> None:
+        self._server.send(self._connections[rank], message)
+
+    # other hosts
+
+    def _await_nodes(self) -> None:
+        """Waits for the agents on all other hosts."""
+        deadline = self._clock.now() + self._spec.timeout
+        while len(self._hosts) < self._spec.nodes - 1:
+            self._tick()
+            left = deadline - self._clock.now()
+            if left <= 0:
+                rejected = self._server.rejected
+                hint = f"; {rejected} connections were rejected: give all hosts the same key_file" if rejected else ""
+                missing = sorted(set(range(1, self._spec.nodes)) - self._hosts.keys())
+                raise InputError(
+                    f"host {', '.join(map(str, missing))} of {self._spec.nodes} has not connected within "
+                    f"{self._spec.timeout:g} s: start the same command there with its node_rank and this address{hint}"
+                )
+            for connection, message in self._server.receive(min(left, POLL_INTERVAL)):
+                self._register_node(connection, message)
+        for host in self._hosts.values():
+            host.last_heard = self._clock.now()  # agents send no heartbeats while they wait for the last host
+        self._notify_hosts({"do": "run", "run": self._run, **self._addresses})
+
+    def _register_node(self, connection: bytes, message: ControlMessage) -> None:
+        if message.get("op") != "node":
+            return
+        spec, node = self._spec, message.get("node")
+        options = [message.get(key) for key in ("nodes", "learners", "in_step")]
+        wrong = None
+        if options != [spec.nodes, spec.learners, spec.synchronous]:
+            wrong = (
+                f"host {node} was started with different learners, nodes or strategy than host 0: they must be equal"
+            )
+        elif not isinstance(node, int) or not 0 < node < spec.nodes or node in self._hosts:
+            wrong = f"node_rank={node} is used by another host: give each host its own"
+        if wrong:
+            self._server.send(connection, {"do": "stop", "error": wrong})
+            raise InputError(wrong)
+        self._hosts[int(str(node))] = Host(str(message.get("host")), connection, self._clock.now())
+
+    def _on_node(self, connection: bytes, message: ControlMessage) -> None:
+        """Handles an agent's report or heartbeat."""
+        for host in self._hosts.values():
+            if host.connection == connection:
+                host.last_heard = self._clock.now()
+                if message.get("op") == "ended":
+                    self._on_end(ExitStatus(message["rank"], message["incarnation"], message["status"]), host.name)
+                return
+        self._server.reject("a message of a client that is neither a learner nor a host of this run")
+
+    def _check_heartbeats(self, now: float) -> None:
+        for node, host in list(self._hosts.items()):
+            if now - host.last_heard > HEARTBEAT_TIMEOUT:
+                del self._hosts[node]
+                self._lose_host(node, f"cannot be reached any more: no heartbeat from host {host.name}")
+        for rank, last_heard in list(self._last_heard.items()):
+            if now - last_heard > HEARTBEAT_TIMEOUT:
+                self._kill(rank)
+        self._heartbeat(now)
+
+    def _kill(self, rank: int) -> None:
+        """Kills a learner that is stopped or hangs, so that it can be restarted. Its batches are free at once."""
+        assert self._coordinator is not None
+        log.warning("learner %d has not been heard from for %g s: it is stopped or hangs", rank, HEARTBEAT_TIMEOUT)
+        del self._last_heard[rank]
+        node = rank // self._spec.learners
+        if node == 0:
+            self._workers.kill(rank)
+        elif node in self._hosts:
+            self._server.send(self._hosts[node].connection, {"do": "kill", "rank": rank})
+        self._coordinator.leave(rank, "has not been heard from")
+
+    def _heartbeat(self, now: float) -> None:
+        if now - self._heartbeat_sent > HEARTBEAT_TIMEOUT / 5:
+            self._heartbeat_sent = now
+            self._notify_hosts({"do": "live"})
+
+    def _lose_host(self, node: int, how: str) -> None:
+        lost = sorted(self._running & set(self._spec.ranks_of(node)))
+        self._running.difference_update(lost)
+        for rank in lost:
+            self._last_heard.pop(rank, None)
+            self._restarts.pop(rank, None)
+            if self._coordinator is None:
+                raise LearnerLost(rank, how)
+            self._lose(rank, how, None)
+
+    def _notify_hosts(self, message: ControlMessage) -> None:
+        for host in self._hosts.values():
+            self._server.send(host.connection, message)
