@@ -21,7 +21,7 @@ from asr_am.distributed import supervisor
 from asr_am.distributed.cluster_config import Crash, Faults
 from asr_am.distributed.launch_spec import ExitStatus, LaunchSpec
 from asr_am.distributed.leases import LearnerLost
-from asr_am.distributed.runtime import launcher
+from asr_am.distributed.runtime import launcher as starting
 from asr_am.distributed.runtime.launcher import launch, make_agent
 from asr_am.distributed.runtime.worker_process import WorkerProcesses, free_port
 from asr_am.errors import InputError
@@ -347,7 +347,7 @@ def test_hosts_may_come_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_supervisor_that_was_stopped_declares_nobody_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that blocks its loop stands for a process that is stopped."""
-    for module in (supervisor, launcher):
+    for module in (supervisor, agent, starting):
         monkeypatch.setattr(module, "HEARTBEAT_TIMEOUT", 0.5)
     monkeypatch.setattr(agent, "AGENT_TIMEOUT", 1000.0)  # the other host is not stopped, and would end its learners
     ended, stops = WorkerProcesses.ended, iter([2.0])
