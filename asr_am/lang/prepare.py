@@ -77,7 +77,7 @@ def _write_description(lexicon: Lexicon, path: Path) -> None:
 
 def prepare_lm(
     data_dir: Path, lang_dir: Path, out: Path, *, name: str, order: int | None, arpa: str | None, text: str,
-    max_ngrams: int | None = None,
+    max_ngrams: int | None = None, min_count: int = 1,
 ) -> None:  # fmt: skip
     """Writes lm.arpa, G.fst and lm.json (description of the model and its perplexity on the dev transcripts).
 
@@ -95,6 +95,7 @@ def prepare_lm(
         arpa: name of a file in data_dir/lm/ or path of an existing model, or None.
         text: name of the training text.
         max_ngrams: maximum number of n-grams of order 2 and above in the decoding graph, or None.
+        min_count: occurrences of a trigram or longer n-gram to be in a new model.
 
     Raises:
         InputError: both or neither of `order` and `arpa`, a damaged ARPA file or text, a model for another lexicon.
@@ -111,7 +112,7 @@ def prepare_lm(
         assert order is not None
         source = data_dir / "lm" / f"{text}.txt"
         remedy = f"set corpus.lms.{name}.text to the name of another text in that folder, or run stage 0 (data) again"
-        model = estimate(read_sentences(source, remedy), vocabulary(words), order)
+        model = estimate(read_sentences(source, remedy), vocabulary(words), order, min_count)
     used, dropped = restrict(model, words, str(source))
     if arpa is not None and dropped:
         log.warning("%s: dropped %d words outside the lexicon: %s", source, len(dropped), " ".join(dropped[:10]))

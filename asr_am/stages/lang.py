@@ -37,6 +37,7 @@ class NgramOptions:
     arpa: str | None = None
     text: str | None = "train"
     max_ngrams: int | None = None
+    min_count: int = 1
 
 
 def targets(cfg: DictConfig) -> list[Target]:
@@ -70,7 +71,7 @@ def language_model(data_dir: Path, lang_dir: Path, name: str, lm: dict, out: Pat
 
     prepare_lm(
         data_dir, lang_dir, out, name=name, order=lm.get("order"), arpa=lm.get("arpa"), text=lm.get("text", "train"),
-        max_ngrams=lm.get("max_ngrams"),
+        max_ngrams=lm.get("max_ngrams"), min_count=lm.get("min_count", 1),
     )  # fmt: skip
 
 

@@ -20,12 +20,15 @@ WORDS = ["a", "b", "c", "d", "e"]
 class Reference:
     """Equations 19 to 26, one probability at a time."""
 
-    def __init__(self, sentences: Sequence[Sequence[str]], vocabulary: Sequence[str], order: int) -> None:
-        self.order = order
+    def __init__(
+        self, sentences: Sequence[Sequence[str]], vocabulary: Sequence[str], order: int, min_count: int = 1
+    ) -> None:
+        self.order, self.min_count = order, min_count
         self.outcomes = [*vocabulary, "</s>", "<unk>"]
         known = set(vocabulary)
         padded = [["<s>", *(w if w in known else "<unk>" for w in s), "</s>"] for s in sentences]
         raw = Counter(tuple(s[i : i + n]) for s in padded for n in range(1, order + 1) for i in range(len(s) - n + 1))
+        self.raw = raw
         self.count: Counter[tuple[str, ...]] = Counter()
         for ngram in raw:
             if len(ngram) == order or (ngram[0] == "<s>" and len(ngram) > 1):
@@ -52,9 +55,13 @@ class Reference:
         total = sum(followers.values())
         if not total:
             return lower
-        kept = followers[word] - self.discount(n, followers[word]) if word in followers else 0.0
-        gamma = sum(self.discount(n, c) for c in followers.values()) / total
+        taken = {w: self.discount(n, c) if self.listed((*history, w)) else c for w, c in followers.items()}
+        kept = followers[word] - taken[word] if word in followers else 0.0
+        gamma = sum(taken.values()) / total
         return kept / total + gamma * lower
+
+    def listed(self, ngram: tuple[str, ...]) -> bool:
+        return len(ngram) < 3 or self.raw[ngram] >= self.min_count
 
     def histories(self) -> list[tuple[str, ...]]:
         return [h for h in {g[:-1] for g in self.count} if "</s>" not in h]
@@ -64,13 +71,14 @@ corpora = st.lists(st.lists(st.sampled_from([*WORDS, "oov"]), max_size=6), min_s
 
 
 @settings(max_examples=60, deadline=None)
-@given(sentences=corpora, order=st.integers(1, 4))
-def test_equals_the_equations_and_sums_to_one(sentences: list[list[str]], order: int) -> None:
+@given(sentences=corpora, order=st.integers(1, 4), min_count=st.integers(1, 3))
+def test_equals_the_equations_and_sums_to_one(sentences: list[list[str]], order: int, min_count: int) -> None:
     longest = max(map(len, sentences)) + 2
     order = min(order, longest)
     vocabulary = [*WORDS, "never"]
-    arpa = estimate(sentences, vocabulary, order)
-    reference = Reference(sentences, vocabulary, order)
+    arpa = estimate(sentences, vocabulary, order, min_count)
+    reference = Reference(sentences, vocabulary, order, min_count)
+    assert all(reference.listed(ngram) for level in arpa.logprobs for ngram in level)
     for history in [*reference.histories(), ("never", "a")]:
         history = history[max(0, len(history) - order + 1) :]
         probs = {w: 10 ** arpa.logprob(history, w) for w in reference.outcomes}
@@ -104,6 +112,8 @@ def test_special_words() -> None:
 def test_bad_requests() -> None:
     with pytest.raises(InputError, match="order 5"):
         estimate([["a"]], ["a"], 5)
+    with pytest.raises(InputError, match="min_count 0"):
+        estimate([["a"]], ["a"], 2, 0)
     with pytest.raises(InputError, match="no sentence"):
         estimate([], ["a"], 2)
     with pytest.raises(InputError, match="no 4-gram"):
