@@ -3,14 +3,16 @@
     python scripts/fuzz_readers.py [--count 10000] [--reader NAME ...] [--first N] [--out FILE.md]
 
 Prints a line per reader: how many damaged files were read as the same, as something else, or refused with an
-InputError. Everything else is a defect: another exception, a crash, more than TIMEOUT seconds or MEMORY bytes, a
-message of several lines or one that names no file, and another content where a checksum should have told. Exits with 1
-if there is a defect, after the command that repeats it. Damage depends on the reader's name and the number only.
+InputError. FILE keeps the latest line of each reader (scripts/bench/READERS.md). Everything else is a defect: another
+exception, a crash, more than TIMEOUT seconds or MEMORY bytes, a message of several lines or one that names no file, and
+another content where a checksum should have told. Exits with 1 if there is a defect, after the command that repeats it.
+Damage depends on the reader's name and the number only.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import gzip
 import json
 import logging
@@ -35,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from asr_am.data.textfile import GZIP
 from asr_am.errors import MAX_MESSAGE, InputError
+from asr_am.stages.target import git_commit
 from tests.support.reader_cases import CASES, Case, write_all
 
 TIMEOUT = 60.0  # seconds
@@ -176,6 +179,12 @@ def _with_other_value(value: Any, dice: random.Random) -> Any:
     return value
 
 
+HEAD = [
+    "| reader | files | same | different | refused | defects | MiB | commit | date |",
+    "|:--|--:|--:|--:|--:|--:|--:|:--|:--|",
+]
+
+
 @dataclass
 class Counts:
     """What reading the damaged files of one reader gave.
@@ -298,6 +307,14 @@ def fuzz(name: str, root: Path, work: Path, numbers: range) -> Counts:
     return counts
 
 
+def write_row(table: Path, name: str, row: str) -> None:
+    """Writes one reader's row into a file, which keeps the latest row of every other reader."""
+    lines = table.read_text().splitlines() if table.exists() else []
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines if line.startswith("| ")} | {name: row}
+    text = ["# Damaged files", "", "Written by `python scripts/fuzz_readers.py --out FILE`.", "", *HEAD]
+    table.write_text("\n".join([*text, *(rows[name] for name in CASES if name in rows)]) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Damage files at random and read them.")
     parser.add_argument("--count", type=int, default=10_000, help="damaged files per reader")
@@ -305,8 +322,8 @@ def main() -> None:
     parser.add_argument("--reader", action="append", choices=CASES, help="default: all")
     parser.add_argument("--out", type=Path, help="also write the table to this file")
     arguments = parser.parse_args()
-    rows = ["| reader | same | different | refused | defects | MiB |", "|:--|--:|--:|--:|--:|--:|"]
-    print("\n".join(rows), flush=True)
+    print("\n".join(HEAD), flush=True)
+    about = f"{git_commit()} | {datetime.date.today()}"
     bad = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "all"
@@ -315,13 +332,14 @@ def main() -> None:
             numbers = range(arguments.first, arguments.first + arguments.count)
             counts = fuzz(name, root, Path(folder) / "work", numbers)
             found = [str(counts.outcomes[outcome]) for outcome in ("same", "different", "refused", "defect")]
-            rows.append(f"| {' | '.join([name, *found, str(counts.memory >> 20)])} |")
-            print(rows[-1], flush=True)
+            cells = [name, str(arguments.count), *found, str(counts.memory >> 20), about]
+            row = f"| {' | '.join(cells)} |"
+            print(row, flush=True)
             for defect, (first, count) in counts.defects.items():
                 bad.append(name)
                 print(f"  {count} x {defect}\n    --reader {name!r} --first {first} --count 1", flush=True)
             if arguments.out:
-                arguments.out.write_text("\n".join(rows) + "\n")
+                write_row(arguments.out, name, row)
     sys.exit(bool(bad))
 
 

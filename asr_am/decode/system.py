@@ -85,7 +85,8 @@ class System:
             if value.pop("format") != FORMAT:
                 raise ValueError("unknown format")
             for name in PATHS:
-                value[name] = None if value[name] is None else Path(os.path.normpath(folder / value[name]))
+                optional = name == "model" and value[name] is None
+                value[name] = None if optional else Path(os.path.normpath(folder / value[name]))
             value |= {"window": Window.parse(value["window"]), "search": SearchOptions(**value["search"])}
             value |= {"lm_scale": LmScale(**value.pop("weights"))}
             system = cls(**{"feature_kind": ""} | value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
@@ -27,4 +28,4 @@ def load_matrix(entry: Entry, remedy: str) -> np.ndarray:
 
 def _redo(entry: Entry, remedy: str) -> str:
     """Returns the remedy. A stage makes its output again if a file is missing, not if one has other content."""
-    return f"remove {Path(entry.path).name} and {remedy}" if Path(entry.path).exists() else remedy
+    return f"remove {Path(entry.path).name} and {remedy}" if os.path.exists(entry.path) else remedy

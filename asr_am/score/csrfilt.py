@@ -17,7 +17,9 @@ from asr_am.score.glm import RuleSet, read_glm
 
 _PREFIX = re.compile(rb"(?:\S+\s+){4}\S+(?:\s*<\S+>)?")
 _HYPHEN = re.compile(rb"([^( ])-(?=[^) ])")
-_SECOND_OPTIONAL = re.compile(rb"(\(\s+[^()\s]+\s+)([^()\s]+)")
+_OPTIONAL = re.compile(rb"(\(\s+)([^()\s][^()]*)")
+_NEXT_WORD = re.compile(rb"(\S\s+)(?=\S)")
+_BEFORE_CLOSE = re.compile(rb"(?<!\s)\s+\)")  # without looking behind, a long blank would be searched from each byte
 _CONFIDENCE = re.compile(rb"[0-9.-]*")
 
 
@@ -79,7 +81,7 @@ def _filter(text: bytes, rules: RuleSet) -> bytes:
     text = _HYPHEN.sub(rb"\1 ", text)
     text = _each_optional(text)
     text = text.removeprefix(b" ").removesuffix(b"\n").removesuffix(b" ") + b"\n"
-    text = re.sub(rb"\s+\)", b")", re.sub(rb"\(\s+", b"(", text))
+    text = _BEFORE_CLOSE.sub(b")", re.sub(rb"\(\s+", b"(", text))
     if not text.endswith(b"\n"):
         raise InputError("a rule leaves an open parenthesis at the end of the text")
     return text[:-1]
@@ -87,10 +89,7 @@ def _filter(text: bytes, rules: RuleSet) -> bytes:
 
 def _each_optional(text: bytes) -> bytes:
     """Splits `( a b c )` into `( a ) ( b ) ( c )`."""
-    changed = 1
-    while changed:
-        text, changed = _SECOND_OPTIONAL.subn(rb"\1) ( \2", text, count=1)
-    return text
+    return _OPTIONAL.sub(lambda found: found[1] + _NEXT_WORD.sub(rb"\1) ( ", found[2]), text)
 
 
 def _expand(where: str, fields: list[bytes]) -> list[Slot]:

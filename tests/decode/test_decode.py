@@ -178,6 +178,15 @@ def test_a_damaged_system_file_is_refused(tmp_path: Path, text: str) -> None:
         System.load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["align_dir", "features_dir", "lang_dir", "graph_dir"])
+def test_a_system_without_one_of_its_folders_is_refused(system: System, tmp_path: Path, name: str) -> None:
+    system.save(tmp_path)
+    record = json.loads((tmp_path / "system.json").read_text())
+    (tmp_path / "system.json").write_text(json.dumps({**record, name: None}))
+    with pytest.raises(InputError, match=r"system\.json: not the record of a decoding run"):
+        System.load(tmp_path)
+
+
 def test_scores_for_other_states_are_refused(system: System, tmp_path: Path) -> None:
     class Wrong:
         def log_likelihoods(self, utterance: str) -> np.ndarray:

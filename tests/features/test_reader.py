@@ -75,6 +75,15 @@ def test_missing_or_damaged_files_are_input_errors(
         FeatureReader(tmp_path / "features", "mfcc", "dev")
 
 
+def test_an_impossible_name_of_an_archive_is_an_input_error(features: Path, tmp_path: Path) -> None:
+    shutil.copytree(features, tmp_path / "features")
+    scp = tmp_path / "features" / "mfcc" / "dev.scp"
+    scp.write_text(scp.read_text().replace("dev.1.ark", f"{'x' * 5000}.ark"))
+    reader = FeatureReader(tmp_path / "features", "mfcc", "dev")
+    with pytest.raises(InputError, match="damaged or missing archive"):
+        reader[reader.utterances[0]]
+
+
 def test_fuzzed_archives_give_a_matrix_or_an_input_error(features: Path, tmp_path: Path) -> None:
     shutil.copytree(features, tmp_path / "features")
     path = tmp_path / "features" / "mfcc" / "dev.1.ark"

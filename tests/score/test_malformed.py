@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from asr_am.errors import InputError
 from asr_am.score import Score, score_files
+from asr_am.score.csrfilt import _filter
+from asr_am.score.glm import RuleSet
 from asr_am.score.output import to_json, write_alignments
 
 STM = b""";; LABEL "O" "Overall" "All"
@@ -84,3 +87,19 @@ def test_noise(tmp_path_factory: pytest.TempPathFactory, stm: bytes, ctm: bytes,
     folder = tmp_path_factory.mktemp("noise")
     check(folder, stm, ctm, glm)
     check(folder, STM + stm, CTM + ctm, None if glm is None else GLM + glm)
+
+
+@pytest.mark.parametrize(
+    ("text", "filtered"),
+    [(b"(" + b"a " * 40_000 + b")", b"(A) " * 39_999 + b"(A)"), (b"A" + b"\t" * 90_000 + b"B", None)],
+    ids=["words that may be left out", "blanks"],
+)
+def test_a_long_text_is_filtered_in_one_pass(text: bytes, filtered: bytes | None) -> None:
+    """Each took a minute or more, as the text was searched from the start again for each word, or from each blank."""
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("takes more than 10 s"))
+    signal.alarm(10)
+    try:
+        assert _filter(text, RuleSet([], case_sensitive=False)) == (filtered or text)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
