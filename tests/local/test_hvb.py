@@ -1,0 +1,173 @@
+"""recipes/hvb on generated speech in the corpus' layout: to word error rates, splits, times, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from asr_am.data.manifests import read_supervisions
+from asr_am.errors import InputError
+from local.hvb.calls import Segment, Side, read_sides, split_speakers, usable
+from local.hvb.cut import choose_start
+from local.hvb.prepare import prepare, stamp
+from tests.local.test_librispeech import served
+from tests.local.test_swbd import TINY
+from tests.support.run_stages import run_stages
+from tests.support.spoken_tones import RATE, Voice
+
+PHONES = {
+    "hello": "HH AH L OW", "bank": "B AE NG K", "card": "K AA R D", "my": "M AY", "lost": "L AO S T",
+    "please": "P L IY Z", "help": "HH EH L P", "you": "Y UW", "thanks": "TH AE NG K S", "bye": "B AY",
+}  # fmt: skip
+OPTIONS = {"lexicon": None, "split": "hash", "start": "auto", "sampling_rate": 8000}
+DELAY = 2050  # milliseconds from the begin of an agent's recording to that of the conversation
+
+
+def write_call(root: Path, number: int, agent: int, caller: int, turns: int = 8) -> None:
+    """Writes a call whose agent's recording begins DELAY before the conversation."""
+    call, rng = f"{number:016x}", np.random.default_rng(number)
+    voices = {"agent": Voice(PHONES, agent), "caller": Voice(PHONES, caller)}
+    parts: dict[str, list[np.ndarray]] = {"agent": [np.zeros(DELAY * RATE // 1000)], "caller": []}
+    now, rows = 0, []
+    for index in range(turns):
+        role, other = ("agent", "caller") if index % 2 == 0 else ("caller", "agent")
+        words = list(rng.choice(list(PHONES), rng.integers(4, 6)))
+        speech_N = voices[role].say(words)
+        pause = np.zeros(RATE)
+        parts[role] += [speech_N, pause]
+        parts[other] += [np.zeros(len(speech_N)), pause]
+        start = 1000 * now // RATE
+        text = " ".join([*words, "[noise]"] if index == 2 else words)
+        rows.append(_row(role, start, 1000 * len(speech_N) // RATE, text))
+        now += len(speech_N) + RATE
+    rows.append(_row("caller", 1000 * now // RATE - 900, 400, "[noise]"))
+    for role, samples in parts.items():
+        path = root / "audio" / role / f"{call}.wav"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        noisy_N = np.concatenate(samples) + rng.normal(0, 30, sum(map(len, samples)))
+        soundfile.write(path, noisy_N.astype(np.int16), RATE)
+    about = {"agent": {"speaker_id": agent}, "caller": {"speaker_id": caller}, "sid": call}
+    for name, content in (("transcript", rows), ("metadata", about)):
+        (root / name).mkdir(exist_ok=True)
+        (root / name / f"{call}.json").write_text(json.dumps(content, indent=4))
+
+
+def _row(role: str, start: int, duration: int, text: str) -> dict[str, object]:
+    offset = start + (DELAY if role == "agent" else 0)
+    return {
+        "channel_index": 2 if role == "agent" else 1, "duration_ms": duration, "human_transcript": text,
+        "offset_ms": offset, "speaker_role": role, "start_ms": start, "transcript": text,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hvb")
+    for number in range(14):
+        write_call(folder / "repo/data", number, agent=number % 7, caller=(number + 1 + number // 7) % 7)
+    (folder / "lexicon.txt").write_text("".join(f"{word.upper()} {phones}\n" for word, phones in PHONES.items()))
+    return folder
+
+
+def test_the_corpus_ends_in_word_error_rates(corpus: Path, tmp_path: Path) -> None:
+    tiny = [option for option in TINY if not option.startswith("corpus")]
+    lexicon = f"corpus.prepare.lexicon={corpus / 'lexicon.txt'}"
+    given = ["corpus=hvb", f"data_dir={corpus / 'repo'}", f"exp={tmp_path}", lexicon, *tiny, "systems=[tri]"]
+    run_stages(*given, stages=("data", "lang", "features", "align", "decode", "score"))
+    found = json.loads((tmp_path / "hvb/score/tri_kn3/wer.json").read_text())
+    assert found["agent"]["words"] + found["caller"]["words"] == found["all"]["words"] > 40
+    assert found["all"]["wer"] < 60
+    sets = {name: list(read_supervisions(tmp_path / "hvb/data", name)) for name in ("train", "dev", "test")}
+    speakers = [{segment.speaker for segment in segments} for segments in sets.values()]
+    assert all(speakers) and sum(map(len, speakers)) == len(set().union(*speakers)) == 7
+    assert any(segment.text == "[noise]" for segment in sets["train"])
+    assert not any(segment.text == "[noise]" for segment in sets["test"])
+    assert "[noise]" not in (tmp_path / "hvb/data/test/ref.stm").read_text()
+
+
+def test_segments_begin_where_the_audio_is_louder(corpus: Path, tmp_path: Path) -> None:
+    sides = read_sides(corpus / "repo/data")
+    assert choose_start(sides) == "offset_ms"
+    swapped = [
+        Side(s.name, s.speaker, s.audio, tuple(
+            Segment({"offset_ms": x.starts["start_ms"], "start_ms": x.starts["offset_ms"]}, x.duration, x.words)
+            for x in s.segments
+        )) for s in sides
+    ]  # fmt: skip
+    assert choose_start(swapped) == "start_ms"
+    assert choose_start([side for side in sides if side.name.startswith("caller")]) == "offset_ms"
+    half = [side for side in sides if side.name.startswith("agent")]
+    with pytest.raises(InputError, match=r"neither at offset_ms nor at start_ms .*corpus.prepare.start"):
+        choose_start([*half[:7], *(side for side in swapped if side.name in {s.name for s in half[7:]})])
+
+
+def test_published_splits() -> None:
+    words = ("one", "two", "three", "four")
+    segments = tuple(Segment({"offset_ms": 0, "start_ms": 0}, duration, words) for duration in [99] + 11 * [100])
+    sides = [Side(f"agent_{n}", n, Path("x.wav"), segments[: 11 if n == 7 else 12]) for n in range(1, 41)]
+    assert {side.speaker for side in usable(sides, "creators")} == set(range(1, 41))
+    assert {side.speaker for side in usable(sides, "espnet")} == set(range(1, 41)) - {7}  # ten of 0.1 s or more
+    creators = split_speakers(usable(sides, "creators"), "creators")
+    assert creators["test"] == {8, 15, 29, 39}  # of numpy's RandomState(42)
+    espnet = split_speakers(usable(sides, "espnet"), "espnet")
+    assert espnet["test"] == {10, 16, 22, 23, 25}  # of random.seed(42)
+    assert not usable([Side("agent_1", 1, Path("x.wav"), (Segment({}, 500, words[:3]),) * 20)], "creators")
+    own = split_speakers(sides, "hash")
+    assert {name: len(members) for name, members in own.items()} == {"test": 4, "dev": 4, "train": 32}
+    assert own["test"] <= split_speakers(sides[:20], "hash")["test"] | {*range(21, 41)}
+    with pytest.raises(InputError, match="2 speakers leave none for dev"):
+        split_speakers(sides[:2], "espnet")
+
+
+def test_the_corpus_is_downloaded(corpus: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    shutil.copy(corpus / "lexicon.txt", site)
+    with tarfile.open(site / "HEAD.tar.gz", "w:gz") as tar:
+        tar.add(corpus / "repo", "gridspace-stanford-harper-valley-master")
+    with served(site) as url:
+        given = OPTIONS | {"url": f"{url}/HEAD.tar.gz", "lexicon_url": f"{url}/lexicon.txt"}
+        prepare(tmp_path / "exp/data", data_dir=None, **given)
+        assert len(list(read_supervisions(tmp_path / "exp/data", "test"))) > 5
+        with pytest.raises(InputError, match=r"cannot be downloaded .*--data-dir"):
+            prepare(tmp_path / "other/data", data_dir=None, **given | {"url": f"{url}/none"})
+        with pytest.raises(InputError, match=r"cannot be downloaded .*--lexicon"):
+            prepare(tmp_path / "third/data", data_dir=corpus / "repo", **given | {"lexicon_url": f"{url}/none"})
+
+
+def test_what_is_missing_is_one_line(corpus: Path, tmp_path: Path) -> None:
+    shutil.copytree(corpus / "repo", tmp_path / "repo")
+    call = f"{3:016x}"
+
+    def refused(message: str, **changes: object) -> None:
+        given = OPTIONS | {"data_dir": tmp_path / "repo", "lexicon": str(corpus / "lexicon.txt")} | changes
+        with pytest.raises(InputError, match=message) as caught:
+            prepare(tmp_path / "data", **given)
+        assert "\n" not in str(caught.value)
+
+    refused("split=random: must be one of hash, creators, espnet", split="random")
+    refused("start=now: must be one of auto", start="now")
+    refused("lacks audio/agent, audio/caller, metadata, transcript", data_dir=tmp_path)
+    audio = tmp_path / "repo/data/audio/agent" / f"{call}.wav"
+    audio.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n")
+    refused("is a pointer of git-lfs")
+    audio.unlink()
+    refused(f"{call}.wav: cannot be read")
+    (tmp_path / "repo/data/metadata" / f"{call}.json").write_text("{}")
+    refused("not a transcript of this corpus with its metadata")
+    (tmp_path / "repo/data/metadata" / f"{call}.json").write_text("{")
+    refused("cannot be read as JSON")
+
+
+def test_the_stamp_follows_the_files(corpus: Path, tmp_path: Path) -> None:
+    shutil.copytree(corpus / "repo", tmp_path / "repo")
+    before = stamp(str(tmp_path / "repo"))
+    assert before and stamp(None) == stamp("/nowhere") == ""
+    next((tmp_path / "repo/data/metadata").iterdir()).write_text("{}")
+    assert stamp(str(tmp_path / "repo")) != before
