@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from asr_am.features.spectral import SpectralExtractor
     from asr_am.hmm.states import StateTable
     from asr_am.lang.lang_dir import Lang
+    from asr_am.lang.ngram_automaton import LmPair
 
 Channels = Literal["auto", "separate", "average"]
 INT16_SCALE = np.float32(32768.0)
-SAME_SIGNAL = 0.9  # correlation above which two channels are one speaker. That of a call with crosstalk is below 0.5
+SAME_SIGNAL = 0.9  # correlation above which two channels are one speaker. A call with crosstalk of -12 dB has 0.47
 CANCELLATION = 1e-3  # an average of channels below this share of their peak is only rounding errors
 MIN_FRAMES = 9  # as in stage features: three phones of three states
 MAX_AMPLITUDE = 1e10  # full scale is 1; features of larger samples would overflow
@@ -50,6 +51,7 @@ class Transcriber:
         system: the decoding run.
         extractors: extractors of the static features, by kind.
         graph: HCLG.
+        lms: models to rescore lattices with, None if the graph has its whole LM.
         lang: phones and words.
         states: graph labels and their pdfs.
     """
@@ -57,6 +59,7 @@ class Transcriber:
     system: System
     extractors: dict[str, SpectralExtractor]
     graph: SearchGraph
+    lms: LmPair | None
     lang: Lang
     states: StateTable
 
@@ -82,7 +85,7 @@ class Transcriber:
             names = write_recording(self.system.feature_kind, static, cuts, self.system.features_dir, Path(folder))
             scorer = replace(self.system, features_dir=Path(folder)).source(SET).load()
             options = DecodeOptions(self.system.search, (self.system.lm_scale,), nbest=0)
-            decoder = Decoder(scorer, self.graph, self.lang, self.states, options)
+            decoder = Decoder(scorer, self.graph, self.lms, self.lang, self.states, options)
             for name, (begin, _) in zip(names, cuts, strict=True):
                 decoded, _ = decoder.decode(name)
                 words += [word._replace(start=word.start + begin) for word in decoded.words[0]]
@@ -92,7 +95,7 @@ class Transcriber:
 def load(folder: Path) -> Transcriber:
     """Loads the system of a decoding run. Raises InputError if one of its files is missing or damaged."""
     from asr_am.decode.adhoc_features import computed_kinds
-    from asr_am.decode.loading import load_graph, load_lang, load_states
+    from asr_am.decode.loading import load_graph, load_lang, load_lm_pair, load_states
     from asr_am.decode.system import System
     from asr_am.features.reader import read_options
     from asr_am.features.spectral import SpectralExtractor
@@ -101,8 +104,9 @@ def load(folder: Path) -> Transcriber:
     kinds = computed_kinds(system.feature_kind)
     extractors = {kind: SpectralExtractor(read_options(system.features_dir / kind)) for kind in kinds}
     return Transcriber(
-        system, extractors, load_graph(system.graph), load_lang(system.lang_dir), load_states(system.states)
-    )
+        system, extractors, load_graph(system.graph), load_lm_pair(system.graph), load_lang(system.lang_dir),
+        load_states(system.states),
+    )  # fmt: skip
 
 
 def split_at_pauses(static_TD: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -18,17 +18,21 @@ from pathlib import Path
 import numpy as np
 from lhotse import SupervisionSegment
 
-from asr_am.data.kaldi_archive import Entry, read_entry, read_scp
+from asr_am.data.kaldi_archive import Entry, read_entry, read_scp, reason
 from asr_am.data.manifests import SUPERVISIONS, read_supervisions
 from asr_am.decode.aligned import aligned_phones, aligned_words
 from asr_am.decode.ctm import CtmWord
+from asr_am.decode.decode_set import reference_words
 from asr_am.decode.hypotheses import hypotheses, nonspeech_words
 from asr_am.decode.lattice import Lattice, read_lattices
-from asr_am.decode.loading import load_graph, load_lang, load_states
+from asr_am.decode.loading import load_graph, load_lang, load_lm_pair, load_states
 from asr_am.decode.nbest import Sentence, nbest
+from asr_am.decode.scorer import Scorer
 from asr_am.decode.shards import DecodeOptions, Decoder
 from asr_am.decode.system import System
 from asr_am.errors import InputError
+from asr_am.features.feature_archive import DAMAGE
+from asr_am.hmm import REMEDY
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.training_graph import read_lexicon_fst, training_graph
 from asr_am.hmm.tree import DecisionTree
@@ -66,7 +70,8 @@ class Inspection:
             return next((lattice for _, lattice in read_lattices(archive, self.segment.id)), None)
         options = DecodeOptions(self.system.search, (self.system.lm_scale,), nbest=0)
         states = load_states(self.system.states)
-        decoder = Decoder(self._scorer, load_graph(self.system.graph), self.lang, states, options)
+        graph, lms = load_graph(self.system.graph), load_lm_pair(self.system.graph)
+        decoder = Decoder(self._scorer, graph, lms, self.lang, states, options)
         _, data = decoder.decode(self.segment.id)
         return Lattice.from_arrays(FstArrays.from_lattice(data)[0]) if data else None
 
@@ -89,14 +94,18 @@ class Inspection:
     @property
     def reference(self) -> list[str]:
         """The words of the transcript that are scored."""
-        dropped = {self.lang.word_names[word] for word in nonspeech_words(self.lang)}
-        return [word for word in (self.segment.text or "").split() if word not in dropped]
+        dropped = frozenset(self.lang.word_names[word] for word in nonspeech_words(self.lang))
+        return reference_words(self.segment.text or "", dropped)
 
     @cached_property
     def labels_T(self) -> np.ndarray | None:
         """The graph label of each frame in the forced alignment, None without a path."""
         if self.is_aligned:
-            return np.asarray(read_entry(self._alignments[self.segment.id]))
+            entry = self._alignments[self.segment.id]
+            try:
+                return np.asarray(read_entry(entry))
+            except DAMAGE as error:
+                raise InputError(f"{entry}: damaged ({reason(error)}); {REMEDY}") from error
         states = load_states(self.system.states)
         tree = DecisionTree.load(self.system.align_dir / "tree.json")
         lexicon = read_lexicon_fst(self.system.lang_dir / "L.fst")
@@ -126,13 +135,13 @@ class Inspection:
         return aligned_phones(self.labels_T, load_states(self.system.states), self.lang)
 
     @cached_property
-    def _scorer(self):  # type: ignore[no-untyped-def]
+    def _scorer(self) -> Scorer:
         return self.system.source(self.subset).load()
 
     @cached_property
     def _alignments(self) -> dict[str, Entry]:
         index = self.system.align_dir / "ali" / f"{self.subset}.scp"
-        return read_scp(index, "run stage 3 (align) again") if index.is_file() else {}
+        return read_scp(index, REMEDY) if index.is_file() else {}
 
 
 def inspect(run: Path, data_dir: Path, utterance: str) -> Inspection:

@@ -108,10 +108,10 @@ class Decoder:
 
     scorer: Scorer
     graph: SearchGraph
+    lms: LmPair | None  # models to rescore lattices with, see `load_lm_pair`
     lang: Lang
     states: StateTable
     options: DecodeOptions
-    lms: LmPair | None = None  # models to rescore lattices with
 
     def decode(self, utterance: str) -> tuple[Decoded, bytes]:
         """Decodes an utterance. Returns the result and the lattice (empty bytes if there is none)."""
@@ -152,7 +152,7 @@ class Decoder:
 def load_decoder(job: Job) -> Decoder:
     """Loads a job's files, once per worker process."""
     lang, states = load_lang(job.lang_dir), load_states(job.states)
-    return Decoder(job.source.load(), load_graph(job.graph), lang, states, job.options, load_lm_pair(job.graph))
+    return Decoder(job.source.load(), load_graph(job.graph), load_lm_pair(job.graph), lang, states, job.options)
 
 
 def decode_shards(job: Job, utterances: Sequence[str], folder: Path, jobs: int, description: str) -> list[Decoded]:

@@ -12,6 +12,8 @@ Costs are float32 as in Kaldi. Those of a frame are relative to the best token o
 Nothing here checks its input: see `asr_am.decode.search`. Loops stand where NumPy has an expression, and `np.int64`
 where 0 would do, because each expression and each constant argument adds a good part of a second to compilation.
 
+Search and pruning are in one file, as numba's cache does not notice changes of a function in another one.
+
 Shapes: A arcs, F = T + 1 (frame f has the tokens after f frames), L graph labels, N links, P pdfs, S graph states,
 T frames.
 """
@@ -32,10 +34,8 @@ MAX_SERIAL = 2**31 - 1
 FIRST_SIZE = 4096  # tokens and links
 
 SOURCE, END, ARC, COST = 0, 1, 2, 3  # columns of a link, see `Trellis.link_N4`
-EPSILON, EMITTING = (
-    np.int64(0),
-    np.int64(2),
-)  # columns of `Trellis.bounds_F4`: first link and link after the last of each kind
+# Columns of `Trellis.bounds_F4`: first link and link after the last of each kind.
+EPSILON, EMITTING = np.int64(0), np.int64(2)
 
 compiled: Any = numba.njit(nogil=True, cache=True)
 

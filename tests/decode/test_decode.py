@@ -193,7 +193,7 @@ def test_scores_for_other_states_are_refused(system: System, tmp_path: Path) -> 
             return np.zeros((5, 3), np.float32)
 
     lang, states = Lang.load(system.lang_dir), StateTable.load(system.states)
-    decoder = shards.Decoder(Wrong(), read_hclg(system.graph), lang, states, OPTIONS)
+    decoder = shards.Decoder(Wrong(), read_hclg(system.graph), None, lang, states, OPTIONS)
     with pytest.raises(InputError, match="utterance u1: scores of 3 pdfs"):
         decoder.decode("u1")
 
