@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from asr_am.distributed.runtime.worker_process import ended_by_sigterm
+from asr_am.distributed.runtime.worker_process import ended_by_sigterm, signals_later
 from asr_am.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,8 @@ def launch(machines: Sequence[Machine], program: Sequence[str], port: int = PORT
     try:
         for node, machine in enumerate(machines):
             command = [*shell, machine.host, node_command(machines, node, program, port)]
-            running[machine.host] = subprocess.Popen(command)
+            with signals_later():
+                running[machine.host] = subprocess.Popen(command)
         while running:
             for host, process in list(running.items()):
                 status = process.poll()

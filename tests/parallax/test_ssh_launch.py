@@ -83,9 +83,34 @@ def test_sigterm_ends_what_the_launcher_started(tmp_path: Path) -> None:
     while not all((path := tmp_path / f"{host}.pid").exists() and path.read_text() for host in "ab"):
         assert launcher.poll() is None
         time.sleep(0.01)
-    time.sleep(0.5)  # the shells may write before the launcher knows their processes
     launcher.terminate()
     assert launcher.wait(30) == 128 + signal.SIGTERM
     for host in "ab":
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / f"{host}.pid").read_text()), 0)
+
+
+SIGNALLED = """
+import os, signal, subprocess, sys
+from asr_am.parallax import ssh_launch
+
+class Popen(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        print(self.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+subprocess.Popen = Popen
+sys.argv = ["ssh_launch", "--shell", "sh -c 'exec sleep 600'", sys.argv[1], "train.py"]
+ssh_launch.main()
+"""
+
+
+def test_sigterm_while_a_process_starts_ends_it_too(tmp_path: Path) -> None:
+    (tmp_path / "hosts.txt").write_text("a: 0\nb: 0\n")
+    command = [sys.executable, "-c", SIGNALLED, str(tmp_path / "hosts.txt")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    (pid,) = done.stdout.split()  # the second machine's was not started
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
