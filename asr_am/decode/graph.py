@@ -24,9 +24,9 @@ import numpy as np
 from asr_am.decode.search_graph import SearchGraph
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
-from asr_am.hmm.fst_file import read_fst, write_fst
 from asr_am.hmm.states import StateTable, Tree
 from asr_am.hmm.transducer import add_self_loops, h_transducer, merge_windows, remove_input_labels
+from asr_am.lang.fst_file import read_fst, write_fst
 from asr_am.lang.lang_dir import Lang
 
 log = logging.getLogger(__name__)

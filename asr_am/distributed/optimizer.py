@@ -6,6 +6,7 @@ Shapes: N elements of all parameters together.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import torch
@@ -48,20 +49,22 @@ class Optimizer:
     """
 
     def __init__(self, params: FlatTensors, options: OptimizerOptions) -> None:
+        if options.kind not in ("sgd", "nesterov", "adam"):
+            raise ValueError(f"unknown optimizer {options.kind!r}: sgd, nesterov or adam")
         self.params, self.options = params, options
         self._flat = nn.Parameter(params.w)  # shares the storage
         self._flat.grad = params.g
+
+    @cached_property  # not in __init__: the first one of a process imports torch._dynamo, which takes 1.6 s
+    def _torch(self) -> torch.optim.Optimizer:
+        options = self.options
         if options.kind == "adam":
-            self._torch: torch.optim.Optimizer = torch.optim.AdamW(
-                [self._flat], lr=0.0, betas=(float(options.momentum), 0.98), weight_decay=options.weight_decay
-            )
-        elif options.kind in ("sgd", "nesterov"):
-            self._torch = torch.optim.SGD(
-                [self._flat], lr=0.0, momentum=options.momentum, nesterov=options.kind == "nesterov",
-                weight_decay=options.weight_decay,
-            )  # fmt: skip
-        else:
-            raise ValueError(f"unknown optimizer {options.kind!r}: sgd, nesterov or adam")
+            betas = (float(options.momentum), 0.98)
+            return torch.optim.AdamW([self._flat], lr=0.0, betas=betas, weight_decay=options.weight_decay)
+        return torch.optim.SGD(
+            [self._flat], lr=0.0, momentum=options.momentum, nesterov=options.kind == "nesterov",
+            weight_decay=options.weight_decay,
+        )  # fmt: skip
 
     @property
     def lr(self) -> float:

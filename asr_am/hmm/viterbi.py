@@ -30,6 +30,7 @@ from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.gmm import DiagGmms
 from asr_am.hmm.states import StateTable, Tree
 from asr_am.hmm.training_graph import read_lexicon_fst, training_graph
+from asr_am.lang.fst_file import silence_stderr
 from asr_am.parallel import parallel_map
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,8 @@ def _compile_shard(
             except InputError as error:
                 raise InputError(f"utterance {utterance}: {error}") from error
             labels_C, columns_A = np.unique(np.append(arrays.ilabel_A, 0), return_inverse=True)  # column 0 is epsilon
-            writer.write(utterance, arrays.relabel(columns_A[:-1]).to_fst())
+            with silence_stderr():
+                writer.write(utterance, arrays.relabel(columns_A[:-1]).to_fst())
             labels.append(labels_C[1:])
     counts = [len(labels_C) for labels_C in labels]
     write_npz(folder / f"{shard}.npz", {"labels": np.concatenate(labels), "counts": counts})

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr_am.errors import InputError
 from asr_am.lang.arpa import Arpa, Ngram
+from asr_am.lang.fst_file import silence_stderr
 from asr_am.lang.lang_dir import vocabulary
 from asr_am.lang.lexicon import UNKNOWN, Pronunciation
 
@@ -126,21 +124,7 @@ def make_grammar(arpa_path: Path, words_path: Path, out: Path) -> None:
     """Compiles a checked ARPA file to G, with `#0` on backoff arcs and without `<s>` and `</s>` (Kaldi's arpa2fst)."""
     import kaldilm
 
-    with _silence_stderr():
+    with silence_stderr():
         kaldilm.arpa2fst(
             input_arpa=str(arpa_path), output_fst=str(out), disambig_symbol="#0", read_symbol_table=str(words_path)
         )
-
-
-@contextmanager
-def _silence_stderr() -> Iterator[None]:
-    """Redirects stderr to /dev/null, as kaldilm reports each section it reads. Its errors are exceptions."""
-    sys.stderr.flush()
-    saved, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(devnull, 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(devnull)

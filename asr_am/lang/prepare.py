@@ -8,6 +8,7 @@ from pathlib import Path
 
 from asr_am.errors import InputError
 from asr_am.lang.arpa import Arpa, listed_share, perplexity, read_arpa, write_arpa
+from asr_am.lang.fst_file import write_fst
 from asr_am.lang.fsts import make_grammar, make_lexicon_fst, restrict
 from asr_am.lang.lang_dir import read_symbols, vocabulary, write_symbols
 from asr_am.lang.lexicon import SILENCE, UNKNOWN, Lexicon, disambiguate, mark_positions, read_lexicon
@@ -53,7 +54,7 @@ def prepare_lang(data_dir: Path, out: Path, *, position_dependent: bool, silence
         fst = make_lexicon_fst(
             entries, phones, words, silence=SILENCE, silence_prob=silence_prob, silence_disambig=symbol
         )
-        fst.write(str(out / name))
+        write_fst(fst, out / name)
     _write_description(lexicon, out / "lang.json")
     counts = len(plain), len(lexicon.words), len(lexicon.roots)
     log.info("lexicon: %d pronunciations of %d words, %d phones (stress and tone aside)", *counts)

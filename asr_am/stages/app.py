@@ -42,7 +42,7 @@ from omegaconf.errors import OmegaConfBaseException
 from asr_am.errors import DISK_FULL, InputError, is_disk_full
 from asr_am.options import build
 from asr_am.parallel import PR_SET_PDEATHSIG
-from asr_am.stages.overrides import check_sweep, explain, given_overrides, sweeps
+from asr_am.stages.overrides import check_sweep, explain, given_overrides, home_hint, sweeps
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -261,7 +261,15 @@ def end_stage(message: str, status: int) -> None:
         log.error("%s%s", message, _log_hint())
     else:
         print(f"ERROR {message}", file=sys.stderr)
+    tell_torchrun(message)
     sys.exit(status)
+
+
+def tell_torchrun(message: str) -> None:
+    """Gives torchrun, if it has started this process, the message to end its report with, which is 40 lines long."""
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        error = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
+        Path(path).write_text(json.dumps(error))
 
 
 def _log_hint() -> str:
@@ -286,7 +294,7 @@ def corpus_dir(cfg: DictConfig) -> Path:
 def check(cfg: DictConfig) -> None:
     """Raises InputError if an option in no section is of another type or out of range."""
     if str(cfg.exp).startswith("~"):
-        raise InputError(f"exp={cfg.exp}: this shell leaves ~ as it is; write exp=$HOME{str(cfg.exp)[1:]}")
+        raise InputError(home_hint("exp", str(cfg.exp)))
     top = {field.name: cfg[field.name] for field in fields(RecipeOptions)}
     lists = {name: OmegaConf.to_container(node, resolve=True) for name, node in top.items() if OmegaConf.is_list(node)}
     build(RecipeOptions, top | lists, "")

@@ -39,7 +39,8 @@ def targets(cfg: DictConfig) -> list[Target]:
     options |= {"random_phase": True} if cfg.features.get("random_phase") else {}
     build_egs = partial(pair, root, options, cfg.nj)
     inputs = [*input_dirs(cfg, kind), root / "align"]
-    return [Target(egs_dir(cfg), inputs, options, build_egs, checked_in_parts=("features.*.npy", "targets.*.npy"))]
+    size, parts = partial(examples_bytes, root, options), ("features.*.npy", "targets.*.npy")
+    return [Target(egs_dir(cfg), inputs, options, build_egs, num_bytes=size, checked_in_parts=parts)]
 
 
 def input_dirs(cfg: DictConfig, kind: str) -> list[Path]:
@@ -59,6 +60,22 @@ def pair(root: Path, options: dict, jobs: int, out: Path) -> None:
     plain = dict(options)
     kind, system = plain.pop("kind"), plain.pop("system")
     make_egs(root / "features", kind, root / "align" / system, out, jobs=jobs, **plain)
+
+
+def examples_bytes(root: Path, options: dict) -> float:
+    """Returns the size of the examples in bytes. An aligned frame has 5 bytes in its archive.
+
+    Args:
+        root: exp/<corpus>.
+        options: as for `pair`.
+    """
+    from asr_am.features.fusion import InputReader
+
+    archives = [root / "align" / options["system"] / "ali" / f"{subset}.ark" for subset in ("train", "dev")]
+    frames = sum(path.stat().st_size for path in archives if path.exists()) / 5
+    reader = InputReader(root / "features", options["kind"], "train")
+    dim = reader.dim - (reader.vectors.dim if reader.vectors else 0)
+    return frames / reader.stack * (dim * int(options["dtype"].removeprefix("float")) / 8 + 2)
 
 
 def check_options(cfg: DictConfig) -> None:

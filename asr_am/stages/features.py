@@ -51,7 +51,8 @@ def targets(cfg: DictConfig) -> list[Target]:
         out = corpus_dir(cfg) / "features" / kind
         options = {"sampling_rate": cfg.corpus.sampling_rate, "sets": list(cfg.corpus.sets)} | options
         build = partial(extract, data_dir, kind, options, cfg.nj, bool(cfg.corpus.prepare.get("allow_pipes")))
-        made.append(Target(out, [data_dir], options, build, checked_in_parts=("*.ark",)))
+        size = partial(archive_bytes, data_dir, options)
+        made.append(Target(out, [data_dir], options, build, num_bytes=size, checked_in_parts=("*.ark",)))
     return made
 
 
@@ -69,6 +70,19 @@ def extract(data_dir: Path, kind: str, options: dict, jobs: int, allow_pipes: bo
     from asr_am.features.extract import extract_features
 
     extract_features(data_dir, out, kind=kind, jobs=jobs, allow_commands=allow_pipes, **options)
+
+
+def archive_bytes(data_dir: Path, options: Mapping[str, Any]) -> float:
+    """Returns the size of the archives in bytes: float32, 100 frames per second.
+
+    Args:
+        data_dir: output of stage data.
+        options: options of `extract_features`.
+    """
+    from asr_am.data.manifests import read_supervisions
+
+    segments = (segment for subset in options["sets"] for segment in read_supervisions(data_dir, subset))
+    return 4 * 100 * sum(segment.duration for segment in segments) * (options.get("num_ceps") or options["num_bins"])
 
 
 def check_options(cfg: DictConfig) -> None:

@@ -90,8 +90,9 @@ def check_names(prefix: str, node: DictConfig, known: Iterable[str]) -> None:
 
 
 def corpus_options() -> set[str]:
-    """Returns the names of the options of `corpus` in all files of conf/corpus."""
-    files = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in (CONF / "corpus").glob("*.yaml")]
+    """Returns the names of the options of `corpus` in all files that set some."""
+    paths = [*(CONF / "corpus").glob("*.yaml"), CONF / "sizes.yaml"]
+    files = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths]
     return {str(name) for file in files for name in file.get("corpus", {})}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import MissingConfigException
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -136,6 +136,8 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
         group, _, name = error.missing_cfg_file.rpartition("/")
         return f"{group}={name}: there is no such choice{choices(name, error.options)}"
     text = " ".join(str(error).split())
+    if isinstance(error, OverrideParseException):
+        return _explain_syntax(error.override, text)
     if found := re.match(r"Could not override '(\S+)'", text):
         key = found[1]
         names = _option_names(overrides)
@@ -143,6 +145,21 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
         near = nearest(key, names) or nearest(key.rpartition(".")[2], leaf, leaf)
         return f"{key}: there is no such option{near}"
     return text
+
+
+def _explain_syntax(override: str, text: str) -> str:
+    """Returns what to write instead of an override that does not follow Hydra's grammar."""
+    key, _, value = override.partition("=")
+    if value.startswith("~"):
+        return home_hint(key, value)
+    reason = text.partition(" See https:")[0]
+    example = f"{key}='{value}'" if value else "name='value'"
+    return f'{override}: cannot be read ({reason}); quote special characters for Hydra and the shell: "{example}"'
+
+
+def home_hint(key: str, path: str) -> str:
+    """Returns the message for a path whose ~ the shell has not expanded."""
+    return f"{key}={path}: this shell leaves ~ as it is; write {key}=$HOME{path[1:]}"
 
 
 def _option_names(overrides: Sequence[str]) -> list[str]:

@@ -54,6 +54,8 @@ def lm_target(cfg: DictConfig) -> Target:
 def find_text(folder: Path, text: str) -> Path:
     """Returns the path of a text of the corpus, given by its name, or of any text file."""
     candidates = folder / f"{text}.txt", Path(text).expanduser()
+    if not folder.exists():
+        return candidates[0]  # the target will name the stage that has not run
     for candidate in candidates:
         if candidate.is_file():
             return candidate

@@ -37,6 +37,7 @@ from asr_am.errors import DISK_FULL, InputError, is_disk_full
 log = logging.getLogger(__name__)
 
 KEY = ".key"
+SPACE_MARGIN = 1.05  # lists and logs beside the data
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Target:
         exclude: names of subdirectories that are not part of the output: other programs write to them later (wandb), or
             they may be removed (checkpoints).
         extra_outputs: files outside the directory that the build also writes.
+        num_bytes: estimates the bytes that the output takes on disk while it is built. None: not known.
         checked_in_parts: glob patterns of large files without a checksum of the whole. Their readers verify what they
             read of them (asr_am/data/checksums.py).
         version: to be raised when the code of `build` changes what it makes.
@@ -70,6 +72,7 @@ class Target:
     keep_if: str = "*"
     exclude: Sequence[str] = ()
     extra_outputs: Sequence[Path] = ()
+    num_bytes: Callable[[], float] | None = None
     checked_in_parts: Sequence[str] = ()
     version: int = 1
     is_leader: bool = True
@@ -112,7 +115,8 @@ class Target:
         """Makes the output unless it is up to date. Returns True if there was work to do.
 
         Raises:
-            InputError: an input is missing or damaged, another process is making the output, or the disk is full.
+            InputError: an input is missing or damaged, another process is making the output, or the disk is full or
+                too small.
         """
         try:
             return self._run(self._sources())
@@ -133,6 +137,8 @@ class Target:
         if not self.is_leader:
             self.build(folder)
             return True
+        if self.num_bytes is not None and not self._complete(folder, key):
+            check_space(self.out, self.num_bytes() - used_bytes(folder))
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self.out):
             if not self._complete(folder, key):
@@ -197,6 +203,29 @@ class Target:
         folder.mkdir(parents=True)
         _write_atomically(folder / KEY, key)
         return True
+
+
+def check_space(out: Path, needed: float) -> None:
+    """Raises InputError if the disk has too little free space.
+
+    Args:
+        out: what is to be written. It need not exist.
+        needed: estimated bytes.
+    """
+    from asr_am.report.formatting import size
+
+    needed *= SPACE_MARGIN
+    free = shutil.disk_usage(next(folder for folder in out.absolute().parents if folder.exists())).free
+    if needed > free:
+        raise InputError(
+            f"{out}: needs about {size(needed)}, but its disk has {size(free)} free; free some space, or write "
+            "elsewhere with exp=DIR"
+        )
+
+
+def used_bytes(folder: Path) -> int:
+    """Returns the bytes that the files of a folder take on disk, 0 without a folder."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 
 def git_commit() -> str:

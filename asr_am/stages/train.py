@@ -60,6 +60,7 @@ def targets(cfg: DictConfig) -> list[Target]:
         Target(
             corpus_dir(cfg) / "train" / cfg.run, inputs, key_values(cfg), partial(train_run, cfg, is_leader),
             in_place=True, keep_if=CHECKPOINT, exclude=("wandb", "tensorboard", "checkpoints"), is_leader=is_leader,
+            num_bytes=partial(run_bytes, cfg),
         )
     ]  # fmt: skip
 
@@ -118,6 +119,28 @@ def train_run(cfg: DictConfig, is_leader: bool, out: Path) -> None:
         OmegaConf.save(cfg, out / "config.yaml", resolve=True)  # the worker processes read it
     launchers = {"alone": train_alone, "virtual": train_simulated, "process": train_processes, "torchrun": run_worker}
     launchers[config.launcher](config)
+
+
+def run_bytes(cfg: DictConfig) -> float:
+    """Returns the size of the checkpoints and the model in bytes.
+
+    Each learner saves its weights and the optimizer's vectors of the same length. With parameter servers, these vectors
+    exist once. What else a strategy saves is left out.
+    """
+    import torch
+
+    from asr_am.egs.store import EgsInfo
+    from asr_am.model.build import make_model
+    from asr_am.train.checkpoint import KEPT
+
+    config = TrainConfig.parse(with_current_targets(cfg), corpus_dir(cfg) / "train" / cfg.run)
+    info, optimizer = EgsInfo.load(config.egs_dir), config.options.optimizer
+    with torch.device("meta"):
+        model = make_model(config.options.model, info.dim, info.num_pdfs)
+    weights = 4 * sum(parameter.numel() for parameter in model.parameters())
+    vectors = 2 if optimizer.kind == "adam" else int(optimizer.momentum > 0)
+    copies = config.learners + vectors * (1 if "servers" in cfg.strategy else config.learners)
+    return weights * ((KEPT + 1) * copies + 2)  # one checkpoint is written before the oldest goes; best.pt twice
 
 
 def check_strategy(config: TrainConfig) -> None:

@@ -10,7 +10,7 @@ import pytest
 from asr_am.data.checksums import intact
 from asr_am.data.textfile import read_lines
 from asr_am.errors import MAX_MESSAGE, InputError
-from asr_am.hmm.fst_file import read_fst
+from asr_am.lang.fst_file import read_fst
 from asr_am.lang.prepare import prepare_lang
 from asr_am.stages.target import Target
 

@@ -12,9 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from asr_am.errors import InputError
-from asr_am.stages.app import start_logging
+from asr_am.stages.app import reports_errors, start_logging
 from asr_am.stages.target import Target
 from tests.support.toy_stage import ENVIRONMENT, ROOT, start
 
@@ -51,6 +52,14 @@ def test_a_signal_ends_a_stage_with_one_line(tmp_path: Path, body: str, number: 
     assert errors.count("\n") == 1 and f"stage toy: {word}; the same command continues" in errors
     assert "Traceback" not in (tmp_path / "minicts/log/toy.log").read_text()
     assert not processes_of(process.pid)
+
+
+def test_torchrun_ends_its_report_with_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))  # as torchrun does for each process
+    with pytest.raises(SystemExit), reports_errors("toy", []):
+        raise InputError("learners=4: wrong")
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(tmp_path / "error.json"))
+    assert "traceback : stage toy: learners=4: wrong" in str(ChildFailedError("train", {0: failure}))
 
 
 def test_a_killed_recipe_leaves_no_stage_behind(tmp_path: Path) -> None:

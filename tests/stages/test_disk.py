@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import kaldifst
@@ -15,6 +16,7 @@ import soundfile
 import torch
 
 from asr_am.errors import InputError
+from asr_am.lang.fst_file import silence_stderr, write_fst
 from asr_am.stages.target import Target
 from tests.support.toy_stage import start
 
@@ -40,12 +42,17 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def write_fsts(out: Path) -> None:
-    """Writes without an exception on a full disk, as OpenFST does."""
+def large_fst() -> kaldifst.StdVectorFst:
     fst = kaldifst.StdVectorFst()
     for _ in range(1 << 17):
         fst.add_state()
-    with kaldifst.VectorFstWriter(f"ark:{out}/a.ark") as writer:
+    return fst
+
+
+def write_fsts(out: Path) -> None:
+    """Writes without an exception on a full disk, as OpenFST does."""
+    fst = large_fst()
+    with kaldifst.VectorFstWriter(f"ark:{out}/a.ark") as writer, silence_stderr():
         writer.write("utterance", fst)
     with kaldifst.SequentialVectorFstReader(f"ark:{out}/a.ark") as reader:
         if [name for name, _ in reader] != ["utterance"]:
@@ -59,19 +66,23 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "torch": lambda out: torch.save(torch.from_numpy(NUMBERS), out / "a.pt"),
     "wav": lambda out: soundfile.write(out / "a.wav", NUMBERS, 8000),
     "ark": lambda out: kaldiio.save_ark(str(out / "a.ark"), {"a": NUMBERS}),
-    "fst": write_fsts,
+    "fsts": write_fsts,
+    "fst": lambda out: write_fst(large_fst(), out / "a.fst"),
 }
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["partial", "in place"])
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_full_disk_is_named_whatever_writes_to_it(disk: Path, kind: str, in_place: bool) -> None:
+def test_a_full_disk_is_named_whatever_writes_to_it(
+    disk: Path, kind: str, in_place: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
     made = Target(disk / "made", [], {}, lambda out: (out / "a").write_text("kept") and None)
     assert made.run()
     target = Target(disk / "out", [disk / "made"], {}, lambda out: WRITERS[kind](out) and None, in_place=in_place)
     with pytest.raises(InputError, match="out: the disk is full; free some space, then the same command continues"):
         target.run()
     assert (disk / "made/a").read_text() == "kept" and not (disk / "out/.done").exists()
+    assert capfd.readouterr().err == ""
     mount(disk, "remount", "size=20m")
     assert target.run() and not target.run() and not made.run()
 
@@ -90,3 +101,21 @@ def test_on_a_read_only_disk_what_is_up_to_date_stays_so_and_the_rest_is_one_lin
     other = start(disk.parent, body, first, mine)
     assert other.communicate(timeout=60)[1] == "" and (disk / "mine/toy/a").exists()
     assert (disk / "minicts/toy/a").read_text() == "kept"
+
+
+def test_a_disk_that_is_too_small_is_named_before_anything_is_made(disk: Path) -> None:
+    size = 3 << 20
+    mount(disk, "remount", "size=2m")
+    started = Target(disk / "exp/out", [], {}, lambda out: (out / "a").write_bytes(bytes(size)) and None)
+    target = replace(started, num_bytes=lambda: size)
+    with pytest.raises(InputError, match=r"exp/out: needs about 3\.3 MB, but its disk has 2\.1 MB free"):
+        target.run()
+    assert not any(disk.iterdir())
+    mount(disk, "remount", "size=4m")
+    with pytest.raises(InputError):  # interrupted after it has written everything
+        replace(started, build=lambda out: started.build(out) or stop()).run()
+    assert target.run(), "what is there already needs no more space"
+
+
+def stop() -> None:
+    raise InputError("stopped")

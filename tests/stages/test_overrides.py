@@ -71,7 +71,9 @@ def test_an_override_of_a_stage_that_does_not_run_is_named(tmp_path: Path, caplo
         ("strateg=sync", "did you mean strategy"), ("train.epoch=3", "did you mean train.epochs"),
         ("epochs=3", "did you mean train.epochs"),
         ("strategy=snyc", "strategy=snyc: there is no such choice; did you mean sync?"),
-        ("seed=[1", "no viable alternative"),
+        ("corpus=_sizes", "corpus=_sizes: there is no such choice; there are an4, kaldi,"),
+        ("seed=[1", "seed=[1: cannot be read (no viable alternative"), ("run=ü", "and the shell: \"run='ü'\""),
+        ("exp=~/a", "exp=~/a: this shell leaves ~ as it is; write exp=$HOME/a"),
     ],
 )  # fmt: skip
 def test_a_typo_is_one_line_with_the_nearest_names(override: str, expected: str) -> None:

@@ -51,6 +51,12 @@ def test_the_number_of_candidates_does_not_make_the_lm_anew(tmp_path: Path) -> N
     assert one[0].config == other[0].config and one[1].config != other[1].config
 
 
+def test_without_data_the_stage_to_run_is_named(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "rescore=true", f"exp={tmp_path}/other")
+    with pytest.raises(InputError, match=r"minicts/data does not exist; run the stage that makes it first"):
+        rescore.targets(cfg)[0].run()
+
+
 def test_a_text_by_name_or_by_path(tmp_path: Path) -> None:
     own = tmp_path / "own.txt"
     own.write_text("B A\n")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import kaldifst
@@ -29,6 +33,22 @@ def read_fst(path: Path, remedy: str = "run the stage that makes it again") -> k
 def write_fst(fst: kaldifst.StdVectorFst, path: Path) -> None:
     """Writes an OpenFst file atomically."""
     temporary = path.with_name(path.name + ".tmp")
-    if not fst.write(str(temporary)):
+    with silence_stderr():
+        written = fst.write(str(temporary))
+    if not written:
         raise InputError(f"{path}: cannot be written (disk full?)")
     temporary.rename(path)
+
+
+@contextmanager
+def silence_stderr() -> Iterator[None]:
+    """Redirects stderr to /dev/null. OpenFst and kaldilm report there what is also a return value or an exception."""
+    sys.stderr.flush()
+    saved, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(devnull, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(devnull)
