@@ -1,7 +1,7 @@
 """Makes the mistakes of a first hour on purpose, on a small finished run, and writes scripts/MISTAKES.md.
 
     python scripts/mistakes.py                       # all of them, about half an hour on two cores
-    python scripts/mistakes.py --only "full disk"    # those whose group or description has these words, again
+    python scripts/mistakes.py --only "full disk"    # those whose group or description has this pattern, again
 
 For each mistake the table has the command, the line that came, the exit status, and how many finished files changed.
 Rows that break a rule are marked with !: a traceback, more than one line on stderr, another exit status than expected,
@@ -21,12 +21,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 import soundfile
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from asr_am.stages.target import git_commit
+from tests.support.kaldi_corpus import LEXICON, write_kaldi_dir
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = Path("exp/mistakes")  # relative to ROOT, as all paths of the commands
@@ -68,6 +74,7 @@ class Row:
         line: what it wrote to stderr.
         changed: number of finished files that were lost or changed.
         problems: rules that it breaks.
+        commit: the commit at which it was made.
     """
 
     group: str
@@ -77,6 +84,7 @@ class Row:
     line: str
     changed: int
     problems: list[str]
+    commit: str
 
 
 @dataclass(frozen=True)
@@ -198,7 +206,8 @@ def make(mistake: Mistake) -> Row:
         if again:
             problems.append(f"the same command does not go on: {more.splitlines()[-1:]}")
     shown = lines if len(lines) < LONG else [lines[0], "...", *lines[-2:]]
-    return Row(mistake.group, mistake.what, shlex.join(mistake.command), status, " / ".join(shown), changed, problems)
+    command, line = shlex.join(mistake.command), " / ".join(shown).replace(f"{ROOT}/", "")
+    return Row(mistake.group, mistake.what, command, status, line, changed, problems, git_commit())
 
 
 # The mistakes
@@ -518,9 +527,6 @@ def two_runs() -> Iterator[Mistake]:
 
 def prepare() -> None:
     """Makes the finished run, and a small Kaldi directory."""
-    sys.path.insert(0, str(ROOT))
-    from tests.support.kaldi_corpus import LEXICON, write_kaldi_dir
-
     if not (PRISTINE / "minicts/RESULTS.md").exists():
         shutil.rmtree(WORK, ignore_errors=True)
         WORK.mkdir(parents=True)
@@ -540,13 +546,13 @@ def prepare() -> None:
 
 def table(rows: Sequence[Row]) -> str:
     """Returns the rows as Markdown, a table for each group."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True).stdout.strip()
+    commits = ", ".join(f"{commit} ({n} rows)" for commit, n in Counter(row.commit for row in rows).items())
     bad = sum(bool(row.problems) for row in rows)
     lines = [
         "# Mistakes on purpose", "",
         "Made by `python scripts/mistakes.py`, on a small finished run of `recipes/minicts`, at commit "
-        f"{commit} on {datetime.date.today()}. {len(rows)} mistakes, {bad} of them with a problem (!). The last column "
-        "counts the files of finished outputs that were lost or changed.",
+        f"{commits}, until {datetime.date.today()}. {len(rows)} mistakes, {bad} of them with a problem (!). The last "
+        "column counts the files of finished outputs that were lost or changed.",
     ]  # fmt: skip
     for group in dict.fromkeys(row.group for row in rows):
         lines += ["", f"## {group}", "", "| | mistake | exit | what came | files lost |", "|:--|:--|--:|:--|--:|"]
@@ -561,7 +567,7 @@ def table(rows: Sequence[Row]) -> str:
 def main() -> int:
     """Makes the mistakes. Returns 1 if one of them has a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="words of a group or a description")
+    parser.add_argument("--only", default="", help="regular expression of a group or a description")
     arguments = parser.parse_args()
     os.chdir(ROOT)
     prepare()
@@ -571,7 +577,7 @@ def main() -> int:
     for mistakes in (options, command_lines, own_data, paths, damaged_files, two_runs, disks, signals):
         for mistake in mistakes():
             known.append((mistake.group, mistake.what))
-            if arguments.only.lower() not in f"{mistake.group}: {mistake.what}".lower():
+            if not re.search(arguments.only, f"{mistake.group}: {mistake.what}", re.IGNORECASE):
                 continue
             if mistakes is disks and os.geteuid():
                 print(f"skipped, since mounting a disk needs root: {mistake.group}, {mistake.what}")
