@@ -239,6 +239,12 @@ def beam_excess(lattice: Lattice, scale: LmScale) -> np.ndarray:
     return (forward_SK[lattice.source_A] + cost_AK + backward_SK[lattice.target_A] - forward_SK[-1])[:, 0]
 
 
+def backward_costs(lattice: Lattice, scale: LmScale) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the cost of the best path from each state to the end [S], and its first arc [S], -1 at the end."""
+    best_SK, arc_SK = _best(*_backward(lattice), costs(lattice, [scale]))
+    return best_SK[:, 0], arc_SK[:, 0]
+
+
 def _forward(lattice: Lattice) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, int]:
     """Returns the first arguments of a pass from the start: arcs are sorted by target state already."""
     return np.arange(len(lattice.source_A)), lattice.source_A, lattice.target_A, 0, lattice.num_states

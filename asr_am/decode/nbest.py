@@ -41,7 +41,28 @@ def nbest(lattice: Lattice, scale: LmScale, n: int) -> list[Sentence]:
     """Returns up to `n` distinct word sequences, best first under `scale`."""
     excess_A = beam_excess(lattice, scale)
     cost_A = costs(lattice, [scale])[:, 0]
-    beam = np.inf
+    acceptor = word_acceptor(lattice, cost_A, excess_A)
+    lines = [_linear_path(piece) for piece in kaldifst.convert_nbest_to_vector(kaldifst.shortest_path(acceptor, n=n))]
+    # An arc of a sentence's best path exceeds the best cost by no more than the worst sentence: few arcs remain.
+    max_cost = max(cost for _, cost in lines) - min(cost for _, cost in lines)
+    kept = np.flatnonzero(excess_A <= max_cost + COST_SLACK)
+    arc_fst = _fst(lattice, kept, cost_A, kept + 1)
+    kaldifst.arcsort(arc_fst, sort_type="olabel")
+    sentences = [_with_costs(lattice, arc_fst, words) for words, _ in lines]
+    return sorted(sentences, key=lambda s: float(cost_A[s.arcs].sum()))
+
+
+def word_acceptor(
+    lattice: Lattice, cost_A: np.ndarray, excess_A: np.ndarray, beam: float = np.inf
+) -> kaldifst.StdVectorFst:
+    """Returns the minimal deterministic acceptor of the lattice's word sequences, with the cost of each.
+
+    Args:
+        lattice: a raw lattice.
+        cost_A: costs of its arcs.
+        excess_A: `beam_excess` at these costs.
+        beam: paths that cost this much more than the best path are left out. It is narrower for a very dense lattice.
+    """
     while True:
         kept = np.flatnonzero(excess_A <= beam)
         acceptor = _fst(lattice, kept, cost_A, lattice.word_A[kept])
@@ -51,14 +72,7 @@ def nbest(lattice: Lattice, scale: LmScale, n: int) -> list[Sentence]:
         except RuntimeError:  # more than MAX_STATES
             beam = float(min(beam, excess_A[np.isfinite(excess_A)].max())) / 2
     kaldifst.minimize(acceptor)
-    lines = [_linear_path(piece) for piece in kaldifst.convert_nbest_to_vector(kaldifst.shortest_path(acceptor, n=n))]
-    # An arc of a sentence's best path exceeds the best cost by no more than the worst sentence: few arcs remain.
-    max_cost = max(cost for _, cost in lines) - min(cost for _, cost in lines)
-    kept = np.flatnonzero(excess_A <= max_cost + COST_SLACK)
-    arc_fst = _fst(lattice, kept, cost_A, kept + 1)
-    kaldifst.arcsort(arc_fst, sort_type="olabel")
-    sentences = [_with_costs(lattice, arc_fst, words) for words, _ in lines]
-    return sorted(sentences, key=lambda s: float(cost_A[s.arcs].sum()))
+    return acceptor
 
 
 def _fst(lattice: Lattice, kept: np.ndarray, cost_A: np.ndarray, inputs: np.ndarray) -> kaldifst.StdVectorFst:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from asr_am.decode.lattice import Lattice, LmScale, beam_excess, sort_states
+from asr_am.decode.lattice import Lattice, LmScale, beam_excess, costs, sort_states
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.lang.ngram_automaton import LmPair, NgramAutomaton
@@ -19,13 +19,13 @@ from asr_am.lang.ngram_automaton import LmPair, NgramAutomaton
 MAX_HISTORIES = 200  # kept for a lattice state, the best ones
 
 
-def rescore(lattice: Lattice, models: LmPair, lm_weight: float, beam: float) -> FstArrays:
+def rescore(lattice: Lattice, models: LmPair, scale: LmScale, beam: float) -> FstArrays:
     """Replaces the language model costs of a lattice.
 
     Args:
         lattice: a lattice with the costs of `models.small`.
         models: the two models.
-        lm_weight: LM weight that paths are compared at.
+        scale: LM scale that paths are compared at.
         beam: paths that cost this much more than the best path are left out, in units of graph cost.
 
     Returns:
@@ -33,22 +33,22 @@ def rescore(lattice: Lattice, models: LmPair, lm_weight: float, beam: float) -> 
     """
     order = np.argsort(lattice.source_A, kind="stable")
     first_S = np.searchsorted(lattice.source_A[order], np.arange(lattice.num_states + 1))
+    cost_A = costs(lattice, [scale])[:, 0]
     arc_B, source_B, target_B, change_B, end, count = _compose(
-        first_S, order, lattice.target_A, lattice.word_A, lattice.graph_A, lattice.acoustic_A / lm_weight,
-        models.small, models.large, beam,
-    )  # fmt: skip
+        first_S, order, lattice.target_A, lattice.word_A, cost_A, models.small, models.large, beam
+    )
     if end < 0:
         raise InputError("no path of a lattice is in its language model; run stage 1 (lang) again")
     target_B[target_B == end] = count  # the end is the last state
     weight_B2 = np.stack([lattice.graph_A[arc_B] + change_B, lattice.acoustic_A[arc_B]], axis=1)
     arcs_B4 = np.stack([source_B, target_B, lattice.label_A[arc_B], lattice.word_A[arc_B]], axis=1)
     expanded = Lattice.from_arrays(_fst(arcs_B4, weight_B2, count + 1))
-    return sort_states(_pruned(expanded, lm_weight, beam))
+    return sort_states(_pruned(expanded, scale, beam))
 
 
-def _pruned(lattice: Lattice, lm_weight: float, beam: float) -> FstArrays:
+def _pruned(lattice: Lattice, scale: LmScale, beam: float) -> FstArrays:
     """Returns the lattice without arcs whose best path costs `beam` more than the best path of all."""
-    kept = np.flatnonzero(beam_excess(lattice, LmScale(lm_weight)) <= beam)
+    kept = np.flatnonzero(beam_excess(lattice, scale) <= beam)
     arcs_A4 = np.stack([lattice.source_A, lattice.target_A, lattice.label_A, lattice.word_A], axis=1)[kept]
     weight_A2 = np.stack([lattice.graph_A, lattice.acoustic_A], axis=1)[kept]
     return _fst(arcs_A4, weight_A2, lattice.num_states)
@@ -64,16 +64,16 @@ def _fst(arcs_A4: np.ndarray, weight_A2: np.ndarray, num_states: int) -> FstArra
 
 @numba.njit(nogil=True, cache=True)
 def _compose(
-    first_S: np.ndarray, order_A: np.ndarray, target_A: np.ndarray, word_A: np.ndarray, graph_A: np.ndarray,
-    scaled_A: np.ndarray, small: NgramAutomaton, large: NgramAutomaton, beam: float,
+    first_S: np.ndarray, order_A: np.ndarray, target_A: np.ndarray, word_A: np.ndarray, cost_A: np.ndarray,
+    small: NgramAutomaton, large: NgramAutomaton, beam: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int, int]:  # fmt: skip
     """Composes a lattice with two models.
 
     Args:
         first_S: [S + 1], first position in `order_A` of the arcs from each state.
         order_A: arcs by source state.
-        target_A, word_A, graph_A: see `Lattice`.
-        scaled_A: acoustic costs / LM weight.
+        target_A, word_A: see `Lattice`.
+        cost_A: costs under the LM scale.
         small, large: the models.
         beam: states whose cost exceeds the best with the same lattice state by more are not followed.
 
@@ -104,7 +104,7 @@ def _compose(
                     change = new - old
                 if not np.isfinite(change):
                     continue
-                cost = cost_N[source] + graph_A[arc] + scaled_A[arc] + change
+                cost = cost_N[source] + cost_A[arc] + change
                 if target == num_states - 1:
                     before = after = -1  # one end for all histories
                 found = head_S[target]
@@ -163,3 +163,12 @@ def step(automaton: NgramAutomaton, state: int, word: int) -> tuple[int, float]:
             return state, np.inf
         cost += automaton.backoff_cost_S[state]
         state = automaton.backoff_S[state]
+
+
+@numba.njit(nogil=True, cache=True)
+def steps(automaton: NgramAutomaton, state_Q: np.ndarray, word_Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the states after words and the costs of the words, see `step`."""
+    next_Q, cost_Q = np.empty(len(state_Q), np.int64), np.empty(len(state_Q))
+    for q in range(len(state_Q)):
+        next_Q[q], cost_Q[q] = step(automaton, state_Q[q], word_Q[q])
+    return next_Q, cost_Q

@@ -126,7 +126,7 @@ class Decoder:
         arrays, lattice = found.arrays, Lattice.from_arrays(found.arrays)
         if self.lms is not None:
             how = self.options.search
-            arrays = rescore(lattice, self.lms, 1 / how.acoustic_scale, how.lattice_beam)
+            arrays = rescore(lattice, self.lms, LmScale(1 / how.acoustic_scale), how.lattice_beam)
             lattice = Lattice.from_arrays(arrays)
         words = hypotheses(lattice, self.options.grid, self.states, self.lang) if self.options.grid else []
         entries = self._nbest(lattice) if self.options.nbest else []

@@ -44,7 +44,7 @@ def rescored_sections(corpus_dir: Path, families: Sequence[Family]) -> list[str]
         return []
     return [
         "## Rescored by the recurrent LM",
-        "n-best lists under the linear mixture of n-gram and recurrent LM, its weight chosen on dev. Perplexity per "
+        "Words under the linear mixture of n-gram and recurrent LM, its weight chosen on dev. Perplexity per "
         "word and sentence end, words outside the lexicon left out.",
         tables.markdown(
             ["LM", "weight", *(f"{subset}: {model}" for subset in SETS for model in ("n-gram", "recurrent", "both"))],

@@ -47,7 +47,7 @@ def lm_target(cfg: DictConfig) -> Target:
         raise InputError(f"lm.name={cfg.lm.name}: is the name of an n-gram LM of this corpus; choose another name")
     text = find_text(root / "data/lm", cfg.lm.text)
     inputs = [root / "data", root / "lang", text]
-    config = {key: value for key, value in values(cfg.lm).items() if key != "nbest"}
+    config = {key: value for key, value in values(cfg.lm).items() if key not in ("rescore", "lattice", "nbest")}
     return Target(root / "lm" / cfg.lm.name, inputs, config, partial(train, root, config, text))
 
 
@@ -70,7 +70,8 @@ def rescore_target(cfg: DictConfig, run: str, lm: str) -> Target:
     root = corpus_dir(cfg)
     decoded, out = root / "decode" / run, root / "rescore" / f"{run}+{cfg.lm.name}"
     arpa, recurrent = root / "lm" / lm, root / "lm" / cfg.lm.name
-    options = {"nbest": cfg.lm.nbest, "grid": lm_scale_grid(cfg)}
+    method = cfg.lm.rescore
+    options = {"rescore": method, method: values(cfg.lm)[method], "grid": lm_scale_grid(cfg)}
     rescored = partial(rescore, root, decoded, arpa, recurrent, options, cfg.nj)
     return Target(out, [root / "data", decoded, arpa, recurrent], options, rescored)
 
@@ -95,11 +96,13 @@ def train(root: Path, config: dict, text: Path, out: Path) -> None:
 
 def rescore(root: Path, decoded: Path, arpa: Path, recurrent: Path, options: dict, jobs: int, out: Path) -> None:
     """Chooses the weights of the mixture on dev, and writes the words of dev and test under it."""
+    from asr_am.decode.lattice_rescore import LatticeOptions
     from asr_am.decode.lm_rescore import rescore as rescore_run
 
+    how = LatticeOptions(**options["lattice"]) if options["rescore"] == "lattice" else options["nbest"]
     rescore_run(
         decoded, root / "data", arpa / "lm.arpa", recurrent / "best.pt", out, grid=scales_to_try(arpa, options["grid"]),
-        count=options["nbest"], jobs=jobs,
+        how=how, jobs=jobs,
     )  # fmt: skip
 
 
@@ -111,6 +114,8 @@ class LmSection:
     text: str
     units: Literal["word", "sentencepiece"]
     pieces: int
+    rescore: Literal["lattice", "nbest"]
+    lattice: Mapping[str, Any]
     nbest: int
     model: Mapping[str, Any]
     train: Mapping[str, Any]
@@ -124,9 +129,11 @@ class LmSection:
 
 def check_options(cfg: DictConfig) -> None:
     """Raises InputError if an option of this stage is unknown, of another type or out of range."""
+    from asr_am.decode.lattice_rescore import LatticeOptions
     from asr_am.train.lm import LmOptions
 
     section = build(LmSection, values(cfg.lm), "lm")
+    build(LatticeOptions, section.lattice, "lm.lattice")
     LmOptions.build(section.model, section.train)
 
 

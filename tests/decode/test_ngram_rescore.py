@@ -14,65 +14,13 @@ from asr_am.decode.ngram_rescore import rescore, step
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import DecodeOptions, Job, load_decoder
 from asr_am.errors import InputError
-from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.tree import DecisionTree
-from asr_am.lang.arpa import Arpa
-from asr_am.lang.ngram import estimate
 from asr_am.lang.ngram_automaton import EMPTY, LmPair, NgramAutomaton
 from asr_am.lang.prepare import prepare_lm
 from asr_am.lang.prune import prune
 from tests.support.decoding_corpus import write_system
-
-WORDS = {name: number for number, name in enumerate(["<eps>", *"abcdef", "<s>", "</s>", "<unk>"])}
-NAMES = {number: name for name, number in WORDS.items()}
-
-
-def random_lm(order: int, rng: np.random.Generator) -> Arpa:
-    sentences = [
-        list(rng.choice(list("abcdef"), size=rng.integers(1, 9), p=[0.4, 0.25, 0.15, 0.1, 0.06, 0.04]))
-        for _ in range(60)
-    ]
-    return estimate(sentences, list("abcdef"), order)
-
-
-def random_lattice(small: Arpa, rng: np.random.Generator, num_states: int = 9) -> Lattice:
-    """Returns a lattice whose graph costs are those of `small` along some path, plus a part that rescoring keeps."""
-    arcs, weights = [], []
-    for source in range(num_states - 1):
-        for _ in range(3):
-            target = int(rng.integers(source + 1, min(num_states, source + 4)))
-            arcs.append((source, target, 1, int(rng.choice([0, 1, 2, 3, 4, 5, 6]))))
-            weights.append((rng.uniform(0, 3), rng.uniform(-30, 30)))
-    final_S2 = np.full((num_states, 2), np.inf)
-    final_S2[num_states - 1] = 0.5, 2.0
-    final_S2[num_states - 2] = 1.5, 1.0
-    return Lattice.from_arrays(FstArrays.build(0, np.array(arcs), np.array(weights), final_S2))
-
-
-def sentence_cost(arpa: Arpa, words: list[int]) -> float:
-    history, total = ["<s>"], 0.0
-    for word in [*(NAMES[w] for w in words), "</s>"]:
-        total -= np.log(10) * arpa.logprob(history, word)
-        history.append(word)
-    return total
-
-
-def paths(lattice: Lattice) -> list[list[int]]:
-    """Enumerates all paths as lists of arcs."""
-    found, todo = [], [(0, [])]
-    while todo:
-        state, path = todo.pop()
-        if state == lattice.num_states - 1:
-            found.append(path)
-        todo += [(int(lattice.target_A[a]), [*path, int(a)]) for a in np.flatnonzero(lattice.source_A == state)]
-    return found
-
-
-def cost_of(lattice: Lattice, path: list[int], lm_weight: float) -> tuple[tuple, float]:
-    words = tuple(int(w) for w in lattice.word_A[path] if w)
-    acoustic = tuple(np.round(lattice.acoustic_A[path], 4))
-    return (words, acoustic), float((lattice.graph_A[path] + lattice.acoustic_A[path] / lm_weight).sum())
+from tests.support.lattice_paths import WORDS, cost_of, paths, random_lattice, random_lm, sentence_cost
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
@@ -98,7 +46,7 @@ def test_every_path_gets_the_cost_of_the_large_model(seed: int) -> None:
     assert len(small.logprobs) < 3 or len(small.logprobs[2]) < len(large.logprobs[2])
     pair = LmPair(*(NgramAutomaton.from_arpa(arpa, WORDS) for arpa in (small, large)))
     lattice = random_lattice(small, rng)
-    rescored = Lattice.from_arrays(rescore(lattice, pair, lm_weight=10.0, beam=1000.0))
+    rescored = Lattice.from_arrays(rescore(lattice, pair, LmScale(10.0), beam=1000.0))
     expected: dict[tuple, float] = {}
     for path in paths(lattice):
         key, cost = cost_of(lattice, path, 10.0)
@@ -114,7 +62,7 @@ def test_the_beam_keeps_the_best_path_and_bounds_the_others() -> None:
     large = random_lm(3, rng)
     pair = LmPair(*(NgramAutomaton.from_arpa(arpa, WORDS) for arpa in (prune(large, 5), large)))
     lattice = random_lattice(large, rng, num_states=25)
-    whole, narrow = (Lattice.from_arrays(rescore(lattice, pair, 10.0, beam)) for beam in (1000.0, 2.0))
+    whole, narrow = (Lattice.from_arrays(rescore(lattice, pair, LmScale(10.0), beam)) for beam in (1000.0, 2.0))
     assert len(narrow.source_A) < len(whole.source_A)
     assert beam_excess(narrow, LmScale(10.0)).max() <= 2.0
     words = [[int(w) for w in one.word_A[best_paths(one, [LmScale(10.0)])[0]] if w] for one in (whole, narrow)]

@@ -14,7 +14,10 @@ import torch
 from asr_am.decode.ctm import CtmWord
 from asr_am.decode.decode_set import ctm_name, decode_sets
 from asr_am.decode.lattice import LmScale
-from asr_am.decode.lm_rescore import Candidate, LmMixture, confidences, read_candidates, rescore, score_candidates
+from asr_am.decode.lattice_rescore import LatticeOptions
+from asr_am.decode.lm_mixture import LmMixture
+from asr_am.decode.lm_rescore import rescore
+from asr_am.decode.nbest_rescore import Candidate, confidences, dev_errors, read_candidates, score_candidates
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import DecodeOptions
 from asr_am.decode.system import System
@@ -90,13 +93,16 @@ def test_costs_are_those_written_out(root: Path) -> None:
 
 
 def test_files_hold_the_best_sentences_with_their_times(root: Path, tmp_path: Path) -> None:
-    rescore(root / "run", root / "data", root / "lm/lm.arpa", root / "lstm.pt", tmp_path, grid=GRID, count=MANY, jobs=1)
+    rescore(root / "run", root / "data", root / "lm/lm.arpa", root / "lstm.pt", tmp_path, grid=GRID, how=MANY, jobs=1)
     report = json.loads((tmp_path / "rescore.json").read_text())
     for subset in ("dev", "test"):
         assert {path.name for path in (tmp_path / "ctm").glob(f"{subset}*")} == {ctm_name(subset, w) for w in GRID}
         assert report[subset]["perplexity"]["mixture"] <= max(report[subset]["perplexity"].values())
     assert report["dev"]["perplexity"]["mixture"] <= min(report["dev"]["perplexity"].values()) * 1.0001
-    errors = report["dev"]["errors"]
+    candidates = read_candidates(root / "run", "dev", MANY, 1)
+    scores = dict(zip(candidates, score_candidates(mixture(root, report["weight"]), candidates), strict=True))
+    errors = dev_errors(candidates, scores, root / "data", Lang.load(root / "lang"), GRID)
+    assert errors["mixture"] == report["dev"]["errors"]
     assert errors["oracle"] <= min(errors["ngram"], errors["lstm"], errors["mixture"])
     chosen = json.loads((root / "run/decode.json").read_text())["chosen"]
     assert errors["ngram"] == chosen["dev_errors"]
@@ -105,6 +111,21 @@ def test_files_hold_the_best_sentences_with_their_times(root: Path, tmp_path: Pa
         assert found == rescored_words(root, report["weight"], scale)
     lines = [line.split() for line in (tmp_path / "ctm" / ctm_name("test", GRID[0])).read_text().splitlines()]
     assert all(float(line[3]) > 0 and 0 < float(line[5]) <= 1 for line in lines)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_lattices_give_the_words_of_the_longest_lists(root: Path, tmp_path: Path, jobs: int) -> None:
+    """With wide beams and whole histories, at the scale that lattices are rescored at."""
+    scale = System.load(root / "run").lm_scale
+    for name, how in (("lists", MANY), ("lattices", LatticeOptions(words=100, beam=100.0))):
+        (tmp_path / name).mkdir()
+        rescore(
+            root / "run", root / "data", root / "lm/lm.arpa", root / "lstm.pt", tmp_path / name, grid=[scale], how=how,
+            jobs=jobs,
+        )  # fmt: skip
+    for subset in ("dev", "test"):
+        lists, lattices = (tmp_path / name / "ctm" / ctm_name(subset, scale) for name in ("lists", "lattices"))
+        assert ctm_words(lattices) == ctm_words(lists) != ctm_words(root / "run/ctm" / ctm_name(subset, scale))
 
 
 def test_confidence_is_the_share_that_has_the_word_there() -> None:
@@ -137,7 +158,7 @@ def test_damaged_or_missing_lattices(root: Path, tmp_path: Path) -> None:
 
 def test_missing_models_and_counts_out_of_range(root: Path, tmp_path: Path) -> None:
     def run(arpa: str, lm: str, count: int) -> None:
-        rescore(root / "run", root / "data", root / arpa, root / lm, tmp_path, grid=GRID, count=count, jobs=1)
+        rescore(root / "run", root / "data", root / arpa, root / lm, tmp_path, grid=GRID, how=count, jobs=1)
 
     with pytest.raises(InputError, match=r"lm\.nbest=0"):
         run("lm/lm.arpa", "lstm.pt", 0)
