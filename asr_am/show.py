@@ -5,7 +5,7 @@ the forced alignment. Writes a picture of the features, the aligned phones and t
 posteriors to exp/<corpus>/show/<utterance>.png.
 
 `python -m asr_am.show --alignments` writes the alignments of every GMM system as CTM files, per word and per phone, to
-exp/<corpus>/show/alignments/<system>/<set>.{words,phones}.ctm.
+exp/<corpus>/show/alignments/<system>/<set>.{words,phones}.ctm, and as Praat's TextGrid files to <set>/ beside them.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def show(root: Path, run: Path, utterances: Sequence[str], paths: int) -> None:
 
 
 def write_alignments(root: Path, system: str | None) -> None:
-    """Writes the alignments of one or all GMM systems as CTM files. Prints their names.
+    """Writes the alignments of one or all GMM systems as CTM and TextGrid files. Prints their names.
 
     Args:
         root: exp/<corpus>.
@@ -260,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--paths", type=int, default=5, help="number of paths of the lattice (default: 5)")
     parser.add_argument(
         "--alignments", action="store_true",
-        help="write the alignments of the GMM systems, or of --system, as CTM files",
+        help="write the alignments of the GMM systems, or of --system, as CTM and TextGrid files",
     )  # fmt: skip
     options = parser.parse_args(arguments)
     if options.alignments == bool(options.utterances):

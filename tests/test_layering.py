@@ -12,7 +12,7 @@ ORDER = (
     "errors", "options", "progress", "parallel", "data", "lang", "features", "hmm", "egs", "model", "distributed",
     "parallax", "train", "decode", "score", "report", "stages",
 )  # fmt: skip
-ENTRY_POINTS = {"show", "transcribe"}  # programs beside the stages
+ENTRY_POINTS = {"kaldi_export", "show", "transcribe"}  # programs beside the stages
 
 
 def imports(path: Path) -> set[str]:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -109,11 +110,11 @@ def test_an_utterance_that_is_not_decoded_by_the_stages_is_decoded_now(
     assert kept.words == decoded_now != []
 
 
-def test_alignments_become_ctm_files(aligned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_alignments_become_ctm_and_textgrid_files(aligned: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [Path(line) for line in printed(aligned, capsys, "--alignments")]
     folder = aligned / "show/alignments/mono"
-    assert files == [folder / "train.words.ctm", folder / "train.phones.ctm"]
-    words, phones = ([line.split() for line in path.read_text().splitlines()] for path in files)
+    assert files == [folder / "train.words.ctm", folder / "train.phones.ctm", folder / "train"]
+    words, phones = ([line.split() for line in path.read_text().splitlines()] for path in files[:2])
     segments = read_supervisions(aligned / "data", "train")
     assert len(words) == sum(len((segment.text or "").split()) for segment in segments)
     for segment in segments:
@@ -127,6 +128,14 @@ def test_alignments_become_ctm_files(aligned: Path, capsys: pytest.CaptureFixtur
         assert sum(lengths) == pytest.approx(88 * FRAME_SHIFT) and min(lengths) >= 0.01
         begins = {row[2] for row in inside["phones"]}
         assert all(row[2] in begins for row in inside["words"])
+        grid = (folder / "train" / f"{'-'.join(side)}.TextGrid").read_text()
+        tiers = dict(zip(("words", "phones"), re.findall(r"(?s)name = .*?(?=item|\Z)", grid), strict=True))
+        for name, tier in tiers.items():
+            spans = re.findall(r'xmin = ([\d.]+)\n +xmax = ([\d.]+)\n +text = "(.*)"', tier)
+            assert spans[0][0] == "0.000000" and all(a[1] == b[0] for a, b in pairwise(spans))  # no gaps
+            begun = [(pytest.approx(float(begin), abs=0.006), label) for begin, _, label in spans if label]
+            rows = [row for row in (words if name == "words" else phones) if row[:2] == side]
+            assert [(float(row[2]), row[4]) for row in rows] == begun
 
 
 def test_words_outside_the_lexicon_are_aligned_and_keep_their_names(root: Path) -> None:

@@ -149,8 +149,13 @@ def read_entry(entry: Entry) -> Any:
 def read_archive(path: Path) -> Iterator[tuple[str, Any]]:
     """Yields the keys and entries of a whole archive, in order. Raises what `read_entry` raises."""
     with path.open("rb") as file:
-        while (key := read_token(file)) is not None:
-            yield key, _read_value(file)
+        yield from read_entries(file)
+
+
+def read_entries(file: BinaryIO) -> Iterator[tuple[str, Any]]:
+    """Yields the keys and entries of an open archive, in order. Raises what `read_entry` raises."""
+    while (key := read_token(file)) is not None:
+        yield key, _read_value(file)
 
 
 def reason(error: Exception) -> str:

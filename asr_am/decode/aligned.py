@@ -1,4 +1,4 @@
-"""Alignments as words and phones with their times, and as CTM files.
+"""Alignments as words and phones with their times, and as CTM and TextGrid files.
 
 Shapes: T frames, R runs of equal labels.
 """
@@ -15,6 +15,7 @@ from asr_am.data.manifests import read_supervisions
 from asr_am.data.textfile import split_words
 from asr_am.decode.ctm import CtmWord, write_ctm
 from asr_am.decode.hypotheses import time_words
+from asr_am.decode.textgrid import write_textgrids
 from asr_am.hmm.alignments import read_alignments, runs_of
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
@@ -51,7 +52,7 @@ def aligned_words(text: str, labels_T: np.ndarray, states: StateTable, lang: Lan
 def write_alignment_ctms(
     data_dir: Path, align_dir: Path, lang: Lang, out: Path, sets: Sequence[str] = ()
 ) -> list[Path]:  # fmt: skip
-    """Writes the alignments of a GMM system as <set>.words.ctm and <set>.phones.ctm.
+    """Writes the alignments of a GMM system as <set>.words.ctm and <set>.phones.ctm, and as <set>/*.TextGrid.
 
     Args:
         data_dir: output of stage data.
@@ -61,7 +62,7 @@ def write_alignment_ctms(
         sets: names of the sets. Default: all that are aligned.
 
     Returns:
-        The files.
+        The CTM files, and the folders of TextGrid files.
 
     Raises:
         InputError: a file is missing or damaged.
@@ -79,4 +80,6 @@ def write_alignment_ctms(
             files.append(out / f"{subset}.{name}.ctm")
             write_ctm(files[-1], segments, found)
             log.info("%s: %d %s of %d utterances", files[-1], sum(map(len, found.values())), name, len(found))
+        write_textgrids(out / subset, segments, {"words": words, "phones": phones})
+        files.append(out / subset)
     return files

@@ -13,6 +13,8 @@ from asr_am.options import build, no_such_option
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.target import Target
 
+KALDI = "kaldi"  # align.system of an imported one
+
 
 def targets(cfg: DictConfig) -> list[Target]:
     """Returns exp/<corpus>/align, with a directory per GMM system."""
@@ -20,6 +22,10 @@ def targets(cfg: DictConfig) -> list[Target]:
     inputs = [root / "data", root / "lang", root / "features/mfcc"]
     options = values(cfg.align)
     out = root / "align"
+    if options.get("system") == KALDI:
+        folders = kaldi_folders(options)
+        build_kaldi = partial(import_kaldi, root, folders)
+        return [Target(out, [*inputs[1:], *folders.values()], {"system": KALDI}, build_kaldi)]
     return [Target(out, inputs, options, partial(align, root, options, cfg.nj))]
 
 
@@ -38,9 +44,31 @@ def align(root: Path, options: dict, jobs: int, out: Path) -> None:
     align_corpus(root / "data", root / "lang", root / "features", out, jobs=jobs, **systems)
 
 
+def kaldi_folders(options: dict[str, Any]) -> dict[str, Path]:
+    """Returns the directories with Kaldi's alignments of train and dev. Raises InputError if one is missing."""
+    folders = {}
+    for subset, name in (("train", "dir"), ("dev", "dev_dir"), ("lang", "lang")):
+        if not options.get(name) or not Path(options[name]).is_dir():
+            raise InputError(f"align.{name}={options.get(name)}: no such directory; see conf/align/kaldi.yaml")
+        folders[subset] = Path(options[name])
+    del folders["lang"]
+    return folders
+
+
+def import_kaldi(root: Path, folders: dict[str, Path], out: Path) -> None:
+    """Writes Kaldi's system and alignments as a system of its own."""
+    from asr_am.hmm.kaldi_system import import_system
+
+    import_system(folders, root / "lang", root / "features", out / KALDI)
+
+
 def check_options(cfg: DictConfig) -> None:
     """Raises InputError if an option of this stage is unknown, of another type or out of range."""
-    gmm_options(values(cfg.align))
+    options = values(cfg.align)
+    if options.get("system") == KALDI:
+        kaldi_folders(options)
+    else:
+        gmm_options(options)
 
 
 def gmm_options(options: dict[str, Any]) -> dict[str, Any]:

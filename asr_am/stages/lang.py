@@ -44,7 +44,11 @@ def targets(cfg: DictConfig) -> list[Target]:
     """Returns the lexicon and each LM of `corpus.lms`."""
     root = corpus_dir(cfg)
     options = values(cfg.corpus.lang)
-    lang = Target(root / "lang", [root / "data"], options, partial(lexicon, root / "data", options))
+    inputs = [root / "data"]
+    if source := cfg.align.get("lang"):
+        options |= {"kaldi": True}
+        inputs.append(Path(source))
+    lang = Target(root / "lang", inputs, options, partial(lexicon, root / "data", options, source))
     lms = []
     for name, lm in values(cfg.corpus.lms).items():
         inputs = [root / "data", root / "lang"]
@@ -55,13 +59,20 @@ def targets(cfg: DictConfig) -> list[Target]:
     return [lang, *lms]
 
 
-def lexicon(data_dir: Path, options: dict, out: Path) -> None:
-    """Writes lexicon, symbol tables and L, and checks the transcripts against them."""
+def lexicon(data_dir: Path, options: dict, kaldi: str | None, out: Path) -> None:
+    """Writes lexicon, symbol tables and L, those of Kaldi's directory `kaldi` if there is one. Checks the transcripts
+    against them.
+    """
+    from asr_am.lang.kaldi_lang import import_lang
     from asr_am.lang.lang_dir import Lang
     from asr_am.lang.prepare import prepare_lang
     from asr_am.lang.transcripts import check_transcripts
 
-    prepare_lang(data_dir, out, position_dependent=options["position_dependent"], silence_prob=options["silence_prob"])
+    if kaldi:
+        import_lang(Path(kaldi), out)
+    else:
+        marks, silence_prob = options["position_dependent"], options["silence_prob"]
+        prepare_lang(data_dir, out, position_dependent=marks, silence_prob=silence_prob)
     check_transcripts(data_dir, Lang.load(out), out, oov=options["oov"])
 
 

@@ -1,0 +1,80 @@
+"""Alignments as Praat TextGrid files: a file for each recording and channel, with a tier of words and one of phones."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from lhotse import SupervisionSegment
+
+from asr_am.data.stm import channel_letter
+from asr_am.data.textfile import write_lines
+from asr_am.decode.ctm import FRAME_SHIFT, CtmWord
+
+Interval = tuple[float, float, str]  # begin and end in seconds, name
+
+
+def write_textgrids(
+    folder: Path, segments: Mapping[str, SupervisionSegment], tiers: Mapping[str, Mapping[str, Sequence[CtmWord]]]
+) -> list[Path]:
+    """Writes <recording>-<A|B>.TextGrid for every side with alignments.
+
+    Args:
+        folder: output folder, created where it is missing.
+        segments: the utterances by id.
+        tiers: by name of the tier, the words or phones of each utterance, timed in frames of the utterance.
+
+    Returns:
+        The files.
+    """
+    sides: dict[str, dict[str, list[Interval]]] = defaultdict(lambda: {name: [] for name in tiers})
+    for tier, utterances in tiers.items():
+        for utterance, words in utterances.items():
+            segment = segments[utterance]
+            side = sides[f"{segment.recording_id}-{channel_letter(segment)}"]
+            for word in words:
+                begin = segment.start + word.start * FRAME_SHIFT
+                end = min(begin + word.frames * FRAME_SHIFT, segment.end)
+                side[tier].append((begin, end, word.word))
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name, intervals in sorted(sides.items()):
+        files.append(folder / f"{name}.TextGrid")
+        write_lines(files[-1], _lines(intervals))
+    return files
+
+
+def _lines(tiers: Mapping[str, list[Interval]]) -> Iterable[str]:
+    """Yields the lines of a file in the long format, whose intervals have no gaps."""
+    last = max((end for intervals in tiers.values() for _, end, _ in intervals), default=0.0)
+    yield from ['File type = "ooTextFile"', 'Object class = "TextGrid"', "", "xmin = 0", f"xmax = {last:.6f}"]
+    yield from ["tiers? <exists>", f"size = {len(tiers)}", "item []:"]
+    for number, (name, intervals) in enumerate(tiers.items(), start=1):
+        filled = _without_gaps(sorted(intervals), last)
+        yield from [f"    item [{number}]:", '        class = "IntervalTier"', f"        name = {_quoted(name)}"]
+        yield from ["        xmin = 0", f"        xmax = {last:.6f}", f"        intervals: size = {len(filled)}"]
+        for index, (begin, end, label) in enumerate(filled, start=1):
+            yield f"        intervals [{index}]:"
+            yield from [f"            xmin = {begin:.6f}", f"            xmax = {end:.6f}"]
+            yield f"            text = {_quoted(label)}"
+
+
+def _without_gaps(intervals: Sequence[Interval], last: float) -> list[Interval]:
+    """Returns the intervals with empty ones between them. Where utterances overlap, the later one begins later."""
+    filled: list[Interval] = []
+    now = 0.0
+    for begin, end, label in intervals:
+        begin = max(begin, now)
+        if begin > now + 1e-6:
+            filled.append((now, begin, ""))
+        if end > begin + 1e-6:
+            filled.append((begin, end, label))
+            now = end
+    if last > now + 1e-6:
+        filled.append((now, last, ""))
+    return filled
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"'
