@@ -37,7 +37,7 @@ def make_lexicon_fst(
     """Builds L as Kaldi's make_lexicon_fst.py does, sorted by output label.
 
     Args:
-        numbered: pronunciations, each with the number of its disambiguation symbol (0: none).
+        numbered: pronunciations with their probabilities, each with the number of its disambiguation symbol (0: none).
         phones: symbol table of phones.
         words: symbol table of words.
         silence: the silence phone.
@@ -64,11 +64,11 @@ def make_lexicon_fst(
         labels = [phones[phone] for phone in entry.phones]
         if number:
             labels.append(phones[f"#{number}"])
-        state, output = LOOP, words[entry.word]
+        state, output, own = LOOP, words[entry.word], 0.0 - math.log(entry.probability)
         for label in labels[:-1]:
-            lines.append(f"{state} {free} {label} {output}")
-            state, output, free = free, 0, free + 1
-        lines += [f"{state} {end} {labels[-1]} {output} {cost}" for end, cost in arc_costs]
+            lines.append(f"{state} {free} {label} {output} {own}")
+            state, output, own, free = free, 0, 0.0, free + 1
+        lines += [f"{state} {end} {labels[-1]} {output} {cost + own}" for end, cost in arc_costs]
     if silence_disambig is not None:
         lines.append(f"{LOOP} {LOOP} {phones['#0']} {words['#0']}")
     lines.append(f"{LOOP}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from asr_am.data.textfile import numbered_lines, split_words
@@ -18,10 +18,11 @@ RESERVED_WORDS = frozenset({"<eps>", "#0", "<s>", "</s>"})
 
 @dataclass(frozen=True)
 class Pronunciation:
-    """A line of a lexicon."""
+    """A line of a lexicon. `probability` is that of the phones given the word, or relative to its likeliest ones."""
 
     word: str
     phones: tuple[str, ...]
+    probability: float = field(default=1.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,12 @@ class Lexicon:
         return sorted({entry.word for entry in self.entries})
 
 
-def read_lexicon(lexicon_path: Path, nonspeech_path: Path | None = None) -> Lexicon:
+def read_lexicon(
+    lexicon_path: Path, nonspeech_path: Path | None = None, probabilities_path: Path | None = None
+) -> Lexicon:
     """Reads `WORD PHONE...` lines and optional `WORD PHONE` lines for noises. Adds `<unk>` (SPN) and silence.
+
+    Probabilities are optional `WORD PROBABILITY PHONE...` lines for some of the pronunciations. The others have 1.
 
     A word of lexicon.txt with a single silence phone as its pronunciation counts as a noise too.
 
@@ -65,6 +70,9 @@ def read_lexicon(lexicon_path: Path, nonspeech_path: Path | None = None) -> Lexi
     further = {noise.phones[0] for noise in noises} - set(defaults)
     silence_phones = (*defaults, *sorted(further))
     spoken = _read_entries(lexicon_path)
+    if probabilities_path is not None and probabilities_path.exists():
+        known = _read_probabilities(probabilities_path)
+        spoken = {Pronunciation(e.word, e.phones, known.get((e.word, e.phones), 1.0)): w for e, w in spoken.items()}
     for entry, where in spoken.items():
         _check_spoken(entry, where, frozenset(silence_phones))
         if entry in noises:
@@ -126,6 +134,20 @@ def _read_entries(path: Path) -> dict[Pronunciation, str]:
     return entries
 
 
+def _read_probabilities(path: Path) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Returns the probability of each (word, phones)."""
+    found = {}
+    for number, line in numbered_lines(path, "run stage 0 (data) again"):
+        word, text, *phones = [*split_words(line), "", ""]
+        try:
+            found[word, tuple(phone for phone in phones if phone)] = probability = float(text)
+        except ValueError:
+            probability = 0.0
+        if not 0 < probability <= 1:
+            raise InputError(f"{path}:{number}: the probability must be above 0 and at most 1, not {text!r}")
+    return found
+
+
 def _check_spoken(entry: Pronunciation, where: str, silence_phones: frozenset[str]) -> None:
     both = [phone for phone in entry.phones if phone in silence_phones]
     if both and len(entry.phones) > 1:
@@ -151,7 +173,7 @@ def mark_positions(lexicon: Lexicon) -> Lexicon:
             )
     silence = frozenset(lexicon.silence_phones)
     return Lexicon(
-        entries=tuple(Pronunciation(e.word, _positioned(e.phones, silence)) for e in lexicon.entries),
+        entries=tuple(Pronunciation(e.word, _positioned(e.phones, silence), e.probability) for e in lexicon.entries),
         silence_phones=lexicon.silence_phones,
         nonsilence_phones=marked,
         roots=tuple(

@@ -27,7 +27,7 @@ def prepare_lang(data_dir: Path, out: Path, *, position_dependent: bool, silence
     """Writes phones.txt, words.txt, lexicon.txt, L.fst, L_disambig.fst and lang.json.
 
     Args:
-        data_dir: has lexicon.txt and optionally nonspeech.txt.
+        data_dir: has lexicon.txt, and optionally nonspeech.txt and lexiconp.txt (probabilities of pronunciations).
         out: output folder.
         position_dependent: add position markers to speech phones.
         silence_prob: probability of the optional silence between words, at least 0 and below 1.
@@ -37,7 +37,7 @@ def prepare_lang(data_dir: Path, out: Path, *, position_dependent: bool, silence
     """
     if not 0.0 <= silence_prob < 1.0:
         raise InputError(f"silence_prob={silence_prob}: must be at least 0 and below 1")
-    lexicon = read_lexicon(data_dir / "lexicon.txt", data_dir / "nonspeech.txt")
+    lexicon = read_lexicon(*(data_dir / name for name in ("lexicon.txt", "nonspeech.txt", "lexiconp.txt")))
     if position_dependent:
         lexicon = mark_positions(lexicon)
     numbered, highest = disambiguate(lexicon.entries)

@@ -33,12 +33,14 @@ class Lexicon:
         noises: word to its silence phone.
         silence: words that are silence.
         unknown: words that mean the unknown word.
+        probabilities: of words and their phones, where the lexicon has them.
     """
 
     entries: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)
     noises: dict[str, str] = field(default_factory=dict)
     silence: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
+    probabilities: dict[tuple[str, tuple[str, ...]], float] = field(default_factory=dict)
 
     @property
     def vocabulary(self) -> set[str]:
@@ -56,9 +58,14 @@ class Lexicon:
         )
 
     def write(self, data_dir: Path) -> None:
-        """Writes lexicon.txt and, if there are noises, nonspeech.txt."""
+        """Writes lexicon.txt and, if there are noises or probabilities, nonspeech.txt or lexiconp.txt."""
         lines = [f"{word} {' '.join(phones)}" for word in sorted(self.entries) for phones in self.entries[word]]
         write_lines(data_dir / "lexicon.txt", lines)
+        if self.probabilities:
+            known = ((word, phones, self.probabilities.get((word, phones))) for word in sorted(self.entries)
+                     for phones in self.entries[word])  # fmt: skip
+            lines = [f"{word} {p:g} {' '.join(phones)}" for word, phones, p in known if p is not None]
+            write_lines(data_dir / "lexiconp.txt", lines)
         if self.noises:
             write_lines(data_dir / "nonspeech.txt", [f"{word} {phone}" for word, phone in sorted(self.noises.items())])
 
@@ -82,11 +89,12 @@ def read_lexicon(path: Path, issues: IssueCounter) -> Lexicon:
         if not phones:
             raise InputError(f"{where}: {word!r} has no phones; {FORM}")
         variant = VARIANT.fullmatch(word)
-        _add(lexicon, variant["word"] if variant else word, phones, where, silence_phones, issues)
+        name = variant["word"] if variant else word
+        _add(lexicon, name, phones, where, silence_phones, issues)
+        if with_probability:
+            lexicon.probabilities.setdefault((name, phones), float(fields[0]))
     if not lexicon.entries:
         raise InputError(f"{path}: has no word made of speech phones; {FORM}")
-    if with_probability:
-        issues.add("pronunciation probabilities: not used", lines[0][0], len(lines))
     if marked:
         issues.add("phones with word-position markers: without", lines[0][0])
     return lexicon

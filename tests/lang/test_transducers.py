@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -105,6 +106,27 @@ def test_every_pronunciation_with_and_without_silences(lang: Lang) -> None:
     assert found.keys() == expected.keys()
     for labels, cost in expected.items():
         assert found[labels] == pytest.approx(cost, abs=1e-5)
+
+
+def test_pronunciations_have_their_probabilities(data_dir: Path, tmp_path: Path) -> None:
+    first, second = [
+        line.split()[1:] for line in (data_dir / "lexicon.txt").read_text().splitlines() if "READ " in line
+    ]
+    (tmp_path / "data").mkdir()
+    for name in ("lexicon.txt", "nonspeech.txt"):
+        shutil.copy(data_dir / name, tmp_path / "data")
+    (tmp_path / "data/lexiconp.txt").write_text(f"READ 0.25 {' '.join(second)}\n")
+    (tmp_path / "lang").mkdir()
+    prepare_lang(tmp_path / "data", tmp_path / "lang", position_dependent=True, silence_prob=0.0)
+    lang = Lang.load(tmp_path / "lang")
+    found = dict(
+        paths(kaldifst.compose(kaldifst.StdVectorFst.read(str(tmp_path / "lang/L.fst")), accept(lang.word_ids("READ"))))
+    )
+    costs = {tuple(lang.phone_names[p][:-2] for p in phones): cost for phones, cost in found.items()}
+    assert costs == {tuple(first): pytest.approx(0.0), tuple(second): pytest.approx(-math.log(0.25))}
+    (tmp_path / "data/lexiconp.txt").write_text("READ 1.25 R\n")
+    with pytest.raises(InputError, match=r"lexiconp.txt:1: the probability must be above 0 and at most 1"):
+        prepare_lang(tmp_path / "data", tmp_path / "lang", position_dependent=True, silence_prob=0.0)
 
 
 def test_without_silence_there_is_none(data_dir: Path, tmp_path: Path) -> None:

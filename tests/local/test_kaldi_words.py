@@ -81,6 +81,14 @@ def test_every_form_of_lexicon_comes_to_the_same(tmp_path: Path, text: str) -> N
     assert (tmp_path / "lexicon.txt").read_text() == "A AH\nAB AH B\nAB AE B\n"
 
 
+def test_probabilities_are_kept_for_the_words_that_remain(tmp_path: Path) -> None:
+    lexicon_of(tmp_path, "A 1.0 AH\nAB 0.7 AH B\nAB 3e-1 AE B\n[DOOR] 1 NSN\n")
+    assert (tmp_path / "lexiconp.txt").read_text() == "A 1 AH\nAB 0.7 AH B\nAB 0.3 AE B\n"
+    (tmp_path / "plain").mkdir()
+    lexicon_of(tmp_path / "plain", "A AH\nAB AH B\n")
+    assert not (tmp_path / "plain/lexiconp.txt").exists()
+
+
 @pytest.mark.parametrize("text", ["A 6 8\nB 1\n", "A 1 8\nB 8\n", "A 1 8\nB 1\n", "A 100 8\nB 100 1\n"])
 def test_phones_may_be_whole_numbers(tmp_path: Path, text: str) -> None:
     lexicon_of(tmp_path, text)
