@@ -8,8 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import pytest
 
 from asr_am.distributed.runtime.launcher import launch
 from asr_am.distributed.runtime.loopback_peers import socket_inodes, tcp_sockets
+from tests.support.attack import Attack
 from tests.support.egs_examples import write_examples
 from tests.support.toy_runs import lease_log
 
@@ -52,8 +51,8 @@ def peak_memory(pid: int) -> int:
     return int(line.split()[1])
 
 
-class OtherUser:
-    """Attacks in a thread, once all learners have connected.
+class OtherUser(Attack):
+    """Attacks as another user, once all learners have connected.
 
     Attributes:
         rows: (what was tried, what it saw).
@@ -62,38 +61,26 @@ class OtherUser:
     """
 
     def __init__(self, out: Path) -> None:
+        super().__init__(out)
         self.rows: list[tuple[str, str]] = []
         self.ports: list[tuple[str, int]] = []
         self.growth = 0
-        self._out, self._before = out, listening(os.getpid())
-        self._thread = threading.Thread(target=self._run)
+        self._before = listening(os.getpid())
 
-    def __enter__(self) -> OtherUser:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        (self._out / "over").touch()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while not (self._out / "metrics.jsonl").exists() and not (self._out / "over").exists():
-                time.sleep(0.05)
-            pids = [*(int(path.read_text()) for path in sorted(self._out.glob("*.pid"))), os.getpid()]
-            self.ports = [end for pid in pids for end in listening(pid) if end not in self._before]
-            memory = {pid: peak_memory(pid) for pid in pids}
-            private_dir = Path((self._out / "0.address").read_text().removeprefix("ipc://")).parent
-            ports = [port for _, port in self.ports]
-            arguments = [str(self._out), str(private_dir), json.dumps(ports), json.dumps(pids)]
-            done = subprocess.run(
-                [sys.executable, "-m", "tests.support.other_user", *arguments], cwd=ROOT, capture_output=True, text=True
-            )
-            assert done.returncode == 0, done.stderr
-            self.rows = json.loads(done.stdout)
-            self.growth = max(peak_memory(pid) - memory[pid] for pid in pids)
-        finally:
-            (self._out / "over").touch()
+    def attack(self) -> None:
+        self.wait_until(lambda: (self.out / "metrics.jsonl").exists())
+        pids = [*(int(path.read_text()) for path in sorted(self.out.glob("*.pid"))), os.getpid()]
+        self.ports = [end for pid in pids for end in listening(pid) if end not in self._before]
+        memory = {pid: peak_memory(pid) for pid in pids}
+        private_dir = Path((self.out / "0.address").read_text().removeprefix("ipc://")).parent
+        ports = [port for _, port in self.ports]
+        arguments = [str(self.out), str(private_dir), json.dumps(ports), json.dumps(pids)]
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.support.other_user", *arguments], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        self.rows = json.loads(done.stdout)
+        self.growth = max(peak_memory(pid) - memory[pid] for pid in pids)
 
 
 def table(rows: list[tuple[str, str]]) -> str:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -20,6 +19,7 @@ from asr_am.distributed.runtime.launcher import launch
 from asr_am.distributed.runtime.security import make_key_file, new_key, open_socket
 from asr_am.distributed.runtime.wire import Kind, WireHeader, encode
 from asr_am.distributed.runtime.worker_process import free_port
+from tests.support.attack import Attack
 from tests.support.egs_examples import write_examples
 from tests.support.tcp_proxy import TcpProxy, send_raw
 from tests.support.toy_runs import lease_log
@@ -30,7 +30,7 @@ MESSAGE = encode(WireHeader(Kind.CHUNK, bytes(16), 1, 0, clock=1 << 40, tag="wei
 RAW = [os.urandom(4096), b"GET / HTTP/1.0\r\n\r\n", b"\xff\0\0\0\0\0\0\0\x01\x7f\x01\x05\0\0\0\x06secret"]
 
 
-class Attack:
+class PortAttack(Attack):
     """Attacks the launcher's port and every learner's message port, once all learners have connected.
 
     Attributes:
@@ -39,35 +39,23 @@ class Attack:
     """
 
     def __init__(self, out: Path, supervisor: str, tap: TcpProxy) -> None:
+        super().__init__(out)
         self.answers, self.done = 0, False
-        self._out, self._supervisor, self._tap = out, supervisor, tap
-        self._thread = threading.Thread(target=self._run)
+        self._supervisor, self._tap = supervisor, tap
 
-    def __enter__(self) -> Attack:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        (self._out / "over").touch()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while len(list(self._out.glob("*.address"))) < LEARNERS and not (self._out / "over").exists():
-                time.sleep(0.05)
-            addresses = [self._supervisor, *(path.read_text() for path in self._out.glob("*.address"))]
-            context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-            clients = [self._client(context, address, key) for address in addresses for key in (None, new_key())]
-            for address in addresses:
-                for data in RAW:
-                    send_raw(address, data)
-                send_raw(address, *self._tap.tape)
-            time.sleep(0.5)
-            self.answers = sum(bool(client.poll(0)) for client in clients)
-            context.destroy(linger=0)
-            self.done = True
-        finally:
-            (self._out / "over").touch()
+    def attack(self) -> None:
+        self.wait_until(lambda: len(list(self.out.glob("*.address"))) == LEARNERS)
+        addresses = [self._supervisor, *(path.read_text() for path in self.out.glob("*.address"))]
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        clients = [self._client(context, address, key) for address in addresses for key in (None, new_key())]
+        for address in addresses:
+            for data in RAW:
+                send_raw(address, data)
+            send_raw(address, *self._tap.tape)
+        time.sleep(0.5)
+        self.answers = sum(bool(client.poll(0)) for client in clients)
+        context.destroy(linger=0)
+        self.done = True
 
     def _client(self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: str | None) -> zmq.Socket[bytes]:
         """Makes a client that speaks the protocol with no key or a wrong one, and sends a message."""
@@ -106,7 +94,7 @@ def test_clients_without_the_key_are_rejected_and_do_no_harm(
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
     tap = TcpProxy(f"tcp://{address}")
     command = [sys.executable, "-m", "tests.support.intruder_worker", "adpsgd", str(egs_dir), str(out), tap.address]
-    with Attack(out, f"tcp://{address}", tap) as attack:
+    with PortAttack(out, f"tcp://{address}", tap) as attack:
         launch(command, LEARNERS, synchronous=False, address=address, key_file=str(tmp_path / "team.key"))
     tap.close()
     assert attack.done and attack.answers == 0
