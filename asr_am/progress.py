@@ -95,11 +95,14 @@ class ProgressBar:
         return [text for text in (*shown, *inner, self.status) if text]
 
     def line(self, columns: int) -> str:
-        """Returns the line that is drawn, cut to the width of the terminal."""
+        """Returns the line that is drawn. The last parts are left out if the terminal is too narrow for them."""
         share = min(1.0, self.done / self.total) if self.total else 1.0
         filled = int(share * WIDTH)
-        text = f"  {self.description} {'━' * filled}{'·' * (WIDTH - filled)} {'  '.join(self.parts())}"
-        return text[: max(0, columns - 1)]  # a full line would wrap
+        bar = f"  {self.description} {'━' * filled}{'·' * (WIDTH - filled)}"
+        parts = "  ".join(self.parts()).split("  ")  # a status may have several
+        while parts and len(f"{bar} {'  '.join(parts)}") >= columns:  # a full line would wrap
+            parts.pop()
+        return f"{bar} {'  '.join(parts)}"[: max(0, columns - 1)]
 
     def _outermost(self) -> bool:
         return _open[:1] == [self] and not _in_worker

@@ -43,6 +43,8 @@ def test_the_line_fits_the_terminal() -> None:
     bar = ProgressBar("training", 4, done=1)
     assert bar.line(200).startswith("  training ━━━━━━······")
     assert all(len(bar.line(columns)) < columns for columns in (1, 20, 40, 80))
+    bar.status = "loss 1.234  5,678 frames/s"
+    assert bar.line(70).endswith("/4  0:00:00  loss 1.234"), "no part is cut"
 
 
 @pytest.mark.parametrize(("seconds", "lines"), [(2.9, 0), (10.0, 3)])

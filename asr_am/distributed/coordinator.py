@@ -102,7 +102,7 @@ class Coordinator:
         released = self._plane.lose(rank)
         del self._registrations[rank]
         if released:
-            log.info("batches of learner %d are leased again: %s", rank, ", ".join(map(str, released)))
+            log.info("unfinished batches of learner %d, which others compute: %s", rank, ", ".join(map(str, released)))
         self._answer_waiting()
         self._send_peers()
 

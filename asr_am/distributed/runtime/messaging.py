@@ -319,7 +319,7 @@ class Transport:
                 with self._wait_monitor.change():
                     self.broken.pop(rank, None)
                 continue
-            log.info("the connection to learner %d broke: reconnecting", rank)
+            log.debug("the connection to learner %d broke: reconnecting", rank)  # also when a run ends
             self._close_connection(rank)
             if rank not in self.broken:
                 self.broken[rank] = time.monotonic()
