@@ -48,6 +48,7 @@ first=0 last=10 jobs=$(env -u OMP_NUM_THREADS nproc) overrides=()
 while [ $# -gt 0 ]; do
     case $1 in
         --help | -h) usage; exit 0 ;;
+        --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;      # --stage=6
         --stage | --stop-stage | --nj | --data-dir)
             [ $# -ge 2 ] || fail "$1 needs a value"
             case $1 in
@@ -62,7 +63,8 @@ while [ $# -gt 0 ]; do
             if [ -n "${flag_options[$1]-}" ]; then
                 overrides+=("${flag_options[$1]}"); shift; continue
             fi
-            [ -n "${path_options[$1]-}${value_options[$1]-}" ] || fail "unknown option '$1'"
+            [ -n "${path_options[$1]-}${value_options[$1]-}" ] ||
+                fail "unknown option '$1'; settings of conf/ are given as name=value, such as train.epochs=3"
             [ $# -ge 2 ] || fail "$1 needs a value"
             if [ -n "${path_options[$1]-}" ]; then
                 overrides+=("${path_options[$1]}=$(existing_path "$1" "$2")")

@@ -172,6 +172,7 @@ def test_killed_in_the_middle_of_stages_a_copy_ends_with_the_same_errors(exp: Pa
     ("arguments", "message"),
     [
         (["--stage", "x"], "non-negative integer"),
+        (["--stage=y"], "non-negative integer, not 'y'"),
         (["--stage", "11"], "no stage 11"),
         (["--stage", "3", "--stop-stage", "2"], "comes before"),
         (["--nj", "0"], "at least 1"),

@@ -210,10 +210,19 @@ def reports_errors(name: str, overrides: Sequence[str]) -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         end_stage(f"stage {name}: {explain(error, overrides)}", 1)
     except Exception as error:
+        if stop := signal_behind(error):
+            raise stop from None
         if line := disk_problem(error, None):
             end_stage(f"stage {name}: {line}", 1)
         log.exception("stage %s failed%s", name, _log_hint())
         sys.exit(1)
+
+
+def signal_behind(error: BaseException | None) -> KeyboardInterrupt | SystemExit | None:
+    """Returns the Ctrl-C or SIGTERM that an exception followed, as while a C++ module is imported. None without one."""
+    while error is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def disk_problem(error: Exception, folder: Path | None) -> str | None:
@@ -326,6 +335,11 @@ class ConsoleHandler(logging.StreamHandler[TextIO]):
     def format(self, record: logging.LogRecord) -> str:
         erase = "\r\x1b[2K" if self.stream.isatty() and sys.stderr.isatty() else ""
         return erase + super().format(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Ignores a closed terminal or pipe, as after `| head`: the log file has everything."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
 
 
 def start_logging(path: Path, quiet: bool = False) -> None:

@@ -20,6 +20,10 @@ from asr_am.options import choices, nearest
 from asr_am.stages.target import Target, made_from
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
+OTHER_NAMES = {  # what other toolkits call an option
+    "lr": "schedule.base", "learning_rate": "schedule.base", "gpus": "learners", "num_workers": "train.workers",
+    "hidden_size": "model.cells", "num_epochs": "train.epochs", "num_jobs": "nj",
+}  # fmt: skip
 TargetsFn = Callable[[DictConfig], list[Target]]
 
 
@@ -141,8 +145,10 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
     if found := re.match(r"Could not override '(\S+)'", text):
         key = found[1]
         names = _option_names(overrides)
+        last = key.rpartition(".")[2]
         leaf = {name.rpartition(".")[2]: name for name in reversed(names)}
-        near = nearest(key, names) or nearest(key.rpartition(".")[2], leaf, leaf)
+        other = f"; did you mean {OTHER_NAMES[last]}?" if last in OTHER_NAMES else ""
+        near = other or nearest(key, names) or nearest(last, leaf, leaf)
         return f"{key}: there is no such option{near}"
     return text
 

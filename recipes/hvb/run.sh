@@ -3,6 +3,7 @@
 #   --data-dir DIR   the repository cricketclub/gridspace-stanford-harper-valley (default: download 0.7 GB)
 #   --lexicon FILE   pronunciations (default: download LibriSpeech's)
 #   --split NAME     hash (default), or a published split by speaker: creators, espnet
+[ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"      # sh run.sh
 declare -A path_options=([--lexicon]=corpus.prepare.lexicon) value_options=([--split]=corpus.prepare.split)
 source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/recipe.sh" hvb "$@"
 

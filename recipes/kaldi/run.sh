@@ -16,6 +16,7 @@
 #   --allow-pipes         run the commands in wav.scp
 # Uses the first of two channels unless segments or reco2file_and_channel name another. Utterances without audio, words or
 # speaker are left out and counted. The log of stage 0 ends with a table of everything that was corrected.
+[ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"      # sh run.sh
 declare -A path_options=(
     [--train]=corpus.prepare.train [--test]=corpus.prepare.test [--dev]=corpus.prepare.dev
     [--lexicon]=corpus.prepare.lexicon [--text]=corpus.prepare.text [--arpa]=corpus.prepare.arpa

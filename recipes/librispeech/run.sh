@@ -4,6 +4,7 @@
 #   --data-dir DIR   folder with the parts, or with LibriSpeech/ that holds them (default: download)
 #   --lexicon FILE   pronunciations (default: download LibriSpeech's)
 #   --arpa FILE      n-gram LM (default: download LibriSpeech's pruned trigram)
+[ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"      # sh run.sh
 declare -A path_options=([--lexicon]=corpus.prepare.lexicon [--arpa]=corpus.prepare.arpa)
 source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/recipe.sh" librispeech "$@"
 

@@ -11,6 +11,7 @@
 #   --rt03 DIR                         LDC2007S10: RT-03
 #   --test hub5|rt03                   the test set (default hub5)
 #   --lexicon FILE                     pronunciations (default: those of the Mississippi State release)
+[ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"      # sh run.sh
 declare -A path_options value_options=([--test]=corpus.prepare.test)
 for option in swbd transcripts fisher1-speech fisher1-text fisher2-speech fisher2-text eval2000 eval2000-text rt03 lexicon; do
     path_options[--$option]=corpus.prepare.${option//-/_}

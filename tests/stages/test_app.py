@@ -54,6 +54,21 @@ def test_a_signal_ends_a_stage_with_one_line(tmp_path: Path, body: str, number: 
     assert not processes_of(process.pid)
 
 
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    process = start(tmp_path, "pass")
+    assert process.wait(timeout=60) == 0
+    again = f'"{sys.executable}" "{tmp_path}/toy.py" -m exp="{tmp_path}" | true; exit ${{PIPESTATUS[0]}}'
+    done = subprocess.run(["bash", "-c", again], env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(143)])
+def test_a_signal_while_a_module_is_imported_is_no_other_error(stop: BaseException) -> None:
+    with pytest.raises(type(stop)) as caught, reports_errors("toy", []):
+        raise ImportError("initialization failed") from stop  # as pybind11 does
+    assert caught.value is stop
+
+
 def test_torchrun_ends_its_report_with_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))  # as torchrun does for each process
     with pytest.raises(SystemExit), reports_errors("toy", []):
