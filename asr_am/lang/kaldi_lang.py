@@ -43,7 +43,8 @@ def import_lang(source: Path, out: Path) -> None:
     write_symbols(out / "words.txt", {UNKNOWN if word == unknown else word: number for word, number in words.items()})
     lines = []
     for number, line in numbered_lines(source / "phones/align_lexicon.txt", REMEDY):
-        word, _, *members = [*split_words(line), "", ""][: max(2, len(split_words(line)))]
+        fields = split_words(line)
+        word, members = "".join(fields[:1]), fields[2:]
         if not members or any(phone not in phones for phone in members):
             raise InputError(f"{source / 'phones/align_lexicon.txt'}:{number}: not `word word phone ...`; {REMEDY}")
         if word in words and word not in RESERVED_WORDS:

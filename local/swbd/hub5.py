@@ -20,6 +20,7 @@ from local.swbd.discs import TestSet
 
 logger = logging.getLogger(__name__)
 
+REMEDY = "get a complete copy of the release"
 CONTEXT = 0.1  # seconds on either side of a segment
 IGNORED = "ignore_time_segment_in_scoring"
 CHANNELS = {"1": "A", "2": "B"}  # of RT-03
@@ -47,7 +48,7 @@ def clean_stm(paths: Iterable[Path]) -> list[str]:
                 continue
             fields = line.split()
             if len(fields) < 5:
-                raise InputError(f"{path}:{number}: not `file channel speaker begin end <labels> words`; get a copy")
+                raise InputError(f"{path}:{number}: not `file channel speaker begin end <labels> words`; {REMEDY}")
             lines.append(" ".join([fields[0], CHANNELS.get(fields[1], fields[1]), *fields[2:]]))
     return lines
 
@@ -117,9 +118,9 @@ def write_test(folder: Path, test_set: TestSet, lines: list[str]) -> Path:
             used |= {(file, channel, span) for span in inside}
         lacking = [span for span, text in texts.items() if IGNORED not in text and (file, channel, span) not in used]
         if lacking:
-            raise InputError(f"{test_set.pem}: no segment for {file} {channel} {lacking[0]} of the STM; get a copy")
+            raise InputError(f"{test_set.pem}: no segment for {file} {channel} {lacking[0]} of the STM; {REMEDY}")
         if file.lower() not in test_set.audio:
-            raise InputError(f"{file}.sph: missing beside {next(iter(test_set.audio.values()))}; get a complete copy")
+            raise InputError(f"{file}.sph: missing beside {next(iter(test_set.audio.values()))}; {REMEDY}")
         tables["wav.scp"].append(f"{file} {test_set.audio[file.lower()].resolve()}")
     folder.mkdir(parents=True)
     for name, content in tables.items():
@@ -148,7 +149,7 @@ def _pem(path: Path) -> dict[Side, list[Span]]:
                 file, channel, _, begin, end = line.split()[:5]
                 found[file, channel.upper()].add((float(begin), float(end)))
             except ValueError as error:
-                raise InputError(f"{path}:{number}: not `file channel speaker begin end`; get a copy") from error
+                raise InputError(f"{path}:{number}: not `file channel speaker begin end`; {REMEDY}") from error
     return {side: list(spans) for side, spans in found.items()}
 
 
