@@ -33,10 +33,12 @@ class EpochTime:
     Attributes:
         seconds: virtual seconds until the last learner has drained.
         batches: number of batches that each learner did, by rank.
+        bytes_sent: by all learners, as the workload sizes their messages.
     """
 
     seconds: float
     batches: dict[int, int]
+    bytes_sent: float
 
 
 def time_epoch(
@@ -79,7 +81,8 @@ def time_epoch(
 
     owners: Counter[int] = Counter()
     cluster.run(run_learner)
-    return EpochTime(cluster.now, dict(sorted(owners.items())))
+    bytes_sent = sum(stats.modelled_bytes for stats in cluster.comm_stats)
+    return EpochTime(cluster.now, dict(sorted(owners.items())), bytes_sent)
 
 
 class _Weights(nn.Module):

@@ -1,0 +1,258 @@
+"""What a recipe will need, before anything starts: `python -m asr_am.stages.plan OVERRIDE...`.
+
+    python -m asr_am.stages.plan corpus=minicts corpus.hours=100
+    python -m asr_am.stages.plan corpus=kaldi corpus.name=swb corpus.hours=2000 features=fusion260 align=sat \\
+        model=blstm_swb2000 train=paper train.epochs=16 train.batch_size=2560 launcher=virtual learners=16 \\
+        strategy=adpsgd cluster=ibm_a workload=swb2000_lstm
+
+Prints time, disk and memory of each stage. Feature extraction, a training step and the disk are measured on this
+machine in a few seconds, once: `speeds.json` in the folder `exp` has them with their date. GMM training, adaptation and
+decoding cost what they cost on minicts (`PER_FRAME`), scaled by the speed of feature extraction there. With
+launcher=virtual, training takes the time of the virtual cluster, by the strategy's own code.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra import initialize_config_dir
+from omegaconf import DictConfig
+
+from asr_am.errors import InputError
+from asr_am.stages.app import corpus_dir, ends_on_signals, hours_of, register, reports_errors, values
+from asr_am.stages.option_checks import compose_job
+from asr_am.stages.overrides import CONF
+from asr_am.stages.systems import GMM_FEATURES
+
+if TYPE_CHECKING:
+    from asr_am.stages.speeds import Speeds
+
+FRAMES = 360_000  # of an hour
+EVALUATED, MOST_EVALUATED = 0.08, 5.0  # share of the hours that dev has, and test again; hours at most
+SHARE = 1 / 20  # of an epoch's rounds that is simulated where all iterations are alike
+LEAST_BATCHES = 4000  # batches that are simulated at least, if there are as many
+REFERENCE = 590_000.0  # frames/s of feature extraction where PER_FRAME was recorded
+
+# Core seconds per million frames. Recorded on minicts (1 h, 284 pdfs, 4,000 Gaussians, beam 9) on 2 cores of an EPYC.
+PER_FRAME = {
+    "extraction": 9.0,  # reading audio and writing archives, beside the computation
+    "realign": 10.0,  # of one pass
+    "align": 24.0,  # graphs, Viterbi and writing, once per system and frame of train and dev
+    "em": 0.06,  # of one pass, for each Gaussian of a pdf
+    "tree": 5.0,
+    "mllt": 3.0,  # of one pass
+    "fmllr": 10.0,  # of one pass
+    "adapt": 540.0,  # two decoding passes over dev and test
+    "ivector": 48.0,
+    "egs": 18.0,
+    "search": 140.0,
+}
+GENERATION = 24.0  # core seconds for an hour of minicts
+BASE_MEMORY = 0.5e9  # a process with torch and numba
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a stage needs.
+
+    Attributes:
+        stage: its name.
+        core_hours: CPU time.
+        hours: on this machine with `nj` jobs, or on the virtual cluster.
+        disk: bytes that it leaves.
+        memory: bytes of each process.
+        note: anything else, as text.
+    """
+
+    stage: str
+    core_hours: float
+    hours: float
+    disk: float
+    memory: float
+    note: str = ""
+
+
+def plan(cfg: DictConfig) -> tuple[list[Need], Speeds]:
+    """Returns the needs of each stage, and the measured speeds.
+
+    Raises:
+        InputError: the hours of speech are not known, or the cluster has too few devices.
+    """
+    from asr_am.stages.speeds import speeds
+
+    hours = training_hours(cfg)
+    train = hours * FRAMES * (1 + len(cfg.speed_perturb))
+    evaluated = 2 * min(EVALUATED * hours, MOST_EVALUATED) * FRAMES
+    columns = num_columns(cfg)
+    inputs, outputs = sum(columns.values()), num_pdfs(cfg)
+    model = {key: value for key, value in values(cfg.model).items() if key != "name"}
+    known = speeds(Path(cfg.exp) / "speeds.json", model, inputs, outputs, cfg.egs.chunk)
+    slower = REFERENCE / known.features / 1e6  # from PER_FRAME to core seconds per frame
+
+    def need(stage: str, core_seconds: float, disk: float, memory: float, note: str = "") -> Need:
+        core_hours = core_seconds / 3600
+        return Need(stage, core_hours, core_hours / cfg.nj + disk / known.disk / 3600, disk, memory, note)
+
+    kinds = values(cfg.features.kinds)
+    widths = [options.get("num_ceps") or options["num_bins"] for options in kinds.values()]
+    extraction = (train + evaluated) * (len(kinds) / known.features + PER_FRAME["extraction"] * slower)
+    generated = hours if cfg.corpus.name == "minicts" else 0.0
+    note = "" if generated else "without audio that it copies"
+    needs = [
+        need("data", generated * GENERATION * slower * 1e6, generated * 65e6, BASE_MEMORY, note),
+        need("features", extraction, (train + evaluated) * 4 * sum(widths), BASE_MEMORY),
+        need(
+            "align", gmm_seconds(cfg, train, evaluated / 2) * slower, 5 * 4 * (train + evaluated / 2),
+            BASE_MEMORY + gaussians(cfg) * 40 * 8 * 4, "GMMs",
+        ),
+    ]  # fmt: skip
+    if "fmllr" in columns:
+        ivectors = (train + evaluated) * PER_FRAME["ivector"] if "ivector" in columns else 0.0
+        seconds = (evaluated * PER_FRAME["adapt"] + ivectors) * slower
+        needs.append(need("speaker", seconds, (train + evaluated) / 300 * 4 * columns.get("ivector", 0), BASE_MEMORY))
+    stored = sum(width for name, width in columns.items() if name != "ivector")
+    size = 2 if cfg.egs.dtype == "float16" else 4
+    examples = (train + evaluated / 2) * (size * stored + (2 if outputs < 1 << 15 else 4))
+    needs.append(need("egs", (train + evaluated / 2) * PER_FRAME["egs"] * slower, examples, BASE_MEMORY))
+    needs.append(training(cfg, train, known.training, inputs, outputs))
+    overlap = cfg.egs.chunk / 10
+    scoring = overlap / (3 * known.training)  # forward without backward
+    systems = len(cfg.systems) * len(cfg.lms)
+    search = evaluated * (systems * PER_FRAME["search"] * slower + len(cfg.lms) * scoring)
+    needs.append(need("decode", search, systems * evaluated * 600, BASE_MEMORY, "without graphs"))
+    return needs, known
+
+
+def training_hours(cfg: DictConfig) -> float:
+    """Returns the hours of training speech: of the data if stage data has run, else of the configuration."""
+    hours = cfg.corpus.get("hours") or hours_of(str(corpus_dir(cfg) / "data"))
+    if not isinstance(hours, int | float) or not 0 < hours < math.inf:
+        raise InputError("the hours of speech are not known before stage 0 (data); give them with corpus.hours=HOURS")
+    return float(hours)
+
+
+def num_columns(cfg: DictConfig) -> dict[str, int]:
+    """Returns the width of each stream of the network's inputs."""
+    kinds = values(cfg.features.kinds)
+    widths = {"fmllr": 40, "lda": 40, "ivector": int(cfg.ivectors.dim)}
+    for name, options in kinds.items():
+        widths[name] = 3 * int(options.get("num_ceps") or options["num_bins"])
+    return {name: widths.get(name, 40) for name in str(cfg.features.name).split("+")}
+
+
+def num_pdfs(cfg: DictConfig) -> int:
+    """Returns the leaves of the tree that the network's targets are from."""
+    return int(values(cfg.align)[cfg.align.system].get("leaves") or 120)
+
+
+def gaussians(cfg: DictConfig) -> int:
+    return max(int(options["gaussians"]) for options in _systems(cfg).values())
+
+
+def _systems(cfg: DictConfig) -> dict[str, Mapping[str, Any]]:
+    """Returns the options of the GMM systems in the order of their training."""
+    options = values(cfg.align)
+    base = options["tri"]
+    return {name: {**base, **options[name]} for name in GMM_FEATURES if name in options}
+
+
+def gmm_seconds(cfg: DictConfig, train: float, dev: float) -> float:
+    """Returns millionths of the core seconds of stage align: frames times `PER_FRAME`."""
+    total = 0.0
+    for name, options in _systems(cfg).items():
+        frames = min(train, options.get("frames") or train)
+        total += frames * len(options["realign"]) * PER_FRAME["realign"] + (train + dev) * PER_FRAME["align"]
+        mixture = 0.7 * options["gaussians"] / (120 if name == "mono" else options["leaves"])  # mean over the passes
+        total += frames * options["iterations"] * mixture * PER_FRAME["em"]
+        total += frames * PER_FRAME["tree"] * (name != "mono")
+        total += frames * len(options.get("mllt", ())) * PER_FRAME["mllt"]
+        total += frames * len(options.get("fmllr_passes", ())) * PER_FRAME["fmllr"]
+    return total
+
+
+def training(cfg: DictConfig, train: float, speed: float, inputs: int, outputs: int) -> Need:
+    """Returns the needs of stage train."""
+    from asr_am.model.build import make_model, model_options
+
+    options = {key: value for key, value in values(cfg.model).items() if key != "name"}
+    weights = 4.0 * sum(p.numel() for p in make_model(model_options(**options), inputs, outputs).parameters())
+    states = 2 if cfg.train.optimizer.kind == "adam" else 1
+    chunks = cfg.train.batch_size / cfg.learners
+    width = 2 * int(options["layers"]) * int(options["cells"]) * 8 + 2 * outputs
+    memory = BASE_MEMORY + weights * (2 + states) + 4.0 * chunks * cfg.egs.chunk * width
+    frames = train * cfg.train.subset * cfg.train.epochs
+    batches = frames / cfg.train.epochs / cfg.egs.chunk / cfg.train.batch_size  # of an epoch
+    core_hours = frames / speed / 3600
+    checkpoint = 2 * weights * (1 + states)  # of consensus and replicas, the newest two
+    if cfg.launcher.name != "virtual":
+        sent = 2 * (cfg.learners - 1) / cfg.learners * weights
+        note = f"{batches:,.0f} updates an epoch" + (f", {sent / 1e6:.1f} MB a step and learner" if sent else "")
+        return Need("train", core_hours, core_hours / cfg.learners, checkpoint, memory, note)
+    hours, sent = virtual_epoch(cfg, batches, weights)
+    note = f"{cfg.cluster.name}: {hours:.2f} h an epoch, {sent / 1e6:.1f} MB a step and learner"
+    return Need("train", core_hours, hours * cfg.train.epochs, checkpoint, memory, note)
+
+
+def virtual_epoch(cfg: DictConfig, updates: float, weights: float) -> tuple[float, float]:
+    """Returns the hours of an epoch on the virtual cluster, and the bytes that a learner sends for each batch.
+
+    Args:
+        cfg: the whole configuration.
+        updates: batches of all learners together.
+        weights: bytes of the network, for workloads that have none of their own.
+    """
+    from dataclasses import replace
+
+    from asr_am.distributed.cluster_config import Cluster, Workload
+    from asr_am.distributed.simulator.epoch_timing import time_epoch
+    from asr_am.stages.train_config import strategy_factory
+
+    hardware, workload = Cluster.build(values(cfg.cluster)), Workload.build(values(cfg.workload))
+    hardware.check(cfg.learners)
+    workload.check(hardware.device)
+    if workload.seconds_per_batch is None:
+        frames = cfg.train.batch_size / cfg.learners * cfg.egs.chunk
+        seconds = workload.seconds(hardware.device, frames, frames)
+        workload = replace(workload, frames_per_second=None, seconds_per_batch={hardware.device: seconds})
+    workload = replace(workload, bytes=workload.bytes or weights)
+    strategy = strategy_factory(values(cfg.strategy))
+    rounds = math.ceil(updates)
+    alike = not hardware.faults.slow or strategy.func.synchronous
+    share = min(rounds, max(LEAST_BATCHES // cfg.learners, round(rounds * SHARE))) if alike else rounds
+    batches = share * cfg.learners
+    epoch = time_epoch(strategy, hardware, workload, learners=cfg.learners, batches=batches)
+    return epoch.seconds * rounds / share / 3600, epoch.bytes_sent / batches
+
+
+def table(needs: Sequence[Need]) -> list[str]:
+    """Returns the lines of the table."""
+    head = f"{'stage':9} {'core hours':>11} {'hours':>9} {'disk GB':>9} {'GB/process':>11}"
+    rows = [
+        f"{n.stage:9} {n.core_hours:11.3f} {n.hours:9.3f} {n.disk / 1e9:9.2f} {n.memory / 1e9:11.1f}  {n.note}".rstrip()
+        for n in needs
+    ]
+    total = f"{'all':9} {sum(n.core_hours for n in needs):11.3f} {sum(n.hours for n in needs):9.3f}"
+    return [head, *rows, f"{total} {sum(n.disk for n in needs) / 1e9:9.2f}"]
+
+
+def main(overrides: Sequence[str]) -> None:
+    """Prints the plan of a recipe with these overrides."""
+    with ends_on_signals("plan"), reports_errors("plan", overrides):
+        register()
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            cfg = compose_job(list(overrides))
+        needs, known = plan(cfg)
+        print("\n".join(table(needs)))
+        print(
+            f"nj={cfg.nj}; measured {known.date} on {known.processor}, one core: features {known.features:,.0f} "
+            f"frames/s, training {known.training:,.0f} frames/s, disk {known.disk / 1e6:,.0f} MB/s"
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,83 @@
+"""The plan of a recipe: published hours on IBM's clusters, growth with the hours of speech, and the kept speeds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hydra import initialize_config_dir
+from omegaconf import DictConfig
+
+from asr_am.errors import InputError
+from asr_am.stages import plan, speeds
+from asr_am.stages.app import register
+from asr_am.stages.option_checks import compose_job
+from asr_am.stages.overrides import CONF
+
+SWB2000 = ["corpus=kaldi", "corpus.name=swb", "corpus.hours=2000", "features=fusion260", "align=sat", "train=paper"]
+SWB2000 += ["train.epochs=16", "train.batch_size=2560", "launcher=virtual"]
+SWB2000 += ["workload=swb2000_lstm"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speeds, "SECONDS", 0.01)
+    monkeypatch.setattr(speeds, "DISK_BYTES", 1 << 20)
+    monkeypatch.setattr(plan, "SHARE", 0.0)
+    monkeypatch.setattr(plan, "LEAST_BATCHES", 500)
+
+
+def config(exp: Path, *overrides: str) -> DictConfig:
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose_job([f"exp={exp}", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("cluster", "learners", "strategy", "published"),
+    [("ibm_a", 16, "adpsgd", 13.98), ("ibm_a", 16, "sync", 16 * 1.09), ("ibm_b", 32, "hybrid", 11.5)],
+)
+def test_hours_of_swb2000_are_those_published(
+    tmp_path: Path, cluster: str, learners: int, strategy: str, published: float
+) -> None:
+    form = ["strategy.form=weights"] if strategy == "sync" else []
+    cfg = config(tmp_path, *SWB2000, f"cluster={cluster}", f"learners={learners}", f"strategy={strategy}", *form)
+    train = 2000 * plan.FRAMES
+    need = plan.training(cfg, train, speed=300.0, inputs=192, outputs=9000)
+    assert need.hours == pytest.approx(published, rel=0.1)
+    assert "MB a step and learner" in need.note and need.core_hours == pytest.approx(16 * train / 300 / 3600)
+
+
+def test_needs_grow_with_the_speech(tmp_path: Path) -> None:
+    short, known = plan.plan(config(tmp_path, "corpus=minicts"))
+    assert [need.stage for need in short] == ["data", "features", "align", "speaker", "egs", "train", "decode"]
+    assert all(need.core_hours > 0 and need.hours > 0 and need.memory > 0 for need in short)
+    written = (tmp_path / "speeds.json").read_text()
+    long, again = plan.plan(config(tmp_path, "corpus=minicts", "corpus.hours=10"))
+    assert again == known and (tmp_path / "speeds.json").read_text() == written
+    for before, after in zip(short, long, strict=True):
+        assert 4 * before.core_hours < after.core_hours < 15 * before.core_hours, before.stage
+    lines = plan.table(long)
+    assert len(lines) == len(long) + 2 and lines[-1].startswith("all")
+    fewer, _ = plan.plan(config(tmp_path, "corpus=minicts", "align=triphone", "features=logmel"))
+    assert "speaker" not in [need.stage for need in fewer] and fewer[2].core_hours < short[2].core_hours
+
+
+def test_speeds_are_measured_again_for_another_network_or_processor(tmp_path: Path) -> None:
+    path = tmp_path / "speeds.json"
+    first = speeds.speeds(path, {"cells": 8, "layers": 1}, 5, 9, 21)
+    assert speeds.speeds(path, {"cells": 8, "layers": 1}, 5, 9, 21) == first
+    assert speeds.speeds(path, {"cells": 9, "layers": 1}, 5, 9, 21).network != first.network
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"processor": "another", "training": 1.0}))
+    assert speeds.speeds(path, {"cells": 9, "layers": 1}, 5, 9, 21).training > 1.0
+    path.write_text("{")
+    with pytest.raises(InputError, match=r"speeds.json: not readable .*remove it"):
+        speeds.speeds(path, {"cells": 9, "layers": 1}, 5, 9, 21)
+
+
+def test_unknown_hours_and_too_many_learners_are_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"corpus.hours=HOURS"):
+        plan.plan(config(tmp_path, "corpus=an4"))
+    with pytest.raises(InputError, match=r"learners=17: cluster ibm_a has"):
+        plan.plan(config(tmp_path, "corpus=minicts", "launcher=virtual", "learners=17", "cluster=ibm_a"))
