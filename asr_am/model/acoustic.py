@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 
 class AcousticModel(nn.Module):
-    """Base class. Subclasses map x_BTF and lengths_B (None: all T) to logits [B, T, P], without a softmax.
+    """Base class. Maps x_BTF and lengths_B (None: all T) to logits [B, T, P], without a softmax.
 
+    A subclass has all layers but the last in `hidden`. Training takes these and `output` apart, see `frame_loss`.
     Frames at or past a sequence's length do not influence others, and their own logits have no meaning.
 
     Attributes:
@@ -23,12 +24,14 @@ class AcousticModel(nn.Module):
         mean_F: Buffer, subtracted from the features.
         scale_F: Buffer, multiplied with the features after that.
         dropout: Applied after every layer.
+        output: The last layer, linear.
     """
 
     options: Any
     mean_F: Tensor
     scale_F: Tensor
     dropout: nn.Dropout
+    output: nn.Linear
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -44,3 +47,11 @@ class AcousticModel(nn.Module):
     def normalise(self, x_BTF: Tensor) -> Tensor:
         """Returns features of zero mean and unit variance [B, T, F]."""
         return (x_BTF - self.mean_F) * self.scale_F
+
+    def hidden(self, x_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        """Returns the inputs of the output layer [B, T, H]."""
+        raise NotImplementedError
+
+    def forward(self, x_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        """Returns logits [B, T, P]."""
+        return self.output(self.hidden(x_BTF, lengths_B))

@@ -45,9 +45,8 @@ class Blstm(AcousticModel):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
-    def forward(self, x_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        """Returns logits [B, T, P]."""
+    def hidden(self, x_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
         h_TBF = self.normalise(x_BTF).transpose(0, 1)
         for layer in self.layers:
             h_TBF = self.dropout(layer(h_TBF, lengths_B))
-        return self.output(self.projection(h_TBF)).transpose(0, 1)
+        return self.projection(h_TBF).transpose(0, 1)

@@ -52,12 +52,11 @@ class Lstm(AcousticModel):
         nn.init.xavier_uniform_(self.output.weight)
         nn.init.zeros_(self.output.bias)
 
-    def forward(self, x_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        """Returns logits [B, T, P]."""
+    def hidden(self, x_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
         h_TBF = self.normalise(self._extend(x_BTF, lengths_B)).transpose(0, 1)
         for layer in self.layers:
             h_TBF = self.dropout(layer(h_TBF)[0])
-        return self.output(h_TBF[self.options.lookahead :]).transpose(0, 1)
+        return h_TBF[self.options.lookahead :].transpose(0, 1)
 
     def _extend(self, x_BTF: Tensor, lengths_B: Tensor | None) -> Tensor:
         """Returns [B, T + A, F], with frames past the end of a sequence replaced by its last one."""

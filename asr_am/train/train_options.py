@@ -44,7 +44,7 @@ class TrainOptions:
         subset: share of the training utterances to use. It does not depend on the seed.
         label_smoothing: share of the target distribution that is uniform.
         accumulation: parts in which a batch is computed, to save memory.
-        precision: bfloat16 autocasts the matrix products. The weights stay float32.
+        precision: dtype of the matrix products. Weights and softmax are float32.
         device: auto takes the GPU if there is one.
         threads: threads of arithmetic on the CPU. 0: one per core for a single learner, 1 for virtual learners and in
             each of several processes.

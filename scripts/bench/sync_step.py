@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from asr_am.distributed.flat_params import BucketHook, FlatParams
@@ -32,7 +33,6 @@ from asr_am.distributed.runtime.launcher import launch
 from asr_am.distributed.runtime.team import ProcessTeam
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.model.blstm import Blstm, BlstmOptions
-from asr_am.train.gradient import cross_entropy_sum
 
 CHUNK, INPUTS, RATE = 21, 120, 0.01
 SIZES = {"small": (2, 128, 1000, 32), "medium": (3, 256, 2000, 32)}  # layers, cells, outputs, chunks of a batch
@@ -132,7 +132,7 @@ def ddp(model: nn.Module, bucket_megabytes: float | None) -> Step:
 def loss_of(model: nn.Module, x_BTF: Tensor, targets_BT: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         logits_BTP = model(x_BTF, None)
-    return cross_entropy_sum(logits_BTP, targets_BT) / targets_BT.numel()
+    return functional.cross_entropy(logits_BTP.flatten(0, 1).float(), targets_BT.flatten())
 
 
 def check_equal(models: Sequence[nn.Module]) -> None:

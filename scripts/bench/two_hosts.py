@@ -48,7 +48,7 @@ from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
 from asr_am.model.lstm_lookahead import Lstm, LstmOptions
-from asr_am.train.gradient import cross_entropy_sum
+from asr_am.train.frame_loss import batch_loss
 
 PER_HOST = 2  # learners per host and per group of htm
 MODEL, INPUTS, OUTPUTS = LstmOptions(layers=5, cells=768, lookahead=3), 192, 3183
@@ -107,7 +107,7 @@ def one_gradient(rank: int) -> Tensor:
     model, params = new_model()
     torch.manual_seed(1 + rank)
     x_BTF, targets_BT = torch.randn(4, 21, INPUTS), torch.randint(0, OUTPUTS, (4, 21))
-    (cross_entropy_sum(model(x_BTF, None), targets_BT) / targets_BT.numel()).backward()
+    (batch_loss(model, x_BTF, None, targets_BT)[0] / targets_BT.numel()).backward()
     return params.g
 
 

@@ -22,7 +22,7 @@ from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.simulator import SimCluster, SimTeam
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.model.blstm import Blstm, BlstmOptions
-from asr_am.train.gradient import cross_entropy_sum
+from asr_am.train.frame_loss import batch_loss
 
 CHUNK, INPUTS, OUTPUTS = 21, 120, 1000
 HARDWARE = Cluster(
@@ -48,9 +48,7 @@ class Learner:
         x_BTF = torch.randn(self.chunks, CHUNK, INPUTS, generator=generator)
         targets_BT = torch.randint(0, OUTPUTS, (self.chunks, CHUNK), generator=generator)
         self.params.g.zero_()
-        with torch.autocast("cpu", torch.bfloat16):
-            logits_BTP = self.model(x_BTF, None)
-        loss = cross_entropy_sum(logits_BTP, targets_BT) / targets_BT.numel()
+        loss = batch_loss(self.model, x_BTF, None, targets_BT, torch.bfloat16)[0] / targets_BT.numel()
         with self.params.notify_buckets(on_bucket):
             loss.backward()
         return loss.detach()

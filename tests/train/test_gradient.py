@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.leases import RoundRobinLeases, Segment
@@ -12,7 +13,7 @@ from asr_am.distributed.team import SingleProcess
 from asr_am.egs.loader import IGNORE, Batch, EpochPlan, Loader
 from asr_am.egs.store import EgsSet
 from asr_am.model.blstm import Blstm, BlstmOptions
-from asr_am.train.gradient import CACHED, GradientComputer, ModelState, Validator, cross_entropy_sum
+from asr_am.train.gradient import GradientComputer, ModelState, Validator
 from asr_am.train.schedule import Schedule
 from asr_am.train.train_options import TrainOptions
 from tests.support.egs_examples import write_examples
@@ -52,11 +53,11 @@ def test_padding_changes_neither_loss_nor_gradient(egs_dir: Path) -> None:
     learner.params.g.zero_()
     alone, right = torch.zeros(()), 0
     for x_TF, targets_T, length in zip(batch.x_BTF, batch.targets_BT, batch.lengths_B.tolist(), strict=True):
-        logits_BTP = learner.model(x_TF[None, :length])
-        part = cross_entropy_sum(logits_BTP, targets_T[None, :length])
+        logits_TP = learner.model(x_TF[None, :length])[0]
+        part = cross_entropy(logits_TP, targets_T[:length], reduction="sum")
         (part / batch.frames).backward()
         alone += part.detach()
-        right += int((logits_BTP.argmax(2)[0] == targets_T[:length]).sum())
+        right += int((logits_TP.argmax(1) == targets_T[:length]).sum())
     torch.testing.assert_close(loss, alone)
     torch.testing.assert_close(backend, learner.params.g, rtol=1e-4, atol=1e-7)
     assert int(correct) == right
@@ -72,33 +73,6 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(egs_dir: Path) -> No
         assert buckets == [(0, len(learner.params))]
         results.append(learner.params.g.clone())
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-7)
-
-
-def test_label_smoothing_leaves_padding_out() -> None:
-    logits_BTP = torch.randn(2, 4, 5)
-    targets_BT = torch.tensor([[1, 2, 3, 4], [0, IGNORE, IGNORE, IGNORE]])
-    smooth = cross_entropy_sum(logits_BTP, targets_BT, 0.1)
-    log_p = logits_BTP.log_softmax(2)
-    kept = targets_BT != IGNORE
-    exact = -(0.9 * log_p.gather(2, targets_BT.clamp_min(0)[..., None])[..., 0] + 0.1 * log_p.mean(2))[kept].sum()
-    torch.testing.assert_close(smooth, exact)
-
-
-@pytest.mark.parametrize("pdfs", [7, 30_000, CACHED + 1])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_loss_in_parts_is_that_of_the_whole(pdfs: int, smoothing: float) -> None:
-    torch.manual_seed(0)
-    frames = 5 if pdfs > CACHED else 90
-    logits_BTP = torch.randn(2, frames, pdfs, requires_grad=True)
-    targets_BT = torch.randint(pdfs, (2, frames))
-    targets_BT[1, 3:] = IGNORE
-    whole = torch.nn.functional.cross_entropy(
-        logits_BTP.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing
-    )
-    parts = cross_entropy_sum(logits_BTP, targets_BT, smoothing)
-    torch.testing.assert_close(parts, whole)
-    expected, computed = (torch.autograd.grad(loss, logits_BTP)[0] for loss in (whole, parts))
-    torch.testing.assert_close(computed, expected)
 
 
 def test_each_batch_once_at_the_rate_of_its_share(egs_dir: Path) -> None:
@@ -165,6 +139,7 @@ def test_held_out_loss_is_the_mean_over_frames_and_leaves_the_model_alone(egs_di
     everything: Batch = (whole := Loader(dev, 1000, shuffle=False)).batch(whole.plan(0), 0)
     with torch.no_grad():
         logits_BTP = learner.model(everything.x_BTF, everything.lengths_B)
-    assert loss == pytest.approx(float(cross_entropy_sum(logits_BTP, everything.targets_BT)) / dev.frames, rel=1e-5)
+    exact = cross_entropy(logits_BTP.flatten(0, 1), everything.targets_BT.flatten(), ignore_index=IGNORE)
+    assert loss == pytest.approx(float(exact), rel=1e-5)
     right = int((logits_BTP.argmax(2) == everything.targets_BT).sum())
     assert error == pytest.approx(1 - right / dev.frames)
