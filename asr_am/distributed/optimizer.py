@@ -57,13 +57,13 @@ class Optimizer:
 
     @cached_property  # not in __init__: the first one of a process imports torch._dynamo, which takes 1.6 s
     def _torch(self) -> torch.optim.Optimizer:
-        options = self.options
+        options, fused = self.options, self._flat.is_cuda
         if options.kind == "adam":
             betas = (float(options.momentum), 0.98)
-            return torch.optim.AdamW([self._flat], lr=0.0, betas=betas, weight_decay=options.weight_decay)
+            return torch.optim.AdamW([self._flat], lr=0.0, betas=betas, weight_decay=options.weight_decay, fused=fused)
         return torch.optim.SGD(
             [self._flat], lr=0.0, momentum=options.momentum, nesterov=options.kind == "nesterov",
-            weight_decay=options.weight_decay,
+            weight_decay=options.weight_decay, fused=fused,
         )  # fmt: skip
 
     @property

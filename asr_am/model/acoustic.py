@@ -48,8 +48,8 @@ class AcousticModel(nn.Module):
         """Returns features of zero mean and unit variance [B, T, F]."""
         return (x_BTF - self.mean_F) * self.scale_F
 
-    def hidden(self, x_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        """Returns the inputs of the output layer [B, T, H]."""
+    def hidden(self, x_BTF: Tensor, lengths_B: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Returns the inputs of the output layer [B, T, H], with matrix products in `dtype`. Weights stay float32."""
         raise NotImplementedError
 
     def forward(self, x_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from asr_am.model.acoustic import AcousticModel
 from asr_am.model.lstm import BiLSTM
@@ -45,8 +47,9 @@ class Blstm(AcousticModel):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
-    def hidden(self, x_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+    def hidden(self, x_BTF: Tensor, lengths_B: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         h_TBF = self.normalise(x_BTF).transpose(0, 1)
         for layer in self.layers:
-            h_TBF = self.dropout(layer(h_TBF, lengths_B))
-        return self.projection(h_TBF).transpose(0, 1)
+            h_TBF = self.dropout(layer(h_TBF, lengths_B, dtype))
+        W, b = self.projection.weight.to(dtype), self.projection.bias.to(dtype)
+        return functional.linear(h_TBF, W, b).transpose(0, 1)

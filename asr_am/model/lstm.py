@@ -2,26 +2,30 @@
 
 Three implementations share the parameter names and shapes of `nn.LSTM`. scripts/bench/train.py compares them.
 
-    GPU              cuDNN, on packed sequences.
+    GPU              cuDNN, without packing, which would wait for the GPU a dozen times a layer. A column of the input
+                     closes the input gates in padding, so that the backward direction reaches a sequence's last frame
+                     with a state of 0.
     CPU, float32     oneDNN, without packing. Each sequence is reversed within its own length, so that padding comes
                      last in both directions.
     CPU, otherwise   Batched matrix products over both directions, with the backward pass written out. The input
                      projection of all steps is one product, and so are the gradients of all weights.
 
-Shapes: T frames, B sequences, I inputs, H cells of one direction, G = 4 H gates (input, forget, cell, output), D = 2
-directions. Tensors with D are in the order of computation: direction 1 goes from the last frame to the first, so its
-step s is frame T - 1 - s.
+Shapes: T frames, B sequences, I inputs, H cells of one direction, G = 4 H gates (input, forget, cell, output), C added
+columns, D = 2 directions. Tensors with D are in the order of computation: direction 1 goes from the last frame to the
+first, so its step s is frame T - 1 - s.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 aten = torch.ops.aten
+CLOSED = -1e4  # input of a gate whose sigmoid is 0
+COLUMNS = 8  # added to the input: a multiple of 8 keeps matrix products on tensor cores
 
 
 class BiLSTM(nn.LSTM):
@@ -33,10 +37,13 @@ class BiLSTM(nn.LSTM):
     def reset_parameters(self) -> None:
         reset_lstm(self)
 
-    def forward(self, x_TBI: Tensor, lengths_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        if x_TBI.is_cuda:
-            return self._cudnn(x_TBI, lengths_B)
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x_TBI.dtype
+    def forward(  # type: ignore[override]
+        self, x_TBI: Tensor, lengths_B: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Returns outputs of `dtype`, in which the layer computes. None: that of the inputs."""
+        dtype = dtype or x_TBI.dtype
+        if x_TBI.device.type != "cpu":
+            return self._cudnn(x_TBI, lengths_B, dtype)
         if dtype == torch.float32:
             return self._onednn(x_TBI, lengths_B)
         forward, backward = (dict(zip("WUbc", weights, strict=True)) for weights in self.all_weights)
@@ -46,18 +53,42 @@ class BiLSTM(nn.LSTM):
 
     def _onednn(self, x_TBI: Tensor, lengths_B: Tensor | None) -> Tensor:
         reversed_TB = _reversed_frames(lengths_B, *x_TBI.shape[:2])
-        zeros_1BH = x_TBI.new_zeros(1, x_TBI.shape[1], self.hidden_size)
         y_TBH, z_TBH = (
-            torch.lstm(h_TBI, (zeros_1BH, zeros_1BH), tuple(weights), True, 1, 0.0, self.training, False, False)[0]
+            run_lstm(h_TBI, weights, torch.float32, self.training)
             for h_TBI, weights in zip((x_TBI, _reorder(x_TBI, reversed_TB)), self.all_weights, strict=True)
         )
         return torch.cat([y_TBH, _reorder(z_TBH, reversed_TB)], dim=2)
 
-    def _cudnn(self, x_TBI: Tensor, lengths_B: Tensor | None) -> Tensor:
-        if lengths_B is None or int(lengths_B.min()) == len(x_TBI):
-            return super().forward(x_TBI)[0]
-        packed = pack_padded_sequence(x_TBI, lengths_B.cpu(), enforce_sorted=False)
-        return pad_packed_sequence(super().forward(packed)[0], total_length=len(x_TBI))[0]
+    def _cudnn(self, x_TBI: Tensor, lengths_B: Tensor | None, dtype: torch.dtype) -> Tensor:
+        weights: list[Tensor] = [w for direction in self.all_weights for w in direction]
+        if lengths_B is not None and int(lengths_B.min()) < len(x_TBI):  # lengths are on the CPU
+            frame_T1 = torch.arange(len(x_TBI), device=x_TBI.device)[:, None]
+            padding_TB = frame_T1 >= lengths_B.to(x_TBI.device, non_blocking=True)
+            x_TBI = torch.cat([x_TBI, padding_TB[..., None].expand(-1, -1, COLUMNS).to(x_TBI.dtype)], dim=2)
+            close_GC = x_TBI.new_zeros(4 * self.hidden_size, COLUMNS)
+            close_GC[: self.hidden_size] = CLOSED
+            weights[0], weights[4] = (torch.cat([weights[k], close_GC.to(weights[k].dtype)], dim=1) for k in (0, 4))
+        return run_lstm(x_TBI, weights, dtype, self.training)
+
+
+def run_lstm(x_TBI: Tensor, weights: Sequence[Tensor], dtype: torch.dtype, training: bool) -> Tensor:
+    """Returns the outputs of torch's LSTM of one layer that starts from a state of 0.
+
+    Not by autocast: on a GPU that computes an LSTM in float16 whatever dtype it is set to. Most gradients are subnormal
+    there unless the loss is scaled. cuDNN computes in bfloat16 from version 9.13 on.
+
+    Args:
+        x_TBI: inputs.
+        weights: input weights, recurrent weights and two biases, for each direction.
+        dtype: of the computation.
+        training: whether a backward pass follows.
+    """
+    directions = len(weights) // 4
+    zeros_DBH = x_TBI.new_zeros(directions, x_TBI.shape[1], weights[1].shape[1], dtype=dtype)
+    return torch.lstm(
+        x_TBI.to(dtype), (zeros_DBH, zeros_DBH), [w.to(dtype) for w in weights], True, 1, 0.0, training,
+        directions == 2, False,
+    )[0]  # fmt: skip
 
 
 def reset_lstm(lstm: nn.LSTM) -> None:

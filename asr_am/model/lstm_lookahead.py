@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from asr_am.model.acoustic import AcousticModel
-from asr_am.model.lstm import reset_lstm
+from asr_am.model.lstm import reset_lstm, run_lstm
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,11 @@ class Lstm(AcousticModel):
         nn.init.xavier_uniform_(self.output.weight)
         nn.init.zeros_(self.output.bias)
 
-    def hidden(self, x_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+    def hidden(self, x_BTF: Tensor, lengths_B: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         h_TBF = self.normalise(self._extend(x_BTF, lengths_B)).transpose(0, 1)
         for layer in self.layers:
-            h_TBF = self.dropout(layer(h_TBF)[0])
+            assert isinstance(layer, nn.LSTM)
+            h_TBF = self.dropout(run_lstm(h_TBF, layer.all_weights[0], dtype, self.training))
         return h_TBF[self.options.lookahead :].transpose(0, 1)
 
     def _extend(self, x_BTF: Tensor, lengths_B: Tensor | None) -> Tensor:

@@ -36,9 +36,7 @@ def batch_loss(
         dtype: of the matrix products, float32 or bfloat16. Weights and softmax are float32.
         smoothing: label smoothing.
     """
-    with torch.autocast(x_BTF.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
-        h_BTH = model.hidden(x_BTF, lengths_B)
-    return frame_loss(h_BTH.to(dtype), model.output, targets_BT, smoothing)
+    return frame_loss(model.hidden(x_BTF, lengths_B, dtype), model.output, targets_BT, smoothing)
 
 
 def frame_loss(h_BTH: Tensor, output: nn.Linear, targets_BT: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -67,10 +65,11 @@ class _FrameLoss(torch.autograd.Function):
         W, b = W_PH.to(h_NH.dtype), b_P.to(h_NH.dtype)
         loss, correct = h_NH.new_zeros((), dtype=torch.float32), h_NH.new_zeros((), dtype=torch.float32)
         dh_NH, dW_PH, db_P = torch.empty_like(h_NH), torch.zeros_like(W_PH), torch.zeros_like(b_P)
-        frames = max((GPU_PART if h_NH.is_cuda else CPU_PART) // len(W), 1)
+        on_cpu = h_NH.device.type == "cpu"
+        frames = max((CPU_PART if on_cpu else GPU_PART) // len(W), 1)
         for h, y, dh in zip(h_NH.split(frames), y_N.split(frames), dh_NH.split(frames), strict=True):
             z = functional.linear(h, W, b)
-            rows = len(z) if z.is_cuda else max(CACHED // len(W), 1)
+            rows = max(CACHED // len(W), 1) if on_cpu else len(z)
             for z_rows, y_rows in zip(z.split(rows), y.split(rows), strict=True):
                 loss_rows, correct_rows = _softmax(z_rows, y_rows, smoothing, needs_gradient)
                 loss += loss_rows
@@ -113,4 +112,4 @@ def _softmax(z_NP: Tensor, y_N: Tensor, smoothing: float, needs_gradient: bool) 
 
 def _argmax(x_NP: Tensor) -> Tensor:
     """NumPy's argmax is four times as fast as torch's on a CPU."""
-    return x_NP.argmax(1) if x_NP.is_cuda else torch.from_numpy(x_NP.numpy().argmax(1))
+    return torch.from_numpy(x_NP.numpy().argmax(1)) if x_NP.device.type == "cpu" else x_NP.argmax(1)

@@ -148,10 +148,11 @@ class Validator:
     def __call__(self, w: Tensor) -> tuple[float, float]:
         """Returns the mean cross-entropy per frame and the share of wrong frames under the weights `w` [N]."""
         self._params.w.copy_(w)
-        loss, correct, frames = 0.0, 0.0, 0
+        sums_2 = torch.zeros(2, dtype=torch.float64, device=self._device)
+        frames, dtype = 0, matrix_dtype(self._options)
         for batch in self._loader.batches(self._plan, range(len(self._plan))):
             x_BTF, targets_BT = batch.x_BTF.to(self._device), batch.targets_BT.to(self._device)
-            batch_sums = batch_loss(self.model, x_BTF, batch.lengths_B, targets_BT, matrix_dtype(self._options))
-            loss, correct = loss + float(batch_sums[0]), correct + float(batch_sums[1])
+            sums_2 += torch.stack(batch_loss(self.model, x_BTF, batch.lengths_B, targets_BT, dtype))
             frames += batch.frames
+        loss, correct = sums_2.tolist()
         return loss / frames, 1.0 - correct / frames

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.overrides import TorchFunctionMode
 
 from asr_am.model.lstm import BiLSTM
+from asr_am.model.lstm_lookahead import Lstm, LstmOptions
 
 FRAMES, BATCH, INPUTS, CELLS = 6, 5, 4, 3
 LENGTHS = [torch.tensor([6, 2, 4, 1, 6]), torch.tensor([3, 3, 2, 1, 1]), torch.full((BATCH,), FRAMES), None]
@@ -25,12 +30,18 @@ def without_padding(y_TBK: Tensor, lengths_B: Tensor | None) -> Tensor:
     return y_TBK * (torch.arange(FRAMES)[:, None] < lengths_B)[..., None]
 
 
+def gpu_lstm(layer: BiLSTM, x_TBI: Tensor, lengths_B: Tensor | None) -> Tensor:
+    """Returns what a GPU would compute, on a CPU."""
+    return layer._cudnn(x_TBI, lengths_B, x_TBI.dtype)
+
+
+@pytest.mark.parametrize("implementation", [BiLSTM.__call__, gpu_lstm])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("lengths_B", LENGTHS)
 def test_values_and_gradients_are_those_of_torch(
-    lengths_B: Tensor | None, dtype: torch.dtype, tolerance: float
+    lengths_B: Tensor | None, dtype: torch.dtype, tolerance: float, implementation: Callable[..., Tensor]
 ) -> None:
-    """Compares both implementations: float64 uses the one written out, float32 that of oneDNN."""
+    """Compares all implementations: on a CPU float64 uses the one written out, float32 that of oneDNN."""
     torch.manual_seed(0)
     layer = BiLSTM(INPUTS, CELLS).to(dtype)
     for parameter in layer.parameters():
@@ -38,7 +49,7 @@ def test_values_and_gradients_are_those_of_torch(
     x_TBI = torch.randn(FRAMES, BATCH, INPUTS, dtype=dtype, requires_grad=True)
     weight = torch.randn(FRAMES, BATCH, 2 * CELLS, dtype=dtype)
     results = []
-    for function in (BiLSTM.__call__, torch_lstm):
+    for function in (implementation, torch_lstm):
         y_TBK = without_padding(function(layer, x_TBI, lengths_B), lengths_B)
         gradients = torch.autograd.grad((y_TBK * weight).sum(), [x_TBI, *layer.parameters()])
         results.append([y_TBK, *gradients])
@@ -72,12 +83,45 @@ def test_bfloat16_is_close_and_leaves_gradients_in_float32() -> None:
     layer = BiLSTM(16, 32)
     x_TBI = torch.randn(21, 8, 16)
     exact = layer(x_TBI)
-    with torch.autocast("cpu", torch.bfloat16):
-        rough = layer(x_TBI)
+    rough = layer(x_TBI, dtype=torch.bfloat16)
     assert rough.dtype == torch.bfloat16
     assert (rough.float() - exact).abs().max() < 0.02
     rough.float().sum().backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
+
+
+class LstmCalls(TorchFunctionMode):
+    """Records the dtypes of what reaches torch's LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.lstm:
+            x, states, weights, *_ = args
+            self.dtypes |= {t.dtype for t in (x, *states, *weights)}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("lengths_B", LENGTHS[:1] + LENGTHS[2:])
+def test_bfloat16_reaches_the_kernel_of_a_gpu(lengths_B: Tensor | None) -> None:
+    """Autocast would make it float16."""
+    torch.manual_seed(3)
+    layer = BiLSTM(INPUTS, CELLS)
+    with LstmCalls() as calls:
+        y_TBK = layer._cudnn(torch.randn(FRAMES, BATCH, INPUTS), lengths_B, torch.bfloat16)
+    assert calls.dtypes == {torch.bfloat16}
+    y_TBK.float().sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_lookahead_model_hands_its_kernel_the_dtype_of_the_options(dtype: torch.dtype) -> None:
+    model = Lstm(LstmOptions(2, CELLS, 1), INPUTS, 7)
+    with LstmCalls() as calls:
+        model.hidden(torch.randn(2, FRAMES, INPUTS), torch.tensor([FRAMES, 3]), dtype)
+    assert calls.dtypes == {dtype}
 
 
 def test_the_forget_gate_starts_open() -> None:

@@ -61,7 +61,7 @@ def test_bfloat16_products_and_a_float32_softmax() -> None:
     rounded = nn.Linear(6, 2000)
     rounded.load_state_dict({name: w.bfloat16().float() for name, w in output.state_dict().items()})
     exact, _ = reference(half.float(), rounded, targets_BT, 0.0)
-    assert loss.dtype == torch.float32 and float(loss) == pytest.approx(float(exact), rel=1e-3)
+    assert loss.dtype == torch.float32 and loss.item() == pytest.approx(exact.item(), rel=1e-3)
     loss.backward()
     assert half.grad is not None and half.grad.dtype == torch.bfloat16
     assert output.weight.grad is not None and output.weight.grad.dtype == torch.float32

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,13 @@ from torch.nn.functional import cross_entropy
 
 from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.leases import RoundRobinLeases, Segment
-from asr_am.distributed.optimizer import Optimizer
+from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.team import SingleProcess
 from asr_am.egs.loader import IGNORE, Batch, EpochPlan, Loader
 from asr_am.egs.store import EgsSet
 from asr_am.model.blstm import Blstm, BlstmOptions
+from asr_am.model.build import make_model
+from asr_am.model.lstm_lookahead import LstmOptions
 from asr_am.train.gradient import GradientComputer, ModelState, Validator
 from asr_am.train.schedule import Schedule
 from asr_am.train.train_options import TrainOptions
@@ -61,6 +64,25 @@ def test_padding_changes_neither_loss_nor_gradient(egs_dir: Path) -> None:
     torch.testing.assert_close(loss, alone)
     torch.testing.assert_close(backend, learner.params.g, rtol=1e-4, atol=1e-7)
     assert int(correct) == right
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", [BlstmOptions(2, 8, 6), LstmOptions(2, 8, 2)])
+def test_a_step_never_waits_for_the_device(egs_dir: Path, precision: str, model: BlstmOptions | LstmOptions) -> None:
+    """On the meta device, where tensors have no values: reading one, as item() and cpu() do, raises an error."""
+    learner = make_learner(egs_dir, batch_size=9, precision=precision, accumulation=2, label_smoothing=0.1)
+    network = make_model(model, 6, 6).to("meta")
+    params = FlatParams(network)
+    optimizer = Optimizer(params, OptimizerOptions("adam", clip_norm=1.0))
+    optimizer.lr = 0.1
+    learner = replace(learner, model=network, params=params, optimizer=optimizer, device=torch.device("meta"))
+    batch = learner.loader.batch(learner.loader.plan(0), 0)
+    assert batch.lengths_B.min() < 7
+    loss, correct = learner.backward(batch, batch.frames, lambda begin, end: None)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="meta"):
+        loss.item()
+    assert correct.device.type == "meta"
 
 
 def test_accumulation_gives_the_gradient_of_the_whole_batch(egs_dir: Path) -> None:
