@@ -23,6 +23,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -349,6 +350,7 @@ def _locked(out: Path) -> Iterator[None]:
     """
     path = out.with_name(f".{out.name}.lock")
     with path.open("a+") as file:
+        _close_to_readers(file)
         deadline = time.monotonic() + LOCK_WAIT
         while not _try_lock(file):
             file.seek(0)
@@ -367,6 +369,14 @@ def _locked(out: Path) -> Iterator[None]:
             yield
         finally:
             _held.remove(file.fileno())
+
+
+def _close_to_readers(file: TextIO) -> None:
+    """Lets only those open a lock file who may write it: whoever can read it could lock it for ever."""
+    found = os.fstat(file.fileno())
+    writers = sum(stat.S_IRWXU >> shift for shift in (0, 3, 6) if found.st_mode & (stat.S_IWUSR >> shift))
+    if found.st_uid == os.geteuid():
+        os.fchmod(file.fileno(), found.st_mode & writers)
 
 
 def _try_lock(file: TextIO) -> bool:

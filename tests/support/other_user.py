@@ -1,19 +1,23 @@
-"""Another user of the host, who attacks a run: python -m tests.support.other_user RUN DIR PORTS PIDS.
+"""Another user of the host, who attacks a run: python -m tests.support.other_user UID RUN DIR PORTS PIDS.
 
-RUN is the run's folder, DIR its private directory, whose path every user can see in /proc/net/unix. PORTS and PIDS are
-the TCP ports on which its processes listen, and the processes, as JSON lists. Must be started by root: it becomes the
-user `nobody` after its imports. Prints what it tried and saw, as JSON.
+UID is the number of the user, RUN the run's folder, DIR its private directory, whose path every user can see in
+/proc/net/unix. PORTS and PIDS are the TCP ports on which its processes listen, and the processes, as JSON lists. Must
+be started by root: it becomes the other user after its imports. Prints what it tried and saw, as JSON.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
+import resource
 import signal
 import socket
 import struct
+import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,8 +26,10 @@ from pathlib import Path
 import zmq
 from torch.distributed import FileStore, TCPStore
 
-NOBODY = 65534
 PTRACE_ATTACH = 16
+PR_SET_DUMPABLE = 4
+CLONE_NEWNS = 0x20000
+SYS_PIDFD_OPEN, SYS_PIDFD_GETFD = 434, 438
 SECONDS = 0.5  # to wait for an answer
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 READY = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
@@ -119,9 +125,76 @@ def trace(pid: int) -> str:
     return "attached"
 
 
-def stop(pid: int) -> str:
-    os.kill(pid, signal.SIGSTOP)
-    return "stopped"
+def send_signal(pid: int, number: int) -> str:
+    os.kill(pid, number)
+    return "sent"
+
+
+def checked(result: int, what: str) -> None:
+    """Raises OSError if a system call has failed."""
+    if result < 0:
+        raise OSError(ctypes.get_errno(), what)
+
+
+class Vector(ctypes.Structure):
+    """`struct iovec`."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def read_memory(pid: int) -> str:
+    """Reads the first mapping of a process by process_vm_readv."""
+    libc, buffer = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(64)
+    mine, theirs = Vector(ctypes.addressof(buffer), 64), Vector(0x400000, 64)
+    checked(libc.process_vm_readv(pid, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0), "process_vm_readv")
+    return "read memory"
+
+
+def take_file(pid: int) -> str:
+    """Takes an open file of a process, such as a socket or the run's lock."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    handle = libc.syscall(SYS_PIDFD_OPEN, pid, 0)
+    checked(handle, "pidfd_open")
+    checked(libc.syscall(SYS_PIDFD_GETFD, handle, 3, 0), "pidfd_getfd")
+    return "took a file"
+
+
+def open_files(pid: int) -> str:
+    return f"saw {len(os.listdir(f'/proc/{pid}/fd'))} open files"
+
+
+def limit(pid: int) -> str:
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 0))
+    return "limited"
+
+
+def slow_down(pid: int) -> str:
+    os.setpriority(os.PRIO_PROCESS, pid, 19)
+    return "slowed down"
+
+
+def command_line(pid: int) -> str:
+    """Every user can read it, so it must have no secret: a key is 40 characters long."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return "a secret" if any(len(word) == 40 and b"/" not in word for word in words) else "no secret in it"
+
+
+def lock(path: Path) -> str:
+    """Locks a lock file, so that its owner has to wait."""
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return "locked"
+
+
+def plant(path: Path) -> str:
+    """Plants a symbolic link where the run writes."""
+    path.symlink_to("/tmp/target-of-another-user")
+    return "planted"
+
+
+def shared_memory(owner: int) -> str:
+    found = [path for path in Path("/dev/shm").iterdir() if path.stat().st_uid == owner]
+    return f"read {sum(len(path.read_bytes()) for path in found)} bytes" if found else "no answer"
 
 
 def attack(run: Path, folder: Path, ports: list[int], pids: list[int]) -> list[tuple[str, str]]:
@@ -130,6 +203,8 @@ def attack(run: Path, folder: Path, ports: list[int], pids: list[int]) -> list[t
         ("list the private directory", lambda: enter(folder)),
         ("write an address into the store's file", lambda: file_store(folder / "store")),
         ("rename the private directory", lambda: str(folder.rename(folder.with_name("mine")))),
+        ("put a symbolic link in its place in /tmp", lambda: plant(folder)),
+        ("lock the private directory", lambda: lock(folder)),
     ]
     for path in sockets_in(folder):
         name = Path(path).name.split("-")[0]
@@ -144,25 +219,71 @@ def attack(run: Path, folder: Path, ports: list[int], pids: list[int]) -> list[t
             ("send garbage and a message of 200 MiB to a port", lambda port=port: garbage(port)),
         ]
     for pid in pids:
+        for name in ("environ", "mem", "maps", "syscall", "stack"):
+            rows.append((f"read /proc/PID/{name} of a process", lambda p=f"/proc/{pid}/{name}": read(Path(p))))
         rows += [
-            ("read a process' environment", lambda pid=pid: read(Path(f"/proc/{pid}/environ"))),
-            ("read a process' memory", lambda pid=pid: read(Path(f"/proc/{pid}/mem"))),
-            ("trace a process", lambda pid=pid: trace(pid)),
-            ("stop a process", lambda pid=pid: stop(pid)),
+            ("read a process' command line (every user may)", lambda pid=pid: command_line(pid)),
+            ("trace a process (ptrace)", lambda pid=pid: trace(pid)),
+            ("read its memory (process_vm_readv)", lambda pid=pid: read_memory(pid)),
+            ("list its open files", lambda pid=pid: open_files(pid)),
+            ("take one of them (pidfd_getfd)", lambda pid=pid: take_file(pid)),
+            ("stop or end a process", lambda pid=pid: send_signal(pid, signal.SIGSTOP)),
+            ("stop or end a process", lambda pid=pid: send_signal(pid, signal.SIGTERM)),
+            ("change its limits", lambda pid=pid: limit(pid)),
+            ("change its priority", lambda pid=pid: slow_down(pid)),
         ]
     rows += [
+        ("read the run's shared memory", lambda: shared_memory(run.stat().st_uid)),
         ("write into the run's folder", lambda: write(run / "mine")),
         ("overwrite a file of the run", lambda: write(run / "metrics.jsonl")),
+        ("put a symbolic link where a checkpoint is written", lambda: plant(run / "checkpoints/learner-9.pt")),
+        ("remove a checkpoint", lambda: str(next((run / "checkpoints").iterdir()).rename(run / "mine"))),
+        ("lock the lock file of the run", lambda: lock(run.with_name(f".{run.name}.lock"))),
+        ("read the key file", lambda: read(run.with_name("team.key"))),
         ("read a file of the run (its mode allows it)", lambda: read(run / "metrics.jsonl")),
     ]
     return [(what, attempt(action)) for what, action in rows]
 
 
-if __name__ == "__main__":
-    given = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4])
-    "".encode("idna")  # sockets import this encoding when they are first used
+def show_python() -> None:
+    """Shows Python and this checkout to other users, if they are in a home directory that others cannot enter.
+
+    Changes only what this process and its children see: they get a mount namespace of their own.
+    """
+    needed = {Path(sys.base_prefix), Path(sys.prefix), Path(__file__).parents[2]}
+    hidden = {p for path in needed for p in [path, *path.parents] if not p.stat().st_mode & 0o001}
+    if not hidden:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    checked(libc.unshare(CLONE_NEWNS), "unshare")
+    run("mount", "--make-rprivate", "/")
+    home = min(hidden)
+    shown = [path for path in sorted(needed) if home in path.parents]
+    kept = [tempfile.mkdtemp() for _ in shown]
+    for path, copy in zip(shown, kept, strict=True):
+        run("mount", "--bind", path, copy)
+    run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", home)
+    for path, copy in zip(shown, kept, strict=True):
+        path.mkdir(parents=True, exist_ok=True)
+        run("mount", "--move", copy, path)
+        os.rmdir(copy)
+
+
+def run(*command: str | Path) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def become(user: int) -> None:
+    """Makes this process one of another user, which can be traced as any process of that user."""
+    show_python()
     os.setgroups([])
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
+    os.setgid(user)
+    os.setuid(user)
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    given = Path(sys.argv[2]), Path(sys.argv[3]), json.loads(sys.argv[4]), json.loads(sys.argv[5])
+    become(int(sys.argv[1]))
     print(json.dumps(attack(*given)), flush=True)
     os._exit(0)  # a client of torch's store may still wait

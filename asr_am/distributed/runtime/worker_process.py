@@ -222,14 +222,16 @@ class WorkerProcesses:
 
     def start(self, rank: int, incarnation: int, run: str) -> None:
         """Starts a learner in a session of its own, so that Ctrl-C reaches the launcher only."""
+        environment = worker_environment(self._spec, self._rendezvous, rank, incarnation, run)
         try:
-            process = subprocess.Popen(
-                list(self._spec.command), env=worker_environment(self._spec, self._rendezvous, rank, incarnation, run),
-                start_new_session=True, pass_fds=self._spec.inherited_files,
-            )  # fmt: skip
+            with signals_later():
+                process = subprocess.Popen(
+                    list(self._spec.command), env=environment, start_new_session=True,
+                    pass_fds=self._spec.inherited_files,
+                )  # fmt: skip
+                self._running[rank] = incarnation, process
         except OSError as error:
             raise InputError(f"{self._spec.command[0]}: cannot be started ({error}): check the command") from error
-        self._running[rank] = incarnation, process
 
     def ended(self) -> list[ExitStatus]:
         """Returns the processes that ended since the last call, killed ones first: others end because of them."""
