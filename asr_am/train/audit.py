@@ -53,14 +53,16 @@ def audit(run: Path) -> History:
     """Checks a finished run. Raises InputError if a file is missing or cannot be read."""
     history = History()
     leases, metrics = _read_lines(run / "leases.jsonl"), _read_lines(run / "metrics.jsonl")
-    summary = _read_json(run / "summary.json")
+    summary = read_summary(run)
     _check_leases(leases, str(summary["strategy"]), history)
     _check_epochs(metrics, leases, summary, history)
     _check_checkpoints(run, leases, metrics, history)
     return history
 
 
-def _read_json(path: Path) -> Line:
+def read_summary(run: Path) -> Line:
+    """Returns the summary.json of a run. Raises InputError if there is none that can be read."""
+    path = run / "summary.json"
     try:
         value = json.loads(path.read_text())
         assert isinstance(value, dict)
@@ -79,9 +81,9 @@ def _read_lines(path: Path) -> list[Line]:
 def _check_leases(lines: list[Line], strategy: str, history: History) -> None:
     """Checks that the segments cover every epoch once, and accounts for every gradient."""
     expected = (1, 0)  # epoch and first batch of the next segment
-    incarnations: dict[int, int] = {}
+    incarnations: dict[tuple[str, int], int] = {}  # of learners, by launch: each counts them anew
     for line in lines:
-        epoch, batches = line["epoch"], sorted(line["batch"])
+        epoch, batches, launch = line["epoch"], sorted(line["batch"]), line.get("launch", "")
         where = f"epoch {epoch}, batches {batches[0]}..{batches[-1]}"
         if (epoch, batches[0]) != expected or batches != list(range(batches[0], batches[0] + len(batches))):
             history.problems.append(f"{where}: epoch {expected[0]} was to continue at batch {expected[1]}")
@@ -91,10 +93,10 @@ def _check_leases(lines: list[Line], strategy: str, history: History) -> None:
             history.problems.append(f"{where}: two batches have the same examples")
         owners = dict(zip(line["batch"], zip(line["owner"], line["incarnation"], strict=True), strict=True))
         for owner, incarnation in owners.values():
-            if incarnation < incarnations.get(owner, 0):
+            if incarnation < incarnations.get((launch, owner), 0):
                 history.problems.append(f"{where}: incarnation {incarnation} of learner {owner} came back")
         for owner, incarnation in owners.values():
-            incarnations[owner] = max(incarnation, incarnations.get(owner, 0))
+            incarnations[launch, owner] = max(incarnation, incarnations.get((launch, owner), 0))
         lost = {(rank, incarnation) for rank, incarnation in line["lost"]}
         history.batches += len(batches)
         history.deaths += len(lost)

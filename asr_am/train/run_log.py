@@ -396,12 +396,18 @@ class RunLog:
         log.info("%s, training loss %.4f", message, record["train_loss"])
         self.progress_bar.status(message)
 
-    def leases(self, record: SegmentRecord, keep_bytes: int) -> None:
-        """Writes the audited leases of a segment behind those of the segments before, which have `keep_bytes` bytes."""
+    def leases(self, record: SegmentRecord, keep_bytes: int, launch: str) -> None:
+        """Writes the audited leases of a segment.
+
+        Args:
+            record: the leases.
+            keep_bytes: size of those of the segments before.
+            launch: identity of the launch, "" without one.
+        """
         from asr_am.distributed.leases import record_to_json
 
         self._leases.truncate(keep_bytes)
-        self._leases.write(record_to_json(record))
+        self._leases.write(record_to_json(record) | ({"launch": launch[:8]} if launch else {}))
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         write_lines(self.out / "summary.json", [json.dumps(summary, indent=1)])

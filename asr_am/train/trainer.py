@@ -433,7 +433,7 @@ class Trainer:
     def _commit(self, record: SegmentRecord, members: list[int]) -> None:
         """Completes the checkpoint whose parts `members` have saved. A second leader repeats what the first did."""
         self.checkpoints.check()
-        self.run_log.leases(record, self.progress.kept[1])
+        self.run_log.leases(record, self.progress.kept[1], self.team.launch)
         self.progress.kept = list(self.run_log.sizes())
         self.checkpoints.commit(self.progress.updates, {"cursor": asdict(self.progress), "members": members})
         self.checkpoints.publish(self.setup.out)

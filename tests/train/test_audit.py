@@ -57,6 +57,21 @@ def test_a_synchronous_run_has_no_problem(egs_dir: Path, tmp_path: Path) -> None
     assert not audit(tmp_path).problems
 
 
+def test_each_start_of_the_command_counts_incarnations_anew(good: Path, tmp_path: Path) -> None:
+    shutil.copytree(good, tmp_path / "run")
+
+    def restart(lines: list[dict[str, Any]], launches: tuple[str, str]) -> None:
+        for line, launch, incarnation in zip(lines, launches, (1, 0), strict=False):
+            line["launch"], line["incarnation"] = launch, [incarnation] * len(line["incarnation"])
+
+    def check(*launches: str) -> list[str]:
+        edit("leases.jsonl", lambda lines: restart(lines, (launches[0], launches[1])))(tmp_path / "run")
+        problems = audit(tmp_path / "run").problems
+        return [problem for problem in problems if "came back" in problem]
+
+    assert check("a", "a") and not check("a", "b")
+
+
 Change = Callable[[Path], None]
 
 

@@ -52,7 +52,7 @@ def test_batches_whose_weights_died_with_all_learners_are_done_again(egs_dir: Pa
     faults = [(rank, 0, "gradient", 3) for rank in range(4)]
     train_with(egs_dir, tmp_path, "adpsgd", faults, hosts, restart_after=2.0)
     first = lease_log(tmp_path)[0]
-    assert min(first["incarnation"]) == 1 and first["batch"] == list(range(16))
+    assert min(first["incarnation"]) == 1 and first["batch"] == list(range(16)) and first["launch"]
 
 
 @pytest.mark.parametrize("strategy", ["adpsgd", "ps_async", "psp"])
