@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Injects random faults on the virtual cluster for every strategy: slow learners, jitter, late and lost messages, crashes.
 #   scripts/soak.sh [SEEDS=1000] [--strategy NAME] [--first SEED]
-#   scripts/soak.sh --processes [KILLS=20] [--strategy NAME] [--first SEED]     # kills real processes instead
+#   scripts/soak.sh --processes [FAULTS=20] [--strategy NAME] [--first SEED] [--out FILE]
+# The second form kills, pauses and cuts off real processes instead, and breaks their disk. It needs root.
 # Prints a line per strategy. Exits with 1 if a scenario fails, after the command that repeats it, or if a kind of fault
 # never occurred. A thousand seeds take about six minutes of one core.
 set -euo pipefail

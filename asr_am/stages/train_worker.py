@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.data.checksums import intact
-from asr_am.distributed.launch_spec import EXIT_FAILURE
+from asr_am.distributed.launch_spec import EXIT_FAILURE, EXIT_USER_ERROR
 from asr_am.distributed.runtime.worker_process import end_process, set_parent_death_signal
 from asr_am.errors import ConnectionLost, InputError
 from asr_am.stages.app import disk_problem, start_logging
@@ -78,17 +78,27 @@ def main() -> None:
         if "ASR_AM_LAUNCHER" in os.environ:
             set_parent_death_signal(int(os.environ["ASR_AM_LAUNCHER"]))  # before imports that take seconds
         run_worker(read_config(path))
-    except InputError as error:
-        log.error("learner %s: %s", rank, error)
-        status = EXIT_FAILURE if isinstance(error, ConnectionLost) else 1
     except Exception as error:
-        if line := disk_problem(error, path.parent):
-            log.error("learner %s: %s", rank, line)
-            status = 1
-        else:
-            log.exception("learner %s failed", rank)
-            status = EXIT_FAILURE
+        status = report_failure(error, rank, path.parent)
     end_process(status)
+
+
+def report_failure(error: Exception, rank: str, out: Path) -> int:
+    """Logs why a learner ends, in one line if a user can mend it. Returns the exit status.
+
+    Args:
+        error: what it raised.
+        rank: its rank.
+        out: directory of the run.
+    """
+    if isinstance(error, InputError):
+        log.error("learner %s: %s", rank, error)
+        return EXIT_FAILURE if isinstance(error, ConnectionLost) else EXIT_USER_ERROR
+    if line := disk_problem(error, out):
+        log.error("learner %s: %s", rank, line)
+        return EXIT_USER_ERROR
+    log.error("learner %s failed", rank, exc_info=error)
+    return EXIT_FAILURE
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.distributed.strategies.adpsgd import Adpsgd
 from asr_am.distributed.strategies.ps_async import PsAsync
 from asr_am.distributed.strategies.psp import Psp
-from asr_am.errors import InputError
+from asr_am.stages.train_worker import report_failure
 from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.gradient import ModelState
 from asr_am.train.run_setup import StrategyFactory
@@ -50,7 +50,6 @@ if __name__ == "__main__":
     options = replace(OPTIONS, epochs=epochs, schedule=Schedule(base=0.03))
     try:
         train(Path(egs_dir), Path(out), options, strategy=STRATEGIES[strategy], team=team)
-    except InputError as error:
-        print(f"learner {team.rank}: {error}", file=sys.stderr)
-        end_process(1)
+    except Exception as error:
+        end_process(report_failure(error, str(team.rank), Path(out)))
     end_process()
