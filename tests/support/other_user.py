@@ -254,9 +254,7 @@ def show_python() -> None:
     hidden = {p for path in needed for p in [path, *path.parents] if not p.stat().st_mode & 0o001}
     if not hidden:
         return
-    libc = ctypes.CDLL(None, use_errno=True)
-    checked(libc.unshare(CLONE_NEWNS), "unshare")
-    run("mount", "--make-rprivate", "/")
+    mount_privately()
     home = min(hidden)
     shown = [path for path in sorted(needed) if home in path.parents]
     kept = [tempfile.mkdtemp() for _ in shown]
@@ -267,6 +265,12 @@ def show_python() -> None:
         path.mkdir(parents=True, exist_ok=True)
         run("mount", "--move", copy, path)
         os.rmdir(copy)
+
+
+def mount_privately() -> None:
+    """Gives this process and its children a mount namespace, so that mounts are theirs only and end with them."""
+    checked(ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS), "unshare")
+    run("mount", "--make-rprivate", "/")
 
 
 def run(*command: str | Path) -> None:

@@ -20,16 +20,13 @@ from pathlib import Path
 
 from asr_am.distributed.runtime.security import make_key_file
 from tests.support.forked_workers import ForkedPopen
+from tests.support.other_user import run
 
 ADDRESSES, LINK, PORT = ("10.213.81.1", "10.213.81.2"), "soak", 29431
 SIZE = 4  # learners
 DISK_BYTES = 32 << 20
 SHORT, LONG = (0.3, 4.0), (12.0, 14.0)  # seconds of pauses and partitions: below and above the heartbeats' 10 s
 WHOLE_TEAM_PAUSE = 15.0  # seconds
-
-
-def run(*command: str | Path) -> None:
-    subprocess.run(command, check=True, capture_output=True)
 
 
 @contextmanager

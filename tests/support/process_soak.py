@@ -30,6 +30,7 @@ from asr_am.errors import InputError
 from asr_am.stages.target import git_commit
 from asr_am.train.audit import audit, read_summary
 from tests.support.egs_examples import write_examples
+from tests.support.other_user import mount_privately
 from tests.support.process_faults import FAULTS, Team, network, wait_for
 
 STRATEGIES = ("adpsgd", "ps_async", "psp")
@@ -222,6 +223,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if os.geteuid():
         sys.exit("needs root, for network namespaces and mounts")
+    mount_privately()
     failed = False
     for strategy in [arguments.strategy] if arguments.strategy else STRATEGIES:
         with ended_by_sigterm(), tempfile.TemporaryDirectory() as folder:
