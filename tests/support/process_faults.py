@@ -260,7 +260,9 @@ def kill_leader_in_commit(team: Team, rng: random.Random) -> bool:
 def kill_launcher(team: Team, rng: random.Random, node: int) -> bool:
     if team.launchers[node].poll() is not None:
         return False
-    return send(team.launchers[node].pid, signal.SIGKILL)
+    team.launchers[node].kill()
+    team.launchers[node].wait()
+    return True
 
 
 def pause(pids: list[int], seconds: float) -> bool:

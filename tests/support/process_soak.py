@@ -37,7 +37,7 @@ STRATEGIES = ("adpsgd", "ps_async", "psp")
 EPOCHS = 12
 PATIENCE = 120.0  # seconds without a new checkpoint after which a run counts as hanging
 ORPHANS = 10.0  # seconds in which learners must end after their launcher
-UNDISTURBED = 2  # runs without faults
+UNDISTURBED = 1  # runs without faults
 HEAD = [
     "| strategy | faults | restarts of learners, of the command | to recover: median, longest | runs | held-out loss | "
     "problems | commit | date |",

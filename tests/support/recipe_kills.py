@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,16 +164,21 @@ def restore(state: Path, exp: Path) -> None:
     shutil.copytree(state, exp)  # with the times of files
 
 
-def undisturbed(folder: Path) -> list[float]:
-    """Runs the recipe in `folder`/exp. Keeps the state before and after each stage, and returns their seconds."""
+def undisturbed(folder: Path, stages: Sequence[str]) -> list[float]:
+    """Runs the recipe in `folder`/exp. Keeps the state before and after each stage, and returns their seconds.
+
+    Args:
+        folder: for exp and its states.
+        stages: the first stages of the recipe.
+    """
     exp, log = folder / "exp", folder / "undisturbed.log"
     exp.mkdir()
     seconds = []
-    for number, stage in enumerate(STAGES):
+    for number, stage in enumerate(stages):
         shutil.copytree(exp, folder / f"state{number}")
         seconds.append(finish(stage, exp, log))
         print(f"{stage}: {seconds[-1]:.1f} s undisturbed", flush=True)
-    shutil.copytree(exp, folder / f"state{len(STAGES)}")
+    shutil.copytree(exp, folder / f"state{len(stages)}")
     return seconds
 
 
@@ -187,9 +193,11 @@ def main() -> int:
     rows: dict[str, str] = {}
     with ended_by_sigterm(), tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        seconds = undisturbed(folder)
-        varying = varying_files(folder)
-        for stage in arguments.stage or STAGES:
+        chosen = arguments.stage or STAGES
+        needed = STAGES[: 1 + max(map(STAGES.index, chosen))]
+        seconds = undisturbed(folder, needed)
+        varying = varying_files(folder, needed)
+        for stage in chosen:
             rng = random.Random(f"{stage} {arguments.seed}")
             number = STAGES.index(stage)
             result = kill_often(stage, arguments.kills, folder, seconds[number], varying, rng)
@@ -211,12 +219,17 @@ def main() -> int:
     return 0
 
 
-def varying_files(folder: Path) -> set[str]:
-    """Runs the recipe once more at the same place. Returns the files that differ from the first run."""
-    first = read_files(folder / f"state{len(STAGES)}")
+def varying_files(folder: Path, stages: Sequence[str]) -> set[str]:
+    """Runs the recipe once more at the same place. Returns the files that differ from the first run.
+
+    Args:
+        folder: has exp and its states.
+        stages: the first stages of the recipe.
+    """
+    first = read_files(folder / f"state{len(stages)}")
     shutil.rmtree(folder / "exp")
     (folder / "exp").mkdir()
-    for stage in STAGES:
+    for stage in stages:
         finish(stage, folder / "exp", folder / "undisturbed.log")
     second = read_files(folder / "exp")
     return {name for name in first.keys() | second.keys() if first.get(name) != second.get(name)}
