@@ -235,6 +235,8 @@ def disk_problem(error: Exception, folder: Path | None) -> str | None:
     file = error.filename if isinstance(error, OSError) else None
     if is_disk_full(error, folder):
         return f"{folder or file or 'exp'}: {DISK_FULL}"
+    if isinstance(error, OSError) and error.errno == errno.EROFS:
+        file = file or folder  # an open file is written without its name
     if isinstance(error, OSError) and file and error.errno in NOT_WRITABLE:
         return f"{file}: {error.strerror}; make it accessible, or write elsewhere with exp=DIR"
     return None

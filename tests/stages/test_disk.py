@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import torch
 
 from asr_am.errors import InputError
 from asr_am.lang.fst_file import silence_stderr, write_fst
+from asr_am.stages.app import disk_problem
 from asr_am.stages.target import Target
 from tests.support.toy_stage import start
 
@@ -85,6 +87,14 @@ def test_a_full_disk_is_named_whatever_writes_to_it(
     assert capfd.readouterr().err == ""
     mount(disk, "remount", "size=20m")
     assert target.run() and not target.run() and not made.run()
+
+
+def test_a_disk_that_becomes_read_only_while_a_file_is_open_is_named(tmp_path: Path) -> None:
+    """The system call for an open file does not tell its name."""
+    error = OSError(errno.EROFS, "Read-only file system")
+    found = disk_problem(error, tmp_path)
+    assert found == f"{tmp_path}: Read-only file system; make it accessible, or write elsewhere with exp=DIR"
+    assert disk_problem(OSError(errno.EPERM, "Operation not permitted"), tmp_path) is None
 
 
 def test_on_a_read_only_disk_what_is_up_to_date_stays_so_and_the_rest_is_one_line(disk: Path) -> None:
