@@ -19,7 +19,7 @@ from asr_am.errors import InputError
 from asr_am.features.spectral import SpectralExtractor, SpectralOptions
 from asr_am.model.acoustic import AcousticModel
 from asr_am.model.build import make_model, model_options
-from asr_am.train.gradient import cross_entropy_sum
+from asr_am.train.frame_loss import batch_loss
 
 SECONDS = 1.0  # of each measurement, after a first call
 CHUNKS = 32  # of a training step
@@ -117,7 +117,7 @@ def _training_speed(model: AcousticModel, inputs: int, outputs: int, chunk: int)
 
     def step() -> None:
         model.zero_grad()
-        (cross_entropy_sum(model(x_BTF, lengths_B), targets_BT) / targets_BT.numel()).backward()
+        (batch_loss(model, x_BTF, lengths_B, targets_BT)[0] / targets_BT.numel()).backward()
 
     return _rate(step, CHUNKS * chunk)
 
