@@ -1,6 +1,6 @@
 """Makes the mistakes of a first hour on purpose, on a small finished run, and writes scripts/MISTAKES.md.
 
-    python scripts/mistakes.py                       # all of them, about half an hour on two cores
+    python scripts/mistakes.py                       # all of them, an hour on two cores that are busy
     python scripts/mistakes.py --only "full disk"    # those whose group or description has this pattern, again
 
 For each mistake the table has the command, the line that came, the exit status, and how many finished files changed.
@@ -157,7 +157,7 @@ def run_and_signal(mistake: Mistake) -> tuple[int, str]:
         start_new_session=True,
     )  # fmt: skip
     begun = [f"{CORPUS / name}{end}" for name in mistake.removes for end in (".partial", "/*.partial", "/*/.key")]
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while process.poll() is None and not any(list(Path().glob(path)) for path in begun):
         assert time.monotonic() < deadline, f"{mistake.what}: the stage has not begun"
         time.sleep(0.005)
@@ -167,8 +167,8 @@ def run_and_signal(mistake: Mistake) -> tuple[int, str]:
     else:
         assert mistake.signal is not None
         os.kill(process.pid, mistake.signal)
-    _, errors = process.communicate(timeout=60)
-    deadline = time.monotonic() + 20
+    _, errors = process.communicate(timeout=300)
+    deadline = time.monotonic() + 120
     while subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True).stdout:  # the stage ends after bash
         assert time.monotonic() < deadline, f"{mistake.what}: processes are left"
         time.sleep(0.05)
@@ -516,7 +516,7 @@ def two_runs() -> Iterator[Mistake]:
                 time.sleep(0.01)
 
         def wait() -> None:
-            assert started.pop().wait(timeout=300) == 0
+            assert started.pop().wait(timeout=900) == 0
 
         what, expect = f"stage {number}, {STAGES[number]}", "another process is making it"
         yield Mistake("Two at once", what, command, start, expect, undo=wait, removes=OUTPUTS[number])
