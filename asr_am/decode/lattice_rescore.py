@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -96,7 +96,6 @@ def rescore(lattice: Lattice, models: LatticeModels, scale: LmScale, options: La
     return rescore_ngram(lattice, LmPair(models.ngram, table.automaton()), scale, options.beam)
 
 
-@dataclass
 class ContextTable:
     """What the mixture says of words after contexts, as far as it was asked.
 
@@ -108,20 +107,17 @@ class ContextTable:
         change: by context and word, what rescoring adds to the cost of the word.
     """
 
-    models: LatticeModels
-    words: int
-    change: dict[tuple[int, int], float] = field(default_factory=dict)
-    _cost: dict[tuple[int, int], float] = field(default_factory=dict)
-    _target: dict[tuple[int, int], int] = field(default_factory=dict)  # context after a word
-    _numbers: dict[tuple[int, ...], int] = field(default_factory=lambda: {(): 0})
-    _histories: list[tuple[int, ...]] = field(default_factory=lambda: [()])
-    _parents: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])  # context and word that led here first
-    _lstm: list[int] = field(default_factory=lambda: [0])  # states of the recurrent LM
-    _ngram: list[int] = field(default_factory=list)  # states of the n-gram LM
-
-    def __post_init__(self) -> None:
-        self._states = LmStates(self.models.lstm, self.models.units)
-        self._ngram.append(self.models.ngram.start)
+    def __init__(self, models: LatticeModels, words: int) -> None:
+        self.models, self.words = models, words
+        self.change: dict[tuple[int, int], float] = {}
+        self._cost: dict[tuple[int, int], float] = {}
+        self._target: dict[tuple[int, int], int] = {}  # context after a word
+        self._numbers: dict[tuple[int, ...], int] = {(): 0}  # of contexts, by their words
+        self._histories: list[tuple[int, ...]] = [()]
+        self._parents = [(0, 0)]  # context and word that led to each context first
+        self._states = LmStates(models.lstm, models.units)
+        self._lstm = [0]  # state of the recurrent LM in each context
+        self._ngram = [models.ngram.start]
 
     def after(self, context: int, word: int) -> int:
         """Returns the context after a word whose cost is known."""

@@ -35,16 +35,18 @@ def models(arpa: Arpa, units: Units, seed: int) -> LatticeModels:
 
 def expected_costs(lattice: Lattice, arpa: Arpa, made: LatticeModels) -> dict[tuple, float]:
     """Returns the least cost of each sequence of words and acoustic costs, with the mixture in place of the n-gram."""
+    each = [cost_of(lattice, path, SCALE.lm) for path in paths(lattice)]
+    sentences = sorted({words for (words, _), _ in each})
+    lstm = word_logprobs(made.lstm, made.units, [[NAMES[word] for word in words] for words in sentences])
+    change = {}
+    for words, lstm_N in zip(sentences, lstm, strict=True):
+        prefixes = [sentence_cost(arpa, list(words[:i]), end=False) for i in range(len(words) + 1)]
+        total = sentence_cost(arpa, list(words))
+        mixture = -mixed([lstm_N], [-np.diff([*prefixes, total])], WEIGHT)[0].sum()
+        change[words] = mixture - total + SCALE.insertion * len(words)
     costs: dict[tuple, float] = {}
-    for path in paths(lattice):
-        key, cost = cost_of(lattice, path, SCALE.lm)
-        words = [NAMES[word] for word in key[0]]
-        ngram = np.diff([sentence_cost(arpa, list(key[0][:i]), end=False) for i in range(len(words) + 1)])
-        total = sentence_cost(arpa, list(key[0]))
-        ngram = np.append(ngram, total - ngram.sum())
-        lstm = word_logprobs(made.lstm, made.units, [words])[0]
-        cost += -mixed([lstm], [-ngram], WEIGHT)[0].sum() - total + SCALE.insertion * len(words)
-        costs[key] = min(cost, costs.get(key, np.inf))
+    for key, cost in each:
+        costs[key] = min(cost + change[key[0]], costs.get(key, np.inf))
     return costs
 
 
