@@ -1,8 +1,7 @@
 """Membership, lease queues and barriers of a team, without I/O.
 
-Two fronts serve the same `ControlPlane`: `coordinator.Coordinator` to processes, by messages, and
-`simulator.control.SimControl` to the tasks of a virtual cluster. A front calls the control plane whenever something
-happens, and then asks it which of the waiting requests can be answered. `QueueLeases` is the learner's side of both.
+`coordinator.Coordinator` serves it to learners, real or virtual. It calls the control plane whenever something happens,
+and then asks it which of the waiting requests can be answered. `QueueLeases` is the learner's side.
 """
 
 from __future__ import annotations

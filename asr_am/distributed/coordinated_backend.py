@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
 from asr_am.distributed.control_plane import QueueLeases
-from asr_am.distributed.leases import Completion, Lease, Leases, LossSums, Segment, SegmentRecord
+from asr_am.distributed.leases import Completion, Lease, Leases, LossSums, Segment, SegmentRecord, StaleSegment
 from asr_am.distributed.team import Group, Message
+from asr_am.errors import InputError
 
 
 class ControlClient(Protocol):
@@ -18,6 +19,16 @@ class ControlClient(Protocol):
 
     def request(self, op: str, timeout: float | None = None, **fields: object) -> Any: ...
     def notify(self, op: str, **fields: object) -> None: ...
+
+
+def answer_value(answer: Mapping[str, Any]) -> Any:
+    """Returns the value in the supervisor's answer to a request. Raises the error that it reports instead."""
+    if "error" in answer:
+        raise ERRORS.get(answer.get("kind", ""), RuntimeError)(answer["error"])
+    return answer["value"]
+
+
+ERRORS: dict[str, type[Exception]] = {"outdated": StaleSegment, "input": InputError}
 
 
 class Transport(Protocol):

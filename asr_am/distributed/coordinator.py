@@ -22,14 +22,10 @@ class Registration:
     Attributes:
         address: where its transport listens, None before it has registered.
         peers_sent: it has been sent the addresses of the others.
-        pending_lease: id of its request for a lease that has not been answered.
-        pending_barrier: the barrier that it waits at, and the id of that request.
     """
 
     address: str | None = None
     peers_sent: bool = False
-    pending_lease: int | None = None
-    pending_barrier: tuple[Barrier[list[float]], int] | None = None
 
 
 class Coordinator:
@@ -54,6 +50,9 @@ class Coordinator:
         self._send = send
         self._plane: ControlPlane[list[float]] = ControlPlane()
         self._registrations: dict[int, Registration] = {}
+        # id of the request that each learner waits with, by rank in the order of arrival
+        self._pending_leases: dict[int, int] = {}
+        self._pending_barriers: dict[int, tuple[Barrier[list[float]], int]] = {}
         self._gone: list[int] = []  # ranks that died and are not restarted
         self._ranks: list[int] = []  # ranks that began
         for rank, incarnation in (incarnations or dict.fromkeys(range(size), 0)).items():
@@ -93,7 +92,7 @@ class Coordinator:
         member = self.members.get(rank)
         if gone:
             self._gone.append(rank)
-        if gone or (member is not None and member.joined):
+        if gone or (member is not None and self._registrations[rank].peers_sent):  # others may have heard it
             incarnation = 0 if member is None else member.incarnation
             news = {"news": "died", "incarnation": incarnation, "reason": reason or "finished", "gone": gone}
             self._tell_others(rank, news)
@@ -101,6 +100,8 @@ class Coordinator:
             return
         released = self._plane.lose(rank)
         del self._registrations[rank]
+        self._pending_leases.pop(rank, None)
+        self._pending_barriers.pop(rank, None)
         if released:
             log.info("unfinished batches of learner %d, which others compute: %s", rank, ", ".join(map(str, released)))
         self._answer_waiting()
@@ -140,7 +141,7 @@ class Coordinator:
         if op == "open":
             self._open_segment(rank, request)
         elif op == "lease":
-            self._registrations[rank].pending_lease = request["id"]
+            self._pending_leases[rank] = request["id"]
             self._answer_leases()
         elif op == "complete":
             self._complete(rank, request)
@@ -151,8 +152,7 @@ class Coordinator:
             values = {"completions": record.completions, "released": record.released, "lost": record.lost}
             self._answer(rank, request["id"], values)
         elif op == "gather":
-            barrier = self._plane.arrive(rank, request["kind"], request["values"])
-            self._registrations[rank].pending_barrier = barrier, request["id"]
+            self._pending_barriers[rank] = self._plane.arrive(rank, request["kind"], request["values"]), request["id"]
             self._answer_barriers()
         elif op == "bye":
             self.leave(rank, None)
@@ -192,25 +192,21 @@ class Coordinator:
         self._answer_leases()
 
     def _answer_barriers(self) -> None:
-        for rank, registration in self._registrations.items():
-            if registration.pending_barrier is None:
-                continue
-            barrier, request_id = registration.pending_barrier
+        for barrier in {id(barrier): barrier for barrier, _ in self._pending_barriers.values()}.values():
             values = self._plane.complete_barrier(barrier)
             if values is not None:
                 barrier.result = values
+        for rank, (barrier, request_id) in list(self._pending_barriers.items()):
             if barrier.complete:
-                registration.pending_barrier = None
+                del self._pending_barriers[rank]
                 self._answer(rank, request_id, barrier.result)
 
     def _answer_leases(self) -> None:
-        for rank, registration in self._registrations.items():
-            if registration.pending_lease is None:
-                continue
+        for rank, request_id in list(self._pending_leases.items()):
             answered, lease = self._plane.lease(rank)
             if answered:
-                self._answer(rank, registration.pending_lease, None if lease is None else asdict(lease))
-                registration.pending_lease = None
+                del self._pending_leases[rank]
+                self._answer(rank, request_id, None if lease is None else asdict(lease))
 
     def _answer(self, rank: int, request_id: int, value: object) -> None:
         self._send(rank, {"id": request_id, "value": value})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Membership:
         ranks: ranks that began with the team, or began again after it was restarted.
         gone: ranks that died and are not restarted.
         rejoins: this learner joins others that train already.
+        complete: the supervisor has told who is alive.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -42,6 +44,7 @@ class Membership:
         self.ranks = tuple(range(size))
         self.gone: set[int] = set()
         self.rejoins = False
+        self.complete = False
         self._peers = {other: Peer(-1, "", False) for other in range(size) if other != rank}
 
     def __getitem__(self, rank: int) -> Peer:
@@ -78,3 +81,31 @@ class Membership:
         """Marks a learner that has left in good order: it is not alive, but not lost either."""
         self._peers[rank] = replace(self._peers[rank], alive=False)
         self.left.append(rank)
+
+
+class Peers(Protocol):
+    """The messages of a learner, as far as they depend on who is alive."""
+
+    def on_peer_started(self, rank: int, incarnation: int, address: str) -> None: ...
+    def on_peer_died(self, rank: int, incarnation: int) -> None: ...
+
+
+def apply_event(membership: Membership, event: Mapping[str, Any], peers: Peers) -> None:
+    """Applies an event that the supervisor has sent (`coordinator.Coordinator`) to a learner.
+
+    Args:
+        membership: state of the other learners.
+        event: the event.
+        peers: adds and drops learners.
+    """
+    if event["news"] == "peers":
+        membership.fill({int(rank): (entry[0], entry[1]) for rank, entry in event["peers"].items()})
+        membership.ranks, membership.rejoins = tuple(event["ranks"]), event["rejoins"]
+        membership.gone.update(event["gone"])
+        membership.complete = True
+    elif event["news"] == "born":
+        peers.on_peer_started(event["rank"], event["incarnation"], event["address"])
+    elif event["news"] == "died":
+        if event["gone"]:
+            membership.gone.add(event["rank"])
+        peers.on_peer_died(event["rank"], event["incarnation"])

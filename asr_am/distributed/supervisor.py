@@ -44,7 +44,7 @@ class Workers(Protocol):
 
 
 class Clock(Protocol):
-    """A clock that stands still while this process is stopped (`runtime.awake_clock`)."""
+    """A clock that stands still while this process is stopped (`awake_clock`)."""
 
     def now(self) -> float: ...
     def tick(self) -> float: ...
@@ -99,14 +99,15 @@ class Supervisor:
         name: name of this host.
         new_run: returns the identity of a new team, 32 hexadecimal digits.
         addresses: sent to the agents on other hosts, with the identity.
+        poll_interval: seconds between two checks of the processes, if nothing else happens.
     """
 
     def __init__(
         self, spec: LaunchSpec, server: Server, workers: Workers, clock: Clock, name: str, new_run: Callable[[], str],
-        addresses: Mapping[str, Any],
+        addresses: Mapping[str, Any], poll_interval: float = POLL_INTERVAL,
     ) -> None:  # fmt: skip
         self._spec, self._server, self._workers, self._clock, self._name = spec, server, workers, clock, name
-        self._new_run, self._addresses = new_run, addresses
+        self._new_run, self._addresses, self._poll_interval = new_run, addresses, poll_interval
         self._run = new_run()
         self._coordinator = None if spec.synchronous else Coordinator(spec.size, self._send)
         self._hosts: dict[int, Host] = {}  # other hosts, by node rank
@@ -127,7 +128,7 @@ class Supervisor:
             self._await_nodes()
             for rank in range(self._spec.size):
                 self._start(rank, 0)
-            while self._running:
+            while self._running - (self._restarts.keys() if self._finished else set()):  # the rest has nothing to do
                 self._poll()
             self._notify_hosts({"do": "stop"})
         except LearnerLost as error:
@@ -142,8 +143,8 @@ class Supervisor:
 
     def _poll(self) -> None:
         self._tick()
-        for connection, message in self._server.receive(POLL_INTERVAL):
-            self._handle(connection, message)
+        for connection, message in self._server.receive(self._seconds_to_wait()):
+            self.handle(connection, message)
             self._tick()
             self._heartbeat(self._clock.now())  # a burst of messages must not delay heartbeats
         for exit_status in self._workers.ended():
@@ -154,6 +155,12 @@ class Supervisor:
                 del self._restarts[rank]
                 self._restart(rank)
         self._check_heartbeats(now)
+
+    def _seconds_to_wait(self) -> float:
+        """Returns the seconds until something is due even if no message comes."""
+        now = self._clock.now()
+        waits = [self._poll_interval, *(max(due - now, 0.0) for due in self._restarts.values())]
+        return min([*waits, HEARTBEAT_TIMEOUT / 5] if self._hosts or self._last_heard else waits)
 
     def _tick(self) -> None:
         if (stopped := self._clock.tick()) > 1:
@@ -232,7 +239,8 @@ class Supervisor:
 
     # messages
 
-    def _handle(self, connection: bytes, message: ControlMessage) -> None:
+    def handle(self, connection: bytes, message: ControlMessage) -> None:
+        """Handles a message of a learner, or of an agent."""
         op = message.get("op")
         if op == "hello":
             self._register(connection, message)
@@ -243,7 +251,9 @@ class Supervisor:
                 self._last_heard[self._ranks[connection]] = self._clock.now()
             if op == "bye":
                 self._last_heard.pop(self._ranks[connection], None)
-            if op != "live":
+            if op == "live":
+                self._last_heard[self._ranks[connection]] = self._clock.now()
+            else:
                 self._serve(self._ranks[connection], message)
         else:
             self._on_node(connection, message)
@@ -259,7 +269,6 @@ class Supervisor:
         assert self._coordinator is not None and isinstance(rank, int)
         self._ranks.pop(self._connections.get(rank, b""), None)
         self._connections[rank], self._ranks[connection] = connection, rank
-        self._last_heard[rank] = self._clock.now()
         self._coordinator.register(rank, incarnation, address)
 
     def _serve(self, rank: int, message: ControlMessage) -> None:

@@ -156,7 +156,7 @@ def check_strategy(config: TrainConfig) -> None:
     from asr_am.distributed.cluster_config import Workload
     from asr_am.distributed.flat_params import FlatParams
     from asr_am.distributed.optimizer import Optimizer
-    from asr_am.distributed.simulator import SimCluster, SimTeam
+    from asr_am.distributed.simulator import SimCluster
     from asr_am.train.run_setup import check_batch
 
     check_batch(config.options, config.learners)
@@ -168,7 +168,7 @@ def check_strategy(config: TrainConfig) -> None:
     sim = SimCluster(cluster, workload, size, config.options.seed, model_elements=2)
     params = FlatParams(nn.Linear(1, 1))
     optimizer = Optimizer(params, config.options.optimizer)
-    config.strategy(params, optimizer, SimTeam(sim, sim.learners[0])).check(cluster.faults)
+    config.strategy(params, optimizer, sim.connect(sim.learners[0], "")).check(cluster.faults)
 
 
 def train_alone(config: TrainConfig) -> None:

@@ -1,5 +1,5 @@
-"""The control plane of a team: the same cases over `ControlPlane` itself, over its front for processes (JSON messages)
-and over its front for virtual learners (tasks that wait).
+"""The control plane of a team: the same cases over `ControlPlane` itself, and over `Coordinator`, its front for
+learners (messages).
 """
 
 from __future__ import annotations
@@ -12,16 +12,11 @@ from itertools import count
 from typing import Any, Protocol
 
 import pytest
-import torch
-from greenlet import GreenletExit
 
-from asr_am.distributed.control_plane import Barrier, ControlPlane, QueueLeases
+from asr_am.distributed.control_plane import Barrier, ControlPlane
 from asr_am.distributed.coordinated_backend import segment_to_json
 from asr_am.distributed.coordinator import Coordinator
 from asr_am.distributed.leases import Completion, Lease, LossSums, Segment, SegmentRecord, StaleSegment
-from asr_am.distributed.simulator.control import SimControl
-from asr_am.distributed.simulator.scheduler import Scheduler, SimTask
-from tests.support.round_cluster import step_result
 
 ONE_BATCH = LossSums(1.0, 2.0, 10.0, 1)
 
@@ -185,72 +180,10 @@ class Processes:
             self._sent[rank][message["id"]] = json.loads(json.dumps(message))
 
 
-class Tasks:
-    """`SimControl`: each request is a task of a scheduler, which runs until all tasks wait."""
-
-    def __init__(self, size: int) -> None:
-        self._scheduler = Scheduler()
-        self.control = SimControl(self._scheduler, dict.fromkeys(range(size), 0))
-        self._incarnations = [0] * size
-        self._tasks: dict[int, list[SimTask]] = {rank: [] for rank in range(size)}
-
-    @property
-    def plane(self) -> ControlPlane[torch.Tensor]:
-        return self.control._plane
-
-    def lose(self, rank: int) -> None:
-        self.control.lose(rank)
-        for task in self._tasks[rank]:
-            self._scheduler.kill(task)
-        self._run()
-
-    def restart(self, rank: int, incarnation: int) -> None:
-        self._incarnations[rank] = incarnation
-        self.control.restart(rank, incarnation)
-
-    def open(self, rank: int, segment: Segment) -> None:
-        self.control.open_segment(rank, segment)
-
-    def lease(self, rank: int) -> Request:
-        return self._start(rank, self._leases(rank).lease)
-
-    def complete(self, rank: int, lease: Lease) -> None:
-        self._leases(rank).complete(step_result(lease))
-        self._run()
-
-    def totals(self, rank: int) -> LossSums:
-        return self._leases(rank).totals()
-
-    def record(self, rank: int) -> SegmentRecord:
-        return self._leases(rank).record()
-
-    def gather(self, rank: int, *values: float, kind: str = "gather") -> Request:
-        def call() -> dict[int, list[float]]:
-            rows = self.control.barrier(rank, kind, torch.tensor(values, dtype=torch.float64), dict)
-            return {other: row.tolist() for other, row in rows.items()}
-
-        return self._start(rank, call)
-
-    def _leases(self, rank: int) -> QueueLeases:
-        return QueueLeases(self.control, rank, self._incarnations[rank])
-
-    def _start(self, rank: int, function: Callable[[], object]) -> Request:
-        task = self._scheduler.spawn(function, f"learner {rank}", seed=0)
-        self._tasks[rank].append(task)
-        self._run()
-        if task.error is not None:
-            raise task.error
-
-        return Request(rank, lambda: (task.finished, task.result))
-
-    def _run(self) -> None:
-        self._scheduler.run(lambda: not self._scheduler._event_queue)
-
-
 MakeHarness = Callable[[int], Harness]
 
 
-@pytest.fixture(params=[Core, Processes, Tasks], ids=["core", "processes", "tasks"])
+@pytest.fixture(params=[Core, Processes], ids=["core", "coordinator"])
 def make(request: pytest.FixtureRequest) -> MakeHarness:
     return request.param
 
@@ -551,14 +484,3 @@ def test_every_batch_is_done_once_and_nobody_waits_forever_under_random_deaths(m
             records[0].audit([2] * 12)
             assert sorted(batch for e, batch in computed if e == epoch) == list(range(12))
     assert deaths > 30 and rejoined > 10, (deaths, rejoined)
-
-
-def test_a_task_that_is_killed_leases_and_gathers_nothing() -> None:
-    team = Tasks(2)
-    open_all(team, segment(), 0, 1)
-    leases = QueueLeases(team.control, 0, 0)
-    team.lose(0)
-    for call in (leases.lease, lambda: team.control.barrier(0, "gather", torch.zeros(1), dict)):
-        with pytest.raises(GreenletExit):
-            call()
-    assert team.lease(1).value.batch == 0 and team.gather(1, 2.0).value == {1: [2.0]}

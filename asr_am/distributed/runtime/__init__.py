@@ -13,7 +13,6 @@ message_queues   outgoing and incoming messages, and their buffers
 wire             header of every frame
 membership       live learners and their addresses
 event_loop       the communication thread, and what tasks wait on
-awake_clock      a clock that stands still while this process is stopped
 step_watch       ends a learner that hangs in a batch
 security         keys, sockets, rejected connections
 fault_injection  injected faults and emulated computing time

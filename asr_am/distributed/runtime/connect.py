@@ -13,7 +13,7 @@ import torch
 from asr_am.distributed.cluster_config import Faults, Workload
 from asr_am.distributed.coordinated_backend import RELIABLE, CoordinatedBackend
 from asr_am.distributed.leases import LearnerLost
-from asr_am.distributed.membership import Membership
+from asr_am.distributed.membership import Membership, apply_event
 from asr_am.distributed.runtime.control_client import ControlClient
 from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
 from asr_am.distributed.runtime.fault_injection import ComputeEmulator, MessageFaults, arm_crash
@@ -127,30 +127,17 @@ def _connect_coordinated(
         event_loop, hello, _listen(env.private_dir, host, hello), membership, wait_monitor, comm_stats, message_faults,
         env.key, reliable=RELIABLE,
     )  # fmt: skip
-    have_peers = False
 
-    def on_event(message: dict[str, Any]) -> None:
-        nonlocal have_peers
-        if message["news"] == "peers":
-            with wait_monitor.change():
-                membership.fill({int(rank): (entry[0], entry[1]) for rank, entry in message["peers"].items()})
-                membership.ranks, membership.rejoins = tuple(message["ranks"]), message["rejoins"]
-                membership.gone.update(message["gone"])
-                have_peers = True
-        elif message["news"] == "born":
-            transport.on_peer_started(message["rank"], message["incarnation"], message["address"])
-        elif message["news"] == "died":
-            if message["gone"]:
-                with wait_monitor.change():
-                    membership.gone.add(message["rank"])
-            transport.on_peer_died(message["rank"], message["incarnation"])
+    def on_event(event: dict[str, Any]) -> None:
+        with wait_monitor.change():
+            apply_event(membership, event, transport)
 
     control = ControlClient(event_loop, env.supervisor, wait_monitor, env.key, on_event)
     event_loop.start()
     try:
         control.notify("hello", run=env.run, rank=env.rank, incarnation=env.incarnation, address=transport.address)
         control.start_heartbeats()
-        if not wait_monitor.wait_for(lambda: have_peers, timeout):
+        if not wait_monitor.wait_for(lambda: membership.complete, timeout):
             raise InputError(
                 f"within {timeout:g} s the supervisor at {env.supervisor} has not answered, or not all learners have "
                 "connected: see the messages of the others"

@@ -10,10 +10,8 @@ from typing import Any
 
 import zmq
 
+from asr_am.distributed.coordinated_backend import answer_value
 from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT
-from asr_am.distributed.leases import (
-    StaleSegment,
-)
 from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
 from asr_am.distributed.runtime.security import FRAME_BYTES, next_event, open_socket, watch
 from asr_am.errors import ConnectionLost, InputError
@@ -73,10 +71,7 @@ class ControlClient:
             raise InputError(
                 f"the supervisor at {self._address} has not answered within {timeout:g} s: check that it is running"
             )
-        answer = self._answers.pop(request_id)
-        if "error" in answer:
-            raise ERRORS.get(answer.get("kind", ""), RuntimeError)(answer["error"])
-        return answer["value"]
+        return answer_value(self._answers.pop(request_id))
 
     def notify(self, op: str, **fields: object) -> None:
         """Sends a message without an answer. If the supervisor rejects it, the training task's next call raises."""
@@ -116,6 +111,3 @@ class ControlClient:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=500)
-
-
-ERRORS: dict[str, type[Exception]] = {"outdated": StaleSegment, "input": InputError}

@@ -23,7 +23,7 @@ from itertools import count
 
 import zmq
 
-from asr_am.distributed.runtime.awake_clock import AwakeClock
+from asr_am.distributed.awake_clock import AwakeClock
 from asr_am.distributed.team import CommStats
 
 log = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ from dataclasses import asdict, replace
 
 import zmq
 
+from asr_am.distributed.awake_clock import AwakeClock
 from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.coordinator import ControlMessage
 from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT, LaunchSpec
 from asr_am.distributed.node_agent import NodeAgent
-from asr_am.distributed.runtime.awake_clock import AwakeClock
 from asr_am.distributed.runtime.control_server import ControlServer, read_json
 from asr_am.distributed.runtime.private_dir import private_dir
 from asr_am.distributed.runtime.security import choose_key, open_socket, split_address

@@ -1,43 +1,106 @@
-"""Runs of a virtual cluster: learners start, crash and restart at virtual times."""
+"""Runs of a virtual cluster: learners start, crash and restart at virtual times, as the supervisor decides."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from torch import Tensor
+
+from asr_am.distributed.awake_clock import AwakeClock
 from asr_am.distributed.cluster_config import Cluster, Crash, Workload
-from asr_am.distributed.simulator.collectives import Collectives
-from asr_am.distributed.simulator.control import SimControl
+from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT, ExitStatus, LaunchSpec
+from asr_am.distributed.membership import Membership, apply_event
+from asr_am.distributed.node_agent import NodeAgent
+from asr_am.distributed.simulator.collectives import Collectives, mean_in_order
+from asr_am.distributed.simulator.control import SimAgentConnection, SimControlClient, SimServer
 from asr_am.distributed.simulator.messaging import FLOAT_BYTES, SimMessaging
 from asr_am.distributed.simulator.network import SimNetwork
-from asr_am.distributed.simulator.scheduler import Scheduler, SimTask
+from asr_am.distributed.simulator.scheduler import Scheduler, SimProcess, SimTask
 from asr_am.distributed.simulator.sim_learner import SimLearner, random_stream
 from asr_am.distributed.simulator.team import SimTeam
-from asr_am.distributed.team import CommStats, LearnerLost
+from asr_am.distributed.supervisor import POLL_INTERVAL, Supervisor
+from asr_am.distributed.team import CommStats
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-RESTART_SECONDS = 1.0  # virtual seconds between the end of a team and its next start
+KILLED = -9  # exit status of a process after SIGKILL
+CONNECT_TIMEOUT = 60.0  # virtual seconds in which all learners must connect
+
+
+@dataclass(frozen=True)
+class SimLaunchSpec(LaunchSpec):
+    """A launch whose restart times are those of the last crash of each learner.
+
+    Attributes:
+        restarts: seconds until a learner is restarted that died now, by rank. None: never.
+    """
+
+    restarts: dict[int, float | None] = field(default_factory=dict)
+
+    def restart_seconds(self, rank: int, deaths: int) -> float | None:
+        return self.restarts.get(rank, self.restart_after)
+
+
+def _given(host: SimHost, begin: object) -> SimHost:
+    return host
+
+
+class SimHost:
+    """The learners' processes on one virtual host (`supervisor.Workers`)."""
+
+    def __init__(self, cluster: SimCluster, ranks: range, on_end: Callable[[], None]) -> None:
+        self._cluster, self.ranks, self._on_end = cluster, ranks, on_end
+        self._ended: list[ExitStatus] = []
+
+    def start(self, rank: int, incarnation: int, run: str) -> None:
+        self._cluster.start(self._cluster.learners[rank], incarnation, run)
+
+    def ended(self) -> list[ExitStatus]:
+        ended, self._ended = self._ended, []
+        return sorted(ended, key=lambda end: (end.status >= 0, end.rank))
+
+    def kill(self, rank: int) -> None:
+        """Kills a learner soon: only the event loop can."""
+        scheduler, learner = self._cluster.scheduler, self._cluster.learners[rank]
+        scheduler.call_at(scheduler.now, partial(self._cluster.end, learner, KILLED, "was killed", learner.incarnation))
+
+    def end(self) -> None:
+        for rank in self.ranks:
+            self.kill(rank)
+        self._cluster.scheduler.sleep(0.0)
+        self._ended.clear()
+
+    def report(self, learner: SimLearner, status: int) -> None:
+        """Notes that a process has ended."""
+        self._ended.append(ExitStatus(learner.rank, learner.incarnation, status))
+        self._on_end()
 
 
 class SimCluster:
     """A virtual cluster for one run. The same seed gives the same run, to the last bit.
+
+    The supervisor and the agents are those of real processes. By default the control plane takes no virtual time, and
+    an exception of a learner ends the run. With `control_latency` and `exit_status` a launch is as one of real
+    processes: control messages take time, learners send heartbeats, average by messages, and have an exit status.
 
     Attributes:
         hardware: the cluster that is simulated, with its faults.
         workload: the model whose computing time and size is simulated.
         seed: seed of all random streams.
         learners: state of each learner, by rank.
-        ranks: ranks that began, or began again when the team was restarted.
-        gone: ranks that crashed and are not restarted.
-        scheduler, network, collectives, messaging, control: the parts of the simulator.
+        scheduler, network, collectives, messaging, server: the parts of the simulator.
     """
 
     def __init__(
-        self, hardware: Cluster, workload: Workload, learners: int, seed: int, model_elements: int | None = None
-    ) -> None:
+        self, hardware: Cluster, workload: Workload, learners: int, seed: int, model_elements: int | None = None, *,
+        scheduler: Scheduler | None = None, control_latency: float | None = None,
+        exit_status: Callable[[BaseException], int] | None = None,
+    ) -> None:  # fmt: skip
         """Builds the cluster.
 
         Args:
@@ -47,6 +110,9 @@ class SimCluster:
             seed: seed of all random streams.
             model_elements: number of elements of the model that is trained. Needed if the workload has a size in bytes:
                 messages are then timed as if the model had that size.
+            scheduler: the virtual clock, if several launches share it.
+            control_latency: mean virtual seconds of a control message. None: the control plane takes no time.
+            exit_status: returns the exit status of a learner after an exception. None: it ends the run.
 
         Raises:
             InputError: the cluster has too few devices, or the workload has no figures for the cluster's device.
@@ -56,22 +122,25 @@ class SimCluster:
         if workload.bytes is not None and model_elements is None:
             raise ValueError("the workload has a size in bytes: model_elements must be given")
         self.hardware, self.workload, self.seed, self._model_elements = hardware, workload, seed, model_elements
-        self.scheduler = Scheduler()
-        self.learners = [SimLearner(rank, hardware.host_of(rank)) for rank in range(learners)]
+        self.scheduler = scheduler or Scheduler()
+        self.learners = [SimLearner(rank=rank, host=hardware.host_of(rank)) for rank in range(learners)]
+        for learner in self.learners:
+            learner.membership = Membership(learner.rank, learners)
         self.network = SimNetwork(hardware)
         self.collectives = Collectives(self.scheduler, self.learners, self.network, hardware.overlap_speed)
         streams = [random_stream(seed, rank, 0, "mail") for rank in range(learners)]
         self.messaging = SimMessaging(
             self.scheduler, self.learners, self.network, self.modelled_bytes, hardware.faults, streams
         )
-        self.control = SimControl(self.scheduler, dict.fromkeys(range(learners), 0))
-        self.ranks: tuple[int, ...] = tuple(range(learners))
-        self.gone: set[int] = set()
+        self.control_latency, self._exit_status = control_latency, exit_status
+        self._control_delays = random_stream(seed, 0, 0, "control")
+        self.server = SimServer(self.scheduler, None if control_latency is None else self._control_arrival)
+        self.processes: list[tuple[SimProcess, SimTask]] = []  # the supervisor and the agents, by host
+        self._hosts: list[SimHost] = []
         self._main: Callable[[SimTeam], Any] | None = None
         self._results: dict[int, Any] = {}
-        self._running = 0  # number of live learners
-        self._restarts: set[int] = set()  # ranks whose restart is due
-        self._team_restarts = 0
+        self._teams = 0
+        self._last_mean: tuple[object, Tensor] | None = None
 
     @property
     def now(self) -> float:
@@ -103,110 +172,147 @@ class SimCluster:
             RuntimeError: all learners wait for each other.
             Exception: whatever `main` raises.
         """
+        supervisor = self.launch(main)
+        try:
+            self.scheduler.run(lambda: supervisor.finished)
+        finally:
+            self.scheduler.kill_all()
+        if supervisor.error is not None:
+            raise supervisor.error
+        return dict(sorted(self._results.items()))
+
+    def launch(self, main: Callable[[SimTeam], Any], synchronous: bool = False) -> SimTask:
+        """Starts the supervisor, and the agents on other hosts. Returns the supervisor's task.
+
+        Args:
+            main: the training task of one incarnation of a learner.
+            synchronous: the first death ends the run, as with collectives of torch.distributed. Without a latency of
+                the control plane the others notice it in their collectives.
+        """
         if self._main is not None:
             raise RuntimeError("a SimCluster runs once; create another one")
         self._main = main
-        for learner in self.learners:
-            self._start(learner)
-        for crash in self.hardware.faults.crashes:
-            self.scheduler.call_at(crash.at, partial(self._crash, crash))
-        try:
-            self.scheduler.run(self._is_over)
-        finally:
-            self.scheduler.kill_all()
-        if not self._results:
-            raise LearnerLost(self.learners[0].rank, "and all others crashed")
-        return dict(sorted(self._results.items()))
+        size, faults = len(self.learners), self.hardware.faults
+        detailed = self.control_latency is not None
+        per_host = min(size, self.hardware.devices_per_host) if detailed else size
+        spec = SimLaunchSpec([], per_host, synchronous, -(-size // per_host))
+        self._spec = spec
+        self._hosts = [
+            SimHost(self, range(first, min(first + per_host, size)), self.server.wake if first == 0 else lambda: None)
+            for first in range(0, size, per_host)
+        ]
+        clock = partial(AwakeClock, HEARTBEAT_TIMEOUT / 5 if detailed else math.inf, lambda: self.scheduler.now)
+        supervisor = Supervisor(
+            spec, self.server, self._hosts[0], clock(), "host 0", self._new_run, {},
+            POLL_INTERVAL if detailed else math.inf,
+        )  # fmt: skip
+        self.server.handle = supervisor.handle
+        self.supervisor = supervisor
+        self._spawn_process(supervisor.run, "supervisor")
+        for node, host in list(enumerate(self._hosts))[1:]:
+            name = f"host {node}"
+            connection = SimAgentConnection(self.scheduler, self.server, name.encode(), node)
+            agent = NodeAgent(replace(spec, node_rank=node), connection, partial(_given, host), clock(), name)
+            self._spawn_process(agent.run, f"agent of {name}")
+        for crash in faults.crashes:
+            self.scheduler.call_at(self.now + crash.at, partial(self._crash, crash))
+        return self.processes[0][1]
+
+    def _spawn_process(self, function: Callable[[], object], name: str) -> None:
+        process = SimProcess()
+        task = self.scheduler.spawn(function, name, seed=0)
+        task.process = process
+        self.processes.append((process, task))
+
+    def _new_run(self) -> str:
+        self._teams += 1
+        return f"{self.seed % 2**64:016x}{self._teams:016x}"
+
+    def _control_arrival(self, now: float, host: int) -> float:
+        assert self.control_latency is not None
+        delay = self.control_latency * self._control_delays.uniform(0.5, 1.5)
+        return max(now + delay, self.network.reachable_at(now, 0, host))
 
     def spawn(self, learner: SimLearner, function: Callable[[], object], name: str) -> SimTask:
         """Starts a task of a learner. Its errors are raised in the training task."""
         purpose = f"torch {len(learner.tasks)} {name}"
         seed = random_stream(self.seed, learner.rank, learner.incarnation, purpose).integers(2**62)
         task = self.scheduler.spawn(function, f"learner {learner.rank} {name!r}", int(seed))
+        task.process = learner
         task.on_end = lambda task: self.scheduler.throw(learner.training, task.error) if task.error else None
         learner.tasks.append(task)
         return task
 
-    def _start(self, learner: SimLearner, rejoins: bool = False) -> None:
-        assert self._main is not None
+    # processes of learners
+
+    def start(self, learner: SimLearner, incarnation: int, run: str) -> None:
+        """Starts a learner's process. Called by its host."""
+        learner.incarnation, learner.alive, learner.stopped_until = incarnation, True, 0.0
         learner.tasks.clear()
-        self._running += 1
-        task = self.spawn(learner, partial(self._main, SimTeam(self, learner, rejoins)), "training")
+        if incarnation:
+            self.messaging.restart(learner.rank)
+        team = self.connect(learner, run)
+        hello = {"run": run, "rank": learner.rank, "incarnation": incarnation, "address": f"sim:{learner.rank}"}
+        if self.control_latency is None:
+            learner.control.notify("hello", **hello)
+        task = self.spawn(learner, partial(self._run_learner, team, hello), "training")
         task.waited = learner.waited
         task.on_end = partial(self._on_training_end, learner)
 
+    def connect(self, learner: SimLearner, run: str) -> SimTeam:
+        """Returns the team of a new process, which the supervisor does not know yet."""
+        learner.membership = membership = Membership(learner.rank, len(self.learners))
+        peers = self.messaging.peers(learner.rank)
+        learner.control = SimControlClient(
+            self.scheduler, self.server, f"{learner.rank}.{learner.incarnation}".encode(), learner.host,
+            lambda event: apply_event(membership, event, peers), partial(self._fail, learner, learner.incarnation),
+        )  # fmt: skip
+        return SimTeam(self, learner, learner.control, run)
+
+    def _run_learner(self, team: SimTeam, hello: dict[str, Any]) -> object:
+        assert self._main is not None
+        if self.control_latency is not None:
+            team.connect(hello, CONNECT_TIMEOUT)
+        return self._main(team)
+
+    def _fail(self, learner: SimLearner, incarnation: int, error: Exception) -> None:
+        if learner.alive and learner.incarnation == incarnation:
+            self.scheduler.throw(learner.training, error)
+
     def _on_training_end(self, learner: SimLearner, task: SimTask) -> None:
-        """Handles the end of a training task. An error ends the run."""
+        """Ends a process whose training task has ended."""
         if task.killed:
             return
         error = task.error or task.pending
-        if error is not None:
+        if error is not None and self._exit_status is None:
             raise error
-        self._results[learner.rank] = task.result
-        self._remove(learner, "has left the team")
+        if error is None:
+            self._results[learner.rank] = task.result
+            learner.control.notify("bye")
+        status = 0 if error is None or self._exit_status is None else self._exit_status(error)
+        self.end(learner, status, "has left the team" if status == 0 else "failed", learner.incarnation)
 
-    def _remove(self, learner: SimLearner, reason: str) -> None:
-        """Removes a learner that crashed or finished, and kills its tasks."""
-        self._running -= 1
+    def end(self, learner: SimLearner, status: int, reason: str, incarnation: int) -> None:
+        """Ends a learner's process, with its tasks. Called by the event loop."""
+        if not learner.alive or learner.incarnation != incarnation:
+            return
         learner.alive = False
-        self.control.lose(learner.rank)
+        learner.control.connection.closed = True
         self.messaging.lose(learner.rank)
         self.collectives.lose(learner.rank, reason)
         for task in learner.tasks:
             self.scheduler.kill(task)
+        next(host for host in self._hosts if learner.rank in host.ranks).report(learner, status)
 
     def _crash(self, crash: Crash) -> None:
         learner = self.learners[crash.learner]
-        if not learner.alive:
-            return
-        learner.comm_stats.faults["crash"] += 1
-        self._remove(learner, "crashed")
-        if crash.restart_after is not None:
-            self._restarts.add(learner.rank)
-            restart = partial(self._restart, learner, learner.incarnation)
-            self.scheduler.call_at(self.now + crash.restart_after, restart)
-        else:
-            self.gone.add(learner.rank)
-        if self.control.weights_lost and not self._results:
-            self.restart_team(f"learner {learner.rank} was the last with the updates since the last checkpoint")
+        if learner.alive:
+            learner.comm_stats.faults["crash"] += 1
+            self._spec.restarts[learner.rank] = crash.restart_after
+            self.end(learner, KILLED, "crashed", learner.incarnation)
 
-    def _restart(self, learner: SimLearner, incarnation: int) -> None:
-        if learner.incarnation != incarnation:
-            return  # it was restarted with the team
-        self._restarts.discard(learner.rank)
-        learner.incarnation += 1
-        learner.alive = True
-        self.control.restart(learner.rank, learner.incarnation)
-        self.messaging.restart(learner.rank)
-        self._start(learner, rejoins=True)
-
-    def restart_team(self, reason: str) -> None:
-        """Crashes all learners now, and starts them again after `RESTART_SECONDS`."""
-        self.scheduler.call_at(self.now, partial(self._restart_team, reason, self._team_restarts))
-
-    def _restart_team(self, reason: str, before: int) -> None:
-        if before != self._team_restarts:
-            return  # others have asked for it, too
-        self._team_restarts += 1
-        log.warning("%s: all learners start again from the last checkpoint", reason)
-        begin = sorted(self._restarts | {learner.rank for learner in self.learners if learner.alive})
-        self._restarts = set(begin)
-        for learner in self.learners:
-            if learner.alive:
-                self._remove(learner, "is restarted")
-        for rank in begin:
-            self.learners[rank].incarnation += 1
-        self.scheduler.call_at(self.now + RESTART_SECONDS, partial(self._begin_again, tuple(begin)))
-
-    def _begin_again(self, ranks: tuple[int, ...]) -> None:
-        self.ranks, self._restarts = ranks, set()
-        self.control = SimControl(self.scheduler, {rank: self.learners[rank].incarnation for rank in ranks})
-        for rank in ranks:
-            self.learners[rank].alive = True
-        for rank in ranks:
-            self.messaging.restart(rank)
-            self._start(self.learners[rank])
-
-    def _is_over(self) -> bool:
-        """Returns True if no learner runs. A restart that is due counts only while no learner has finished."""
-        return self._running == 0 and (bool(self._results) or not self._restarts)
+    def mean_of(self, rows: dict[int, Tensor]) -> Tensor:
+        """Returns the mean of these rows, computed once for all learners that have them."""
+        if self._last_mean is None or self._last_mean[0] is not rows:
+            self._last_mean = rows, mean_in_order(rows.values())
+        return self._last_mean[1]

@@ -1,100 +1,201 @@
-"""The control plane of a virtual team, served to its tasks."""
+"""Connections of the virtual supervisor: to the learners, and to the agents on other hosts.
+
+They keep messages in order, and lose none while both ends live. With a latency, messages travel as JSON and wait while
+their hosts are cut off from each other. Without one, the supervisor answers at once, so that the control plane takes no
+virtual time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 from greenlet import GreenletExit
-from torch import Tensor
 
-from asr_am.distributed.control_plane import ControlPlane
-from asr_am.distributed.leases import Completion, Lease, LossSums, Segment, SegmentRecord
+from asr_am.distributed.coordinated_backend import answer_value
+from asr_am.distributed.coordinator import ControlMessage
 from asr_am.distributed.simulator.scheduler import Condition, Scheduler
+from asr_am.errors import ConnectionLost, InputError
+
+Delay = Callable[[float, int], float]
+"""Returns the arrival time of a control message between host 0 and another host, given the time and that host."""
 
 
-class SimControl:
-    """Front of `ControlPlane` for virtual learners: a request that has to wait suspends the task that made it.
+class SimConnection:
+    """One connection to the supervisor.
 
-    Waiting tasks try again in the order in which they were suspended, after every death, every finished segment and
-    every complete barrier.
+    Args:
+        scheduler: the virtual clock.
+        name: identity of the connection.
+        host: the host at its other end.
+        receive: called with each message of the supervisor.
+        on_loss: called when the supervisor has gone.
     """
 
-    def __init__(self, scheduler: Scheduler, incarnations: Mapping[int, int]) -> None:
-        """Begins with these incarnations of learners, by rank."""
-        self._plane: ControlPlane[Tensor] = ControlPlane()
-        for rank, incarnation in incarnations.items():
-            self._plane.add(rank, incarnation, joined=True)
+    def __init__(
+        self, scheduler: Scheduler, name: bytes, host: int, receive: Callable[[ControlMessage], None],
+        on_loss: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.scheduler, self.name, self.host, self.receive, self.on_loss = scheduler, name, host, receive, on_loss
+        self.closed = False
+        self._arrivals = [0.0, 0.0]  # of the last message in each direction
+
+    def travel(self, direction: int, delay: Delay, deliver: Callable[[], None]) -> None:
+        """Calls `deliver` when a message has arrived, after those before it in the same direction."""
+        arrival = max(self._arrivals[direction], delay(self.scheduler.now, self.host))
+        self._arrivals[direction] = arrival
+        self.scheduler.call_at(arrival, deliver)
+
+
+class SimServer:
+    """The supervisor's end (`supervisor.Server`).
+
+    Args:
+        scheduler: the virtual clock.
+        delay: see `Delay`. None: `handle` serves requests at once.
+
+    Attributes:
+        handle: serves a message (`Supervisor.handle`).
+        rejected: number of refused messages.
+    """
+
+    def __init__(self, scheduler: Scheduler, delay: Delay | None) -> None:
+        self._delay = delay
+        self.handle: Callable[[bytes, ControlMessage], None] = lambda connection, message: None
+        self.rejected = 0
+        self._connections: dict[bytes, SimConnection] = {}
+        self._queue: deque[tuple[bytes, ControlMessage]] = deque()
         self._changed = Condition(scheduler)
+        self._open = True
 
-    @property
-    def weights_lost(self) -> bool:
-        """See `ControlPlane.weights_lost`."""
-        return self._plane.weights_lost
+    # called by the supervisor
 
-    # from the cluster
+    def receive(self, seconds: float) -> Iterator[tuple[bytes, ControlMessage]]:
+        if not self._queue:
+            self._changed.suspend("a message", None if seconds == float("inf") else seconds)
+        for _ in range(len(self._queue)):
+            yield self._queue.popleft()
 
-    def lose(self, rank: int) -> None:
-        """Releases the leases of a learner that died or finished, and lets the others go on without it."""
-        self._plane.lose(rank)
+    def send(self, connection: bytes, message: ControlMessage) -> None:
+        to = self._connections.get(connection)
+        if to is None or to.closed:
+            return
+        if self._delay is None:
+            to.receive(message)
+        else:
+            data = json.dumps(message)
+            to.travel(0, self._delay, lambda: None if to.closed else to.receive(json.loads(data)))
+
+    def reject(self, what: str) -> None:
+        self.rejected += 1
+
+    def close(self) -> None:
+        """Ends all connections. The other ends notice it, unless they are cut off."""
+        self._open = False
+        for to in self._connections.values():
+            if self._delay is not None and not to.closed:
+                to.travel(0, self._delay, to.on_loss)
+
+    # called by the other ends
+
+    def wake(self) -> None:
+        """Ends the supervisor's wait for messages: one of its processes has ended."""
         self._changed.wake()
 
-    def restart(self, rank: int, incarnation: int) -> None:
-        self._plane.add(rank, incarnation)
+    def connect(self, connection: SimConnection) -> None:
+        self._connections[connection.name] = connection
+        if not self._open and self._delay is not None:
+            connection.travel(0, self._delay, connection.on_loss)
 
-    # from learners
+    def submit(self, connection: SimConnection, message: ControlMessage) -> None:
+        """Sends a message to the supervisor."""
+        if self._delay is None and message["op"] != "restart":  # which ends the task that asks for it
+            self.handle(connection.name, message)
+        elif self._delay is None:
+            self._arrive(connection.name, message)
+        else:
+            data = json.dumps(message)
+            connection.travel(1, self._delay, lambda: self._arrive(connection.name, json.loads(data)))
 
-    def open_segment(self, rank: int, segment: Segment) -> None:
-        """Moves a learner to a segment. Raises StaleSegment if it was restarted and is behind the others."""
-        self._plane.open_segment(rank, segment)
+    def _arrive(self, connection: bytes, message: ControlMessage) -> None:
+        self._queue.append((connection, message))
+        self._changed.wake()
 
-    def barrier(self, rank: int, kind: str, value: Tensor, combine: Callable[[dict[int, Tensor]], Any]) -> Any:
-        """Waits for the values of all live learners.
 
-        Args:
-            rank: the learner that calls.
-            kind: name of the collective, the same for all learners.
-            value: its value, not to be changed before the call returns.
-            combine: makes the result of the values, given by rank in ascending order. Called once for all learners.
+class SimControlClient:
+    """A learner's end (`coordinated_backend.ControlClient`).
 
-        Returns:
-            The result, one object for all learners.
-        """
-        if rank not in self._plane.members:
+    Args:
+        scheduler: the virtual clock.
+        server: the supervisor's end.
+        name: identity of the connection.
+        host: host of the learner.
+        on_event: called with each event.
+        on_loss: called when the supervisor has gone, or rejects a notification.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, server: SimServer, name: bytes, host: int,
+        on_event: Callable[[ControlMessage], None], on_loss: Callable[[Exception], None],
+    ) -> None:  # fmt: skip
+        self._server, self._on_event, self._on_loss = server, on_event, on_loss
+        self._request_ids = count(1)
+        self._answers: dict[int, ControlMessage] = {}
+        self._answered = Condition(scheduler)
+        lost = ConnectionLost("lost the connection to the supervisor: see its log")
+        self.connection = SimConnection(scheduler, name, host, self._receive, lambda: on_loss(lost))
+        server.connect(self.connection)
+
+    def request(self, op: str, timeout: float | None = None, **fields: object) -> Any:
+        request_id = next(self._request_ids)
+        self._submit({"op": op, "id": request_id, **fields})
+        if not self._answered.wait_for(lambda: request_id in self._answers, f"the answer to {op}", timeout):
+            raise InputError(f"the supervisor has not answered within {timeout:g} s: check that it is running")
+        return answer_value(self._answers.pop(request_id))
+
+    def notify(self, op: str, **fields: object) -> None:
+        self._submit({"op": op, **fields})
+
+    def _submit(self, message: ControlMessage) -> None:
+        if self.connection.closed:
             raise GreenletExit  # the `finally` clause of a learner that is being killed
-        barrier = self._plane.arrive(rank, kind, value)
+        self._server.submit(self.connection, message)
 
-        def ready() -> bool:
-            values = self._plane.complete_barrier(barrier)
-            if values is not None:
-                barrier.result = combine(values)
-                self._changed.wake()
-            return barrier.complete
+    def _receive(self, message: ControlMessage) -> None:
+        if "id" in message:
+            self._answers[message["id"]] = message
+            self._answered.wake()
+        elif "error" in message:
+            self._on_loss(RuntimeError(message["error"]))
+        else:
+            self._on_event(message)
 
-        self._changed.wait_for(ready, f"the others to {kind}")
-        return barrier.result
 
-    def lease(self, rank: int, incarnation: int) -> Lease | None:
-        """Waits for a free batch. Returns None when all batches are done."""
-        lease: Lease | None = None
+class SimAgentConnection:
+    """An agent's end (`node_agent.AgentConnection`)."""
 
-        def ready() -> bool:
-            nonlocal lease
-            member = self._plane.members.get(rank)
-            if member is None or member.incarnation != incarnation:
-                raise GreenletExit  # the `finally` clause of a learner that is being killed
-            answered, lease = self._plane.lease(rank)
-            return answered
+    def __init__(self, scheduler: Scheduler, server: SimServer, name: bytes, host: int) -> None:
+        self._server = server
+        self._queue: deque[ControlMessage] = deque()
+        self._arrived = Condition(scheduler)
+        self._connection = SimConnection(scheduler, name, host, self._receive, lambda: None)
+        server.connect(self._connection)
 
-        self._changed.wait_for(ready, "a lease")
-        return lease
+    def receive(self, seconds: float) -> Iterator[ControlMessage]:
+        if not self._queue:
+            self._arrived.suspend("a message", seconds)
+        for _ in range(len(self._queue)):
+            yield self._queue.popleft()
 
-    def complete(self, completion: Completion, sums: LossSums) -> None:
-        if self._plane.complete(completion, sums):
-            self._changed.wake()
+    def send(self, message: ControlMessage) -> None:
+        self._server.submit(self._connection, message)
 
-    def totals(self, rank: int) -> LossSums:
-        return self._plane.totals(rank)
+    def close(self) -> None:
+        self._connection.closed = True
 
-    def record(self, rank: int) -> SegmentRecord:
-        return self._plane.record(rank)
+    def _receive(self, message: ControlMessage) -> None:
+        self._queue.append(message)
+        self._arrived.wake()

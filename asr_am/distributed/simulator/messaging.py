@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from asr_am.distributed.cluster_config import Faults
+from asr_am.distributed.coordinated_backend import RELIABLE
+from asr_am.distributed.membership import Membership
 from asr_am.distributed.simulator.network import SimNetwork
 from asr_am.distributed.simulator.scheduler import Condition, Scheduler
 from asr_am.distributed.simulator.sim_learner import SimLearner
@@ -45,16 +47,14 @@ class SimInbox:
     """Messages that have arrived at one learner.
 
     Attributes:
-        arrived: condition that is woken by arrivals, and by the death of a learner in `awaited`.
+        arrived: condition that is woken by arrivals, and by the death of a learner.
         accepted: lengths of the tensors, by registered tag.
         messages: channel and message, in the order of arrival.
-        awaited: ranks that tasks wait for messages from, None for any rank.
     """
 
     arrived: Condition
     accepted: dict[str, tuple[int, ...]] = field(default_factory=dict)
     messages: list[tuple[LinkChannel, Message]] = field(default_factory=list)
-    awaited: list[int | None] = field(default_factory=list)
 
     def take(self, tag: str, source: int | None) -> tuple[LinkChannel, Message] | None:
         for index, (channel, message) in enumerate(self.messages):
@@ -97,7 +97,7 @@ class SimMessaging:
 
     def send(self, source: int, to: int, tag: str, clock: int, tensors: Sequence[Tensor]) -> None:
         sender, receiver = self._learners[source], self._learners[to]
-        if not (sender.alive and receiver.alive):
+        if not (sender.alive and sender.membership[to].alive and receiver.alive):
             return
         message = Message(source, tag, clock, tuple(snapshot(tensor) for tensor in tensors))
         key = (source, to, tag)
@@ -111,37 +111,40 @@ class SimMessaging:
             channel.next = message
 
     def recv(self, rank: int, tag: str, source: int | None, timeout: float | None) -> Message | None:
-        inbox = self._inboxes[rank]
+        inbox, membership = self._inboxes[rank], self._learners[rank].membership
+        first = None if source is None else membership[source]
         found: tuple[LinkChannel, Message] | None = None
 
         def ready() -> bool:
             nonlocal found
             found = inbox.take(tag, source)
-            return found is not None or (source is not None and not self._learners[source].alive)
+            peer_gone = source is not None and (not membership[source].alive or membership[source] != first)
+            return found is not None or peer_gone
 
         sender = "any learner" if source is None else f"learner {source}"
-        inbox.awaited.append(source)
-        try:
-            inbox.arrived.wait_for(ready, f"a message {tag!r} from {sender}", timeout)
-        finally:
-            inbox.awaited.remove(source)
+        inbox.arrived.wait_for(ready, f"a message {tag!r} from {sender}", timeout)
         if found is None:
             return None
         channel, message = found
         self._free(channel)
         return message
 
+    def end(self, rank: int) -> RankMessages:
+        """Returns one learner's end."""
+        return RankMessages(self, rank)
+
+    def peers(self, rank: int) -> PeerUpdates:
+        """Returns what changes one learner's view of the others."""
+        return PeerUpdates(self._learners[rank].membership, self._inboxes[rank].arrived)
+
     def lose(self, rank: int) -> None:
-        """Drops the messages to and from a dead learner that have not arrived, and wakes tasks that wait for it."""
+        """Drops the messages to and from a dead learner that have not arrived."""
         for key, channel in list(self._channels.items()):
             if rank in (channel.source, channel.to):
                 channel.next = None
                 del self._channels[key]
         self._inboxes[rank].messages.clear()
         self._inboxes[rank].accepted.clear()
-        for inbox in self._inboxes:
-            if rank in inbox.awaited:
-                inbox.arrived.wake()
 
     def restart(self, rank: int) -> None:
         """Rejects the messages of an earlier incarnation that have not been received."""
@@ -160,10 +163,11 @@ class SimMessaging:
         comm_stats.bytes_sent[channel.to] += count
         comm_stats.modelled_bytes += modelled
         arrival = self._network.deliver(self._scheduler.now, sender.host, self._learners[channel.to].host, modelled)
-        may_be_late = self._faults.late_tag in (None, channel.tag)
+        reliable = channel.tag in RELIABLE
+        may_be_late = self._faults.late_tag in (None, channel.tag) and not reliable
         if may_be_late and self._fails(channel.source, "late", self._faults.late_share):
             arrival += self._faults.late_seconds
-        if self._fails(channel.source, "lost", self._faults.lost_share):
+        if not reliable and self._fails(channel.source, "lost", self._faults.lost_share):
             comm_stats.lost += 1
             self._scheduler.call_at(arrival, partial(self._free, channel))
         else:
@@ -185,6 +189,8 @@ class SimMessaging:
             receiver.comm_stats.rejected += 1
             self._free(channel)
             return
+        # a restarted learner may be heard before the supervisor has announced it
+        receiver.membership.add(sender.rank, sender.incarnation, "")
         inbox.messages.append((channel, message))
         inbox.arrived.wake()
 
@@ -194,6 +200,38 @@ class SimMessaging:
         if channel.next is not None:
             message, channel.next = channel.next, None
             self._send(channel, message)
+
+
+@dataclass(frozen=True)
+class PeerUpdates:
+    """Changes one learner's view of the others (`membership.Peers`)."""
+
+    membership: Membership
+    arrived: Condition
+
+    def on_peer_started(self, rank: int, incarnation: int, address: str) -> None:
+        self.membership.add(rank, incarnation, address)
+
+    def on_peer_died(self, rank: int, incarnation: int) -> None:
+        if self.membership.mark_dead(rank, incarnation):
+            self.arrived.wake()
+
+
+@dataclass(frozen=True)
+class RankMessages:
+    """One learner's messages (`coordinated_backend.Transport`)."""
+
+    messaging: SimMessaging
+    rank: int
+
+    def register_tag(self, tag: str, lengths: tuple[int, ...]) -> None:
+        self.messaging.register_tag(self.rank, tag, lengths)
+
+    def send(self, to: int, tag: str, clock: int, tensors: tuple[Tensor, ...]) -> None:
+        self.messaging.send(self.rank, to, tag, clock, tensors)
+
+    def recv(self, tag: str, source: int | None, timeout: float | None) -> Message | None:
+        return self.messaging.recv(self.rank, tag, source, timeout)
 
 
 def snapshot(tensor: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ class SimNetwork:
 
     def __init__(self, hardware: Cluster) -> None:
         self._hardware = hardware
+        self._cut_off_until: dict[int, float] = {}
         self._out = [ServiceQueue() for _ in range(hardware.hosts)]
         self._in = [ServiceQueue() for _ in range(hardware.hosts)]
         self._averaging = [ServiceQueue() for _ in range(hardware.hosts)]
@@ -57,8 +58,18 @@ class SimNetwork:
         if source == to:
             return now + count / hardware.host_bandwidth + hardware.host_latency
         seconds = count / hardware.nic_bandwidth
-        leaves = self._out[source].reserve(now, seconds)
+        leaves = self._out[source].reserve(self.reachable_at(now, source, to), seconds)
         return self._in[to].reserve(leaves, seconds) + seconds + hardware.nic_latency
+
+    def cut_off(self, host: int, until: float) -> None:
+        """Cuts a host off from all others. What is sent meanwhile arrives afterwards, as with TCP."""
+        self._cut_off_until[host] = until
+
+    def reachable_at(self, now: float, source: int, to: int) -> float:
+        """Returns the earliest time at which two hosts can reach each other."""
+        if source == to:
+            return now
+        return max(now, self._cut_off_until.get(source, now), self._cut_off_until.get(to, now))
 
     def average(self, now: float, host: int, count: float) -> float:
         """Returns the time at which `host` has averaged weights of `count` bytes."""

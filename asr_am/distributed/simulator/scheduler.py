@@ -75,6 +75,17 @@ def _set_nesting(target: int) -> None:
         torch.autocast_decrement_nesting()
 
 
+@dataclass
+class SimProcess:
+    """A process, as far as its tasks share it.
+
+    Attributes:
+        stopped_until: its tasks do not run before (SIGSTOP, a suspended machine).
+    """
+
+    stopped_until: float = 0.0
+
+
 class SimTask:
     """A task on the virtual clock.
 
@@ -84,6 +95,7 @@ class SimTask:
         on_end: called when the task has ended.
         finished: the task has ended.
         killed: the task was ended by `Scheduler.kill`.
+        process: the process it belongs to, None if that is never stopped.
         result: what its function returned.
         error: what its function raised.
         waits_for: what it waits for, for messages.
@@ -100,6 +112,7 @@ class SimTask:
         self.on_end: Callable[[SimTask], None] = lambda task: None
         self.finished = False
         self.killed = False
+        self.process: SimProcess | None = None
         self.result: object = None
         self.error: BaseException | None = None
         self.waits_for = ""
@@ -214,7 +227,11 @@ class Scheduler:
 
     def _resume(self, task: SimTask, wait_id: int, woken: bool) -> None:
         """Resumes a task, unless it has been resumed since this wake-up was scheduled."""
-        if not task.finished and task.wait_id == wait_id:
+        if task.finished or task.wait_id != wait_id:
+            return
+        if task.process is not None and task.process.stopped_until > self.now:
+            self.call_at(task.process.stopped_until, partial(self._resume, task, wait_id, woken))
+        else:
             self._enter(task, partial(task.greenlet.switch, woken))
 
     def _enter(self, task: SimTask, switch: Callable[[], object]) -> None:

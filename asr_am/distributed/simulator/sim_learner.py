@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from asr_am.distributed.simulator.scheduler import SimTask
+from asr_am.distributed.membership import Membership
+from asr_am.distributed.simulator.control import SimControlClient
+from asr_am.distributed.simulator.scheduler import SimProcess, SimTask
 from asr_am.distributed.team import CommStats
 
 
 @dataclass
-class SimLearner:
+class SimLearner(SimProcess):
     """One virtual learner.
 
     Attributes:
         rank: rank in the team.
         host: index of the host that it runs on.
+        membership: the other learners, as it knows them.
         comm_stats: statistics over all its incarnations.
         incarnation: number of its restarts.
         alive: its training task is running.
         tasks: the training task, then the tasks it has spawned.
+        control: its connection to the supervisor.
     """
 
-    rank: int
-    host: int
+    rank: int = 0
+    host: int = 0
+    membership: Membership = field(default_factory=lambda: Membership(0, 1))
     comm_stats: CommStats = field(default_factory=CommStats)
     incarnation: int = 0
-    alive: bool = True
+    alive: bool = False
     tasks: list[SimTask] = field(default_factory=list)
+    control: SimControlClient = field(init=False)
 
     @property
     def training(self) -> SimTask:
@@ -38,11 +43,6 @@ class SimLearner:
 
     def waited(self, seconds: float) -> None:
         self.comm_stats.idle_seconds += seconds
-
-
-def live_ranks(learners: Sequence[SimLearner]) -> tuple[int, ...]:
-    """Returns the ranks of live learners, ascending."""
-    return tuple(learner.rank for learner in learners if learner.alive)
 
 
 def random_stream(seed: int, rank: int, incarnation: int, purpose: str) -> np.random.Generator:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, NoReturn, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NoReturn, Protocol
 
 import torch
-from greenlet import GreenletExit
 from torch import Tensor
 
 from asr_am.distributed.cluster_config import Cluster, Workload
-from asr_am.distributed.control_plane import QueueLeases
+from asr_am.distributed.coordinated_backend import ControlClient, CoordinatedBackend
 from asr_am.distributed.flat_params import BucketHook
+from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT
 from asr_am.distributed.leases import GradientFn, Leases, RoundRobinLeases, Segment, StepResult
-from asr_am.distributed.simulator.collectives import Collectives, SimGather, SimGroup, SimWork, mean_in_order
-from asr_am.distributed.simulator.control import SimControl
+from asr_am.distributed.simulator.collectives import Collectives, SimGather, SimGroup, SimWork
 from asr_am.distributed.simulator.messaging import FLOAT_BYTES, SimMessaging
 from asr_am.distributed.simulator.network import SimNetwork
 from asr_am.distributed.simulator.scheduler import Scheduler, SimEvent, SimLock, SimTask
-from asr_am.distributed.simulator.sim_learner import SimLearner, live_ranks, random_stream
+from asr_am.distributed.simulator.sim_learner import SimLearner, random_stream
 from asr_am.distributed.team import CommStats, CostKind, Message, find_group
+from asr_am.errors import InputError
 
 FORWARD = 1 / 3  # share of the forward pass in a batch's time: the backward pass is twice the work
 
@@ -35,25 +35,30 @@ class SimContext(Protocol):
     network: SimNetwork
     collectives: Collectives
     messaging: SimMessaging
-    control: SimControl
-    ranks: tuple[int, ...]
-    gone: set[int]
+    control_latency: float | None
 
-    def restart_team(self, reason: str) -> None: ...
+    def mean_of(self, rows: dict[int, Tensor]) -> Tensor: ...
     def modelled_bytes(self, count: float) -> float: ...
     def spawn(self, learner: SimLearner, function: Callable[[], object], name: str) -> SimTask: ...
 
 
 class SimTeam:
-    """The `Team` of one incarnation of a virtual learner."""
+    """The `Team` of one incarnation of a virtual learner.
+
+    Args:
+        cluster: the parts of the virtual cluster.
+        learner: state of the learner.
+        control: its connection to the supervisor.
+        launch: identity of the team.
+    """
 
     clock: Literal["wall", "virtual"] = "virtual"
-    launch = ""
 
-    def __init__(self, cluster: SimContext, learner: SimLearner, rejoins: bool = False) -> None:
+    def __init__(self, cluster: SimContext, learner: SimLearner, control: ControlClient, launch: str) -> None:
         self._cluster, self._learner, self._scheduler = cluster, learner, cluster.scheduler
         self.rank, self.size, self.incarnation = learner.rank, len(cluster.learners), learner.incarnation
-        self.ranks, self.rejoins = cluster.ranks, rejoins
+        self.launch, self._control, self._membership = launch, control, learner.membership
+        self._backend = CoordinatedBackend(control, cluster.messaging.end(self.rank), self.rank, self.incarnation)
         self.hosts = tuple(learner.host for learner in cluster.learners)
         self.comm_stats: CommStats = learner.comm_stats
         self._jitter = random_stream(cluster.seed, self.rank, self.incarnation, "jitter")
@@ -61,16 +66,41 @@ class SimTeam:
         self._world = SimGroup(cluster.collectives.world, self.rank, cluster.modelled_bytes)
         self._splits = 0
 
+    def connect(self, hello: Mapping[str, Any], timeout: float) -> None:
+        """Registers with the supervisor, and waits for the others.
+
+        Raises:
+            InputError: not all have connected in time.
+        """
+        self._control.notify("hello", **hello)
+        self.spawn(self._send_heartbeats, "heartbeats")
+        deadline = self.now() + timeout
+        while not self._membership.complete:
+            if self.now() > deadline:
+                raise InputError(f"within {timeout:g} s the supervisor has not answered, or not all have connected")
+            self.sleep(self._cluster.control_latency or 0.0)
+
+    def _send_heartbeats(self) -> None:
+        while True:
+            self._control.notify("live")
+            self.sleep(HEARTBEAT_TIMEOUT / 5)
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        return self._membership.ranks
+
+    @property
+    def rejoins(self) -> bool:
+        return self._membership.rejoins
+
     def live_ranks(self) -> Sequence[int]:
-        return live_ranks(self._cluster.learners)
+        return self._membership.live_ranks()
 
     def is_gone(self, rank: int) -> bool:
-        return rank in self._cluster.gone
+        return rank in self._membership.gone
 
     def restart_team(self, reason: str) -> NoReturn:
-        self._cluster.restart_team(reason)
-        self._scheduler.suspend("the team to be restarted")
-        raise GreenletExit
+        self._backend.restart_team(reason)
 
     def now(self) -> float:
         return self._scheduler.now
@@ -159,18 +189,20 @@ class SimTeam:
     def leases(self, segment: Segment, synchronous: bool) -> Leases:
         """Opens a segment. Raises StaleSegment if this learner was restarted and is behind the others."""
         self._max_frames = max(segment.frames, default=0)
-        self._cluster.control.open_segment(self.rank, segment)
-        if synchronous:
-            return RoundRobinLeases(segment, self.rank, self.size, self.gather)
-        return QueueLeases(self._cluster.control, self.rank, self.incarnation)
+        leases = self._backend.leases(segment, synchronous=False)
+        return RoundRobinLeases(segment, self.rank, self.size, self.gather) if synchronous else leases
 
     def gather(self, values: Tensor) -> dict[int, Tensor]:
+        if self._cluster.control_latency is not None:
+            return self._backend.gather(values)
         own = values.detach().to("cpu", torch.float64, copy=True)
-        return dict(self._cluster.control.barrier(self.rank, "gather", own, dict))
+        return dict(self._control.request("gather", kind="gather", values=own))
 
     def average(self, x: Tensor) -> Tensor:
-        mean = self._cluster.control.barrier(self.rank, "average", x, lambda values: mean_in_order(values.values()))
-        return mean.to(x.dtype, copy=True)
+        if self._cluster.control_latency is not None:
+            return self._backend.average(x)
+        rows = self._control.request("gather", kind="average", values=x)  # at once, and without messages
+        return self._cluster.mean_of(rows).to(x.dtype, copy=True)
 
     def close(self) -> None:
         pass

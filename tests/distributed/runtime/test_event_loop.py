@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from asr_am.distributed.runtime.awake_clock import AwakeClock
+from asr_am.distributed.awake_clock import AwakeClock
 from asr_am.distributed.runtime.event_loop import CommClosed, EventLoop, TeamEvent, TeamLock, WaitMonitor
 from asr_am.distributed.team import CommStats
 

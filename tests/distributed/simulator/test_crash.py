@@ -169,11 +169,12 @@ def test_all_dead_for_a_while() -> None:
 
 def test_all_dead_for_good() -> None:
     faults = {"crashes": [{"learner": rank, "at": 1.0 + rank} for rank in range(2)]}
-    with pytest.raises(LearnerLost, match="all others crashed"):
+    with pytest.raises(LearnerLost, match="as all others had before"):
         run(lambda team: team.sleep(5.0), 2, faults=faults)
 
 
-def test_a_dead_learner_leases_nothing() -> None:
+@pytest.mark.parametrize("ask", ["lease", "gather"])
+def test_a_dead_learner_leases_and_gathers_nothing(ask: str) -> None:
     def main(team: SimTeam) -> None:
         leases = team.leases(segment(6), synchronous=False)
         try:
@@ -181,7 +182,7 @@ def test_a_dead_learner_leases_nothing() -> None:
                 team.sleep(1.0)
                 leases.complete(step_result(lease))
         finally:
-            leases.lease()
+            leases.lease() if ask == "lease" else team.gather(torch.zeros(1))
         leases.record().audit([2] * 6)
 
     run(main, 2, faults=crash(0.5))

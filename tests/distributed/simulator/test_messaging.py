@@ -7,7 +7,7 @@ import torch
 
 from asr_am.distributed.simulator import SimTeam
 from asr_am.distributed.team import Message
-from tests.support.round_cluster import cluster_of, run
+from tests.support.round_cluster import cluster_of, run, segment
 
 W = torch.ones(25)  # 100 bytes: 1 s through a NIC, 0.1 s inside a host
 
@@ -211,6 +211,8 @@ def test_messages_to_an_earlier_incarnation_vanish() -> None:
     def main(team: SimTeam) -> object:
         team.register_tag("w", 25)
         if team.rank == 2:
+            if team.incarnation:
+                team.leases(segment(1), synchronous=False)  # the others hear of it
             team.sleep(2.0)
             return clocks(team, 2, source=0), clocks(team, 1, source=3)
         if team.rank == 0:
@@ -237,6 +239,8 @@ def test_a_restarted_learner_has_accepted_nothing_yet() -> None:
             return None
         if team.incarnation == 0:
             team.register_tag("w", 25)
+        else:
+            team.leases(segment(1), synchronous=False)  # the others hear of it
         team.sleep(2.0)
         team.register_tag("w", 25)
         return team.recv("w", timeout=1.0)

@@ -62,10 +62,10 @@ def test_a_deadlock_is_an_error_that_says_who_waits_for_what() -> None:
     with pytest.raises(RuntimeError) as caught:
         run(main)
     assert str(caught.value) == (
-        "deadlock at 0.000000 s: learner 0 'training' waits for an event; "
+        "deadlock at 0.000000 s: supervisor waits for a message; learner 0 'training' waits for an event; "
         "learner 1 'training' waits for a message 'weights' from learner 0; "
         "learner 2 'training' waits for all-reduce 0, started by 1 of 4; "
-        "learner 3 'training' waits for the others to gather"
+        "learner 3 'training' waits for the answer to gather"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 
 MAX_STEP = 2.0  # seconds between two ticks of a process that runs
 
@@ -18,10 +19,11 @@ class AwakeClock:
 
     Args:
         max_step: seconds. Must be well above the time between two ticks.
+        seconds: the clock that goes on meanwhile.
     """
 
-    def __init__(self, max_step: float = MAX_STEP) -> None:
-        self._max_step = max_step
+    def __init__(self, max_step: float = MAX_STEP, seconds: Callable[[], float] = time.monotonic) -> None:
+        self._max_step, self._seconds = max_step, seconds
         self._last_tick = math.inf  # never stands still before the first tick
         self._stopped = 0.0
         self._lock = threading.Lock()
@@ -29,12 +31,12 @@ class AwakeClock:
     def now(self) -> float:
         """Returns the time in seconds."""
         with self._lock:
-            return min(time.monotonic(), self._last_tick + self._max_step) - self._stopped
+            return min(self._seconds(), self._last_tick + self._max_step) - self._stopped
 
     def tick(self) -> float:
         """Notes that this process runs. Returns the seconds for which it was stopped since the last call."""
         with self._lock:
-            now = time.monotonic()
+            now = self._seconds()
             stopped = max(now - self._last_tick - self._max_step, 0.0)
             self._stopped += stopped
             self._last_tick = now
