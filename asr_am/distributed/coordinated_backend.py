@@ -148,5 +148,8 @@ class CoordinatedBackend:
         self._control.request("restart", reason=reason)  # not answered: the supervisor ends this process
         raise RuntimeError("the supervisor has answered a request to restart the team")
 
+    def confirm(self) -> None:
+        self._control.request("confirm")
+
     def close(self) -> None:
         self._control.notify("bye")

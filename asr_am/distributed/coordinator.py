@@ -154,6 +154,8 @@ class Coordinator:
         elif op == "gather":
             self._pending_barriers[rank] = self._plane.arrive(rank, request["kind"], request["values"]), request["id"]
             self._answer_barriers()
+        elif op == "confirm":
+            self._answer(rank, request["id"], None)
         elif op == "bye":
             self.leave(rank, None)
         else:

@@ -19,6 +19,7 @@ Shapes: N elements of all parameters together, K values.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -229,6 +230,10 @@ class Team(Group, Protocol):
         """
         ...
 
+    def confirm(self) -> None:
+        """Returns when the control plane has said that this learner belongs to the team. Else it waits for its end."""
+        ...
+
     # time
 
     def now(self) -> float:
@@ -414,7 +419,6 @@ class SingleProcess:
     rank = 0
     size = 1
     incarnation = 0
-    launch = ""
     ranks = (0,)
     rejoins = False
     hosts = (0,)
@@ -422,6 +426,7 @@ class SingleProcess:
 
     def __init__(self) -> None:
         self.comm_stats = CommStats()
+        self.launch = secrets.token_hex(16)
 
     def live_ranks(self) -> Sequence[int]:
         return (0,)
@@ -431,6 +436,9 @@ class SingleProcess:
 
     def restart_team(self, reason: str) -> NoReturn:
         raise LearnerLost(0, reason)
+
+    def confirm(self) -> None:
+        pass
 
     def now(self) -> float:
         return time.monotonic()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -12,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from asr_am.errors import InputError
+from asr_am.data import disk
+from asr_am.errors import InputError, is_disk_full
 from asr_am.model.acoustic import AcousticModel
 from asr_am.model.build import kind_of, make_model, model_options
 
@@ -20,19 +20,14 @@ FORMAT = "asr_am acoustic model 1"
 
 
 def write_torch(value: Any, path: Path) -> None:
-    """Saves atomically: to a temporary file, flushed, then renamed. Raises InputError if the disk is full."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    """Saves atomically and durably. Raises InputError if the disk is full or fails."""
     try:
-        with temporary.open("wb") as file:
-            torch.save(value, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(
-            f"{path}: cannot be written ({error.strerror}); free some disk space and start again"
-        ) from error
+        disk.replace(path, lambda file: torch.save(value, file))
+    except (OSError, RuntimeError) as error:  # torch turns some errors of the disk into a RuntimeError
+        if isinstance(error, RuntimeError) and not is_disk_full(error):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else "no space left"
+        raise InputError(f"{path}: cannot be written ({reason}); free some disk space and start again") from error
 
 
 def read_torch(path: Path, remedy: str) -> Any:

@@ -2,21 +2,23 @@
 
 A checkpoint is a directory with `run.pt`, the progress of the run, and a `learner-<rank>.pt` per learner with its
 weights, its optimizer and the rest of its strategy's state. After an epoch that is the best so far it has a `best.pt`.
-It is written under a temporary name and renamed when all parts are on disk. The last two are kept. The file `.launch`
-names the launch that may write.
+It is written under a temporary name and renamed when all parts are on disk. The last two are kept.
+
+Leaders follow each other in *terms*, numbered by the files `.term-<number>`, which name the launch and the leader. Only
+one leader can create the file of a term, and only that of the newest term may write. It removes the temporary files of
+all others. What an earlier leader was about to do, stopped between its last check and a rename, then fails.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import os
-import shutil
+from collections.abc import Callable
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from asr_am.data.textfile import write_lines
+from asr_am.data import disk
 from asr_am.distributed.leases import LossSums
 from asr_am.errors import InputError
 from asr_am.model.model_file import read_torch, write_torch
@@ -25,7 +27,8 @@ log = logging.getLogger(__name__)
 
 FORMAT = "asr_am training checkpoint 2"
 KEPT = 2
-LAUNCH = ".launch"
+TERM = ".term-"
+CLAIM = ".claim-"
 BEST = "best.pt"
 
 
@@ -96,26 +99,75 @@ class Checkpoints:
 
     def __init__(self, directory: Path, fingerprint: str) -> None:
         self.directory, self.fingerprint = directory, fingerprint
-        self._launch: str | None = None
+        self._launch = ""
+        self._term: Path | None = None  # that this learner leads
         self._loaded: Path | None = None
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        disk.make_dir(directory)
 
-    def open(self, launch: str, claim: bool) -> None:
-        """Notes which launch writes here. `check` fails when another one has claimed the directory.
+    def open(self, launch: str) -> None:
+        """Notes the launch that this learner belongs to. `check` fails once another launch has claimed the directory.
 
         Args:
             launch: identity of the launch that has started this learner.
-            claim: this launch may write from now on, and no other. Called by one learner, before it loads.
         """
-        self._launch = launch
-        if claim:
-            write_lines(self.directory / LAUNCH, [launch])
+        self._launch, self._term = launch, None
+
+    def claim(self, leader: str, confirm: Callable[[], None]) -> None:
+        """Begins a new term: this leader may write from now on, and nobody else.
+
+        Args:
+            leader: name of the leader, unique in its launch.
+            confirm: returns when the team has said that this learner belongs to it. A learner that was replaced while
+                it was stopped never gets that answer. So it does not claim a term after its successor.
+
+        Raises:
+            InputError: another launch has claimed the directory meanwhile.
+        """
+        own = self.directory / f"{CLAIM}{leader}.{self._launch}"
+        disk.write(own, lambda file: file.write(f"{self._launch} {leader}\n".encode()))
+        while True:
+            before = self._terms()
+            confirm()
+            number = 1 + (int(before[-1].name.removeprefix(TERM)) if before else 0)
+            term = self.directory / f"{TERM}{number:09d}"
+            try:
+                disk.link(own, term)
+                break
+            except FileExistsError:
+                continue  # claimed by a leader that has died since
+            except FileNotFoundError as error:
+                raise self._taken_over() from error
+        disk.sync_dir(self.directory)
+        self._term = term
+        others = [path for path in self.directory.glob(f"{CLAIM}*") if self._launch not in path.name]
+        for old in [own, *others, *before, *self.directory.parent.glob(".*.tmp")]:
+            disk.remove(old)
+        for partial in self.directory.glob("checkpoint-*.partial"):
+            if self._launch not in partial.name:
+                disk.remove_at_once(partial)
+
+    def resign(self) -> None:
+        """Ends this learner's term: another one is to claim the next."""
+        self._term = None
 
     def check(self) -> None:
-        """Raises InputError if another launch has claimed the directory. Called before everything that is written."""
-        path = self.directory / LAUNCH
-        if self._launch is not None and (not path.exists() or path.read_text().strip() != self._launch):
-            raise InputError(f"{self.directory}: another start of this run writes here now; this learner has ended")
+        """Raises InputError if another launch, or another leader, has claimed the directory. Called before writing."""
+        newest = self._terms()[-1:]
+        try:
+            owned = newest == [self._term] or (
+                self._term is None and newest[0].read_text().split()[0] == self._launch  # not a leader
+            )
+        except (OSError, IndexError):
+            owned = False
+        if not owned:
+            raise self._taken_over()
+
+    def _taken_over(self) -> InputError:
+        return InputError(f"{self.directory}: another start of this run writes here now; this learner has ended")
+
+    def _terms(self) -> list[Path]:
+        return sorted(self.directory.glob(f"{TERM}*"))
 
     def paths(self) -> list[Path]:
         """Returns the complete checkpoints, oldest first."""
@@ -125,43 +177,48 @@ class Checkpoints:
         """Saves one learner's part of the checkpoint after `updates` updates."""
         self.check()
         partial = self._partial(updates)
-        partial.mkdir(exist_ok=True)
+        disk.make_dir(partial)
         write_torch(state, partial / f"learner-{rank}.pt")
 
     def best_model(self, updates: int) -> Path:
         """Returns where to save the best model so far, which becomes the run's best.pt with this checkpoint."""
-        self._partial(updates).mkdir(exist_ok=True)
+        disk.make_dir(self._partial(updates))
         return self._partial(updates) / BEST
 
     def commit(self, updates: int, state: dict[str, Any]) -> None:
-        """Completes a checkpoint. Called by one learner, after all have saved their parts.
+        """Completes a checkpoint. Called by the leader, after all have saved their parts.
 
-        Does nothing if another learner has completed it, which died before it could tell.
+        Does nothing if another leader has completed it, which died before it could tell. Else it takes the parts over
+        from that leader.
         """
-        partial = self._partial(updates)
-        final = partial.with_suffix("")
-        if final.exists() and not partial.exists():
+        final = self.directory / f"checkpoint-{updates:09d}"
+        own = self.directory / f"{final.name}.{self._launch}.{self.writer}partial"
+        for found in self.directory.glob(f"{final.name}.{self._launch}.*"):
+            if found != own:
+                disk.rename(found, own)
+        if not own.exists() and final.exists():
             return
-        write_torch({"format": FORMAT, "fingerprint": self.fingerprint, **state}, partial / "run.pt")
+        write_torch({"format": FORMAT, "fingerprint": self.fingerprint, **state}, own / "run.pt")
         self.check()
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
-        unfinished = [path for path in self.directory.glob("checkpoint-*.partial") if path < partial]
+        if final.exists():
+            disk.remove_at_once(final)
+        disk.rename(own, final)
+        disk.sync_dir(self.directory)
+        unfinished = [path for path in self.directory.glob("checkpoint-*.partial") if path < own]
         for old in self.paths()[:-KEPT] + unfinished:  # a killed run left the unfinished ones
-            shutil.rmtree(old)
+            disk.remove_at_once(old)
 
     def publish(self, out: Path) -> None:
         """Copies the best model to `out`, if it was found just before the newest checkpoint."""
-        for path in self.paths()[-1:]:
-            if (path / BEST).exists():
-                temporary = out / f".{BEST}.tmp"
-                shutil.copyfile(path / BEST, temporary)
-                os.replace(temporary, out / BEST)
+        best = [path / BEST for path in self.paths()[-1:] if (path / BEST).exists()]
+        if best:
+            content = best[0].read_bytes()
+            disk.replace(out / BEST, lambda file: file.write(content), self.writer, self.check)
 
-    def remove_partial(self) -> None:
-        """Removes what an earlier start has left unfinished."""
-        for path in self.directory.glob("checkpoint-*.partial"):
-            shutil.rmtree(path, ignore_errors=True)
+    @property
+    def writer(self) -> str:
+        """Name of the present term, for the names of temporary files."""
+        return f"{self._term.name.removeprefix(TERM)}." if self._term else ""
 
     def load(self) -> dict[str, Any] | None:
         """Returns `run.pt` of the newest checkpoint, or None if there is no checkpoint.
@@ -193,7 +250,8 @@ class Checkpoints:
         return str(paths[-1]) if paths else "none"
 
     def _partial(self, updates: int) -> Path:
-        return self.directory / f"checkpoint-{updates:09d}.partial"
+        """Returns the directory of an unfinished checkpoint, which only this launch writes."""
+        return self.directory / f"checkpoint-{updates:09d}.{self._launch}.partial"
 
     def _remedy(self) -> str:
         return f"remove it to continue from the checkpoint before, or {self.directory} to start anew"

@@ -289,7 +289,7 @@ class LmRun:
         self._save()
 
     def _save(self) -> None:
-        self.progress.kept = self.metrics.size()
+        self.progress.kept = self.metrics.sync()
         state = {
             "format": FORMAT, "cursor": asdict(self.progress), "weights": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(), "rng": torch.get_rng_state(),

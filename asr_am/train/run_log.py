@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import yaml
 
+from asr_am.data import disk
 from asr_am.data.checksums import intact
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
@@ -304,27 +305,34 @@ class TrainingBar:
 class JsonLines:
     """A file with one JSON object per line.
 
+    Its lines are copied to a new file first, so that whoever had it open before, such as a leader that was replaced,
+    writes to the old one, which is gone.
+
     Args:
         path: the file, created if there is none.
         keep_bytes: keep only so many bytes of it. A resumed run writes the lines after its checkpoint again. None: all
             complete lines.
+        writer: see `disk.replace`.
+        check: see `disk.replace`.
     """
 
-    def __init__(self, path: Path, keep_bytes: int | None) -> None:
-        self._file = path.open("ab")
-        self.truncate(path.read_bytes().rfind(b"\n") + 1 if keep_bytes is None else keep_bytes)
-
-    def truncate(self, keep_bytes: int) -> None:
-        """Removes what is behind the first `keep_bytes` bytes."""
-        if keep_bytes < self.size():
-            self._file.truncate(keep_bytes)
+    def __init__(
+        self, path: Path, keep_bytes: int | None, writer: str = "", check: Callable[[], None] = lambda: None
+    ) -> None:
+        content = path.read_bytes() if path.exists() else b""
+        content = content[: content.rfind(b"\n") + 1 if keep_bytes is None else keep_bytes]
+        disk.replace(path, lambda file: file.write(content), writer, check)
+        self._file, self._size = disk.open_to_append(path), len(content)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._file.write((json.dumps(record) + "\n").encode())
-        self._file.flush()
+        line = (json.dumps(record) + "\n").encode()
+        disk.append(self._file, line)
+        self._size += len(line)
 
-    def size(self) -> int:
-        return os.fstat(self._file.fileno()).st_size  # others may have written since
+    def sync(self) -> int:
+        """Makes all lines durable, and returns their number of bytes."""
+        disk.sync(self._file)
+        return self._size
 
     def close(self) -> None:
         self._file.close()
@@ -333,7 +341,7 @@ class JsonLines:
 class RunLog:
     """Writes metrics.jsonl, leases.jsonl and summary.json of a run, and feeds its tracker and progress bar.
 
-    Only the leader of the team writes. If it dies, the next leader opens the files.
+    Only the leader of the team writes. Each new leader opens the files.
 
     Args:
         out: directory of the run.
@@ -345,29 +353,32 @@ class RunLog:
     def __init__(self, out: Path, tracker: Tracker, progress_bar: TrainingBar, config: Mapping[str, Any]) -> None:
         self.out, self.tracker, self.progress_bar, self._config = out, tracker, progress_bar, config
         self._is_open = False
+        self._writer, self._check = "", lambda: None
         self._metrics: JsonLines
         self._leases: JsonLines
 
-    def open(self, keep: tuple[int, int] | None) -> None:
-        """Opens the files. Later calls only shorten them, where the team was started again in the same process.
+    def open(self, keep: tuple[int | None, int], writer: str = "", check: Callable[[], None] = lambda: None) -> None:
+        """Opens the files, as a new leader.
 
         Args:
-            keep: bytes of metrics.jsonl and leases.jsonl to keep. None: all.
+            keep: bytes of metrics.jsonl (None: all complete lines) and of leases.jsonl to keep.
+            writer: see `disk.replace`.
+            check: see `disk.replace`.
         """
         if self._is_open:
-            if keep is not None:
-                self._metrics.truncate(keep[0])
-                self._leases.truncate(keep[1])
-            return
-        self._metrics = JsonLines(self.out / "metrics.jsonl", keep[0] if keep else None)
-        self._leases = JsonLines(self.out / "leases.jsonl", keep[1] if keep else None)
-        self.tracker.start(self.out, saved_config(self.out) or self._config)
-        self.progress_bar.start()
+            self._metrics.close()
+            self._leases.close()
+        self._writer, self._check = writer, check
+        self._metrics = JsonLines(self.out / "metrics.jsonl", keep[0], writer, check)
+        self._leases = JsonLines(self.out / "leases.jsonl", keep[1], writer, check)
+        if not self._is_open:
+            self.tracker.start(self.out, saved_config(self.out) or self._config)
+            self.progress_bar.start()
         self._is_open = True
 
-    def sizes(self) -> tuple[int, int]:
-        """Returns the bytes of metrics.jsonl and leases.jsonl."""
-        return self._metrics.size(), self._leases.size()
+    def sync(self) -> tuple[int, int]:
+        """Makes metrics.jsonl and leases.jsonl durable, and returns their bytes."""
+        return self._metrics.sync(), self._leases.sync()
 
     def metrics(self, record: Mapping[str, Any], step: int, curves: Mapping[str, float]) -> None:
         """Writes a record to metrics.jsonl and to the tracker.
@@ -396,21 +407,20 @@ class RunLog:
         log.info("%s, training loss %.4f", message, record["train_loss"])
         self.progress_bar.status(message)
 
-    def leases(self, record: SegmentRecord, keep_bytes: int, launch: str) -> None:
+    def leases(self, record: SegmentRecord, launch: str) -> None:
         """Writes the audited leases of a segment.
 
         Args:
             record: the leases.
-            keep_bytes: size of those of the segments before.
             launch: identity of the launch, "" without one.
         """
         from asr_am.distributed.leases import record_to_json
 
-        self._leases.truncate(keep_bytes)
         self._leases.write(record_to_json(record) | ({"launch": launch[:8]} if launch else {}))
 
     def summary(self, summary: Mapping[str, Any]) -> None:
-        write_lines(self.out / "summary.json", [json.dumps(summary, indent=1)])
+        content = (json.dumps(summary, indent=1) + "\n").encode()
+        disk.replace(self.out / "summary.json", lambda file: file.write(content), self._writer, self._check)
         best = summary["best_epoch"] - 1
         self.tracker.summarize({
             "best_epoch": summary["best_epoch"],

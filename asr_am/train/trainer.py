@@ -149,7 +149,7 @@ class Trainer:
     def _begin(self) -> None:
         """Compares the learners and resumes. A restarted learner only resumes."""
         if self.team.rejoins:
-            self.checkpoints.open(self.team.launch, claim=False)
+            self.checkpoints.open(self.team.launch)
             self._resume()
             return
         w = self.model_state.params.w.cpu().double()
@@ -164,22 +164,33 @@ class Trainer:
             raise InputError("some learners have a GPU and some have none; repair these, or set train.device=cpu")
         self._leader = min(rows)
         while True:
-            self.checkpoints.open(self.team.launch, claim=self._is_leader)
-            self._resume()
-            resumed = self.team.gather(torch.tensor([self.progress.epoch, self.progress.done], dtype=torch.float64))
-            if not all(torch.equal(position, resumed[self.team.rank]) for position in resumed.values()):
-                raise InputError(
-                    "the learners see different checkpoints; start again when all hosts see the same files"
-                )
+            self.checkpoints.open(self.team.launch)
             if self._is_leader:
-                self._log_start(len(w))
-                self.checkpoints.remove_partial()
-                self.checkpoints.publish(self.setup.out)  # not done if the last leader died in a commit
-                self.run_log.open((self.progress.kept[0], self.progress.kept[1]))
-            rows = self.team.gather(torch.zeros(0, dtype=torch.float64))  # the files are as the checkpoint says
+                self._claim()
+            rows = self.team.gather(torch.zeros(0, dtype=torch.float64))  # no earlier launch writes any more
             if self._leader in rows:
-                break
+                self._resume()
+                resumed = self.team.gather(torch.tensor([self.progress.epoch, self.progress.done], dtype=torch.float64))
+                if not all(torch.equal(position, resumed[self.team.rank]) for position in resumed.values()):
+                    raise InputError(
+                        "the learners see different checkpoints; start again when all hosts see the same files"
+                    )
+                if self._is_leader:
+                    self._log_start(len(w))
+                    self.checkpoints.publish(self.setup.out)  # not done if the last leader died in a commit
+                    self._open_log(self.progress.kept[0])
+                rows = self.team.gather(torch.zeros(0, dtype=torch.float64))  # the files are as the checkpoint says
+                if self._leader in rows:
+                    break
             self._leader = min(rows)
+
+    def _claim(self) -> None:
+        """Stops all earlier leaders from writing."""
+        self.checkpoints.claim(f"{self.team.rank}.{self.team.incarnation}", self.team.confirm)
+
+    def _open_log(self, keep_metrics: int | None) -> None:
+        keep = keep_metrics, self.progress.kept[1]
+        self.run_log.open(keep, self.checkpoints.writer, self.checkpoints.check)
 
     def _log_start(self, parameters: int) -> None:
         if self.team.size == 1:
@@ -195,9 +206,12 @@ class Trainer:
 
         Only for gathers of a closed segment, which no restarted learner joins: it would take itself for the dead one.
         """
-        self._leader = min(rows)
-        if self._is_leader:
-            self.run_log.open(None)
+        before, self._leader = self._leader, min(rows)
+        if not self._is_leader:
+            self.checkpoints.resign()
+        elif before != self._leader:
+            self._claim()
+            self._open_log(None)
 
     def _resume(self) -> None:
         """Loads the newest checkpoint, if any. A learner missing from it loads another learner's part."""
@@ -433,8 +447,9 @@ class Trainer:
     def _commit(self, record: SegmentRecord, members: list[int]) -> None:
         """Completes the checkpoint whose parts `members` have saved. A second leader repeats what the first did."""
         self.checkpoints.check()
-        self.run_log.leases(record, self.progress.kept[1], self.team.launch)
-        self.progress.kept = list(self.run_log.sizes())
+        started = self.team.clock == "wall" and self.team.size > 1  # else a launch has no incarnations, or no identity
+        self.run_log.leases(record, self.team.launch if started else "")
+        self.progress.kept = list(self.run_log.sync())
         self.checkpoints.commit(self.progress.updates, {"cursor": asdict(self.progress), "members": members})
         self.checkpoints.publish(self.setup.out)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from asr_am.data import disk
 from asr_am.distributed.team import SingleProcess
 from asr_am.errors import InputError
 from asr_am.train import checkpoint
@@ -27,7 +29,9 @@ def test_a_learner_whose_run_was_started_again_by_others_writes_nothing(tmp_path
 
         def log(self, record: object, step: int) -> None:
             if isinstance(record, dict) and record.get("epoch") == 2 and not seen:
-                Checkpoints(out / "checkpoints", "").open("another", claim=True)
+                another = Checkpoints(out / "checkpoints", "")
+                another.open("another")
+                another.claim("0.0", lambda: None)
                 seen.update(contents(out))
 
     with pytest.raises(InputError, match="another start of this run writes here now"):
@@ -35,25 +39,97 @@ def test_a_learner_whose_run_was_started_again_by_others_writes_nothing(tmp_path
     assert seen and contents(out) == seen
 
 
+def claimed(directory: Path, launch: str, leader: str = "0.0") -> Checkpoints:
+    """Returns the checkpoints of a leader that may write."""
+    checkpoints = Checkpoints(directory, "f")
+    checkpoints.open(launch)
+    checkpoints.claim(leader, lambda: None)
+    return checkpoints
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if not path.name.startswith(".term-"))
+
+
 def test_what_a_killed_run_left_unfinished_is_removed(tmp_path: Path) -> None:
-    killed = Checkpoints(tmp_path, "f")
+    killed = claimed(tmp_path, "killed")
     killed.save_learner(3, 0, {"weights": torch.ones(3)})
     killed.save_learner(9, 1, {"weights": torch.ones(3)})
-    saved = Checkpoints(tmp_path, "f")
+    saved = claimed(tmp_path, "saved")
+    assert names(tmp_path) == []
     for updates in (2, 5, 8):
         saved.save_learner(updates, 0, {"weights": torch.full((3,), float(updates))})
         saved.commit(updates, {})
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "checkpoint-000000005", "checkpoint-000000008", "checkpoint-000000009.partial",
-    ]  # fmt: skip
-    saved.save_learner(10, 0, {})
-    saved.commit(10, {})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000000008", "checkpoint-000000010"]
+    assert names(tmp_path) == ["checkpoint-000000005", "checkpoint-000000008"]
+    with pytest.raises(InputError, match="another start of this run"):
+        killed.save_learner(10, 0, {})
+    assert names(tmp_path) == ["checkpoint-000000005", "checkpoint-000000008"]
+
+
+def outcome(folder: Path) -> list[object]:
+    state = Checkpoints(folder / "checkpoints", "f").load()
+    assert state is not None
+    return [names(folder / "checkpoints"), state["members"], (folder / "best.pt").exists()]
+
+
+@pytest.mark.parametrize("successor", ["another launch", "the launch"])
+@pytest.mark.parametrize("step", ["write", "rename", "sync_dir"])
+def test_a_leader_that_was_stopped_in_a_commit_changes_nothing_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, successor: str
+) -> None:
+    """It is stopped before each of its steps in turn. Meanwhile another leader completes the same checkpoint."""
+    for number in range(20):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        stopped, calls, seen = claimed(folder / "checkpoints", "the launch"), 0, list[object]()
+        stopped.save_learner(4, 0, {"weights": torch.zeros(3)})
+        stopped.best_model(4).write_bytes(b"best")
+        real = getattr(disk, step)
+
+        def stop(*arguments: object) -> None:
+            nonlocal calls
+            calls += 1
+            if calls - 1 == number:  # noqa: B023
+                monkeypatch.setattr(disk, step, real)  # noqa: B023
+                other = claimed(folder / "checkpoints", successor, "1.0")  # noqa: B023
+                if successor != "the launch":  # else it takes over the part that is there
+                    other.save_learner(4, 0, {"weights": torch.ones(3)})
+                other.commit(4, {"members": [1]})
+                other.publish(folder)  # noqa: B023
+                seen[:] = outcome(folder)  # noqa: B023
+            real(*arguments)  # noqa: B023
+
+        monkeypatch.setattr(disk, step, stop)
+        with suppress(InputError, OSError):
+            stopped.commit(4, {"members": [0]})
+            stopped.publish(folder)
+        monkeypatch.setattr(disk, step, real)
+        if not seen:
+            assert number
+            return
+        claimed(folder / "checkpoints", "the next")
+        assert outcome(folder) == seen
+    raise AssertionError("it never came to an end")
+
+
+def test_a_leader_that_was_replaced_while_it_was_stopped_does_not_claim(tmp_path: Path) -> None:
+    late = Checkpoints(tmp_path, "f")
+    late.open("late")
+
+    def replaced() -> None:
+        """The answer comes, and then the learner is stopped and replaced."""
+        claimed(tmp_path, "next").save_learner(1, 0, {})
+
+    with pytest.raises(InputError, match="another start of this run"):
+        late.claim("0.0", replaced)
+    with pytest.raises(InputError, match="another start of this run"):
+        late.save_learner(1, 1, {})
+    assert names(tmp_path) == ["checkpoint-000000001.next.partial"]
 
 
 def test_a_checkpoint_that_is_not_complete_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed while it writes the last file of a checkpoint."""
-    checkpoints = Checkpoints(tmp_path, "options")
+    checkpoints = claimed(tmp_path, "launch")
     for updates in (1, 2):
         checkpoints.save_learner(updates, 0, {})
         if updates == 2:

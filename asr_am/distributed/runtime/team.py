@@ -34,6 +34,7 @@ class Backend(Protocol):
     def gather(self, values: Tensor) -> dict[int, Tensor]: ...
     def average(self, x: Tensor) -> Tensor: ...
     def restart_team(self, reason: str) -> NoReturn: ...
+    def confirm(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -81,6 +82,10 @@ class ProcessTeam:
     def restart_team(self, reason: str) -> NoReturn:
         self._wait_monitor.check()
         self._backend.restart_team(reason)
+
+    def confirm(self) -> None:
+        self._wait_monitor.check()
+        self._backend.confirm()
 
     def now(self) -> float:
         return time.monotonic()

@@ -215,6 +215,9 @@ class TorchBackend:
     def restart_team(self, reason: str) -> NoReturn:
         raise LearnerLost(self._membership.rank, f"cannot go on: {reason}")
 
+    def confirm(self) -> None:
+        pass  # without a supervisor the loss of a learner ends the others
+
     def close(self) -> None:
         """Destroys the process groups, without waiting for collectives that cannot complete any more."""
         end = dist.destroy_process_group if self._wait_monitor.failure is None else self._abort

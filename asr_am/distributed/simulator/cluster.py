@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -139,7 +140,6 @@ class SimCluster:
         self._hosts: list[SimHost] = []
         self._main: Callable[[SimTeam], Any] | None = None
         self._results: dict[int, Any] = {}
-        self._teams = 0
         self._last_mean: tuple[object, Tensor] | None = None
 
     @property
@@ -203,7 +203,7 @@ class SimCluster:
         ]
         clock = partial(AwakeClock, HEARTBEAT_TIMEOUT / 5 if detailed else math.inf, lambda: self.scheduler.now)
         supervisor = Supervisor(
-            spec, self.server, self._hosts[0], clock(), "host 0", self._new_run, {},
+            spec, self.server, self._hosts[0], clock(), "host 0", lambda: secrets.token_hex(16), {},
             POLL_INTERVAL if detailed else math.inf,
         )  # fmt: skip
         self.server.handle = supervisor.handle
@@ -223,10 +223,6 @@ class SimCluster:
         task = self.scheduler.spawn(function, name, seed=0)
         task.process = process
         self.processes.append((process, task))
-
-    def _new_run(self) -> str:
-        self._teams += 1
-        return f"{self.seed % 2**64:016x}{self._teams:016x}"
 
     def _control_arrival(self, now: float, host: int) -> float:
         assert self.control_latency is not None

@@ -102,6 +102,9 @@ class SimTeam:
     def restart_team(self, reason: str) -> NoReturn:
         self._backend.restart_team(reason)
 
+    def confirm(self) -> None:
+        self._backend.confirm()
+
     def now(self) -> float:
         return self._scheduler.now
 
