@@ -88,7 +88,7 @@ def replace(path: Path, fill: Fill, writer: str = "", check: Callable[[], None] 
         check()
         rename(temporary, path)
     except Exception:
-        temporary.unlink(missing_ok=True)
+        remove(temporary)
         raise
     sync_dir(path.parent)
 

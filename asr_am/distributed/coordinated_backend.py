@@ -110,9 +110,11 @@ class CoordinatedBackend:
         self._transport.register_tag(SHARE, (local.numel(),))
         self._transport.register_tag(MEAN, (local.numel(),))
         while True:
-            members = self._gather("average", [float(self._averages)])
-            self._averages = 1 + int(max(float(count) for count in members.values()))
-            mean = self._reduce_via_first(local, list(members)) if self._rank in members else local
+            members = self._gather("average", [float(self._averages), float(self._incarnation)])
+            self._averages = 1 + int(max(float(row[0]) for row in members.values()))
+            # an earlier incarnation may have taken part, which the others do not wait for any more
+            takes_part = self._rank in members and members[self._rank][1] == self._incarnation
+            mean = self._reduce_via_first(local, list(members)) if takes_part else local
             success = self._gather("averaged", [float(mean is not None)])
             if mean is not None and all(row[0] == 1 for row in success.values()):
                 return mean.to(x.device, x.dtype, copy=True)

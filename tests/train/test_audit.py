@@ -127,3 +127,21 @@ def test_the_command(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert main() == 0 and " batches, 0 deaths: no problem" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"is .* a finished run\?"):
         audit(tmp_path)
+
+
+@pytest.mark.parametrize(("later", "problems"), [(0, 0), (1, 1)])
+def test_incarnations_begin_again_when_the_command_is_started_again(
+    good: Path, tmp_path: Path, later: int, problems: int
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(good, run)
+
+    def change(lines: list[dict[str, Any]]) -> None:
+        for number, line in enumerate(lines):
+            line["incarnation"] = [2 if number == 0 else later for _ in line["incarnation"]]
+
+    path = run / "leases.jsonl"
+    edit("leases.jsonl", change)(run)
+    assert path.stat().st_size == (good / "leases.jsonl").stat().st_size
+    assert sum("came back" in problem for problem in audit(run).problems) >= problems
+    assert problems or not audit(run).problems

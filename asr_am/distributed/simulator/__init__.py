@@ -4,10 +4,10 @@ scheduler     virtual clock, tasks, conditions, locks and events, and torch's st
 network       end times of transfers
 collectives   collectives of the team and of groups, and computing beside them
 messaging     point-to-point messages
-control       leases and barriers: the front of `distributed.control_plane`
+control       connections of the supervisor, which is that of real processes
 sim_learner   state of one learner
 team          one learner's `Team`
-cluster       a run: starts, crashes and restarts learners
+cluster       a run: starts and ends the processes that the supervisor wants
 epoch_timing  duration of an epoch, without a model
 """
 

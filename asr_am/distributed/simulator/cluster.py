@@ -14,17 +14,18 @@ from torch import Tensor
 
 from asr_am.distributed.awake_clock import AwakeClock
 from asr_am.distributed.cluster_config import Cluster, Crash, Workload
+from asr_am.distributed.coordinator import ControlMessage, Coordinator
 from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT, ExitStatus, LaunchSpec
 from asr_am.distributed.membership import Membership, apply_event
 from asr_am.distributed.node_agent import NodeAgent
 from asr_am.distributed.simulator.collectives import Collectives, mean_in_order
-from asr_am.distributed.simulator.control import SimAgentConnection, SimControlClient, SimServer
+from asr_am.distributed.simulator.control import SIM_POLL_INTERVAL, SimAgentConnection, SimControlClient, SimServer
 from asr_am.distributed.simulator.messaging import FLOAT_BYTES, SimMessaging
 from asr_am.distributed.simulator.network import SimNetwork
 from asr_am.distributed.simulator.scheduler import Scheduler, SimProcess, SimTask
 from asr_am.distributed.simulator.sim_learner import SimLearner, random_stream
 from asr_am.distributed.simulator.team import SimTeam
-from asr_am.distributed.supervisor import POLL_INTERVAL, Supervisor
+from asr_am.distributed.supervisor import Supervisor
 from asr_am.distributed.team import CommStats
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,14 @@ class SimLaunchSpec(LaunchSpec):
 
     def restart_seconds(self, rank: int, deaths: int) -> float | None:
         return self.restarts.get(rank, self.restart_after)
+
+
+def _serve_barriers(barriers: Coordinator, connection: bytes, message: ControlMessage) -> None:
+    rank = int(connection.partition(b".")[0])
+    if message["op"] == "hello":
+        barriers.register(rank, message["incarnation"], message["address"])
+    elif message["op"] != "live":
+        barriers.handle(rank, message)
 
 
 def _given(host: SimHost, begin: object) -> SimHost:
@@ -137,6 +146,8 @@ class SimCluster:
         self._control_delays = random_stream(seed, 0, 0, "control")
         self.server = SimServer(self.scheduler, None if control_latency is None else self._control_arrival)
         self.processes: list[tuple[SimProcess, SimTask]] = []  # the supervisor and the agents, by host
+        self._learner_server = self.server
+        self._barriers: Coordinator | None = None  # of a synchronous launch
         self._hosts: list[SimHost] = []
         self._main: Callable[[SimTeam], Any] | None = None
         self._results: dict[int, Any] = {}
@@ -186,8 +197,8 @@ class SimCluster:
 
         Args:
             main: the training task of one incarnation of a learner.
-            synchronous: the first death ends the run, as with collectives of torch.distributed. Without a latency of
-                the control plane the others notice it in their collectives.
+            synchronous: the first death ends the run. A coordinator that answers at once then stands for the barriers
+                of torch.distributed.
         """
         if self._main is not None:
             raise RuntimeError("a SimCluster runs once; create another one")
@@ -195,7 +206,7 @@ class SimCluster:
         size, faults = len(self.learners), self.hardware.faults
         detailed = self.control_latency is not None
         per_host = min(size, self.hardware.devices_per_host) if detailed else size
-        spec = SimLaunchSpec([], per_host, synchronous, -(-size // per_host))
+        spec = SimLaunchSpec([], per_host, synchronous, -(-size // per_host), address="virtual")
         self._spec = spec
         self._hosts = [
             SimHost(self, range(first, min(first + per_host, size)), self.server.wake if first == 0 else lambda: None)
@@ -204,10 +215,14 @@ class SimCluster:
         clock = partial(AwakeClock, HEARTBEAT_TIMEOUT / 5 if detailed else math.inf, lambda: self.scheduler.now)
         supervisor = Supervisor(
             spec, self.server, self._hosts[0], clock(), "host 0", lambda: secrets.token_hex(16), {},
-            POLL_INTERVAL if detailed else math.inf,
+            SIM_POLL_INTERVAL if detailed else math.inf,
         )  # fmt: skip
         self.server.handle = supervisor.handle
-        self.supervisor = supervisor
+        if synchronous:
+            barriers = Coordinator(size, lambda rank, message: self.learners[rank].control.connection.receive(message))
+            self._learner_server = SimServer(self.scheduler, None)
+            self._learner_server.handle = partial(_serve_barriers, barriers)
+            self._barriers = barriers
         self._spawn_process(supervisor.run, "supervisor")
         for node, host in list(enumerate(self._hosts))[1:]:
             name = f"host {node}"
@@ -260,7 +275,7 @@ class SimCluster:
         learner.membership = membership = Membership(learner.rank, len(self.learners))
         peers = self.messaging.peers(learner.rank)
         learner.control = SimControlClient(
-            self.scheduler, self.server, f"{learner.rank}.{learner.incarnation}".encode(), learner.host,
+            self.scheduler, self._learner_server, f"{learner.rank}.{learner.incarnation}".encode(), learner.host,
             lambda event: apply_event(membership, event, peers), partial(self._fail, learner, learner.incarnation),
         )  # fmt: skip
         return SimTeam(self, learner, learner.control, run)
@@ -294,6 +309,8 @@ class SimCluster:
             return
         learner.alive = False
         learner.control.connection.closed = True
+        if self._barriers is not None:
+            self._barriers.leave(learner.rank, None if status == 0 else reason)
         self.messaging.lose(learner.rank)
         self.collectives.lose(learner.rank, reason)
         for task in learner.tasks:

@@ -20,6 +20,8 @@ from asr_am.distributed.coordinator import ControlMessage
 from asr_am.distributed.simulator.scheduler import Condition, Scheduler
 from asr_am.errors import ConnectionLost, InputError
 
+SIM_POLL_INTERVAL = 0.5  # least seconds between two checks of processes: each is an event
+
 Delay = Callable[[float, int], float]
 """Returns the arrival time of a control message between host 0 and another host, given the time and that host."""
 
@@ -98,6 +100,11 @@ class SimServer:
         for to in self._connections.values():
             if self._delay is not None and not to.closed:
                 to.travel(0, self._delay, to.on_loss)
+
+    def crash(self) -> None:
+        """Ends all connections, and sends nothing more: the supervisor's process was killed."""
+        self.close()
+        self._connections.clear()
 
     # called by the other ends
 
@@ -186,7 +193,7 @@ class SimAgentConnection:
 
     def receive(self, seconds: float) -> Iterator[ControlMessage]:
         if not self._queue:
-            self._arrived.suspend("a message", seconds)
+            self._arrived.suspend("a message", max(seconds, SIM_POLL_INTERVAL))
         for _ in range(len(self._queue)):
             yield self._queue.popleft()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +33,7 @@ class LinkChannel:
         incarnations: incarnations of the sender and the receiver.
         busy: a message is in flight, or has arrived and was not received.
         next: the message that is sent after it.
+        clock: clock of the last message that arrived. A lower one is rejected.
     """
 
     source: int
@@ -40,6 +42,7 @@ class LinkChannel:
     incarnations: tuple[int, int]
     busy: bool = False
     next: Message | None = None
+    clock: float = -math.inf
 
 
 @dataclass
@@ -185,10 +188,14 @@ class SimMessaging:
         if not receiver.alive or receiver.incarnation != channel.incarnations[1]:
             return
         lengths = tuple(len(tensor) for tensor in message.tensors)
-        if sender.incarnation != channel.incarnations[0] or not shapes_match(lengths, inbox.accepted.get(message.tag)):
+        if (
+            sender.incarnation != channel.incarnations[0] or message.clock < channel.clock
+            or not shapes_match(lengths, inbox.accepted.get(message.tag))
+        ):  # fmt: skip
             receiver.comm_stats.rejected += 1
             self._free(channel)
             return
+        channel.clock = message.clock
         # a restarted learner may be heard before the supervisor has announced it
         receiver.membership.add(sender.rank, sender.incarnation, "")
         inbox.messages.append((channel, message))

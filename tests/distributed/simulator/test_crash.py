@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from asr_am.distributed.cluster_config import Cluster
 from asr_am.distributed.leases import StaleSegment
-from asr_am.distributed.simulator import SimTeam
+from asr_am.distributed.simulator import SimCluster, SimTeam
 from asr_am.distributed.team import LearnerLost
-from tests.support.round_cluster import cluster_of, run, segment, step_result
+from tests.support.round_cluster import VALUES, WORKLOAD, cluster_of, run, segment, step_result
 
 
 def crash(at: float, restart_after: float | None = None, learner: int = 1) -> dict[str, object]:
@@ -198,3 +199,28 @@ def test_the_random_stream_of_a_restarted_learner_is_another() -> None:
 
     run(main, 2, faults=crash(1.0, restart_after=0.5))
     assert len(drawn) == 2 and drawn[0] != drawn[1]
+
+
+def test_a_restarted_learner_does_not_wait_for_an_average_that_it_took_part_in_before() -> None:
+    """As on real processes: barriers at the coordinator, averages by messages."""
+    hardware = Cluster.build({**VALUES, "faults": crash(20.0, restart_after=1.0)})
+
+    restarted: list[int] = []
+
+    def main(team: SimTeam) -> list[float]:
+        team.leases(segment(4), synchronous=False)
+        means = [float(team.average(torch.full((2,), float(team.rank + 10 * team.incarnation)))[0])]
+        restarted.append(team.incarnation)
+        team.sleep(40.0)
+        assert sum(restarted) == 1, "the restarted learner waits for ever"
+        return means
+
+    cluster = SimCluster(hardware, WORKLOAD, 4, seed=1, control_latency=0.01)
+    assert cluster.run(main) == {0: [1.5], 1: [11.0], 2: [1.5], 3: [1.5]}, "it gets its own"
+
+
+def test_a_crash_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        run(lambda team: team.sleep(5.0), 2, faults=crash(1.5, restart_after=1.0))
+    assert "learner 1 on host 0 was killed by signal 9 (SIGKILL); restarting it" in caplog.text
+    assert "restarting learner 1" in caplog.text

@@ -263,3 +263,17 @@ def test_what_is_lost_of_a_learner_does_not_depend_on_what_others_send() -> None
 
     alone, among_others = lose(1), lose(3)
     assert alone == among_others != list(range(30))
+
+
+def test_clocks_that_decrease_are_rejected() -> None:
+    def main(team: SimTeam) -> object:
+        team.register_tag("w", 25)
+        if team.rank == 0:
+            for clock in (3, 3, 2, 4):
+                team.send(1, "w", clock, W)
+                team.sleep(10.0)
+            return None
+        return [message and message.clock for message in (team.recv("w", timeout=25.0) for _ in range(4))]
+
+    cluster = cluster_of(2)
+    assert cluster.run(main)[1] == [3, 3, 4, None] and cluster.comm_stats[1].rejected == 1
