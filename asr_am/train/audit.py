@@ -92,8 +92,8 @@ def _check_leases(lines: list[Line], strategy: str, history: History) -> None:
         if digests and max(digests.values()) > 1:
             history.problems.append(f"{where}: two batches have the same examples")
         owners = dict(zip(line["batch"], zip(line["owner"], line["incarnation"], strict=True), strict=True))
-        if any(incarnation == 0 < incarnations.get(owner, 0) for owner, incarnation in owners.values()):
-            incarnations.clear()  # the command was started again
+        if not launch and any(number == 0 < incarnations.get(("", owner), 0) for owner, number in owners.values()):
+            incarnations.clear()  # a virtual run was started again
         for owner, incarnation in owners.values():
             if incarnation < incarnations.get((launch, owner), 0):
                 history.problems.append(f"{where}: incarnation {incarnation} of learner {owner} came back")
