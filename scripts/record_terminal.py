@@ -2,8 +2,8 @@
 
     python scripts/record_terminal.py > recipes/minicts/TERMINAL.md
 
-Records the try-out, and a training run of four processes one of which is killed. Messages are as the terminal shows
-them in the end. The progress bar, which is erased, is shown as it was every few seconds, with the time since the start.
+Records the main job, the try-out, and a training run of four processes one of which is killed, 8 minutes in all. Messages are
+as the terminal shows them in the end. The progress bar, which is erased, is shown as it was every few seconds, with the time since the start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ COLUMNS = 100
 ERASE = "\r\x1b[2K"
 EVERY = 10.0  # seconds between two shown states of the bar
 EXP = "exp/terminal"
-TRY = ["recipes/minicts/run.sh", f"exp={EXP}", "+experiment=try"]
+MAIN = ["recipes/minicts/run.sh", f"exp={EXP}"]
+TRY = ["recipes/minicts/run.sh", f"exp={EXP}/try", "+experiment=try"]
 KILLED = [*TRY, "--stage", "6", "--stop-stage", "6", "strategy=adpsgd", "learners=4", "launcher=process"]
 
 
@@ -92,7 +93,7 @@ def main() -> None:
         "It moves every second, and is erased when its work is done."
     )
     for title, command, kill in (
-        ("The try-out", TRY, ""), ("Four learners, one of them killed", KILLED, r"epoch 2/.*loss"),
+        ("The main job", MAIN, ""), ("The try-out", TRY, ""), ("Four learners, one of them killed", KILLED, r"epoch 2/.*loss"),
     ):  # fmt: skip
         print(f"\n## {title}\n\n```\n$ {shlex.join(command)}", flush=True)
         for line in record(command, kill):
