@@ -2,8 +2,9 @@
 
     python scripts/record_terminal.py > recipes/minicts/TERMINAL.md
 
-Records the main job, the try-out, and a training run of four processes one of which is killed, 8 minutes in all. Messages are
-as the terminal shows them in the end. The progress bar, which is erased, is shown as it was every few seconds, with the time since the start.
+Records the main job, the try-out, and a training run of four processes one of which is killed, 8 minutes in all.
+Messages are as the terminal shows them in the end. The progress bar, which is erased, is shown as it was every few
+seconds, with the time since the start.
 """
 
 from __future__ import annotations
@@ -93,8 +94,10 @@ def main() -> None:
         "It moves every second, and is erased when its work is done."
     )
     for title, command, kill in (
-        ("The main job", MAIN, ""), ("The try-out", TRY, ""), ("Four learners, one of them killed", KILLED, r"epoch 2/.*loss"),
-    ):  # fmt: skip
+        ("The main job", MAIN, ""),
+        ("The try-out", TRY, ""),
+        ("Four learners, one of them killed", KILLED, r"epoch 2/.*loss"),
+    ):
         print(f"\n## {title}\n\n```\n$ {shlex.join(command)}", flush=True)
         for line in record(command, kill):
             print(line, flush=True)
