@@ -1,6 +1,6 @@
 """Makes the mistakes of a first hour on purpose, on a small finished run, and writes scripts/MISTAKES.md.
 
-    python scripts/mistakes.py                       # all of them, an hour on two cores that are busy
+    python scripts/mistakes.py                       # all of them, about 20 minutes on two cores
     python scripts/mistakes.py --only "full disk"    # those whose group or description has this pattern, again
 
 For each mistake the table has the command, the line that came, the exit status, and how many finished files changed.
