@@ -1,8 +1,17 @@
-"""Writes a GMM system as Kaldi's directories: `python -m asr_am.kaldi_export --exp exp/an4 --system sat --out DIR`.
+"""Writes Kaldi's directories: `python -m asr_am.kaldi_export --exp exp/an4 --system sat [--decode RUN] --out DIR`.
 
     DIR/lang/              phones.txt, words.txt, L.fst, L_disambig.fst, oov.txt, phones/
     DIR/<system>_<set>/    tree, final.mdl, ali.1.gz, num_jobs, phones.txt, and where the system has them final.mat,
                            splice_opts, cmvn_opts and trans.1
+
+and with --decode, for a run of exp/an4/decode:
+
+    DIR/<run>/graph/       HCLG.fst, words.txt, phones.txt
+    DIR/<run>/<set>/       lat.1.gz (CompactLattice), post.1.gz (posteriors of transition-ids at the run's LM weight),
+                           num_jobs
+    DIR/<run>/             final.mdl, and of a network priors.vec and <set>/loglikes.scp (a column per pdf)
+
+`latgen-faster-mapped final.mdl graph/HCLG.fst scp:<set>/loglikes.scp ark:lat` decodes with these.
 
 Alignments are transition-ids, as `ali-to-phones`, `ali-to-pdf` and `convert-ali` read them. Matrices and transforms
 take MFCCs with mean normalisation per speaker, spliced by `splice_opts`.
@@ -19,15 +28,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import kaldiio
+import numpy as np
 
 from asr_am.data.textfile import write_lines
+from asr_am.decode.kaldi_lattice import compact_lattice_bytes, frame_posteriors, graph_with_ids, posterior_bytes
+from asr_am.decode.lattice import read_lattices
+from asr_am.decode.loading import load_network
+from asr_am.decode.scorer import log_priors, write_log_likelihoods
+from asr_am.decode.system import System
 from asr_am.errors import InputError
 from asr_am.features.adapted import Projection, read_transforms
+from asr_am.features.fusion import InputReader
 from asr_am.features.reader import read_options
 from asr_am.hmm.alignments import read_alignments
+from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.gmm_system import PROJECTION, TRANSFORMS, GmmSystem
+from asr_am.hmm.kaldi_binary import KaldiWriter
 from asr_am.hmm.kaldi_model import transition_ids, write_model
 from asr_am.hmm.kaldi_tree import write_tree
+from asr_am.hmm.states import StateTable
+from asr_am.lang.fst_file import read_fst, write_fst
 from asr_am.lang.lang_dir import Lang
 
 
@@ -62,6 +82,54 @@ def export(root: Path, system: str, out: Path) -> list[Path]:
             _write_adaptation(root, folder, subset, target)
         written.append(target)
     return written
+
+
+def export_decoding(root: Path, run: str, out: Path) -> list[Path]:
+    """Writes graph, lattices and posteriors of a decoding run, and of a network its scores and priors.
+
+    Args:
+        root: exp/<corpus>.
+        run: name of the run, a folder of exp/<corpus>/decode.
+        out: the directory to write into.
+
+    Returns:
+        The directory of the run.
+    """
+    folder = root / "decode" / run
+    system = System.load(folder)
+    states, target = StateTable.load(system.states), out / run
+    (target / "graph").mkdir(parents=True, exist_ok=True)
+    gmms = GmmSystem.load(system.align_dir).gmms
+    write_model(target / "final.mdl", states, gmms)
+    graph = FstArrays.from_fst(read_fst(system.graph, "run stage 7 (decode) again"))
+    write_fst(graph_with_ids(graph).to_fst(), target / "graph/HCLG.fst")
+    for name in ("words.txt", "phones.txt"):
+        shutil.copyfile(system.lang_dir / name, target / "graph" / name)
+    for archived in sorted((folder / "lattices").glob("*.ark")):
+        subset = target / archived.stem
+        subset.mkdir(exist_ok=True)
+        _write_lattices(archived, system.lm_scale.lm, subset)
+        write_lines(subset / "num_jobs", ["1"])
+        if system.model is not None:
+            utterances = InputReader(system.features_dir, system.feature_kind, archived.stem).utterances
+            scorer = system.source(archived.stem).load()
+            write_log_likelihoods(scorer, utterances, None, subset / "loglikes.scp")
+    if system.model is not None:
+        counts_P = load_network(system.model)[1]["pdf_counts"].numpy()
+        writer = KaldiWriter()
+        writer.vector(np.exp(log_priors(counts_P)))
+        writer.save(target / "priors.vec")
+    return [target]
+
+
+def _write_lattices(archived: Path, lm_weight: float, target: Path) -> None:
+    with (
+        gzip.GzipFile(target / "lat.1.gz", "wb", mtime=0) as lattices,
+        gzip.GzipFile(target / "post.1.gz", "wb", mtime=0) as posteriors,
+    ):
+        for utterance, lattice in read_lattices(archived):
+            lattices.write(utterance.encode() + b" " + compact_lattice_bytes(lattice))
+            posteriors.write(utterance.encode() + b" " + posterior_bytes(frame_posteriors(lattice, lm_weight)))
 
 
 def write_lang(lang: Lang, out: Path) -> Path:
@@ -115,11 +183,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m asr_am.kaldi_export", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--exp", type=Path, required=True, metavar="DIR", help="output of a recipe: exp/<corpus>")
     parser.add_argument("--system", default="sat", help="GMM system (default: sat)")
+    parser.add_argument("--decode", metavar="RUN", help="also write this run of exp/<corpus>/decode")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write into")
     options = parser.parse_args(arguments)
     try:
         for path in export(options.exp, options.system, options.out):
             print(path)
+        if options.decode:
+            print(*export_decoding(options.exp, options.decode, options.out))
     except InputError as error:
         print(f"asr_am.kaldi_export: {error}", file=sys.stderr)
         return 1

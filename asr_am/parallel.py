@@ -1,27 +1,28 @@
-"""Maps a function over items with a progress bar, in this process or in a pool of processes.
+"""Maps a function over items with a progress bar, in this process, in a pool of processes or in threads.
 
-Workers are processes, because kaldifst and kaldi_decoder hold the GIL. Each uses one arithmetic thread: two threads on
-contended cores are many times slower than one.
+Workers are processes where kaldifst and kaldi_decoder hold the GIL. Each uses one arithmetic thread: two threads on
+contended cores are many times slower than one. Functions compiled by numba release the GIL, so threads will do, and
+neither their inputs nor their results are copied.
 """
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Any, TypeVar
 
+from asr_am.parent_death import signal_on_parent_death
 from asr_am.progress import ProgressBar, mute
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 _work: tuple[Callable[[Any], Any], Sequence[Any]]  # function and items, set in worker processes
@@ -37,7 +38,7 @@ def _init_worker(parent: int, function: Callable[[Any], Any], items: Sequence[An
     mute()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the parent's handler
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal_on_parent_death(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -86,6 +87,49 @@ def parallel_map(
             results.append(function(item))
             bar.advance(size)
         return results
+
+
+def threaded_map(
+    function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str,
+    sizes: Sequence[int] | None = None, unit: str = "",
+) -> Iterator[Result]:  # fmt: skip
+    """Yields `function(item)` for each item in their order, computed by threads.
+
+    At most two results per thread wait to be taken, so memory does not grow with the number of items.
+
+    Args:
+        function: Called for each item. It should release the GIL.
+        items: Its arguments.
+        jobs: Number of threads. Up to 1 runs in this thread.
+        description: Label of the progress bar.
+        sizes: What the progress bar counts for each item. Default: 1.
+        unit: Name of what is counted, to show a rate.
+    """
+    sizes = sizes or [1] * len(items)
+    with ProgressBar(description, sum(sizes), unit=unit) as bar:
+        if jobs <= 1 or len(items) == 1:
+            for item, size in zip(items, sizes, strict=True):
+                yield function(item)
+                bar.advance(size)
+            return
+        waiting: deque[tuple[int, Future[Result]]] = deque()
+        pool = ThreadPoolExecutor(min(jobs, len(items)))
+        try:
+            for item, size in zip(items, sizes, strict=True):
+                waiting.append((size, pool.submit(function, item)))
+                if len(waiting) == 2 * jobs:
+                    yield _next_of(waiting, bar)
+            while waiting:
+                yield _next_of(waiting, bar)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _next_of(waiting: deque[tuple[int, Future[Result]]], bar: ProgressBar) -> Result:
+    size, future = waiting.popleft()
+    result = future.result()
+    bar.advance(size)
+    return result
 
 
 def _map_in_pool(

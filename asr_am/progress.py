@@ -1,6 +1,7 @@
 """Progress of long work: a line that moves every second on a terminal, and a line of the log every half minute.
 
 Bars nest. The outermost one is drawn, and shows the innermost one behind its own counts. Worker processes draw none.
+A bar may have lines below it. The cursor rests at the bar, so that a message of any process takes the bar's place.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from datetime import timedelta
 from types import TracebackType
 from typing import TypeVar
@@ -23,7 +24,8 @@ log = logging.getLogger(__name__)
 REDRAW = 1.0  # seconds
 LOG_EVERY = 30.0  # seconds
 WIDTH = 24  # columns of the bar
-ERASE = "\r\x1b[2K"
+ERASE = "\r\x1b[J"  # the line of the cursor, and the lines below it
+PLAIN = "ASR_AM_PLAIN"  # variable that asks for lines of the log on a terminal as well
 
 _drawing = threading.Lock()
 # A worker that is forked while a bar is drawn would inherit the lock of the terminal.
@@ -41,14 +43,15 @@ class ProgressBar:
         done: items that an earlier run has finished. They do not count for the time left.
         unit: name of the items, to show their rate. "" shows no rate.
         clock: seconds.
+        below: returns lines to draw below the bar.
     """
 
     def __init__(
         self, description: str, total: float, done: float = 0, unit: str = "",
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, below: Callable[[], Sequence[str]] = list,
     ) -> None:  # fmt: skip
         self.description, self.total, self.done, self.unit, self.status = description, total, done, unit, ""
-        self._clock = clock
+        self._clock, self.below = clock, below
         self._first, self._begin = done, clock()
         self._logged = self._begin
         self._drawn, self._closed = False, threading.Event()
@@ -57,7 +60,7 @@ class ProgressBar:
         _open.append(self)
         self._console = Console(stderr=True)
         has_terminal = self._console.is_terminal and not self._console.is_dumb_terminal  # a dumb one cannot erase
-        self._drawn = has_terminal and self._outermost()
+        self._drawn = has_terminal and self._outermost() and not os.environ.get(PLAIN)
         if self._drawn:
             self._draw()
             self._ticker = threading.Thread(target=self._tick, daemon=True)
@@ -112,7 +115,12 @@ class ProgressBar:
             self._draw()
 
     def _draw(self) -> None:
-        self._write(ERASE + self.line(self._console.width))
+        columns, rows = self._console.size
+        below = [line[: columns - 1] for line in self.below()]
+        if len(below) > rows - 2:
+            below[rows - 3 :] = [f"  and {len(below) - rows + 3} more"]
+        up = f"\r\x1b[{len(below)}A" if below else ""
+        self._write(ERASE + "\n".join([self.line(columns), *below]) + up)
 
     def _write(self, text: str) -> None:
         with _drawing:

@@ -72,7 +72,8 @@ def architecture() -> str:
                  "writes a checkpoint.", "The gradient is a closure: lease a batch, forward, backward.")  # fmt: skip
     parts += arrow(430, 208, 430, 238, "step(gradient) → StepResult")
     parts += box(20, 240, 820, 78, COLORS["strategy"], "asr_am/distributed/strategies: one file per algorithm",
-                 "local · sync · hybrid · dpsgd · adpsgd · gtc · bmuf · htm · ps_sync · ps_async · psp · parallax",
+                 "local · sync · hybrid · dpsgd · adpsgd · gtc · bmuf · htm · diloco · slowmo · powersgd · topk · "
+                 "ps_sync · ps_async · psp · parallax",
                  "Owns the update. Reads like its paper. Sees other learners only through a Team.")  # fmt: skip
     parts += arrow(430, 318, 430, 348, "collectives, messages, tasks, leases")
     parts += [text(20, 366, "Team (asr_am/distributed/team.py): the same strategy code runs on each of", "head")]

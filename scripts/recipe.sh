@@ -20,6 +20,7 @@ usage: recipes/$corpus/run.sh [options] [hydra.override=value ...]
   --stage N        first stage to run (default 0)
   --stop-stage N   last stage to run (default 10)
   --nj N           parallel jobs (default: number of processors)
+  --plain          no progress bar and no lines per learner on a terminal: a line every half minute, as in a log
   --data-dir DIR   AN4 only: its archive, a folder with it, or the unpacked tree (default: download)
   --help           this text
 stages: 0 data, 1 lang, 2 features, 3 align, 4 speaker, 5 egs, 6 train, 7 decode,
@@ -48,6 +49,7 @@ first=0 last=10 jobs=$(env -u OMP_NUM_THREADS nproc) overrides=()
 while [ $# -gt 0 ]; do
     case $1 in
         --help | -h) usage; exit 0 ;;
+        --plain) export ASR_AM_PLAIN=1; shift ;;
         --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;      # --stage=6
         --stage | --stop-stage | --nj | --data-dir)
             [ $# -ge 2 ] || fail "$1 needs a value"

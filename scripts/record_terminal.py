@@ -27,7 +27,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = 100
-ERASE = "\r\x1b[2K"
+ERASE = "\r\x1b[J"
+BLOCK = re.compile(r"\r\x1b\[J([^\x1b]*)\r\x1b\[\d+A")  # a bar with lines below it
 EVERY = 10.0  # seconds between two shown states of the bar
 EXP = "exp/terminal"
 MAIN = ["recipes/minicts/run.sh", f"exp={EXP}"]
@@ -50,13 +51,18 @@ def record(command: list[str], kill: str = "") -> Iterator[str]:
     begin, shown, written = time.monotonic(), 0.0, ""
     while block := read(parent):
         written += block
-        *lines, written = written.split("\n")
+        blocks = BLOCK.findall(written)
+        written = BLOCK.sub("", written)
+        finished, _, bar = written.rpartition(ERASE)
+        drawing = re.match("[^\n]*[━·]", bar)  # perhaps with lines below it, which have not come yet
+        *lines, rest = (finished if drawing else written).split("\n")
+        written = rest + ERASE + bar if drawing else rest
         yield from (line.rstrip("\r").split(ERASE)[-1] for line in lines)
         seconds = time.monotonic() - begin
-        bar = written.split(ERASE)[-1]
+        bar = blocks[-1] if blocks else written.split(ERASE)[-1]
         if seconds - shown >= EVERY and re.search("[━·]", bar):
             shown = seconds
-            yield f"[{seconds:4.0f} s] {bar.strip()}"
+            yield from f"[{seconds:4.0f} s] {bar.strip()}".splitlines()
         if kill and re.search(kill, bar):
             kill = ""
             yield from kill_a_learner(seconds)

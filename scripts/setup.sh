@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Makes .venv in the repository root with everything the recipes and tests need, once; later calls return at once.
-#   PYTHON=python3.11 scripts/setup.sh
-# torch comes first and pinned: asked for by another package, pip would take whatever build is newest. All else is in
-# scripts/requirements.lock with its checksum (scripts/lock.sh writes it). May be interrupted at any moment.
+#   PYTHON=python3.11 scripts/setup.sh      (3.11, 3.12 or 3.13)
+# torch comes first and pinned: asked for by another package, pip would take whatever build is newest. A CUDA build that
+# the Python has already is used as it is. All else is in scripts/requirements.lock with its checksum (scripts/lock.sh
+# writes it). May be interrupted at any moment.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -17,13 +18,13 @@ flock 9                                    # two recipes started at once: the se
 [ -e "$stamp" ] && exit 0
 
 find_python() {
-    for python in "${PYTHON:-}" python3.11 python3 python; do
-        if [ -n "$python" ] && "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+    for python in "${PYTHON:-}" python3.11 python3 python3.12 python3.13 python; do
+        if [ -n "$python" ] && "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; then
             echo "$python"
             return
         fi
     done
-    echo "setup: needs Python 3.11; install it, or name it: PYTHON=/path/to/python3.11 $0" >&2
+    echo "setup: needs Python 3.11, 3.12 or 3.13; install one, or name it: PYTHON=/path/to/python3.11 $0" >&2
     exit 1
 }
 
@@ -48,29 +49,40 @@ pip() {
     fi
 }
 
+has_cuda_torch() {
+    "$1" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' 2>/dev/null
+}
+
 # On a box without a GPU the registry's default build would bring gigabytes of CUDA, unless pip already knows a CPU
 # wheel; only then are PyTorch's own CPU wheels asked for.
 install_torch() {
+    if has_cuda_torch .venv/bin/python; then
+        echo "setup: torch $(.venv/bin/python -c 'import torch; print(torch.__version__)' 2>/dev/null) is there already"
+        return
+    fi
     if command -v nvidia-smi >/dev/null; then
         pip install "$torch"               # with CUDA's libraries
         return
     fi
     pip install --dry-run --no-deps --quiet --report .venv/torch.json "$torch"
-    if grep -q 'torch-[^/]*cpu' .venv/torch.json || [ -d .venv/lib/python3.11/site-packages/torch ]; then
+    if grep -q 'torch-[^/]*cpu' .venv/torch.json || compgen -G ".venv/lib/python3.*/site-packages/torch" >/dev/null; then
         pip install --no-deps "$torch"
     else
         pip install --no-deps --index-url https://download.pytorch.org/whl/cpu "$torch"
     fi
 }
 
-# The registry's torchaudio is linked against CUDA and cannot load its extension beside a CPU torch. All that is used
-# here runs in Python, without the extension.
+# The registry's torchaudio is linked against CUDA and cannot load its extension beside a CPU torch, or a torch of another
+# CUDA. All that is used here runs in Python, without the extension.
 mend_torchaudio() {
     local folder
-    if .venv/bin/python -c 'import torch, sys; sys.exit(torch.version.cuda is not None)' \
-        && ! .venv/bin/python -c 'import torchaudio' 2>/dev/null; then
+    if ! .venv/bin/python -c 'import torchaudio' 2>/dev/null; then
         folder=$(.venv/bin/python -c 'import importlib.util as u; print(u.find_spec("torchaudio").submodule_search_locations[0])')
-        echo "setup: torch is a CPU build; removing torchaudio's CUDA extension: $(cd "$folder/lib" && ls ./*.so | xargs)"
+        case "$folder" in
+            "$PWD"/.venv/*) ;;
+            *) fail "$folder does not fit the torch of this Python; mend it, or name a Python without it: PYTHON=..." ;;
+        esac
+        echo "setup: torchaudio's extension does not fit this torch; removing it: $(cd "$folder/lib" && ls ./*.so | xargs)"
         rm -f "$folder"/lib/*.so
     fi
     .venv/bin/python -c 'import torchaudio'
@@ -101,6 +113,10 @@ if [ ! -e .venv ]; then
     mkdir .venv
     touch "$unfinished"
     "$python" -m venv .venv >.venv/set-up.log 2>&1 || fail "$(tail -1 .venv/set-up.log) (log: .venv/set-up.log)"
+    if has_cuda_torch "$python"; then      # its packages come after those of .venv. It may be a virtual environment itself
+        "$python" -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' \
+            > "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch_outside.pth"
+    fi
 fi
 touch "$unfinished"
 install_torch

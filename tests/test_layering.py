@@ -9,10 +9,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
-    "errors", "options", "progress", "parallel", "data", "lang", "features", "hmm", "egs", "model", "distributed",
-    "parallax", "train", "decode", "score", "report", "stages",
+    "errors", "options", "progress", "parent_death", "parallel", "data", "lang", "features", "hmm", "egs", "model",
+    "distributed", "parallax", "train", "decode", "score", "report", "stages",
 )  # fmt: skip
-ENTRY_POINTS = {"kaldi_export", "show", "transcribe"}  # programs beside the stages
+ENTRY_POINTS = {
+    "api",
+    "kaldi_export",
+    "lhotse_export",
+    "network_export",
+    "show",
+    "transcribe",
+}  # programs beside the stages
 
 
 def imports(path: Path) -> set[str]:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import threading
 
-from asr_am.parallel import parallel_map
+import pytest
+
+from asr_am.parallel import parallel_map, threaded_map
 
 
 def test_workers_inherit_what_cannot_be_pickled() -> None:
@@ -12,3 +14,32 @@ def test_workers_inherit_what_cannot_be_pickled() -> None:
     assert parallel_map(lambda item: (item[0].locked(), item[1] ** 2), items, 2, "squares") == [
         (False, number**2) for number in range(5)
     ]
+
+
+def test_threads_yield_in_order_and_run_a_bounded_distance_ahead() -> None:
+    begun: list[int] = []
+
+    def work(number: int) -> int:
+        begun.append(number)
+        return number**2
+
+    for jobs in (1, 2):
+        begun.clear()
+        found = threaded_map(work, range(20), jobs, "squares")
+        assert next(found) == 0
+        assert len(begun) <= 2 * jobs
+        assert list(found) == [number**2 for number in range(1, 20)]
+
+
+def test_an_error_in_a_thread_is_raised_and_ends_the_others() -> None:
+    begun: list[int] = []
+
+    def work(number: int) -> int:
+        begun.append(number)
+        if number == 1:
+            raise ValueError("one")
+        return number
+
+    with pytest.raises(ValueError, match="one"):
+        list(threaded_map(work, range(50), 2, "numbers"))
+    assert len(begun) < 10

@@ -19,7 +19,7 @@ from lhotse.audio.backend import audio_backend
 from lhotse.augmentation import Resample
 
 from asr_am.data.checksums import intact
-from asr_am.data.manifests import channel_of
+from asr_am.data.manifests import RECORDINGS, channel_of
 from asr_am.errors import InputError
 
 INT16_SCALE = np.float32(32768.0)
@@ -75,7 +75,11 @@ def _from_file(
                     )
                 yield segment, samples_NC[:, column] * INT16_SCALE
     except (soundfile.SoundFileError, OSError, TypeError) as error:
-        raise InputError(f"{source.source}: cannot be read as audio ({error}); replace it") from error
+        raise _unreadable(source.source, error) from error
+
+
+def _unreadable(path: str, error: Exception) -> InputError:
+    return InputError(f"{path}: cannot be read as audio ({error}); replace it, or correct its path in {RECORDINGS}")
 
 
 def _column(segment: SupervisionSegment, channels: Sequence[int]) -> int:
@@ -108,7 +112,7 @@ def _frames(path: str) -> int:
     try:
         return int(soundfile.info(path).frames)
     except (soundfile.SoundFileError, OSError, TypeError) as error:
-        raise InputError(f"{path}: cannot be read as audio ({error}); replace it") from error
+        raise _unreadable(path, error) from error
 
 
 def _from_file_resampled(

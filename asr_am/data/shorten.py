@@ -145,29 +145,135 @@ def _divide(a: int, b: int) -> int:
 
 
 @_compiled
-def _decode(stream_B: np.ndarray, values_NC: np.ndarray, shift_NC: np.ndarray) -> tuple[int, int]:
-    """Fills in the values before their shift, and their shifts. Returns the type of samples and what is wrong."""
-    frames, channels = values_NC.shape
+def _signed(code: int) -> int:
+    """Returns the number of a signed Rice code: 0, -1, 1, -2, 2, ..."""
+    return -(code >> 1) - 1 if code & 1 else code >> 1
+
+
+@_compiled
+def _problem(value: int) -> int:
+    """Returns what is wrong, given a value that is none."""
+    return TRUNCATED if value == -1 else DAMAGED
+
+
+@_compiled
+def _read_header(stream_B: np.ndarray) -> tuple[np.ndarray, int, int]:
+    """Returns type, channels, block size, order of prediction, number of means and bytes to skip, int64 [6].
+
+    And the position after the header and what is wrong.
+    """
     position = 40  # after the magic number and the version
-    header = np.zeros(6, np.int64)  # type, channels, block, order of prediction, means, bytes to skip
+    header = np.zeros(6, np.int64)
     for i in range(6):
         header[i], position = _long(stream_B, position)
         if header[i] < 0 or header[i] > MAX_FIELD:
-            return 0, TRUNCATED if header[i] == -1 else DAMAGED
-    kind, block, max_order, num_means = header[0], header[2], header[3], header[4]
-    if kind != PCM_HIGH_FIRST and kind != PCM_LOW_FIRST and kind != MU_LAW:
-        return kind, UNKNOWN_TYPE
-    if header[1] != channels:
-        return kind, OTHER_SIZE
+            return header, position, _problem(header[i])
+    if header[0] != PCM_HIGH_FIRST and header[0] != PCM_LOW_FIRST and header[0] != MU_LAW:
+        return header, position, UNKNOWN_TYPE
     for _ in range(header[5]):
         value, position = _unsigned(stream_B, position, SKIP_BITS)
         if value < 0:
-            return kind, TRUNCATED
+            return header, position, TRUNCATED
+    return header, position, COMPLETE
+
+
+@_compiled
+def _mean_of_blocks(means_M: np.ndarray, shift: int) -> int:
+    """Returns the mean of the last blocks' means."""
+    if len(means_M) == 0:
+        return 0
+    mean = _divide(len(means_M) // 2 + means_M.sum(), len(means_M))
+    return (mean >> (shift - 1)) >> 1 if shift else mean
+
+
+@_compiled
+def _read_coefficients(stream_B: np.ndarray, position: int, coefficient_O: np.ndarray) -> tuple[int, int, int]:
+    """Fills in the coefficients of a linear prediction. Returns its order, the next position and what is wrong."""
+    order, position = _unsigned(stream_B, position, ORDER_BITS)
+    if order < 0 or order > len(coefficient_O):
+        return 0, position, _problem(order)
+    for i in range(order):
+        code, position = _unsigned(stream_B, position, COEFFICIENT_BITS + 1)
+        coefficient_O[i] = _signed(code)
+    return order, position, COMPLETE
+
+
+@_compiled
+def _read_block(
+    stream_B: np.ndarray, position: int, function: int, mean: int, samples_S: np.ndarray, past: int,
+    coefficient_O: np.ndarray,
+) -> tuple[int, int]:  # fmt: skip
+    """Reads the residuals of a block and adds the prediction to them.
+
+    Args:
+        stream_B: the compressed file.
+        position: of the block, in bits.
+        function: prediction, one of DIFF0 to DIFF3, QLPC and ZERO.
+        mean: of the last blocks.
+        samples_S: `past` samples of the blocks before, then those of this one, which are filled in.
+        past: number of samples before the block.
+        coefficient_O: storage for coefficients.
+
+    Returns:
+        Position after the block, and what is wrong.
+    """
+    if function == ZERO:
+        samples_S[past:] = 0
+        return position, COMPLETE
+    energy, position = _unsigned(stream_B, position, ENERGY_BITS)
+    order, problem = 0, COMPLETE
+    if function == QLPC:
+        order, position, problem = _read_coefficients(stream_B, position, coefficient_O)
+    if energy < 0 or energy > 30:
+        return position, _problem(energy)
+    if problem != COMPLETE:
+        return position, problem
+    for n in range(past, len(samples_S)):
+        code, position = _unsigned(stream_B, position, energy + 1)
+        if code < 0:
+            return position, _problem(code)
+        value = _signed(code)
+        if function == DIFF0:
+            value += mean
+        elif function == DIFF1:
+            value += samples_S[n - 1]
+        elif function == DIFF2:
+            value += 2 * samples_S[n - 1] - samples_S[n - 2]
+        elif function == DIFF3:
+            value += 3 * (samples_S[n - 1] - samples_S[n - 2]) + samples_S[n - 3]
+        else:
+            predicted = 1 << COEFFICIENT_BITS
+            for i in range(order):
+                predicted += coefficient_O[i] * (samples_S[n - 1 - i] - mean)
+            value += (predicted >> COEFFICIENT_BITS) + mean
+        if value < -(1 << 20) or value > 1 << 20:
+            return position, DAMAGED
+        samples_S[n] = value
+    return position, COMPLETE
+
+
+@_compiled
+def _read_verbatim(stream_B: np.ndarray, position: int) -> tuple[int, int]:
+    """Skips bytes that belong to no sample. Returns the next position and what is wrong."""
+    count, position = _unsigned(stream_B, position, VERBATIM_SIZE_BITS)
+    for _ in range(count):
+        _, position = _unsigned(stream_B, position, VERBATIM_BITS)
+    return position, TRUNCATED if count < 0 else COMPLETE
+
+
+@_compiled
+def _decode(stream_B: np.ndarray, values_NC: np.ndarray, shift_NC: np.ndarray) -> tuple[int, int]:
+    """Fills in the values before their shift, and their shifts. Returns the type of samples and what is wrong."""
+    header, position, problem = _read_header(stream_B)
+    kind, block, max_order, num_means = header[0], header[2], header[3], header[4]
+    frames, channels = values_NC.shape
+    if problem != COMPLETE or header[1] != channels:
+        return kind, problem if problem != COMPLETE else OTHER_SIZE
     largest = max(MAX_FIELD, block)
     past = max(max_order, NUM_DIFFS)
-    samples_CN = np.zeros((channels, past + largest), np.int64)  # before a block: the last samples of the one before
-    means_CM = np.zeros((channels, max(num_means, 1)), np.int64)
-    coefficient = np.zeros(max_order + 1, np.int64)
+    samples_CS = np.zeros((channels, past + largest), np.int64)  # before a block: the last samples of the one before
+    means_CM = np.zeros((channels, num_means), np.int64)
+    coefficient_O = np.zeros(max_order, np.int64)
     done_C = np.zeros(channels, np.int64)
     channel, shift = 0, 0
     while True:
@@ -175,88 +281,33 @@ def _decode(stream_B: np.ndarray, values_NC: np.ndarray, shift_NC: np.ndarray) -
         if function < 0:
             return kind, TRUNCATED
         if function == QUIT:
-            for c in range(channels):
-                if done_C[c] != frames:
-                    return kind, OTHER_SIZE
-            return kind, COMPLETE
+            return kind, COMPLETE if np.all(done_C == frames) else OTHER_SIZE
         if function == BLOCK_SIZE:
             block, position = _long(stream_B, position)
             if block < 1 or block > largest:
-                return kind, TRUNCATED if block == -1 else DAMAGED
-            continue
-        if function == BIT_SHIFT:
+                return kind, _problem(block)
+        elif function == BIT_SHIFT:
             shift, position = _unsigned(stream_B, position, SHIFT_BITS)
             if shift < 0 or shift > MAX_SHIFT:
-                return kind, TRUNCATED if shift == -1 else DAMAGED
-            continue
-        if function == VERBATIM:
-            count, position = _unsigned(stream_B, position, VERBATIM_SIZE_BITS)
-            for _ in range(count):
-                value, position = _unsigned(stream_B, position, VERBATIM_BITS)
-            if count < 0:
-                return kind, TRUNCATED
-            continue
-        if function > ZERO:
+                return kind, _problem(shift)
+        elif function == VERBATIM:
+            position, problem = _read_verbatim(stream_B, position)
+            if problem != COMPLETE:
+                return kind, problem
+        elif function > ZERO:
             return kind, DAMAGED
-        mean = 0
-        if num_means:
-            total = num_means // 2
-            for i in range(num_means):
-                total += means_CM[channel, i]
-            mean = _divide(total, num_means)
-            if shift:
-                mean = (mean >> (shift - 1)) >> 1
-        samples = samples_CN[channel]
-        end = past + block
-        if function == ZERO:
-            samples[past:end] = 0
         else:
-            energy, position = _unsigned(stream_B, position, ENERGY_BITS)
-            order = 0
-            if function == QLPC:
-                order, position = _unsigned(stream_B, position, ORDER_BITS)
-                if order > max_order:
-                    return kind, DAMAGED
-                for i in range(order):
-                    code, position = _unsigned(stream_B, position, COEFFICIENT_BITS + 1)
-                    coefficient[i] = -(code >> 1) - 1 if code & 1 else code >> 1
-            if energy < 0 or order < 0 or energy > 30:
-                return kind, TRUNCATED if min(energy, order) == -1 else DAMAGED
-            for n in range(past, end):
-                code, position = _unsigned(stream_B, position, energy + 1)
-                if code < 0:
-                    return kind, TRUNCATED if code == -1 else DAMAGED
-                value = -(code >> 1) - 1 if code & 1 else code >> 1
-                if function == DIFF0:
-                    value += mean
-                elif function == DIFF1:
-                    value += samples[n - 1]
-                elif function == DIFF2:
-                    value += 2 * samples[n - 1] - samples[n - 2]
-                elif function == DIFF3:
-                    value += 3 * (samples[n - 1] - samples[n - 2]) + samples[n - 3]
-                else:
-                    predicted = 1 << COEFFICIENT_BITS
-                    for i in range(order):
-                        predicted += coefficient[i] * (samples[n - 1 - i] - mean)
-                    value += (predicted >> COEFFICIENT_BITS) + mean
-                if value < -(1 << 20) or value > 1 << 20:
-                    return kind, DAMAGED
-                samples[n] = value
-        if num_means:
-            total = block // 2
-            for n in range(past, end):
-                total += samples[n]
-            for i in range(num_means - 1):
-                means_CM[channel, i] = means_CM[channel, i + 1]
-            means_CM[channel, num_means - 1] = _divide(total, block) << shift
-        begin = done_C[channel]
-        if begin + block > frames:
-            return kind, OTHER_SIZE
-        for n in range(block):
-            values_NC[begin + n, channel] = samples[past + n]
-            shift_NC[begin + n, channel] = shift
-        done_C[channel] += block
-        for i in range(past):
-            samples[i] = samples[block + i]
-        channel = (channel + 1) % channels
+            samples_S, means_M = samples_CS[channel, : past + block], means_CM[channel]
+            mean = _mean_of_blocks(means_M, shift)
+            position, problem = _read_block(stream_B, position, function, mean, samples_S, past, coefficient_O)
+            begin = done_C[channel]
+            if problem != COMPLETE or begin + block > frames:
+                return kind, problem if problem != COMPLETE else OTHER_SIZE
+            values_NC[begin : begin + block, channel] = samples_S[past:]
+            shift_NC[begin : begin + block, channel] = shift
+            done_C[channel] += block
+            if num_means:
+                means_M[:-1] = means_M[1:]
+                means_M[-1] = _divide(block // 2 + samples_S[past:].sum(), block) << shift
+            samples_S[:past] = samples_S[block:]
+            channel = (channel + 1) % channels

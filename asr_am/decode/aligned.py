@@ -1,4 +1,4 @@
-"""Alignments as words and phones with their times, and as CTM and TextGrid files.
+"""Alignments as words and phones with their times, as CTM and TextGrid files, and as counts of pronunciations.
 
 Shapes: T frames, R runs of equal labels.
 """
@@ -6,6 +6,7 @@ Shapes: T frames, R runs of equal labels.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,11 +15,13 @@ import numpy as np
 from asr_am.data.manifests import read_supervisions
 from asr_am.data.textfile import split_words
 from asr_am.decode.ctm import CtmWord, write_ctm
-from asr_am.decode.hypotheses import time_words
+from asr_am.decode.hypotheses import align_to_phones, time_words
 from asr_am.decode.textgrid import write_textgrids
 from asr_am.hmm.alignments import read_alignments, runs_of
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
+from asr_am.lang.lexicon_probs import SENTENCE_END, SENTENCE_START, Spoken
+from asr_am.lang.transcripts import read_transcripts
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +50,32 @@ def aligned_words(text: str, labels_T: np.ndarray, states: StateTable, lang: Lan
     """
     timed = time_words(lang.word_ids(text), labels_T, states, lang)
     return [CtmWord(word.start, word.frames, name, 1.0) for word, name in zip(timed, split_words(text), strict=False)]
+
+
+def count_pairs(data_dir: Path, align_dir: Path, lang: Lang) -> Counter[tuple[Spoken, bool, Spoken]]:
+    """Counts which pronunciation follows which in the aligned training speech, with and without silence between them.
+
+    Args:
+        data_dir: output of stage data.
+        align_dir: folder of the GMM system, exp/<corpus>/align/<system>.
+        lang: phones, words and pronunciations.
+    """
+    states = StateTable.load(align_dir / "states.npz")
+    texts = dict(read_transcripts(data_dir, "train"))
+    counts = Counter[tuple[Spoken, bool, Spoken]]()
+    for utterance, labels_T in read_alignments(align_dir / "ali", "train"):
+        words = lang.word_ids(" ".join(texts[utterance]))
+        phones = [lang.phones[phone.word] for phone in aligned_phones(labels_T, states, lang)]
+        spans = align_to_phones(words, phones, lang)
+        if spans is None or len(spans) < len(words):
+            continue
+        left, end = SENTENCE_START, 0
+        for word, (first, last) in zip(words, spans, strict=True):
+            right = lang.word_names[word], tuple(lang.phone_names[phone] for phone in phones[first:last])
+            counts[left, first > end, right] += 1
+            left, end = right, last
+        counts[left, len(phones) > end, SENTENCE_END] += 1
+    return counts
 
 
 def write_alignment_ctms(

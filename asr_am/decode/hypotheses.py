@@ -50,7 +50,7 @@ def time_words(words: Sequence[int], labels_T: np.ndarray, states: StateTable, l
     first_R = runs.state_R == 0
     phones = runs.windows_R3[first_R, 1].tolist()
     bounds = np.append(runs.start_R[first_R], len(labels_T))
-    spans = _align_to_phones(words, phones, lang)
+    spans = align_to_phones(words, phones, lang)
     if spans is None:
         bounds = np.linspace(0, len(labels_T), len(words) + 1).astype(int)
         spans = [(i, i + 1) for i in range(len(words))]
@@ -60,7 +60,7 @@ def time_words(words: Sequence[int], labels_T: np.ndarray, states: StateTable, l
     ]
 
 
-def _align_to_phones(words: Sequence[int], phones: list[int], lang: Lang) -> list[PhoneSpan] | None:
+def align_to_phones(words: Sequence[int], phones: list[int], lang: Lang) -> list[PhoneSpan] | None:
     """Aligns words to the phones of a path.
 
     Dynamic programming over words: `ends[i]` maps each phone position where word i can end to the span of the word and

@@ -34,6 +34,7 @@ from asr_am.decode.system import System
 from asr_am.lang.arpa import read_arpa
 from asr_am.lang.lang_dir import Lang, vocabulary
 from asr_am.lang.ngram_automaton import NgramAutomaton
+from asr_am.model.device import choose_device
 from asr_am.model.lm_file import load_lm
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ Words = dict[str, list[list[CtmWord]]]  # by utterance and LM scale
 
 def rescore(
     decoded: Path, data_dir: Path, arpa: Path, lm: Path, out: Path, *, grid: Sequence[LmScale],
-    how: LatticeOptions | int, jobs: int,
+    how: LatticeOptions | int, jobs: int, device: str = "auto",
 ) -> None:  # fmt: skip
     """Rescores dev and test of a decoding run. Writes the CTM files and rescore.json.
 
@@ -56,13 +57,17 @@ def rescore(
         grid: LM scales to write CTM files for.
         how: options for lattices, or the maximum length of n-best lists.
         jobs: number of processes.
+        device: where the recurrent LM scores sentences, see `choose_device`. Lattices are rescored on the CPU.
 
     Raises:
         InputError: a length below 1, or a file is missing or damaged.
     """
     lang = load_lang(System.load(decoded).lang_dir)
     lstm, units, _ = load_lm(lm)
+    lstm.to(choose_device(device))
     mixture, perplexities = fit_weight(LmMixture(read_arpa(arpa), lstm, units), data_dir, vocabulary(lang.words))
+    if isinstance(how, LatticeOptions):
+        lstm.cpu()  # forked processes cannot use the GPU
     report: dict[str, object] = {"weight": round(mixture.weight, 4)}
     for subset in ("dev", "test"):
         if isinstance(how, LatticeOptions):

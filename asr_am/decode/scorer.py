@@ -85,19 +85,21 @@ def log_posteriors(model: nn.Module, features_TF: np.ndarray, window: Window, ba
     num_frames = len(features_TF)
     if num_frames == 0:
         raise InputError("an utterance has no frames and cannot be scored; remove it")
-    x_TF = torch.from_numpy(np.ascontiguousarray(features_TF, dtype=np.float32))
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    x_TF = torch.from_numpy(np.ascontiguousarray(features_TF, dtype=np.float32)).to(device)
     size = min(window.chunk or num_frames, num_frames)
-    frames_BC = torch.from_numpy(window.starts(num_frames))[:, None] + torch.arange(size)
-    weight_C = torch.minimum(torch.arange(size), size - 1 - torch.arange(size)) + 1.0
-    total_TP, weight_T = None, torch.zeros(num_frames)
+    frame_C = torch.arange(size, device=device)
+    frames_BC = torch.from_numpy(window.starts(num_frames)).to(device)[:, None] + frame_C
+    weight_C = torch.minimum(frame_C, size - 1 - frame_C) + 1.0
+    total_TP, weight_T = None, torch.zeros(num_frames, device=device)
     for frames in torch.split(frames_BC, batch):
         value_BCP = _score(model, x_TF[frames], window.chunk).mul_(weight_C[:, None])
         if total_TP is None:
-            total_TP = torch.zeros(num_frames, value_BCP.shape[2])
+            total_TP = torch.zeros(num_frames, value_BCP.shape[2], device=device)
         total_TP.index_add_(0, frames.reshape(-1), value_BCP.reshape(-1, value_BCP.shape[2]))
         weight_T.index_add_(0, frames.reshape(-1), weight_C.repeat(len(frames)))
     assert total_TP is not None
-    return total_TP.div_(weight_T[:, None]).numpy()
+    return total_TP.div_(weight_T[:, None]).cpu().numpy()
 
 
 def _score(model: nn.Module, x_BCF: Tensor, chunk: int) -> Tensor:
@@ -105,10 +107,9 @@ def _score(model: nn.Module, x_BCF: Tensor, chunk: int) -> Tensor:
     size = x_BCF.shape[1]
     if size < chunk:
         x_BCF = nn.functional.pad(x_BCF, (0, 0, 0, chunk - size))
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     lengths_B = torch.full((len(x_BCF),), size, dtype=torch.int64)
-    logits_BCP = model(x_BCF.to(device), lengths_B)[:, :size]
-    return torch.log_softmax(logits_BCP.float(), dim=-1).cpu()
+    logits_BCP = model(x_BCF, lengths_B)[:, :size]
+    return torch.log_softmax(logits_BCP.float(), dim=-1)
 
 
 class Scorer(Protocol):

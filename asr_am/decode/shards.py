@@ -11,7 +11,7 @@ import logging
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from asr_am.decode.lattice import Lattice, LmScale
 from asr_am.decode.loading import load_graph, load_lang, load_lm_pair, load_states
 from asr_am.decode.nbest import nbest
 from asr_am.decode.ngram_rescore import rescore
+from asr_am.decode.score_server import scores_from_gpu
 from asr_am.decode.scorer import Scorer, ScoreSource
 from asr_am.decode.search import SearchOptions, search
 from asr_am.decode.search_graph import SearchGraph
@@ -47,11 +48,13 @@ class DecodeOptions:
         search: beams and acoustic scale.
         grid: LM scales to write words for, none if only lattices are needed.
         nbest: length of the n-best lists, which are made at LM weight 1 / acoustic_scale.
+        device: where a network scores frames, see `scores_from_gpu`.
     """
 
     search: SearchOptions = field(default_factory=SearchOptions)
     grid: tuple[LmScale, ...] = (LmScale(10.0),)
     nbest: int = 20
+    device: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -177,8 +180,10 @@ def decode_shards(job: Job, utterances: Sequence[str], folder: Path, jobs: int, 
         )
     if missing:
         load_graph(job.graph)  # before the processes are forked, so that they share its memory
-    sizes = [len(members) for _, members in missing]
-    parallel_map(partial(decode_shard, job), missing, jobs, description, sizes=sizes, unit="utterances")
+        sizes = [len(members) for _, members in missing]
+        with scores_from_gpu(job.source, job.options.device) as source:
+            function = partial(decode_shard, replace(job, source=source))
+            parallel_map(function, missing, jobs, description, sizes=sizes, unit="utterances")
     return [decoded for path, _ in shards for decoded in read_shard(path)]
 
 

@@ -103,12 +103,12 @@ class Cluster:
         nic_latency: of a message between hosts.
         host_bandwidth: of messages inside a host.
         host_latency: of messages inside a host.
-        all_reduce_bandwidth: through each learner's link in a ring.
-        all_reduce_latency: of a collective.
+        all_reduce_efficiency: rate that a ring or chain of learners reaches, relative to that of messages on its links.
         overlap_speed: share of its computing speed that a device keeps while a collective of its learner is
             transferred.
         update_bandwidth: bytes of weights that a device updates per second.
         averaging_bandwidth: bytes of weights that a host averages per second, shared by its learners.
+        scatter_cost: cost of adding an element by its row's number, relative to adding it in sequence.
         host_update_bandwidth: most that the updates of a host's devices reach together, on their shared bus.
         fabric_bandwidth: most that all hosts together send to each other when all send to all.
         jitter: sigma of the lognormal factor, with mean 1, on the seconds of a batch.
@@ -123,11 +123,11 @@ class Cluster:
     nic_latency: float
     host_bandwidth: float
     host_latency: float
-    all_reduce_bandwidth: float
-    all_reduce_latency: float
+    all_reduce_efficiency: float
     overlap_speed: float
     update_bandwidth: float
     averaging_bandwidth: float
+    scatter_cost: float = 1.0
     host_update_bandwidth: float = math.inf
     fabric_bandwidth: float = math.inf
     jitter: float = 0.0
@@ -136,9 +136,11 @@ class Cluster:
     def __post_init__(self) -> None:
         for key in ("hosts", "devices_per_host"):
             _require_whole(f"cluster.{key}", getattr(self, key), least=1)
-        for key in ("nic", "host", "all_reduce", "update", "averaging", "host_update", "fabric"):
+        for key in ("nic", "host", "update", "averaging", "host_update", "fabric"):
             _require(f"cluster.{key}_bandwidth", getattr(self, f"{key}_bandwidth"), above=0.0, most=math.inf)
-        for key in ("nic_latency", "host_latency", "all_reduce_latency", "jitter"):
+        for key in ("all_reduce_efficiency", "scatter_cost"):
+            _require(f"cluster.{key}", getattr(self, key), above=0.0)
+        for key in ("nic_latency", "host_latency", "jitter"):
             _require(f"cluster.{key}", getattr(self, key), least=0.0)
         _require("cluster.overlap_speed", self.overlap_speed, above=0.0, most=1.0)
 
@@ -171,6 +173,8 @@ class Workload:
     Attributes:
         name: name of the configuration.
         bytes: of all dense weights, None for those of the model that is trained.
+        matrices: weight matrices of the model, as (number, rows, columns). Strategies that compress matrices are timed
+            as if they divided `bytes` by what they divide these by. None: by what they divide the trained model's by.
         seconds_per_batch: seconds of a full batch, by kind of device.
         frames_per_second: speed, by kind of device.
         emulate: real learners sleep so that each batch takes these seconds.
@@ -181,10 +185,15 @@ class Workload:
     seconds_per_batch: Mapping[str, float] | None = None
     frames_per_second: Mapping[str, float] | None = None
     emulate: bool = False
+    matrices: Sequence[Sequence[int]] = ()
 
     def __post_init__(self) -> None:
         if self.bytes is not None:
             _require("workload.bytes", self.bytes, above=0.0)
+        if self.matrices and (
+            self.bytes is None or not all(len(matrix) == 3 and min(matrix) > 0 for matrix in self.matrices)
+        ):
+            raise InputError("workload.matrices: must be [number, rows, columns] each, and workload.bytes given")
         if (self.seconds_per_batch is None) == (self.frames_per_second is None):
             raise InputError("workload: give one of seconds_per_batch and frames_per_second (the other: null)")
         for key in ("seconds_per_batch", "frames_per_second"):

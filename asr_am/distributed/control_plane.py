@@ -73,7 +73,6 @@ class ControlPlane(Generic[V]):
     def __init__(self) -> None:
         self.members: dict[int, MemberState] = {}
         self._queues: dict[SegmentId, LeaseQueue] = {}
-        self._records: dict[SegmentId, SegmentRecord] = {}
         self._barriers: dict[tuple[SegmentId, int], Barrier[V]] = {}
         self._newest = START
         self._closed = START
@@ -131,7 +130,6 @@ class ControlPlane(Generic[V]):
     def _drop_old(self) -> None:
         oldest = min(member.segment_id for member in self.members.values() if member.joined)
         self._queues = {key: queue for key, queue in self._queues.items() if key >= oldest}
-        self._records = {key: record for key, record in self._records.items() if key >= oldest}
         # a restarted learner may repeat the barriers before the first segment
         self._barriers = {key: b for key, b in self._barriers.items() if key[0] == START or key[0] >= oldest}
 
@@ -161,12 +159,9 @@ class ControlPlane(Generic[V]):
         return self._queue(rank).totals
 
     def record(self, rank: int) -> SegmentRecord:
-        """Returns the record of the finished segment that the learner is in."""
+        """Returns the record of the finished segment that the learner is in. Later deaths are in later records only."""
         self.members[rank].drained = True
-        segment_id = self.members[rank].segment_id
-        if segment_id not in self._records:
-            self._records[segment_id] = self._queue(rank).record()
-        return self._records[segment_id]
+        return self._queue(rank).record()
 
     def _queue(self, rank: int) -> LeaseQueue:
         member = self.members.get(rank)

@@ -28,6 +28,8 @@ class FlatParams:
         w: weights [N].
         g: gradient [N].
         ends: end of each parameter in `w`, in order of registration.
+        bucket_bytes: least size of a bucket. NCCL needs larger ones than gloo for its speed.
+        shapes: shape of each parameter.
 
     Raises:
         ValueError: the parameters differ in dtype or device.
@@ -39,6 +41,8 @@ class FlatParams:
             raise ValueError("a model's parameters must share one dtype and one device")
         self.w = torch.cat([p.detach().reshape(-1) for p in self._parameters])
         self.g = torch.zeros_like(self.w)
+        self.bucket_bytes = (4 if self.w.device.type == "cpu" else 25) << 20
+        self.shapes = [p.shape for p in self._parameters]
         self.ends = torch.tensor([p.numel() for p in self._parameters]).cumsum(0).tolist()
         begins = [0, *self.ends[:-1]]
         for parameter, begin, end in zip(self._parameters, begins, self.ends, strict=True):
@@ -70,7 +74,7 @@ class FlatParams:
                 raise RuntimeError("a gradient is no longer a view of the flat gradients")
 
     @contextmanager
-    def notify_buckets(self, on_bucket: BucketHook | None, bucket_bytes: int = 4 << 20) -> Iterator[None]:
+    def notify_buckets(self, on_bucket: BucketHook | None, bucket_bytes: int | None = None) -> Iterator[None]:
         """Calls `on_bucket` in the backward pass inside the context when all gradients of a bucket are complete.
 
         Buckets are reported from the last element to the first, each once, whatever order the backward pass takes and
@@ -78,7 +82,7 @@ class FlatParams:
 
         Args:
             on_bucket: called as on_bucket(begin, end), None to do nothing.
-            bucket_bytes: least size of a bucket, which consists of complete parameters.
+            bucket_bytes: least size of a bucket, which consists of complete parameters. None: the attribute's.
         """
         if on_bucket is None:
             yield
@@ -108,21 +112,22 @@ class FlatParams:
         for _, begin, end in buckets[next_bucket:]:
             on_bucket(begin, end)
 
-    def notify_all_buckets(self, on_bucket: BucketHook | None, bucket_bytes: int = 4 << 20) -> None:
+    def notify_all_buckets(self, on_bucket: BucketHook | None, bucket_bytes: int | None = None) -> None:
         """Calls `on_bucket` as `notify_buckets` would, for a learner without data, whose `g` is zero."""
         if on_bucket is not None:
             for _, begin, end in self._buckets(bucket_bytes):
                 on_bucket(begin, end)
 
-    def _buckets(self, bucket_bytes: int) -> list[tuple[list[nn.Parameter], int, int]]:
+    def _buckets(self, bucket_bytes: int | None) -> list[tuple[list[nn.Parameter], int, int]]:
         """Returns (parameters, begin, end) of each bucket, from the last to the first: as gradients become ready."""
+        least = self.bucket_bytes if bucket_bytes is None else bucket_bytes
         buckets: list[tuple[list[nn.Parameter], int, int]] = []
         members: list[nn.Parameter] = []
         end = len(self.w)
         for parameter, stop in zip(reversed(self._parameters), reversed(self.ends), strict=True):
             members.append(parameter)
             begin = stop - parameter.numel()
-            if (end - begin) * self.w.element_size() >= bucket_bytes or begin == 0:
+            if (end - begin) * self.w.element_size() >= least or begin == 0:
                 buckets.append((members, begin, end))
                 members, end = [], begin
         return buckets

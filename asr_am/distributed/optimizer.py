@@ -25,16 +25,33 @@ class OptimizerOptions:
     """Options of the update rule.
 
     Attributes:
-        kind: sgd, nesterov, or adam (with decoupled weight decay).
+        kind: sgd, nesterov, adam (with decoupled weight decay), or adagrad (without momentum).
         momentum: momentum, Adam's β1. Adam's β2 is 0.98.
         weight_decay: weight decay.
         clip_norm: upper limit of the gradient's norm, 0 for none.
+        accumulator: first value of Adagrad's sums.
     """
 
-    kind: Literal["sgd", "nesterov", "adam"] = "sgd"
+    kind: Literal["sgd", "nesterov", "adam", "adagrad"] = "sgd"
     momentum: float = 0.9
     weight_decay: float = 0.0
     clip_norm: float = 0.0
+    accumulator: float = 1e-6
+
+
+def make_rule(options: OptimizerOptions, parameters: list[nn.Parameter], fused: bool = False) -> torch.optim.Optimizer:
+    """Makes torch's optimizer of these parameters. Its learning rate is set before each step."""
+    if options.kind == "adam":
+        betas = (float(options.momentum), 0.98)
+        return torch.optim.AdamW(parameters, lr=0.0, betas=betas, weight_decay=options.weight_decay, fused=fused)
+    if options.kind == "adagrad":
+        return torch.optim.Adagrad(
+            parameters, lr=0.0, weight_decay=options.weight_decay, initial_accumulator_value=options.accumulator
+        )
+    return torch.optim.SGD(
+        parameters, lr=0.0, momentum=options.momentum, nesterov=options.kind == "nesterov",
+        weight_decay=options.weight_decay, fused=fused,
+    )  # fmt: skip
 
 
 class Optimizer:
@@ -49,22 +66,15 @@ class Optimizer:
     """
 
     def __init__(self, params: FlatTensors, options: OptimizerOptions) -> None:
-        if options.kind not in ("sgd", "nesterov", "adam"):
-            raise ValueError(f"unknown optimizer {options.kind!r}: sgd, nesterov or adam")
+        if options.kind not in ("sgd", "nesterov", "adam", "adagrad"):
+            raise ValueError(f"unknown optimizer {options.kind!r}: sgd, nesterov, adam or adagrad")
         self.params, self.options = params, options
         self._flat = nn.Parameter(params.w)  # shares the storage
         self._flat.grad = params.g
 
     @cached_property  # not in __init__: the first one of a process imports torch._dynamo, which takes 1.6 s
     def _torch(self) -> torch.optim.Optimizer:
-        options, fused = self.options, self._flat.is_cuda
-        if options.kind == "adam":
-            betas = (float(options.momentum), 0.98)
-            return torch.optim.AdamW([self._flat], lr=0.0, betas=betas, weight_decay=options.weight_decay, fused=fused)
-        return torch.optim.SGD(
-            [self._flat], lr=0.0, momentum=options.momentum, nesterov=options.kind == "nesterov",
-            weight_decay=options.weight_decay, fused=fused,
-        )  # fmt: skip
+        return make_rule(self.options, [self._flat], fused=self._flat.is_cuda)
 
     @property
     def lr(self) -> float:

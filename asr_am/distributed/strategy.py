@@ -11,15 +11,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.leases import GradientFn, SegmentRecord, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.team import LearnerLost, Team
+
+LossFn = Callable[[nn.Module, Any], tuple[Tensor, float]]
+"""Maps a model and a batch to the loss summed over examples, and the number of examples (words, frames)."""
 
 
 class Strategy(ABC):
@@ -29,24 +33,39 @@ class Strategy(ABC):
         name: its name in the configuration.
         synchronous: all learners take their steps together, which allows collectives. Otherwise only messages are used.
         fault_tolerant: the others continue without a learner that died. Otherwise its death ends the run.
+        equal_replicas: all learners have the same weights and the same state of the optimizer after every step.
         params: flat weights and gradient of this learner's model.
         optimizer: the update rule.
         team: this learner's end of the team.
         staleness: number of updates by the staleness of their gradient.
         metrics: further counts of the algorithm. Their key in checkpoints and summaries is "counts".
+        num_weights: number of weights of the whole model.
     """
 
     name: str
     synchronous = True
     fault_tolerant = False
+    equal_replicas = False
 
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:
         self.params, self.optimizer, self.team = params, optimizer, team
+        self.num_weights = len(params)
         self.staleness: Counter[int] = Counter()
         self.metrics: Counter[str] = Counter()
 
     def check(self, faults: Faults) -> None:  # noqa: B027
         """Raises InputError if the algorithm cannot cope with the faults of its cluster."""
+
+    def attach(self, model: nn.Module, loss: LossFn, first_batch: Callable[[], Any]) -> None:  # noqa: B027
+        """Prepares for a model of which not all parameters are dense. All learners call it before anything else.
+
+        It may replace `params` and parameters of the model.
+
+        Args:
+            model: this learner's model, whose parameters are `params`.
+            loss: its loss.
+            first_batch: returns a batch, another one for each learner. None if there are fewer.
+        """
 
     @abstractmethod
     def step(self, gradient: GradientFn) -> StepResult | None:
@@ -101,6 +120,17 @@ class Strategy(ABC):
         """Continues from a state that `state_dict` returned."""
         self.params.w.copy_(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.load_counts(state)
+
+    def load_counts(self, state: dict[str, Any]) -> None:
+        """Restores `staleness` and `metrics`."""
         for counter, counted in ((self.staleness, state["staleness"]), (self.metrics, state["counts"])):
             counter.clear()  # in place: servers and inner strategies share the counter
             counter.update(counted)
+
+    def load_moved(self, states: Callable[[], Iterable[dict[str, Any]]]) -> None:  # noqa: B027
+        """Takes from the checkpoint what another rank had and this one has now. Called after `load_state_dict`.
+
+        Args:
+            states: loads the states of all learners in the checkpoint.
+        """

@@ -86,8 +86,25 @@ class CommStats:
     faults: Counter[str] = field(default_factory=Counter)
 
 
+@dataclass(frozen=True)
+class ModelSize:
+    """Size of the model that a virtual cluster times.
+
+    Attributes:
+        elements: number of all its weights.
+        matrices: its weight matrices, as (number, rows, columns). Vectors are left out.
+    """
+
+    elements: float
+    matrices: Sequence[Sequence[int]]
+
+
 class Work(Protocol):
     """A collective under way."""
+
+    def done(self) -> bool:
+        """Returns whether `wait` would return, or raise, at once."""
+        ...
 
     def wait(self) -> None:
         """Returns when the collective is complete.
@@ -148,11 +165,13 @@ class Group(Protocol):
         """The number of members."""
         ...
 
-    def start_all_reduce_mean(self, x: Tensor) -> Work:
+    def start_all_reduce_mean(self, x: Tensor, modelled: float | None = None) -> Work:
         """Starts to replace `x` by its mean over all members, with the same bits on every member.
 
         Args:
             x: [N], of the same length on every member.
+            modelled: number of elements that a virtual cluster times. None: `x` is timed as a part of the model, scaled
+                to the workload's bytes.
         """
         ...
 
@@ -244,8 +263,21 @@ class Team(Group, Protocol):
         """Waits, in wall or virtual time."""
         ...
 
-    def simulate_cost(self, kind: CostKind, elements: int) -> None:
-        """Lets the time for work on `elements` elements pass on a virtual cluster. Does nothing on a real one."""
+    def simulate_cost(self, kind: CostKind, elements: int, scattered: bool = False) -> None:
+        """Lets the time for work on `elements` elements pass on a virtual cluster. Does nothing on a real one.
+
+        Args:
+            kind: the work.
+            elements: number of elements of the trained model.
+            scattered: they are addressed one row at a time, not in sequence.
+        """
+        ...
+
+    def modelled_size(self) -> ModelSize | None:
+        """Returns the size of the model that a virtual cluster times.
+
+        None: it is the trained model itself, or its matrices are not known.
+        """
         ...
 
     def timed(self, gradient: GradientFn) -> GradientFn:
@@ -399,6 +431,9 @@ def find_group(rank: int, size: int, groups: Sequence[Sequence[int]]) -> tuple[i
 class CompletedWork:
     """A collective that needs no wait, as in a team of one."""
 
+    def done(self) -> bool:
+        return True
+
     def wait(self) -> None:
         pass
 
@@ -419,7 +454,7 @@ class SingleProcess:
     rank = 0
     size = 1
     incarnation = 0
-    ranks = (0,)
+    ranks: Sequence[int] = (0,)
     rejoins = False
     hosts = (0,)
     clock: Literal["wall", "virtual"] = "wall"
@@ -446,13 +481,16 @@ class SingleProcess:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def simulate_cost(self, kind: CostKind, elements: int) -> None:
+    def simulate_cost(self, kind: CostKind, elements: int, scattered: bool = False) -> None:
         pass
+
+    def modelled_size(self) -> ModelSize | None:
+        return None
 
     def timed(self, gradient: GradientFn) -> GradientFn:
         return gradient
 
-    def start_all_reduce_mean(self, x: Tensor) -> Work:
+    def start_all_reduce_mean(self, x: Tensor, modelled: float | None = None) -> Work:
         return CompletedWork()
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> Gather:

@@ -69,14 +69,18 @@ class IvectorStore:
         deviation_S = self.rows_RS.std(axis=0, dtype=np.float64).clip(1e-5)
         return self.rows_RS.mean(axis=0, dtype=np.float64).astype(np.float32), deviation_S.astype(np.float32)
 
-    def of_chunks(self, utterance_B: np.ndarray, begin_B: np.ndarray, chunk: int) -> np.ndarray:
-        """Returns the i-vectors of all frames of chunks, float32 [B, T, S].
+    def of_chunks(self, utterance_B: np.ndarray, begin_B: np.ndarray, chunk: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the distinct i-vectors of chunks, and which of them each frame has.
 
         Args:
             utterance_B: Utterance of each chunk.
             begin_B: First frame of each chunk.
             chunk: Frames of a chunk, T.
+
+        Returns:
+            I-vectors, float32 [B, M, S], with M of the chunk that has most. Which of a chunk's, int64 [B, T].
         """
-        frame_BT = begin_B[:, None] + np.arange(chunk)
-        row_BT = self.first_U[utterance_B, None] + segment(frame_BT, self.period, self.count_U[utterance_B, None])
-        return self.rows_RS[row_BT]
+        row_BT = segment(begin_B[:, None] + np.arange(chunk), self.period, self.count_U[utterance_B, None])
+        which_BT = row_BT - row_BT[:, :1]
+        row_BM = np.minimum(row_BT[:, :1] + np.arange(which_BT.max() + 1), self.count_U[utterance_B, None] - 1)
+        return self.rows_RS[self.first_U[utterance_B, None] + row_BM], which_BT

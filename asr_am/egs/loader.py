@@ -1,12 +1,12 @@
-"""Loads batches from shards: plans the chunks of an epoch and their order, and assembles batches.
+"""Loads batches from shards, by the plan of an epoch.
 
 Shapes: N chunks of an epoch, U utterances, B chunks of a batch, T frames of a chunk, F feature dimension.
 
-Worker threads copy and mask with NumPy, in the stored precision. A thread that used torch's arithmetic would start a
-thread pool of its own.
+Worker threads copy with numba and mask with NumPy, in the stored precision. A thread that used torch's arithmetic
+would start a thread pool of its own. Before a group of the plan is trained on, the system is asked to read its blocks,
+so that chunks come from memory. Learners of a host share what was read.
 
-The plan of an epoch depends only on the examples, the seed and the epoch, not on the number of learners or workers. Any
-learner can assemble any batch by its number.
+Any learner can assemble any batch by its number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import numpy as np
 import torch
 
 from asr_am.egs.augment import Masking, draw_ivector_noise, mask_chunks
-from asr_am.egs.stateless_rng import combine, seed_of, string_keys, uniform_NK
+from asr_am.egs.epoch_plan import BUFFER, ChunkOrder, EpochPlan
+from asr_am.egs.gather import gather_frames, set_vectors
+from asr_am.egs.stateless_rng import combine, string_keys, uniform_NK
 from asr_am.egs.store import REMEDY, EgsSet
 from asr_am.errors import InputError
 
@@ -47,38 +49,13 @@ class Batch:
     utterances: np.ndarray
     digest: int = 0
 
+    def __len__(self) -> int:
+        """Returns the number of chunks."""
+        return len(self.lengths_B)
+
     @property
     def frames(self) -> int:
         return int(self.lengths_B.sum())
-
-
-@dataclass(frozen=True)
-class EpochPlan:
-    """Chunks of one epoch in the order of training.
-
-    Attributes:
-        utterance_N: Position of each chunk's utterance in the index.
-        begin_N: First frame of each chunk in its utterance.
-        frames_N: Frames of each chunk.
-        batch_size: Chunks of a batch.
-        seed: Seed of the loader.
-        epoch: The epoch.
-    """
-
-    utterance_N: np.ndarray
-    begin_N: np.ndarray
-    frames_N: np.ndarray
-    batch_size: int
-    seed: int
-    epoch: int
-
-    def __len__(self) -> int:
-        """Returns the number of batches. The last one may be smaller."""
-        return -(-len(self.utterance_N) // self.batch_size)
-
-    def chunks(self, batch: int) -> slice:
-        """Returns the chunks of a batch."""
-        return slice(batch * self.batch_size, (batch + 1) * self.batch_size)
 
 
 Arrays = tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]  # the fields of a Batch, before torch
@@ -88,28 +65,6 @@ def _to_torch(arrays: Arrays) -> Batch:
     number, x_BTF, y_BT, frames_B, utterance_B, digest = arrays
     lengths_B = torch.from_numpy(frames_B.astype(np.int64))
     return Batch(number, torch.from_numpy(x_BTF).float(), torch.from_numpy(y_BT), lengths_B, utterance_B, digest)
-
-
-def cut(frames_U: np.ndarray, chunk: int, offset_U: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cuts every utterance into adjacent chunks that cover all of its frames.
-
-    Args:
-        frames_U: Frames of each utterance.
-        chunk: Frames of a chunk. The first and the last one of an utterance may be shorter.
-        offset_U: End of the first chunk of each utterance. 0 means a full first chunk.
-
-    Returns:
-        Utterance, first frame and number of frames of each chunk, [N] each.
-    """
-    offset_U = np.where(offset_U < frames_U, offset_U, 0)
-    first_U = (offset_U > 0).astype(np.int64)
-    count_U = first_U + -(-(frames_U - offset_U) // chunk)
-    utterance_N = np.repeat(np.arange(len(frames_U)), count_U)
-    rank_N = np.arange(len(utterance_N)) - np.repeat(np.cumsum(count_U) - count_U, count_U)
-    grid_N = (rank_N - first_U[utterance_N]) * chunk + offset_U[utterance_N]
-    begin_N = np.maximum(grid_N, 0)
-    end_N = np.minimum(grid_N + chunk, frames_U[utterance_N])
-    return utterance_N, begin_N, end_N - begin_N
 
 
 class Loader:
@@ -128,6 +83,7 @@ class Loader:
         mean_F: np.ndarray | None = None,
         ivector_noise: float = 0.0,
         workers: int = 1,
+        buffer: int = BUFFER,
     ) -> None:
         """Prepares a loader.
 
@@ -143,6 +99,7 @@ class Loader:
             ivector_noise: Noise on i-vectors, if the examples have them, in standard deviations of each dimension.
                 Drawn like masks.
             workers: Threads that assemble batches ahead of time.
+            buffer: Chunks that are shuffled together.
 
         Raises:
             InputError: `masking.streams` does not fit the features, or `subset` selects no utterance.
@@ -153,50 +110,44 @@ class Loader:
                 f"train.masking.streams={masking.streams}: must divide {bands}, the number of features with bands in "
                 f"{egs.directory}"
             )
-        self.egs, self.batch_size, self.seed, self.workers = egs, batch_size, seed, max(1, workers)
-        self.shuffle, self.random_offset, self.masking = shuffle, random_offset, masking or Masking()
+        self.egs, self.batch_size, self.workers = egs, batch_size, max(1, workers)
+        self.masking = masking or Masking()
         self.ivector_noise = ivector_noise
         self.mean_F = np.zeros(egs.info.dim, dtype=np.float32) if mean_F is None else mean_F
         self._key_U = string_keys(egs.index.utterances)
-        self._used_U = uniform_NK(self._key_U, 1)[:, 0] < subset
-        if not self._used_U.any():
+        used = np.flatnonzero(uniform_NK(self._key_U, 1)[:, 0] < subset)
+        if not len(used):
             raise InputError(f"train.subset={subset}: selects no utterance of {egs.directory}; use a larger share")
+        frames_U = egs.index.frames_U
+        self.order = ChunkOrder(frames_U, self._key_U, used, egs.info.chunk, seed, shuffle, random_offset, buffer)
+        self._requested: tuple[int, int] = (-1, -1)  # epoch and group that the system was last asked to read
         # Plain arrays over the same memory, because slicing a `numpy.memmap` costs more than copying the chunk.
-        self._x, self._y = ([np.asarray(shard) for shard in shards] for shards in (egs.features, egs.targets))
+        self._dtype = egs.features[0].dtype
+        self._bits = np.dtype(f"u{self._dtype.itemsize}")
+        self._x = [np.asarray(shard).view(self._bits) for shard in egs.features]
+        self._y = [np.asarray(shard) for shard in egs.targets]
 
     def plan(self, epoch: int) -> EpochPlan:
         """Returns the chunks of an epoch."""
-        chunk, index = self.egs.info.chunk, self.egs.index
-        offset_U = np.zeros(len(self._key_U), dtype=np.int64)
-        if self.random_offset:
-            offset_U = (combine(self.seed, epoch, self._key_U) % np.uint64(chunk)).astype(np.int64)
-        columns = np.stack(cut(index.frames_U, chunk, offset_U)).astype(np.int32)
-        columns = columns[:, self._used_U[columns[0]]]
-        if self.shuffle:
-            columns = columns[:, np.random.default_rng(seed_of(self.seed, epoch)).permutation(columns.shape[1])]
-        utterance_N, begin_N, frames_N = columns
-        return EpochPlan(utterance_N, begin_N, frames_N, self.batch_size, self.seed, epoch)
+        return EpochPlan(self.order, epoch, self.batch_size)
 
     def batch(self, plan: EpochPlan, number: int) -> Batch:
         """Assembles batch `number` of `plan`."""
         return _to_torch(self._assemble(plan, number))
 
     def _assemble(self, plan: EpochPlan, number: int) -> Arrays:
-        part = plan.chunks(number)
-        utterance_B, begin_B, frames_B = plan.utterance_N[part], plan.begin_N[part], plan.frames_N[part]
+        self._request(plan, number)
+        utterance_B, begin_B, frames_B = plan.part(plan.chunks(number))
         self.egs.verify(utterance_B)
         chunk, index, ivectors = self.egs.info.chunk, self.egs.index, self.egs.ivectors
         at = self.egs.info.ivector_columns
-        shard_B, row_B = index.shard_U[utterance_B].tolist(), (index.begin_U[utterance_B] + begin_B).tolist()
-        x_BTF = np.empty((len(row_B), chunk, self.egs.info.dim), dtype=self._x[0].dtype)
+        shard_B, row_B = index.shard_U[utterance_B], index.begin_U[utterance_B] + begin_B
+        x_BTF = np.empty((len(row_B), chunk, self.egs.info.dim), dtype=self._dtype)
         y_BT = np.empty((len(row_B), chunk), dtype=np.int64)
-        for b, (shard, row) in enumerate(zip(shard_B, row_B, strict=True)):
-            frames_TF = self._x[shard][row : row + chunk]
-            if ivectors is None:
-                x_BTF[b] = frames_TF
-            else:
-                x_BTF[b, :, : at.start], x_BTF[b, :, at.stop :] = frames_TF[:, : at.start], frames_TF[:, at.start :]
-            y_BT[b] = self._y[shard][row : row + chunk]
+        for shard in np.unique(shard_B):
+            at_B = np.flatnonzero(shard_B == shard)
+            gap = at.start, at.stop
+            gather_frames(self._x[shard], self._y[shard], row_B[at_B], at_B, gap, x_BTF.view(self._bits), y_BT)
         if y_BT.min() < 0 or y_BT.max() >= self.egs.info.num_pdfs:
             wrong = int(np.flatnonzero((y_BT < 0).any(axis=1) | (y_BT >= self.egs.info.num_pdfs).any(axis=1))[0])
             raise InputError(
@@ -207,10 +158,11 @@ class Loader:
         if self.masking:
             mask_chunks(x_BTF, key_B, self.masking, self.mean_F, self.egs.info.band_columns)
         if ivectors is not None:  # after the masks, which do not apply to i-vectors
-            vectors_BTS = ivectors.of_chunks(utterance_B, begin_B, chunk)
+            vector_BMS, which_BT = ivectors.of_chunks(utterance_B, begin_B, chunk)
             if self.ivector_noise:
-                vectors_BTS += draw_ivector_noise(key_B, self.ivector_noise * ivectors.moments[1])[:, None, :]
-            x_BTF[:, :, at] = vectors_BTS
+                vector_BMS += draw_ivector_noise(key_B, self.ivector_noise * ivectors.moments[1])[:, None, :]
+            bits_BMS = vector_BMS.astype(self._dtype).view(self._bits)
+            set_vectors(bits_BMS, which_BT, at.start, x_BTF.view(self._bits))
         short = np.flatnonzero(frames_B < chunk)
         if len(short):
             padding = np.arange(chunk) >= frames_B[short, None]
@@ -218,13 +170,20 @@ class Loader:
             y_BT[short] = np.where(padding, IGNORE, y_BT[short])
         return number, x_BTF, y_BT, frames_B, utterance_B, _sum_keys(self._chunk_keys(utterance_B, begin_B, frames_B))
 
+    def _request(self, plan: EpochPlan, number: int) -> None:
+        """Asks the system to read the group of a batch, and the next group from the middle of one on."""
+        begun = self._requested[0] == plan.epoch
+        group = plan.group_at(plan.chunks(number).start + begun * self.order.buffer // 2)
+        if self._requested != (plan.epoch, group):
+            self._requested = plan.epoch, group
+            self.egs.read_ahead(plan.groups[group])
+
     def digests(self, plan: EpochPlan, first: int, end: int) -> tuple[int, ...]:
         """Returns the identities that the batches from `first` to `end` (exclusive) have if they are loaded as planned.
 
         An identity is a 48-bit hash of the utterances and the chunks of a batch in any order. float64 holds it exactly.
         """
-        part = slice(first * plan.batch_size, end * plan.batch_size)
-        key_N = self._chunk_keys(plan.utterance_N[part], plan.begin_N[part], plan.frames_N[part])
+        key_N = self._chunk_keys(*plan.part(slice(first * plan.batch_size, end * plan.batch_size)))
         return tuple(_sum_keys(key_N[k : k + plan.batch_size]) for k in range(0, len(key_N), plan.batch_size))
 
     def _chunk_keys(self, utterance_N: np.ndarray, begin_N: np.ndarray, frames_N: np.ndarray) -> np.ndarray:

@@ -20,7 +20,9 @@ chunk of that utterance, so no batch is made of damaged examples, and training s
 from __future__ import annotations
 
 import json
+import os
 import zlib
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -196,6 +198,31 @@ class EgsSet:
                     f"{shard}.npy: its checksum is wrong; remove both and {REMEDY}"
                 )
             self._verified_U[u] = True
+
+    def read_ahead(self, utterances: np.ndarray) -> None:
+        """Asks the system to read utterances, in pieces as long as they lie side by side. Does not wait for them.
+
+        Args:
+            utterances: positions in the index, rising.
+        """
+        index, chunk = self.index, self.info.chunk
+        shard_U, begin_U = index.shard_U[utterances], index.begin_U[utterances]
+        end_U = begin_U + index.frames_U[utterances]
+        new_U = np.ones(len(utterances), bool)
+        new_U[1:] = (shard_U[1:] != shard_U[:-1]) | (begin_U[1:] != end_U[:-1])
+        first = np.flatnonzero(new_U)
+        last = np.append(first[1:], len(utterances)) - 1
+        pieces = zip(shard_U[first].tolist(), begin_U[first].tolist(), (end_U[last] + chunk).tolist(), strict=True)
+        with ExitStack() as files:
+            opened: dict[tuple[str, int], int] = {}
+            for shard, begin, end in pieces:
+                for name, array in (("features", self.features[shard]), ("targets", self.targets[shard])):
+                    if (name, shard) not in opened:
+                        file = files.enter_context((self.directory / f"{name}.{shard}.npy").open("rb"))
+                        opened[name, shard] = file.fileno()
+                    size = array.strides[0]
+                    where, length = getattr(array, "offset", 0) + begin * size, (end - begin) * size
+                    os.posix_fadvise(opened[name, shard], where, length, os.POSIX_FADV_WILLNEED)
 
     @property
     def frames(self) -> int:

@@ -2,8 +2,9 @@
 
 `align_corpus` runs these steps in order:
 
-    frames          all features of a set in one memory-mapped file
-    viterbi         one alignment graph per transcript (L, context, H, self-loops), and the search for its best path
+    frames          all features of a set in one file, read in ranges of utterances
+    alignment_graphs, viterbi
+                    one alignment graph per transcript (L, context, H, self-loops), and the search for its best path
     train_mono      flat start, then `training.train_mixtures` (realignment, `em`, mixture splitting) -> out/mono
     train_tri       `tree_build` (statistics, questions, tree), then `training.train_mixtures` -> out/tri
     train_lda_mllt  LDA of spliced MFCCs, then a tree and mixtures as above with MLLT updates -> out/lda_mllt

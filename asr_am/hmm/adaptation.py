@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from asr_am.errors import InputError
+from asr_am.hmm.alignments import FramePdfs
 from asr_am.hmm.expectations import Expectation, Occupation
 from asr_am.hmm.fmllr import FmllrStats, estimate, estimate_offsets, identity, objective
 from asr_am.hmm.frames import FrameStore
@@ -109,23 +110,28 @@ class AlignedGroup:
         speakers: speaker ids.
         base: frames without transforms.
         current: frames with the current transforms.
-        pieces_S: for each speaker, the rows of every utterance in the stores and their pdfs (negative: frame ignored).
+        utterances_S: each speaker's utterances, by index in the stores.
+        pdf_N: pdf of each frame, negative for frames to ignore.
     """
 
     speakers: Sequence[str]
     base: FrameStore
     current: FrameStore
-    pieces_S: Sequence[Sequence[tuple[slice, np.ndarray]]]
+    utterances_S: Sequence[Sequence[int]]
+    pdf_N: FramePdfs | np.ndarray
 
     def blocks(self) -> Iterator[Block]:
         """Yields one block per utterance."""
-        for speaker, pieces in enumerate(self.pieces_S):
-            for span, pdf_T in pieces:
-                yield Block(speaker, self.base.x_ND[span], self.current.x_ND[span], Occupation.of_alignment(pdf_T))
+        for speaker, utterances in enumerate(self.utterances_S):
+            for utterance in utterances:
+                rows = self.base.span(utterance)
+                x_TD = self.base.read(rows)
+                current_TD = x_TD if self.current is self.base else self.current.read(rows)
+                yield Block(speaker, x_TD, current_TD, Occupation.of_alignment(self.pdf_N[rows]))
 
 
 def aligned_groups(
-    base: FrameStore, current: FrameStore, speakers_U: Sequence[str], pdf_N: np.ndarray
+    base: FrameStore, current: FrameStore, speakers_U: Sequence[str], pdf_N: FramePdfs | np.ndarray
 ) -> Iterator[AlignedGroup]:
     """Yields the speakers of a set in groups, sorted by name.
 
@@ -139,8 +145,7 @@ def aligned_groups(
     for utterance, speaker in enumerate(speakers_U):
         utterances.setdefault(speaker, []).append(utterance)
     for speakers in in_groups(sorted(utterances)):
-        spans_S = [[base.span(utterance) for utterance in utterances[speaker]] for speaker in speakers]
-        yield AlignedGroup(speakers, base, current, [[(span, pdf_N[span]) for span in spans] for spans in spans_S])
+        yield AlignedGroup(speakers, base, current, [utterances[speaker] for speaker in speakers], pdf_N)
 
 
 def in_groups(speakers: Sequence[str]) -> list[Sequence[str]]:

@@ -5,10 +5,12 @@ Shapes: U utterances.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,17 +22,18 @@ from asr_am.hmm.train_lda_mllt import LdaOptions, train_lda_mllt
 from asr_am.hmm.train_mono import MonoOptions, train_mono
 from asr_am.hmm.train_sat import SatOptions, train_sat
 from asr_am.hmm.train_tri import TriOptions, train_tri
-from asr_am.hmm.training import AlignedData, TrainingContext
+from asr_am.hmm.training import AlignedData, EmOptions, TrainingContext, subset_of
 from asr_am.lang.lang_dir import Lang
 from asr_am.lang.transcripts import read_transcripts
 
 logger = logging.getLogger(__name__)
+Train = Callable[..., None]
 
 
 def align_corpus(
     data_dir: Path, lang_dir: Path, features_dir: Path, out: Path, *, mono: MonoOptions, tri: TriOptions,
     lda_mllt: LdaOptions | None = None, sat: SatOptions | None = None, sets: Sequence[str] = ("train", "dev"),
-    jobs: int = 1,
+    jobs: int = 1, whole: str = "",
 ) -> None:  # fmt: skip
     """Trains the systems mono, tri and, where options are given, lda_mllt and sat. Each writes a folder into `out`.
 
@@ -47,7 +50,9 @@ def align_corpus(
         lda_mllt: options of LDA+MLLT training, None to skip it.
         sat: options of speaker-adaptive training, None to skip it. Needs `lda_mllt`.
         sets: sets to align. Must contain "train", which systems are trained on.
-        jobs: worker processes.
+        jobs: worker processes or threads.
+        whole: the system whose alignment of "train" is wanted whole. The last one is whole anyway, and the others have
+            the utterances that they or the next system are trained on.
 
     Raises:
         InputError: an input is not readable, or no utterance can be aligned.
@@ -61,17 +66,22 @@ def align_corpus(
     elif sat is not None:
         raise InputError("align: sat has a section, but lda_mllt, which sat starts from, has none; add one")
     ctx = TrainingContext(sets_data, lang, scratch, jobs)
-    systems = {"mono": partial(train_mono, ctx, mono), "tri": partial(train_tri, ctx, out / "mono", tri)}
+    systems: dict[str, tuple[EmOptions, Train]] = {
+        "mono": (mono, partial(train_mono, options=mono)),
+        "tri": (tri, partial(train_tri, previous=out / "mono", options=tri)),
+    }
     if lda_mllt is not None:
-        systems["lda_mllt"] = partial(train_lda_mllt, ctx, out / "tri", lda_mllt)
+        systems["lda_mllt"] = lda_mllt, partial(train_lda_mllt, previous=out / "tri", options=lda_mllt)
     if sat is not None:
-        systems["sat"] = partial(train_sat, ctx, out / "lda_mllt", sat)
-    for name, train in systems.items():
+        systems["sat"] = sat, partial(train_sat, previous=out / "lda_mllt", options=sat)
+    trained_on = [getattr(options, "utterances", 1) or sys.maxsize for options, _ in systems.values()]
+    needed = [max(pair) for pair in itertools.pairwise([*trained_on, sys.maxsize])]
+    for (name, (_, train)), count in zip(systems.items(), needed, strict=True):
         if GmmSystem.is_complete(out / name):
             continue
         shutil.rmtree(out / name, ignore_errors=True)  # of a killed run
         began = time.monotonic()
-        train(out / name)
+        train(ctx if name == whole else subset_of(ctx, count), out=out / name)
         logger.info("%s: %.0f s", name, time.monotonic() - began)
     shutil.rmtree(scratch)
 

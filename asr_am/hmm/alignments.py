@@ -1,15 +1,17 @@
 """Alignments: graph labels of every frame in memory and in Kaldi archives, and the runs they consist of.
 
 The alignments of a whole set are one vector of graph labels, labels_N, parallel to the rows of its `FrameStore`. Label
-0 marks the frames of utterances without an alignment. On disk, each aligned utterance has an int32 vector. A run is a
-maximal stretch of frames in one state of one phone.
+0 marks the frames of utterances without an alignment. Its pdfs are looked up when they are read. On disk, each aligned
+utterance has an int32 vector. A run is a maximal stretch of frames in one state of one phone.
 
 Shapes: N frames of a set, T frames of one utterance, U utterances, R runs, M distinct contexts of runs, L graph labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,9 @@ from asr_am.errors import InputError
 from asr_am.hmm import REMEDY
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.states import StateTable
+
+BLOCK = 2**20  # labels counted at a time
+LABEL = np.dtype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,60 @@ class Runs:
         return keys_R4[first_M], context_R
 
 
+class LabelFile:
+    """The labels of a set while workers write them: a file without a name, which lasts as long as somebody reads it."""
+
+    def __init__(self, folder: Path, num_frames: int) -> None:
+        """Makes a file in `folder` with label 0 for each frame."""
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 # lasts as long as this object
+        self._file.truncate(num_frames * LABEL.itemsize)
+        self._num_frames = num_frames
+
+    def write(self, first: int, labels_T: np.ndarray) -> None:
+        """Writes the labels of consecutive frames, from frame `first` on. Threads and forked processes may call it."""
+        data, offset = labels_T.astype(LABEL).tobytes(), first * LABEL.itemsize
+        while data:
+            written = os.pwrite(self._file.fileno(), data, offset)
+            data, offset = data[written:], offset + written
+
+    def read(self) -> np.ndarray:
+        """Returns all labels, int32 [N], a read-only memory map."""
+        return np.memmap(self._file, LABEL, "r", shape=(self._num_frames,))
+
+
+@dataclass(frozen=True)
+class FramePdfs:
+    """The pdfs of an alignment, looked up when they are read: a corpus has more frames than memory.
+
+    Attributes:
+        labels_N: graph labels, 0 for frames without an alignment.
+        pdf_L1: pdf of label 0 and of each label, -1 to ignore it. int32.
+    """
+
+    labels_N: np.ndarray
+    pdf_L1: np.ndarray
+
+    @classmethod
+    def of(cls, labels_N: np.ndarray, states: StateTable) -> FramePdfs:
+        """Returns the pdfs of graph labels. Frames without an alignment are ignored."""
+        return cls(labels_N, np.concatenate([[-1], states.pdf_L]).astype(np.int32))
+
+    def only(self, wanted_P: np.ndarray) -> FramePdfs:
+        """Returns the same with frames of other pdfs ignored. `wanted_P` is bool."""
+        return FramePdfs(self.labels_N, np.where((self.pdf_L1 >= 0) & wanted_P[self.pdf_L1], self.pdf_L1, -1))
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return self.pdf_L1[self.labels_N[rows]]
+
+    def counts(self, num_pdfs: int) -> np.ndarray:
+        """Returns the frames of each pdf, int64 [P]."""
+        count_L1 = np.zeros(len(self.pdf_L1), np.int64)
+        for begin in range(0, len(self.labels_N), BLOCK):
+            count_L1 += np.bincount(self.labels_N[begin : begin + BLOCK], minlength=len(count_L1))
+        used = self.pdf_L1 >= 0
+        return np.bincount(self.pdf_L1[used], count_L1[used], minlength=num_pdfs).astype(np.int64)
+
+
 def runs_of(labels_N: np.ndarray, offsets_U1: np.ndarray, table: StateTable) -> Runs:
     """Returns the runs of all aligned utterances.
 
@@ -73,6 +132,13 @@ def runs_of(labels_N: np.ndarray, offsets_U1: np.ndarray, table: StateTable) -> 
     phone_R, state_R = table.labels_L3[label_R - 1, 0], table.labels_L3[label_R - 1, 1]
     utterance_R = np.searchsorted(offsets_U1, start_R, side="right")
     return Runs(label_R, start_R, length_R, _windows(phone_R, state_R, utterance_R), state_R)
+
+
+def range_runs(labels_N: np.ndarray, frames: FrameStore, table: StateTable) -> Iterator[Runs]:
+    """Yields the runs of each of the store's ranges, with `start_R` counted from the first frame of the range."""
+    for first, end in frames.ranges():
+        rows = frames.rows(first, end)
+        yield runs_of(labels_N[rows], frames.offsets_U1[first : end + 1] - rows.start, table)
 
 
 def _windows(phone_R: np.ndarray, state_R: np.ndarray, utterance_R: np.ndarray) -> np.ndarray:
@@ -116,7 +182,9 @@ def read_alignments(folder: Path, subset: str) -> Iterator[tuple[str, np.ndarray
         raise InputError(f"{ark}: damaged ({reason(error)}); {REMEDY}") from error
 
 
-def load_labels(folder: Path, subset: str, frames: FrameStore, table: StateTable) -> np.ndarray:
+def load_labels(
+    folder: Path, subset: str, frames: FrameStore, table: StateTable, others: Collection[str] = ()
+) -> np.ndarray:
     """Loads and checks the alignments of a set.
 
     Args:
@@ -124,16 +192,24 @@ def load_labels(folder: Path, subset: str, frames: FrameStore, table: StateTable
         subset: name of the set.
         frames: frames of the set.
         table: states of the system that made the alignments.
+        others: further utterances that may be aligned.
 
     Returns:
         Graph labels, int32 [N], parallel to `frames`. 0 for utterances without an alignment.
     """
     index_of = {utterance: index for index, utterance in enumerate(frames.utterances)}
-    lengths = dict(zip(frames.utterances, np.diff(frames.offsets_U1).tolist(), strict=True))
-    check_alignments(folder, subset, lengths, table)
+    other_names = set(others) - index_of.keys()
     labels_N = np.zeros(frames.num_frames, dtype=np.int32)
+    count = 0
     for utterance, labels_T in read_alignments(folder, subset):
+        if utterance in other_names:
+            continue
+        index = index_of.get(utterance)
+        length = None if index is None else int(frames.offsets_U1[index + 1] - frames.offsets_U1[index])
+        _check(f"{folder / subset}.ark: {utterance}", labels_T, length, table)
         labels_N[frames.span(index_of[utterance])] = labels_T
+        count += 1
+    _require_some(folder, subset, count)
     return labels_N
 
 
@@ -154,16 +230,24 @@ def check_alignments(folder: Path, subset: str, lengths: Mapping[str, int], tabl
     """
     count = 0
     for utterance, labels_T in read_alignments(folder, subset):
-        name = f"{folder / subset}.ark: {utterance}"
-        if utterance not in lengths:
-            raise InputError(f"{name} is not an utterance of the features; {REMEDY}")
-        if len(labels_T) != lengths[utterance]:
-            raise InputError(f"{name} has {len(labels_T)} frames, its features {lengths[utterance]}; {REMEDY}")
-        if labels_T.min() < 1 or labels_T.max() > len(table.labels_L3):
-            raise InputError(f"{name} has graph labels outside 1..{len(table.labels_L3)}; {REMEDY}")
-        if table.pdf_L[labels_T - 1].max() >= table.num_pdfs:
-            raise InputError(f"{name} has a pdf beyond the {table.num_pdfs} of the model; {REMEDY}")
+        _check(f"{folder / subset}.ark: {utterance}", labels_T, lengths.get(utterance), table)
         count += 1
+    _require_some(folder, subset, count)
+    return count
+
+
+def _check(name: str, labels_T: np.ndarray, length: int | None, table: StateTable) -> None:
+    """Raises InputError if the utterance is not known (no `length`), or its labels do not fit frames or states."""
+    if length is None:
+        raise InputError(f"{name} is not an utterance of the features; {REMEDY}")
+    if len(labels_T) != length:
+        raise InputError(f"{name} has {len(labels_T)} frames, its features {length}; {REMEDY}")
+    if labels_T.min() < 1 or labels_T.max() > len(table.labels_L3):
+        raise InputError(f"{name} has graph labels outside 1..{len(table.labels_L3)}; {REMEDY}")
+    if table.pdf_L[labels_T - 1].max() >= table.num_pdfs:
+        raise InputError(f"{name} has a pdf beyond the {table.num_pdfs} of the model; {REMEDY}")
+
+
+def _require_some(folder: Path, subset: str, count: int) -> None:
     if count == 0:
         raise InputError(f"{folder / subset}.ark: no utterance is aligned; {REMEDY}")
-    return count

@@ -1,9 +1,8 @@
 """EM training of diagonal Gaussian mixtures from frames whose pdf is known.
 
-Frames are grouped by pdf, and each worker process takes a range of pdfs, so the statistics do not depend on the number
-of workers. Products are float32, and sums over more than `BLOCK` frames float64. Updates follow Kaldi's gmm-est
-(minimum occupancy, variance floor) and gmm-mixup (targets by a power of the occupancy, splitting of the heaviest
-Gaussian).
+Threads take ranges of utterances. The statistics of the ranges are added up in their order, so they do not depend on
+the number of threads. Log-likelihoods are float32, and sums float64. Updates follow Kaldi's gmm-est (minimum occupancy,
+variance floor) and gmm-mixup (targets by a power of the occupancy, splitting of the heaviest Gaussian).
 
 Shapes: N frames, D feature dimension, G Gaussians of all pdfs, P pdfs, K Gaussians of one pdf.
 """
@@ -12,18 +11,17 @@ from __future__ import annotations
 
 import functools
 import heapq
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from asr_am.hmm.alignments import FramePdfs
+from asr_am.hmm.frame_loops import Mixtures, accumulate_frames
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms
-from asr_am.parallel import parallel_map
+from asr_am.parallel import threaded_map
 
-BLOCK = 8192  # frames per float32 sum
+BLOCK = 2**17  # frames in memory per thread
 
 
 @dataclass
@@ -41,6 +39,18 @@ class Accumulators:
     sums_G2D: np.ndarray
     loglik: float
     frames: int
+
+    @classmethod
+    def zeros(cls, gmms: DiagGmms) -> Accumulators:
+        """Returns empty statistics."""
+        return cls(np.zeros(gmms.num_gaussians), np.zeros((gmms.num_gaussians, 2 * gmms.dim)), 0.0, 0)
+
+    def add(self, other: Accumulators) -> None:
+        """Adds other statistics of the same Gaussians."""
+        self.occ_G += other.occ_G
+        self.sums_G2D += other.sums_G2D
+        self.loglik += other.loglik
+        self.frames += other.frames
 
     @property
     def loglik_per_frame(self) -> float:
@@ -61,75 +71,41 @@ class UpdateOptions:
 
 
 def accumulate(
-    gmms: DiagGmms, frames: FrameStore, pdf_N: np.ndarray, jobs: int, description: str,
+    gmms: DiagGmms, frames: FrameStore, pdf_N: FramePdfs | np.ndarray, jobs: int, description: str,
     stats_frames: FrameStore | None = None,
 ) -> Accumulators:  # fmt: skip
-    """Runs the E-step over all frames of the store.
+    """Runs the E-step over all frames of the store, in their order.
 
     Args:
         gmms: current mixtures.
         frames: frames that posteriors are computed from.
         pdf_N: pdf of each frame, negative for frames to ignore.
-        jobs: worker processes.
+        jobs: threads.
         description: label of the progress bar.
         stats_frames: other features of the same frames, to accumulate with the posteriors of `frames`, as Kaldi's
             gmm-acc-stats-twofeats does. `update` then returns the same Gaussians for those features.
     """
-    order_N = np.argsort(pdf_N, kind="stable")
-    bounds_P1 = np.searchsorted(pdf_N[order_N], np.arange(gmms.num_pdfs + 1))
-    tasks = [
-        (first, bounds_P1[first : last + 1] - bounds_P1[first], order_N[bounds_P1[first] : bounds_P1[last]])
-        for first, last in _even_ranges(bounds_P1, 2 * jobs)
-    ]
-    parts = parallel_map(functools.partial(_accumulate_range, gmms, frames, stats_frames), tasks, jobs, description)
-    return Accumulators(
-        np.concatenate([part.occ_G for part in parts]), np.concatenate([part.sums_G2D for part in parts]),
-        sum(part.loglik for part in parts), sum(part.frames for part in parts),
-    )  # fmt: skip
-
-
-def _even_ranges(bounds_P1: np.ndarray, count: int) -> list[tuple[int, int]]:
-    """Splits the pdfs into up to `count` ranges of about equally many frames."""
-    targets = np.linspace(bounds_P1[0], bounds_P1[-1], count + 1)[1:-1]
-    cuts = np.unique(np.concatenate([[0], np.searchsorted(bounds_P1, targets), [len(bounds_P1) - 1]]))
-    return list(itertools.pairwise(cuts.tolist()))
-
-
-def _accumulate_range(
-    gmms: DiagGmms, frames: FrameStore, stats_frames: FrameStore | None, task: tuple[int, np.ndarray, np.ndarray]
-) -> Accumulators:
-    """Accumulates the pdfs from `first` on. The frames of the i-th are rows bounds[i] to bounds[i + 1] of `order`."""
-    first, bounds, order = task
-    start = gmms.offsets_P1[first]
-    size = int(gmms.offsets_P1[first + len(bounds) - 1] - start)
-    total = Accumulators(np.zeros(size), np.zeros((size, 2 * gmms.dim)), 0.0, len(order))
-    for index, (begin, end) in enumerate(itertools.pairwise(bounds.tolist())):
-        rows = slice(int(gmms.offsets_P1[first + index]), int(gmms.offsets_P1[first + index + 1]))
-        linear, constant = torch.from_numpy(gmms.linear_G2D[rows]), torch.from_numpy(gmms.constant_G[rows])
-        into = slice(rows.start - start, rows.stop - start)
-        for block in range(begin, end, BLOCK):
-            chosen = order[block : min(block + BLOCK, end)]
-            other_ND = None if stats_frames is None else torch.from_numpy(stats_frames.x_ND[chosen])
-            _accumulate_block(linear, constant, torch.from_numpy(frames.x_ND[chosen]), other_ND, total, into)
+    total = Accumulators.zeros(gmms)
+    work = functools.partial(_accumulate_range, gmms, gmms.packed(), frames, stats_frames or frames, pdf_N)
+    for part in threaded_map(work, frames.ranges(), jobs, description):
+        total.add(part)
     return total
 
 
-def _accumulate_block(
-    linear: Tensor, constant: Tensor, x_ND: Tensor, other_ND: Tensor | None, total: Accumulators, into: slice
-) -> None:
-    """Accumulates frames of one pdf into rows `into` of `total`. The sums are of `other_ND` where it is given."""
-    x_N2D = torch.cat([x_ND, x_ND * x_ND], dim=1)
-    posterior_KN = torch.addmm(constant[:, None], linear, x_N2D.T).numpy()  # log densities, normalised in place below
-    highest_N = posterior_KN.max(axis=0)
-    posterior_KN -= highest_N
-    np.exp(posterior_KN, out=posterior_KN)
-    sum_N = posterior_KN.sum(axis=0)
-    posterior_KN /= sum_N
-    total.loglik += float((highest_N + np.log(sum_N)).sum(dtype=np.float64))
-    total.occ_G[into] += posterior_KN.sum(axis=1)
-    if other_ND is not None:
-        x_N2D = torch.cat([other_ND, other_ND * other_ND], dim=1)
-    total.sums_G2D[into] += (torch.from_numpy(posterior_KN) @ x_N2D).numpy()
+def _accumulate_range(
+    gmms: DiagGmms, mixtures: Mixtures, frames: FrameStore, stats_frames: FrameStore, pdf_N: FramePdfs | np.ndarray,
+    utterances: tuple[int, int],
+) -> Accumulators:  # fmt: skip
+    """Accumulates a range of utterances, a block of frames at a time."""
+    rows, sums_GW = frames.rows(*utterances), np.zeros(mixtures.linear_GW.shape)
+    total = Accumulators(np.zeros(gmms.num_gaussians), sums_GW[:, : 2 * gmms.dim], 0.0, 0)
+    for begin in range(rows.start, rows.stop, BLOCK):
+        block = slice(begin, min(begin + BLOCK, rows.stop))
+        pdf_T, x_TD = np.asarray(pdf_N[block], dtype=np.int32), frames.read(block)
+        other_TD = x_TD if stats_frames is frames else stats_frames.read(block)
+        total.loglik += accumulate_frames(mixtures, pdf_T, x_TD, other_TD, total.occ_G, sums_GW)
+        total.frames += int((pdf_T >= 0).sum())
+    return total
 
 
 def update(gmms: DiagGmms, acc: Accumulators, options: UpdateOptions, global_var_D: np.ndarray) -> DiagGmms:

@@ -1,23 +1,25 @@
 """Flat start: global mean and variance for all pdfs, and equal alignments along a path through each graph.
 
-Shapes: N frames of a set, D feature dimension, C graph labels in one utterance's graph.
+Shapes: N frames of a set, D feature dimension.
 """
 
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 
 import kaldifst
 import numpy as np
 
 from asr_am.errors import InputError
+from asr_am.hmm.alignment_graphs import Graphs
+from asr_am.hmm.alignments import LabelFile
+from asr_am.hmm.frame_loops import add_moments
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms, single_gaussians
-from asr_am.hmm.viterbi import Alignment, Graphs, labels_of_shard
+from asr_am.hmm.viterbi import Alignment
 from asr_am.parallel import parallel_map
 
-BLOCK = 8192  # frames in memory at a time
+BLOCK = 2**15  # frames in memory at a time
 
 
 def flat_gmms(frames: FrameStore, num_pdfs: int) -> tuple[DiagGmms, np.ndarray]:
@@ -33,10 +35,7 @@ def _moments(frames: FrameStore) -> tuple[np.ndarray, np.ndarray]:
     """Returns the means of x and of x*x over all frames, float64 [D], in blocks to bound memory."""
     sum_D, square_D = np.zeros(frames.dim), np.zeros(frames.dim)
     for begin in range(0, frames.num_frames, BLOCK):
-        x_ND = frames.x_ND[begin : begin + BLOCK]
-        # adds row by row, which gives the same bits for any block size
-        sum_D = np.concatenate([sum_D[None], x_ND]).sum(axis=0)
-        square_D = np.concatenate([square_D[None], np.square(x_ND)]).sum(axis=0)
+        add_moments(frames.read(slice(begin, min(begin + BLOCK, frames.num_frames))), sum_D, square_D)
     return sum_D / frames.num_frames, square_D / frames.num_frames
 
 
@@ -49,32 +48,33 @@ def equal_alignment(graphs: Graphs, frames: FrameStore, seed: int, jobs: int) ->
         seed: random seed of the first utterance's path, which chooses pronunciations and optional silences.
         jobs: worker processes.
     """
-    work = functools.partial(_equal_shard, graphs.folder, frames, seed)
-    results = [labels for shard in parallel_map(work, graphs.shards, jobs, "equal alignment") for labels in shard]
-    labels_N = np.zeros(frames.num_frames, dtype=np.int32)
-    failed = []
-    for index, labels_T in enumerate(results):
-        if labels_T is None:
-            failed.append(frames.utterances[index])
-        else:
-            labels_N[frames.span(index)] = labels_T
-    return Alignment(labels_N, float("nan"), 0, failed)
+    labels = LabelFile(graphs.folder, frames.num_frames)
+    work = functools.partial(_equal_shard, graphs, frames, seed, labels)
+    failed = [index for shard in parallel_map(work, graphs.shards, jobs, "equal alignment") for index in shard]
+    return Alignment(labels.read(), float("nan"), 0, [frames.utterances[index] for index in failed])
 
 
-def _equal_shard(folder: Path, frames: FrameStore, seed: int, task: tuple[int, int, int]) -> list[np.ndarray | None]:
+def _equal_shard(
+    graphs: Graphs, frames: FrameStore, seed: int, labels: LabelFile, task: tuple[int, int, int]
+) -> list[int]:
+    """Writes the labels of a shard. Returns the utterances that failed."""
     shard, first, end = task
-    labels_C = labels_of_shard(folder, shard)
-    found: list[np.ndarray | None] = []
-    with kaldifst.SequentialVectorFstReader(f"ark:{folder / str(shard)}.ark") as reader:
-        for index, labels, (_, graph) in zip(range(first, end), labels_C, reader, strict=True):
-            span = frames.span(index)
-            found.append(_equal_path(graph, labels, span.stop - span.start, seed + index))
-    return found
+    part, rows, failed = graphs.load(shard), frames.rows(first, end), []
+    labels_N = np.zeros(rows.stop - rows.start, np.int32)
+    for index in range(first, end):
+        span = frames.span(index)
+        path = _equal_path(part.fst(index - first), span.stop - span.start, seed + index)
+        if path is None:
+            failed.append(index)
+        else:
+            labels_N[span.start - rows.start : span.stop - rows.start] = path
+    labels.write(rows.start, labels_N)
+    return failed
 
 
-def _equal_path(graph: kaldifst.StdVectorFst, labels_C: np.ndarray, frames: int, seed: int) -> np.ndarray | None:
+def _equal_path(graph: kaldifst.StdVectorFst, frames: int, seed: int) -> np.ndarray | None:
     succeeded, path = kaldifst.equal_align(graph, frames, seed)
     if not succeeded:
         return None
-    _, columns, _, _ = kaldifst.get_linear_symbol_sequence(path)
-    return labels_C[np.array(columns) - 1] if len(columns) == frames else None
+    _, labels, _, _ = kaldifst.get_linear_symbol_sequence(path)
+    return np.array(labels) if len(labels) == frames else None

@@ -1,14 +1,15 @@
-"""A memory-mapped file of all frames of a set, read once and shared by all worker processes.
+"""A file of all frames of a set, shared by all workers.
 
 Reading features costs time (CMVN, deltas), and every training pass needs all of them. They are therefore written once,
-as float32. Memory stays bounded because the operating system drops pages when it needs the space. Systems with their
-own features (LDA+MLLT, fMLLR) write a store of their own.
+as float32, and passes read them in order, a range of utterances at a time. Systems with their own features (LDA+MLLT,
+fMLLR) write a store of their own.
 
 Shapes: N frames of the set, D feature dimension, U utterances.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -21,6 +22,11 @@ from asr_am.errors import InputError
 from asr_am.hmm import REMEDY
 from asr_am.progress import track
 
+FRAMES = "frames.f32"
+RANGE = 2**19  # frames of a range. Statistics of up to 200,000 Gaussians are added up once per range
+MIN_RANGES = 16  # of small sets, so that all workers have some, as long as ranges have SMALL_RANGE frames
+SMALL_RANGE = 8192
+
 
 class FrameStore:
     """Frames of a set on disk.
@@ -30,7 +36,8 @@ class FrameStore:
         utterances: utterance ids, in the order of the rows.
         offsets_U1: int64. The frames of utterance u are rows offsets_U1[u] to offsets_U1[u + 1].
         dim: feature dimension.
-        x_ND: all frames, float32, a read-only memory map.
+        x_ND: all frames, float32, a read-only memory map. Passes over a set use `read`, since pages of a map count as
+            memory of the process once they were touched.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,7 +48,8 @@ class FrameStore:
         self.dim = int(dim)
         try:
             shape = self.num_frames, self.dim
-            self.x_ND: np.ndarray = np.memmap(folder / "frames.f32", dtype=np.float32, mode="r", shape=shape)
+            self._file = open(folder / FRAMES, "rb", buffering=0)  # noqa: SIM115 # the folder may be replaced
+            self.x_ND: np.ndarray = np.memmap(self._file, dtype=np.float32, mode="r", shape=shape)
         except (OSError, ValueError) as error:
             raise InputError(f"{folder / 'frames.f32'}: not readable ({error}); {REMEDY}") from error
 
@@ -52,6 +60,30 @@ class FrameStore:
     def span(self, utterance: int) -> slice:
         """Returns the rows of the utterance with this index."""
         return slice(int(self.offsets_U1[utterance]), int(self.offsets_U1[utterance + 1]))
+
+    def read(self, rows: slice) -> np.ndarray:
+        """Reads consecutive frames, [rows, D]."""
+        x_TD = np.empty((rows.stop - rows.start, self.dim), np.float32)
+        data, offset = x_TD.reshape(-1).view(np.uint8).data, rows.start * self.dim * x_TD.itemsize
+        while len(data):
+            count = os.preadv(self._file.fileno(), [data], offset)
+            if count == 0:
+                raise InputError(f"{self.folder / FRAMES}: shorter than it was; {REMEDY}")
+            data, offset = data[count:], offset + count
+        return x_TD
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Splits the set into ranges of utterances with up to about RANGE frames, each (first utterance, end).
+
+        They depend on the set only, so that sums over ranges do not depend on the number of workers.
+        """
+        parts = max(-(-self.num_frames // RANGE), min(MIN_RANGES, self.num_frames // SMALL_RANGE), 1)
+        inner = np.searchsorted(self.offsets_U1, np.linspace(0, self.num_frames, parts + 1)[1:-1])
+        return list(itertools.pairwise(np.unique([0, *inner, len(self.utterances)]).tolist()))
+
+    def rows(self, first: int, end: int) -> slice:
+        """Returns the rows of the utterances from `first` up to `end`."""
+        return slice(int(self.offsets_U1[first]), int(self.offsets_U1[end]))
 
     @classmethod
     def write(
@@ -72,7 +104,7 @@ class FrameStore:
         shutil.rmtree(temporary, ignore_errors=True)  # of a killed process with the same id
         temporary.mkdir(parents=True)
         lengths, dims = [], set()
-        with open(temporary / "frames.f32", "wb") as file:
+        with open(temporary / FRAMES, "wb") as file:
             for utterance in track(utterances, description):
                 x_TD = np.ascontiguousarray(read(utterance), dtype=np.float32)
                 if not np.isfinite(x_TD).all():

@@ -20,6 +20,7 @@ from torch import Tensor
 from asr_am.data.npz import read_npz, write_npz
 from asr_am.errors import InputError
 from asr_am.hmm import REMEDY
+from asr_am.hmm.frame_loops import LANES, Mixtures
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,13 @@ class DiagGmms:
     @property
     def num_gaussians(self) -> int:
         return len(self.weights_G)
+
+    def packed(self) -> Mixtures:
+        """Returns the mixtures as the compiled loops read them."""
+        width = -(-2 * self.dim // LANES) * LANES
+        linear_GW = np.zeros((self.num_gaussians, width), np.float32)
+        linear_GW[:, : 2 * self.dim] = self.linear_G2D
+        return Mixtures(linear_GW, self.constant_G, self.offsets_P1, int(np.diff(self.offsets_P1).max()))
 
     def log_likelihoods(self, x_TD: Tensor, pdfs: np.ndarray | None = None) -> Tensor:
         """Computes log p(x | pdf) of the frames of an utterance.

@@ -53,15 +53,17 @@ def state_table(tree: DecisionTree, states_P: Mapping[int, int], loop: float = I
     )
 
 
-def estimate_transitions(table: StateTable, runs: Runs) -> StateTable:
-    """Estimates transition probabilities from the runs of an alignment.
+def estimate_transitions(table: StateTable, parts: Iterable[Runs]) -> StateTable:
+    """Estimates transition probabilities from the runs of an alignment, in any number of parts.
 
     A visit of n frames takes the self-loop n - 1 times and the exit once. Labels with few visits are smoothed towards
     all labels of their phone and state, which are smoothed towards the initial probability.
     """
     size = len(table.labels_L3)
-    leave_L = np.bincount(runs.label_R - 1, minlength=size).astype(np.float64)
-    stay_L = np.bincount(runs.label_R - 1, runs.length_R - 1, minlength=size)
+    leave_L, stay_L = np.zeros(size), np.zeros(size)
+    for runs in parts:
+        leave_L += np.bincount(runs.label_R - 1, minlength=size)
+        stay_L += np.bincount(runs.label_R - 1, runs.length_R - 1, minlength=size)
     _, group_L = np.unique(table.labels_L3[:, :2], axis=0, return_inverse=True)
     pooled_stay = np.bincount(group_L, stay_L) + PRIOR * INITIAL_LOOP
     pooled_leave = np.bincount(group_L, leave_L) + PRIOR * (1 - INITIAL_LOOP)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from asr_am.errors import InputError
 from asr_am.features.adapted import Projection, splice
+from asr_am.hmm.alignments import FramePdfs
 from asr_am.hmm.em import Accumulators
 from asr_am.hmm.expectations import Expectation, Occupation, add_weighted_outer, packed_size, unpack
 from asr_am.hmm.frames import FrameStore
@@ -55,7 +56,7 @@ class ClassStats:
 
 
 def accumulate_classes(
-    mfcc: FrameStore, num_static: int, context: int, pdf_N: np.ndarray, num_pdfs: int, description: str
+    mfcc: FrameStore, num_static: int, context: int, pdf_N: FramePdfs | np.ndarray, num_pdfs: int, description: str
 ) -> ClassStats:
     """Accumulates statistics of spliced static features.
 
@@ -73,7 +74,7 @@ def accumulate_classes(
     begin = 0
     for utterance in track(range(len(mfcc.utterances)), description):
         span = mfcc.span(utterance)
-        pending.append(splice(mfcc.x_ND[span, :num_static], context))
+        pending.append(splice(mfcc.read(span)[:, :num_static], context))
         if span.stop - begin >= SPLICED_BLOCK or utterance == len(mfcc.utterances) - 1:
             _add(stats, np.concatenate(pending).astype(np.float64), pdf_N[begin : span.stop])
             pending, begin = [], span.stop
@@ -133,8 +134,8 @@ class MlltStats:
 
 
 def accumulate_mllt(
-    gmms: DiagGmms, frames: FrameStore, pdf_N: np.ndarray, acc: Accumulators, jobs: int, description: str,
-    device: str = "cpu",
+    gmms: DiagGmms, frames: FrameStore, pdf_N: FramePdfs | np.ndarray, acc: Accumulators, jobs: int,
+    description: str, device: str = "cpu",
 ) -> MlltStats:  # fmt: skip
     """Accumulates MLLT statistics in one pass over the frames.
 
@@ -148,22 +149,22 @@ def accumulate_mllt(
         device: torch device of the sums.
     """
     cuts = np.linspace(0, frames.num_frames, min(MAX_TASKS, 1 + frames.num_frames // BLOCK) + 1).astype(int).tolist()
-    tasks = [(begin, pdf_N[begin:end]) for begin, end in itertools.pairwise(cuts)]
-    work = functools.partial(_accumulate_range, gmms, frames, device)
-    parts = parallel_map(work, tasks, jobs if device == "cpu" else 1, description)
+    work = functools.partial(_accumulate_range, gmms, frames, pdf_N, device)
+    parts = parallel_map(work, list(itertools.pairwise(cuts)), jobs if device == "cpu" else 1, description)
     packed_DF = torch.from_numpy(np.sum(parts, axis=0))
     return MlltStats(float(acc.occ_G.sum()), unpack(packed_DF, gmms.dim) - _mean_correction(gmms, acc))
 
 
-def _accumulate_range(gmms: DiagGmms, frames: FrameStore, device: str, task: tuple[int, np.ndarray]) -> np.ndarray:
-    """Returns the sums of x x' / var, [D, F], of the frames from `first` on whose pdfs are given."""
-    first, pdf_N = task
+def _accumulate_range(
+    gmms: DiagGmms, frames: FrameStore, pdf_N: FramePdfs | np.ndarray, device: str, rows: tuple[int, int]
+) -> np.ndarray:
+    """Returns the sums of x x' / var, [D, F], of the frames in `rows`."""
     expectation = Expectation(gmms, device=device)
     total_DF = torch.zeros(gmms.dim, packed_size(gmms.dim), dtype=torch.float64, device=expectation.device)
-    for begin in range(0, len(pdf_N), BLOCK):
-        block_N = pdf_N[begin : begin + BLOCK]
-        x_ND = expectation.tensor(frames.x_ND[first + begin : first + begin + len(block_N)])
-        precision_ND, _ = expectation(x_ND, Occupation.of_alignment(block_N))
+    for begin in range(rows[0], rows[1], BLOCK):
+        block = slice(begin, min(begin + BLOCK, rows[1]))
+        x_ND = expectation.tensor(frames.read(block))
+        precision_ND, _ = expectation(x_ND, Occupation.of_alignment(pdf_N[block]))
         add_weighted_outer(total_DF, precision_ND, x_ND)
     return total_DF.cpu().numpy()
 

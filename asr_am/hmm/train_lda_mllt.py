@@ -14,7 +14,7 @@ import numpy as np
 
 from asr_am.errors import InputError
 from asr_am.features.adapted import Projection
-from asr_am.hmm.alignments import load_labels
+from asr_am.hmm.alignments import FramePdfs, load_labels
 from asr_am.hmm.em import accumulate
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms
@@ -22,7 +22,7 @@ from asr_am.hmm.gmm_system import PROJECTION
 from asr_am.hmm.lda_mllt import accumulate_classes, accumulate_mllt, estimate_lda, estimate_mllt, transform_means
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.train_tri import TriOptions, init_system
-from asr_am.hmm.training import TrainingContext, align_and_save, pdfs_of, train_mixtures, without_silence
+from asr_am.hmm.training import TrainingContext, align_and_save, speech_frames, subset_of, train_mixtures
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class LdaOptions(TriOptions):
         device: torch device of MLLT accumulation.
     """
 
+    utterances: int = 100_000
     context: int = 3
     dim: int = 40
     mllt: Sequence[int] = (2, 4, 6, 12)
@@ -66,9 +67,10 @@ def train_lda_mllt(ctx: TrainingContext, previous: Path, options: LdaOptions, ou
         options: sizes and passes.
         out: output folder.
     """
-    features = ProjectedFeatures(ctx, first_projection(ctx, previous, options), options.device)
-    train = replace(ctx.sets["train"], frames=features.project("train"))
-    adapted = replace(ctx, sets=ctx.sets | {"train": train})
+    part = subset_of(ctx, options.utterances)
+    features = ProjectedFeatures(part, first_projection(part, previous, options), options.device)
+    train = replace(part.sets["train"], frames=features.project("train"))
+    adapted = replace(part, sets=part.sets | {"train": train})
     system, alignment, var_D = init_system("lda_mllt", adapted, previous, options)
     graphs = adapted.compile("train", system.tree, system.states, options.align)
 
@@ -77,21 +79,22 @@ def train_lda_mllt(ctx: TrainingContext, previous: Path, options: LdaOptions, ou
     ) -> tuple[DiagGmms, FrameStore]:
         if iteration not in options.mllt:
             return gmms, frames
-        pdf_N = without_silence(pdfs_of(labels_N, system.states), ctx.lang, system.states)
+        pdf_N = speech_frames(labels_N, ctx.lang, system.states)
         return features.update(title, gmms, frames, pdf_N)
 
     gmms, alignment = train_mixtures("lda_mllt", adapted, system, graphs, alignment, options, var_D, transform)
     out.mkdir(parents=True, exist_ok=True)
     features.projection.save(out / PROJECTION)
     done = projected_context(ctx, features.projection)
-    align_and_save("lda_mllt", done, replace(system, gmms=gmms), graphs, alignment, options, out)
+    trained = (graphs, alignment) if part is ctx else (None, None)
+    align_and_save("lda_mllt", done, replace(system, gmms=gmms), options, out, *trained)
 
 
 def first_projection(ctx: TrainingContext, previous: Path, options: LdaOptions) -> Projection:
     """Estimates LDA with the pdfs of the alignments in `previous` as classes. Silence frames are ignored."""
     states = StateTable.load(previous / "states.npz")
-    labels_N = load_labels(previous / "ali", "train", ctx.train, states)
-    pdf_N = without_silence(pdfs_of(labels_N, states), ctx.lang, states)
+    labels_N = load_labels(previous / "ali", "train", ctx.train, states, ctx.others)
+    pdf_N = speech_frames(labels_N, ctx.lang, states)
     num_static = ctx.train.dim // 3
     stats = accumulate_classes(ctx.train, num_static, options.context, pdf_N, states.num_pdfs, "lda_mllt: LDA")
     return estimate_lda(stats, options.dim, num_static)
@@ -123,10 +126,10 @@ class ProjectedFeatures:
         spans = {utterance: mfcc.span(index) for index, utterance in enumerate(mfcc.utterances)}
         return FrameStore.write(
             self.ctx.scratch / f"frames_lda_{subset}", mfcc.utterances,
-            lambda utterance: self.projection(mfcc.x_ND[spans[utterance], :num_static]), f"projecting {subset}",
+            lambda utterance: self.projection(mfcc.read(spans[utterance])[:, :num_static]), f"projecting {subset}",
         )  # fmt: skip
 
-    def update(self, title: str, gmms: DiagGmms, frames: FrameStore, pdf_N: np.ndarray) -> tuple[DiagGmms, FrameStore]:
+    def update(self, title: str, gmms: DiagGmms, frames: FrameStore, pdf_N: FramePdfs) -> tuple[DiagGmms, FrameStore]:
         """Estimates MLLT once from the frames with a pdf >= 0.
 
         Args:

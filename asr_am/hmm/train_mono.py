@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from asr_am.errors import InputError
+from asr_am.hmm.alignments import FramePdfs
 from asr_am.hmm.em import UpdateOptions, accumulate, update
 from asr_am.hmm.flat_start import equal_alignment, flat_gmms
-from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.hmm_topology import phone_states, state_table
-from asr_am.hmm.training import AlignedData, EmOptions, TrainingContext, align_and_save, pdfs_of, train_mixtures
+from asr_am.hmm.training import EmOptions, TrainingContext, align_and_save, reduced, train_mixtures
 from asr_am.hmm.tree import monophone_tree
-from asr_am.hmm.viterbi import align
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +71,11 @@ def train_mono(ctx: TrainingContext, options: MonoOptions, out: Path) -> None:
     if alignment.failed:
         logger.warning("mono: %d utterances are too short for their transcripts", len(alignment.failed))
     first = UpdateOptions(options.flat_min_occupancy, options.variance_floor)
-    acc = accumulate(gmms, part.train, pdfs_of(alignment.labels_N, states), part.jobs, "mono flat start")
+    acc = accumulate(gmms, part.train, FramePdfs.of(alignment.labels_N, states), part.jobs, "mono flat start")
     system = GmmSystem(tree, states, update(gmms, acc, first, var_D))
     gmms, alignment = train_mixtures("mono", part, system, graphs, alignment, options, var_D)
-    if part is not ctx:
-        graphs = ctx.compile("train", tree, states, options.align)
-        alignment = align(graphs, ctx.train, gmms, states, options.align, ctx.jobs, "mono: align all")
-    align_and_save("mono", ctx, replace(system, gmms=gmms), graphs, alignment, options, out)
+    trained = (graphs, alignment) if part is ctx else (None, None)
+    align_and_save("mono", ctx, replace(system, gmms=gmms), options, out, *trained)
 
 
 def shortest(ctx: TrainingContext, num_frames: int) -> TrainingContext:
@@ -86,16 +83,11 @@ def shortest(ctx: TrainingContext, num_frames: int) -> TrainingContext:
 
     Returns `ctx` itself if the set has no more frames than that, or if `num_frames` is 0.
     """
-    data = ctx.sets["train"]
     length_U = np.diff(ctx.train.offsets_U1)
     if not 0 < num_frames < length_U.sum():
         return ctx
     order = np.argsort(length_U, kind="stable")
     kept = np.sort(order[: 1 + np.searchsorted(np.cumsum(length_U[order]), num_frames)])
-    index_of = {ctx.train.utterances[index]: index for index in kept}
-    frames = FrameStore.write(
-        ctx.scratch / "frames_shortest", list(index_of),
-        lambda utterance: ctx.train.x_ND[ctx.train.span(index_of[utterance])], "shortest utterances",
-    )  # fmt: skip
-    logger.info("mono: trained on the shortest %d utterances, %d frames", len(kept), frames.num_frames)
-    return replace(ctx, sets=ctx.sets | {"train": AlignedData(frames, [data.words_U[index] for index in kept])})
+    part = reduced(ctx, kept.tolist(), "shortest")
+    logger.info("mono: trained on the shortest %d utterances, %d frames", len(kept), part.train.num_frames)
+    return part

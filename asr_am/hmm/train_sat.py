@@ -20,7 +20,7 @@ import numpy as np
 
 from asr_am.features.adapted import Projection, apply, mean_transform, write_transforms
 from asr_am.hmm.adaptation import FmllrOptions, adapt_speakers, aligned_groups
-from asr_am.hmm.alignments import load_labels
+from asr_am.hmm.alignments import FramePdfs, load_labels
 from asr_am.hmm.em import UpdateOptions, accumulate, update
 from asr_am.hmm.flat_start import flat_gmms
 from asr_am.hmm.frames import FrameStore
@@ -28,7 +28,7 @@ from asr_am.hmm.gmm import DiagGmms
 from asr_am.hmm.gmm_system import PROJECTION, TRANSFORMS, UNADAPTED, GmmSystem
 from asr_am.hmm.train_lda_mllt import projected_context
 from asr_am.hmm.train_tri import TriOptions, init_system
-from asr_am.hmm.training import TrainingContext, align_and_save, pdfs_of, train_mixtures, without_silence
+from asr_am.hmm.training import TrainingContext, align_and_save, speech_frames, subset_of, train_mixtures
 from asr_am.hmm.viterbi import Alignment, align
 
 
@@ -41,6 +41,7 @@ class SatOptions(TriOptions):
         fmllr: minimum frame counts and sweeps.
     """
 
+    utterances: int = 100_000
     fmllr_passes: Sequence[int] = (2, 4, 6, 12)
     fmllr: FmllrOptions = field(default_factory=FmllrOptions)
 
@@ -55,9 +56,10 @@ def train_sat(ctx: TrainingContext, previous: Path, options: SatOptions, out: Pa
         out: output folder.
     """
     projection = Projection.load(previous / PROJECTION, ctx.train.dim // 3)
-    speakers = SpeakerFeatures(projected_context(ctx, projection), options.fmllr)
+    part = subset_of(ctx, options.utterances)
+    speakers = SpeakerFeatures(projected_context(part, projection), options.fmllr)
     first = GmmSystem.load(previous)
-    labels_N = load_labels(previous / "ali", "train", ctx.train, first.states)
+    labels_N = load_labels(previous / "ali", "train", part.train, first.states, part.others)
     speakers.adapt("sat pass 0", "train", first, labels_N)
     adapted = speakers.adapted_context()
     system, alignment, var_D = init_system("sat", adapted, previous, options)
@@ -75,13 +77,19 @@ def train_sat(ctx: TrainingContext, previous: Path, options: SatOptions, out: Pa
     out.mkdir(parents=True, exist_ok=True)
     projection.save(out / PROJECTION)
     unadapted = unadapted_gmms(speakers, system, alignment, options)
-    speakers.adapt("sat", "train", system, alignment.labels_N)
+    if part is ctx:
+        speakers.adapt("sat", "train", system, alignment.labels_N)
+    else:
+        known = {"train": speakers.transforms["train"]}
+        speakers = SpeakerFeatures(projected_context(ctx, projection), options.fmllr, transforms=known)
+        adapt_from_scratch(speakers, "train", system, unadapted, options)
     for subset in set(ctx.sets) - {"train"}:
         adapt_from_scratch(speakers, subset, system, unadapted, options)
     (out / TRANSFORMS).mkdir(exist_ok=True)
     write_transforms(out / TRANSFORMS, "train", speakers.transforms["train"])
     unadapted.save(out / UNADAPTED)
-    align_and_save("sat", speakers.adapted_context(), system, graphs, alignment, options, out)
+    trained = (graphs, alignment) if part is ctx else (None, None)
+    align_and_save("sat", speakers.adapted_context(), system, options, out, *trained)
 
 
 @dataclass
@@ -117,7 +125,7 @@ class SpeakerFeatures:
         """
         data, jobs = self.ctx.sets[subset], self.ctx.jobs
         base, lang = data.frames, self.ctx.lang
-        pdf_N = without_silence(pdfs_of(labels_N, system.states), lang, system.states)
+        pdf_N = speech_frames(labels_N, lang, system.states)
         groups = list(aligned_groups(base, self.frames.get(subset, base), data.speakers_U, pdf_N))
         start = mean_transform(self.transforms["train"]) if "train" in self.transforms else None
         transforms = adapt_speakers(groups, system.gmms, self.options, jobs, title, target, start)
@@ -125,7 +133,7 @@ class SpeakerFeatures:
 
         def adapted(utterance: str) -> np.ndarray:
             index = index_of[utterance]
-            return apply(transforms[data.speakers_U[index]], base.x_ND[base.span(index)])
+            return apply(transforms[data.speakers_U[index]], base.read(base.span(index)))
 
         self.transforms[subset] = transforms
         self.frames[subset] = FrameStore.write(
@@ -141,7 +149,7 @@ class SpeakerFeatures:
 
 def unadapted_gmms(speakers: SpeakerFeatures, system: GmmSystem, alignment: Alignment, options: SatOptions) -> DiagGmms:
     """Estimates the system's mixtures for unadapted features, with the posteriors of adapted frames."""
-    base, pdf_N = speakers.ctx.train, pdfs_of(alignment.labels_N, system.states)
+    base, pdf_N = speakers.ctx.train, FramePdfs.of(alignment.labels_N, system.states)
     acc = accumulate(
         system.gmms, speakers.frames["train"], pdf_N, speakers.ctx.jobs, "sat: unadapted mixtures", stats_frames=base
     )
@@ -159,5 +167,5 @@ def adapt_from_scratch(
     for pass_, (model, target) in enumerate(((plain, system.gmms), (system, None)), start=1):
         title = f"sat: {subset} pass {pass_}"
         frames = speakers.adapted_context().sets[subset].frames
-        result = align(graphs, frames, model.gmms, system.states, options.align, speakers.ctx.jobs, f"{title}: align")
+        result = align(graphs, frames, model.gmms, options.align, speakers.ctx.jobs, f"{title}: align")
         speakers.adapt(title, subset, model, result.labels_N, target)

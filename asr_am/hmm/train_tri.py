@@ -12,13 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from asr_am.hmm.alignments import Runs, load_labels, runs_of
+from asr_am.errors import InputError
+from asr_am.hmm.alignments import load_labels, range_runs
 from asr_am.hmm.flat_start import flat_gmms
+from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms, single_gaussians
 from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.hmm_topology import estimate_transitions, state_table
 from asr_am.hmm.states import StateTable
-from asr_am.hmm.training import EmOptions, TrainingContext, align_and_save, train_mixtures
+from asr_am.hmm.training import EmOptions, TrainingContext, align_and_save, subset_of, train_mixtures
 from asr_am.hmm.tree import DecisionTree
 from asr_am.hmm.tree_build import TreeOptions, TreeStats, accumulate_tree_stats, build_tree, phone_questions
 from asr_am.hmm.viterbi import Alignment
@@ -34,6 +36,7 @@ class TriOptions(EmOptions):
     """Options of the system tri.
 
     Attributes:
+        utterances: train on that many, chosen by a hash of their names, and align more. 0: on all.
         leaves: see TreeOptions. At least LEAVES_PER_STATE leaves per state of a root are allowed.
         min_leaf_occupancy: see TreeOptions.
         merge: see TreeOptions.
@@ -43,9 +46,15 @@ class TriOptions(EmOptions):
     realign: Sequence[int] = (10, 20, 30)
     gaussians: int = 4000
     increase_until: int = 25
+    utterances: int = 30_000
     leaves: int = 300
     min_leaf_occupancy: float = 30.0
     merge: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.utterances < 0:
+            raise InputError(f"align: utterances is {self.utterances}; it must be their number, or 0 to train on all")
 
 
 def train_tri(ctx: TrainingContext, previous: Path, options: TriOptions, out: Path) -> None:
@@ -57,10 +66,12 @@ def train_tri(ctx: TrainingContext, previous: Path, options: TriOptions, out: Pa
         options: sizes and passes.
         out: output folder.
     """
-    system, alignment, var_D = init_system("tri", ctx, previous, options)
-    graphs = ctx.compile("train", system.tree, system.states, options.align)
-    gmms, alignment = train_mixtures("tri", ctx, system, graphs, alignment, options, var_D)
-    align_and_save("tri", ctx, replace(system, gmms=gmms), graphs, alignment, options, out)
+    part = subset_of(ctx, options.utterances)
+    system, alignment, var_D = init_system("tri", part, previous, options)
+    graphs = part.compile("train", system.tree, system.states, options.align)
+    gmms, alignment = train_mixtures("tri", part, system, graphs, alignment, options, var_D)
+    trained = (graphs, alignment) if part is ctx else (None, None)
+    align_and_save("tri", ctx, replace(system, gmms=gmms), options, out, *trained)
 
 
 def init_system(
@@ -78,9 +89,8 @@ def init_system(
         The system, the alignment of set "train" with the pdfs of the new tree, and the variance of all frames [D].
     """
     old_states = StateTable.load(previous / "states.npz")
-    labels_N = load_labels(previous / "ali", "train", ctx.train, old_states)
-    runs = runs_of(labels_N, ctx.train.offsets_U1, old_states)
-    stats = accumulate_tree_stats(ctx.train, runs)
+    labels_N = load_labels(previous / "ali", "train", ctx.train, old_states, ctx.others)
+    stats = accumulate_tree_stats(ctx.train, labels_N, old_states, ctx.jobs)
     extra = word_position_questions(ctx.lang) + digit_questions(ctx.lang)
     questions = phone_questions(stats, ctx.lang.roots, ctx.lang.silence_phones, extra)
     growing = TreeOptions(options.leaves, options.min_leaf_occupancy, options.merge, LEAVES_PER_STATE)
@@ -88,8 +98,8 @@ def init_system(
     logger.info("%s: %d contexts seen, %d questions, %d pdfs", name, len(stats.state_M), len(questions), tree.num_pdfs)
 
     states = state_table(tree, old_states.states_P)
-    labels_N = convert_labels(labels_N, runs, tree, states)
-    states = estimate_transitions(states, runs_of(labels_N, ctx.train.offsets_U1, states))
+    labels_N = convert_labels(labels_N, ctx.train, old_states, tree, states)
+    states = estimate_transitions(states, range_runs(labels_N, ctx.train, states))
     background, var_D = flat_gmms(ctx.train, tree.num_pdfs)
     gmms = gaussians_of_leaves(stats, tree, background, options.variance_floor * var_D)
     return GmmSystem(tree, states, gmms), Alignment(labels_N, float("nan"), 0, []), var_D
@@ -115,15 +125,28 @@ def digit_questions(lang: Lang) -> list[set[int]]:
     return [questions[digits] for digits in sorted(questions)]
 
 
-def convert_labels(labels_N: np.ndarray, runs: Runs, tree: DecisionTree, states: StateTable) -> np.ndarray:
-    """Converts labels to the pdfs of another tree, with the same phones and states (Kaldi's convert-ali)."""
-    contexts_M4, context_R = runs.contexts()
-    labels = [
-        states.label(phone, state, tree.pdf((left, phone, right), state))
-        for left, phone, right, state in contexts_M4.tolist()
-    ]
+def convert_labels(
+    labels_N: np.ndarray, frames: FrameStore, old_states: StateTable, tree: DecisionTree, states: StateTable
+) -> np.ndarray:
+    """Converts labels to the pdfs of another tree, with the same phones and states (Kaldi's convert-ali).
+
+    Args:
+        labels_N: labels of `old_states`.
+        frames: frames that they are parallel to.
+        old_states: states of the system that made them.
+        tree: the other tree.
+        states: its states.
+    """
     converted_N = np.zeros_like(labels_N)
-    converted_N[labels_N > 0] = np.repeat(np.array(labels, dtype=labels_N.dtype)[context_R], runs.length_R)
+    for (first, end), runs in zip(frames.ranges(), range_runs(labels_N, frames, old_states), strict=True):
+        contexts_M4, context_R = runs.contexts()
+        labels = [
+            states.label(phone, state, tree.pdf((left, phone, right), state))
+            for left, phone, right, state in contexts_M4.tolist()
+        ]
+        rows = frames.rows(first, end)
+        new_R = np.array(labels, dtype=labels_N.dtype)[context_R]
+        converted_N[rows][labels_N[rows] > 0] = np.repeat(new_R, runs.length_R)
     return converted_N
 
 

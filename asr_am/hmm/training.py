@@ -5,16 +5,18 @@ Shapes: N frames of a set, U utterances, D feature dimension, P pdfs.
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
-from asr_am.hmm.alignments import check_alignments, runs_of, write_alignments
+from asr_am.hmm.alignment_graphs import Graphs, compile_graphs
+from asr_am.hmm.alignments import FramePdfs, check_alignments, range_runs, write_alignments
 from asr_am.hmm.em import UpdateOptions, accumulate, mix_up, update
 from asr_am.hmm.flat_start import flat_gmms
 from asr_am.hmm.frames import FrameStore
@@ -23,7 +25,7 @@ from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.hmm_topology import estimate_transitions
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.tree import DecisionTree
-from asr_am.hmm.viterbi import Alignment, AlignOptions, Graphs, align, compile_graphs, log_alignment
+from asr_am.hmm.viterbi import Alignment, AlignOptions, align, log_alignment
 from asr_am.lang.lang_dir import Lang
 from asr_am.progress import track
 
@@ -104,13 +106,15 @@ class TrainingContext:
         sets: data by set name. "train" is trained on.
         lang: lexicon and phones.
         scratch: folder for graphs and frames.
-        jobs: worker processes.
+        jobs: worker processes or threads.
+        others: utterances that the systems before may have aligned beside those of set "train".
     """
 
     sets: dict[str, AlignedData]
     lang: Lang
     scratch: Path
     jobs: int
+    others: Collection[str] = ()
 
     @property
     def train(self) -> FrameStore:
@@ -120,7 +124,32 @@ class TrainingContext:
         """Compiles the alignment graphs of a set's transcripts."""
         data = self.sets[subset]
         folder, lexicon = self.scratch / f"graphs_{subset}", self.lang.directory / "L.fst"
-        return compile_graphs(folder, data.frames, data.words_U, lexicon, tree, states, options, self.jobs)
+        scale = options.self_loop_scale
+        return compile_graphs(folder, data.frames, data.words_U, lexicon, tree, states, scale, self.jobs)
+
+
+def subset_of(ctx: TrainingContext, count: int) -> TrainingContext:
+    """Reduces set "train" to `count` utterances, chosen by a hash of their names.
+
+    A smaller subset is part of a larger one. Returns `ctx` itself if the set has no more, or if `count` is 0.
+    """
+    names = ctx.train.utterances
+    if not 0 < count < len(names):
+        return ctx
+    rank = sorted(range(len(names)), key=lambda index: hashlib.blake2b(names[index].encode(), digest_size=8).digest())
+    return reduced(ctx, sorted(rank[:count]), f"{count}")
+
+
+def reduced(ctx: TrainingContext, kept: Sequence[int], name: str) -> TrainingContext:
+    """Reduces set "train" to some utterances, by index in rising order. Their frames are copied to a new store."""
+    data, index_of = ctx.sets["train"], {ctx.train.utterances[index]: index for index in kept}
+    folder = ctx.scratch / f"frames_train_{name}"
+    frames = FrameStore.write(
+        folder, list(index_of), lambda utterance: ctx.train.read(ctx.train.span(index_of[utterance])), folder.name
+    )
+    speakers_U = [data.speakers_U[index] for index in kept] if data.speakers_U else ()
+    part = AlignedData(frames, [data.words_U[index] for index in kept], speakers_U)
+    return replace(ctx, sets=ctx.sets | {"train": part}, others=ctx.others or ctx.train.utterances)
 
 
 # Called before the EM of each pass with its number, title, mixtures, frames and latest alignment (graph labels [N]).
@@ -154,8 +183,8 @@ def train_mixtures(
     for iteration in track(range(1, options.iterations + 1), f"training {name}"):
         title = f"{name} pass {iteration}/{options.iterations}"
         if iteration in options.realign:
-            alignment = align(graphs, frames, gmms, states, options.align, ctx.jobs, f"{title}: align", boost)
-        pdf_N = pdfs_of(alignment.labels_N, states)
+            alignment = align(graphs, frames, gmms, options.align, ctx.jobs, f"{title}: align", boost)
+        pdf_N = FramePdfs.of(alignment.labels_N, states)
         if transform is not None:
             before = frames
             gmms, frames = transform(iteration, title, gmms, frames, alignment.labels_N)
@@ -165,39 +194,39 @@ def train_mixtures(
         gmms = update(gmms, acc, options.update, global_var_D)
         if iteration <= last_increase:
             target = start + (options.gaussians - start) * iteration // last_increase
-            occ_P = np.bincount(pdf_N[pdf_N >= 0], minlength=gmms.num_pdfs)
-            gmms = mix_up(gmms, occ_P, target, rng, options.power)
+            gmms = mix_up(gmms, pdf_N.counts(gmms.num_pdfs), target, rng, options.power)
         logger.debug("%s: log-likelihood per frame %.3f, %d Gaussians", title, acc.loglik_per_frame, gmms.num_gaussians)
     return gmms, alignment
 
 
 def align_and_save(
-    name: str, ctx: TrainingContext, system: GmmSystem, graphs: Graphs, alignment: Alignment, options: EmOptions,
-    out: Path,
+    name: str, ctx: TrainingContext, system: GmmSystem, options: EmOptions, out: Path, graphs: Graphs | None = None,
+    alignment: Alignment | None = None,
 ) -> None:  # fmt: skip
-    """Estimates the final transition probabilities, aligns every set, and writes all files, gmm.npz last.
+    """Aligns every set, estimates the final transition probabilities, and writes all files, gmm.npz last.
 
     Args:
         name: prefix of log lines.
         ctx: sets to align.
         system: trained system.
-        graphs: alignment graphs of set "train".
-        alignment: latest alignment of set "train", for the transition probabilities.
         options: beams.
         out: output folder.
+        graphs: alignment graphs of set "train". Default: compiled here.
+        alignment: an alignment of set "train", for the transition probabilities. Default: that which is made here.
     """
     tree, states, gmms = system.tree, system.states, system.gmms
-    states = estimate_transitions(states, runs_of(alignment.labels_N, ctx.train.offsets_U1, states))
-    for subset, data in ctx.sets.items():
-        if subset != "train":
+    for subset in sorted(ctx.sets, key=lambda subset: subset != "train"):
+        frames = ctx.sets[subset].frames
+        if subset != "train" or graphs is None:
             graphs = ctx.compile(subset, tree, states, options.align)
-        result = align(graphs, data.frames, gmms, states, options.align, ctx.jobs, f"{name}: align {subset}")
-        log_alignment(name, subset, result, len(data.frames.utterances))
+        result = align(graphs, frames, gmms, options.align, ctx.jobs, f"{name}: align {subset}")
+        log_alignment(name, subset, result, len(frames.utterances))
         if subset == "train":
-            require_aligned(name, result.failed, len(data.frames.utterances))
-        write_alignments(out / "ali", subset, data.frames, result.labels_N)
+            require_aligned(name, result.failed, len(frames.utterances))
+            states = estimate_transitions(states, range_runs((alignment or result).labels_N, frames, states))
+        write_alignments(out / "ali", subset, frames, result.labels_N)
         write_lines(out / "ali" / f"{subset}_failed.txt", result.failed)
-        lengths = dict(zip(data.frames.utterances, np.diff(data.frames.offsets_U1).tolist(), strict=True))
+        lengths = dict(zip(frames.utterances, np.diff(frames.offsets_U1).tolist(), strict=True))
         check_alignments(out / "ali", subset, lengths, states)
     GmmSystem(tree, states, gmms).save(out)
 
@@ -212,14 +241,9 @@ def require_aligned(name: str, failed: Sequence[str], count: int) -> None:
         )
 
 
-def pdfs_of(labels_N: np.ndarray, states: StateTable) -> np.ndarray:
-    """Returns the pdf of every frame, -1 without an alignment."""
-    return np.where(labels_N > 0, states.pdf_L[labels_N - 1], -1)
-
-
-def without_silence(pdf_N: np.ndarray, lang: Lang, states: StateTable) -> np.ndarray:
-    """Returns `pdf_N` with -1 for silence frames, which carry no information about the speaker."""
-    return np.where((pdf_N >= 0) & speech_pdfs(lang, states)[pdf_N], pdf_N, -1)
+def speech_frames(labels_N: np.ndarray, lang: Lang, states: StateTable) -> FramePdfs:
+    """Returns the pdfs of labels, with silence frames ignored, which carry no information about the speaker."""
+    return FramePdfs.of(labels_N, states).only(speech_pdfs(lang, states))
 
 
 def speech_pdfs(lang: Lang, states: StateTable) -> np.ndarray:

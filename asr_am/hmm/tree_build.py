@@ -14,6 +14,7 @@ questions, U phones that occur at a position.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
@@ -22,9 +23,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from asr_am.hmm.alignments import Runs
+from asr_am.hmm.alignments import runs_of
 from asr_am.hmm.frames import FrameStore
+from asr_am.hmm.states import StateTable
 from asr_am.hmm.tree import DecisionTree, Node, Root, Split
+from asr_am.parallel import threaded_map
 
 BLOCK = 8000  # runs summed at a time, to bound memory
 VARIANCE_FLOOR = 0.01
@@ -50,25 +53,51 @@ class TreeStats:
         return (self.sums_MF.shape[1] - 1) // 2
 
 
-def accumulate_tree_stats(frames: FrameStore, runs: Runs) -> TreeStats:
-    """Accumulates the frames of `runs` by (window, state)."""
+def accumulate_tree_stats(frames: FrameStore, labels_N: np.ndarray, table: StateTable, jobs: int) -> TreeStats:
+    """Accumulates the aligned frames by (window, state).
+
+    Args:
+        frames: frames of a set.
+        labels_N: their graph labels.
+        table: the states that the labels belong to.
+        jobs: threads.
+    """
+    work = functools.partial(_range_stats, frames, labels_N, table)
+    return functools.reduce(_merged, threaded_map(work, frames.ranges(), jobs, "tree statistics"))
+
+
+def _range_stats(frames: FrameStore, labels_N: np.ndarray, table: StateTable, utterances: tuple[int, int]) -> TreeStats:
+    first, end = utterances
+    rows = frames.rows(first, end)
+    runs = runs_of(labels_N[rows], frames.offsets_U1[first : end + 1] - rows.start, table)
     keys_M4, key_R = runs.contexts()
-    dim = frames.dim
-    sums_MF = np.zeros((len(keys_M4), 1 + 2 * dim))
+    sums_MF = np.zeros((len(keys_M4), 1 + 2 * frames.dim))
     sums_MF[:, 0] = np.bincount(key_R, runs.length_R, minlength=len(keys_M4))
     for begin in range(0, len(key_R), BLOCK):
         block = slice(begin, begin + BLOCK)
         order = np.argsort(key_R[block], kind="stable")
-        keys, first = np.unique(key_R[block][order], return_index=True)
-        sums_RF = _run_sums(frames, runs.start_R[block], runs.length_R[block])
-        sums_MF[keys, 1:] += np.add.reduceat(sums_RF[order], first, axis=0)
+        keys, starts = np.unique(key_R[block][order], return_index=True)
+        sums_RF = _run_sums(frames, rows.start + runs.start_R[block], runs.length_R[block])
+        sums_MF[keys, 1:] += np.add.reduceat(sums_RF[order], starts, axis=0)
+    return TreeStats(keys_M4[:, :3], keys_M4[:, 3], sums_MF)
+
+
+def _merged(one: TreeStats, other: TreeStats) -> TreeStats:
+    """Adds up the statistics of two ranges."""
+    keys_M4, row_M = np.unique(
+        np.concatenate([np.column_stack([part.windows_M3, part.state_M]) for part in (one, other)]),
+        axis=0, return_inverse=True,
+    )  # fmt: skip
+    sums_MF = np.zeros((len(keys_M4), one.sums_MF.shape[1]))
+    sums_MF[row_M[: len(one.state_M)]] = one.sums_MF
+    sums_MF[row_M[len(one.state_M) :]] += other.sums_MF
     return TreeStats(keys_M4[:, :3], keys_M4[:, 3], sums_MF)
 
 
 def _run_sums(frames: FrameStore, start_R: np.ndarray, length_R: np.ndarray) -> np.ndarray:
     """Returns the sums of x and of x*x over each run, float64 [R, 2D]. Runs are in the order of the frames."""
     first = int(start_R[0])
-    x_ND = frames.x_ND[first : int(start_R[-1] + length_R[-1])].astype(np.float64)
+    x_ND = frames.read(slice(first, int(start_R[-1] + length_R[-1]))).astype(np.float64)
     bounds = np.stack([start_R, start_R + length_R], axis=1).ravel() - first
     # Every second segment lies between two runs. The last run ends where the frames end.
     return np.add.reduceat(np.concatenate([x_ND, x_ND * x_ND], axis=1), bounds[:-1], axis=0)[::2]

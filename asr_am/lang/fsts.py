@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from asr_am.lang.arpa import Arpa, Ngram
 from asr_am.lang.fst_file import silence_stderr
 from asr_am.lang.lang_dir import vocabulary
 from asr_am.lang.lexicon import UNKNOWN, Pronunciation
+from asr_am.lang.lexicon_probs import LexiconProbs
 
 if TYPE_CHECKING:
     import kaldifst
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 START, LOOP, BEFORE_SILENCE = 0, 1, 2  # words begin and end in LOOP, a silence is a detour over BEFORE_SILENCE
+JOINED, AFTER_SILENCE = 1, 2  # with probabilities of silence: where words begin
 
 
 def make_lexicon_fst(
@@ -45,8 +47,6 @@ def make_lexicon_fst(
         silence_disambig: symbol after each silence in L_disambig, which also gets a self-loop #0:#0 that passes G's
             backoff symbol. None for L.
     """
-    import kaldifst
-
     with_silence = silence_prob > 0
     arc_costs = [(LOOP, -math.log(1 - silence_prob))]
     lines = []
@@ -72,6 +72,63 @@ def make_lexicon_fst(
     if silence_disambig is not None:
         lines.append(f"{LOOP} {LOOP} {phones['#0']} {words['#0']}")
     lines.append(f"{LOOP}")
+    return _compile(lines)
+
+
+def make_silence_lexicon_fst(
+    probs: LexiconProbs,
+    numbers: Sequence[int],
+    phones: Mapping[str, int],
+    words: Mapping[str, int],
+    *,
+    silence: str,
+    silence_disambig: str | None,
+) -> kaldifst.StdVectorFst:
+    """Builds L with a probability of silence after each pronunciation, as Kaldi's make_lexicon_fst_silprob.py does.
+
+    Words begin in one of two states, after silence and without it. In L_disambig the symbol of silence marks places
+    *without* it, so that the graph is determinized without a copy of the LM's state for every probability.
+
+    Args:
+        probs: pronunciations with their probabilities.
+        numbers: number of the disambiguation symbol of each pronunciation (0: none).
+        phones: symbol table of phones.
+        words: symbol table of words.
+        silence: the silence phone.
+        silence_disambig: symbol for places without silence in L_disambig, which also gets self-loops #0:#0. None for L.
+    """
+    no_silence = 0 if silence_disambig is None else phones[silence_disambig]
+    free = AFTER_SILENCE + 1
+    lines = _leave(START, probs.start, no_silence, phones[silence])
+    for entry, near, number in zip(probs.entries, probs.silence, numbers, strict=True):
+        labels = [phones[phone] for phone in entry.phones]
+        if number:
+            labels.append(phones[f"#{number}"])
+        for start, factor in ((JOINED, near.joined), (AFTER_SILENCE, near.before)):
+            cost = 0.0 - math.log(entry.probability) - math.log(factor)
+            lines.append(f"{start} {free} {labels[0]} {words[entry.word]} {cost}")
+        for label in labels[1:]:
+            lines.append(f"{free} {free + 1} {label} 0")
+            free += 1
+        lines += _leave(free, near.after, no_silence, phones[silence])
+        free += 1
+    for state, factor in ((JOINED, probs.end.joined), (AFTER_SILENCE, probs.end.before)):
+        if silence_disambig is not None:
+            lines.append(f"{state} {state} {phones['#0']} {words['#0']}")
+        lines.append(f"{state} {0.0 - math.log(factor)}")
+    return _compile(lines)
+
+
+def _leave(state: int, probability: float, no_silence: int, silence: int) -> list[str]:
+    """Returns the arcs from the end of a word to both states in which words begin."""
+    costs = -math.log(1 - probability), -math.log(probability)
+    return [f"{state} {JOINED} {no_silence} 0 {costs[0]}", f"{state} {AFTER_SILENCE} {silence} 0 {costs[1]}"]
+
+
+def _compile(lines: Sequence[str]) -> kaldifst.StdVectorFst:
+    """Compiles a transducer in OpenFst's text format. Sorts it by output label."""
+    import kaldifst
+
     fst = kaldifst.compile("\n".join(lines) + "\n", acceptor=False)
     kaldifst.arcsort(fst, sort_type="olabel")
     return fst

@@ -1,17 +1,22 @@
-"""Work of stage lang: the lexicon files and L into one folder, a language model and G into another."""
+"""Work of stage lang: the lexicon files and L into one folder, a language model and G into another.
+
+Stage align adds a copy of the first with probabilities that it estimates.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 from asr_am.errors import InputError
 from asr_am.lang.arpa import Arpa, listed_share, perplexity, read_arpa, write_arpa
 from asr_am.lang.fst_file import write_fst
-from asr_am.lang.fsts import make_grammar, make_lexicon_fst, restrict
-from asr_am.lang.lang_dir import read_symbols, vocabulary, write_symbols
+from asr_am.lang.fsts import make_grammar, make_lexicon_fst, make_silence_lexicon_fst, restrict
+from asr_am.lang.lang_dir import Lang, read_symbols, vocabulary, write_symbols
 from asr_am.lang.lexicon import SILENCE, UNKNOWN, Lexicon, disambiguate, mark_positions, read_lexicon
+from asr_am.lang.lexicon_probs import PairCounts, estimate_probs
 from asr_am.lang.ngram import estimate
 from asr_am.lang.ngram_automaton import LmPair, NgramAutomaton
 from asr_am.lang.prune import prune
@@ -21,6 +26,8 @@ log = logging.getLogger(__name__)
 
 KNOWN_SHARE = 0.9  # of the n-grams of dev in an LM that was estimated on them
 LM, FIRST_PASS = "lm.arpa", "first_pass.arpa"  # the model, and the pruned one of the decoding graph
+UNSEEN = "unseen"  # folder of an LM that does not know dev, to choose the LM weight with
+UNSEEN_ORDER, UNSEEN_NGRAMS = 3, 200_000
 
 
 def prepare_lang(data_dir: Path, out: Path, *, position_dependent: bool, silence_prob: float) -> None:
@@ -37,9 +44,7 @@ def prepare_lang(data_dir: Path, out: Path, *, position_dependent: bool, silence
     """
     if not 0.0 <= silence_prob < 1.0:
         raise InputError(f"silence_prob={silence_prob}: must be at least 0 and below 1")
-    lexicon = read_lexicon(*(data_dir / name for name in ("lexicon.txt", "nonspeech.txt", "lexiconp.txt")))
-    if position_dependent:
-        lexicon = mark_positions(lexicon)
+    lexicon = _load_lexicon(data_dir, position_dependent)
     numbered, highest = disambiguate(lexicon.entries)
     silence_disambig = f"#{highest + 1}"
     disambig = [f"#{number}" for number in range(highest + 2)]
@@ -58,6 +63,36 @@ def prepare_lang(data_dir: Path, out: Path, *, position_dependent: bool, silence
     _write_description(lexicon, out / "lang.json")
     counts = len(plain), len(lexicon.words), len(lexicon.roots)
     log.info("lexicon: %d pronunciations of %d words, %d phones (stress and tone aside)", *counts)
+
+
+def add_probs(data_dir: Path, lang_dir: Path, counts: PairCounts, out: Path) -> None:
+    """Writes a copy of a lang directory whose L has estimated probabilities of pronunciations and of silence.
+
+    Args:
+        data_dir: that of `prepare_lang`.
+        lang_dir: output of `prepare_lang`.
+        counts: neighbours in the aligned training speech.
+        out: output folder, also for Kaldi's lexiconp_silprob.txt and silprob.txt.
+    """
+    lang = Lang.load(lang_dir)
+    numbered, highest = disambiguate(_load_lexicon(data_dir, lang.position_dependent).entries)
+    probs = estimate_probs([entry for entry, _ in numbered], counts)
+    for name in ("phones.txt", "words.txt", "lexicon.txt", "lang.json"):
+        shutil.copyfile(lang_dir / name, out / name)
+    numbers = [number for _, number in numbered]
+    for name, own, symbol in (
+        ("L.fst", [0] * len(numbers), None), ("L_disambig.fst", numbers, f"#{highest + 1}")
+    ):  # fmt: skip
+        fst = make_silence_lexicon_fst(probs, own, lang.phones, lang.words, silence=SILENCE, silence_disambig=symbol)
+        write_fst(fst, out / name)
+    probs.save(out)
+    log.info("silence follows %.0f %% of the words, and begins %.0f %% of the utterances",
+             100 * probs.overall, 100 * probs.start)  # fmt: skip
+
+
+def _load_lexicon(data_dir: Path, position_dependent: bool) -> Lexicon:
+    lexicon = read_lexicon(*(data_dir / name for name in ("lexicon.txt", "nonspeech.txt", "lexiconp.txt")))
+    return mark_positions(lexicon) if position_dependent else lexicon
 
 
 def _symbols(*names: str) -> dict[str, int]:
@@ -124,6 +159,20 @@ def prepare_lm(
         LmPair(*(NgramAutomaton.from_arpa(arpa, words) for arpa in (first_pass, used))).save(out)
     make_grammar(out / (LM if first_pass is used else FIRST_PASS), lang_dir / "words.txt", out / "G.fst")
     _write_summary(name, used, first_pass, dropped, source, data_dir, out / "lm.json", given=arpa is not None)
+    if knows_dev(out) and (data_dir / "lm" / f"{text}.txt").is_file():
+        (out / UNSEEN).mkdir()
+        model = estimate(read_sentences(data_dir / "lm" / f"{text}.txt", ""), vocabulary(words), UNSEEN_ORDER)
+        write_arpa(prune(restrict(model, words, text)[0], UNSEEN_NGRAMS), out / UNSEEN / LM)
+        make_grammar(out / UNSEEN / LM, lang_dir / "words.txt", out / UNSEEN / "G.fst")
+
+
+def knows_dev(lm_dir: Path) -> bool:
+    """Returns True if an LM was probably estimated on the dev transcripts. Raises InputError if lm.json is damaged."""
+    path = lm_dir / "lm.json"
+    try:
+        return float(json.loads(path.read_text(encoding="utf-8")).get("dev_listed", 0.0)) >= KNOWN_SHARE
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: missing or damaged ({error}); run stage 1 (lang) again") from error
 
 
 def _find_arpa(data_dir: Path, name: str, arpa: str) -> Path:
@@ -159,8 +208,9 @@ def _write_summary(
         summary["dev_listed"] = listed = round(listed_share(arpa, dev), 4)
         if listed >= KNOWN_SHARE:
             log.warning(
-                "LM %s lists %.0f %% of the n-grams of dev, so it was probably estimated on them: a fixed LM weight is "
-                "used, not the best one on dev; give a dev set that the LM does not know", name, 100 * listed,
+                "LM %s lists %.0f %% of the n-grams of dev, so it was probably estimated on them: LM weights are "
+                "chosen with a trigram of the training text instead; better give a dev set that the LM does not know",
+                name, 100 * listed,
             )  # fmt: skip
     path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     outside = f"{on_dev.oov} of {on_dev.words} words outside"

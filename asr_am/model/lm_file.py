@@ -38,7 +38,8 @@ def load_lm(path: Path) -> tuple[LstmLm, Units, dict[str, Any]]:
         raise InputError(f"{path}: is not a language model of this program; {REMEDY}")
     try:
         units = Units(value["names"], value["spelling"])
-        model = LstmLm(LstmLmOptions(**value["options"]), len(units))
+        options = {name: option for name, option in value["options"].items() if name != "sparse"}  # in earlier files
+        model = LstmLm(LstmLmOptions(**options), len(units))
         model.load_state_dict(value["weights"])
         info = dict(value["info"])
     except (InputError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:

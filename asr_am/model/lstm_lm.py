@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -33,7 +34,6 @@ class LstmLmOptions:
         dropout: Dropout after the embedding, between layers and after the last one.
         samples: Samples of the sampled softmax. 0 selects the full softmax.
         tied: Shares input and output embeddings.
-        sparse: Makes gradients of embeddings sparse, for vocabularies too large to update every row.
     """
 
     embedding: int = 128
@@ -43,7 +43,6 @@ class LstmLmOptions:
     dropout: float = 0.0
     samples: int = 0
     tied: bool = False
-    sparse: bool = False
 
     def __post_init__(self) -> None:
         """Raises InputError for values out of range and for contradictions."""
@@ -55,8 +54,45 @@ class LstmLmOptions:
             raise InputError("lm.model: dropout must be at least 0 and below 1, samples at least 0")
         if self.tied and self.embedding != self.projection:
             raise InputError("lm.model.tied: embedding and projection must be equal")
-        if self.sparse and not self.samples:
-            raise InputError("lm.model.sparse: the full softmax touches all rows; set the number of samples")
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """Place of a learner's rows in the batch of all learners.
+
+    Attributes:
+        first: number of its first row.
+        rows: rows of all learners.
+        longest: units of the longest row of all learners.
+    """
+
+    first: int
+    rows: int
+    longest: int
+
+
+class PartDropout(nn.Module):
+    """Dropout whose mask for a row depends on the batch of all learners, not on how they share it.
+
+    Learners that draw from equal generators so train as one device does. Each draws the mask of all rows.
+
+    Attributes:
+        part: what the next input is a part of. None: it is the whole batch.
+    """
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+        self.part: BatchPart | None = None
+
+    def forward(self, x_BTE: Tensor) -> Tensor:
+        """Drops elements of x [B, T, E] in training mode."""
+        if not self.training or not self.share:
+            return x_BTE
+        rows, units, size = x_BTE.shape
+        part = self.part or BatchPart(0, rows, units)
+        mask = torch.empty(part.rows, part.longest, size, device=x_BTE.device).bernoulli_(1 - self.share)
+        return x_BTE * mask[part.first : part.first + rows, :units].div_(1 - self.share)
 
 
 class LstmLm(nn.Module):
@@ -68,14 +104,14 @@ class LstmLm(nn.Module):
         if options.samples > size:
             raise InputError(f"lm.model.samples={options.samples}: there are {size} units; 0 is the full softmax")
         self.options, self.size = options, size
-        self.embedding = nn.Embedding(size, options.embedding, sparse=options.sparse)
+        self.embedding = nn.Embedding(size, options.embedding)
         self.lstm = nn.LSTM(
             options.embedding, options.cells, options.layers, proj_size=options.projection, batch_first=True,
             dropout=options.dropout if options.layers > 1 else 0.0,
         )  # fmt: skip
-        self.dropout = nn.Dropout(options.dropout)
-        self.output = self.embedding if options.tied else nn.Embedding(size, options.projection, sparse=options.sparse)
-        self.bias = nn.Embedding(size, 1, sparse=options.sparse)
+        self.dropout = PartDropout(options.dropout)
+        self.output = self.embedding if options.tied else nn.Embedding(size, options.projection)
+        self.bias = nn.Embedding(size, 1)
         nn.init.normal_(self.embedding.weight, std=0.1)
         nn.init.normal_(self.output.weight, std=0.1)
         nn.init.zeros_(self.bias.weight)

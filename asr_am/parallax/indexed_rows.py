@@ -13,11 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-WireDtype = Literal["float32", "bfloat16"]
+from asr_am.distributed.team import CostKind, Team
 
-# Cost of adding an element by row number, relative to adding it in sequence. Chosen, not measured: averaging_bandwidth
-# of conf/cluster/parallax_tb.yaml is calibrated with it. On one CPU core, all of `merge` takes 7 to 13 times as long.
-SCATTER_COST = 4
+WireDtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -107,8 +105,29 @@ def merge(parts: Sequence[IndexedRows], count: int) -> IndexedRows:
     return IndexedRows(numbers, values)
 
 
-def accumulate(parts: Sequence[IndexedRows], count: int, each: bool) -> tuple[IndexedRows, int]:
-    """Sums rows and computes what the sum costs on the virtual cluster.
+@dataclass
+class MergeCost:
+    """Number of elements that a sum adds in sequence, and by row number."""
+
+    in_sequence: int = 0
+    scattered: int = 0
+
+    def add(self, rows: IndexedRows, count: int) -> None:
+        """Counts rows of a parameter with `count` rows."""
+        if len(rows) == count:
+            self.in_sequence += rows.values.numel()
+        else:
+            self.scattered += rows.values.numel()
+
+    def simulate(self, team: Team, kind: CostKind) -> None:
+        """Lets the time for it pass on a virtual cluster."""
+        for count, scattered in ((self.in_sequence, False), (self.scattered, True)):
+            if count:
+                team.simulate_cost(kind, count, scattered)
+
+
+def accumulate(parts: Sequence[IndexedRows], count: int, each: bool) -> tuple[IndexedRows, MergeCost]:
+    """Sums rows.
 
     Args:
         parts: Gradients of the same parameter.
@@ -117,19 +136,18 @@ def accumulate(parts: Sequence[IndexedRows], count: int, each: bool) -> tuple[In
             False, adds all at once, which reads each element once. Both give the same rows.
 
     Returns:
-        The sum, and its cost: the number of elements that could be added in sequence in the same time.
+        The sum, and its cost.
     """
+    cost = MergeCost()
+    for part in parts:
+        cost.add(part, count)
     if not each:
-        return merge(parts, count), sum(_cost(part, count) for part in parts)
-    total, cost = parts[0], _cost(parts[0], count)
+        return merge(parts, count), cost
+    total = parts[0]
     for part in parts[1:]:
         total = merge([total, part], count)
-        cost += _cost(total, count) + _cost(part, count)
+        cost.add(total, count)
     return total, cost
-
-
-def _cost(rows: IndexedRows, count: int) -> int:
-    return rows.values.numel() * (1 if len(rows) == count else SCATTER_COST)
 
 
 # Serialisation. Messages hold float32 tensors only, so other types travel as float32 tensors with the same bits.

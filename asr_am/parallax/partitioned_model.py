@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from asr_am.distributed.flat_params import FlatParams
+from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import clip
 from asr_am.distributed.param_server.weight_shards import place_servers
-from asr_am.distributed.team import Team
+from asr_am.distributed.team import Team, Work
 from asr_am.errors import InputError
 from asr_am.parallax.config import Config
 from asr_am.parallax.indexed_rows import IndexedRows
@@ -54,14 +55,14 @@ class PartitionedModel:
             config: Options of Parallax.
             counts: Byte counts to add to.
         """
-        self._model, self._team, self._config = model, team, config
+        self._model, self._team, self._config, self._counts = model, team, config, counts
         self._shapes = {name: p.shape for name, p in model.named_parameters()}
         self._first_names = first_names(model)
         on_servers = [one for one in plan.sparse if one.method == "servers"]
         initial = {one.name: dict(model.named_parameters())[one.name].detach() for one in plan.sparse}
         self._replicas = {
             one.name: ReplicatedTable(
-                team, _table(one), one.method, initial[one.name].reshape(one.rows, -1), spec, counts,
+                team, _table(one), one.method, initial[one.name].reshape(one.rows, -1).clone(), spec, counts,
                 config.moving_average,
             )
             for one in plan.sparse if one.method != "servers"
@@ -102,6 +103,24 @@ class PartitionedModel:
         """Starts this learner's server, if it has one."""
         if self._server is not None:
             self._server.start()
+
+    def step(self, gradient: GradientFn) -> StepResult | None:
+        """Does one step, with the gradient and the learning rate of the closure. Returns None if it has no data."""
+        pending: list[Work] = []
+
+        def average(begin: int, end: int) -> None:
+            pending.append(self._team.start_all_reduce_mean(self.params.g[begin:end]))
+
+        self.pull()
+        step_result = gradient(average if self._config.hybrid else None)
+        if step_result is None:
+            return None
+        self.push(step_result.lr)
+        for work in pending:
+            work.wait()
+        self.update(step_result.lr)
+        self._counts["all-reduce"] += self.reduced_bytes
+        return step_result
 
     # Parts of a step, in their order.
 
@@ -165,6 +184,11 @@ class PartitionedModel:
         if self._server is not None and self._worker is not None:
             self._server.wait(self._worker.t)
         self._team.gather(torch.zeros(0, dtype=torch.float64))
+
+    def open(self) -> None:
+        """Notes that a push follows: no learner may leave before the next `close`."""
+        if self._server is not None:
+            self._server.closing = False
 
     def close(self) -> None:
         """Drains. Returns once every server accepts that learners leave."""

@@ -85,7 +85,7 @@ class ReplicatedTable:
         self._counts["received"] += sum(part.nbytes for part in values) - rows.values.nbytes
         parts = [IndexedRows(n.long(), v.view(-1, width)) for n, v in zip(numbers, values, strict=True)]
         merged, cost = accumulate(parts, self._table.rows, each=False)
-        team.simulate_cost("update", cost)  # on the device, while servers merge on their host
+        cost.simulate(team, "update")  # on the device, while servers merge on their host
         return merged
 
     def _reduce(self, rows: IndexedRows) -> IndexedRows:

@@ -111,7 +111,7 @@ class RowServer:
 
     def _merge(self, parts: Sequence[IndexedRows], table: int) -> IndexedRows:
         rows, cost = accumulate(parts, self.num_rows[table], self._config.merge_each)
-        self._team.simulate_cost("averaging", cost)
+        cost.simulate(self._team, "averaging")
         return rows
 
     def _update(self, sums: Sequence[IndexedRows], lr: float) -> None:

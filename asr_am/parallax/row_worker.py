@@ -162,7 +162,7 @@ class RowWorker:
 
     def _merge(self, parts: Sequence[IndexedRows], table: int) -> IndexedRows:
         rows, cost = accumulate(parts, self._tables[table].rows, self._config.merge_each)
-        self._team.simulate_cost("averaging", cost)
+        cost.simulate(self._team, "averaging")
         return rows
 
     def _send_pull(self, server: int, table: int, numbers: Tensor) -> None:

@@ -25,13 +25,14 @@ from torch import Tensor, nn
 
 from asr_am.distributed.flat_params import BucketHook
 from asr_am.distributed.leases import Lease, StepResult
-from asr_am.distributed.team import SingleProcess, Team, Work
+from asr_am.distributed.strategy import LossFn
+from asr_am.distributed.team import SingleProcess, Team
 from asr_am.errors import InputError
 from asr_am.parallax.config import Config
-from asr_am.parallax.partitioned_model import PartitionedModel, first_names
-from asr_am.parallax.placement import PlacementPlan, make_placement_plan
+from asr_am.parallax.partitioned_model import PartitionedModel
+from asr_am.parallax.placement import PlacementPlan
+from asr_am.parallax.planning import partition, plan_parameters
 from asr_am.parallax.row_optimizer import OptimizerSpec
-from asr_am.parallax.sparsity_probe import AccessStats, LossFn, probe, trainable
 
 log = logging.getLogger(__name__)
 
@@ -137,20 +138,8 @@ class Runner(AbstractContextManager["Runner"]):
         """
         partitioned = self._partitioned or self._prepare(batch)
         lr = self._spec.lr(self._optimizer)
-        pending: list[Work] = []
         means: list[float] = []
-
-        def average(begin: int, end: int) -> None:
-            pending.append(self.team.start_all_reduce_mean(partitioned.params.g[begin:end]))
-
-        closure = self.team.timed(lambda on_bucket: self._gradient(partitioned, batch, means, on_bucket))
-        partitioned.pull()
-        closure(average if self.config.hybrid else None)
-        partitioned.push(lr)
-        for work in pending:
-            work.wait()
-        partitioned.update(lr)
-        self.counts["all-reduce"] += partitioned.reduced_bytes
+        partitioned.step(self.team.timed(lambda on_bucket: self._gradient(partitioned, batch, lr, means, on_bucket)))
         self.steps += 1
         return means[0]
 
@@ -213,13 +202,15 @@ class Runner(AbstractContextManager["Runner"]):
         return self._partitioned
 
     def _gradient(
-        self, partitioned: PartitionedModel, batch: Any | None, means: list[float], on_bucket: BucketHook | None
+        self, partitioned: PartitionedModel, batch: Any | None, lr: float, means: list[float],
+        on_bucket: BucketHook | None,
     ) -> StepResult:  # fmt: skip
         """Runs the backward pass, scaled so that the mean over learners is the gradient of the mean over all examples.
 
         Args:
             partitioned: The model in parts.
             batch: This learner's batch, or None.
+            lr: Learning rate of the step.
             means: List that the mean loss over all learners is appended to.
             on_bucket: Called for each bucket of dense gradients when it is complete.
         """
@@ -238,70 +229,17 @@ class Runner(AbstractContextManager["Runner"]):
         else:
             with params.notify_buckets(on_bucket):
                 (loss_sum / loss_denominator).backward()
-        return StepResult(Lease(None, 0.0, 0.0, loss_denominator), examples, 0, 0.0, zero, zero)
+        return StepResult(Lease(None, 0.0, 0.0, loss_denominator), examples, 0, lr, zero, zero)
 
     def _prepare(self, batch: Any | None) -> PartitionedModel:
         """Probes the model on the first batch, makes the plan and partitions the model."""
-        self._check_equal()
-        parameters = trainable(self.model)
-        names = [name for name, _ in parameters]
-        stats = [AccessStats(0.0, False)] * len(names) if batch is None else probe(self.model, self._loss, batch)
-        row = [float(batch is not None), *(x for one in stats for x in (one.alpha, float(one.lookups_only)))]
-        rows = self.team.gather(torch.tensor(row, dtype=torch.float64)).values()
-        all_stats = torch.stack([row[1:].view(-1, 2) for row in rows if row[0]])
-        alphas, lookups_only = all_stats[:, :, 0].mean(dim=0), all_stats[:, :, 1].min(dim=0).values
-        first = first_names(self.model)
-        if unknown := sorted(set(self.config.dense) - first.keys()):
-            raise InputError(f"Config.dense: the model has no parameter {unknown[0]}; it has {', '.join(first)}")
-        dense = {first[name] for name in self.config.dense}
-        sparse = [
-            name not in dense and bool(lookups_only[k]) and float(alphas[k]) < 1.0 for k, name in enumerate(names)
-        ]  # fmt: skip
-        shapes = [(name, *_rows_and_width(p)) for name, p in parameters]
-        return self._build(
-            make_placement_plan(shapes, alphas.tolist(), sparse, self.team.size, self.config.path, self.config.hybrid)
-        )
+        return self._build(plan_parameters(self.model, self._loss, batch, self.team, self.config))
 
     def _build(self, plan: PlacementPlan, state: dict[str, Any] | None = None) -> PartitionedModel:
         """Partitions the model and starts the servers, after loading the state of a checkpoint if there is one."""
         self.plan = plan
-        if len(plan.sparse) == len(plan.placements):
-            raise InputError("all parameters are sparse: name a small one in Config.dense, for all-reduce")
-        if self.team.rank == 0:
-            log.info("bytes that a learner transfers in a step, by method:\n%s", plan)
-            if not plan.sparse and self.config.hybrid:
-                log.info("no sparse parameters: this is synchronous SGD by all-reduce (strategy=sync)")
-        partitioned = PartitionedModel(self.model, plan, self.team, self._spec, self.config, self.counts)
+        self._partitioned = partition(self.model, plan, self.team, self._spec, self.config, self.counts, state)
+        if self.team.rank == 0 and not plan.sparse and self.config.hybrid:
+            log.info("no sparse parameters: this is synchronous SGD by all-reduce (strategy=sync)")
         self._optimizer.param_groups[0]["params"].clear()  # frees the original tensors
-        if state is not None:
-            partitioned.load_state_dict(state)
-        self._partitioned = partitioned
-        self.team.gather(torch.zeros(0, dtype=torch.float64))  # barrier: all servers exist and hold their state
-        partitioned.start()
-        return partitioned
-
-    def _check_equal(self) -> None:
-        """Raises InputError if learners begin with different weights or disagree about machines."""
-        fingerprints = [_fingerprint(p.detach()) for p in self.model.parameters()]
-        rows = self.team.gather(torch.tensor([*self.team.hosts, *fingerprints], dtype=torch.float64))
-        for rank, row in rows.items():
-            if not torch.equal(row[: self.team.size], rows[0][: self.team.size]):
-                raise InputError(
-                    f"learner {rank} and learner 0 disagree about the machines that learners are on: start equally "
-                    "many learners on each machine"
-                )
-            if not torch.equal(row, rows[0]):
-                raise InputError(
-                    f"learner {rank} begins with other weights than learner 0: make the model from the same seed, or "
-                    "load the same file, on all learners"
-                )
-
-
-def _rows_and_width(parameter: Tensor) -> tuple[int, int]:
-    return (len(parameter), parameter[0].numel()) if parameter.dim() and len(parameter) else (1, parameter.numel())
-
-
-def _fingerprint(values: Tensor) -> float:
-    """Returns a weighted sum, with another weight for each row."""
-    rows = values.reshape(len(values) if values.dim() else 1, -1).sum(dim=1, dtype=torch.float64)
-    return float(rows @ torch.linspace(1, 2, len(rows), dtype=torch.float64, device=rows.device))
+        return self._partitioned

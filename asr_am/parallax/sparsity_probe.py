@@ -7,7 +7,7 @@ Names play no part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from asr_am.distributed.strategy import LossFn
 from asr_am.parallax.sparse_weight import INDEX_SELECT
-
-LossFn = Callable[[nn.Module, Any], tuple[Tensor, float]]
-"""Maps a model and a batch to the loss summed over examples, and the number of examples (words, frames)."""
 
 METADATA_OPS = {"size", "dim", "numel", "__len__", "is_floating_point", "is_complex", "data_ptr"}
 VIEWS = {"T", "mT", "H", "mH", "data", "real", "imag"}  # attributes through which values are read

@@ -1,1 +1,1 @@
-"""Stage `report`: RESULTS.md and plots, made only from the files in exp/<corpus>."""
+"""Stage `report`: RESULTS.md, index.html and plots, made only from the files in exp/<corpus>."""

@@ -58,6 +58,19 @@ def whole_numbers(axis: Axis) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
+    """Writes a PNG for Markdown, and the same as SVG beside it for the page, with text as text."""
+    from matplotlib import rc_context
+
+    save_png(figure, path)
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}):  # the same bytes for the same figure
+        _write(figure, path.with_suffix(".svg"), {"Date": None})
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    _write(figure, path, {"Software": None})
+
+
+def _write(figure: Figure, path: Path, metadata: dict[str, None]) -> None:
     temporary = path.with_name(f"tmp.{path.name}")
-    figure.savefig(temporary, dpi=150, metadata={"Software": None})
+    figure.savefig(temporary, dpi=150, metadata=metadata)
     temporary.replace(path)

@@ -27,7 +27,10 @@ CONFIG, DONE = "config.yaml", ".done"
 NO_CONFIG = (CONFIG, "missing")  # in `data` of a run without config.yaml
 SHOWN_ELSEWHERE = ("train.batch_size", "train.epochs", "model.name", "schedule.name")
 OFF_AT_ONE = ("train.accumulation", "schedule.batch_ratio")
-SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every")  # of train
+# Of train. The order of examples in `shuffle_buffer` is no other method.
+SPEED_ONLY = (
+    "device", "threads", "workers", "report_every", "checkpoint_every", "checkpoint_minutes", "shuffle_buffer"
+)  # fmt: skip
 NO_TRAINING_DATA = (  # options of the corpus for language models, the test set, sizes and where files are
     "name", "lms", "subsets", "sets", "sizes", "size", "stamp", "inputs", "anneal_from", "test_words",
     "prepare._target_", "prepare.data_dir", "prepare.test", "prepare.test_words", "prepare.text", "prepare.arpa",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from asr_am.decode.ctm import FRAME_SHIFT, CtmWord
-from asr_am.report.plot_style import COLOURS, new_figure, save, tidy
+from asr_am.report.plot_style import COLOURS, new_figure, save_png, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ def plot_utterance(
     panels[-1].set_xlabel("seconds from the start of the utterance")
     figure.suptitle(title, fontsize=10)
     figure.align_ylabels(panels)
-    save(figure, path)
+    save_png(figure, path)
 
 
 def _draw_features(axes: Axes, name: str, x_TD: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Writes exp/<corpus>/RESULTS.md and report/*.png from the results of scoring, training and stage lang."""
+"""Writes exp/<corpus>/RESULTS.md and report/index.html from the results of scoring, training and stage lang."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.report import tables
 from asr_am.report.comparisons import VERDICT_RULE, Versus, against_gmm
+from asr_am.report.page import write_page
 from asr_am.report.plots import plot_heldout, plot_wer
 from asr_am.report.rescored import rescored_sections
 from asr_am.report.results import (
@@ -33,11 +34,11 @@ log = logging.getLogger(__name__)
 
 
 def write_report(corpus_dir: Path, out: Path, command: str) -> None:
-    """Writes corpus_dir/RESULTS.md and its plots: wer, heldout, and those that compare strategies.
+    """Writes corpus_dir/RESULTS.md, out/index.html and the plots: wer, heldout, and those that compare strategies.
 
     Args:
         corpus_dir: exp/<corpus>.
-        out: directory of the plots.
+        out: directory of the page and of the plots.
         command: command line that reproduces the results, printed for the reader.
 
     Raises:
@@ -72,7 +73,8 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
     )
     path = corpus_dir / "RESULTS.md"
     write_lines(path, [text])
-    log.info("report: %d scored runs, %d training runs; %s", len(scores), len(runs), path)
+    page = write_page(corpus_dir, out, text, runs, scores)
+    log.info("report: %d scored runs, %d training runs; %s and %s", len(scores), len(runs), path, page)
 
 
 def _retrained(corpus_dir: Path, scores: Sequence[SystemScore]) -> list[str]:

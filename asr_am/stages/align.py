@@ -1,4 +1,7 @@
-"""Stage 3, align: GMM-HMMs from a flat start to speaker-adapted triphones, and the alignments for the network."""
+"""Stage 3, align: GMM-HMMs from a flat start to speaker-adapted triphones, and the alignments for the network.
+
+Their alignments also give the lexicon of decoding graphs its probabilities, in exp/<corpus>/lang_probs.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,15 @@ from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.target import Target
 
 KALDI = "kaldi"  # align.system of an imported one
+ALIGNED_SETS = ["train", "dev"]
+UTTERANCES = {"tri": 30_000, "lda_mllt": 100_000, "sat": 100_000}  # not in the keys of earlier versions
 
 
 def targets(cfg: DictConfig) -> list[Target]:
-    """Returns exp/<corpus>/align, with a directory per GMM system."""
+    """Returns exp/<corpus>/align, with a directory per GMM system, and exp/<corpus>/lang_probs.
+
+    With `corpus.aligned_sets`, exp/<corpus>/alignments has the alignments of these sets as CTM and TextGrid files.
+    """
     root = corpus_dir(cfg)
     inputs = [root / "data", root / "lang", root / "features/mfcc"]
     options = values(cfg.align)
@@ -26,22 +34,66 @@ def targets(cfg: DictConfig) -> list[Target]:
         folders = kaldi_folders(options)
         build_kaldi = partial(import_kaldi, root, folders)
         return [Target(out, [*inputs[1:], *folders.values()], {"system": KALDI}, build_kaldi)]
-    return [Target(out, inputs, options, partial(align, root, options, cfg.nj))]
+    sets = list(cfg.corpus.get("aligned_sets", ALIGNED_SETS))
+    key = key_values(options) if sets == ALIGNED_SETS else key_values(options) | {"aligned_sets": sets}
+    made = [Target(out, inputs, key, partial(align, root, options, sets, cfg.nj))]
+    if graph_lang(cfg) != root / "lang":
+        probs, system = graph_lang(cfg), cfg.align.system
+        made.append(Target(probs, [*inputs[:2], out], {"system": system}, partial(lexicon_probs, root, system)))
+    if sets != ALIGNED_SETS:
+        write = partial(write_alignments, root, cfg.align.system)
+        made.append(Target(root / "alignments", [*inputs[:2], out], {"system": cfg.align.system}, write))
+    return made
 
 
-def align(root: Path, options: dict, jobs: int, out: Path) -> None:
-    """Trains the systems that have a section in `align`, each from the one before. Aligns train and dev with each.
+def key_values(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values that finished systems depend on. Sizes of subsets only if they are not the usual ones."""
+    return {
+        name: {key: value for key, value in section.items() if (key, value) != ("utterances", UTTERANCES.get(name))}
+        if isinstance(section, dict) else section
+        for name, section in options.items()
+    }  # fmt: skip
+
+
+def graph_lang(cfg: DictConfig) -> Path:
+    """Returns the lang directory of decoding graphs."""
+    estimated = cfg.lexicon_probs and cfg.align.system != KALDI
+    return corpus_dir(cfg) / ("lang_probs" if estimated else "lang")
+
+
+def lexicon_probs(root: Path, system: str, out: Path) -> None:
+    """Writes the lang directory with probabilities of pronunciations and silence from the alignments of a system."""
+    from asr_am.decode.aligned import count_pairs
+    from asr_am.lang.lang_dir import Lang
+    from asr_am.lang.prepare import add_probs
+
+    counts = count_pairs(root / "data", root / "align" / system, Lang.load(root / "lang"))
+    add_probs(root / "data", root / "lang", counts, out)
+
+
+def align(root: Path, options: dict, sets: list[str], jobs: int, out: Path) -> None:
+    """Trains the systems that have a section in `align`, each from the one before. Aligns the sets with each.
 
     Args:
         root: exp/<corpus>.
         options: the group `align`.
+        sets: names of the sets to align.
         jobs: parallel jobs.
         out: directory to write into.
     """
     from asr_am.hmm.align_corpus import align_corpus
 
     systems = gmm_options(options)
-    align_corpus(root / "data", root / "lang", root / "features", out, jobs=jobs, **systems)
+    folders, whole = (root / "data", root / "lang", root / "features", out), options["system"]
+    align_corpus(*folders, sets=sets, jobs=jobs, whole=whole, **systems)
+
+
+def write_alignments(root: Path, system: str, out: Path) -> None:
+    """Writes the alignments of a system as CTM and TextGrid files."""
+    from asr_am.decode.aligned import write_alignment_ctms
+    from asr_am.lang.lang_dir import Lang
+
+    write_alignment_ctms(root / "data", root / "align" / system, Lang.load(root / "lang"), out)
 
 
 def kaldi_folders(options: dict[str, Any]) -> dict[str, Path]:
@@ -52,6 +104,16 @@ def kaldi_folders(options: dict[str, Any]) -> dict[str, Path]:
             raise InputError(f"align.{name}={options.get(name)}: no such directory; see conf/align/kaldi.yaml")
         folders[subset] = Path(options[name])
     del folders["lang"]
+    return folders
+
+
+def kaldi_ivectors(options: dict[str, Any]) -> dict[str, Path]:
+    """Returns the directories with Kaldi's i-vectors by set, {} without. Raises InputError if one is missing."""
+    folders = {}
+    for subset, folder in (options.get("ivectors") or {}).items():
+        if not folder or not (Path(folder) / "ivector_online.scp").is_file():
+            raise InputError(f"align.ivectors.{subset}={folder}: has no ivector_online.scp; see conf/align/kaldi.yaml")
+        folders[subset] = Path(folder)
     return folders
 
 
@@ -67,6 +129,9 @@ def check_options(cfg: DictConfig) -> None:
     options = values(cfg.align)
     if options.get("system") == KALDI:
         kaldi_folders(options)
+        kaldi_ivectors(options)
+        if options.get("graph") and not (Path(options["graph"]) / "HCLG.fst").is_file():
+            raise InputError(f"align.graph={options['graph']}: has no HCLG.fst; see conf/align/kaldi.yaml")
     else:
         gmm_options(options)
 

@@ -17,7 +17,6 @@ OmegaConf resolvers for conf/corpus, for values that follow from the user's data
 from __future__ import annotations
 
 import atexit
-import ctypes
 import errno
 import json
 import logging
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import hydra
+from hydra import initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -41,8 +41,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from asr_am.errors import DISK_FULL, InputError, is_disk_full
 from asr_am.options import build
-from asr_am.parallel import PR_SET_PDEATHSIG
+from asr_am.parent_death import signal_on_parent_death
+from asr_am.progress import mute
+from asr_am.stages import end_with_recipe, started_by_recipe, terminate_at_once
 from asr_am.stages.overrides import check_sweep, explain, given_overrides, home_hint, sweeps
+from asr_am.stages.recipe_files import CONF
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -64,6 +67,7 @@ class RecipeOptions:
     lms: list[str]
     rescore: bool
     log_likelihoods: bool
+    lexicon_probs: bool
     run: str
 
     def __post_init__(self) -> None:
@@ -129,70 +133,107 @@ def register() -> None:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 register()  # before a config is composed
 
-ROOT = Path(__file__).resolve().parents[2]
 log = logging.getLogger(__name__)
 
 
-def stage(name: str, targets: Callable[[DictConfig], list[Target]]) -> Callable[[], None]:
+def stage(
+    name: str, targets: Callable[[DictConfig], list[Target]], result: Callable[[DictConfig], float] | None = None
+) -> Callable[[], None]:
     """Returns the `main` of a stage module, which composes the configuration and makes the stage's targets in turn.
 
     A user's mistake ends the process with exit status 1 and one line on stderr, Ctrl-C with 130, and SIGTERM with 143.
+    In a sweep the other jobs go on after a mistake.
 
     Args:
         name: name of the stage and of its log file.
         targets: returns the targets of a configuration.
+        result: returns what a sweep by hydra/sweeper=optuna minimises, after the targets are made.
     """
 
-    def run(cfg: DictConfig) -> None:
-        with reports_errors(name, given_overrides(sys.argv[1:])):
-            check_before(cfg, targets, given_overrides(sys.argv[1:]))
+    def run(cfg: DictConfig) -> float | None:
+        with reports_job(name, cfg):
             log_file = corpus_dir(cfg) / "log" / f"{name}.log"
             start_logging(log_file)
             begin = time.monotonic()
             made = [target.run() for target in targets(cfg)]
             if any(made):
                 log.info("stage %s: %.1f s, log: %s", name, time.monotonic() - begin, log_file)
+            return result(cfg) if result else None
 
-    hydra_main = hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="config")(run)
+    hydra_main = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(run)
 
     def main() -> None:
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises errors and leaves the printing to us
-        with ends_on_signals(name), reports_errors(name, given_overrides(sys.argv[1:])):
-            if not sweeps(given_overrides(sys.argv[1:])):  # Hydra composes four times for --multirun, else twice
+        os.environ[LAUNCHED_BY] = str(os.getpid())
+        overrides = given_overrides(sys.argv[1:])
+        with ends_on_signals(name), reports_errors(name, overrides):
+            if sweeps(overrides):
+                check_before_sweep(targets, overrides)
+            else:  # Hydra composes four times for --multirun, else twice
                 sys.argv = [word for word in sys.argv if word not in ("--multirun", "-m")]
             hydra_main()
 
     return main
 
 
-def check_before(cfg: DictConfig, targets: Callable[[DictConfig], list[Target]], overrides: Sequence[str]) -> None:
+def check_before_sweep(targets: Callable[[DictConfig], list[Target]], overrides: Sequence[str]) -> None:
     """Checks the options of all jobs before the first one, unless the recipe has done so.
 
     Args:
-        cfg: configuration of this job.
         targets: returns the targets of a configuration.
-        overrides: those of the command.
+        overrides: those of the command, with their sweeps.
 
     Raises:
         InputError: an option is wrong, or jobs of a sweep would overwrite each other's outputs.
     """
-    from asr_am.stages.option_checks import check_jobs, check_options
+    from asr_am.stages.option_checks import check_jobs
 
-    check(cfg)
-    job = HydraConfig.get().job if HydraConfig.initialized() else None
-    first = job is not None and not OmegaConf.is_missing(job, "num") and job.num == 0
-    if not started_by_recipe():
-        if first:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        if not started_by_recipe():
             check_jobs(overrides)
-        elif job is None or OmegaConf.is_missing(job, "num"):  # without --multirun
-            check_options(cfg, overrides)
-    if first:
         check_sweep(targets, overrides)
 
 
-def started_by_recipe() -> bool:
-    """Returns True in a stage that scripts/recipe.sh has started."""
-    return os.environ.get("ASR_AM_RECIPE") == str(os.getppid())
+LAUNCHED_BY = "ASR_AM_LAUNCHED_BY"  # environment: process that has started the jobs of a sweep
+
+
+class JobFailed(Exception):
+    """A job of a sweep has failed and has said why."""
+
+
+@contextmanager
+def reports_job(name: str, cfg: DictConfig) -> Iterator[None]:
+    """Checks the options of a job and reports its errors. A failed job of a sweep raises JobFailed: the others go on.
+
+    Args:
+        name: name of the stage.
+        cfg: configuration of the job.
+    """
+    from asr_am.stages.option_checks import check_options
+
+    hydra_cfg = HydraConfig.get()
+    overrides = given_overrides(OmegaConf.to_container(hydra_cfg.overrides.task, resolve=False))  # type: ignore[arg-type]
+    if OmegaConf.is_missing(hydra_cfg.job, "num"):
+        with reports_errors(name, overrides):
+            check(cfg)
+            if not started_by_recipe():
+                check_options(cfg, overrides)
+            yield
+        return
+    if os.environ.get(LAUNCHED_BY) != str(os.getpid()):  # Hydra's launcher runs jobs in processes of their own
+        mute()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that has started it ends it
+        signal_on_parent_death(signal.SIGTERM)
+    try:
+        with reports_errors(f"{name}, run={cfg.run}", overrides):
+            check(cfg)
+            yield
+    except SystemExit as error:
+        if error.code != 1:
+            raise
+        reason = f" ({error.__context__})" if isinstance(error.__context__, InputError) else ""
+        message = f"run={cfg.run} failed{reason}; the same command continues with what is not finished"
+        raise JobFailed(message) from None
 
 
 @contextmanager
@@ -205,7 +246,7 @@ def reports_errors(name: str, overrides: Sequence[str]) -> Iterator[None]:
     """
     try:
         yield
-    except InputError as error:
+    except (InputError, JobFailed) as error:
         end_stage(f"stage {name}: {error}", 1)
     except (HydraException, OmegaConfBaseException) as error:
         end_stage(f"stage {name}: {explain(error, overrides)}", 1)
@@ -254,10 +295,10 @@ def ends_on_signals(name: str) -> Iterator[None]:
         sys.exit(128 + signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, terminate)
-    if started_by_recipe():  # bash does not pass SIGTERM on
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_recipe()
     try:
         yield
+        signal.signal(signal.SIGTERM, terminate_at_once)
     except KeyboardInterrupt:
         end_stage(f"stage {name}: interrupted; the same command continues", 128 + signal.SIGINT)
     except SystemExit as error:
@@ -335,7 +376,7 @@ class ConsoleHandler(logging.StreamHandler[TextIO]):
     """Writes messages to a terminal or a file. Erases a progress bar on the terminal before, which redraws itself."""
 
     def format(self, record: logging.LogRecord) -> str:
-        erase = "\r\x1b[2K" if self.stream.isatty() and sys.stderr.isatty() else ""
+        erase = "\r\x1b[J" if self.stream.isatty() and sys.stderr.isatty() else ""
         return erase + super().format(record)
 
     def handleError(self, record: logging.LogRecord) -> None:

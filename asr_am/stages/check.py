@@ -11,7 +11,8 @@ from hydra import initialize_config_dir
 
 from asr_am.stages.app import ends_on_signals, reports_errors
 from asr_am.stages.option_checks import check_jobs
-from asr_am.stages.overrides import CONF, TargetsFn, check_sweep, late_overrides
+from asr_am.stages.overrides import TargetsFn, check_sweep, late_overrides
+from asr_am.stages.recipe_files import CONF
 
 STAGES = ("data", "lang", "features", "align", "speaker", "egs", "train")  # those after it use the name of the run
 TRAIN = STAGES.index("train")

@@ -14,7 +14,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from asr_am.stages.app import corpus_dir, ends_on_signals, reports_errors
-from asr_am.stages.overrides import CONF, first_values
+from asr_am.stages.overrides import first_values
+from asr_am.stages.recipe_files import CONF
 from asr_am.stages.systems import plans
 
 
@@ -44,7 +45,7 @@ def closing_lines(cfg: DictConfig, corpus: str, overrides: Sequence[str]) -> lis
         command = ["python", "-m", "asr_am.transcribe", "--model", str(root / "decode" / runs[-1]), "my.wav"]
     return [
         f"word error rate: {', '.join(wers)}",
-        f"report: {root / 'RESULTS.md'}, plots in {root / 'report'}",
+        f"report: {root / 'report/index.html'}, as Markdown {root / 'RESULTS.md'}",
         f"next, for example: {shlex.join(command)}",
     ]
 

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from asr_am.errors import InputError
+from asr_am.stages.recipe_files import make_local_importable
 
 
 def find_class(target: str, option: str, package: str, base: type) -> type:
@@ -44,6 +45,7 @@ def _find(target: object, option: str, package: str) -> object:
     module, _, name = str(target).rpartition(".")
     if not f"{module}.".startswith(f"{package}."):
         raise InputError(f"{option}={target}: must be in {package}; a configuration runs no other code")
+    make_local_importable()
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.options import build, choices
+from asr_am.stages.align import graph_lang
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import input_dirs
 from asr_am.stages.systems import (
@@ -20,6 +23,7 @@ from asr_am.stages.systems import (
     graph_dir,
     language_models,
     lm_scale_grid,
+    lm_scales,
     plans,
     scales_to_try,
 )
@@ -28,6 +32,10 @@ from asr_am.stages.target import Target
 if TYPE_CHECKING:
     from asr_am.decode.scorer import Window
     from asr_am.decode.search import SearchOptions
+    from asr_am.decode.shards import DecodeOptions
+    from asr_am.decode.system import System
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -66,8 +74,17 @@ def graph_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     """Returns the graph HCLG of a system's states with an LM."""
     root = corpus_dir(cfg)
     options = {"self_loop_scale": cfg.decode.self_loop_scale}
-    inputs = [root / "lang", root / "lm" / lm, root / "align"]
-    return Target(graph_dir(cfg, system, lm), inputs, options, partial(graph, root, system.gmm, lm, options))
+    if source := cfg.align.get("graph"):
+        if len(cfg.lms) != 1:
+            raise InputError(f"lms={list(cfg.lms)}: align.graph is the graph of one LM; name it, lms=[NAME]")
+        model = Path(cfg.align.dir) / "final.mdl"
+        inputs = [root / "lang", Path(source), model]
+        return Target(
+            graph_dir(cfg, system, lm), inputs, {"kaldi": True}, partial(kaldi_graph, root, Path(source), model)
+        )
+    lang = graph_lang(cfg)
+    inputs = [lang, root / "lm" / lm, root / "align"]
+    return Target(graph_dir(cfg, system, lm), inputs, options, partial(graph, root, lang, system.gmm, lm, options))
 
 
 def decode_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
@@ -76,7 +93,11 @@ def decode_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     grid, options = lm_scale_grid(cfg), values(cfg.decode)
     inputs = [root / "data", root / "align", *input_dirs(cfg, system.features), graph_dir(cfg, system, lm)]
     inputs += [system.model] if system.model else []
-    build_run = partial(decode, root, system, lm, graph_dir(cfg, system, lm), grid, options, cfg.nj)
+    scale = {"self_loop_scale": cfg.decode.self_loop_scale}
+    unseen_graph = partial(graph, root, graph_lang(cfg), system.gmm, f"{lm}/unseen", scale)
+    build_run = partial(
+        decode, root, system, lm, graph_dir(cfg, system, lm), unseen_graph, grid, options, cfg.nj, cfg.train.device
+    )
     return Target(root / "decode" / f"{system.name}_{lm}", inputs, options, build_run)
 
 
@@ -84,10 +105,10 @@ def likelihood_target(cfg: DictConfig, run: str) -> Target:
     """Returns the log-likelihoods of a decoding run as Kaldi archives, for Kaldi's decoders."""
     root = corpus_dir(cfg)
     decoded, out = root / "decode" / run, root / "likelihoods" / run
-    return Target(out, [decoded], {}, partial(likelihoods, decoded))
+    return Target(out, [decoded], {}, partial(likelihoods, decoded, cfg.train.device))
 
 
-def graph(root: Path, gmm: str, lm: str, options: dict, out: Path) -> None:
+def graph(root: Path, lang: Path, gmm: str, lm: str, options: dict, out: Path) -> None:
     """Builds one decoding graph."""
     from asr_am.decode.graph import build_hclg
     from asr_am.hmm.states import StateTable
@@ -95,28 +116,40 @@ def graph(root: Path, gmm: str, lm: str, options: dict, out: Path) -> None:
 
     folder = root / "align" / gmm
     states, tree = StateTable.load(folder / "states.npz"), DecisionTree.load(folder / "tree.json")
-    build_hclg(root / "lang", root / "lm" / lm, states, tree, out, **options)
+    build_hclg(lang, root / "lm" / lm, states, tree, out, **options)
+
+
+def kaldi_graph(root: Path, source: Path, model: Path, out: Path) -> None:
+    """Converts Kaldi's decoding graph."""
+    from asr_am.decode.kaldi_graph import import_graph
+
+    import_graph(source, model, root / "lang", out)
 
 
 def decode(
-    root: Path, plan: SystemPlan, lm: str, graph_folder: Path, grid: list[list[float]], options: dict, jobs: int,
-    out: Path,
+    root: Path, plan: SystemPlan, lm: str, graph_folder: Path, unseen_graph: Callable[[Path], None],
+    grid: list[list[float]], options: dict, jobs: int, device: str, out: Path,
 ) -> None:  # fmt: skip
     """Decodes dev, chooses LM weight, penalty and window on it, and decodes test.
+
+    If the LM knows dev, weight and penalty are those that are best on dev with an LM that does not.
 
     Args:
         root: exp/<corpus>.
         plan: the system.
         lm: name of the LM.
         graph_folder: its graph.
+        unseen_graph: builds the graph of the LM that does not know dev.
         grid: LM weights and insertion penalties.
         options: the group `decode`.
         jobs: parallel jobs.
+        device: where the network scores frames: auto, cpu or cuda.
         out: directory to write into.
     """
     from asr_am.decode.decode_set import decode_sets
     from asr_am.decode.shards import DecodeOptions
     from asr_am.decode.system import System, feature_kind_of
+    from asr_am.lang.prepare import UNSEEN, knows_dev
     from asr_am.stages.score import best_on_dev
 
     align_dir, model = root / "align" / plan.gmm, plan.model / "best.pt" if plan.model else None
@@ -125,15 +158,59 @@ def decode(
         align_dir, features_dir=root / "features", lang_dir=root / "lang", graph_dir=graph_folder,
         feature_kind=feature_kind_of(align_dir, model), model=model, search=search,
     )  # fmt: skip
-    how = DecodeOptions(search, tuple(scales_to_try(root / "lm" / lm, grid)), options["nbest"])
+    how = DecodeOptions(search, tuple(lm_scales(grid)), options["nbest"], device)
+    if knows_dev(root / "lm" / lm) and (root / "lm" / lm / UNSEEN).is_dir():
+        unseen = replace(system, graph_dir=out / UNSEEN / "graph")
+        choose_without_dev(unseen, root / "data", how, windows, jobs, unseen_graph, out)
+    how = replace(how, grid=tuple(scales_to_try(root / "lm" / lm, grid, out)))
     decode_sets(
         system, root / "data", out, how, windows=windows, jobs=jobs,
         choose_scale=lambda ctms: best_on_dev(root / "data", how.grid, jobs, f"{out.stem} on dev", ctms)[0],
     )  # fmt: skip
 
 
-def likelihoods(decoded: Path, out: Path) -> None:
-    """Writes scaled log-likelihoods of dev and test by graph label, for `latgen-faster-mapped` with our HCLG.fst."""
+def choose_without_dev(
+    system: System, data_dir: Path, how: DecodeOptions, windows: Sequence[Window], jobs: int,
+    build_graph: Callable[[Path], None], out: Path,
+) -> None:  # fmt: skip
+    """Chooses LM weight and penalty on dev, with a graph whose LM does not know dev, unless that is done.
+
+    Writes <out>/unseen/decode.json.
+
+    Args:
+        system: the system with that graph.
+        data_dir: output of stage data.
+        how: search options and the grid.
+        windows: windows to try for a network.
+        jobs: parallel jobs.
+        build_graph: builds the graph in a directory.
+        out: directory of the decoding run.
+    """
+    from asr_am.decode.decode_set import decode_sets
+    from asr_am.lang.prepare import UNSEEN
+
+    report = out / UNSEEN / "decode.json"
+    if report.exists():
+        return
+    log.info("the LM knows dev: its weight is chosen with a trigram of the training text")
+    system.graph_dir.mkdir(parents=True, exist_ok=True)
+    build_graph(system.graph_dir)
+    work = out / UNSEEN / "work"
+    decode_sets(system, data_dir, work, how, sets=["dev"], windows=windows, jobs=jobs)
+    (work / "decode.json").rename(report)
+    shutil.rmtree(work)
+    shutil.rmtree(system.graph_dir)
+
+
+def likelihoods(decoded: Path, device: str, out: Path) -> None:
+    """Writes scaled log-likelihoods of dev and test by graph label, for `latgen-faster-mapped` with our HCLG.fst.
+
+    Args:
+        decoded: the decoding run.
+        device: as for `decode`.
+        out: directory to write into.
+    """
+    from asr_am.decode.score_server import scores_from_gpu
     from asr_am.decode.scorer import write_log_likelihoods
     from asr_am.decode.system import System
     from asr_am.features.fusion import InputReader
@@ -143,7 +220,8 @@ def likelihoods(decoded: Path, out: Path) -> None:
     states = StateTable.load(system.states)
     for subset in ("dev", "test"):
         utterances = InputReader(system.features_dir, system.feature_kind, subset).utterances
-        write_log_likelihoods(system.source(subset).load(), utterances, states, out / f"{subset}.scp")
+        with scores_from_gpu(system.source(subset), device) as source:
+            write_log_likelihoods(source.load(), utterances, states, out / f"{subset}.scp")
 
 
 def search_and_windows(options: Mapping[str, Any]) -> tuple[SearchOptions, list[Window]]:

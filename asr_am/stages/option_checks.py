@@ -21,7 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 from asr_am.errors import InputError
 from asr_am.options import choices, nearest
 from asr_am.stages.app import RecipeOptions, check, corpus_dir
-from asr_am.stages.overrides import CONF, single_values
+from asr_am.stages.overrides import single_values
+from asr_am.stages.recipe_files import CONF
 
 GROUPS = ("align", "cluster", "corpus", "features", "ivectors", "launcher", "lm", "logger", "model", "schedule",
           "strategy", "train", "workload")  # fmt: skip

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from asr_am.errors import InputError
 from asr_am.options import choices, nearest
+from asr_am.stages.recipe_files import CONF
 from asr_am.stages.target import Target, made_from
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 OTHER_NAMES = {  # what other toolkits call an option
     "lr": "schedule.base", "learning_rate": "schedule.base", "gpus": "learners", "num_workers": "train.workers",
     "hidden_size": "model.cells", "num_epochs": "train.epochs", "num_jobs": "nj",
@@ -38,10 +39,17 @@ def sweeps(overrides: Sequence[str]) -> bool:
 
 
 def single_values(override: Override) -> list[str]:
-    """Returns an override for each value that a sweep has, or the override itself."""
-    if override.is_sweep_override() and override.is_discrete_sweep():
-        return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-    return [str(override.input_line)]
+    """Returns an override for each value that a sweep has, or the override itself.
+
+    Of an interval, which only hydra/sweeper=optuna takes, these are its ends.
+    """
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    if override.is_interval_sweep():
+        values: Iterable[object] = (override.value().start, override.value().end)  # type: ignore[union-attr]
+    else:
+        values = override.sweep_string_iterator()
+    return [f"{override.get_key_element()}={value}" for value in values]
 
 
 def first_values(overrides: Sequence[str]) -> list[str]:
@@ -132,6 +140,20 @@ def _other_keys(out: Path, config: dict[str, Any]) -> list[str]:
     """Returns the keys of `config` whose values differ from those that `out` was made from, if it was."""
     made = made_from(out)
     return [key for key, value in config.items() if made is not None and value != made.get(key)]
+
+
+@contextmanager
+def configurations(overrides: Sequence[str] = ()) -> Iterator[None]:
+    """Lets configurations be composed in a program of its own. Raises InputError in place of Hydra's errors.
+
+    Args:
+        overrides: those to find misspelt names in.
+    """
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise InputError(explain(error, overrides)) from error
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ launcher=virtual, training takes the time of the virtual cluster, by the strateg
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from omegaconf import DictConfig
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, ends_on_signals, hours_of, register, reports_errors, values
 from asr_am.stages.option_checks import compose_job
-from asr_am.stages.overrides import CONF
+from asr_am.stages.recipe_files import CONF
 from asr_am.stages.systems import GMM_FEATURES
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ REFERENCE = 590_000.0  # frames/s of feature extraction where PER_FRAME was reco
 # Core seconds per million frames. Recorded on minicts (1 h, 284 pdfs, 4,000 Gaussians, beam 9) on 2 cores of an EPYC.
 PER_FRAME = {
     "extraction": 9.0,  # reading audio and writing archives, beside the computation
-    "realign": 10.0,  # of one pass
-    "align": 24.0,  # graphs, Viterbi and writing, once per system and frame of train and dev
+    "realign": 5.0,  # of one pass
+    "align": 19.0,  # graphs, Viterbi and writing, once per system and frame of train and dev
     "em": 0.06,  # of one pass, for each Gaussian of a pdf
     "tree": 5.0,
     "mllt": 3.0,  # of one pass
@@ -52,6 +53,7 @@ PER_FRAME = {
     "egs": 18.0,
     "search": 140.0,
 }
+UTTERANCE = 400  # frames, where the number of utterances counts
 GENERATION = 24.0  # core seconds for an hour of minicts
 BASE_MEMORY = 0.5e9  # a process with torch and numba
 
@@ -108,7 +110,7 @@ def plan(cfg: DictConfig) -> tuple[list[Need], Speeds]:
         need("features", extraction, (train + evaluated) * 4 * sum(widths), BASE_MEMORY),
         need(
             "align", gmm_seconds(cfg, train, evaluated / 2) * slower, 5 * 4 * (train + evaluated / 2),
-            BASE_MEMORY + gaussians(cfg) * 40 * 8 * 4, "GMMs",
+            BASE_MEMORY + gaussians(cfg) * 80 * 8 * (2 * cfg.nj + 1), "GMMs",
         ),
     ]  # fmt: skip
     if "fmllr" in columns:
@@ -163,10 +165,13 @@ def _systems(cfg: DictConfig) -> dict[str, Mapping[str, Any]]:
 
 def gmm_seconds(cfg: DictConfig, train: float, dev: float) -> float:
     """Returns millionths of the core seconds of stage align: frames times `PER_FRAME`."""
-    total = 0.0
-    for name, options in _systems(cfg).items():
-        frames = min(train, options.get("frames") or train)
-        total += frames * len(options["realign"]) * PER_FRAME["realign"] + (train + dev) * PER_FRAME["align"]
+    systems, total = _systems(cfg), 0.0
+    counts = [UTTERANCE * (options.get("utterances") or math.inf) for options in systems.values()]
+    needed = [max(pair) for pair in itertools.pairwise([*counts, math.inf])]  # a system aligns what the next one needs
+    for (name, options), count, aligned in zip(systems.items(), counts, needed, strict=True):
+        frames = min(train, options.get("frames") or train, count if name != "mono" else train)
+        aligned = train if name == cfg.align.system else min(train, aligned)
+        total += frames * len(options["realign"]) * PER_FRAME["realign"] + (aligned + dev) * PER_FRAME["align"]
         mixture = 0.7 * options["gaussians"] / (120 if name == "mono" else options["leaves"])  # mean over the passes
         total += frames * options["iterations"] * mixture * PER_FRAME["em"]
         total += frames * PER_FRAME["tree"] * (name != "mono")

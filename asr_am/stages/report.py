@@ -1,4 +1,4 @@
-"""Stage 10, report: exp/<corpus>/RESULTS.md and plots in exp/<corpus>/report, from the files of the other stages."""
+"""Stage 10, report: exp/<corpus>/RESULTS.md, and the page exp/<corpus>/report/index.html with plots beside it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from asr_am.stages.app import ROOT, corpus_dir, stage, values
+from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.recipe_files import ROOT
 from asr_am.stages.target import Target
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ def write(root: Path, command: str, model: Path | None, logger: dict[str, Any], 
         command: command that makes these results.
         model: directory of the training run of the configuration, None without one.
         logger: the group `logger`.
-        out: directory of the plots.
+        out: directory of the page and of the plots.
     """
     from asr_am.report.write import write_report
 

@@ -7,19 +7,20 @@ rescore=true.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.lm_config import find_text, held_out, lm_config
 from asr_am.stages.systems import language_models, lm_scale_grid, plans, scales_to_try
-from asr_am.stages.target import KEY, Target, git_commit
+from asr_am.stages.target import Target
+from asr_am.stages.train import SPEED_ONLY, check_strategy, start
+from asr_am.stages.train_config import key_target
 
 log = logging.getLogger(__name__)
 
@@ -47,22 +48,25 @@ def lm_target(cfg: DictConfig) -> Target:
         raise InputError(f"lm.name={cfg.lm.name}: is the name of an n-gram LM of this corpus; choose another name")
     text = find_text(root / "data/lm", cfg.lm.text)
     inputs = [root / "data", root / "lang", text]
-    config = {key: value for key, value in values(cfg.lm).items() if key not in ("rescore", "lattice", "nbest")}
-    return Target(root / "lm" / cfg.lm.name, inputs, config, partial(train, root, config, text))
+    return Target(
+        root / "lm" / cfg.lm.name, inputs, lm_key(cfg), partial(train, cfg, text), version=2,
+        exclude=("wandb", "tensorboard", "checkpoints"),
+    )  # fmt: skip
 
 
-def find_text(folder: Path, text: str) -> Path:
-    """Returns the path of a text of the corpus, given by its name, or of any text file."""
-    candidates = folder / f"{text}.txt", Path(text).expanduser()
-    if not folder.exists():
-        return candidates[0]  # the target will name the stage that has not run
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    raise InputError(
-        f"lm.text={text}: no such text, neither {candidates[0]} nor {candidates[1]}; give a text file, or the name of "
-        "a text that stage 0 (data) leaves there"
-    )
+def lm_key(cfg: DictConfig) -> dict[str, Any]:
+    """Returns the values that a trained LM depends on."""
+    lm = values(cfg.lm)
+    train = {key: value for key, value in lm["train"].items() if key not in SPEED_ONLY}
+    strategy = lm["strategy"] | {"_target_": key_target(lm["strategy"]["_target_"])}
+    key = {name: lm[name] for name in ("name", "text", "units", "pieces", "model")}
+    key |= {"train": train, "strategy": strategy}
+    if cfg.lm.learners == 1:
+        return key
+    key |= {"launcher": cfg.lm.launcher.name, "learners": cfg.lm.learners, "faults": values(cfg.cluster.faults)}
+    if cfg.lm.launcher.name == "virtual":
+        key |= {"cluster": values(cfg.cluster), "workload": values(cfg.workload)}
+    return key
 
 
 def rescore_target(cfg: DictConfig, run: str, lm: str) -> Target:
@@ -72,69 +76,42 @@ def rescore_target(cfg: DictConfig, run: str, lm: str) -> Target:
     arpa, recurrent = root / "lm" / lm, root / "lm" / cfg.lm.name
     method = cfg.lm.rescore
     options = {"rescore": method, method: values(cfg.lm)[method], "grid": lm_scale_grid(cfg)}
-    rescored = partial(rescore, root, decoded, arpa, recurrent, options, cfg.nj)
+    rescored = partial(rescore, root, decoded, arpa, recurrent, options, cfg.nj, cfg.train.device)
     return Target(out, [root / "data", decoded, arpa, recurrent], options, rescored)
 
 
-def train(root: Path, config: dict, text: Path, out: Path) -> None:
+def train(cfg: DictConfig, text: Path, out: Path) -> None:
     """Trains the recurrent LM in `out`, or continues there."""
-    from asr_am.lang.lang_dir import read_symbols, vocabulary
-    from asr_am.lang.transcripts import read_transcripts
-    from asr_am.train.lm import HeldOutText, LmOptions, finish, prepare
+    from asr_am.train.lm import finish
 
-    words = vocabulary(read_symbols(root / "lang/words.txt"))
-    dev, test = (
-        HeldOutText([sentence for _, sentence in read_transcripts(root / "data", subset)], words)
-        for subset in ("dev", "test")
-    )
-    options = LmOptions.build(config["model"], config["train"])
-    run = prepare(out, options, text, words, dev, kind=config["units"], pieces=config["pieces"])
-    run.train()
-    provenance = {"commit": git_commit(), "config_hash": (out / KEY).read_text()}
-    finish(run, config["name"], text, test, provenance)
+    config = lm_config(cfg, out)
+    check_strategy(config)
+    OmegaConf.save(cfg, out / "config.yaml", resolve=True)  # the worker processes read it
+    start(config)
+    finish(out, cfg.lm.name, text, *(held_out(corpus_dir(cfg), subset) for subset in ("dev", "test")))
 
 
-def rescore(root: Path, decoded: Path, arpa: Path, recurrent: Path, options: dict, jobs: int, out: Path) -> None:
+def rescore(
+    root: Path, decoded: Path, arpa: Path, recurrent: Path, options: dict, jobs: int, device: str, out: Path
+) -> None:
     """Chooses the weights of the mixture on dev, and writes the words of dev and test under it."""
     from asr_am.decode.lattice_rescore import LatticeOptions
     from asr_am.decode.lm_rescore import rescore as rescore_run
 
     how = LatticeOptions(**options["lattice"]) if options["rescore"] == "lattice" else options["nbest"]
+    grid = scales_to_try(arpa, options["grid"], decoded)
     rescore_run(
-        decoded, root / "data", arpa / "lm.arpa", recurrent / "best.pt", out, grid=scales_to_try(arpa, options["grid"]),
-        how=how, jobs=jobs,
+        decoded, root / "data", arpa / "lm.arpa", recurrent / "best.pt", out, grid=grid, how=how,
+        jobs=jobs, device=device,
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class LmSection:
-    """The options of group `lm`. They are explained in its files."""
-
-    name: str
-    text: str
-    units: Literal["word", "sentencepiece"]
-    pieces: int
-    rescore: Literal["lattice", "nbest"]
-    lattice: Mapping[str, Any]
-    nbest: int
-    model: Mapping[str, Any]
-    train: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        """Raises InputError if a value is out of range."""
-        for name in ("pieces", "nbest"):
-            if getattr(self, name) < 1:
-                raise InputError(f"lm.{name}={getattr(self, name)}: must be at least 1")
 
 
 def check_options(cfg: DictConfig) -> None:
     """Raises InputError if an option of this stage is unknown, of another type or out of range."""
     from asr_am.decode.lattice_rescore import LatticeOptions
-    from asr_am.train.lm import LmOptions
 
-    section = build(LmSection, values(cfg.lm), "lm")
-    build(LatticeOptions, section.lattice, "lm.lattice")
-    LmOptions.build(section.model, section.train)
+    check_strategy(lm_config(cfg, corpus_dir(cfg) / "lm" / cfg.lm.name))
+    build(LatticeOptions, values(cfg.lm)["lattice"], "lm.lattice")
 
 
 main = stage("rescore", targets)

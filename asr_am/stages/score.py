@@ -30,7 +30,7 @@ from asr_am.stages.target import Target, git_commit
 if TYPE_CHECKING:
     from asr_am.decode.lattice import LmScale
     from asr_am.score.scoring import Reference, Score
-    from asr_am.train.run_log import Tracker
+    from asr_am.train.tracking import Tracker
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,8 @@ def score_run(
 
     tracker = tracker_factory(logger)()
     run = words.name
-    grid = scales_to_try(root / "lm" / lm.partition("+")[0], options["grid"])
+    base = lm.partition("+")[0]
+    grid = scales_to_try(root / "lm" / base, options["grid"], root / "decode" / f"{plan.name}_{base}")
     ctms = [words / "ctm" / ctm_name("dev", weights) for weights in grid]
     best, dev_errors, dev_words = best_on_dev(root / "data", grid, jobs, f"{run} on dev", ctms)
     test = Reference(root / "data/test/ref.stm", glm_rules(root / "data"), options["subsets"])

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.options import build, choices
+from asr_am.stages.align import kaldi_ivectors
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.decode import graph_target
 from asr_am.stages.systems import SystemPlan, graph_dir
@@ -73,12 +74,25 @@ def adapt(root: Path, graph: Path, options: dict, jobs: int, out: Path) -> None:
 
 
 def ivector_target(cfg: DictConfig) -> Target:
-    """Returns UBM, extractor and i-vectors, made from the MFCCs."""
+    """Returns UBM, extractor and i-vectors, made from the MFCCs. Or the i-vectors that Kaldi's extractor has made."""
     root = corpus_dir(cfg)
+    if folders := kaldi_ivectors(values(cfg.align)):
+        if missing := [subset for subset in cfg.corpus.sets if subset not in folders]:
+            raise InputError(f"align.ivectors: lacks the set {missing[0]}; give a directory for each set")
+        build_import = partial(import_kaldi_ivectors, root / "features", folders)
+        inputs = [root / "features/mfcc", *folders.values()]
+        return Target(root / "features/ivector", inputs, {"kaldi": sorted(folders)}, build_import)
     options = {key: value for key, value in values(cfg.ivectors).items() if key not in ("name", "device")}
     out, sets = root / "features/ivector", list(cfg.corpus.sets)
     build_ivectors = partial(extract_ivectors, root / "features", options, sets, cfg.nj, cfg.ivectors.device)
     return Target(out, [root / "features/mfcc"], options | {"sets": sets}, build_ivectors)
+
+
+def import_kaldi_ivectors(features_dir: Path, folders: dict[str, Path], out: Path) -> None:
+    """Takes over the i-vectors of Kaldi's extractor."""
+    from asr_am.features.ivector.kaldi_ivectors import import_ivectors
+
+    import_ivectors(folders, features_dir, out)
 
 
 def extract_ivectors(features_dir: Path, options: dict, sets: list[str], jobs: int, device: str, out: Path) -> None:

@@ -42,23 +42,30 @@ def lm_scales(grid: Sequence[Sequence[float]]) -> list[LmScale]:
     return [LmScale(lm, penalty) for lm in lm_weights for penalty in penalties]
 
 
-def scales_to_try(lm_dir: Path, grid: Sequence[Sequence[float]]) -> list[LmScale]:
-    """Returns the LM scales to choose from on dev: only `UNTUNED` if the LM was estimated on the dev transcripts.
+def scales_to_try(lm_dir: Path, grid: Sequence[Sequence[float]], decoded: Path) -> list[LmScale]:
+    """Returns the LM scales to choose from on dev.
 
-    On sentences that an LM knows, the best LM weight is far too large for others.
+    On sentences that an LM knows, the best LM weight is far too large for others. With such an LM it is the one scale
+    that `asr_am.stages.decode` has chosen with another LM, or `UNTUNED`.
 
     Args:
         lm_dir: output of stage lang for the LM.
         grid: LM weights and insertion penalties.
+        decoded: decoding run of the system with this LM.
     """
     from asr_am.decode.lattice import LmScale
-    from asr_am.lang.prepare import KNOWN_SHARE
+    from asr_am.lang.prepare import UNSEEN, knows_dev
 
+    if not knows_dev(lm_dir):
+        return lm_scales(grid)
+    report = decoded / UNSEEN / "decode.json"
+    if not report.is_file():
+        return [LmScale(*UNTUNED)]
     try:
-        listed = float(json.loads((lm_dir / "lm.json").read_text(encoding="utf-8")).get("dev_listed", 0.0))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"{lm_dir / 'lm.json'}: missing or damaged ({error}); run stage 1 (lang) again") from error
-    return lm_scales(grid) if listed < KNOWN_SHARE else [LmScale(*UNTUNED)]
+        chosen = json.loads(report.read_text(encoding="utf-8"))["chosen"]
+        return [LmScale(float(chosen["lm"]), float(chosen["insertion"]))]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{report}: damaged ({error}); run stage 7 (decode) again") from error
 
 
 GMM_FEATURES = {"mono": "mfcc", "tri": "mfcc", "lda_mllt": "lda", "sat": "fmllr"}  # of each GMM

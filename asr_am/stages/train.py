@@ -14,17 +14,20 @@ To read from a recipe to the update of an algorithm:
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.distributed.runtime.slurm import slurm_environment
 from asr_am.distributed.runtime.worker_process import end_process
+from asr_am.egs.epoch_plan import BUFFER
 from asr_am.errors import InputError
 from asr_am.options import choices
 from asr_am.stages.app import corpus_dir, stage, values
@@ -33,10 +36,19 @@ from asr_am.stages.target import Target, held_locks
 from asr_am.stages.train_config import TrainConfig, key_target, num_dedicated_servers, with_current_targets
 from asr_am.stages.train_worker import run_worker
 
+if TYPE_CHECKING:
+    from asr_am.distributed.strategy import Strategy
+
 log = logging.getLogger(__name__)
 
-SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every")  # change rounding at most
-OPTIONAL_KEYS = ("init", "subset")  # part of the key only if they are set, for runs of earlier versions
+SPEED_ONLY = (  # change rounding at most
+    "device", "threads", "workers", "report_every", "checkpoint_every", "checkpoint_minutes",
+)  # fmt: skip
+OPTIONAL_KEYS = ("init", "subset", "shuffle_buffer")  # in the key only if set, for runs of earlier versions
+LATER_OPTIONS: dict[str, dict[str, object]] = {  # the same for options of strategies, with what earlier versions did
+    "bmuf": {"inner": None, "group_size": 1},
+    "dpsgd": {"averagings": 1},
+}
 LAUNCHERS = ("alone", "virtual", "process", "torchrun")
 CHECKPOINT = "checkpoints/checkpoint-?????????"  # a failed run without one is removed
 
@@ -86,11 +98,13 @@ def key_values(cfg: DictConfig) -> dict[str, object]:
     """Returns the values that a finished run depends on. Any other content would outdate all finished runs."""
     train = {key: value for key, value in values(cfg.train).items() if key not in SPEED_ONLY + OPTIONAL_KEYS}
     train |= {"subset": cfg.train.subset} if cfg.train.subset != 1 else {}
+    buffer = cfg.train.get("shuffle_buffer", BUFFER)
+    train |= {"shuffle_buffer": buffer} if buffer != BUFFER else {}
     found = {
         "train": train,
         "model": values(cfg.model),
         "schedule": values(cfg.schedule),
-        "strategy": values(cfg.strategy) | {"_target_": key_target(cfg.strategy._target_)},
+        "strategy": strategy_key(cfg.strategy),
         "seed": cfg.seed,
     }
     if cfg.launcher.name == "alone":
@@ -99,6 +113,13 @@ def key_values(cfg: DictConfig) -> dict[str, object]:
     if cfg.launcher.name == "virtual" or cfg.workload.emulate:
         return found | {"cluster": values(cfg.cluster), "workload": values(cfg.workload)}
     return found | {"faults": values(cfg.cluster.faults)}
+
+
+def strategy_key(strategy: DictConfig) -> dict[str, object]:
+    """Returns the part of the key for the strategy."""
+    later = LATER_OPTIONS.get(strategy.name, {})
+    found = {key: value for key, value in values(strategy).items() if key not in later or value != later[key]}
+    return found | {"_target_": key_target(strategy._target_)}
 
 
 def train_run(cfg: DictConfig, is_leader: bool, out: Path) -> None:
@@ -117,6 +138,11 @@ def train_run(cfg: DictConfig, is_leader: bool, out: Path) -> None:
         training_device(config.options)
         check_strategy(config)
         OmegaConf.save(cfg, out / "config.yaml", resolve=True)  # the worker processes read it
+    start(config)
+
+
+def start(config: TrainConfig) -> None:
+    """Trains any model, with the processes that the launcher says."""
     launchers = {"alone": train_alone, "virtual": train_simulated, "process": train_processes, "torchrun": run_worker}
     launchers[config.launcher](config)
 
@@ -125,7 +151,7 @@ def run_bytes(cfg: DictConfig) -> float:
     """Returns the size of the checkpoints and the model in bytes.
 
     Each learner saves its weights and the optimizer's vectors of the same length. With parameter servers, these vectors
-    exist once. What else a strategy saves is left out.
+    exist once. Equal replicas are saved once. What else a strategy saves is left out.
     """
     import torch
 
@@ -134,62 +160,59 @@ def run_bytes(cfg: DictConfig) -> float:
     from asr_am.train.checkpoint import KEPT
 
     config = TrainConfig.parse(with_current_targets(cfg), corpus_dir(cfg) / "train" / cfg.run)
-    info, optimizer = EgsInfo.load(config.egs_dir), config.options.optimizer
+    info, optimizer = EgsInfo.load(egs_dir(cfg)), config.options.optimizer
     with torch.device("meta"):
         model = make_model(config.options.model, info.dim, info.num_pdfs)
     weights = 4 * sum(parameter.numel() for parameter in model.parameters())
     vectors = 2 if optimizer.kind == "adam" else int(optimizer.momentum > 0)
-    copies = config.learners + vectors * (1 if "servers" in cfg.strategy else config.learners)
+    replicas = 1 if small_strategy(config).equal_replicas else config.learners
+    copies = replicas + vectors * (1 if "servers" in cfg.strategy else replicas)
     return weights * ((KEPT + 1) * copies + 2)  # one checkpoint is written before the oldest goes; best.pt twice
 
 
 def check_strategy(config: TrainConfig) -> None:
     """Finds the options that a learner would refuse, before any learner starts.
 
-    Makes the strategy once, for a model of two weights and a virtual team of the configured size.
-
     Raises:
         InputError: names the option.
     """
+    config.cluster.faults.check(config.size)
+    small_strategy(config).check(config.cluster.faults)
+
+
+def small_strategy(config: TrainConfig) -> Strategy:
+    """Returns the strategy of one learner, for a model of two weights and a virtual team of the configured size."""
     from torch import nn
 
     from asr_am.distributed.cluster_config import Workload
     from asr_am.distributed.flat_params import FlatParams
     from asr_am.distributed.optimizer import Optimizer
     from asr_am.distributed.simulator import SimCluster
-    from asr_am.train.run_setup import check_batch
 
-    check_batch(config.options, config.learners)
     cluster, workload, size = config.cluster, config.workload, config.size
-    cluster.faults.check(size)
     if config.launcher != "virtual":  # the cluster's hosts do not count then, so that any number of learners fits
         cluster = replace(cluster, hosts=1, devices_per_host=size)
         workload = Workload("self", frames_per_second={cluster.device: 1.0})
     sim = SimCluster(cluster, workload, size, config.options.seed, model_elements=2)
     params = FlatParams(nn.Linear(1, 1))
     optimizer = Optimizer(params, config.options.optimizer)
-    config.strategy(params, optimizer, sim.connect(sim.learners[0], "")).check(cluster.faults)
+    strategy: Strategy = config.strategy(params, optimizer, sim.connect(sim.learners[0], ""))
+    return strategy
 
 
 def train_alone(config: TrainConfig) -> None:
     """Trains a single learner in this process."""
-    from asr_am.train.trainer import train
+    from asr_am.distributed.team import SingleProcess
+    from asr_am.train.trainer import train_run
 
-    train(
-        config.egs_dir, config.out, config.options, strategy=config.strategy, tracker=config.make_tracker(),
-        provenance=config.provenance,
-    )  # fmt: skip
+    train_run(config.make_run(), SingleProcess())
 
 
 def train_simulated(config: TrainConfig) -> None:
     """Trains all learners of a virtual cluster in this process."""
-    from asr_am.train.simulate import train_virtually
+    from asr_am.train.simulate import simulate_run
 
-    train_virtually(
-        config.egs_dir, config.out, config.options, learners=config.learners, servers=config.servers,
-        cluster=config.cluster, workload=config.workload, strategy=config.strategy, tracker=config.make_tracker(),
-        provenance=config.provenance,
-    )  # fmt: skip
+    simulate_run(config.make_run(), config.cluster, config.workload, config.servers)
 
 
 def train_processes(config: TrainConfig) -> None:
@@ -198,9 +221,11 @@ def train_processes(config: TrainConfig) -> None:
 
     warn_if_crowded(config)
     command = [sys.executable, "-m", "asr_am.stages.train_worker", str(config.out / "config.yaml")]
+    options = asdict(config.launch_options)
+    del options["share_gpus"]  # concerns the learners only
     launch(
         command, config.size // config.launch_options.nodes, synchronous=config.synchronous,
-        faults=config.cluster.faults, inherited_files=held_locks(), **asdict(config.launch_options),
+        faults=config.cluster.faults, inherited_files=held_locks(), **options,
     )  # fmt: skip
 
 
@@ -218,7 +243,13 @@ def warn_if_crowded(config: TrainConfig) -> None:
         )  # fmt: skip
 
 
-main = stage("train", targets)
+def best_loss(cfg: DictConfig) -> float:
+    """Returns the lowest held-out loss of the finished run, for a sweep that searches."""
+    summary = json.loads((corpus_dir(cfg) / "train" / cfg.run / "summary.json").read_text(encoding="utf-8"))
+    return float(min(summary["heldout_loss"]))
+
+
+main = stage("train", targets, best_loss)
 
 if __name__ == "__main__":
     main()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,14 +20,16 @@ from asr_am.stages.target import KEY, git_commit
 
 if TYPE_CHECKING:
     from asr_am.distributed.cluster_config import Cluster, Workload
-    from asr_am.train.run_log import Tracker
+    from asr_am.train.tracking import Tracker
     from asr_am.train.train_options import TrainOptions
+    from asr_am.train.trainable import Trainable
 
 log = logging.getLogger(__name__)
 
 MOVED = [f"asr_am.distributed.strategies.{module}" for module in (
-    "local", "sync", "hybrid", "dpsgd", "adpsgd", "gtc", "bmuf", "htm", "ps_sync", "ps_async", "psp", "parallax",
-)] + ["asr_am.train.run_log"]  # fmt: skip
+    "local", "sync", "hybrid", "dpsgd", "adpsgd", "gtc", "bmuf", "htm", "ps_sync", "ps_async", "psp",
+)] + ["asr_am.train.tracking", "asr_am.parallax.strategy"]  # fmt: skip
+PARALLAX = "asr_am.parallax.strategy.Parallax"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class LaunchOptions:
         timeout: seconds to wait for the others at the start.
         key_file: shared secret of all hosts.
         encrypt: what to encrypt, see conf/launcher.
+        share_gpus: several learners of a host may compute on one GPU.
     """
 
     nodes: int = 1
@@ -53,6 +56,7 @@ class LaunchOptions:
     timeout: float = 60.0
     key_file: str | None = None
     encrypt: bool | None = None
+    share_gpus: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class TrainConfig:
 
     Attributes:
         out: directory of the run.
-        egs_dir: training examples.
+        open_run: makes the run of an acoustic model or a language model in this process.
         options: options of the training.
         learners: ranks that compute gradients.
         servers: further ranks that only serve parameters.
@@ -75,7 +79,7 @@ class TrainConfig:
     """
 
     out: Path
-    egs_dir: Path
+    open_run: Callable[[TrainConfig, TrainOptions], Trainable]
     options: TrainOptions
     learners: int
     servers: int
@@ -97,9 +101,14 @@ class TrainConfig:
         """True if all learners take their steps together."""
         return bool(self.strategy.func.synchronous)
 
+    def make_run(self, rank: int = 0) -> Trainable:
+        """Returns the run for the learner of this rank. Ranks that only serve parameters compute on the CPU."""
+        options = self.options if rank < self.learners else replace(self.options, device="cpu")
+        return self.open_run(self, options)
+
     @classmethod
     def parse(cls, cfg: DictConfig, out: Path) -> TrainConfig:
-        """Parses a configuration.
+        """Parses the configuration of an acoustic model's run.
 
         Args:
             cfg: the whole configuration.
@@ -108,28 +117,55 @@ class TrainConfig:
         Raises:
             InputError: an option is unknown, of another type, out of range or does not fit another one.
         """
-        from asr_am.distributed.cluster_config import Cluster, Workload
         from asr_am.train.train_options import TrainOptions
 
-        launcher = cfg.launcher.name
-        launch_values = {key: value for key, value in values(cfg.launcher).items() if key not in ("name", "suffix")}
+        options = TrainOptions.build(values(cfg.train), without_name(cfg.model), values(cfg.schedule), cfg.seed)
+        open_run = partial(_open_acoustic, egs_dir(cfg))
+        return cls.parse_for(cfg, out, options, open_run, cfg, {"model": cfg.model.name})
+
+    @classmethod
+    def parse_for(
+        cls, cfg: DictConfig, out: Path, options: TrainOptions,
+        open_run: Callable[[TrainConfig, TrainOptions], Trainable], launch: DictConfig, provenance: dict[str, Any],
+        where: str = "",
+    ) -> TrainConfig:  # fmt: skip
+        """Parses the options of the training of any model.
+
+        Args:
+            cfg: the whole configuration.
+            out: directory of the run.
+            options: options of the training.
+            open_run: makes the run.
+            launch: the section with `learners`, `launcher` and `strategy`.
+            provenance: more about the origin of the run.
+            where: prefix of that section in messages.
+
+        Raises:
+            InputError: as of `parse`.
+        """
+        from asr_am.distributed.cluster_config import Cluster, Workload
+        from asr_am.train.run_setup import check_batch
+
+        check_batch(options.batch_size, launch.learners, where)
+        launcher = launch.launcher.name
+        launch_values = {key: value for key, value in values(launch.launcher).items() if key not in ("name", "suffix")}
         config = cls(
             out=out,
-            egs_dir=egs_dir(cfg),
-            options=TrainOptions.build(values(cfg.train), without_name(cfg.model), values(cfg.schedule), cfg.seed),
-            learners=cfg.learners,
-            servers=num_dedicated_servers(cfg),
-            strategy=strategy_factory(values(cfg.strategy)),
+            open_run=open_run,
+            options=options,
+            learners=launch.learners,
+            servers=num_dedicated_servers(launch),
+            strategy=strategy_factory(values(launch.strategy), f"{where}strategy"),
             cluster=Cluster.build(values(cfg.cluster)),
             workload=Workload.build(values(cfg.workload)),
             launcher=launcher,
-            launch_options=build(LaunchOptions, launch_values, "launcher"),
+            launch_options=build(LaunchOptions, launch_values, f"{where}launcher"),
             make_tracker=tracker_factory(values(cfg.logger)),
-            provenance=_provenance(cfg, out),
+            provenance=_provenance(cfg, launch, out) | provenance,
         )
         if launcher == "torchrun" and not config.synchronous:
             raise InputError(
-                f"launcher=torchrun: strategy={cfg.strategy.name} is asynchronous, but torchrun's learners move in "
+                f"launcher=torchrun: strategy={launch.strategy.name} is asynchronous, but torchrun's learners move in "
                 "step; use launcher=process"
             )
         nodes = config.launch_options.nodes
@@ -141,35 +177,52 @@ class TrainConfig:
         return config
 
 
-def _provenance(cfg: DictConfig, out: Path) -> dict[str, Any]:
+def _open_acoustic(egs: Path, config: TrainConfig, options: TrainOptions) -> Trainable:
+    from asr_am.train.run_setup import RunSetup
+
+    return RunSetup(
+        egs, config.out, options, config.strategy, learners=config.learners, tracker=config.make_tracker(),
+        provenance=config.provenance, share_gpus=config.launch_options.share_gpus,
+    )  # fmt: skip
+
+
+def _provenance(cfg: DictConfig, launch: DictConfig, out: Path) -> dict[str, Any]:
     """Returns the origin of a run. These names are keys of summary.json."""
     key = out / KEY  # the leading host writes it, perhaps after the others have come here
-    options = {name: value for name, value in without_name(cfg.strategy).items() if not name.startswith("_")}
+    options = {name: value for name, value in without_name(launch.strategy).items() if not name.startswith("_")}
     return {
         "commit": git_commit(),
         "config_hash": key.read_text() if key.exists() else "",
         "strategy_options": options,
-        "launcher": cfg.launcher.name,
-        "model": cfg.model.name,
+        "launcher": launch.launcher.name,
         "cluster": cfg.cluster.name,
         "workload": cfg.workload.name,
         "faults": {name: value for name, value in values(cfg.cluster.faults).items() if value},
     }
 
 
-def strategy_factory(strategy: dict[str, Any]) -> Any:
+def strategy_factory(strategy: dict[str, Any], where: str = "strategy") -> Any:
     """Returns a `functools.partial` of a strategy's class with its options, whose types it checks.
 
     Args:
         strategy: values of the group.
+        where: name of the section in messages.
 
     Raises:
         InputError: the class is no strategy of this project, or an option is unknown or of another type.
     """
     from asr_am.distributed.strategy import Strategy
 
+    return _strategy_factory(strategy, where, Strategy)
+
+
+def _strategy_factory(strategy: dict[str, Any], where: str, base: type) -> partial[Any]:
     options = {name: value for name, value in strategy.items() if name != "name"}
-    return _factory(options, "strategy", "asr_am.distributed.strategies", Strategy)
+    if isinstance(options.get("inner"), dict):
+        options["inner"] = _strategy_factory(options["inner"], f"{where}.inner", base)
+    own = current_target(str(strategy.get("_target_"))) == PARALLAX
+    package = "asr_am.parallax.strategy" if own else "asr_am.distributed.strategies"
+    return _factory(options, where, package, base)
 
 
 def tracker_factory(logger: dict[str, Any]) -> Callable[[], Tracker]:
@@ -181,9 +234,9 @@ def tracker_factory(logger: dict[str, Any]) -> Callable[[], Tracker]:
     Raises:
         InputError: an option is unknown or of another type, or a package is not installed.
     """
-    from asr_am.train.run_log import Tracker
+    from asr_am.train.tracking import Tracker
 
-    factory: partial[Tracker] = _factory(logger, "logger", "asr_am.train.run_log", Tracker)
+    factory: partial[Tracker] = _factory(logger, "logger", "asr_am.train.tracking", Tracker)
     factory()  # finds now, before any learner starts, what its constructor refuses
     return factory
 
@@ -218,22 +271,22 @@ def num_dedicated_servers(cfg: DictConfig) -> int:
 
 def _old_target(target: str) -> str:
     """Returns the path that an earlier version had for a strategy or a tracker of this one."""
-    if target == "asr_am.distributed.strategies.parallax.Parallax":
+    if target in (PARALLAX, "asr_am.distributed.strategies.parallax.Parallax"):
         return "asr_am.distributed.parallax.strategy.Parallax"
-    if target.startswith("asr_am.train.run_log."):
-        return target.replace(".run_log.", ".tracking.")
+    if target.startswith("asr_am.train.tracking."):
+        return target.replace(".tracking.", ".run_log.")
     return target.replace("asr_am.distributed.strategies.", "asr_am.distributed.")
 
 
 def key_target(target: str) -> str:
-    """Returns a strategy's path as keys of training runs name it: with the old path, so that none is outdated."""
-    return _old_target(target)
+    """Returns a strategy's path as keys of training runs name it: with the old path, if it has one."""
+    return _old_target(target) if target.rpartition(".")[0] in MOVED else target
 
 
 def current_target(target: str) -> str:
     """Returns the present path of a strategy or a tracker, given the present or an old one."""
-    name = target.rpartition(".")[2]
-    return next((f"{module}.{name}" for module in MOVED if _old_target(f"{module}.{name}") == target), target)
+    name, old = target.rpartition(".")[2], _old_target(target)
+    return next((f"{module}.{name}" for module in MOVED if _old_target(f"{module}.{name}") == old), target)
 
 
 def with_current_targets(cfg: DictConfig) -> DictConfig:

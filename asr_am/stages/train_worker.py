@@ -1,6 +1,7 @@
 """One learner of a run: `python -m asr_am.stages.train_worker exp/<corpus>/train/<run>/config.yaml`.
 
-Stage `train` starts this program with launcher=process, and calls `run_worker` with launcher=torchrun.
+Stages `train` and `rescore` start this program with launcher=process. The latter gives it exp/<corpus>/lm/<name>, a
+language model. With launcher=torchrun, stage `train` calls `run_worker`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from asr_am.distributed.launch_spec import EXIT_FAILURE, EXIT_USER_ERROR
 from asr_am.distributed.runtime.worker_process import end_process, set_parent_death_signal
 from asr_am.errors import ConnectionLost, InputError
 from asr_am.stages.app import disk_problem, start_logging
+from asr_am.stages.lm_config import lm_config
 from asr_am.stages.train_config import TrainConfig
 
 if TYPE_CHECKING:
@@ -28,12 +30,10 @@ log = logging.getLogger(__name__)
 
 def run_worker(config: TrainConfig) -> None:
     """Trains as the learner that the environment of this process names."""
-    from asr_am.train.trainer import train
+    from asr_am.train.trainer import train_run
 
-    train(
-        config.egs_dir, config.out, config.options, strategy=config.strategy, tracker=config.make_tracker(),
-        provenance=config.provenance, team=connect_team(config), servers=config.servers, faults=config.cluster.faults,
-    )  # fmt: skip
+    team = connect_team(config)
+    train_run(config.make_run(team.rank), team, config.cluster.faults)
 
 
 def connect_team(config: TrainConfig) -> Team:
@@ -56,7 +56,8 @@ def read_config(path: Path) -> TrainConfig:
     try:
         cfg = OmegaConf.load(intact(path))
         assert isinstance(cfg, DictConfig)
-        return TrainConfig.parse(cfg, path.parent)
+        parse = lm_config if path.parents[1].name == "lm" else TrainConfig.parse
+        return parse(cfg, path.parent)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except Exception as error:  # OmegaConf, YAML and a missing section raise many types

@@ -1,7 +1,8 @@
 """Checkpoints of a training run, complete enough that a killed run continues bit for bit.
 
 A checkpoint is a directory with `run.pt`, the progress of the run, and a `learner-<rank>.pt` per learner with its
-weights, its optimizer and the rest of its strategy's state. After an epoch that is the best so far it has a `best.pt`.
+weights, its optimizer and the rest of its strategy's state. Where replicas are equal, only the first learner's file has
+weights and optimizer. After an epoch that is the best so far it has a `best.pt`.
 It is written under a temporary name and renamed when all parts are on disk. The last two are kept.
 
 Leaders follow each other in *terms*, numbered by the files `.term-<number>`, which name the launch and the leader. Only
@@ -49,6 +50,7 @@ class TrainProgress:
         history: the record of each finished epoch.
         seconds_per_epoch: seconds of each finished epoch.
         batches_per_learner: number of batches by rank.
+        pace: updates that the next checkpoint is after, where checkpoints are made by time. 0 before the first one.
     """
 
     epoch: int = 0
@@ -63,24 +65,24 @@ class TrainProgress:
     history: list[dict[str, float]] = field(default_factory=list)
     seconds_per_epoch: list[float] = field(default_factory=list)
     batches_per_learner: dict[int, int] = field(default_factory=dict)
+    pace: int = 0
 
-    def after_epoch(self, loss: float, error: float, consensus_distance: float) -> TrainProgress:
+    def after_epoch(self, loss: float, error: float | None, consensus_distance: float) -> TrainProgress:
         """Returns the progress after the current epoch, whose last segment is finished.
 
         Args:
             loss: held-out loss.
-            error: held-out share of wrong frames.
+            error: held-out share of wrong frames. None: the model classifies no frames, and has a perplexity.
             consensus_distance: distance of the learners from their consensus.
         """
         totals = LossSums(*self.totals)  # type: ignore[arg-type]
-        record = {
-            "epoch": self.epoch + 1,
-            "heldout_loss": round(loss, 6),
-            "heldout_frame_error": round(error, 6),
-            "train_loss": round(totals.mean_loss, 6),
-            "train_frame_accuracy": round(totals.accuracy, 6),
-            "consensus_distance": consensus_distance,
-        }
+        record = {"epoch": self.epoch + 1, "heldout_loss": round(loss, 6)}
+        if error is None:
+            record |= {"heldout_perplexity": round(math.exp(loss), 4), "train_loss": round(totals.mean_loss, 6)}
+        else:
+            record |= {"heldout_frame_error": round(error, 6), "train_loss": round(totals.mean_loss, 6)}
+            record |= {"train_frame_accuracy": round(totals.accuracy, 6)}
+        record["consensus_distance"] = consensus_distance
         seconds = round(self.seconds - sum(self.seconds_per_epoch), 3)
         return replace(
             self, epoch=self.epoch + 1, done=0, updates_before=self.updates, frames=self.frames + totals.frames,
@@ -185,19 +187,21 @@ class Checkpoints:
         disk.make_dir(self._partial(updates))
         return self._partial(updates) / BEST
 
+    def completed(self, updates: int) -> bool:
+        """True if this launch has completed the checkpoint after `updates` updates: a leader that has died since."""
+        final = self.directory / f"checkpoint-{updates:09d}"
+        return final.exists() and not any(self.directory.glob(f"{final.name}.{self._launch}.*"))
+
     def commit(self, updates: int, state: dict[str, Any]) -> None:
         """Completes a checkpoint. Called by the leader, after all have saved their parts.
 
-        Does nothing if another leader has completed it, which died before it could tell. Else it takes the parts over
-        from that leader.
+        It takes the parts over from a leader that has died before it could complete them.
         """
         final = self.directory / f"checkpoint-{updates:09d}"
         own = self.directory / f"{final.name}.{self._launch}.{self.writer}partial"
         for found in self.directory.glob(f"{final.name}.{self._launch}.*"):
             if found != own:
                 disk.rename(found, own)
-        if not own.exists() and final.exists():
-            return
         write_torch({"format": FORMAT, "fingerprint": self.fingerprint, **state}, own / "run.pt")
         self.check()
         if final.exists():

@@ -64,10 +64,13 @@ class _FrameLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         W, b = W_PH.to(h_NH.dtype), b_P.to(h_NH.dtype)
         loss, correct = h_NH.new_zeros((), dtype=torch.float32), h_NH.new_zeros((), dtype=torch.float32)
-        dh_NH, dW_PH, db_P = torch.empty_like(h_NH), torch.zeros_like(W_PH), torch.zeros_like(b_P)
         on_cpu = h_NH.device.type == "cpu"
         frames = max((CPU_PART if on_cpu else GPU_PART) // len(W), 1)
-        for h, y, dh in zip(h_NH.split(frames), y_N.split(frames), dh_NH.split(frames), strict=True):
+        if needs_gradient:
+            dh_NH, dW_PH, db_P = torch.empty_like(h_NH), torch.zeros_like(W_PH), torch.zeros_like(b_P)
+            ctx.save_for_backward(dh_NH, dW_PH, db_P)
+        for first in range(0, len(h_NH), frames):
+            h, y = h_NH[first : first + frames], y_N[first : first + frames]
             z = functional.linear(h, W, b)
             rows = max(CACHED // len(W), 1) if on_cpu else len(z)
             for z_rows, y_rows in zip(z.split(rows), y.split(rows), strict=True):
@@ -75,11 +78,9 @@ class _FrameLoss(torch.autograd.Function):
                 loss += loss_rows
                 correct += correct_rows
             if needs_gradient:  # z is the gradient of the logits now
-                torch.mm(z, W, out=dh)
+                torch.mm(z, W, out=dh_NH[first : first + frames])
                 dW_PH += z.mT @ h
                 db_P += z.sum(0, dtype=torch.float32)
-        if needs_gradient:
-            ctx.save_for_backward(dh_NH, dW_PH, db_P)
         ctx.mark_non_differentiable(correct)
         return loss, correct
 

@@ -15,17 +15,25 @@ from torch import Tensor
 from asr_am.distributed.flat_params import BucketHook, FlatParams
 from asr_am.distributed.leases import Lease, Leases, StepResult
 from asr_am.distributed.optimizer import Optimizer
-from asr_am.egs.loader import Batch, EpochPlan, Loader
+from asr_am.egs.loader import Batch, Loader
 from asr_am.egs.stateless_rng import seed_of
 from asr_am.model.acoustic import AcousticModel
 from asr_am.train.frame_loss import batch_loss
 from asr_am.train.schedule import Schedule
 from asr_am.train.train_options import TrainOptions
+from asr_am.train.trainable import Batch as AnyBatch
+from asr_am.train.trainable import LearnerState, Plan
 
 
 def matrix_dtype(options: TrainOptions) -> torch.dtype:
     """Returns the dtype of matrix products."""
     return torch.bfloat16 if options.precision == "bfloat16" else torch.float32
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """Copies a tensor of the host without waiting for the GPU, which needs pinned memory for that."""
+    pinned = device.type == "cuda" and not x.is_cuda
+    return (x.pin_memory() if pinned else x).to(device, non_blocking=True)
 
 
 def seed_dropout(seed: int, device: torch.device) -> None:
@@ -40,7 +48,7 @@ def seed_dropout(seed: int, device: torch.device) -> None:
 
 @dataclass
 class ModelState:
-    """One learner's model and all that its gradients need.
+    """One learner's acoustic model and all that its gradients need (`trainable.LearnerState`).
 
     Attributes:
         model: the network.
@@ -59,23 +67,14 @@ class ModelState:
     device: torch.device
 
     def backward(self, batch: Batch, loss_denominator: float, on_bucket: BucketHook | None) -> tuple[Tensor, Tensor]:
-        """Fills `params.g` with the gradient of summed loss / `loss_denominator`.
-
-        Args:
-            batch: examples, computed in `options.accumulation` parts.
-            loss_denominator: frames to divide the loss by.
-            on_bucket: called as soon as a bucket of gradients is complete.
-
-        Returns:
-            Summed loss and number of correct frames, both scalars on the device.
-        """
+        """See `LearnerState.backward`. Computes the batch in `options.accumulation` parts."""
         self.params.g.zero_()
         loss_sum, correct = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         dtype = matrix_dtype(self.options)
         size = -(-len(batch.lengths_B) // self.options.accumulation)
         parts = list(zip(*(t.split(size) for t in (batch.x_BTF, batch.targets_BT, batch.lengths_B)), strict=True))
         for k, (x_BTF, targets_BT, lengths_B) in enumerate(parts):
-            x_BTF, targets_BT = (t.to(self.device, non_blocking=True) for t in (x_BTF, targets_BT))
+            x_BTF, targets_BT = (to_device(t, self.device) for t in (x_BTF, targets_BT))
             part_loss, part_correct = batch_loss(
                 self.model, x_BTF, lengths_B, targets_BT, dtype, self.options.label_smoothing
             )
@@ -98,11 +97,11 @@ class GradientComputer:
     """
 
     def __init__(
-        self, model_state: ModelState, plan: EpochPlan, leases: Leases, schedule: Schedule, read_ahead: bool
+        self, model_state: LearnerState, plan: Plan, leases: Leases, schedule: Schedule, read_ahead: bool
     ) -> None:
         self._model_state, self._plan, self._schedule = model_state, plan, schedule
         self._leases: Iterator[Lease] = iter(leases.lease, None)
-        self._batches: Iterator[Batch] | None = None
+        self._batches: Iterator[AnyBatch] | None = None
         if read_ahead and leases.ahead:
             known = list(self._leases)
             self._leases = iter(known)
@@ -125,7 +124,7 @@ class GradientComputer:
         # Dropout depends on the batch and not on the learner that leased it.
         seed_dropout(seed_of(learner.options.seed, epoch, batch.id), learner.device)
         loss_sum, correct = learner.backward(batch, lease.loss_denominator, on_bucket)
-        return StepResult(lease, batch.frames, len(batch.lengths_B), lr, loss_sum, correct, digest=batch.digest)
+        return StepResult(lease, batch.frames, len(batch), lr, loss_sum, correct, digest=batch.digest)
 
 
 class Validator:
@@ -151,7 +150,7 @@ class Validator:
         sums_2 = torch.zeros(2, dtype=torch.float64, device=self._device)
         frames, dtype = 0, matrix_dtype(self._options)
         for batch in self._loader.batches(self._plan, range(len(self._plan))):
-            x_BTF, targets_BT = batch.x_BTF.to(self._device), batch.targets_BT.to(self._device)
+            x_BTF, targets_BT = (to_device(t, self._device) for t in (batch.x_BTF, batch.targets_BT))
             sums_2 += torch.stack(batch_loss(self.model, x_BTF, batch.lengths_B, targets_BT, dtype))
             frames += batch.frames
         loss, correct = sums_2.tolist()

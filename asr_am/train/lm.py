@@ -1,9 +1,15 @@
-"""Training of a recurrent language model on one GPU or one core, with dev perplexity after each epoch.
+"""Training of a recurrent language model by the loop of the acoustic models (`trainer`).
 
-A killed run continues from its checkpoint, on a CPU bit for bit. The run's directory has best.pt
-(`asr_am.model.lm_file`), metrics.jsonl, summary.json, lm.json and checkpoint.pt.
+    read_text    a text and the words of the lexicon -> units, and rows of units
+    LmData       rows -> batches. A batch of one learner is a part of a batch of all
+    LmRun        what the loop needs: model, batches, dev perplexity, best.pt
+    finish       summary.json and lm.json of the best model
 
-Shapes: N units of the text, R rows (sentences, long ones in pieces), B rows of a batch, T units of its longest.
+The run's directory has best.pt (`asr_am.model.lm_file`), metrics.jsonl, leases.jsonl, summary.json, lm.json and
+checkpoints.
+
+Shapes: M units of the text, R rows (sentences, long ones in pieces), N rows of an epoch in the order of training, B
+rows of a batch, T units of its longest.
 """
 
 from __future__ import annotations
@@ -12,10 +18,12 @@ import array
 import json
 import logging
 import math
-import time
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, astuple, dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,21 +32,30 @@ import torch
 from torch import Tensor, nn
 
 from asr_am.data.textfile import write_lines
+from asr_am.distributed.flat_params import BucketHook, FlatParams
+from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
+from asr_am.distributed.strategies.local import Local
+from asr_am.distributed.strategy import Strategy
+from asr_am.distributed.team import Team
+from asr_am.egs.stateless_rng import combine
 from asr_am.errors import InputError
 from asr_am.lang.mixture import counted, perplexity
 from asr_am.lang.transcripts import read_sentences
 from asr_am.lang.units import BOUNDARY, Units, make_units
 from asr_am.model.lm_file import load_lm, save_lm
 from asr_am.model.lm_scorer import word_logprobs
-from asr_am.model.lstm_lm import IGNORED, LstmLm, LstmLmOptions
-from asr_am.model.model_file import read_torch, write_torch
+from asr_am.model.lstm_lm import IGNORED, BatchPart, LstmLm, LstmLmOptions
 from asr_am.options import build
-from asr_am.train.run_log import JsonLines, TrainingBar
+from asr_am.train.checkpoint import Checkpoints
+from asr_am.train.run_log import RunLog, TrainingBar
+from asr_am.train.run_setup import StrategyFactory, check_batch, training_device
+from asr_am.train.schedule import Plateau
+from asr_am.train.tracking import NoTracker, Tracker
+from asr_am.train.train_options import TrainOptions
+from asr_am.train.trainable import first_batch
 
 log = logging.getLogger(__name__)
-FORMAT = "asr_am language model checkpoint 1"
 MIN_KNOWN = 0.5  # share of known words below which text and lexicon cannot belong together
-MIN_GAIN = 1e-3  # share by which dev perplexity must fall, or the rate is lowered
 REMEDY = "set lm.text to the name of a text of the corpus, or to a text file"
 
 
@@ -49,16 +66,19 @@ class LmOptions:
     Attributes:
         model: the network.
         epochs: maximum number of epochs.
-        batch_size: sentences of a batch.
+        batch_size: sentences of a batch, of all learners together.
         longest: units after which a sentence is cut.
         optimizer: the update rule.
         rate: first learning rate.
         decay: factor on the rate after each epoch that did not lower dev perplexity.
         patience: number of such epochs in a row that ends the training.
         accumulator: first value of Adagrad's sums.
-        clip_norm: upper limit of the norm of the LSTM's gradient. 0: none.
+        clip_norm: upper limit of the gradient's norm. 0: none.
         seed: seed of weights, order of batches and dropout.
-        checkpoint_every: batches between two checkpoints. There is also one after each epoch.
+        device: auto takes the GPU if there is one.
+        threads: threads of arithmetic of each learner on the CPU.
+        report_every: updates between two lines of metrics.jsonl.
+        checkpoint_every: updates between two checkpoints. There is also one after each epoch.
     """
 
     model: LstmLmOptions = field(default_factory=LstmLmOptions)
@@ -72,17 +92,17 @@ class LmOptions:
     accumulator: float = 1e-6
     clip_norm: float = 1.0
     seed: int = 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = 1
+    report_every: int = 100
     checkpoint_every: int = 1000
 
     def __post_init__(self) -> None:
         """Raises InputError if a value is out of range."""
-        for name in ("epochs", "batch_size", "longest", "patience", "checkpoint_every"):
+        positive = ("epochs", "batch_size", "longest", "patience", "threads", "report_every", "checkpoint_every")
+        for name in positive:
             if getattr(self, name) < 1:
                 raise InputError(f"lm.train.{name}={getattr(self, name)}: must be at least 1")
-        if self.model.sparse and self.optimizer == "adam":
-            raise InputError(
-                "lm.model.sparse=true: Adam takes no sparse gradients; set lm.train.optimizer=adagrad or sgd"
-            )
         if self.rate <= 0 or not 0 < self.decay <= 1 or self.clip_norm < 0 or self.accumulator < 0:
             raise InputError(
                 "lm.train: rate must be above 0, decay above 0 and at most 1, clip_norm and accumulator not negative"
@@ -93,9 +113,17 @@ class LmOptions:
         """Builds the options from plain values. Raises InputError if one is unknown or of another type."""
         return build(cls, {"model": build(LstmLmOptions, model, "lm.model"), **train}, "lm.train")
 
-    def plain(self) -> dict[str, Any]:
-        """Returns the options as nested plain values."""
-        return asdict(self)
+    def train_options(self) -> TrainOptions:
+        """Returns the options of the training loop, which leave `model` and `longest` out."""
+        optimizer = OptimizerOptions(
+            self.optimizer, momentum=0.9 if self.optimizer == "adam" else 0.0, clip_norm=self.clip_norm,
+            accumulator=self.accumulator,
+        )  # fmt: skip
+        return TrainOptions(
+            epochs=self.epochs, batch_size=self.batch_size, seed=self.seed, optimizer=optimizer,
+            schedule=Plateau(self.rate, self.decay, self.patience), device=self.device, threads=self.threads,
+            report_every=self.report_every, checkpoint_every=self.checkpoint_every,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -103,33 +131,142 @@ class Text:
     """A text as numbers. A row is a sentence or a piece of one, and is predicted from its start.
 
     Attributes:
-        unit_N: int32, a BOUNDARY, then the units of each sentence and the BOUNDARY that ends it.
+        unit_M: int32, a BOUNDARY, then the units of each sentence and the BOUNDARY that ends it.
         begin_R: first unit of each row.
-        end_R: end of each row: unit_N[begin:end] predicts unit_N[begin+1:end+1].
+        end_R: end of each row: unit_M[begin:end] predicts unit_M[begin+1:end+1].
     """
 
-    unit_N: np.ndarray
+    unit_M: np.ndarray
     begin_R: np.ndarray
     end_R: np.ndarray
 
-    def batches(self, size: int, seed: int, epoch: int) -> list[np.ndarray]:
-        """Returns the rows of each batch of an epoch. Rows of a batch have about equal length.
+    def __len__(self) -> int:
+        return len(self.begin_R)
 
-        The order depends on (seed, epoch) only.
-        """
-        rng = np.random.default_rng((seed, epoch))
-        order_R = np.lexsort((rng.random(len(self.begin_R)), self.end_R - self.begin_R))
-        cuts = np.arange(size, len(order_R), size)
-        parts = np.split(order_R, cuts)
-        return [parts[number] for number in rng.permutation(len(parts))]
+    @property
+    def length_R(self) -> np.ndarray:
+        """Units of each row."""
+        return self.end_R - self.begin_R
 
-    def batch(self, row_B: np.ndarray) -> tuple[Tensor, Tensor]:
+    def tensors(self, row_B: np.ndarray) -> tuple[Tensor, Tensor]:
         """Returns (input, target), both int64 [B, T]. The target is IGNORED after the end of a row."""
-        unit_BT = np.arange((self.end_R - self.begin_R)[row_B].max()) + self.begin_R[row_B, None]
+        unit_BT = np.arange(self.length_R[row_B].max()) + self.begin_R[row_B, None]
         inside_BT = unit_BT < self.end_R[row_B, None]
         unit_BT = np.where(inside_BT, unit_BT, 0)
-        target_BT = np.where(inside_BT, self.unit_N[unit_BT + 1], IGNORED)
-        return torch.from_numpy(self.unit_N[unit_BT].astype(np.int64)), torch.from_numpy(target_BT.astype(np.int64))
+        target_BT = np.where(inside_BT, self.unit_M[unit_BT + 1], IGNORED)
+        return torch.from_numpy(self.unit_M[unit_BT].astype(np.int64)), torch.from_numpy(target_BT.astype(np.int64))
+
+
+@dataclass(frozen=True)
+class LmPlan:
+    """Rows of one epoch (`trainable.Plan`).
+
+    Attributes:
+        row_N: row of the text.
+        frames_N: units of each row.
+        batch_size: rows of a learner's batch.
+        whole: rows of a batch of all learners.
+        epoch: the epoch.
+    """
+
+    row_N: np.ndarray
+    frames_N: np.ndarray
+    batch_size: int
+    whole: int
+    epoch: int
+
+    def __len__(self) -> int:
+        return -(-len(self.row_N) // self.batch_size)
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.row_N)
+
+    @property
+    def num_frames(self) -> int:
+        return int(self.frames_N.sum())
+
+    def frames(self, rows: slice) -> np.ndarray:
+        """Returns the units of consecutive rows."""
+        return self.frames_N[rows]
+
+    def rows(self, number: int) -> np.ndarray:
+        """Returns the rows of a learner's batch."""
+        return self.row_N[number * self.batch_size : (number + 1) * self.batch_size]
+
+    def part(self, number: int) -> BatchPart:
+        """Returns the place of a learner's batch in that of all learners."""
+        first = number * self.batch_size // self.whole * self.whole
+        frames_B = self.frames_N[first : first + self.whole]
+        return BatchPart(number * self.batch_size - first, len(frames_B), int(frames_B.max()))
+
+
+@dataclass(frozen=True)
+class LmBatch:
+    """Rows padded to equal length (`trainable.Batch`).
+
+    Attributes:
+        id: number of the batch of all learners in its epoch, from which dropout and samples are drawn.
+        part: place in that batch.
+        input_BT: units.
+        target_BT: next units, IGNORED in the padding.
+        frames: number of targets.
+        digest: identity of the rows.
+    """
+
+    id: int
+    part: BatchPart
+    input_BT: Tensor
+    target_BT: Tensor
+    frames: int
+    digest: int
+
+    def __len__(self) -> int:
+        return len(self.input_BT)
+
+
+class LmData:
+    """Batches of a text (`trainable.Data`).
+
+    Args:
+        text: the text.
+        batch_size: rows of a batch of all learners.
+        learners: number of learners that share it.
+        seed: seed of the order.
+    """
+
+    def __init__(self, text: Text, batch_size: int, learners: int, seed: int) -> None:
+        self.text, self._all, self._own, self._seed = text, batch_size, batch_size // learners, seed
+
+    def plan(self, epoch: int) -> LmPlan:
+        """Returns the rows of an epoch. Rows of a batch of all learners have about equal length.
+
+        The order depends on (seed, epoch) and the batch of all learners only. The batch with fewer rows is the last.
+        """
+        rng = np.random.default_rng((self._seed, epoch))
+        order_R = np.lexsort((rng.random(len(self.text)), self.text.length_R))
+        whole = len(order_R) // self._all * self._all
+        parts = order_R[:whole].reshape(-1, self._all)
+        row_N = np.concatenate([parts[rng.permutation(len(parts))].reshape(-1), order_R[whole:]])
+        return LmPlan(row_N, self.text.length_R[row_N], self._own, self._all, epoch)
+
+    def batch(self, plan: LmPlan, number: int) -> LmBatch:
+        """Assembles batch `number` of `plan`."""
+        row_B, of_all = plan.rows(number), number * plan.batch_size // plan.whole
+        units = int(self.text.length_R[row_B].sum())
+        return LmBatch(of_all, plan.part(number), *self.text.tensors(row_B), units, self._digest(row_B))
+
+    def batches(self, plan: LmPlan, numbers: Iterable[int]) -> Iterator[LmBatch]:
+        """Yields the batches with these numbers."""
+        return (self.batch(plan, number) for number in numbers)
+
+    def digests(self, plan: LmPlan, first: int, end: int) -> tuple[int, ...]:
+        """Returns the 48-bit identities of the batches from `first` to `end` (exclusive)."""
+        return tuple(self._digest(plan.rows(number)) for number in range(first, end))
+
+    def _digest(self, row_B: np.ndarray) -> int:
+        key_B = combine(row_B, self.text.begin_R[row_B], self.text.end_R[row_B])
+        return int(key_B.sum(dtype=np.uint64) >> np.uint64(16))
 
 
 def count_words(path: Path) -> Counter[str]:
@@ -177,36 +314,43 @@ class HeldOutText:
 
 
 @dataclass
-class LmProgress:
-    """Progress of a run, saved in its checkpoint under these names.
+class LmState:
+    """One learner's language model (`trainable.LearnerState`).
 
     Attributes:
-        epoch: finished epochs.
-        done: finished batches of the current epoch.
-        rate: learning rate of the current epoch.
-        best: lowest dev perplexity.
-        worse: epochs since the last one that lowered it.
-        loss: summed loss of the current epoch.
-        units: units of the current epoch so far.
-        seconds: seconds of training.
-        kept: bytes of metrics.jsonl.
-        perplexities: dev perplexity of each epoch.
+        model: the network.
+        params: its dense weights and gradients as flat vectors.
+        optimizer: the update rule, which receives the learning rate of each step.
+        loader: training text.
+        options: options of the run.
+        device: where the model is.
     """
 
-    epoch: int = 0
-    done: int = 0
-    rate: float = 0.0
-    best: float = math.inf
-    worse: int = 0
-    loss: float = 0.0
-    units: int = 0
-    seconds: float = 0.0
-    kept: int = 0
-    perplexities: list[float] = field(default_factory=list)
+    model: LstmLm
+    params: FlatParams
+    optimizer: Optimizer
+    loader: LmData
+    options: TrainOptions
+    device: torch.device
+
+    def backward(self, batch: LmBatch, loss_denominator: float, on_bucket: BucketHook | None) -> tuple[Tensor, Tensor]:
+        """See `LearnerState.backward`. No unit counts as correct."""
+        self.params.g.zero_()
+        with self.params.notify_buckets(on_bucket):
+            loss_sum, _ = summed_loss(self.model, batch)
+            (loss_sum / loss_denominator).backward()
+        return loss_sum.detach(), torch.zeros((), device=self.device)
+
+
+def summed_loss(model: nn.Module, batch: LmBatch) -> tuple[Tensor, float]:
+    """Returns the loss summed over the units of a batch, and their number."""
+    assert isinstance(model, LstmLm)
+    device, model.dropout.part = next(model.parameters()).device, batch.part
+    return model(batch.input_BT.to(device), batch.target_BT.to(device)) * batch.frames, float(batch.frames)
 
 
 class LmRun:
-    """A training run, which continues from its checkpoint if there is one.
+    """One training run of a language model (`trainable.Trainable`).
 
     Args:
         out: directory of the run.
@@ -214,159 +358,137 @@ class LmRun:
         units: units of the model.
         text: training text.
         dev: sentences for the perplexity that decides rate, best model and end.
+        strategy: makes the strategy of a learner.
+        learners: number of learners that share a batch.
+        tracker: experiment tracking.
+        provenance: origin of the run, for summary.json and the model file.
+        share_gpus: several learners may compute on one GPU.
+
+    Raises:
+        InputError: the batch cannot be divided, or there is no GPU.
     """
 
-    def __init__(self, out: Path, options: LmOptions, units: Units, text: Text, dev: HeldOutText) -> None:
-        self.out, self.options, self.units, self.text, self.dev = out, options, units, text, dev
-        torch.manual_seed(options.seed)
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.model = LstmLm(options.model, len(units)).to(self.device)
-        self.optimizer = make_optimizer(options, self.model)
-        self.progress = LmProgress(rate=options.rate)
+    unit = "units"
+    remedy = "lower lm.train.rate"
+    classifies = False
 
-    def train(self) -> None:
-        """Trains to the last epoch, or until dev perplexity has not fallen for `patience` epochs."""
-        self._resume()
-        self.metrics = JsonLines(self.out / "metrics.jsonl", self.progress.kept)
-        self.progress_bar = TrainingBar(self.options.epochs)
-        self.progress_bar.start()
-        try:
-            while self.progress.epoch < self.options.epochs and self.progress.worse < self.options.patience:
-                self._do_epoch()
-                self._finish_epoch()
-        finally:
-            self.progress_bar.stop()
-            self.metrics.close()
+    def __init__(
+        self, out: Path, options: LmOptions, units: Units, text: Text, dev: HeldOutText,
+        strategy: StrategyFactory = Local, *, learners: int = 1, tracker: Tracker | None = None,
+        provenance: Mapping[str, object] | None = None, share_gpus: bool = False,
+    ) -> None:  # fmt: skip
+        check_batch(options.batch_size, learners, "lm.")
+        self.out, self.units, self.text, self.dev, self.learners = out, units, text, dev, learners
+        self.options, self.provenance, self._factory = options.train_options(), dict(provenance or {}), strategy
+        self._model_options = options.model
+        self.device = training_device(self.options, share_gpus)
+        self.loader = LmData(text, options.batch_size, learners, options.seed)
+        out.mkdir(parents=True, exist_ok=True)
+        self.run_log = RunLog(out, tracker or NoTracker(), TrainingBar(options.epochs), asdict(options))
+        self._plan: LmPlan | None = None
 
-    def step(self, input_BT: Tensor, target_BT: Tensor) -> float:
-        """Does one update on a batch (int64 [B, T] each) and returns its loss."""
-        loss = self.model(input_BT.to(self.device), target_BT.to(self.device))
-        self.optimizer.zero_grad()
-        loss.backward()
-        if self.options.clip_norm:
-            nn.utils.clip_grad_norm_(self.model.lstm.parameters(), self.options.clip_norm)
-        self.optimizer.step()
-        return loss.item()
+    @cached_property
+    def _start(self) -> LstmLm:
+        torch.manual_seed(self.options.seed)
+        return LstmLm(self._model_options, len(self.units))
 
-    def _do_epoch(self) -> None:
-        progress = self.progress
-        batches = self.text.batches(self.options.batch_size, self.options.seed, progress.epoch)
-        self.progress_bar.epoch(progress.epoch, len(batches), progress.done)
-        for group in self.optimizer.param_groups:
-            group["lr"] = progress.rate
-        self.model.train()
-        for row_B in batches[progress.done :]:
-            begin = time.monotonic()
-            input_BT, target_BT = self.text.batch(row_B)
-            count = int((self.text.end_R - self.text.begin_R)[row_B].sum())
-            loss = self.step(input_BT, target_BT)
-            if not math.isfinite(loss):
-                raise InputError(f"{self.out}: the loss is {loss} in epoch {progress.epoch + 1}; lower lm.train.rate")
-            progress.loss, progress.units = progress.loss + loss * count, progress.units + count
-            progress.done, progress.seconds = progress.done + 1, progress.seconds + time.monotonic() - begin
-            self.progress_bar.done(progress.done)
-            if progress.done % self.options.checkpoint_every == 0:
-                self._save()
+    @property
+    def num_weights(self) -> int:
+        """Number of trained weights."""
+        return sum(parameter.numel() for parameter in self._start.parameters())
 
-    def _finish_epoch(self) -> None:
-        """Computes dev perplexity. Keeps the model if it is the best, lowers the rate if it is not better."""
-        progress = self.progress
-        now = self.dev.perplexity(self.model.eval(), self.units)
-        if not math.isfinite(now):
-            raise InputError(
-                f"{self.out}: dev perplexity is {now} after epoch {progress.epoch + 1}; lower lm.train.rate"
-            )
-        loss = progress.loss / progress.units
-        progress.worse = 0 if now < progress.best * (1 - MIN_GAIN) else progress.worse + 1
-        progress.perplexities.append(round(now, 4))
-        progress.epoch, progress.done, progress.loss, progress.units = progress.epoch + 1, 0, 0.0, 0
-        log.info("epoch %d: dev perplexity %.2f, training loss %.3f, rate %g", progress.epoch, now, loss, progress.rate)
-        self.metrics.write({"epoch": progress.epoch, "dev_perplexity": now, "train_loss": loss, "lr": progress.rate})
-        if now < progress.best:
-            progress.best = now
-            save_lm(self.out / "best.pt", self.model, self.units, {"epoch": progress.epoch, "dev_perplexity": now})
-        progress.rate *= self.options.decay if progress.worse else 1.0
-        self._save()
+    def model(self) -> LstmLm:
+        """Returns the network with its first weights, the same for every learner."""
+        return deepcopy(self._start).to(self.device)
 
-    def _save(self) -> None:
-        self.progress.kept = self.metrics.sync()
-        state = {
-            "format": FORMAT, "cursor": asdict(self.progress), "weights": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(), "rng": torch.get_rng_state(),
-        }  # fmt: skip
-        write_torch(state, self.out / "checkpoint.pt")
+    def learner(self, team: Team) -> tuple[LmState, Strategy]:
+        """Makes a learner of `team` and its strategy."""
+        params = FlatParams(model := self.model())
+        strategy = self._factory(params, Optimizer(params, self.options.optimizer), team)
+        strategy.attach(model, summed_loss, partial(first_batch, self, team.rank))
+        return LmState(model, strategy.params, strategy.optimizer, self.loader, self.options, self.device), strategy
 
-    def _resume(self) -> None:
-        path = self.out / "checkpoint.pt"
-        if not path.exists():
-            return
-        remedy = f"remove {self.out} to start anew"
-        state = read_torch(path, remedy)
-        try:
-            if state["format"] != FORMAT:
-                raise ValueError(f"its format is not {FORMAT!r}")
-            self.progress = LmProgress(**state["cursor"])
-            self.model.load_state_dict(state["weights"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            torch.set_rng_state(state["rng"])
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"{path}: is not a checkpoint of this model ({reason}); {remedy}") from error
-        log.info("resuming from epoch %d, batch %d", self.progress.epoch + 1, self.progress.done)
+    def plan(self, epoch: int) -> LmPlan:
+        """Returns the batches of an epoch. Caches one plan, as all learners ask for the same."""
+        if self._plan is None or self._plan.epoch != epoch:
+            self._plan = self.loader.plan(epoch)
+        return self._plan
+
+    @cached_property
+    def validator(self) -> LmValidator:
+        """Computes the dev perplexity."""
+        return LmValidator(self.model(), self.units, self.dev)
+
+    def save_best(self, path: Path, record: Mapping[str, float]) -> None:
+        """Saves the model that was validated last."""
+        info = {"epoch": record["epoch"], "dev_perplexity": record["heldout_perplexity"], **self.provenance}
+        save_lm(path, self.validator.model, self.units, info)
+
+    def checkpoints(self, strategy: str) -> Checkpoints:
+        """Returns the run's checkpoints. Those of other options, learners or texts are refused."""
+        text = f"{len(self.units)}-{len(self.text)}-{zlib.crc32(self.text.unit_M.tobytes()):08x}"
+        model = ",".join(map(str, astuple(self._model_options)))
+        fingerprint = f"{self.options.fingerprint()}-{strategy}-{self.learners}-{model}-{text}"
+        return Checkpoints(self.out / "checkpoints", fingerprint)
 
 
-def prepare(
-    out: Path, options: LmOptions, text: Path, vocabulary: Sequence[str], dev: HeldOutText, *,
-    kind: Literal["word", "sentencepiece"], pieces: int,
-) -> LmRun:  # fmt: skip
-    """Prepares a run on a text file.
+class LmValidator:
+    """Logarithm of the dev perplexity, computed with a copy of the model.
 
     Args:
-        out: directory of the run.
-        options: options of the run.
-        text: training text, one sentence per line.
+        model: a model of the run.
+        units: its units.
+        dev: the sentences.
+    """
+
+    def __init__(self, model: LstmLm, units: Units, dev: HeldOutText) -> None:
+        self.model, self._units, self._dev = model.eval(), units, dev
+        self._params = FlatParams(model)
+
+    def __call__(self, w: Tensor) -> tuple[float, float]:
+        """Returns the logarithm under the weights `w` [N], and 0."""
+        self._params.w.copy_(w)
+        return math.log(self._dev.perplexity(self.model, self._units)), 0.0
+
+
+def read_text(
+    path: Path, vocabulary: Sequence[str], longest: int, *, kind: Literal["word", "sentencepiece"], pieces: int
+) -> tuple[Units, Text]:
+    """Reads a training text.
+
+    Args:
+        path: the text, one sentence per line.
         vocabulary: words of the lexicon.
-        dev: held-out sentences.
+        longest: units after which a sentence is cut.
         kind: kind of units, see `make_units`.
         pieces: number of sentence pieces.
 
     Raises:
         InputError: the text is empty, or most of its words are not in the lexicon.
     """
-    counts = count_words(text)
+    counts = count_words(path)
     known = sum(counts[word] for word in vocabulary)
     if known < MIN_KNOWN * counts.total():
         raise InputError(
-            f"{text}: {known} of its {counts.total()} words are in the lexicon; check that it is of this language"
+            f"{path}: {known} of its {counts.total()} words are in the lexicon; check that it is of this language"
         )
     units = make_units(kind, vocabulary, counts, pieces)
-    encoded = encode(read_sentences(text, REMEDY), units, options.longest)
     outside = counts.total() - known
-    log.info("%s: %d words, %d outside the lexicon; %d units", text, counts.total(), outside, len(units))
-    return LmRun(out, options, units, encoded, dev)
+    log.info("%s: %d words, %d outside the lexicon; %d units", path, counts.total(), outside, len(units))
+    return units, encode(read_sentences(path, REMEDY), units, longest)
 
 
-def make_optimizer(options: LmOptions, model: nn.Module) -> torch.optim.Optimizer:
-    """Makes Adam, Adagrad (Jozefowicz et al.) or SGD. The last two also take sparse gradients."""
-    if options.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=options.rate, betas=(0.9, 0.99))
-    if options.optimizer == "adagrad":
-        return torch.optim.Adagrad(model.parameters(), lr=options.rate, initial_accumulator_value=options.accumulator)
-    return torch.optim.SGD(model.parameters(), lr=options.rate)
-
-
-def finish(run: LmRun, name: str, source: Path, test: HeldOutText, provenance: Mapping[str, Any]) -> None:
-    """Writes summary.json with the best model's perplexities, and lm.json, which the report reads.
+def finish(out: Path, name: str, source: Path, dev: HeldOutText, test: HeldOutText) -> None:
+    """Adds the best model's perplexities to summary.json, and writes lm.json, which the report reads.
 
     Args:
-        run: the finished run.
+        out: directory of the finished run.
         name: name of the model in the report.
         source: training text.
+        dev: dev sentences.
         test: test sentences.
-        provenance: origin of the run, for summary.json.
     """
-    model, units, info = load_lm(run.out / "best.pt")
-    dev = run.dev
+    model, units, _ = load_lm(out / "best.pt")
     values = {"dev_perplexity": dev.perplexity(model, units), "test_perplexity": test.perplexity(model, units)}
     words = sum(map(len, dev.sentences))
     described = {
@@ -374,13 +496,7 @@ def finish(run: LmRun, name: str, source: Path, test: HeldOutText, provenance: M
         "units": len(units), **values, "dev_sentences": len(dev.sentences), "dev_words": words,
         "dev_oov": words + len(dev.sentences) - int(counted(dev.sentences, dev.vocabulary).sum()),
     }  # fmt: skip
-    progress = run.progress
-    summary = described | {
-        "text_units": len(run.text.unit_N) - 1, "epochs": progress.epoch, "best_epoch": info["epoch"],
-        "dev_perplexities": progress.perplexities, "seconds": round(progress.seconds, 1),
-        "units_per_second": round(progress.epoch * (len(run.text.unit_N) - 1) / max(progress.seconds, 1e-9)),
-        **run.options.plain(), **provenance,
-    }  # fmt: skip
-    write_lines(run.out / "lm.json", [json.dumps(described, indent=1)])
-    write_lines(run.out / "summary.json", [json.dumps(summary, indent=1)])
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    write_lines(out / "lm.json", [json.dumps(described, indent=1)])
+    write_lines(out / "summary.json", [json.dumps(summary | described, indent=1)])
     log.info("language model %s: perplexity of dev %.2f, of test %.2f", name, *values.values())

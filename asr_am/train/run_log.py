@@ -1,26 +1,22 @@
-"""The output of a training run: metrics, lease log, summary, experiment tracking and the progress bar."""
+"""The output of a training run: metrics, lease log, summary and the progress bar."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-import secrets
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from asr_am.data import disk
 from asr_am.data.checksums import intact
-from asr_am.data.textfile import write_lines
-from asr_am.errors import InputError
 from asr_am.progress import ProgressBar
+from asr_am.train.learner_view import LearnerView
+from asr_am.train.tracking import Tracker
 
 if TYPE_CHECKING:  # they import torch, which stage report does without
     from asr_am.distributed.leases import SegmentRecord
@@ -29,225 +25,6 @@ if TYPE_CHECKING:  # they import torch, which stage report does without
     from asr_am.train.train_options import TrainOptions
 
 log = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class Tracker(Protocol):
-    """Experiment tracking beside the files of the run. Stages score and report continue the tracking of a run."""
-
-    def start(self, directory: Path, config: Mapping[str, Any]) -> None:
-        """Starts, or continues, the tracking of the run in `directory` with this configuration."""
-
-    def log(self, record: Mapping[str, Any], step: int) -> None:
-        """Adds a point to each curve that `record` names. `step` counts the updates of the team."""
-
-    def summarize(self, values: Mapping[str, Any]) -> None:
-        """Sets results of the whole run."""
-
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Adds a table of results."""
-
-    def save(self, path: Path, kind: str, copy: bool) -> None:
-        """Attaches a file. Without `copy` it must stay where it is until it is uploaded."""
-
-    def finish(self) -> None:
-        """Ends the tracking."""
-
-
-class NoTracker:
-    """Tracks nothing. The files of the run are enough."""
-
-    def start(self, directory: Path, config: Mapping[str, Any]) -> None:
-        pass
-
-    def log(self, record: Mapping[str, Any], step: int) -> None:
-        pass
-
-    def summarize(self, values: Mapping[str, Any]) -> None:
-        pass
-
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        pass
-
-    def save(self, path: Path, kind: str, copy: bool) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
-
-EPOCH_CURVES = (
-    "heldout_loss", "heldout_frame_error", "train_loss", "train_frame_accuracy", "consensus_distance", "staleness_mean",
-    "idle_seconds", "bytes_sent", "modelled_bytes", "idle_seconds/*", "bytes_sent/*", "batches/*",
-)  # fmt: skip
-UPDATE_CURVES = ("loss", "frame_accuracy", "lr", "frames_per_second")
-WANDB_TIMEOUTS = {"init_timeout": 30, "login_timeout": 10, "finish_timeout": 120}  # seconds, for mode=online
-
-
-class WandbTracker:
-    """Weights & Biases. Its first failure becomes one warning and ends the tracking, never the run.
-
-    A run directory belongs to one W&B run, whose id is in wandb/run-id. Each process that continues it, such as a
-    resumed training or stage score, adds a segment offline, and `wandb sync` merges the segments. wandb is imported on
-    `start`.
-
-    Args:
-        project: name of the project.
-        mode: offline (files in the run's directory, uploaded by `wandb sync`), online or disabled.
-        name: name of the run, by default that of its directory.
-        entity: user or team that owns the project, by default that of the account.
-        group: runs with the same group are shown together.
-        tags: labels of the run.
-    """
-
-    def __init__(
-        self, project: str = "asr_am", mode: Literal["offline", "online", "disabled"] = "offline",
-        name: str | None = None, entity: str | None = None, group: str | None = None, tags: list[str] | None = None,
-    ) -> None:  # fmt: skip
-        self.project, self.mode, self.name, self.entity, self.group = project, mode, name, entity, group
-        self.tags = [tag[:64] for tag in tags or []]  # W&B refuses longer tags
-        self._run: Any = None
-        self._has_curves = False
-
-    def start(self, directory: Path, config: Mapping[str, Any]) -> None:
-        self._directory = directory
-        if self.mode != "disabled" and not attempt("wandb", lambda: self._init(directory, config)):
-            self._run = None
-
-    def _init(self, directory: Path, config: Mapping[str, Any]) -> None:
-        os.environ.setdefault("WANDB_SILENT", "true")
-        import wandb
-
-        self._run = wandb.init(
-            entity=self.entity, project=self.project, name=self.name or directory.name, group=self.group,
-            job_type="train", tags=self.tags, id=wandb_id(directory), resume="allow", dir=str(directory),
-            config=dict(config), mode=self.mode, settings=WANDB_TIMEOUTS,
-        )  # fmt: skip
-        axes = dict.fromkeys(EPOCH_CURVES, "epoch")
-        if config.get("launcher", {}).get("name") == "virtual":
-            axes |= dict.fromkeys(UPDATE_CURVES, "virtual_seconds")
-        for axis in sorted(set(axes.values())):
-            self._run.define_metric(axis)
-        for name, axis in axes.items():
-            self._run.define_metric(name, step_metric=axis)
-
-    def log(self, record: Mapping[str, Any], step: int) -> None:
-        self._has_curves = True
-        self._attempt(lambda: self._run.log(dict(record), step=step))
-
-    def summarize(self, values: Mapping[str, Any]) -> None:
-        self._attempt(lambda: self._run.summary.update(dict(values)))
-
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        def add() -> None:
-            import wandb
-
-            self._run.summary[name] = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
-
-        self._attempt(add)
-
-    def save(self, path: Path, kind: str, copy: bool) -> None:
-        def add() -> None:
-            import wandb
-
-            artifact = wandb.Artifact(f"{kind}-{self._run.id}", type=kind)
-            artifact.add_file(str(path), skip_cache=True, policy="mutable" if copy else "immutable")
-            self._run.log_artifact(artifact)
-
-        self._attempt(add)
-
-    def finish(self) -> None:
-        failed = sys.exception() is not None  # called while an exception ends the run
-        self._attempt(lambda: self._run.finish(exit_code=int(failed)))
-        if self._run is not None and self._has_curves and self.mode == "offline":
-            final = self._directory.with_name(self._directory.name.removesuffix(".new"))  # renamed when it is finished
-            log.info("W&B offline run: wandb sync %s", final / "wandb")
-        self._run = None
-
-    def _attempt(self, action: Callable[[], object]) -> None:
-        if self._run is not None and not attempt("wandb", action):
-            self._run = None
-
-
-class TensorboardTracker:
-    """TensorBoard, with the same names. Its first failure becomes one warning and ends the tracking, never the run.
-
-    The files are in tensorboard/ of the run's directory. On a virtual cluster, times are virtual seconds.
-
-    Raises:
-        InputError: tensorboard is not installed.
-    """
-
-    def __init__(self) -> None:
-        if find_spec("tensorboard") is None:
-            raise InputError("logger=tensorboard: tensorboard is not installed; run pip install -e '.[tensorboard]'")
-        self._writer: Any = None
-
-    def start(self, directory: Path, config: Mapping[str, Any]) -> None:
-        def init() -> None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(directory / "tensorboard"))
-            self._writer.add_text("config", f"```\n{json.dumps(config, indent=1, default=str)}\n```")
-
-        attempt("tensorboard", init)
-
-    def log(self, record: Mapping[str, Any], step: int) -> None:
-        def add() -> None:
-            for name, value in record.items():
-                self._writer.add_scalar(name, value, step, walltime=record.get("virtual_seconds"))
-
-        self._attempt(add)
-
-    def summarize(self, values: Mapping[str, Any]) -> None:
-        def add() -> None:
-            for name, value in values.items():
-                self._writer.add_scalar(name, value)
-
-        self._attempt(add)
-
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        lines = [columns, ["---"] * len(columns), *rows]
-        text = "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-        self._attempt(lambda: self._writer.add_text(name, text))
-
-    def save(self, path: Path, kind: str, copy: bool) -> None:
-        pass  # TensorBoard keeps no files
-
-    def finish(self) -> None:
-        self._attempt(lambda: self._writer.close())
-        self._writer = None
-
-    def _attempt(self, action: Callable[[], object]) -> None:
-        if self._writer is not None and not attempt("tensorboard", action):
-            self._writer = None
-
-
-def attempt(what: str, action: Callable[[], object]) -> bool:
-    """Runs `action`. A failure becomes a warning that names `what`. Returns True on success."""
-    try:
-        action()
-    except Exception as error:  # whatever failed, the run continues
-        log.warning(
-            "%s failed (%s: %s): the run continues without it; the files of the run have all results", what,
-            type(error).__name__, error,
-        )  # fmt: skip
-        return False
-    return True
-
-
-def wandb_id(directory: Path) -> str:
-    """Returns the W&B id of the run in `directory`, made on the first call and stored there.
-
-    It begins with the run's key. The rest is random: a run that is deleted and trained again is another W&B run.
-    """
-    path = directory / "wandb" / "run-id"
-    if not path.exists():
-        key = directory / ".key"
-        parts = [key.read_text()] if key.exists() else []
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_lines(path, ["-".join([*parts, secrets.token_hex(4)])])
-    return path.read_text().strip()
 
 
 def saved_config(directory: Path) -> dict[str, Any]:
@@ -261,10 +38,18 @@ def saved_config(directory: Path) -> dict[str, Any]:
 
 
 class TrainingBar:
-    """The progress bar of a training run over all of its epochs. Only the leader of a team shows it."""
+    """The progress bar of a training run over all of its epochs. Only the leader of a team shows it.
+
+    Args:
+        epochs: number of epochs.
+
+    Attributes:
+        below: returns the lines to show below the bar.
+    """
 
     def __init__(self, epochs: int) -> None:
         self._epochs = epochs
+        self.below: Callable[[], Sequence[str]] = list
         self._epoch, self._batches, self._done = 0, 0, 0
         self._shown = False
         self._bar: ProgressBar | None = None
@@ -291,7 +76,7 @@ class TrainingBar:
         self._done = batches
         done, total = self._epoch * self._batches + batches, self._epochs * self._batches
         if self._bar is None and self._shown:
-            self._bar = ProgressBar("training", total, done)
+            self._bar = ProgressBar("training", total, done, below=self.below)
             self._bar.__enter__()
         if self._bar is not None:
             self._bar.description, self._bar.total = f"training, epoch {self._epoch + 1}/{self._epochs}", total
@@ -348,12 +133,16 @@ class RunLog:
         tracker: experiment tracking.
         progress_bar: the bar on the terminal.
         config: options of the run, for the tracker. A config.yaml in `out`, the whole configuration, replaces them.
+
+    Attributes:
+        view: what the terminal shows of each learner.
     """
 
     def __init__(self, out: Path, tracker: Tracker, progress_bar: TrainingBar, config: Mapping[str, Any]) -> None:
         self.out, self.tracker, self.progress_bar, self._config = out, tracker, progress_bar, config
         self._is_open = False
         self._writer, self._check = "", lambda: None
+        self.view: LearnerView | None = None
         self._metrics: JsonLines
         self._leases: JsonLines
 
@@ -375,6 +164,18 @@ class RunLog:
             self.tracker.start(self.out, saved_config(self.out) or self._config)
             self.progress_bar.start()
         self._is_open = True
+
+    def learner_view(self, learners: int, one_process: bool) -> LearnerView:
+        """Returns the view of the team, which learners of one process share.
+
+        Args:
+            learners: number of learners.
+            one_process: all of them are in this process.
+        """
+        if self.view is None:
+            self.view = LearnerView(None if one_process else self.out / "checkpoints", learners)
+            self.progress_bar.below = self.view.lines
+        return self.view
 
     def sync(self) -> tuple[int, int]:
         """Makes metrics.jsonl and leases.jsonl durable, and returns their bytes."""
@@ -402,8 +203,11 @@ class RunLog:
         line = {**record, "batch": updates}
         if json.dumps(line) not in (self.out / "metrics.jsonl").read_text().splitlines():
             self.metrics(line, updates, curves)
-        loss, error = record["heldout_loss"], record["heldout_frame_error"]
-        message = f"epoch {record['epoch']}: held-out loss {loss:.4f}, frame error {error:.2%}"
+        message = f"epoch {record['epoch']}: held-out loss {record['heldout_loss']:.4f}, "
+        if (error := record.get("heldout_frame_error")) is not None:
+            message += f"frame error {error:.2%}"
+        else:
+            message += f"perplexity {record['heldout_perplexity']:.2f}"
         log.info("%s, training loss %.4f", message, record["train_loss"])
         self.progress_bar.status(message)
 
@@ -422,10 +226,11 @@ class RunLog:
         content = (json.dumps(summary, indent=1) + "\n").encode()
         disk.replace(self.out / "summary.json", lambda file: file.write(content), self._writer, self._check)
         best = summary["best_epoch"] - 1
+        score = next(key for key in ("heldout_frame_error", "heldout_perplexity") if key in summary)
         self.tracker.summarize({
             "best_epoch": summary["best_epoch"],
             "best_heldout_loss": summary["heldout_loss"][best],
-            "best_heldout_frame_error": summary["heldout_frame_error"][best],
+            f"best_{score}": summary[score][best],
             "parameters": summary["parameters"],
             "training_seconds": summary["seconds"],
         })  # fmt: skip
@@ -487,6 +292,7 @@ def make_summary(
         threads: threads of arithmetic of each learner.
     """
     best = min(progress.history, key=lambda record: record["heldout_loss"])
+    score = "heldout_frame_error" if "heldout_frame_error" in best else "heldout_perplexity"
     return {
         "strategy": strategy,
         "learners": learners,
@@ -495,7 +301,7 @@ def make_summary(
         "epochs_done": progress.epoch,
         "best_epoch": best["epoch"],
         "heldout_loss": [record["heldout_loss"] for record in progress.history],
-        "heldout_frame_error": [record["heldout_frame_error"] for record in progress.history],
+        score: [record[score] for record in progress.history],
         "train_loss": [record["train_loss"] for record in progress.history],
         "seconds": round(progress.seconds, 3),
         "seconds_per_epoch": progress.seconds_per_epoch,

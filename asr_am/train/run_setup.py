@@ -5,25 +5,32 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.optimizer import Optimizer
+from asr_am.distributed.runtime.gpu_placement import place
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
-from asr_am.egs.loader import EpochPlan, Loader, feature_moments
+from asr_am.egs.epoch_plan import EpochPlan
+from asr_am.egs.loader import Batch, Loader, feature_moments
 from asr_am.egs.store import EgsInfo, EgsSet, load_pdf_counts
 from asr_am.errors import InputError
 from asr_am.model.acoustic import AcousticModel
 from asr_am.model.build import make_model
-from asr_am.model.model_file import load_acoustic_model
+from asr_am.model.device import choose_device
+from asr_am.model.model_file import load_acoustic_model, save_model
 from asr_am.train.checkpoint import Checkpoints
-from asr_am.train.gradient import ModelState, Validator
-from asr_am.train.run_log import NoTracker, RunLog, Tracker, TrainingBar
+from asr_am.train.frame_loss import batch_loss
+from asr_am.train.gradient import ModelState, Validator, matrix_dtype
+from asr_am.train.run_log import RunLog, TrainingBar
+from asr_am.train.tracking import NoTracker, Tracker
 from asr_am.train.train_options import TrainOptions
+from asr_am.train.trainable import first_batch
 
 
 def init_weights(path: Path, model: AcousticModel, examples: EgsInfo) -> None:
@@ -61,7 +68,7 @@ StrategyFactory = Callable[[FlatParams, Optimizer, Team], Strategy]
 
 
 class RunSetup:
-    """One training run on the sets `train` and `dev`.
+    """One training run of an acoustic model on the sets `train` and `dev` (`trainable.Trainable`).
 
     Args:
         egs_dir: training examples.
@@ -71,27 +78,32 @@ class RunSetup:
         learners: number of learners that share a batch of `options.batch_size` chunks.
         tracker: experiment tracking.
         provenance: origin of the run, for summary.json and the model file.
+        share_gpus: several learners may compute on one GPU.
 
     Raises:
         InputError: the examples are damaged, there is no GPU, or the batch cannot be divided.
     """
 
+    unit = "frames"
+    remedy = "lower schedule.base or train.optimizer.clip_norm"
+    classifies = True
+
     def __init__(
         self, egs_dir: Path, out: Path, options: TrainOptions, strategy: StrategyFactory, *, learners: int = 1,
-        tracker: Tracker | None = None, provenance: Mapping[str, object] | None = None,
+        tracker: Tracker | None = None, provenance: Mapping[str, object] | None = None, share_gpus: bool = False,
     ) -> None:  # fmt: skip
-        check_batch(options, learners)
+        check_batch(options.batch_size, learners)
         self.options, self.learners, self.out = options, learners, out
         self.provenance = dict(provenance or {})
         self._factory = strategy
-        self.device = training_device(options)
+        self.device = training_device(options, share_gpus)
         self.egs, self._dev = EgsSet(egs_dir, "train"), EgsSet(egs_dir, "dev")
         self.pdf_counts_P = torch.from_numpy(load_pdf_counts(egs_dir))
         self._mean_F, self._deviation_F = feature_moments(self.egs)
         self.loader = Loader(
             self.egs, options.batch_size // learners, seed=options.seed, random_offset=options.random_offset,
             subset=options.subset, masking=options.masking, mean_F=self._mean_F, ivector_noise=options.ivector_noise,
-            workers=options.workers,
+            workers=options.workers, buffer=options.shuffle_buffer,
         )  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)
         self.run_log = RunLog(out, tracker or NoTracker(), TrainingBar(options.epochs), options.plain())
@@ -110,13 +122,26 @@ class RunSetup:
             init_weights(Path(self.options.init), model, self.egs.info)
         return model
 
+    @property
+    def num_weights(self) -> int:
+        """Number of trained weights."""
+        return sum(parameter.numel() for parameter in self._start.parameters())
+
     def learner(self, team: Team) -> tuple[ModelState, Strategy]:
         """Makes a learner of `team` and its strategy."""
         model = self.model()
         params = FlatParams(model)
         optimizer = Optimizer(params, self.options.optimizer)
         strategy = self._factory(params, optimizer, team)
-        return ModelState(model, params, optimizer, self.loader, self.options, self.device), strategy
+        strategy.attach(model, self._loss, partial(first_batch, self, team.rank))
+        state = ModelState(model, strategy.params, strategy.optimizer, self.loader, self.options, self.device)
+        return state, strategy
+
+    def _loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, float]:
+        x_BTF, targets_BT = batch.x_BTF.to(self.device), batch.targets_BT.to(self.device)
+        dtype, smoothing = matrix_dtype(self.options), self.options.label_smoothing
+        assert isinstance(model, AcousticModel)
+        return batch_loss(model, x_BTF, batch.lengths_B, targets_BT, dtype, smoothing)[0], float(batch.frames)
 
     def plan(self, epoch: int) -> EpochPlan:
         """Returns the batches of an epoch. Caches one plan, as all learners ask for the same."""
@@ -130,33 +155,49 @@ class RunSetup:
         loader = Loader(self._dev, max(64, self.options.batch_size // self.learners), shuffle=False)
         return Validator(self.model(), loader, self.options, self.device)
 
+    def save_best(self, path: Path, record: Mapping[str, float]) -> None:
+        """Saves the model that was validated last."""
+        info = {
+            "kind": self.egs.info.kind, "chunk": self.egs.info.chunk, "pdf_counts": self.pdf_counts_P,
+            "senones": self.egs.info.senones, "epoch": record["epoch"], "heldout_loss": record["heldout_loss"],
+            **self.provenance,
+        }  # fmt: skip
+        save_model(path, self.validator.model, info)
+
     def checkpoints(self, strategy: str) -> Checkpoints:
         """Returns the run's checkpoints. Those of other options, learners or examples are refused."""
         info = self.egs.info
         examples = f"{info.num_pdfs}-{info.dim}-{info.chunk}-{self.egs.frames}"
         fingerprint = f"{self.options.fingerprint()}-{strategy}-{self.learners}-{examples}"
+        if self.loader.order.num_groups > 1:  # else any buffer gives the order of earlier versions
+            fingerprint += f"-{self.options.shuffle_buffer}"
         return Checkpoints(self.out / "checkpoints", fingerprint)
 
 
-def check_batch(options: TrainOptions, learners: int) -> None:
-    """Raises InputError if the batch cannot be divided among the learners."""
-    if options.batch_size % learners:
+def check_batch(batch_size: int, learners: int, where: str = "") -> None:
+    """Raises InputError if the batch cannot be divided among the learners.
+
+    Args:
+        batch_size: the batch of all learners together.
+        learners: number of learners.
+        where: prefix of the options in messages.
+    """
+    if batch_size % learners:
         raise InputError(
-            f"train.batch_size={options.batch_size}: learners={learners} cannot divide it; it is the batch of all "
-            "learners together, so choose a multiple"
+            f"{where}train.batch_size={batch_size}: {where}learners={learners} cannot divide it; it is the batch of "
+            "all learners together, so choose a multiple"
         )
 
 
-def training_device(options: TrainOptions) -> torch.device:
-    """Returns the CPU or this process' GPU. Raises InputError if the options ask for a GPU that does not exist."""
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("train.device=cuda: this machine has no GPU that torch can use; use train.device=cpu")
-    if options.device == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
+def training_device(options: TrainOptions, share_gpus: bool = False) -> torch.device:
+    """Returns the CPU or this process' GPU. Raises InputError if the options ask for a GPU that does not exist.
+
+    Args:
+        options: options of the run.
+        share_gpus: several learners of a host may have the same GPU.
+    """
+    device = choose_device(options.device)
+    if device.type == "cpu":
+        return device
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if local_rank >= torch.cuda.device_count():
-        raise InputError(
-            f"learner {local_rank} of this host has no GPU, the host has {torch.cuda.device_count()}; "
-            "use fewer learners per host, or train.device=cpu"
-        )
-    return torch.device("cuda", local_rank)
+    return torch.device("cuda", place(local_rank, torch.cuda.device_count(), share_gpus))

@@ -5,6 +5,8 @@ epoch from epoch 11. For a batch r times larger, a linear warm-up from the base 
 
 `Newbob` ("min-rate newbob" of Ladkat et al., Interspeech 2019, section 3.2): the rate is halved when the held-out loss
 falls too little. The losses are the same at all learners and in every checkpoint, and so is the rate after a resume.
+
+`Plateau`: the rate falls after each epoch whose held-out loss is not the lowest so far.
 """
 
 from __future__ import annotations
@@ -107,3 +109,31 @@ class Newbob:
         if rate < self.minimum * (1 - 1e-9):  # 0.01 x 0.7 is to reach 0.007
             return None
         return Schedule(base=rate, anneal=1.0, warmup_batches=self.warmup_batches)
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """A rate that falls after each epoch that has not lowered the held-out loss.
+
+    Attributes:
+        base: the first rate.
+        factor: factor on the rate after such an epoch.
+        patience: number of such epochs in a row that ends the training.
+        threshold: nats by which the held-out loss must fall below the lowest one so far.
+    """
+
+    base: float = 0.003
+    factor: float = 0.5
+    patience: int = 3
+    threshold: float = 1e-3
+
+    def after(self, losses: Sequence[float]) -> Schedule | None:
+        """Returns the schedule of the epoch after those with these held-out losses, None if training has ended."""
+        lowest, worse, rate = math.inf, 0, self.base
+        for loss in losses:
+            worse = 0 if loss < lowest - self.threshold else worse + 1
+            lowest = min(lowest, loss)
+            rate *= self.factor if worse else 1.0
+            if worse == self.patience:
+                return None
+        return Schedule(base=rate, anneal=1.0)

@@ -10,9 +10,10 @@ import torch
 from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.simulator import SimCluster
 from asr_am.distributed.team import Team
-from asr_am.train.run_log import Tracker
 from asr_am.train.run_setup import RunSetup, StrategyFactory
+from asr_am.train.tracking import Tracker
 from asr_am.train.train_options import TrainOptions
+from asr_am.train.trainable import Trainable
 from asr_am.train.trainer import Trainer
 
 
@@ -35,17 +36,31 @@ def train_virtually(
     Raises:
         InputError: as of `train`.
     """
-    torch.set_num_threads(options.threads or 1)
     setup = RunSetup(egs_dir, out, options, strategy, learners=learners, tracker=tracker, provenance=provenance)
-    elements = sum(parameter.numel() for parameter in setup.model().parameters())
-    sim = SimCluster(cluster, workload, learners + servers, options.seed, model_elements=elements)
+    simulate_run(setup, cluster, workload, servers)
+
+
+def simulate_run(run: Trainable, cluster: Cluster, workload: Workload, servers: int = 0) -> None:
+    """Trains any model as all learners of a virtual cluster, and closes the run.
+
+    Args:
+        run: the run.
+        cluster: the hardware and its faults.
+        workload: the computation whose time is modelled.
+        servers: number of further ranks that only serve parameters.
+
+    Raises:
+        InputError: as of `train`.
+    """
+    torch.set_num_threads(run.options.threads or 1)
+    sim = SimCluster(cluster, workload, run.learners + servers, run.options.seed, model_elements=run.num_weights)
 
     def run_learner(team: Team) -> None:
-        trainer = Trainer(setup, team)
+        trainer = Trainer(run, team)
         trainer.strategy.check(cluster.faults)
         trainer.train()
 
     try:
         sim.run(run_learner)
     finally:
-        setup.run_log.close()
+        run.run_log.close()

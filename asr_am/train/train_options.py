@@ -4,6 +4,8 @@
 an asynchronous strategy they also change which learner is ahead. So do the number of cores and their load, and no two
 runs of adpsgd, ps_async and psp on real processes are the same. Two runs have the same bits if the strategy is
 synchronous or the cluster virtual, and device, number of threads, kind of CPU and versions of libraries are the same.
+On a GPU, cuBLAS has a fixed workspace for that (CUBLAS_WORKSPACE_CONFIG), and no sum is made by atomic additions but
+that of gradient compression, which is exact in any order. No GPU has confirmed it yet (scripts/gpu_check.sh does).
 """
 
 from __future__ import annotations
@@ -17,13 +19,24 @@ from typing import Any, Literal
 
 from asr_am.distributed.optimizer import OptimizerOptions
 from asr_am.egs.augment import Masking
+from asr_am.egs.epoch_plan import BUFFER
 from asr_am.errors import InputError
 from asr_am.model.blstm import BlstmOptions
 from asr_am.model.build import Options, model_options
 from asr_am.options import build
-from asr_am.train.schedule import Newbob, Schedule
+from asr_am.train.schedule import Newbob, Plateau, Schedule
 
-_SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every", "epochs")
+# Not part of the fingerprint. `shuffle_buffer` is, where the examples are more than that: see `RunSetup.checkpoints`.
+_SPEED_ONLY = (
+    "device",
+    "threads",
+    "workers",
+    "report_every",
+    "checkpoint_every",
+    "checkpoint_minutes",
+    "epochs",
+    "shuffle_buffer",
+)
 
 
 @dataclass(frozen=True)
@@ -42,28 +55,32 @@ class TrainOptions:
         random_offset: cut utterances into chunks at other frames in each epoch.
         init: best.pt whose weights to start with. None: random weights.
         subset: share of the training utterances to use. It does not depend on the seed.
+        shuffle_buffer: chunks that are shuffled together. Memory should hold twice as many.
         label_smoothing: share of the target distribution that is uniform.
         accumulation: parts in which a batch is computed, to save memory.
-        precision: dtype of the matrix products. Weights and softmax are float32.
+        precision: dtype of the matrix products. Weights and softmax are float32. On a GPU, float32 products are TF32.
         device: auto takes the GPU if there is one.
         threads: threads of arithmetic on the CPU. 0: one per core for a single learner, 1 for virtual learners and in
             each of several processes.
         workers: threads that read examples.
         report_every: updates between two lines of metrics.jsonl.
         checkpoint_every: updates between two checkpoints.
+        checkpoint_minutes: minutes between two checkpoints, by the speed so far. `checkpoint_every` is then for the
+            first one only. 0: by updates.
     """
 
     epochs: int = 16
     batch_size: int = 256
     seed: int = 1
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
-    schedule: Schedule | Newbob = field(default_factory=Schedule)
+    schedule: Schedule | Newbob | Plateau = field(default_factory=Schedule)
     model: Options = field(default_factory=BlstmOptions)
     masking: Masking = field(default_factory=Masking)
     ivector_noise: float = 0.0
     random_offset: bool = False
     init: str | None = None
     subset: float = 1.0
+    shuffle_buffer: int = BUFFER
     label_smoothing: float = 0.0
     accumulation: int = 1
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -72,10 +89,11 @@ class TrainOptions:
     workers: int = 1
     report_every: int = 50
     checkpoint_every: int = 500
+    checkpoint_minutes: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises InputError if a value is out of range."""
-        positive = ("epochs", "batch_size", "accumulation", "report_every", "checkpoint_every")
+        positive = ("epochs", "batch_size", "accumulation", "report_every", "checkpoint_every", "shuffle_buffer")
         for name in positive:
             if getattr(self, name) < 1:
                 raise InputError(f"train.{name}={getattr(self, name)}: must be at least 1")
@@ -90,10 +108,10 @@ class TrainOptions:
         if not 0 < self.subset <= 1:
             raise InputError(f"train.subset={self.subset}: must be above 0 and at most 1")
         not_negative = (self.optimizer.weight_decay, self.optimizer.clip_norm, self.workers, self.threads)
-        if min(*not_negative, self.ivector_noise) < 0:
+        if not min(*not_negative, self.ivector_noise, self.checkpoint_minutes) >= 0:
             raise InputError(
-                "train.optimizer.weight_decay, train.optimizer.clip_norm, train.workers, train.threads and "
-                "train.ivector_noise must not be negative"
+                "train.optimizer.weight_decay, train.optimizer.clip_norm, train.workers, train.threads, "
+                "train.ivector_noise and train.checkpoint_minutes must not be negative"
             )
         if min(asdict(self.masking).values()) < 0 or self.masking.streams < 1:
             raise InputError("train.masking: no value may be negative, and streams must be at least 1")
@@ -133,6 +151,8 @@ class TrainOptions:
         values = {name: value for name, value in asdict(self).items() if name not in _SPEED_ONLY}
         if self.init is None and self.subset == 1.0:  # runs of earlier versions, without these options, resume
             del values["init"], values["subset"]
+        if self.optimizer.kind != "adagrad":  # likewise
+            del values["optimizer"]["accumulator"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -40,25 +40,27 @@ from asr_am.distributed.leases import (
 )
 from asr_am.distributed.strategies.local import Local
 from asr_am.distributed.team import SingleProcess, Team
-from asr_am.egs.loader import EpochPlan
 from asr_am.errors import InputError
-from asr_am.model.model_file import save_model
 from asr_am.train.checkpoint import TrainProgress
 from asr_am.train.comm_metrics import CommMetrics, comm_stats_to_dict, gather_comm_metrics, load_comm_stats
 from asr_am.train.gradient import GradientComputer
-from asr_am.train.run_log import Tracker, epoch_curves, make_summary
+from asr_am.train.learner_view import LearnerReport
+from asr_am.train.run_log import epoch_curves, make_summary
 from asr_am.train.run_setup import RunSetup, StrategyFactory
 from asr_am.train.schedule import Schedule
+from asr_am.train.tracking import Tracker
 from asr_am.train.train_options import TrainOptions, cores
+from asr_am.train.trainable import Plan, Trainable
 
 log = logging.getLogger(__name__)
+REPLICA = {"weights", "optimizer"}  # of a strategy's state. Saved by the first learner only where replicas are equal
 REL_TOL = 1e-6  # relative difference of sums that are only added in another order, or by another kind of CPU
 
 
 def train(
     egs_dir: Path, out: Path, options: TrainOptions, *, strategy: StrategyFactory = Local,
     tracker: Tracker | None = None, provenance: Mapping[str, object] | None = None, team: Team | None = None,
-    servers: int = 0, faults: Faults | None = None,
+    servers: int = 0, faults: Faults | None = None, share_gpus: bool = False,
 ) -> None:  # fmt: skip
     """Trains as one learner of a team, from the newest checkpoint in `out` if there is one.
 
@@ -74,24 +76,39 @@ def train(
         team: this learner's end of the team. None: a single learner.
         servers: number of ranks, the team's last, that only serve parameters. They compute on the CPU.
         faults: faults of the team.
+        share_gpus: several learners of a host may compute on one GPU.
 
     Raises:
         InputError: examples or a checkpoint are damaged, the loss is NaN or Inf, or the strategy does not tolerate the
             faults.
     """
     team = team or SingleProcess()
-    torch.set_num_threads(options.threads or (cores() if team.size == 1 else 1))
     learners = team.size - servers
     setup = RunSetup(
         egs_dir, out, options if team.rank < learners else replace(options, device="cpu"), strategy, learners=learners,
-        tracker=tracker, provenance=provenance,
+        tracker=tracker, provenance=provenance, share_gpus=share_gpus,
     )  # fmt: skip
+    train_run(setup, team, faults)
+
+
+def train_run(run: Trainable, team: Team, faults: Faults | None = None) -> None:
+    """Trains any model as one learner of a team, and closes the run and the team.
+
+    Args:
+        run: the run.
+        team: this learner's end of the team.
+        faults: faults of the team.
+
+    Raises:
+        InputError: as of `train`.
+    """
+    torch.set_num_threads(run.options.threads or (cores() if team.size == 1 else 1))
     try:
-        trainer = Trainer(setup, team)
+        trainer = Trainer(run, team)
         trainer.strategy.check(faults or Faults())
         trainer.train()
     finally:
-        setup.run_log.close()
+        run.run_log.close()
         team.close()
 
 
@@ -113,16 +130,17 @@ class Trainer:
     """The training loop of one learner, or of a rank that only serves parameters.
 
     Args:
-        setup: the run.
+        setup: the run of an acoustic model or a language model.
         team: this learner's end of the team.
     """
 
-    def __init__(self, setup: RunSetup, team: Team) -> None:
+    def __init__(self, setup: Trainable, team: Team) -> None:
         self.setup, self.options, self.team = setup, setup.options, team
         self.run_log, self.learners = setup.run_log, setup.learners
         self.model_state, self.strategy = setup.learner(team)
         self.checkpoints = setup.checkpoints(self.strategy.name)
         self.progress = TrainProgress()
+        self._view = setup.run_log.learner_view(self.learners, one_process=team.clock == "virtual" or team.size == 1)
         self._leader: int | None = None
         self._rejoined = not team.rejoins
 
@@ -176,7 +194,7 @@ class Trainer:
                         "the learners see different checkpoints; start again when all hosts see the same files"
                     )
                 if self._is_leader:
-                    self._log_start(len(w))
+                    self._log_start()
                     self.checkpoints.publish(self.setup.out)  # not done if the last leader died in a commit
                     self._open_log(self.progress.kept[0])
                 rows = self.team.gather(torch.zeros(0, dtype=torch.float64))  # the files are as the checkpoint says
@@ -192,14 +210,14 @@ class Trainer:
         keep = keep_metrics, self.progress.kept[1]
         self.run_log.open(keep, self.checkpoints.writer, self.checkpoints.check)
 
-    def _log_start(self, parameters: int) -> None:
+    def _log_start(self) -> None:
         if self.team.size == 1:
             where = f"{self.model_state.device}, {torch.get_num_threads()} threads"
         else:
             where = f"{self.strategy.name} on {self.learners} learners, {self.model_state.device.type}"
             where += f" and {servers} servers" if (servers := self.team.size - self.learners) else ""
-        frames = int(self.setup.plan(self.progress.epoch).frames_N.sum())
-        log.info("%d parameters, %d training frames, %s", parameters, frames, where)
+        frames = self.setup.plan(self.progress.epoch).num_frames
+        log.info("%d parameters, %d training %s, %s", self.strategy.num_weights, frames, self.setup.unit, where)
 
     def _elect_leader(self, rows: Mapping[int, object]) -> None:
         """Makes the lowest rank that took part in a gather the leader. All learners agree on it.
@@ -211,6 +229,10 @@ class Trainer:
             self.checkpoints.resign()
         elif before != self._leader:
             self._claim()
+            if self.checkpoints.completed(self.progress.updates):  # by the leader that has died
+                state = self.checkpoints.load()
+                assert state is not None
+                self.progress.kept = state["cursor"]["kept"]  # of the logs, whose lines it counts
             self._open_log(None)
 
     def _resume(self) -> None:
@@ -230,9 +252,15 @@ class Trainer:
             return
         try:
             self.progress = TrainProgress(**state["cursor"])
-            own_part = self.checkpoints.load_learner(self.team.rank) if self.team.rank in state["members"] else None
-            part = own_part or self.checkpoints.load_learner(state["members"][0])
-            self.strategy.load_state_dict(part["strategy"])
+            first, rank = state["members"][0], self.team.rank
+            own_part = self.checkpoints.load_learner(rank) if rank in state["members"] else None
+            part = own_part or self.checkpoints.load_learner(first)
+            strategy_state = part["strategy"]
+            if not strategy_state.keys() >= REPLICA:
+                strategy_state = self.checkpoints.load_learner(first)["strategy"] | strategy_state
+            self.strategy.load_state_dict(strategy_state)
+            load = self.checkpoints.load_learner
+            self.strategy.load_moved(lambda: (load(rank)["strategy"] for rank in state["members"]))
             if own_part is None:  # the counts are the other learner's
                 self.strategy.staleness.clear()
                 self.strategy.metrics.clear()
@@ -267,21 +295,25 @@ class Trainer:
         self.run_log.progress_bar.epoch(progress.epoch, len(plan), progress.done)
         self._segment_begin = begin = team.now()
         self._last_report = Report(begin, LossSums(), progress.updates // self.options.report_every)
+        batches = progress.batches_per_learner.get(team.rank, 0)
         while (step_result := self.strategy.step(gradient)) is not None:
             leases.complete(step_result)
+            batches += step_result.lease.batch is not None
+            self._show(batches)
             self._report(step_result, leases)
         self.strategy.drain()
-        record = self._finish_segment(plan, leases.record(), leases.totals(), team.now() - begin)
+        record = self._finish_segment(plan, leases, team.now() - begin)
         if progress.done == len(plan):
             self._finish_epoch()
         self._checkpoint(record)
 
-    def _segment(self, plan: EpochPlan) -> Segment:
-        """Returns the next batches of the epoch. A segment has `checkpoint_every` updates of the team."""
+    def _segment(self, plan: Plan) -> Segment:
+        """Returns the next batches of the epoch, up to the next checkpoint."""
         progress = self.progress
-        end = min(progress.done + self.options.checkpoint_every * self.learners, len(plan))
+        by_time = progress.pace if self.options.checkpoint_minutes else 0
+        end = min(progress.done + (by_time or self.options.checkpoint_every) * self.learners, len(plan))
         first, last = progress.done * plan.batch_size, end * plan.batch_size
-        frames_N = plan.frames_N[first:last]
+        frames_N = plan.frames(slice(first, last))
         frames = np.add.reduceat(frames_N, np.arange(0, len(frames_N), plan.batch_size))
         return Segment(
             progress.epoch, progress.done, end, len(plan), tuple(frames.tolist()), progress.updates_before,
@@ -309,7 +341,7 @@ class Trainer:
             "epoch": self.progress.epoch + 1,
             "batch": update,
             "loss": round(new.mean_loss, 6),
-            "frame_accuracy": round(new.accuracy, 6),
+            **({"frame_accuracy": round(new.accuracy, 6)} if self.setup.classifies else {}),
             "lr": step_result.lr,
             "frames_per_second": round(speed),
         }
@@ -318,42 +350,51 @@ class Trainer:
         self.run_log.progress_bar.done(self.progress.done + totals.batches)
         self.run_log.progress_bar.status(f"loss {new.mean_loss:.3f}  {self._describe_speed(speed)}")
 
+    def _show(self, batches: int) -> None:
+        """Shows this learner on the terminal, after so many batches of its own."""
+        team = self.team
+        if self._view.due(team.rank):
+            idle, staleness = team.comm_stats.idle_seconds, self._mean_staleness()
+            report = LearnerReport(team.launch, batches, staleness, idle, team.incarnation)
+            self._view.report(team.rank, report, team.live_ranks())
+
+    def _mean_staleness(self) -> float:
+        staleness = self.strategy.staleness
+        return sum(k * n for k, n in staleness.items()) / max(sum(staleness.values()), 1)
+
     def _describe_speed(self, speed: float) -> str:
         if self.team.size == 1:
-            return f"{speed:,.0f} frames/s"
-        staleness = self.strategy.staleness
-        mean = sum(k * n for k, n in staleness.items()) / max(sum(staleness.values()), 1)
+            return f"{speed:,.0f} {self.setup.unit}/s"
         distances = [record["consensus_distance"] for record in self.progress.history[-1:]]
         distance = f"  consensus distance {distances[0]:.3g}" if distances else ""
-        return f"{speed / self.learners:,.0f} frames/s per learner  staleness {mean:.1f}{distance}"
+        own_speed = f"{speed / self.learners:,.0f} {self.setup.unit}/s per learner"
+        return f"{own_speed}  staleness {self._mean_staleness():.1f}{distance}"
 
     def _require_finite(self, loss: float) -> None:
         if not math.isfinite(loss):
             raise InputError(
-                f"{self.setup.out}: the loss is {loss} in epoch {self.progress.epoch + 1}; lower schedule.base or "
-                f"train.optimizer.clip_norm; last good checkpoint: {self.checkpoints.newest()}"
+                f"{self.setup.out}: the loss is {loss} in epoch {self.progress.epoch + 1}; {self.setup.remedy}; last "
+                f"good checkpoint: {self.checkpoints.newest()}"
             )
 
-    def _finish_segment(
-        self, plan: EpochPlan, record: SegmentRecord, totals: LossSums, seconds: float
-    ) -> SegmentRecord:
+    def _finish_segment(self, plan: Plan, leases: Leases, seconds: float) -> SegmentRecord:
         """Audits the leases and advances the progress.
 
         Args:
             plan: the batches of the epoch.
-            record: the completed leases of the segment.
-            totals: sums of the segment over all learners.
+            leases: the leases of the segment, all completed.
             seconds: duration of the segment at this learner.
 
         Returns:
             The record, with what the parameter servers applied.
         """
+        record, totals = leases.record(), leases.totals()
         progress, segment = self.progress, record.segment
         totals += LossSums(*progress.totals)  # type: ignore[arg-type]
         self._require_finite(totals.mean_loss)
         self.model_state.params.check()
-        chunks = [min(plan.batch_size, len(plan.utterance_N) - n * plan.batch_size) for n in range(len(plan))]
-        record.audit(chunks[segment.begin : segment.end])
+        batches = range(segment.begin, segment.end)
+        record.audit([min(plan.batch_size, plan.num_examples - n * plan.batch_size) for n in batches])
         for completion in record.completions:
             progress.batches_per_learner[completion.owner] = progress.batches_per_learner.get(completion.owner, 0) + 1
         progress.done = segment.end
@@ -362,13 +403,19 @@ class Trainer:
         unapplied = self.strategy.unapplied(record)
         applied = [] if unapplied is None else [unapplied[0], self.team.incarnation, *unapplied[1]]
         rows = self.team.gather(torch.tensor([seconds, *applied], dtype=torch.float64))
-        progress.seconds += max(float(row[0]) for row in rows.values())  # a restarted learner has missed a part of it
+        longest = max(float(row[0]) for row in rows.values())  # a restarted learner has missed a part of it
+        progress.seconds += longest
+        if self.options.checkpoint_minutes:
+            updates = -(-(segment.end - segment.begin) // self.learners)
+            progress.pace = max(1, round(60 * self.options.checkpoint_minutes * updates / max(longest, 1e-3)))
         self._elect_leader(rows)
         servers = []
         for rank, row in rows.items():
             if len(row) > 1:
                 shard, incarnation, *missing = (int(x) for x in row[1:])
                 servers.append(ServerRecord(shard, rank, incarnation, tuple(missing)))
+        if servers and self._is_leader:  # a server that died since does not know what its predecessor has applied
+            record = replace(record, lost=leases.record().lost)
         return replace(record, servers=tuple(sorted(servers, key=lambda server: server.shard)))
 
     # end of an epoch
@@ -385,34 +432,28 @@ class Trainer:
             self._elect_leader(rows)
         loss, error = rows[self._leader].tolist()
         self._require_finite(loss)
-        self.progress = self.progress.after_epoch(loss, error, metrics.consensus_distance)
+        self.progress = self._after_epoch(loss, error, metrics)
+
+    def _after_epoch(self, loss: float, error: float, metrics: CommMetrics) -> TrainProgress:
+        return self.progress.after_epoch(loss, error if self.setup.classifies else None, metrics.consensus_distance)
 
     def _validate(self, consensus: Tensor, metrics: CommMetrics) -> tuple[float, float]:
         """Returns held-out loss and frame error of the weights [N], and writes the files of the epoch."""
         loss, error = self.setup.validator(consensus)
         self.checkpoints.check()
         if math.isfinite(loss):
-            progress = self.progress.after_epoch(loss, error, metrics.consensus_distance)
+            progress = self._after_epoch(loss, error, metrics)
             if progress.best_loss < self.progress.best_loss:
-                self._save_best(progress.history[-1])
+                self.setup.save_best(self.checkpoints.best_model(self.progress.updates), progress.history[-1])
             curves = epoch_curves(progress, metrics, self.team.clock)
             self.run_log.epoch(progress.history[-1], progress.updates, curves)
             self._write_summary(progress, metrics)
         return loss, error
 
-    def _save_best(self, record: dict[str, float]) -> None:
-        setup = self.setup
-        info = {
-            "kind": setup.egs.info.kind, "chunk": setup.egs.info.chunk, "pdf_counts": setup.pdf_counts_P,
-            "senones": setup.egs.info.senones, "epoch": record["epoch"], "heldout_loss": record["heldout_loss"],
-            **setup.provenance,
-        }  # fmt: skip
-        save_model(self.checkpoints.best_model(self.progress.updates), setup.validator.model, info)
-
     def _write_summary(self, progress: TrainProgress, metrics: CommMetrics) -> None:
         summary = make_summary(
             self.options, progress, metrics, self.setup.provenance, strategy=self.strategy.name,
-            learners=self.learners, clock=self.team.clock, parameters=len(self.model_state.params),
+            learners=self.learners, clock=self.team.clock, parameters=self.strategy.num_weights,
             threads=torch.get_num_threads(),
         )  # fmt: skip
         self.run_log.summary(summary)
@@ -423,8 +464,11 @@ class Trainer:
         The segment counts when all live learners know that its checkpoint is complete. If the leader dies meanwhile,
         the next one completes it. best.pt and leases.jsonl change with the checkpoint only.
         """
+        strategy_state = self.strategy.state_dict()
+        if self.strategy.equal_replicas and self.team.rank > 0:
+            strategy_state = {key: value for key, value in strategy_state.items() if key not in REPLICA}
         state: dict[str, Any] = {
-            "strategy": self.strategy.state_dict(),
+            "strategy": strategy_state,
             "usage": comm_stats_to_dict(self.team.comm_stats),
             "rng": torch.get_rng_state(),
             "threads": torch.get_num_threads(),
@@ -447,6 +491,9 @@ class Trainer:
     def _commit(self, record: SegmentRecord, members: list[int]) -> None:
         """Completes the checkpoint whose parts `members` have saved. A second leader repeats what the first did."""
         self.checkpoints.check()
+        if self.checkpoints.completed(self.progress.updates):
+            self.checkpoints.publish(self.setup.out)
+            return
         started = self.team.clock == "wall" and self.team.size > 1  # else a launch has no incarnations, or no identity
         self.run_log.leases(record, self.team.launch if started else "")
         self.progress.kept = list(self.run_log.sync())

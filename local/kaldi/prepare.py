@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from asr_am.data.issue_counter import IssueCounter, summary_table
 from asr_am.data.kaldi_audio import AudioOptions
@@ -22,20 +23,23 @@ from asr_am.errors import InputError
 from asr_am.lang.arpa import write_arpa
 from asr_am.lang.transcripts import TOO_MANY
 from asr_am.options import build
+from local.kaldi.folder import spell, write_kaldi_dir
 from local.kaldi.g2p import pronounce
 from local.kaldi.lexicon import Lexicon, read_lexicon
 from local.kaldi.lm import beyond, read_given_arpa, read_text, without_words
+from local.kaldi.manifests import manifest_files, write_from_manifests
 from local.kaldi.overlap import separate_overlaps
 from local.kaldi.references import write_references
 from local.kaldi.scorable import RULES, check_names, check_rules, check_scoring
 from local.kaldi.sets import CorpusSet, check_apart, drop_too_short, left_out, read_set
 from local.kaldi.split import hold_out, separate_speakers
-from local.kaldi.words import Normaliser, clean, most_frequent
+from local.kaldi.words import Normaliser, clean, is_mark, most_frequent
 
 logger = logging.getLogger(__name__)
 
 RATES = (8000, 16000)
 GIVEN_ARPA = "given.arpa"
+LETTERS = "letters"  # a g2p: each letter of a word is a phone
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Options:
     test: str | None
     lexicon: str | None
     sampling_rate: int
+    folder: str | None = None
     dev: str | None = None
     text: str | None = None
     arpa: str | None = None
@@ -58,15 +63,19 @@ class Options:
 
     def check(self) -> None:
         """Raises InputError for an option that is missing or out of range."""
+        if self.folder and (self.train or self.test or self.dev):
+            raise InputError("--folder: all sets are taken from it; leave out --train, --dev and --test")
         for name in ("train", "test", "lexicon"):
-            if not getattr(self, name):
+            if not getattr(self, name) and not (self.folder or (name == "lexicon" and self.g2p == LETTERS)):
                 raise InputError(f"corpus.prepare.{name}: missing; give recipes/kaldi/run.sh --{name}")
         if self.sampling_rate not in RATES:
             raise InputError(f"--sampling-rate: {self.sampling_rate} is not one of {RATES}; choose one")
         if self.text and self.arpa:
             raise InputError("--text and --arpa: give one of them, a text to estimate an LM on or an LM")
-        if self.g2p not in (None, "espeak"):
-            raise InputError(f"--g2p: {self.g2p} is unknown; the only choice is espeak")
+        if self.g2p not in (None, "espeak", LETTERS):
+            raise InputError(f"--g2p: {self.g2p} is unknown; choose espeak or {LETTERS}")
+        if self.g2p == "espeak" and not self.lexicon:
+            raise InputError("--g2p espeak: pronounces in the phones of a lexicon; give --lexicon, or --g2p letters")
 
 
 def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
@@ -83,12 +92,18 @@ def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
     chosen = build(Options, options, "corpus.prepare")
     chosen.check()
     out.mkdir(parents=True, exist_ok=True)
+    if chosen.folder:
+        source = write_kaldi_dir(Path(chosen.folder), out / "source")
+        chosen = replace(chosen, train=str(source), g2p=chosen.g2p or (None if chosen.lexicon else LETTERS))
+    chosen = _from_manifests(chosen, out / "source")
     issues_by_set = {name: IssueCounter() for name in ("train", "dev", "test", "lm", "lexicon")}
-    lexicon = read_lexicon(Path(str(chosen.lexicon)), issues_by_set["lexicon"])
+    lexicon = read_lexicon(Path(chosen.lexicon), issues_by_set["lexicon"]) if chosen.lexicon else Lexicon()
     sets, unknown = read_sets(chosen, lexicon, out, issues_by_set, jobs)
     lost = {subset: left_out(issues_by_set[subset]) for subset in sets}
     sentences = _sentences(chosen, lexicon, sets, unknown, issues_by_set)
-    if chosen.g2p:
+    if chosen.g2p == LETTERS:
+        _spell(chosen, lexicon, sets["train"], sentences, issues_by_set)
+    elif chosen.g2p:
         _pronounce(chosen, lexicon, unknown, issues_by_set)
     _check_unknown(lexicon, sets["train"])
     for subset, corpus in sets.items():
@@ -112,6 +127,15 @@ def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
     _report(lexicon, unknown, issues_by_set)
 
 
+def _from_manifests(options: Options, out: Path) -> Options:
+    """Returns the options with a Kaldi data directory in place of each set that is given as lhotse manifests."""
+    found: dict[str, Any] = vars(options).copy()
+    for subset in ("train", "dev", "test"):
+        if found[subset] and (files := manifest_files(Path(found[subset]))):
+            found[subset] = str(write_from_manifests(files, out / subset))
+    return Options(**found)
+
+
 def read_sets(
     options: Options, lexicon: Lexicon, out: Path, issues_by_set: dict[str, IssueCounter], jobs: int
 ) -> tuple[dict[str, CorpusSet], dict[str, Counter[str]]]:
@@ -130,9 +154,10 @@ def read_sets(
     shortest = {word: min(map(len, variants)) for word, variants in lexicon.entries.items()}
     for subset in sets.keys() & {"train", "dev"}:
         drop_too_short(sets[subset], shortest, issues_by_set[subset])
-    if options.dev is None:
-        sets["train"], sets["dev"], how = hold_out(sets["train"])
-        logger.info("dev is held out of train: %s", how)
+    for subset in ("test", "dev"):
+        if subset not in sets:
+            sets["train"], sets[subset], how = hold_out(sets["train"])
+            logger.info("%s is held out of train: %s", subset, how)
     sets = {subset: sets[subset] for subset in ("train", "dev", "test")}
     for subset, names in separate_speakers(sets).items():
         what = f"speakers of an earlier set too: called NAME-{subset} here"
@@ -230,6 +255,17 @@ def _pronounce(
         for subset in ("train", "lm"):
             if count := unknown.get(subset, Counter()).pop(word, 0):
                 issues_by_set[subset].add("of them pronounced by espeak-ng", f"{word} {' '.join(phones)}", count)
+
+
+def _spell(
+    options: Options, lexicon: Lexicon, train: CorpusSet, sentences: list[str], issues_by_set: dict[str, IssueCounter]
+) -> None:
+    """Adds words of training and LM text that the lexicon lacks, with their letters as phones."""
+    texts = [utterance.text or "" for utterance in train.utterances] + (sentences if options.text else [])
+    for word, count in sorted(Counter(word for text in texts for word in text.split()).items()):
+        if word not in lexicon.vocabulary and not is_mark(word) and (phones := spell(word)):
+            lexicon.entries[word] = [phones]
+            issues_by_set["train"].add("words spelt by their letters", word, count)
 
 
 def _check_unknown(lexicon: Lexicon, train: CorpusSet) -> None:

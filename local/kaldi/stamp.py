@@ -9,20 +9,24 @@ from asr_am.data.kaldi_audio import AudioOptions, audio_file
 from asr_am.data.kaldi_dir import TableEntry
 from asr_am.data.textfile import numbered_lines
 from asr_am.errors import InputError
+from local.kaldi.folder import folder_stamp
 
 
 def audio_stamp(
-    train: str | None, dev: str | None, test: str | None, audio_root: str | None = None, **others: object
-) -> str:
+    train: str | None, dev: str | None, test: str | None, audio_root: str | None = None, folder: str | None = None,
+    **others: object,
+) -> str:  # fmt: skip
     """Returns a digest of size and time of each audio file in wav.scp of the directories, including missing ones.
 
     Commands count by the files they read if they only decode a file. Returns "" if a wav.scp cannot be read. The
     preparation then reports the error.
     """
+    if folder:
+        return folder_stamp(Path(folder))
     options = AudioOptions(Path(audio_root) if audio_root else None, False, Path())
     digest = hashlib.sha256()
     try:
-        for scp in (Path(folder) / "wav.scp" for folder in (train, dev, test) if folder):
+        for scp in (Path(directory) / "wav.scp" for directory in (train, dev, test) if directory):
             for number, line in numbered_lines(scp):
                 value = line.split(maxsplit=1)[1:]
                 path = audio_file(TableEntry(value[0].strip(), f"{scp}:{number}"), options) if value else None

@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
-# Your own data: Kaldi data directories, a lexicon, and a text or an ARPA file for the language model.
+# Your own data: Kaldi data directories, a lexicon, and a text or an ARPA file for the language model. Or one folder of
+# recordings with transcripts beside them, for error rates and for TextGrids of all words and phones.
 #   recipes/kaldi/run.sh --name NAME --train DIR --test DIR [--dev DIR] --lexicon FILE [--text FILE | --arpa FILE]
+#   recipes/kaldi/run.sh --name NAME --folder DIR [--lexicon FILE]
 # Repeat the same options with --stage N. Results go to exp/NAME.
 #   --name NAME           name of the data, not that of a recipe
 #   --train, --test DIR   wav.scp (wav, flac, mp3, ogg, sphere, Kaldi archives), text, utt2spk. Optional: segments,
-#                         reco2file_and_channel, spk2gender, stm, glm
+#                         reco2file_and_channel, spk2gender, stm, glm. Or lhotse manifests: a file of cuts, or a folder
+#                         with recordings.jsonl.gz and supervisions.jsonl.gz
 #   --dev DIR             default: hold out about 8 % of the training speech, at least two speakers, at most 5 hours
+#   --folder DIR          a.wav and a.txt, b.wav and b.txt, ... The subfolder is the speaker, or the name up to - or _.
+#                         dev and test are held out. TextGrids of all go to exp/NAME/alignments
 #   --lexicon FILE        WORD [PROBABILITY] PHONE PHONE ... Other words become the unknown word and are counted
 #   --g2p espeak          pronounce those of --train and --text with espeak-ng, in the phones of the lexicon
+#   --g2p letters         their letters are their phones. The default with --folder and without --lexicon
 #   --text FILE           sentences to estimate a trigram LM on (default: the training transcripts)
 #   --arpa FILE           an n-gram LM instead
 #   --audio-root DIR      base of relative paths in wav.scp (default: its folder or the nearest one above; in commands:
@@ -20,7 +26,7 @@
 declare -A path_options=(
     [--train]=corpus.prepare.train [--test]=corpus.prepare.test [--dev]=corpus.prepare.dev
     [--lexicon]=corpus.prepare.lexicon [--text]=corpus.prepare.text [--arpa]=corpus.prepare.arpa
-    [--audio-root]=corpus.prepare.audio_root
+    [--audio-root]=corpus.prepare.audio_root [--folder]=+corpus.prepare.folder
 )
 declare -A value_options=([--name]=corpus.name [--sampling-rate]=corpus.sampling_rate [--g2p]=corpus.prepare.g2p)
 declare -A flag_options=([--allow-pipes]=corpus.prepare.allow_pipes=true)
@@ -28,6 +34,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/recipe.sh" kaldi "$@"
 overridden corpus.name || fail "--name is missing; give the data a name"
 if overridden corpus.prepare.arpa; then
     overrides+=("~corpus.lms.kn3" "+corpus.lms.given={arpa:given.arpa,max_ngrams:200000}")
+fi
+if overridden +corpus.prepare.folder; then
+    overrides+=("corpus.aligned_sets=[train,dev,test]")
 fi
 
 stage 0 data

@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 
 from asr_am.hmm.align_corpus import load_set
+from asr_am.hmm.alignment_graphs import compile_graphs
 from asr_am.hmm.gmm_system import GmmSystem
-from asr_am.hmm.viterbi import AlignOptions, align, compile_graphs
+from asr_am.hmm.viterbi import AlignOptions, align
 from asr_am.lang.lang_dir import Lang
 
 
@@ -38,13 +39,13 @@ def main() -> None:
         began = time.process_time()
         graphs = compile_graphs(
             scratch / "graphs", data.frames, data.words_U, lang.directory / "L.fst", system.tree, system.states,
-            AlignOptions(), 1,
+            AlignOptions().self_loop_scale, 1,
         )  # fmt: skip
         print(f"graphs: {1000 * (time.process_time() - began) / len(data.words_U):.2f} ms per utterance (CPU)")
         seconds = []
         for _ in range(options.repeat):
             cpu, wall = time.process_time(), time.perf_counter()
-            align(graphs, data.frames, system.gmms, system.states, AlignOptions(), 1, "align")
+            align(graphs, data.frames, system.gmms, AlignOptions(), 1, "align")
             seconds.append((time.process_time() - cpu, time.perf_counter() - wall))
     cpu, wall = (data.frames.num_frames / min(column) for column in zip(*seconds, strict=True))
     print(f"alignment with {system.gmms.num_gaussians} Gaussians: {cpu:,.0f} frames/s of CPU, {wall:,.0f} of wall time")

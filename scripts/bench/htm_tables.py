@@ -119,6 +119,7 @@ def main() -> None:
     rows = {cell: Row(str(cell), cell.speed_up, ours) for cell, ours in found.items()}
     published.show("Table 1, speed-up in frames/s", [rows[cell] for cell in TABLE_1], 1)
     published.show("Table 2, speed-up in frames/s", [rows[cell] for cell in TABLE_2], 1)
+    published.count(list(rows.values()), published.fitted("cluster/aws_p3", "workload/htm_lstm"))
     published.keep(arguments, list(rows.values()))
     bounded = [row for cell, row in rows.items() if cell.strategy != "gtc"]
     published.judge(bounded, TOLERANCE, shape_of_gtc(found))

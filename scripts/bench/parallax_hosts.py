@@ -204,7 +204,7 @@ def build(name: str, team: ProcessTeam, options: argparse.Namespace) -> Runner:
     sizes = {size: getattr(options, size) for size in ("embedding", "cells", "projection", "samples")}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = LstmLm(LstmLmOptions(**sizes, sparse=not config.dense), options.vocabulary)
+        model = LstmLm(LstmLmOptions(**sizes), options.vocabulary)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     prefixed = PrefixedTeam(team, f"{list(METHODS).index(name)}.")
     return parallax.get_runner(model, summed_loss, optimizer, cast(Team, prefixed), config)

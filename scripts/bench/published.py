@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,17 +17,25 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from asr_am.errors import InputError
-from asr_am.stages.app import ROOT
+from asr_am.stages.recipe_files import ROOT
 from asr_am.stages.target import git_commit
 
 
 @dataclass(frozen=True)
 class Row:
-    """A published value and ours."""
+    """A published value and ours.
+
+    Attributes:
+        name: what it is.
+        published: the paper's value.
+        ours: the virtual cluster's.
+        restates: another row has the same information, so that this one is no independent cell.
+    """
 
     name: str
     published: float
     ours: float
+    restates: bool = False
 
     @property
     def difference(self) -> float:
@@ -56,6 +65,27 @@ def show(title: str, rows: Sequence[Row], digits: int) -> None:
     print(f"{title:{width}} published      ours  difference")
     for row in rows:
         print(f"{row.name:{width}} {row.published:9.{digits}f} {row.ours:9.{digits}f} {row.difference:+10.1%}")
+
+
+def fitted(*files: str) -> list[str]:
+    """Returns the constants that were fitted, as file.constant.
+
+    Args:
+        files: such as cluster/ibm_a, below conf/.
+    """
+    lines = [(file, line) for file in files for line in (ROOT / "conf" / f"{file}.yaml").read_text().splitlines()]
+    found = [(file, re.match(r" *(\w+):.*# \[fitted\]", line)) for file, line in lines]
+    return [f"{file.partition('/')[2]}.{match[1]}" for file, match in found if match]
+
+
+def count(rows: Sequence[Row], constants: Sequence[str]) -> None:
+    """Prints how many constants were fitted, each on one cell, and how many other independent cells are predictions."""
+    cells = sum(not row.restates for row in rows)
+    predicted = max(cells - len(constants), 0)
+    print(
+        f"{len(constants)} constants fitted ({', '.join(constants)}); {predicted} of {cells} independent cells are "
+        "predictions"
+    )
 
 
 def keep(arguments: argparse.Namespace, rows: Sequence[Row]) -> None:

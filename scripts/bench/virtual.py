@@ -27,7 +27,7 @@ from asr_am.train.frame_loss import batch_loss
 CHUNK, INPUTS, OUTPUTS = 21, 120, 1000
 HARDWARE = Cluster(
     name="bench", hosts=1, devices_per_host=1024, device="cpu", nic_bandwidth=1e9, nic_latency=1e-4,
-    host_bandwidth=1e9, host_latency=1e-5, all_reduce_bandwidth=1e9, all_reduce_latency=1e-4, overlap_speed=1.0,
+    host_bandwidth=1e9, host_latency=1e-5, all_reduce_efficiency=1.0, overlap_speed=1.0,
     update_bandwidth=1e9, averaging_bandwidth=1e9,
 )  # fmt: skip
 

@@ -22,6 +22,7 @@ from asr_am.decode.system import System
 from asr_am.errors import InputError
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
+from asr_am.stages.decode import choose_without_dev
 from asr_am.transcribe import load
 from tests.support.decoding_corpus import GRID, OPTIONS, write_network, write_system
 
@@ -220,3 +221,19 @@ def test_of_equal_weightings_the_least_extreme_is_chosen() -> None:
     grid = [LmScale(lm, wip) for lm in (5.0, 10.0, 15.0, 20.0) for wip in (-0.5, 0.0, 0.5)]
     assert grid[choose(grid, [1] * 12)] == LmScale(10.0, 0.0)
     assert grid[choose(grid, [1] * 11 + [0])] == LmScale(20.0, 0.5)
+
+
+def test_an_lm_weight_is_chosen_with_another_graph_once(system: System, tmp_path: Path) -> None:
+    built = []
+
+    def build(folder: Path) -> None:
+        built.append(folder)
+        shutil.copytree(system.graph_dir, folder, dirs_exist_ok=True)
+
+    other = replace(system, graph_dir=tmp_path / "unseen/graph")
+    for _ in range(2):
+        choose_without_dev(other, system.lang_dir.parent / "data", OPTIONS, [], 1, build, tmp_path)
+    assert built == [other.graph_dir]
+    assert [path.name for path in (tmp_path / "unseen").iterdir()] == ["decode.json"]
+    chosen = json.loads((tmp_path / "unseen/decode.json").read_text())["chosen"]
+    assert LmScale(chosen["lm"], chosen["insertion"]) in GRID

@@ -33,13 +33,15 @@ def seconds(make: object, learners: int, steps: int, on: Cluster | None = None, 
 
 
 def test_a_block_costs_an_all_reduce() -> None:
+    rate = 0.0642 * 3.125e9
     found = seconds(partial(Bmuf, block_size=5), 16, 10)
-    assert found == pytest.approx(10 * SECONDS + 2 * (2 * 15 / 16 * MEGABYTES / 0.193e9 + 1.5e-3), rel=1e-6)
+    assert found == pytest.approx(10 * SECONDS + 2 * (2 * 15 / 16 * MEGABYTES / rate + 30 * 50e-6), rel=1e-6)
 
 
 def test_htm_averages_between_leaders_and_compresses_inside_hosts() -> None:
     found = seconds(partial(Htm, group_size=8, block_size=5), 16, 5)
-    block = MEGABYTES / 0.193e9 + 1.5e-3 + MEGABYTES / 37.5e9 + 7 * 10e-6  # two leaders, then inside each host
+    between = MEGABYTES / (0.0642 * 3.125e9) + 2 * 50e-6  # two leaders
+    block = between + MEGABYTES / (0.0642 * 37.5e9) + 7 * 10e-6  # then inside each host
     step = SECONDS + 7 * 0.972e6 / 37.5e9 + 2 * 10e-6  # the lengths of the messages go first
     assert found == pytest.approx(5 * step + block, rel=1e-4)
 

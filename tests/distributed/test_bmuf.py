@@ -98,7 +98,8 @@ def test_gain_of_a_constant_block_gradient() -> None:
         w = strategy._W_g.clone()
         for _ in range(50):
             before = w.clone()
-            strategy._filter(w.add_(1.0))
+            strategy.combine(w.add_(1.0), strategy._W_g, slice(None))
+            strategy._W_g.copy_(w)
         torch.testing.assert_close(w - before, torch.full_like(w, gain), rtol=1e-4, atol=1e-4)
 
 
@@ -108,7 +109,7 @@ def test_gain_of_a_constant_block_gradient() -> None:
 class ModelAveraging(Bmuf):
     """Model averaging without a filter."""
 
-    def _filter(self, w: Tensor) -> None:
+    def combine(self, w: Tensor, W_g: Tensor, part: slice) -> None:
         pass
 
 
@@ -249,26 +250,26 @@ def test_bad_options_are_rejected() -> None:
 class AgainstW(Bmuf):
     """Computes G against the filtered model, not the one that was broadcast."""
 
-    def _filter(self, w: Tensor) -> None:
-        super()._filter(w)
+    def _finish(self, part: slice) -> None:
+        super()._finish(part)
         self._W_g.sub_(self._delta, alpha=self._eta)
 
 
 class NotBroadcastBlock(Bmuf):
     """Each learner continues from its own weights."""
 
-    def _finish_block(self) -> None:
+    def _finish(self, part: slice) -> None:
         own = self.params.w.clone()
-        super()._finish_block()
+        super()._finish(part)
         self.params.w.copy_(own)
 
 
 class NoMomentum(Bmuf):
     """Has no block momentum."""
 
-    def _filter(self, w: Tensor) -> None:
+    def combine(self, w: Tensor, W_g: Tensor, part: slice) -> None:
         self._delta.zero_()
-        super()._filter(w)
+        super().combine(w, W_g, part)
 
 
 @pytest.mark.parametrize("mutant", [AgainstW, NotBroadcastBlock, NoMomentum])
@@ -280,17 +281,17 @@ def test_mutants_of_bmuf_are_caught(mutant: type[Bmuf]) -> None:
 class FiltersTwice(Htm):
     """Filters each block twice."""
 
-    def _filter(self, w: Tensor) -> None:
-        super()._filter(w)
-        super()._filter(w)
+    def combine(self, w: Tensor, W_g: Tensor, part: slice) -> None:
+        super().combine(w, W_g, part)
+        super().combine(w, W_g, part)
 
 
 class NotBroadcast(Htm):
     """Does not broadcast inside groups."""
 
-    def _finish_block(self) -> None:
+    def _finish(self, part: slice) -> None:
         own = self.params.w.clone()
-        super()._finish_block()
+        super()._finish(part)
         if self._group_leaders is None:
             self.params.w.copy_(own + 1e-3)
 

@@ -29,6 +29,16 @@ def test_values_survive_and_views_write_through(model: nn.Module) -> None:
         assert torch.equal(now, 2 * was)
 
 
+@pytest.mark.parametrize(("mebibytes", "buckets"), [(4, 4), (25, 1)])
+def test_buckets_have_the_size_that_suits_the_device(mebibytes: int, buckets: int) -> None:
+    params = FlatParams(nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4))))
+    assert params.bucket_bytes == 4 << 20, "on a CPU"
+    params.bucket_bytes = mebibytes << 20
+    found: list[tuple[int, int]] = []
+    params.notify_all_buckets(lambda begin, end: found.append((begin, end)))
+    assert len(found) == buckets and found[0][1] == len(params) and found[-1][0] == 0
+
+
 def test_backward_fills_the_flat_gradient(model: nn.Module) -> None:
     expected = torch.autograd.grad(loss_of(model), list(model.parameters()))
     params = FlatParams(model)

@@ -13,13 +13,13 @@ import pytest
 from asr_am.distributed.cluster_config import Cluster, Faults, Workload
 from asr_am.distributed.simulator.epoch_timing import EpochTime, time_epoch
 from asr_am.errors import InputError
-from asr_am.stages.app import ROOT
+from asr_am.stages.recipe_files import ROOT
 from asr_am.stages.train_config import strategy_factory
 from tests.support.cluster_files import config
 
 ROUNDS = 13_393  # of an epoch, on either cluster
 SHARE = 40  # rounds that are simulated
-RING = 2 * 15 / 16 * 165e6  # bytes that each of 16 learners sends
+RING = 2 * 15 / 16 * 165e6  # bytes that each of 16 learners sends, at all_reduce_efficiency
 
 
 WORKLOAD = Workload.build(config("workload=swb2000_lstm")["workload"])
@@ -51,16 +51,16 @@ def test_published_hours_per_epoch(cluster: str, strategy: str, hours: float) ->
 
 def test_half_the_bandwidth_slows_sync_as_computed() -> None:
     on = hardware("ibm_a")
-    slower = replace(on, all_reduce_bandwidth=on.all_reduce_bandwidth / 2)
-    longer = SHARE * RING / on.all_reduce_bandwidth
+    slower = replace(on, nic_bandwidth=on.nic_bandwidth / 2)
+    longer = SHARE * RING / (on.all_reduce_efficiency * on.nic_bandwidth)
     assert epoch("sync", slower).seconds - epoch("sync", on).seconds == pytest.approx(longer, rel=1e-6)
 
 
 def test_overlap_costs_hybrid_the_computing_speed_that_a_collective_takes() -> None:
-    on = hardware("ibm_a", all_reduce_latency=0.0)
+    on = hardware("ibm_a", nic_latency=0.0)
     free = epoch("hybrid", replace(on, overlap_speed=1.0)).seconds
     assert free == pytest.approx(SHARE * 0.1597, rel=0.03)  # communication is hidden
-    lost = (1 - on.overlap_speed) * RING / on.all_reduce_bandwidth
+    lost = (1 - on.overlap_speed) * RING / (on.all_reduce_efficiency * on.nic_bandwidth)
     assert epoch("hybrid", on).seconds - free == pytest.approx(SHARE * lost, rel=0.03)
 
 

@@ -119,5 +119,5 @@ def test_more_than_one_learner_is_rejected() -> None:
 
 
 def test_an_unknown_optimizer_is_rejected() -> None:
-    with pytest.raises(ValueError, match="sgd, nesterov or adam"):
+    with pytest.raises(ValueError, match="sgd, nesterov, adam or adagrad"):
         make_local(OptimizerOptions("rprop"))  # type: ignore[arg-type]

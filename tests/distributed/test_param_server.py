@@ -148,9 +148,10 @@ def logged(log: list[tuple[Push, int]], kind: type[ParameterServer] = AsyncServe
     return partial(Logged, servers=1)
 
 
-def check_async(kind: type[ParameterServer] = AsyncServer) -> None:
-    problem, log = Uneven(batches=105, epochs=1, rounds_per_segment=10), []
-    results = train(problem, logged(log, kind), cluster=hardware(jitter=0.4))
+def check_async(kind: type[ParameterServer] = AsyncServer, staleness_aware: bool = True) -> None:
+    problem, log = Uneven(batches=105, epochs=1, rounds_per_segment=10, lr=0.05 if staleness_aware else 0.01), []
+    make = partial(logged(log, kind), staleness_aware=True) if staleness_aware else logged(log, kind)  # not by default
+    results = train(problem, make, cluster=hardware(jitter=0.4))
     W, V, history = start_weights().double(), torch.zeros(()), []
     batches: Sequence[Batch] = make_batches(0, 105)
     for t, (push, before) in enumerate(log):
@@ -158,15 +159,16 @@ def check_async(kind: type[ParameterServer] = AsyncServer) -> None:
         batch = batches[push.batch]
         assert before == t and push.frames == batch.frames
         V = 0.9 * V + reference_gradient(history[push.t], batch, batch.frames)
-        W = W - push.lr / max(t - push.t, 1) * V
+        W = W - push.lr / (max(t - push.t, 1) if staleness_aware else 1) * V
     assert sorted(push.batch for push, _ in log) == list(range(105))
     CLOSE(results[3].replica.double(), W)
     staleness = results[0].strategy.staleness
     assert staleness.total() == 105 and 2 < sum(s * n for s, n in staleness.items()) / 105 < 3.2, "workers - 1"
 
 
-def test_ps_async_applies_each_gradient_when_it_arrives() -> None:
-    check_async()
+@pytest.mark.parametrize("staleness_aware", [False, True])
+def test_ps_async_applies_each_gradient_when_it_arrives(staleness_aware: bool) -> None:
+    check_async(staleness_aware=staleness_aware)
 
 
 def largest_lead(bound: int | None) -> int:

@@ -35,7 +35,7 @@ from tests.support.toy_problem import Problem
 from tests.support.toy_training import LearnerResult, MakeStrategy, Training, hardware
 
 PROBLEM = Problem(batches=58, epochs=1, rounds_per_segment=4, lr=0.02)
-ASYNC, PSP = partial(PsAsync, servers=2, timeout=2.0), partial(Psp, servers=2, timeout=2.0)
+ASYNC, PSP = partial(PsAsync, staleness_aware=True, servers=2, timeout=2.0), partial(Psp, servers=2, timeout=2.0)
 
 
 class Hangs(Exception):
@@ -224,7 +224,7 @@ def test_a_bound_of_0_never_hangs(seed: int, applied: Applied) -> None:
 
 @pytest.mark.parametrize("bound", [None, 0])
 def test_a_dedicated_server_that_rejoins_is_no_worker(bound: int | None) -> None:
-    make = partial(PsAsync, servers=2, timeout=2.0, apart=True, bound=bound)
+    make = partial(PsAsync, staleness_aware=True, servers=2, timeout=2.0, apart=True, bound=bound)
     cluster = hardware(hosts=3, faults={"crashes": [{"learner": 4, "at": 5.1, "restart_after": 1.0}]})
     assert sorted(train(make, cluster, servers=2)) == [0, 1, 2, 3, 4, 5]
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -27,7 +27,8 @@ from tests.support.toy_training import LearnerResult, MakeStrategy, hardware, tr
 
 PROBLEM = Problem(batches=64, epochs=2, rounds_per_segment=8, lr=0.02)
 FAULT_TOLERANT: dict[str, MakeStrategy] = {
-    "psp": partial(Psp, servers=2, c=2, timeout=2.0), "ps_async": partial(PsAsync, servers=2, timeout=2.0),
+    "psp": partial(Psp, servers=2, c=2, timeout=2.0),
+    "ps_async": partial(PsAsync, staleness_aware=True, servers=2, timeout=2.0),
 }  # fmt: skip
 
 
@@ -186,9 +187,53 @@ def test_a_server_that_dies_when_drained_may_restart_older(name: str) -> None:
 def test_a_server_that_is_gone_for_good_goes_to_another_rank(name: str, caplog: pytest.LogCaptureFixture) -> None:
     results = train(PROBLEM, FAULT_TOLERANT[name], cluster=hardware(**crash(2, 12.1, None)))
     assert "learner 2, the server of shard 1, is gone for good: all learners start again" in caplog.text
+    assert "without momentum" not in caplog.text
     assert sorted(results) == [0, 1, 3]
     assert heldout(results[0].consensus[-1]) < 0.9 * heldout(start_weights())
     assert [rank for rank, result in results.items() if result.strategy.server is not None] == [0, 1]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("sparing", [False, True])
+def test_psp_waits_for_the_workers_that_are_left(sparing: bool) -> None:
+    make = partial(Psp, servers=2, timeout=3.0, c=4, sparing=sparing)
+    results = train(PROBLEM, make, cluster=hardware(**crash(2, 12.1, None)))
+    assert sorted(results) == [0, 1, 3]
+    assert heldout(results[0].consensus[-1]) < 0.9 * heldout(start_weights())
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+@pytest.mark.parametrize("left", [(0, 1, 3), (0, 3), (3,)])
+def test_servers_that_move_keep_their_momentum(kind: Literal["sgd", "adam"], left: tuple[int, ...]) -> None:
+    """Three shards of one checkpoint go to as many, to two, and to one."""
+    options = OptimizerOptions(kind=kind)
+    saved: list[dict[str, Any]] = []
+    before: dict[int, Tensor] = {}
+    after: dict[int, Tensor] = {}
+
+    def momentum(server: ParameterServer) -> Tensor:
+        return server.optimizer.state_dict()["state"][0]["exp_avg" if kind == "adam" else "momentum_buffer"]
+
+    def run_learner(team: Any) -> None:
+        params = FlatParams(make_model())
+        whole: Any = PsAsync(params, Optimizer(params, options), team, servers=3)
+        if whole.server is not None:
+            whole.server.g.copy_(torch.arange(len(whole.server.g)) + 1000.0 * whole.server.index)
+            whole.server.update(0.1)
+            before[whole.server.index] = momentum(whole.server)
+        saved.append(whole.state_dict())
+        team.sleep(1000.0)  # until all have saved
+        team._membership.ranks = left  # of the team that starts again
+        smaller: Any = PsAsync(params, Optimizer(params, options), team, servers=3)
+        smaller.load_state_dict(whole.state_dict())
+        smaller.load_moved(lambda: saved)
+        if team.rank in left and smaller.server is not None:
+            after[smaller.server.index] = momentum(smaller.server)
+
+    run(run_learner)
+    assert len(after) == len(left)
+    count = len(FlatParams(make_model()))
+    joined = [torch.cat([shards[index] for index in sorted(shards)])[:count] for shards in (before, after)]
+    assert torch.equal(*joined) and joined[0].count_nonzero() > count // 2
 
 
 @pytest.mark.parametrize("name", FAULT_TOLERANT)

@@ -111,6 +111,19 @@ def test_dpsgd_that_mixes_with_all_is_sync() -> None:
         CLOSE(result.replica, result.consensus[-1])
 
 
+def test_dpsgd_with_several_averagings_per_gradient() -> None:
+    check_dpsgd(partial(Dpsgd, averagings=3), lambda step: PAIRS(3 * step + 2) @ PAIRS(3 * step + 1) @ PAIRS(3 * step))
+
+
+def test_learners_agree_the_more_the_more_they_average() -> None:
+    spread = []
+    for averagings in (1, 3, 24):
+        results = train(PROBLEM, partial(Dpsgd, averagings=averagings))
+        mean = results[0].consensus[-1]
+        spread.append(max(float((result.replica - mean).norm()) for result in results.values()))
+    assert spread[0] > 2 * spread[1] and spread[2] < 1e-4 * spread[0]
+
+
 # mixing matrices
 
 
@@ -148,6 +161,8 @@ def test_an_odd_ring_and_unknown_options_are_rejected() -> None:
         train(three, Dpsgd)
     with pytest.raises(InputError, match=r"strategy\.mixing=star: must be pairs, ring or all"):
         train(PROBLEM, partial(Dpsgd, mixing="star"))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"strategy\.averagings=0: must be at least 1"):
+        train(PROBLEM, partial(Dpsgd, averagings=0))
     with pytest.raises(InputError, match=r"strategy\.form=both: must be gradients or weights"):
         train(PROBLEM, partial(Sync, form="both"))  # type: ignore[arg-type]
     short = replace(three, epochs=1)

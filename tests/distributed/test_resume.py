@@ -13,14 +13,18 @@ from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import OptimizerOptions
 from asr_am.distributed.strategies.adpsgd import Adpsgd
 from asr_am.distributed.strategies.bmuf import Bmuf
+from asr_am.distributed.strategies.diloco import Diloco
 from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.gtc import Gtc
 from asr_am.distributed.strategies.htm import Htm
 from asr_am.distributed.strategies.hybrid import Hybrid
+from asr_am.distributed.strategies.powersgd import Powersgd
 from asr_am.distributed.strategies.ps_async import PsAsync
 from asr_am.distributed.strategies.ps_sync import PsSync
 from asr_am.distributed.strategies.psp import Psp
+from asr_am.distributed.strategies.slowmo import Slowmo
 from asr_am.distributed.strategies.sync import Sync
+from asr_am.distributed.strategies.topk import Topk
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
 from tests.support.strategy_checks import check_resume, without
@@ -30,6 +34,10 @@ SYNCHRONOUS = {
     "dpsgd on a ring": partial(Dpsgd, mixing="ring"), "gtc": partial(Gtc, threshold=20.0),
     "gtc with momentum before": partial(Gtc, threshold=20.0, density=0.1, momentum="before"),
     "bmuf": partial(Bmuf, block_size=3), "htm": partial(Htm, group_size=2, threshold=20.0, block_size=3),
+    "diloco": partial(Diloco, block_size=3), "diloco in fragments": partial(Diloco, block_size=3, fragments=2),
+    "slowmo": partial(Slowmo, block_size=3), "powersgd": partial(Powersgd, rank=1),
+    "slowmo of powersgd": partial(Slowmo, block_size=3, inner=partial(Powersgd, rank=1), group_size=2),
+    "topk": partial(Topk, density=0.1),
 }  # fmt: skip
 
 

@@ -105,7 +105,7 @@ def run(egs_dir: Path, tmp_path: Path) -> Train:
         )  # fmt: skip
         newest = max((out / "checkpoints").iterdir())
         states = [torch.load(newest / f"learner-{rank}.pt", weights_only=True)["strategy"] for rank in range(2)]
-        weights = torch.stack([state.get("x", state["weights"]) for state in states])
+        weights = torch.stack([state.get("x", (states[0] | state)["weights"]) for state in states])
         return weights, json.loads((out / "summary.json").read_text())["heldout_loss"][-1]
 
     return trained

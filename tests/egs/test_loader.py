@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr_am.egs.augment import Masking
-from asr_am.egs.loader import IGNORE, Loader, cut, feature_moments
+from asr_am.egs.epoch_plan import cut
+from asr_am.egs.loader import IGNORE, Loader, feature_moments
 from asr_am.egs.store import EgsSet
 from asr_am.errors import InputError
 from tests.support.egs_examples import write_examples

@@ -50,7 +50,7 @@ def test_transition_probabilities_are_recovered() -> None:
         for phone, state in ((1, "a"), (1, "b"), (2, "a"), (2, "b")):
             pieces += [f"{phone}{state}"] * int(rng.geometric(1 - stay[phone]))
     labels_N = labelled(states, " ".join(pieces))
-    found = estimate_transitions(states, runs_of(labels_N, np.array([0, len(labels_N)]), states))
+    found = estimate_transitions(states, [runs_of(labels_N, np.array([0, len(labels_N)]), states)])
     loop_L = np.exp(found.loop_L)
     np.testing.assert_allclose(loop_L, [0.6, 0.6, 0.9, 0.9, 0.75, 0.75], atol=0.02)
     np.testing.assert_allclose(np.exp(found.next_L) + loop_L, 1.0, rtol=1e-5)
@@ -60,7 +60,7 @@ def test_transition_probabilities_are_recovered() -> None:
 def test_transitions_are_floored() -> None:
     states = table()
     labels_N = labelled(states, "1a 1b " * 5000)
-    found = estimate_transitions(states, runs_of(labels_N, np.array([0, len(labels_N)]), states))
+    found = estimate_transitions(states, [runs_of(labels_N, np.array([0, len(labels_N)]), states)])
     np.testing.assert_allclose(np.exp(found.loop_L[:2]), FLOOR, rtol=1e-5)
 
 
@@ -70,7 +70,7 @@ def test_tree_statistics_are_sums_over_the_frames(tmp_path: Path, monkeypatch) -
     labels_N = labelled(states, "1a 1b 1b 2a 2b 1a 1b  - -  1a 1b 2a 2a 2b 2b 1a 1b")
     x_ND = np.random.default_rng(0).normal(size=(len(labels_N), 2)).astype(np.float32)
     frames = store(tmp_path / "frames", {"a": x_ND[:7], "b": x_ND[7:9], "c": x_ND[9:]})
-    stats = accumulate_tree_stats(frames, runs_of(labels_N, frames.offsets_U1, states))
+    stats = accumulate_tree_stats(frames, labels_N, states, 2)
     rows = {
         (*window, state): row
         for row, (window, state) in enumerate(zip(stats.windows_M3.tolist(), stats.state_M, strict=True))

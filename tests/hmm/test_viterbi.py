@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from asr_am.errors import InputError
+from asr_am.hmm.alignment_graphs import compile_graphs
 from asr_am.hmm.alignments import check_alignments, load_labels, read_alignments, write_alignments
 from asr_am.hmm.flat_start import equal_alignment, flat_gmms
 from asr_am.hmm.gmm import single_gaussians
 from asr_am.hmm.training import silence_pdfs
-from asr_am.hmm.viterbi import AlignOptions, align, compile_graphs, search
+from asr_am.hmm.viterbi import AlignOptions, align, search
 from tests.support.kaldi_scp import load_scp
 from tests.support.synthetic_speech import EASY, aligned_data, all_labels, make_lang, speak, training_context
 
@@ -24,7 +25,7 @@ from tests.support.synthetic_speech import EASY, aligned_data, all_labels, make_
 def test_the_true_states_are_found_by_any_number_of_workers(tmp_path: Path) -> None:
     ctx, spoken = training_context(tmp_path)
     graphs = ctx.compile("train", spoken.tree, spoken.states, EASY)
-    found = align(graphs, ctx.train, spoken.gmms, spoken.states, EASY, 1, "align")
+    found = align(graphs, ctx.train, spoken.gmms, EASY, 1, "align")
     assert found.failed == [] and found.retried == 0
     assert (found.labels_N == all_labels(ctx.train, spoken)).mean() > 0.99
     x_ND, means_PD = ctx.train.x_ND, spoken.gmms.means_GD
@@ -32,7 +33,7 @@ def test_the_true_states_are_found_by_any_number_of_workers(tmp_path: Path) -> N
     density = -0.5 * (residual_ND**2).sum(axis=1) - 0.5 * residual_ND.shape[1] * np.log(2 * np.pi)
     assert found.loglik == pytest.approx(density.mean(), rel=1e-3)
 
-    two_jobs = align(graphs, ctx.train, spoken.gmms, spoken.states, EASY, 2, "align")
+    two_jobs = align(graphs, ctx.train, spoken.gmms, EASY, 2, "align")
     np.testing.assert_array_equal(two_jobs.labels_N, found.labels_N)
 
 
@@ -77,9 +78,9 @@ def test_utterances_too_short_for_their_transcript_fail(tmp_path: Path) -> None:
         spoken.frames[name] = spoken.frames[name][:2]
     train = aligned_data(tmp_path / "train", lang, spoken)
     graphs = compile_graphs(
-        tmp_path / "graphs", train.frames, train.words_U, lang.directory / "L.fst", spoken.tree, spoken.states, EASY, 1
+        tmp_path / "graphs", train.frames, train.words_U, lang.directory / "L.fst", spoken.tree, spoken.states, 0.1, 1
     )
-    found = align(graphs, train.frames, spoken.gmms, spoken.states, EASY, 1, "align")
+    found = align(graphs, train.frames, spoken.gmms, EASY, 1, "align")
     assert found.failed == [names[1], names[4]]
     assert equal_alignment(graphs, train.frames, 0, 1).failed == [names[1], names[4]]
     for index in range(6):
@@ -91,7 +92,7 @@ def test_utterances_too_short_for_their_transcript_fail(tmp_path: Path) -> None:
         spoken.frames[name] = spoken.frames[name][:2]
     hopeless = aligned_data(tmp_path / "hopeless", lang, spoken)
     with pytest.raises(InputError, match="no utterance could be aligned"):
-        align(graphs, hopeless.frames, spoken.gmms, spoken.states, EASY, 1, "align")
+        align(graphs, hopeless.frames, spoken.gmms, EASY, 1, "align")
 
 
 def test_an_equal_alignment_is_a_path_with_even_durations(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_boosting_silence_aligns_more_frames_to_it(tmp_path: Path) -> None:
     pdfs = silence_pdfs(ctx.lang, spoken.states)
     silent = []
     for factor in (1.0, 4.0):
-        found = align(graphs, ctx.train, flat, spoken.states, EASY, 1, "align", dict.fromkeys(pdfs, factor))
+        found = align(graphs, ctx.train, flat, EASY, 1, "align", dict.fromkeys(pdfs, factor))
         silent.append(np.isin(spoken.states.pdf_L[found.labels_N - 1], pdfs).mean())
     assert silent[0] == 0 and silent[1] > 0.3, "all states are alike except for the boost"
 

@@ -1,9 +1,8 @@
-"""Trains the LSTM LM with its own single-device program and, with the same model and loss, under Parallax."""
+"""Trains the LSTM LM with a plain loop on one device and, with the same model and loss, under Parallax's runner."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from asr_am.distributed.team import Team
 from asr_am.lang.units import Units
 from asr_am.model.lstm_lm import IGNORED, LstmLm, LstmLmOptions
 from asr_am.parallax import Config
-from asr_am.train.lm import HeldOutText, LmOptions, LmRun, Text, encode, make_optimizer
+from asr_am.train.lm import Text, encode
 from tests.support.toy_lm import Weights, assert_close, hardware
 
 LEARNERS, STEPS, SENTENCES = 4, 6, 3  # of a learner's batch
@@ -34,10 +33,10 @@ class Case:
     tied: bool
     sparse: tuple[str, ...]  # parameters that Parallax must find to be sparse
 
-    @property
-    def options(self) -> LmOptions:
-        model = LstmLmOptions(embedding=6, cells=9, projection=6, samples=self.samples, tied=self.tied)
-        return LmOptions(model=model, optimizer="adagrad", rate=0.1, accumulator=1e-4, clip_norm=0.0, seed=3)
+    def model(self) -> LstmLm:
+        torch.manual_seed(3)
+        sizes = LstmLmOptions(embedding=6, cells=9, projection=6, samples=self.samples, tied=self.tied)
+        return LstmLm(sizes, len(UNITS)).train()
 
 
 CONFIG = Config(path="servers")
@@ -66,24 +65,27 @@ def summed_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, float]:
     return model(*batch[:2]) * words, words
 
 
-def on_one_device(case: Case, text: Text, out: Path) -> Weights:
-    """Returns the weights after `asr_am.train.lm` has done all steps, each on all rows of the step."""
-    run = LmRun(out, case.options, UNITS, text, HeldOutText([], []))
-    run.model.train()
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=1e-4)
+
+
+def on_one_device(case: Case, text: Text) -> Weights:
+    """Returns the weights after a plain training loop has done all steps, each on all rows of the step."""
+    optimizer = make_optimizer(model := case.model())
     for step in range(STEPS):
         torch.manual_seed(step)
-        run.step(*text.batch(rows(step).ravel()))
-    return dict(run.model.state_dict())
+        optimizer.zero_grad()
+        model(*text.tensors(rows(step).ravel())).backward()
+        optimizer.step()
+    return dict(model.state_dict())
 
 
 def on_a_team(case: Case, text: Text) -> tuple[Weights, tuple[str, ...]]:
     """Returns the weights after the same steps on four learners, and the names of the sparse parameters."""
 
     def run_learner(team: Team) -> tuple[Weights, tuple[str, ...]]:
-        torch.manual_seed(case.options.seed)
-        model = LstmLm(case.options.model, len(UNITS)).train()
-        optimizer = make_optimizer(case.options, model)
-        batches = [(*text.batch(row_B), step) for step in range(STEPS) for row_B in rows(step)]
+        optimizer = make_optimizer(model := case.model())
+        batches = [(*text.tensors(row_B), step) for step in range(STEPS) for row_B in rows(step)]
         with parallax.get_runner(model, summed_loss, optimizer, team, CONFIG) as runner:
             for batch in parallax.shard(batches, team):
                 runner.run(batch)
@@ -95,14 +97,13 @@ def on_a_team(case: Case, text: Text) -> tuple[Weights, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_its_program_for_one_device_needs_no_change(case: Case, tmp_path: Path) -> None:
+def test_its_program_for_one_device_needs_no_change(case: Case) -> None:
     text = make_text()
     weights, sparse = on_a_team(case, text)
     assert sparse == case.sparse
-    expected = on_one_device(case, text, tmp_path)
+    expected = on_one_device(case, text)
     assert_close(weights, expected)
-    torch.manual_seed(case.options.seed)
-    begin = LstmLm(case.options.model, len(UNITS)).state_dict()
+    begin = case.model().state_dict()
     moved = {name: float((expected[name] - begin[name]).abs().max()) for name in expected}
     assert all(distance > 5e-3 for distance in moved.values()), moved
 
@@ -112,10 +113,9 @@ def test_learners_may_leave_one_after_the_other() -> None:
     text, case = make_text(), CASES[0]
 
     def run_learner(team: Team) -> float:
-        torch.manual_seed(case.options.seed)
-        model = LstmLm(case.options.model, len(UNITS)).train()
-        with parallax.get_runner(model, summed_loss, make_optimizer(case.options, model), team, CONFIG) as runner:
-            loss = runner.run((*text.batch(rows(0)[team.rank]), 0))
+        model = case.model()
+        with parallax.get_runner(model, summed_loss, make_optimizer(model), team, CONFIG) as runner:
+            loss = runner.run((*text.tensors(rows(0)[team.rank]), 0))
         team.sleep(10.0 * team.rank)
         return loss
 

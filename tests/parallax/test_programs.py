@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from asr_am import parallax
 from asr_am.distributed.cluster_config import Workload
 from asr_am.distributed.simulator import SimCluster, SimTeam
+from asr_am.distributed.strategy import LossFn
 from asr_am.errors import InputError
 from asr_am.parallax import Config
 from asr_am.parallax.placement import Method
 from asr_am.parallax.row_optimizer import RULES
-from asr_am.parallax.sparsity_probe import LossFn
 from tests.support.toy_lm import (
     MAKE,
     Batch,

@@ -18,7 +18,6 @@ from asr_am.distributed.flat_params import BucketHook, FlatParams
 from asr_am.distributed.leases import LearnerLost, Lease, StepResult
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.simulator import SimTeam
-from asr_am.distributed.strategies.parallax import Parallax
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.errors import InputError
 from asr_am.parallax import Config
@@ -26,6 +25,7 @@ from asr_am.parallax.placement import PlacementPlan, cheapest_method, transfer
 from asr_am.parallax.row_server import RowServer
 from asr_am.parallax.sparse_weight import SparseWeight
 from asr_am.parallax.sparsity_probe import probe
+from asr_am.parallax.strategy import Parallax
 from tests.support.toy_lm import (
     MAKE,
     Batch,
@@ -232,6 +232,7 @@ def test_without_sparse_parameters_it_is_sync_to_the_bit_and_says_so(caplog: pyt
     def sync(team: SimTeam, make: type[Sync] = Sync) -> Tensor:
         params = FlatParams(model := dense_model())
         strategy = make(params, optimizer := Optimizer(params, OptimizerOptions(momentum=0.9)), team)
+        strategy.attach(model, dense_loss, lambda: data[team.rank])
         for batch in parallax.shard(data, team):
 
             def gradient(on_bucket: BucketHook | None, batch: Tensor | None = batch) -> StepResult:

@@ -54,6 +54,25 @@ def test_a_signal_ends_a_stage_with_one_line(tmp_path: Path, body: str, number: 
     assert not processes_of(process.pid)
 
 
+@pytest.mark.parametrize("module", ["asr_am.stages", "omegaconf", "hydra.main", "asr_am.stages.app"])
+def test_sigterm_during_the_imports_of_a_stage_is_one_line(module: str) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "asr_am.stages.egs", "corpus=minicts", "exp=/nowhere"]
+    process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while not process.stderr.readline().endswith(f" {module}\n"):
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    errors = [line for line in process.stderr if not line.startswith("import time:")]
+    assert process.wait(timeout=30) == 143
+    assert len(errors) == 1 and errors[0].endswith("terminated; the same command continues\n"), errors
+
+
+def test_a_stage_ends_with_one_line_if_its_recipe_has_ended_before_it_began() -> None:
+    shell = f'export ASR_AM_RECIPE=$$; (sleep 0.2; exec "{sys.executable}" -m asr_am.stages.egs corpus=minicts) &'
+    done = subprocess.run(["bash", "-c", shell], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert done.stderr == "ERROR terminated; the same command continues\n"
+
+
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     process = start(tmp_path, "pass")
     assert process.wait(timeout=60) == 0
@@ -98,7 +117,7 @@ def test_a_killed_recipe_leaves_no_stage_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "overrides", "expected"),
     [
-        ("open('/dev/full', 'w').write('x' * 100000)", (), "minicts/toy: the disk is full; free some space"),
+        ("open('/dev/full', 'w').write('x' * 100000)", (), "minicts/toy-1: the disk is full; free some space"),
         ("pass", ("trian.epochs=3",), "trian.epochs: there is no such option; did you mean train.epochs"),
         ("pass", ("run=${nothing}",), "Interpolation key 'nothing' not found"),
         ("pass", ("strategy=snyc",), "strategy=snyc: there is no such choice; did you mean sync?"),
@@ -126,7 +145,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("stream", "erase"), [(Terminal, "\r\x1b[2K"), (io.StringIO, "")])
+@pytest.mark.parametrize(("stream", "erase"), [(Terminal, "\r\x1b[J"), (io.StringIO, "")])
 def test_a_message_does_not_share_the_line_of_a_progress_bar(
     stream: type[io.StringIO], erase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

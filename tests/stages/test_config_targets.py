@@ -9,11 +9,11 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
-from asr_am.stages.app import ROOT
 from asr_am.stages.config_targets import find_class, find_function
 from asr_am.stages.data import prepare
-from asr_am.stages.train_config import TrainConfig
-from asr_am.train.run_log import Tracker
+from asr_am.stages.recipe_files import ROOT
+from asr_am.stages.train_config import TrainConfig, strategy_factory
+from asr_am.train.tracking import Tracker
 
 STRATEGIES = "asr_am.distributed.strategies"
 
@@ -56,10 +56,19 @@ def test_what_is_no_strategy_is_refused(target: str, said: str) -> None:
         find_class(target, "strategy._target_", STRATEGIES, Strategy)
 
 
+@pytest.mark.parametrize(
+    ("target", "said"), [("os.mkdir", "must be in"), (f"{STRATEGIES}.sync.Team", "is no strategy")]
+)
+def test_an_inner_strategy_is_one_of_this_project(target: str, said: str) -> None:
+    chosen = {"_target_": f"{STRATEGIES}.diloco.Diloco", "inner": {"_target_": target, "path": "x"}}
+    with pytest.raises(InputError, match=rf"^strategy\.inner\._target_={target}: {said}"):
+        strategy_factory(chosen)
+
+
 def test_a_class_of_another_kind_is_no_tracker() -> None:
-    for name in ("RunLog", "Tracker", "json"):
-        with pytest.raises(InputError, match=rf"_target_=asr_am\.train\.run_log\.{name}: is no tracker"):
-            find_class(f"asr_am.train.run_log.{name}", "logger._target_", "asr_am.train.run_log", Tracker)
+    for name in ("attempt", "Tracker", "json"):
+        with pytest.raises(InputError, match=rf"_target_=asr_am\.train\.tracking\.{name}: is no tracker"):
+            find_class(f"asr_am.train.tracking.{name}", "logger._target_", "asr_am.train.tracking", Tracker)
 
 
 def test_a_corpus_is_prepared_by_local_functions_only(tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ def test_on_a_read_only_disk_what_is_up_to_date_stays_so_and_the_rest_is_one_lin
     assert errors == f"ERROR stage toy: {disk}/mine: {reason}\n" and other.returncode == 1
     mount(disk, "remount", "rw")
     other = start(disk.parent, body, first, mine)
-    assert other.communicate(timeout=60)[1] == "" and (disk / "mine/toy/a").exists()
-    assert (disk / "minicts/toy/a").read_text() == "kept"
+    assert other.communicate(timeout=60)[1] == "" and (disk / "mine/toy-1/a").exists()
+    assert (disk / "minicts/toy-1/a").read_text() == "kept"
 
 
 def test_a_disk_that_is_too_small_is_named_before_anything_is_made(disk: Path) -> None:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.stages.option_checks import check_jobs, check_options, compose_job, trained_with
-from asr_am.stages.overrides import CONF
+from asr_am.stages.recipe_files import CONF
 
 
 def check(exp: Path, *overrides: str) -> None:
@@ -33,7 +33,9 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
         ("features=lfbe64_lfr", "align=triphone", "schedule=newbob"), ("train=paper", "model=blstm_swb2000"),
         ("cluster=ibm_a,aws_p3", "strategy=sync,bmuf", "launcher=virtual", "learners=2,4"),
         ("strategy=psp", "launcher=process", "learners=4", "strategy.apart=true", "strategy.servers=2"),
+        ("strategy=diloco", "+strategy@strategy.inner=topk", "strategy.group_size=2", "launcher=virtual", "learners=4"),
         ("+workload.frames_per_second.gpu=3", "cluster.device=gpu", "+cluster.fabric_bandwidth=1e9", "lm=parallax_lm"),
+        ("lm.learners=4", "launcher@lm.launcher=process", "strategy@lm.strategy=adpsgd", "strategy=parallax"),
     ],
     ids=lambda overrides: overrides[0],
 )  # fmt: skip
@@ -64,6 +66,10 @@ def test_right_options_are_accepted(tmp_path: Path, overrides: tuple[str, ...]) 
         ("decode.windows=[9/10]", r"^decode\.windows: '9/10'"), ("decode.lm_weights=[]", r"^decode\.lm_weights="),
         ("systems=[nnet,st]", r"^systems: 'st' is unknown; did you mean sat\?"), ("lms=[kn4]", "^lms: 'kn4'"),
         ("lm.units=char", r"^lm\.units=char: "), ("lm.train.epochs=0", r"^lm\.train\.epochs=0: "),
+        ("lm.learners=4", r"^lm\.learners=4 need launcher@lm\.launcher="), ("lm.learners=0", r"^lm\.learners=0: must"),
+        ("lm.launcher.name=torchrun", "must be one of alone, virtual, process"),
+        ("lm.strategy.path=mail", r"^lm\.strategy\.path=mail: "),
+        ("+lm.strategy.foo=1", r"^lm\.strategy\.foo: there is no such"),
         ("score.bootstrap=0", r"^score\.bootstrap=0: "), ("egs=null", "^egs=None: must be a section"),
     ],
 )  # fmt: skip

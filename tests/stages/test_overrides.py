@@ -13,7 +13,8 @@ from hydra.errors import HydraException
 from asr_am.errors import InputError
 from asr_am.stages import egs
 from asr_am.stages.check import check_recipe
-from asr_am.stages.overrides import CONF, explain, sweeps
+from asr_am.stages.overrides import explain, sweeps
+from asr_am.stages.recipe_files import CONF
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from asr_am.errors import InputError
 from asr_am.stages import plan, speeds
 from asr_am.stages.app import register
 from asr_am.stages.option_checks import compose_job
-from asr_am.stages.overrides import CONF
+from asr_am.stages.recipe_files import CONF
 
 SWB2000 = ["corpus=kaldi", "corpus.name=swb", "corpus.hours=2000", "features=fusion260", "align=sat", "train=paper"]
 SWB2000 += ["train.epochs=16", "train.batch_size=2560", "launcher=virtual"]

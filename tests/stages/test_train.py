@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,8 +25,8 @@ from asr_am.stages.train_config import (
     strategy_factory,
     with_current_targets,
 )
-from asr_am.train import run_log, simulate, train_options
-from asr_am.train.run_log import NoTracker
+from asr_am.train import simulate, tracking, train_options
+from asr_am.train.tracking import NoTracker
 from tests.support.configurations import CONF, config
 from tests.support.egs_examples import write_examples
 
@@ -115,10 +117,12 @@ def test_virtual_learners_compute_with_one_thread(
 
     given: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", given.append)
-    monkeypatch.setattr(simulate, "RunSetup", stop)
+    monkeypatch.setattr(simulate, "SimCluster", stop)
     overrides = ("strategy=sync", "learners=2", "launcher=virtual", f"train.threads={threads}", "logger=none")
+    parsed = TrainConfig.parse(config(*overrides), tmp_path)
+    run = SimpleNamespace(options=parsed.options, learners=2, num_weights=2)
     with pytest.raises(Stop):
-        train_simulated(TrainConfig.parse(config(*overrides), tmp_path))
+        train_simulated(replace(parsed, open_run=lambda *_: run))
     assert given == [used]
 
 
@@ -149,8 +153,8 @@ def test_a_configuration_is_parsed_once_into_types(tmp_path: Path) -> None:
         ("launcher.nodes=0", r"^launcher\.nodes=0: "),
         ("launcher.timeout=soon", r"^launcher\.timeout=soon: input should be a valid number"),
         ("+launcher.ports=3", r"^launcher\.ports: there is no such option"),
-        ("logger._target_=wandb.Traker", r"^logger\._target_=wandb\.Traker: must be in asr_am\.train\.run_log;"),
-        ("logger._target_=asr_am.train.run_log.Traker", r"^logger\._target_=.*Traker: cannot be imported"),
+        ("logger._target_=wandb.Traker", r"^logger\._target_=wandb\.Traker: must be in asr_am\.train\.tracking;"),
+        ("logger._target_=asr_am.train.tracking.Traker", r"^logger\._target_=.*Traker: cannot be imported"),
         ("strategy._target_=x.Sync", r"^strategy\._target_=x\.Sync: must be in asr_am\.distributed\.strategies;"),
     ],
 )
@@ -175,7 +179,7 @@ OLD_TARGETS = {
 }
 
 
-@pytest.mark.parametrize("name", choices("strategy"))
+@pytest.mark.parametrize("name", OLD_TARGETS)
 def test_an_old_path_of_a_strategy_is_accepted_and_is_the_same_run(name: str, caplog: pytest.LogCaptureFixture) -> None:
     new = config(f"strategy={name}", "learners=16", "launcher=virtual")
     old = config(f"strategy={name}", "learners=16", "launcher=virtual", f"strategy._target_={OLD_TARGETS[name]}")
@@ -189,10 +193,10 @@ def test_an_old_path_of_a_strategy_is_accepted_and_is_the_same_run(name: str, ca
 
 
 def test_old_paths_of_trackers_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_log, "find_spec", lambda name: True)  # as if tensorboard were installed
+    monkeypatch.setattr(tracking, "find_spec", lambda name: True)  # as if tensorboard were installed
     for logger in choices("logger"):
         target = config(f"logger={logger}").logger._target_
-        old = target.replace("run_log", "tracking")
+        old = target.replace("tracking", "run_log")
         assert old != target and current_target(old) == target == current_target(target)
         parsed = TrainConfig.parse(config(f"logger={logger}", f"logger._target_={old}"), tmp_path)
         assert type(parsed.make_tracker()).__name__ == target.rpartition(".")[2]
@@ -221,6 +225,15 @@ def test_the_key_of_finished_runs_does_not_change() -> None:
         "learners": 4,
         "faults": {"slow": None, "crashes": [], "late_share": 0.0, "late_seconds": 0.0, "lost_share": 0.0},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), [("dpsgd", {"mixing": "pairs"}), ("powersgd", {"rank": 4})])
+def test_options_of_later_versions_are_in_the_key_only_if_they_matter(name: str, options: dict[str, object]) -> None:
+    (target,) = targets(config(f"strategy={name}", "learners=4", "launcher=process"))
+    strategy = target.config["strategy"]
+    assert options.items() <= strategy.items() and "averagings" not in strategy
+    (other,) = targets(config("strategy=dpsgd", "strategy.averagings=2", "learners=4", "launcher=process"))
+    assert other.config["strategy"]["averagings"] == 2
 
 
 TINY = (

@@ -7,7 +7,8 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from asr_am.stages.app import ROOT, values
+from asr_am.stages.app import values
+from asr_am.stages.recipe_files import ROOT
 
 
 @cache

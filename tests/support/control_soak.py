@@ -8,40 +8,50 @@ Whoever runs the command starts it again when it has ended with an error.
 
 The following must hold. The run ends. Learners end with messages that name the fault. A checkpoint that was completed
 is there after every fault, and checkpoints never go back. `asr_am.train.audit` finds no problem: every batch counts
-once, and is applied, or counted as dropped or as lost with its learner or server. The held-out loss is at most 5 %
-above that without faults. Synchronous strategies reach the same loss.
+once, and is applied, or counted as dropped or as lost with its learner or server. No server applies a batch twice. The
+held-out loss is at most 5 % above that without faults. Synchronous strategies reach the same loss.
+
+`--out FILE` writes a row of each table in FILE (scripts/bench/CONTROL_SOAK.md), and keeps those of other strategies.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import datetime
 import json
 import logging
+import os
 import random
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from unittest import mock
 
 import torch
+from torch import Tensor
 
 from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.launch_spec import EXIT_FAILURE
+from asr_am.distributed.param_server.server import ParameterServer
+from asr_am.distributed.param_server.weight_shards import Push
 from asr_am.distributed.simulator.cluster import KILLED, SimCluster
 from asr_am.distributed.simulator.scheduler import Scheduler, SimTask
 from asr_am.distributed.simulator.team import SimTeam
 from asr_am.distributed.team import LearnerLost
+from asr_am.egs.loader import Batch, EpochPlan, Loader
 from asr_am.errors import ConnectionLost, InputError
-from asr_am.model.blstm import BlstmOptions
+from asr_am.model.blstm import Blstm, BlstmOptions
+from asr_am.stages.target import git_commit
 from asr_am.stages.train_worker import report_failure
-from asr_am.train.audit import audit
+from asr_am.train.audit import History, audit
 from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.run_log import RunLog, TrainingBar
 from asr_am.train.run_setup import RunSetup
@@ -54,12 +64,14 @@ from tests.support.toy_runs import OPTIONS as TOY_OPTIONS
 from tests.support.toy_runs import WORKLOAD, cluster
 
 OPTIONS = replace(
-    TOY_OPTIONS, epochs=3, model=BlstmOptions(1, 4, 4), schedule=Schedule(base=0.2, anneal_from=2, anneal=0.2),
+    TOY_OPTIONS, epochs=3, batch_size=12, model=BlstmOptions(1, 3, 4),
+    schedule=Schedule(base=0.2, anneal_from=2, anneal=0.2),
     random_offset=False, checkpoint_every=2, report_every=2,
 )  # fmt: skip
+UTTERANCES = (60,) * 6  # frames
 BASE_RATES = {"ps_async": 0.06}
 LEARNERS, HOSTS = 4, 2
-FAULT_SECONDS = 60.0  # virtual seconds in which faults happen
+FAULT_SECONDS = 20.0  # virtual seconds in which faults happen
 LIMIT = 2000.0  # virtual seconds after which a run hangs
 MAX_EVENTS = 2_000_000
 TOLERANCE = 0.05
@@ -67,6 +79,8 @@ KINDS = (
     "learner killed", "learner stopped", "host stopped", "cut off", "launcher killed", "launcher stopped",
     "host killed", "power lost", "disk full", "disk error", "killed at a step",
 )  # fmt: skip
+NOTED_WHEN_THEY_ACT = ("disk full", "disk error", "killed at a step")  # which need somebody who writes
+MESSAGE_KINDS = ("message late", "message lost")
 EXPECTED = ("cannot be written", "the disk is full", "another start of this run", "has not answered")
 
 
@@ -88,6 +102,8 @@ class Scenario:
     Attributes:
         faults: number of faults that took place, by kind.
         launches: number of times that the command was started.
+        history: verdict on what the run has left.
+        change: of the held-out loss, relative to that without faults.
         problems: what must not be.
     """
 
@@ -98,6 +114,8 @@ class Scenario:
     faulty: bool = True
     faults: Counter[str] = field(default_factory=Counter)
     launches: int = 0
+    history: History = field(default_factory=History)
+    change: float = 0.0
     problems: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -123,7 +141,10 @@ class Scenario:
             commit(checkpoints, updates, state)
             self._committed = max(self._committed, updates)
 
-        with self._disk.installed(), mock.patch.object(Checkpoints, "commit", commit_and_note):
+        with (
+            self._disk.installed(), mock.patch.object(Checkpoints, "commit", commit_and_note),
+            mock.patch.object(Blstm, "hidden", linear_hidden), note_applied() as applied,
+        ):  # fmt: skip
             try:
                 if self.faulty:
                     self._plan_faults()
@@ -131,7 +152,10 @@ class Scenario:
                 self._scheduler.run(self._is_over)
             finally:
                 self._scheduler.kill_all()
-        self.problems += audit(self.out).problems
+        self.history = audit(self.out)
+        self.problems += self.history.problems
+        twice = [key for batches in applied.values() for key, count in batches.items() if count > 1]
+        self.problems += [f"drain {drains}: a server applied batch {batch} twice" for drains, batch in twice]
 
     def _is_over(self) -> bool:
         self._events += 1
@@ -153,8 +177,14 @@ class Scenario:
             hardware, WORKLOAD, LEARNERS, self.seed + 1000 * self.launches, scheduler=self._scheduler,
             control_latency=0.01, exit_status=self._exit_status,
         )  # fmt: skip
+        launched.messaging._fails = partial(self._note_message, launched.messaging._fails)  # type: ignore[method-assign]
         self._clusters.append(launched)
         self._supervisor = launched.launch(self._learn, synchronous=self.name not in FAULT_TOLERANT)
+
+    def _note_message(self, fails: Callable[[int, str, float], bool], rank: int, kind: str, share: float) -> bool:
+        failed = fails(rank, kind, share)
+        self.faults[f"message {kind}"] += failed
+        return failed
 
     def _learn(self, team: SimTeam) -> None:
         setup = copy.copy(make_setup(self.name, self.egs_dir))
@@ -211,7 +241,7 @@ class Scenario:
         launched, now, rng = self._clusters[-1], self._scheduler.now, self._rng
         learner, host = rng.choice(launched.learners), rng.randrange(HOSTS)
         end = now + rng.choice([0.5, 5.0, 15.0])
-        self.faults[kind] += 1
+        self.faults[kind] += kind not in NOTED_WHEN_THEY_ACT
         if kind == "learner killed":
             launched.end(learner, KILLED, "was killed", learner.incarnation)
         elif kind == "learner stopped":
@@ -260,6 +290,7 @@ class Scenario:
             self._disk.at_step = lambda: None
             launched = self._clusters[-1]
             victims = [learner for learner in launched.learners if task in learner.tasks]
+            self.faults["killed at a step"] += what == "power" or bool(victims)
             if what == "power":
                 self._scheduler.call_at(self._scheduler.now, self._lose_power)
             elif victims:
@@ -280,12 +311,28 @@ class Scenario:
             self._start_again()
 
 
+class SharedLoader:
+    """Assembles each plan, each batch and each list of identities once for all learners and seeds."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.order, self.plan, self.batches = loader.order, cache(loader.plan), loader.batches
+        self._batch = cache(lambda epoch, number: loader.batch(self.plan(epoch), number))
+        self._digests = cache(lambda epoch, first, end: loader.digests(self.plan(epoch), first, end))
+
+    def batch(self, plan: EpochPlan, number: int) -> Batch:
+        return self._batch(plan.epoch, number)
+
+    def digests(self, plan: EpochPlan, first: int, end: int) -> tuple[int, ...]:
+        return self._digests(plan.epoch, first, end)
+
+
 @cache
 def make_setup(name: str, egs_dir: Path) -> RunSetup:
     """Returns what all learners share, but for their files."""
     options = replace(OPTIONS, schedule=replace(OPTIONS.schedule, base=BASE_RATES.get(name, 0.2)))  # type: ignore[type-var]
     setup = RunSetup(egs_dir, egs_dir.parent / "unused", options, STRATEGIES[name], learners=LEARNERS)
     _ = setup.model(), setup.validator
+    setup.loader = SharedLoader(setup.loader)  # type: ignore[assignment]
     return setup
 
 
@@ -298,41 +345,154 @@ def fault_free_loss(name: str, egs_dir: Path) -> float:
     """Returns the mean held-out loss of runs without faults."""
     losses = []
     for seed in range(1 if name not in FAULT_TOLERANT else 5):
-        with tempfile.TemporaryDirectory() as folder:
-            scenario = Scenario(name, seed, egs_dir, Path(folder), faulty=False)
+        with scratch() as folder:
+            scenario = Scenario(name, seed, egs_dir, folder, faulty=False)
             scenario.run()
             assert not scenario.problems, scenario.problems
-            losses.append(heldout_loss(Path(folder)))
+            losses.append(heldout_loss(folder))
     return sum(losses) / len(losses)
+
+
+def linear_hidden(model: Blstm, x_BTF: Tensor, *_: object, **__: object) -> Tensor:
+    """The network without its LSTMs, whose weights get no gradient. They would take most of the time of a run."""
+    return model.projection(model.normalise(x_BTF))
+
+
+@contextmanager
+def note_applied() -> Iterator[dict[ParameterServer, Counter[tuple[int, int]]]]:
+    """Counts how often each server applies a batch, by (number of drains, batch). A restarted server is another one."""
+    applied: dict[ParameterServer, Counter[tuple[int, int]]] = {}
+    take_new = ParameterServer.take_new
+
+    def take_and_note(server: ParameterServer, pushes: Sequence[Push]) -> list[Push]:
+        new = take_new(server, pushes)
+        applied.setdefault(server, Counter()).update((push.id.segment, push.batch) for push in new)
+        return new
+
+    with mock.patch.object(ParameterServer, "take_new", take_and_note):
+        yield applied
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Returns a directory in memory, if there is one: the runs sync nothing to a real disk."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        yield Path(folder)
 
 
 def run(name: str, seed: int, egs_dir: Path) -> Scenario:
     """Runs a scenario. Its `problems` say what was not as it must be."""
     expected = fault_free_loss(name, egs_dir)
-    with tempfile.TemporaryDirectory() as folder:
-        scenario = Scenario(name, seed, egs_dir, Path(folder))
+    with scratch() as folder:
+        scenario = Scenario(name, seed, egs_dir, folder)
         try:
             scenario.run()
-            change = heldout_loss(Path(folder)) / expected - 1
-            if (change if name in FAULT_TOLERANT else abs(change)) > (TOLERANCE if name in FAULT_TOLERANT else 1e-5):
-                scenario.problems.append(f"held-out loss changes by {change:.1%}")
+            scenario.change = heldout_loss(folder) / expected - 1
+            change = scenario.change if name in FAULT_TOLERANT else abs(scenario.change)
+            if change > (TOLERANCE if name in FAULT_TOLERANT else 1e-5):
+                scenario.problems.append(f"held-out loss changes by {scenario.change:.1%}")
         except Exception:
             scenario.problems.append(traceback.format_exc(limit=-3))
     return scenario
 
 
-def soak(name: str, seeds: range, egs_dir: Path, report: Callable[[str], None] = print) -> tuple[Counter[str], int]:
-    """Runs the scenarios of one strategy. Returns the number of seeds with each kind of fault, and of failures."""
-    seen: Counter[str] = Counter()
-    failed = 0
+@dataclass
+class SoakReport:
+    """Outcome of the scenarios of one strategy.
+
+    Attributes:
+        seeds: number of scenarios.
+        faults: number of faults that took place, by kind.
+        counts: numbers of scenarios, batches, deaths and so on, as COUNTS names them.
+        worst: largest change of the held-out loss.
+    """
+
+    seeds: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    worst: float = 0.0
+
+    def add(self, scenario: Scenario) -> None:
+        history, counts = scenario.history, scenario.history.counts
+        lost = counts["owner died"] + counts["server died"] + counts["lost with the learner"]
+        dropped = counts["dropped"] + counts["dropped by a server"]
+        numbers = (bool(scenario.problems), scenario.launches > 1, history.batches, history.deaths)
+        self.seeds += 1
+        self.faults.update(scenario.faults)
+        self.counts.update(dict(zip(COUNTS, (*numbers, counts["leased again"], dropped, lost), strict=True)))
+        self.worst = max(self.worst, scenario.change)
+
+    def rows(self, name: str) -> list[list[str]]:
+        """Returns the strategy's row of each of TABLES."""
+        counts = [str(self.counts[kind]) for kind in COUNTS]
+        faults = [str(self.faults[kind]) for kind in (*KINDS, *MESSAGE_KINDS)]
+        worst = f"{100 * self.worst:+.2f} %"
+        return [[name, str(self.seeds), *counts, worst, git_commit(), f"{datetime.date.today()}"], [name, *faults]]
+
+    @classmethod
+    def of_rows(cls, outcome: Sequence[str], faults: Sequence[str]) -> SoakReport:
+        """Returns the report that `rows` was called of."""
+        counts = dict(zip(COUNTS, map(int, outcome[2:-3]), strict=True))
+        kinds = dict(zip((*KINDS, *MESSAGE_KINDS), map(int, faults[1:]), strict=True))
+        return cls(int(outcome[1]), Counter(kinds), Counter(counts), float(outcome[-3].split()[0]) / 100)
+
+
+TITLE = """# Faults of everything together, on the virtual cluster
+
+Written by `scripts/soak.sh --control SEEDS --strategy NAME --out FILE` (`tests/support/control_soak.py`). Batches are
+those in the history that counts. Dropped: by the algorithm, or at a server. Lost: completed by a learner that died in
+the same segment, or not applied by a server because it or the batch's learner died. Loss: the largest change of the
+held-out loss. Synchronous strategies must reach the same loss.
+"""
+COUNTS = ("failed", "started again", "batches", "deaths", "leased again", "dropped", "lost")
+TABLES = (("strategy", "seeds", *COUNTS, "loss", "commit", "date"), ("strategy", *KINDS, *MESSAGE_KINDS))
+HEADINGS = ("## Outcome", "## Faults that took place")
+
+
+def read_tables(path: Path) -> list[dict[str, list[str]]]:
+    """Returns the rows of each table in a file, by strategy."""
+    text = path.read_text() if path.exists() else ""
+    tables = []
+    for heading in HEADINGS:
+        part = text.partition(heading)[2].partition("\n## ")[0]
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line[:1] == "|"]
+        tables.append({row[0]: row for row in rows[2:]})
+    return tables
+
+
+def write_tables(path: Path, report: SoakReport, name: str) -> None:
+    """Writes a strategy's row of each table into a file, in place of its old one."""
+    text = [TITLE]
+    for old, heading, names, row in zip(read_tables(path), HEADINGS, TABLES, report.rows(name), strict=True):
+        rows = old | {name: row}
+        table = [names, [":--", *["--:"] * (len(names) - 1)], *(rows[known] for known in STRATEGIES if known in rows)]
+        text.append("\n".join([heading, "", *(f"| {' | '.join(line)} |" for line in table), ""]))
+    path.write_text("\n".join(text))
+
+
+def report_before(path: Path, name: str, first: int) -> SoakReport:
+    """Returns the report of the seeds below `first`, if a file has that of the same commit. Else an empty one."""
+    outcome, faults = (table.get(name) for table in read_tables(path))
+    if outcome and faults and outcome[1] == str(first) and outcome[-2] == git_commit():
+        return SoakReport.of_rows(outcome, faults)
+    return SoakReport()
+
+
+def soak(name: str, seeds: range, egs_dir: Path, out: Path | None = None) -> SoakReport:
+    """Runs the scenarios of one strategy. Prints those with problems, and keeps the tables in `out` up to date.
+
+    Continues a row of the same commit that ends before the first seed.
+    """
+    report = report_before(out, name, seeds.start) if out else SoakReport()
     for seed in seeds:
         scenario = run(name, seed, egs_dir)
-        seen.update(kind for kind, count in scenario.faults.items() if count)
-        seen["started again"] += scenario.launches > 1
+        report.add(scenario)
         if scenario.problems:
-            failed += 1
-            report(f"{name} {seed}: {scenario.problems[0]}")
-    return seen, failed
+            print(f"{name} {seed}: {scenario.problems[0]}", flush=True)
+        if out and (report.seeds % 10 == 0 or seed == seeds[-1]):
+            write_tables(out, report, name)
+    return report
 
 
 def main() -> int:
@@ -340,22 +500,24 @@ def main() -> int:
     parser.add_argument("seeds", type=int, nargs="?", default=1000, help="number of seeds (default: 1000)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--strategy", choices=STRATEGIES, help="test only this strategy")
+    parser.add_argument("--out", type=Path, help="file for the tables")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("asr_am").setLevel(logging.CRITICAL)
-    failed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        egs_dir = write_examples(Path(folder) / "egs", frames_U=(60,) * 12)
+    bad = False
+    with scratch() as folder:
+        egs_dir = write_examples(folder / "egs", frames_U=UTTERANCES)
         for name in [arguments.strategy] if arguments.strategy else STRATEGIES:
             begin = time.monotonic()
             seeds = range(arguments.first, arguments.first + arguments.seeds)
-            seen, failures = soak(name, seeds, egs_dir, partial(print, flush=True))
-            failed += failures
-            kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(seen.items()))
-            print(
-                f"{name}: {len(seeds)} seeds, {time.monotonic() - begin:.0f} s, {failures} failed; seeds with {kinds}"
-            )
-    return int(failed > 0)
+            report = soak(name, seeds, egs_dir, arguments.out)
+            counts = ", ".join(f"{kind} {count}" for kind, count in sorted((report.counts + report.faults).items()))
+            print(f"{name}: {report.seeds} seeds, {time.monotonic() - begin:.0f} s, {counts}, loss {report.worst:+.1%}")
+            unseen = {kind for kind in KINDS if not report.faults[kind]} if report.seeds >= 100 else set()
+            if unseen:
+                print(f"{name}: never seen: {', '.join(sorted(unseen))}")
+            bad = bad or bool(report.counts["failed"] or unseen)
+    return int(bad)
 
 
 if __name__ == "__main__":

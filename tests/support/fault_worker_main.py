@@ -31,7 +31,7 @@ from tests.support.train_worker_main import die_in
 
 STRATEGIES: dict[str, StrategyFactory] = {
     "adpsgd": partial(Adpsgd, timeout=5.0),
-    "ps_async": partial(PsAsync, servers=2, timeout=5.0),  # beside learners 0 and 2
+    "ps_async": partial(PsAsync, staleness_aware=True, servers=2, timeout=5.0),  # beside learners 0 and 2
     "psp": partial(Psp, servers=2, timeout=5.0, c=3, b=0.5),
 }  # fmt: skip
 MOMENTS: dict[str, tuple[type, str]] = {

@@ -7,6 +7,7 @@ when a new checkpoint is complete, or the run has finished. The time to recover 
 checkpoint. A command that ends with an error is started again: after faults that may end it, that is no problem.
 
 `asr_am.train.audit` checks the history of each run. The held-out loss is compared with that of runs without faults.
+FILE gets a section per strategy, written anew after each run (scripts/bench/FAULTS.md).
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import datetime
 import math
 import os
 import random
+import shutil
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,70 +34,72 @@ from asr_am.stages.target import git_commit
 from asr_am.train.audit import audit, read_summary
 from tests.support.egs_examples import write_examples
 from tests.support.other_user import mount_privately
-from tests.support.process_faults import FAULTS, Team, network, wait_for
+from tests.support.process_faults import FAULTS, Fault, Team, network, wait_for
 
 STRATEGIES = ("adpsgd", "ps_async", "psp")
 EPOCHS = 12
 PATIENCE = 120.0  # seconds without a new checkpoint after which a run counts as hanging
+UNDISTURBED = 3  # runs without faults
 ORPHANS = 10.0  # seconds in which learners must end after their launcher
-UNDISTURBED = 1  # runs without faults
-HEAD = [
-    "| strategy | faults | restarts of learners, of the command | to recover: median, longest | runs | held-out loss | "
-    "problems | commit | date |",
-    "|:--|:--|:--|:--|:--|:--|:--|:--|:--|",
-]
+TITLE = """# Faults of real processes
+
+Written by `scripts/soak.sh --processes 200 --out FILE`. The time to recover is that from the end of a fault to the next
+complete checkpoint, 0 if there was one during the fault. Faults after which the run finished have none. The verdict is
+that of `python -m asr_am.train.audit` on the history of a run. Losses are relative to the mean of runs without faults.
+Under adpsgd a batch moves the mean of n live replicas by α/n, so this short training gets further while learners are
+away: undisturbed runs with two learners end with a lower loss, too.
+"""
+KINDS = ["| fault | times | to recover, median | longest |", "|:--|--:|--:|--:|"]
+RUNS = ["| seed | hosts | faults | history, and verdict | held-out loss |", "|--:|--:|--:|:--|--:|"]
 
 
 @dataclass
 class Outcome:
-    """What the faults of one run, or of several, gave.
+    """What the faults of one run gave.
 
     Attributes:
-        runs: number of runs.
+        seed: of the run.
+        hosts: number of hosts.
         kinds: number of faults by name.
-        recovered: (seconds to recover, name of the fault).
+        recovered: (name of the fault, seconds to recover).
         restarts: learners that were started again.
         commands: how often the command was started again.
-        losses: best held-out loss of each run.
+        history: what the checker has counted.
+        loss: best held-out loss.
         problems: what must not be.
     """
 
-    runs: int = 0
+    seed: int
+    hosts: int
     kinds: Counter[str] = field(default_factory=Counter)
-    recovered: list[tuple[float, str]] = field(default_factory=list)
+    recovered: list[tuple[str, float]] = field(default_factory=list)
     restarts: int = 0
     commands: int = 0
-    losses: list[float] = field(default_factory=list)
+    history: str = "-"
+    loss: float = math.nan
     problems: list[str] = field(default_factory=list)
 
-    def add(self, other: Outcome) -> None:
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
 
-
-def disturb(team: Team, rng: random.Random, limit: int) -> Outcome:
+def disturb(team: Team, faults: Sequence[Fault], seed: int, dice: str, limit: int) -> Outcome:
     """Trains to the end under random faults.
 
     Args:
         team: the run. Must not have been started.
-        rng: chooses faults and their times.
+        faults: what may happen.
+        seed: of the run.
+        dice: decides on faults and their times.
         limit: number of faults after which the run is left alone.
     """
-    outcome = Outcome(runs=1)
-    possible = [fault for fault in FAULTS if fault.hosts <= len(team.spaces or [""])]
+    outcome, rng = Outcome(seed, len(team.spaces or [""])), random.Random(dice)
+    possible = [fault for fault in faults if fault.hosts <= outcome.hosts]
     weights = [fault.weight for fault in possible]
     team.start()
     wait_for(lambda: team.newest() > 0 or team.status() is not None, PATIENCE)
-    while True:
-        end = time.monotonic() + (rng.uniform(0.05, 1.5) if outcome.kinds.total() < limit else PATIENCE)
-        while team.status() is None and time.monotonic() < end:
-            time.sleep(0.01)
-        if team.status() == 0:
+    while outcome.kinds.total() < limit and not outcome.problems:
+        wait_for(lambda: team.status() is not None, rng.uniform(0.05, 1.5))
+        if team.status() is not None:
             break
         (fault,) = rng.choices(possible, weights)
-        if outcome.kinds.total() >= limit or team.status() is not None:
-            outcome.problems.append(f"hangs or ends with status {team.status()} without a fault")
-            break
         before = team.newest()
         if not fault.happen(team, rng):
             continue
@@ -102,14 +107,18 @@ def disturb(team: Team, rng: random.Random, limit: int) -> Outcome:
         began = time.monotonic()
         if problem := _recover(team, team.newest() if fault.ends else before, fault.ends):
             outcome.problems.append(f"{fault.name}: {problem}")
-            break
-        if team.status() is None:
-            outcome.recovered.append((time.monotonic() - began, fault.name))
+        elif team.status() is None:
+            outcome.recovered.append((fault.name, time.monotonic() - began))
+    while not outcome.problems and team.status() is None:
+        if problem := _recover(team, team.newest(), may_end=False):
+            outcome.problems.append(f"after the last fault: {problem}")
+    if not outcome.problems and team.status():
+        outcome.problems.append(f"ended with status {team.status()} without a fault: {_last_line(team)}")
     if not outcome.problems:
         try:
             history = audit(team.out)
-            outcome.problems += history.problems
-            outcome.losses.append(min(read_summary(team.out)["heldout_loss"]))
+            outcome.history, outcome.problems = str(history), history.problems
+            outcome.loss = min(read_summary(team.out)["heldout_loss"])
         except InputError as error:
             outcome.problems.append(str(error))
     outcome.restarts = team.starts() - team.commands * 4
@@ -126,14 +135,14 @@ def _recover(team: Team, before: int, may_end: bool) -> str | None:
         may_end: the command may have ended because of the fault.
     """
     end = time.monotonic() + PATIENCE
-    while team.status() != 0:
+    while (status := team.status()) != 0:
         if (newest := team.newest()) < before:
             return f"checkpoint {newest} after {before}"
         if newest > before and not team.launchers[0].poll():
             return None
-        if team.status() is not None:
+        if status is not None:
             if not may_end:
-                return f"ended with status {team.status()}: {_last_line(team)}"
+                return f"ended with status {status}: {_last_line(team)}"
             if not wait_for(lambda: not team.learners(), ORPHANS):
                 return "learners outlive their launcher"
             team.disk.repair()
@@ -149,67 +158,107 @@ def _last_line(team: Team) -> str:
     return lines[-1][:300] if lines else ""
 
 
-def soak(strategy: str, faults: int, minutes: float, first: int, folder: Path, keep: Path | None) -> Outcome:
+def soak(
+    strategy: str, kinds: Sequence[Fault], faults: int, minutes: float, first: int, folder: Path, keep: Path | None,
+    out: Path | None,
+) -> list[Outcome]:  # fmt: skip
     """Trains under faults until there were enough of them, or the time is over.
 
     Args:
         strategy: name of the strategy.
+        kinds: what may happen.
         faults: number of faults.
         minutes: after which no run begins.
         first: seed of the first run.
         folder: for the runs.
-        keep: folder for the logs of runs with a problem, or None.
+        keep: folder for what runs with a problem have left, or None.
+        out: file for the tables, or None.
     """
     egs_dir = write_examples(folder / "egs", frames_U=(60,) * 12)
-    total, seed = Outcome(), first
-    undisturbed = [_one(strategy, egs_dir, folder / f"undisturbed{n}", f"{n}", 0, n).losses for n in range(UNDISTURBED)]
-    reference = statistics.mean(loss for losses in undisturbed for loss in losses)
+    references = []
+    for number in range(UNDISTURBED):
+        outcome = _one(strategy, (), egs_dir, folder / f"undisturbed{number}", number, "", 0, keep)
+        if outcome.problems:
+            raise SystemExit(f"{strategy}, without faults: {'; '.join(outcome.problems)}")
+        references.append(outcome.loss)
     end = time.monotonic() + 60 * minutes
-    while total.kinds.total() < faults and time.monotonic() < end:
-        run = folder / f"{seed}"
-        outcome = _one(strategy, egs_dir, run, f"{strategy} {seed}", faults - total.kinds.total(), seed)
-        outcome.losses = [loss / reference for loss in outcome.losses]
-        if outcome.problems and keep is not None:
-            (run / "log").rename(keep / f"{strategy}-{seed}.log")
+    outcomes: list[Outcome] = []
+    seed = first
+    while (left := faults - total(outcomes).total()) > 0 and time.monotonic() < end:
+        outcome = _one(strategy, kinds, egs_dir, folder / f"{seed}", seed, f"{strategy} {seed}", left, keep)
+        outcomes.append(outcome)
         verdict = "; ".join(outcome.problems) or "no problem"
         print(f"{strategy} seed {seed}: {outcome.kinds.total()} faults, {verdict}", flush=True)
-        total.add(outcome)
+        if out:
+            write_section(out, strategy, section(strategy, outcomes, references))
         seed += 1
-    return total
+    print(section(strategy, outcomes, references), flush=True)
+    return outcomes
 
 
-def _one(strategy: str, egs_dir: Path, folder: Path, dice: str, limit: int, seed: int) -> Outcome:
+def _one(
+    strategy: str, kinds: Sequence[Fault], egs_dir: Path, folder: Path, seed: int, dice: str, limit: int,
+    keep: Path | None,
+) -> Outcome:  # fmt: skip
     """Trains once, on two hosts if the seed is odd."""
     with ExitStack() as stack:
         spaces = stack.enter_context(network(str(os.getpid()))) if seed % 2 else []
         team = Team(strategy, egs_dir, folder, EPOCHS, spaces)
         stack.callback(team.close)
-        return disturb(team, random.Random(dice), limit)
+        outcome = disturb(team, kinds, seed, dice, limit)
+        if outcome.problems and keep is not None:
+            left = keep / f"{strategy}-{seed}"
+            shutil.copytree(team.out, left / "run", ignore_dangling_symlinks=True, dirs_exist_ok=True)
+            shutil.copyfile(team.log, left / "log")
+    return outcome
 
 
-def row(strategy: str, outcome: Outcome) -> str:
-    seconds = [seconds for seconds, _ in outcome.recovered]
-    longest, slowest = max(outcome.recovered, default=(0.0, "-"))
-    kinds = ", ".join(f"{count} {name}" for name, count in outcome.kinds.most_common())
-    cells = [
-        strategy, f"{outcome.kinds.total()}: {kinds}", f"{outcome.restarts}, {outcome.commands}",
-        f"{statistics.median(seconds or [0.0]):.1f} s, {longest:.1f} s ({slowest})", outcome.runs,
-        f"{100 * statistics.mean(outcome.losses or [0.0]) - 100:+.1f} % "
-        f"({100 * min(outcome.losses or [0.0]) - 100:+.1f} to {100 * max(outcome.losses or [0.0]) - 100:+.1f})",
-        len(outcome.problems), git_commit(), datetime.date.today(),
+def total(outcomes: Sequence[Outcome]) -> Counter[str]:
+    """Returns the number of faults by name."""
+    return sum((outcome.kinds for outcome in outcomes), Counter())
+
+
+def section(strategy: str, outcomes: Sequence[Outcome], references: Sequence[float]) -> str:
+    """Returns the tables of a strategy.
+
+    Args:
+        strategy: its name.
+        outcomes: its runs.
+        references: held-out losses without faults.
+    """
+    reference = statistics.mean(references)
+    kinds, recovered = total(outcomes), [entry for outcome in outcomes for entry in outcome.recovered]
+    losses = [100 * outcome.loss / reference - 100 for outcome in outcomes if math.isfinite(outcome.loss)]
+    problems = sum(bool(outcome.problems) for outcome in outcomes)
+    spread = (
+        f"{statistics.mean(losses or [0.0]):+.1f} % ({min(losses, default=0):+.1f} to {max(losses, default=0):+.1f})"
+    )
+    lines = [
+        f"## {strategy}", "",
+        f"Commit {git_commit()}, {datetime.date.today()}: {kinds.total()} faults in {len(outcomes)} runs, {problems} "
+        f"runs with a problem. {sum(outcome.restarts for outcome in outcomes)} restarts of learners, "
+        f"{sum(outcome.commands for outcome in outcomes)} of the command. Held-out loss {spread}, without faults "
+        f"{100 * min(references) / reference - 100:+.1f} to {100 * max(references) / reference - 100:+.1f} %.",
+        "", *KINDS,
     ]  # fmt: skip
-    return f"| {' | '.join(map(str, cells))} |"
+    for name, count in [*kinds.most_common(), ("all", kinds.total())]:
+        seconds = [seconds for fault, seconds in recovered if name in (fault, "all")]
+        times = f"{statistics.median(seconds):.1f} s | {max(seconds):.1f} s" if seconds else "- | -"
+        lines.append(f"| {name} | {count} | {times} |")
+    lines += ["", *RUNS]
+    for outcome in outcomes:
+        verdict = outcome.history if outcome.history != "-" else "; ".join(outcome.problems)
+        loss = f"{100 * outcome.loss / reference - 100:+.1f} %" if math.isfinite(outcome.loss) else "-"
+        cells = [outcome.seed, outcome.hosts, outcome.kinds.total(), verdict, loss]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
 
 
-def write_row(table: Path, strategy: str, line: str) -> None:
-    """Writes one strategy's row into a file, which keeps the latest row of every other strategy."""
-    lines = table.read_text().splitlines() if table.exists() else []
-    rows = {old.split(" | ")[0].removeprefix("| "): old for old in lines if old.startswith("| ")} | {strategy: line}
-    text = [
-        "# Faults of real processes", "", "Written by `scripts/soak.sh --processes 200 --out FILE`. Losses are "
-        "relative to those of runs without faults: mean, and from best to worst run.", "", *HEAD,
-    ]  # fmt: skip
-    table.write_text("\n".join([*text, *(rows[name] for name in STRATEGIES if name in rows)]) + "\n")
+def write_section(table: Path, strategy: str, text: str) -> None:
+    """Writes one strategy's section into a file, which keeps those of the other strategies."""
+    old = table.read_text().split("\n## ")[1:] if table.exists() else []
+    sections = {part.split("\n")[0]: f"## {part.rstrip()}\n" for part in old} | {strategy: text}
+    table.write_text("\n".join([TITLE, *(sections[name] for name in STRATEGIES if name in sections)]))
 
 
 def main() -> int:
@@ -218,21 +267,22 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after this time")
     parser.add_argument("--first", type=int, default=0, help="seed of the first run (default: 0)")
     parser.add_argument("--strategy", choices=STRATEGIES, help="test only this strategy")
-    parser.add_argument("--out", type=Path, help="also write the table to this file")
-    parser.add_argument("--logs", type=Path, help="keep the logs of runs with a problem in this folder")
+    parser.add_argument("--fault", choices=[fault.name for fault in FAULTS], action="append", help="default: all")
+    parser.add_argument("--out", type=Path, help="also write the tables to this file")
+    parser.add_argument("--keep", type=Path, help="keep the logs and files of runs with a problem in this folder")
     arguments = parser.parse_args()
     if os.geteuid():
         sys.exit("needs root, for network namespaces and mounts")
     mount_privately()
+    kinds = [fault for fault in FAULTS if arguments.fault is None or fault.name in arguments.fault]
     failed = False
     for strategy in [arguments.strategy] if arguments.strategy else STRATEGIES:
         with ended_by_sigterm(), tempfile.TemporaryDirectory() as folder:
-            outcome = soak(strategy, arguments.faults, arguments.minutes, arguments.first, Path(folder), arguments.logs)
-        failed = failed or bool(outcome.problems)
-        line = row(strategy, outcome)
-        print("\n".join([*HEAD, line]), flush=True)
-        if arguments.out:
-            write_row(arguments.out, strategy, line)
+            outcomes = soak(
+                strategy, kinds, arguments.faults, arguments.minutes, arguments.first, Path(folder), arguments.keep,
+                arguments.out,
+            )  # fmt: skip
+        failed = failed or any(outcome.problems for outcome in outcomes)
     return int(failed)
 
 

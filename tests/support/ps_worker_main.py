@@ -28,7 +28,7 @@ from tests.support.train_worker_main import die_in
 WORKERS, SERVERS = 4, 2
 SERVED: dict[str, StrategyFactory] = {
     "ps_sync": partial(PsSync, servers=SERVERS, apart=True, timeout=5.0),
-    "ps_async": partial(PsAsync, servers=SERVERS, apart=True, timeout=5.0),
+    "ps_async": partial(PsAsync, staleness_aware=True, servers=SERVERS, apart=True, timeout=5.0),
     "psp": partial(Psp, servers=SERVERS, apart=True, timeout=5.0, c=3, b=0.5),
 }  # fmt: skip
 

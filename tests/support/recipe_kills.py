@@ -4,13 +4,15 @@ A first run of the recipe, which nobody disturbs, leaves a copy of its exp befor
 shows which files and fields differ without a kill, such as dates. Then each stage is started again and again from the
 state before it, by the same command, and killed with SIGKILL after a random part of its usual time. Half of the kills
 hit the whole process group, the others the stage's process only. After a few kills the command is left to finish, and
-all files must be those of the undisturbed run. Writes a line per stage to FILE (scripts/bench/STAGE_KILLS.md).
+all files must be those of the undisturbed run. Writes a line per stage to FILE (scripts/bench/STAGE_KILLS.md), which
+keeps those of other stages. FOLDER keeps the undisturbed runs for the next command.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import gzip
 import json
 import os
 import random
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -64,17 +67,21 @@ def start(stage: str, exp: Path, log: Path) -> ForkedPopen:
                 os.close(copy)
 
 
+class StageFailed(Exception):
+    """A stage that nobody killed has failed or hangs."""
+
+
 def finish(stage: str, exp: Path, log: Path) -> float:
-    """Runs a stage to its end. Returns its seconds. Raises SystemExit if it fails or hangs."""
+    """Runs a stage to its end. Returns its seconds. Raises StageFailed."""
     begin = time.monotonic()
     process = start(stage, exp, log)
     try:
-        status = process.wait(LIMIT)
+        status: int | str = process.wait(LIMIT)
     except subprocess.TimeoutExpired:
         kill(process, whole_group=True)
         status = "no end"
     if status != 0:
-        raise SystemExit(f"stage {stage}: {status}\n{log.read_text(errors='replace')[-2000:]}")
+        raise StageFailed(f"stage {stage}: {status}\n{log.read_text(errors='replace')[-2000:]}")
     return time.monotonic() - begin
 
 
@@ -96,8 +103,10 @@ def read_files(exp: Path) -> dict[str, bytes]:
 
 def _content(path: Path) -> bytes:
     content = path.read_bytes()
+    with suppress(OSError, EOFError, zlib.error):
+        content = gzip.decompress(content) if path.suffix == ".gz" else content  # its head has the time
     try:
-        lines = [content] if path.suffix != ".jsonl" else content.splitlines()
+        lines = [content] if ".jsonl" not in path.suffixes else content.splitlines()
         return json.dumps([_timeless(json.loads(line)) for line in lines]).encode()
     except ValueError:
         return content
@@ -118,12 +127,14 @@ class Result:
         resumed: runs that were killed some times, and then finished by the same command.
         equal: those of them whose files are those of the undisturbed run.
         different: names of files that were not, in any run.
+        failures: what the others have said.
     """
 
     kills: int = 0
     resumed: int = 0
     equal: int = 0
     different: set[str] = field(default_factory=set)
+    failures: list[str] = field(default_factory=list)
 
 
 def kill_often(stage: str, kills: int, folder: Path, seconds: float, varying: set[str], rng: random.Random) -> Result:
@@ -150,10 +161,14 @@ def kill_often(stage: str, kills: int, folder: Path, seconds: float, varying: se
                 break
             kill(process, whole_group=rng.random() < 0.5)
             result.kills += 1
-        finish(stage, exp, log)
+        result.resumed += 1
+        try:
+            finish(stage, exp, log)
+        except StageFailed as error:
+            result.failures.append(str(error))
+            continue
         found = read_files(exp)
         different = {n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n)} - varying
-        result.resumed += 1
         result.equal += not different
         result.different |= different
     return result
@@ -164,7 +179,7 @@ def restore(state: Path, exp: Path) -> None:
     shutil.copytree(state, exp)  # with the times of files
 
 
-def undisturbed(folder: Path, stages: Sequence[str]) -> list[float]:
+def undisturbed(folder: Path, stages: Sequence[str]) -> dict[str, float]:
     """Runs the recipe in `folder`/exp. Keeps the state before and after each stage, and returns their seconds.
 
     Args:
@@ -173,53 +188,16 @@ def undisturbed(folder: Path, stages: Sequence[str]) -> list[float]:
     """
     exp, log = folder / "exp", folder / "undisturbed.log"
     exp.mkdir()
-    seconds = []
+    seconds = {}
     for number, stage in enumerate(stages):
         shutil.copytree(exp, folder / f"state{number}")
-        seconds.append(finish(stage, exp, log))
-        print(f"{stage}: {seconds[-1]:.1f} s undisturbed", flush=True)
+        seconds[stage] = finish(stage, exp, log)
+        print(f"{stage}: {seconds[stage]:.1f} s undisturbed", flush=True)
     shutil.copytree(exp, folder / f"state{len(stages)}")
     return seconds
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.support.recipe_kills", description=__doc__.split("\n")[0])
-    parser.add_argument("kills", type=int, nargs="?", default=50, help="kills per stage (default: 50)")
-    parser.add_argument("--stage", choices=STAGES, action="append", help="default: all")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="also write the table to this file")
-    arguments = parser.parse_args()
-    FORK_SERVER.set_forkserver_preload([*PRELOADED, *(f"asr_am.stages.{stage}" for stage in STAGES), "lhotse"])
-    rows: dict[str, str] = {}
-    with ended_by_sigterm(), tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        chosen = arguments.stage or STAGES
-        needed = STAGES[: 1 + max(map(STAGES.index, chosen))]
-        seconds = undisturbed(folder, needed)
-        varying = varying_files(folder, needed)
-        for stage in chosen:
-            rng = random.Random(f"{stage} {arguments.seed}")
-            number = STAGES.index(stage)
-            result = kill_often(stage, arguments.kills, folder, seconds[number], varying, rng)
-            own = sorted(n for n in varying if n not in read_files(folder / f"state{number}"))
-            cells = [
-                f"{number} {stage}", result.kills, result.resumed, result.equal, f"{seconds[number]:.1f}",
-                ", ".join(own) or "-", git_commit(), datetime.date.today(),
-            ]  # fmt: skip
-            rows[stage] = f"| {' | '.join(map(str, cells))} |"
-            print(rows[stage], *(f"  differs: {name}" for name in sorted(result.different)), sep="\n", flush=True)
-            if arguments.out:
-                text = [
-                    "# Stages that were killed",
-                    "",
-                    f"Written by `{parser.prog} {arguments.kills} --out FILE`.",
-                    "",
-                ]
-                arguments.out.write_text("\n".join([*text, *HEAD, *rows.values()]) + "\n")
-    return 0
-
-
-def varying_files(folder: Path, stages: Sequence[str]) -> set[str]:
+def varying_files(folder: Path, stages: Sequence[str]) -> list[str]:
     """Runs the recipe once more at the same place. Returns the files that differ from the first run.
 
     Args:
@@ -232,7 +210,68 @@ def varying_files(folder: Path, stages: Sequence[str]) -> set[str]:
     for stage in stages:
         finish(stage, folder / "exp", folder / "undisturbed.log")
     second = read_files(folder / "exp")
-    return {name for name in first.keys() | second.keys() if first.get(name) != second.get(name)}
+    return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
+
+
+def prepare(folder: Path, stages: Sequence[str]) -> tuple[dict[str, float], set[str]]:
+    """Runs the undisturbed recipe twice, unless `folder` has its states from an earlier command.
+
+    Args:
+        folder: for exp and its states.
+        stages: the first stages of the recipe.
+
+    Returns:
+        The seconds of each stage, and the files that differ between undisturbed runs.
+    """
+    notes = folder / "undisturbed.json"
+    if not notes.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        notes.write_text(json.dumps([undisturbed(folder, stages), varying_files(folder, stages)]))
+    seconds, varying = json.loads(notes.read_text())
+    if missing := set(stages) - seconds.keys():
+        raise SystemExit(f"{folder}: has no undisturbed run of {', '.join(sorted(missing))}: give an empty folder")
+    return seconds, set(varying)
+
+
+def write_row(table: Path, stage: str, row: str) -> None:
+    """Writes one stage's row into a file, which keeps the latest row of every other stage."""
+    lines = table.read_text().splitlines() if table.exists() else []
+    rows = {line.split()[2]: line for line in lines if line.startswith("| ")} | {stage: row}
+    text = ["# Stages that were killed", "", "Written by `python -m tests.support.recipe_kills 50 --out FILE`.", ""]
+    table.write_text("\n".join([*text, *HEAD, *(rows[name] for name in STAGES if name in rows)]) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.support.recipe_kills", description=__doc__.split("\n")[0])
+    parser.add_argument("kills", type=int, nargs="?", default=50, help="kills per stage (default: 50)")
+    parser.add_argument("--stage", choices=STAGES, action="append", help="default: all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="also write the table to this file")
+    parser.add_argument("--folder", type=Path, help="keep the undisturbed runs here, or take them from here")
+    arguments = parser.parse_args()
+    FORK_SERVER.set_forkserver_preload([*PRELOADED, *(f"asr_am.stages.{stage}" for stage in STAGES), "lhotse"])
+    failed = False
+    with ended_by_sigterm(), tempfile.TemporaryDirectory() as name:
+        folder = (arguments.folder or Path(name)).resolve()
+        chosen = arguments.stage or STAGES
+        seconds, varying = prepare(folder, STAGES if arguments.folder else STAGES[: 1 + max(map(STAGES.index, chosen))])
+        print("\n".join(HEAD), flush=True)
+        for stage in chosen:
+            rng = random.Random(f"{stage} {arguments.seed}")
+            number = STAGES.index(stage)
+            result = kill_often(stage, arguments.kills, folder, seconds[stage], varying, rng)
+            own = sorted(n for n in varying if n not in read_files(folder / f"state{number}"))
+            cells = [
+                f"{number} {stage}", result.kills, result.resumed, result.equal, f"{seconds[stage]:.1f}",
+                ", ".join(own) or "-", git_commit(), datetime.date.today(),
+            ]  # fmt: skip
+            row = f"| {' | '.join(map(str, cells))} |"
+            differs = [f"  differs: {name}" for name in sorted(result.different)]
+            print(row, *differs, *result.failures, sep="\n", flush=True)
+            failed = failed or result.equal < result.resumed
+            if arguments.out:
+                write_row(arguments.out, stage, row)
+    return int(failed)
 
 
 if __name__ == "__main__":

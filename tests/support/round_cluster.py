@@ -15,7 +15,7 @@ T = TypeVar("T")
 VALUES: dict[str, Any] = {
     "name": "round", "hosts": 2, "devices_per_host": 2, "device": "abacus",
     "nic_bandwidth": 100.0, "nic_latency": 0.5, "host_bandwidth": 1000.0, "host_latency": 0.125,
-    "all_reduce_bandwidth": 10.0, "all_reduce_latency": 0.25, "overlap_speed": 0.5,
+    "all_reduce_efficiency": 0.1, "overlap_speed": 0.5,
     "update_bandwidth": 40.0, "averaging_bandwidth": 20.0,
 }  # fmt: skip
 WORKLOAD = Workload("round", seconds_per_batch={"abacus": 3.0})

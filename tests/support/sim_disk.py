@@ -68,7 +68,6 @@ class SimFile:
         fits = data if self._room is None else data[: self._room]
         self.node.content += fits
         self.file.write(fits)
-        self.file.flush()
         if self._room is not None:
             self._room -= len(fits)
             if len(fits) < len(data):
@@ -128,7 +127,10 @@ class SimDisk:
     def append(self, file: SimFile, data: bytes) -> None:
         self._wait()
         file._room = self._room()
-        file.write(data)
+        try:
+            file.write(data)
+        finally:
+            file.file.flush()
 
     def sync(self, file: SimFile) -> None:
         self._sync(file.node)
@@ -221,7 +223,7 @@ class SimDisk:
         self._wait()
         if self.failing:
             self.failing -= 1
-            self.faults["input/output error"] += 1
+            self.faults["disk error"] += 1
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         node.synced = content
 

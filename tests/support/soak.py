@@ -31,14 +31,18 @@ from asr_am.distributed.param_server.weight_shards import Push, mean_gradient
 from asr_am.distributed.strategies import psp
 from asr_am.distributed.strategies.adpsgd import Adpsgd
 from asr_am.distributed.strategies.bmuf import Bmuf
+from asr_am.distributed.strategies.diloco import Diloco
 from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.gtc import Gtc
 from asr_am.distributed.strategies.htm import Htm
 from asr_am.distributed.strategies.hybrid import Hybrid
+from asr_am.distributed.strategies.powersgd import Powersgd
 from asr_am.distributed.strategies.ps_async import AsyncServer, PsAsync
 from asr_am.distributed.strategies.ps_sync import PsSync
 from asr_am.distributed.strategies.psp import Psp
+from asr_am.distributed.strategies.slowmo import Slowmo
 from asr_am.distributed.strategies.sync import Sync
+from asr_am.distributed.strategies.topk import Topk
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import LearnerLost
 from tests.support.toy_problem import Problem, heldout
@@ -47,9 +51,11 @@ from tests.support.toy_training import Checkpoints, LearnerResult, hardware, tra
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "sync": Sync, "sync-weights": partial(Sync, form="weights"), "hybrid": Hybrid, "dpsgd": Dpsgd,
     "gtc": partial(Gtc, density=0.1), "bmuf": partial(Bmuf, block_size=3),
-    "htm": partial(Htm, group_size=2, density=0.1, block_size=3),
+    "htm": partial(Htm, group_size=2, density=0.1, block_size=3), "diloco": partial(Diloco, block_size=3, fragments=2),
+    "slowmo": partial(Slowmo, block_size=3), "powersgd": partial(Powersgd, rank=1), "topk": partial(Topk, density=0.1),
     "adpsgd": partial(Adpsgd, timeout=3.0), "ps_sync": partial(PsSync, servers=2, timeout=3.0),
-    "ps_async": partial(PsAsync, servers=2, timeout=3.0), "psp": partial(Psp, servers=2, timeout=3.0, c=2, b=0.5),
+    "ps_async": partial(PsAsync, staleness_aware=True, servers=2, timeout=3.0),
+    "psp": partial(Psp, servers=2, timeout=3.0, c=2, b=0.5),
 }  # fmt: skip
 FAULT_TOLERANT = {"adpsgd", "ps_async", "psp"}  # continue without a learner that died
 WITH_SERVERS = {"ps_sync", "ps_async", "psp"}  # on ranks 0 and 2
@@ -57,6 +63,7 @@ SYNCHRONOUS = {"slow", "crash", "resumed"}
 KINDS = {
     "sync": SYNCHRONOUS, "sync-weights": SYNCHRONOUS, "hybrid": SYNCHRONOUS, "dpsgd": SYNCHRONOUS | {"late"},
     "gtc": SYNCHRONOUS, "bmuf": SYNCHRONOUS, "htm": SYNCHRONOUS,
+    "diloco": SYNCHRONOUS, "slowmo": SYNCHRONOUS, "powersgd": SYNCHRONOUS, "topk": SYNCHRONOUS,
     "adpsgd": {"slow", "late", "lost", "half_done", "crash", "dead", "rejoined", "handed out again"},
     "ps_sync": SYNCHRONOUS | {"late", "lost"},
     "ps_async": {"slow", "late", "lost", "crash", "dead", "rejoined", "handed out again"},

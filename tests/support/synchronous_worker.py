@@ -10,14 +10,21 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
-from asr_am.distributed.leases import LearnerLost, SegmentRecord
+from asr_am.distributed.flat_params import BucketHook, FlatParams
+from asr_am.distributed.leases import LearnerLost, Lease, SegmentRecord, StepResult
+from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.runtime.connect import connect
 from asr_am.distributed.runtime.team import ProcessTeam
+from asr_am.distributed.runtime.torch_group import TorchBackend, TorchGroup
 from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.distributed.strategies.bmuf import Bmuf
 from asr_am.distributed.strategies.gtc import Gtc
 from asr_am.distributed.strategies.htm import Htm
+from asr_am.distributed.strategies.sync import Sync
+from asr_am.distributed.team import CommStats
 from tests.support.toy_problem import Problem
 from tests.support.toy_training import MakeStrategy, Training
 
@@ -58,8 +65,27 @@ def collectives(team: ProcessTeam, folder: Path) -> None:
         ends.start_all_reduce_mean(y).wait()
     z = torch.full((2,), float(team.rank))
     team.broadcast(z, source=2)
+    _through_cpu(team)
     found = {"x": x, "y": y, "z": z, "numbers": torch.cat(numbers), "rows": torch.cat(rows)}
     torch.save(found, folder / f"collectives.{team.rank}.pt")
+
+
+def _through_cpu(team: ProcessTeam) -> None:
+    """Checks the calls of a group whose tensors are sent as copies, as those of GPUs that several learners share."""
+    assert dist.group.WORLD is not None
+    backend = team._backend
+    assert isinstance(backend, TorchBackend)
+    everyone = TorchGroup(dist.group.WORLD, range(4), team.rank, CommStats(), backend.complete, through_cpu=True)
+    x, own = torch.full((5,), float(team.rank)), torch.full((5,), float(team.rank))
+    work = everyone.start_all_reduce_mean(x)
+    backend.gather(torch.zeros(0))  # all learners have started theirs
+    assert torch.equal(x, own), "the tensor itself was sent"
+    work.wait()
+    assert x.tolist() == [1.5] * 5
+    rows = everyone.start_all_gather(torch.arange(team.rank, dtype=torch.int32), range(4)).wait()
+    assert torch.cat(rows).tolist() == [0, 0, 1, 0, 1, 2]
+    everyone.broadcast(own, source=2)
+    assert own.tolist() == [2.0] * 5
 
 
 def lost(team: ProcessTeam, folder: Path) -> None:
@@ -78,9 +104,41 @@ def lost(team: ProcessTeam, folder: Path) -> None:
         time.sleep(0.02)
 
 
+def half(team: ProcessTeam, folder: Path) -> None:
+    """Kills learner 3 in the middle of an all-reduce in two buckets. The others must not apply the half they have."""
+    params = FlatParams(nn.Linear(1000, 10))
+    optimizer = Optimizer(params, OptimizerOptions())
+    optimizer.lr = 0.1
+    step, middle = 0, len(params) // 2
+
+    def gradient(on_bucket: BucketHook | None) -> StepResult:
+        assert on_bucket is not None
+        params.g.fill_(team.rank)
+        on_bucket(middle, len(params))
+        if team.rank == 3 and step == 3:
+            time.sleep(0.2)  # the first bucket is complete
+            os.kill(os.getpid(), signal.SIGKILL)
+        on_bucket(0, middle)
+        return StepResult(Lease(0, 0, 0, 1), 1, 1, 0.1, torch.zeros(()), torch.zeros(()))
+
+    strategy = Sync(params, optimizer, team)
+    before = params.w.clone()
+    try:
+        while step < 10:
+            before = params.w.clone()
+            strategy.step(gradient)
+            step += 1
+    except LearnerLost as error:
+        reduced = bool((params.g[middle:] == 1.5).all())
+        found = {"lost": error.rank, "step": step, "same": torch.equal(params.w, before), "half": reduced}
+        torch.save(found, folder / f"half.{team.rank}.pt")
+        team.close()
+        end_process(1)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     own = connect(timeout=60)
-    {"train": train, "collectives": collectives, "lost": lost}[sys.argv[1]](own, Path(sys.argv[2]))
+    {"train": train, "collectives": collectives, "lost": lost, "half": half}[sys.argv[1]](own, Path(sys.argv[2]))
     own.close()
     end_process()

@@ -189,7 +189,7 @@ def hardware(**changes: Any) -> Cluster:
     """Returns a cluster of two hosts. A batch takes a second, a message a few milliseconds."""
     plain = {
         "name": "words", "hosts": 2, "devices_per_host": 4, "device": "toy", "nic_bandwidth": 4e5, "nic_latency": 0.002,
-        "host_bandwidth": 8e5, "host_latency": 0.001, "all_reduce_bandwidth": 2e5, "all_reduce_latency": 0.001,
+        "host_bandwidth": 8e5, "host_latency": 0.001, "all_reduce_efficiency": 0.5,
         "overlap_speed": 0.8, "update_bandwidth": 4e5, "averaging_bandwidth": 4e5, "jitter": 0.2,
     }  # fmt: skip
     return Cluster.build(plain | changes)

@@ -15,10 +15,10 @@ from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.hybrid import Hybrid
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.model.blstm import BlstmOptions
-from asr_am.train.run_log import NoTracker
 from asr_am.train.run_setup import StrategyFactory
 from asr_am.train.schedule import Schedule
 from asr_am.train.simulate import train_virtually
+from asr_am.train.tracking import NoTracker
 from asr_am.train.train_options import TrainOptions
 
 OPTIONS = TrainOptions(
@@ -36,7 +36,7 @@ STRATEGIES: dict[str, StrategyFactory] = {"sync": Sync, "hybrid": Hybrid, "dpsgd
 def cluster(**faults: object) -> Cluster:
     return Cluster(
         name="test", hosts=2, devices_per_host=2, device="cpu", nic_bandwidth=1e6, nic_latency=1e-3,
-        host_bandwidth=1e7, host_latency=1e-4, all_reduce_bandwidth=1e6, all_reduce_latency=1e-3, overlap_speed=0.5,
+        host_bandwidth=1e7, host_latency=1e-4, all_reduce_efficiency=1.0, overlap_speed=0.5,
         update_bandwidth=1e7, averaging_bandwidth=1e7, jitter=0.1,
         faults=Cluster.build({**_PLAIN, "faults": faults}).faults,
     )  # fmt: skip
@@ -44,7 +44,7 @@ def cluster(**faults: object) -> Cluster:
 
 _PLAIN = {
     "name": "plain", "hosts": 1, "devices_per_host": 1, "device": "cpu", "nic_bandwidth": 1.0, "nic_latency": 0.0,
-    "host_bandwidth": 1.0, "host_latency": 0.0, "all_reduce_bandwidth": 1.0, "all_reduce_latency": 0.0,
+    "host_bandwidth": 1.0, "host_latency": 0.0, "all_reduce_efficiency": 1.0,
     "overlap_speed": 1.0, "update_bandwidth": 1.0, "averaging_bandwidth": 1.0,
 }  # fmt: skip
 

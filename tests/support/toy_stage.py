@@ -15,6 +15,7 @@ PROGRAM = """
     import time
     from functools import partial
     from pathlib import Path
+    from asr_am.errors import InputError
     from asr_am.parallel import parallel_map
     from asr_am.stages.app import corpus_dir, stage
     from asr_am.stages.target import Target
@@ -24,7 +25,7 @@ PROGRAM = """
         {body}
 
     def targets(cfg):
-        return [Target(corpus_dir(cfg) / "toy", [], {{}}, build)]
+        return [Target(corpus_dir(cfg) / f"toy-{{cfg.seed}}", [], {{}}, build)]
 
     stage("toy", targets)()
 """

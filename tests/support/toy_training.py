@@ -57,6 +57,11 @@ class Checkpoints:
         state = torch.load(io.BytesIO(by_rank[owner]), weights_only=True)
         return state if owner == rank else {**state, "staleness": {}, "counts": {}}
 
+    def states(self) -> list[dict[str, Any]]:
+        """Returns the states of all learners in the last committed segment."""
+        saved = [data for (segments, _), data in sorted(self._saved.items()) if segments == self.committed]
+        return [torch.load(io.BytesIO(data), weights_only=True) for data in saved]
+
 
 @dataclass
 class LearnerResult:
@@ -134,6 +139,7 @@ class Training:
     def _resume(self, strategy: Strategy) -> None:
         if (state := self.checkpoints.load(strategy.team.rank)) is not None:
             strategy.load_state_dict(state)
+            strategy.load_moved(self.checkpoints.states)
 
     def _do_segment(self, result: LearnerResult, model: nn.Module, number: int, leases: Leases) -> None:
         strategy, team, segment = result.strategy, result.strategy.team, self.problem.segments[number]
@@ -188,7 +194,7 @@ def hardware(**changes: Any) -> Cluster:
     """
     defaults = {
         "name": "toy", "hosts": 2, "devices_per_host": 4, "device": "toy", "nic_bandwidth": 4e3, "nic_latency": 0.02,
-        "host_bandwidth": 8e3, "host_latency": 0.01, "all_reduce_bandwidth": 2e3, "all_reduce_latency": 0.01,
+        "host_bandwidth": 8e3, "host_latency": 0.01, "all_reduce_efficiency": 0.5,
         "overlap_speed": 0.8, "update_bandwidth": 4e3, "averaging_bandwidth": 4e3, "jitter": 0.2,
     }  # fmt: skip
     return Cluster.build(defaults | changes)

@@ -14,7 +14,7 @@ from asr_am.distributed.team import SingleProcess
 from asr_am.errors import InputError
 from asr_am.train import checkpoint
 from asr_am.train.checkpoint import Checkpoints
-from asr_am.train.run_log import NoTracker
+from asr_am.train.tracking import NoTracker
 from asr_am.train.trainer import train
 from tests.support.egs_examples import write_examples
 from tests.support.toy_runs import OPTIONS

@@ -11,7 +11,8 @@ from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.leases import RoundRobinLeases, Segment
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.team import SingleProcess
-from asr_am.egs.loader import IGNORE, Batch, EpochPlan, Loader
+from asr_am.egs.epoch_plan import EpochPlan
+from asr_am.egs.loader import IGNORE, Batch, Loader
 from asr_am.egs.store import EgsSet
 from asr_am.model.blstm import Blstm, BlstmOptions
 from asr_am.model.build import make_model

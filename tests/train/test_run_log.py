@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from asr_am.stages.report import track as track_report
 from asr_am.stages.score import summary, track
 from asr_am.stages.train import targets
 from asr_am.stages.train_config import TrainConfig, tracker_factory
-from asr_am.train import run_log
-from asr_am.train.run_log import NoTracker, TensorboardTracker, WandbTracker, attempt, wandb_id
+from asr_am.train import tracking
+from asr_am.train.tracking import NoTracker, TensorboardTracker, WandbTracker, attempt, wandb_id
 from tests.support.egs_examples import write_examples
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -66,6 +67,9 @@ def chunks(data: bytes) -> Iterator[bytes]:
 def segments(run: Path) -> list[list[Record]]:
     """Reads the offline segments of a run directory, oldest first."""
     files = sorted((run / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+    deadline = time.monotonic() + 30
+    while any(path.stat().st_size <= 7 for path in files) and time.monotonic() < deadline:
+        time.sleep(0.05)  # W&B's service may write after `finish`
     return [[Record.FromString(message) for message in chunks(path.read_bytes())] for path in files]
 
 
@@ -223,7 +227,7 @@ def test_a_failure_is_one_warning(caplog: pytest.LogCaptureFixture, tmp_path: Pa
 
 
 def test_tensorboard_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_log, "find_spec", lambda name: None)
+    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"^logger=tensorboard: tensorboard is not installed; run pip install"):
         tracker_factory(values(config("logger=tensorboard").logger))
 

@@ -18,8 +18,9 @@ from asr_am.egs.augment import Masking
 from asr_am.errors import InputError
 from asr_am.model.blstm import BlstmOptions
 from asr_am.model.model_file import load_acoustic_model
-from asr_am.train.run_log import NoTracker, RunLog, WandbTracker
+from asr_am.train.run_log import RunLog
 from asr_am.train.schedule import Schedule
+from asr_am.train.tracking import NoTracker, WandbTracker
 from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainer import train
 from tests.support.egs_examples import write_examples

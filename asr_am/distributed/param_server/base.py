@@ -6,9 +6,10 @@ drained, all of them hold the servers' weights, which are the consensus.
 
 A learner that dies takes down the server on its rank. The replacement takes the newest copy of the shard that a worker
 holds, with its version. The shard's momentum is lost, and so are updates that no worker had pulled. If no worker holds
-a copy, or the rank is not restarted, the team starts again from the last checkpoint, in the latter case with the server
-on another rank. The replacement does not know which batches the copy contains: a push that the dead server had applied
-but not acknowledged, or a batch that is computed again, may act twice on it. Servers that live on drop the second
+a copy, or the rank is not restarted, the team starts again from the last checkpoint, with the momentum in it. In the
+latter case the server moves to another rank, or there is one server less, with larger shards. The replacement does not
+know which batches the copy contains: a push that the dead server had applied but not acknowledged, or a batch that is
+computed again, may act twice on it. Servers that live on drop the second
 gradient of a batch of the segment (`metrics["duplicate_gradients"]`).
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -57,8 +58,8 @@ class ParameterServerStrategy(Strategy):
             raise InputError(f"strategy.timeout={timeout}: must be above 0")
         super().__init__(params, optimizer, team)
         self.shards = Shards(len(params), place_servers(team.hosts, servers, apart, team.ranks))
-        dedicated = servers if apart and servers is not None else 0
-        self.workers = tuple(rank for rank in team.ranks if rank < team.size - dedicated)
+        self.dedicated_servers = servers if apart and servers is not None else 0
+        self.workers = tuple(rank for rank in team.ranks if rank < team.size - self.dedicated_servers)
         self.worker = Worker(team, self.shards, params, timeout, self.fault_tolerant)
         self.server: ParameterServer | None = None
         self._context = ServerContext(
@@ -69,6 +70,7 @@ class ParameterServerStrategy(Strategy):
             self.worker.server = self.server
         self._drain_count = 0
         self._started = False
+        self._has_momentum = True  # of the checkpoint, if there is one
 
     @abstractmethod
     def _make_server(self, context: ServerContext, index: int) -> ParameterServer:
@@ -148,26 +150,21 @@ class ParameterServerStrategy(Strategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        if len(self.team.ranks) < self.team.size:
-            self._load_of_larger_team(state)
-            return
-        if len(state["versions"]) != len(self.worker.versions):
-            raise InputError(
-                f"the checkpoint has {len(state['versions'])} servers, this run {len(self.worker.versions)}: set "
-                f"strategy.servers={len(state['versions'])}"
-            )
-        self.worker.versions[:] = state["versions"]
-        self._drain_count = state["rests"]
-        if self.server is not None:
-            self.server.load(state["server"], self.params.w, self.worker.versions[self.server.index], self._drain_count)
+        self._drain_count, versions, own = state["rests"], state["versions"], state["server"]
+        if len(versions) != len(self.shards):
+            if len(self.team.ranks) == self.team.size:
+                raise InputError(
+                    f"the checkpoint has {len(versions)} servers, this run {len(self.shards)}: set "
+                    f"strategy.servers={len(versions)}"
+                )
+            versions, own = [max(versions)] * len(self.shards), None  # a rank is gone: other shards, of the same W
+        self.worker.versions[:] = versions
+        self._has_momentum = self.server is None or self.server.load(
+            own, self.params.w, versions[self.server.index], self._drain_count
+        )
 
-    def _load_of_larger_team(self, state: dict[str, Any]) -> None:
-        """Continues without ranks that are gone. The shards may be others, or on other ranks, than in the checkpoint.
-
-        All workers have the same weights in a checkpoint. Shards begin without momentum, as after a server's death.
-        """
-        self._drain_count = state["rests"]
-        version = max(state["versions"])
-        self.worker.versions[:] = [version] * len(self.shards)
-        if self.server is not None:
-            self.server.load(None, self.params.w, version, self._drain_count)
+    def load_moved(self, states: Callable[[], Iterable[dict[str, Any]]]) -> None:
+        if self.server is not None and not self._has_momentum:
+            loaded = list(states())
+            servers = [state["server"] for state in loaded if state["server"] is not None]
+            self.server.take_over(servers, len(loaded[0]["versions"]))

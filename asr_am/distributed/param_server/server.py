@@ -243,7 +243,7 @@ class ParameterServer(ABC):
     def state_dict(self) -> dict[str, Any]:
         return {"block": self.index, "w": self.w, "t": self.t, "optimizer": self.optimizer.state_dict()}
 
-    def load(self, state: dict[str, Any] | None, w: Tensor, t: int, drain_count: int) -> None:
+    def load(self, state: dict[str, Any] | None, w: Tensor, t: int, drain_count: int) -> bool:
         """Continues from a checkpoint.
 
         Args:
@@ -251,6 +251,9 @@ class ParameterServer(ABC):
             w: all weights [N].
             t: their version.
             drain_count: number of drains before the checkpoint.
+
+        Returns:
+            False if the state is not of this shard, so that the momentum is missing: see `take_over`.
         """
         self.drain_count = drain_count
         self.last_push.clear()
@@ -261,9 +264,37 @@ class ParameterServer(ABC):
             self.w.copy_(state["w"])
             self.t = state["t"]
             self.optimizer.load_state_dict(state["optimizer"])
-        else:
+            return True
+        self._restore(t, self.context.shards.padded(w, self.index))
+        return False
+
+    def take_over(self, states: Sequence[dict[str, Any]], num_shards: int) -> None:
+        """Continues with the momentum that other servers had in a checkpoint, cut into the shards of now.
+
+        Args:
+            states: states of the servers that the checkpoint has, one for each shard unless a server was dead.
+            num_shards: number of shards of the checkpoint.
+        """
+        shards = self.context.shards
+        before = replace(shards, ranks=tuple(range(num_shards)))
+        rules = {state["block"]: state["optimizer"] for state in states}
+        first, last = self.index * shards.size, min((self.index + 1) * shards.size, shards.elements) - 1
+        needed = range(first // before.size, last // before.size + 1)
+        if not needed or not all(shard in rules and rules[shard]["state"] for shard in needed):
             log.warning("shard %d starts without momentum: the checkpoint has no state of this server", self.index)
-            self._restore(t, self.context.shards.padded(w, self.index))
+            return
+        names = rules[needed[0]]["state"][0]
+        moments: dict[str, Any] = {}
+        for name, value in names.items():
+            parts = {shard: rules[shard]["state"][0][name] for shard in needed}
+            if isinstance(value, Tensor) and value.dim():
+                whole = torch.zeros(num_shards * before.size)
+                for shard, part in parts.items():
+                    before.of(whole, shard).copy_(part)
+                moments[name] = shards.padded(whole[: shards.elements], self.index)
+            else:  # Adam's number of steps
+                moments[name] = max(parts.values()) if value is not None else None
+        self.optimizer.load_state_dict({"state": {0: moments}, "param_groups": rules[needed[0]]["param_groups"]})
 
     def recover(self) -> None:
         """Takes the newest copy of the shard that a worker holds. Called after a restart, before `start`.

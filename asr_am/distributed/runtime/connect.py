@@ -17,6 +17,7 @@ from asr_am.distributed.membership import Membership, apply_event
 from asr_am.distributed.runtime.control_client import ControlClient
 from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
 from asr_am.distributed.runtime.fault_injection import ComputeEmulator, MessageFaults, arm_crash
+from asr_am.distributed.runtime.gpu_placement import collectives_by, gpu_name, place
 from asr_am.distributed.runtime.messaging import Transport
 from asr_am.distributed.runtime.private_dir import check_private_dir
 from asr_am.distributed.runtime.security import address_towards, choose_key, split_address
@@ -48,9 +49,10 @@ def connect(
     faults = faults or Faults()
     faults.check(env.size)
     if torch.cuda.is_available():
-        torch.cuda.set_device(env.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(place(env.local_rank, torch.cuda.device_count(), share=True))  # the trainer may refuse
     comm_stats = CommStats()
-    compute_emulator = ComputeEmulator(faults, workload, device, env.rank, comm_stats)
+    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    compute_emulator = ComputeEmulator(faults, workload, device, env.rank, comm_stats, synchronize)
     if env.launcher is not None:
         set_parent_death_signal(env.launcher)
     elif env.key is None and env.master is not None:
@@ -88,7 +90,8 @@ def _connect_torch(
     if rendezvous.made_dir is not None:
         event_loop.at_stop(partial(shutil.rmtree, rendezvous.made_dir, ignore_errors=True))
     try:
-        addresses = rendezvous.exchange(transport.address)
+        peers = rendezvous.exchange(transport.address, gpu_name())
+        addresses = {rank: peer.address for rank, peer in peers.items()}
         membership.fill({rank: (0, address) for rank, address in addresses.items()})
         transport.connect_all()
         event_loop.start()
@@ -99,8 +102,11 @@ def _connect_torch(
                 "runs and no firewall blocks that port"
             )
         backend = rendezvous.within(
-            partial(TorchBackend, rendezvous.store, membership, wait_monitor, comm_stats, host), "torch.distributed"
-        )
+            partial(
+                TorchBackend, rendezvous.store, membership, wait_monitor, comm_stats, host,
+                collectives_by(peer.gpu for peer in peers.values()),
+            ), "torch.distributed",
+        )  # fmt: skip
     except BaseException:
         event_loop.stop()
         raise

@@ -64,18 +64,27 @@ def _crash(rank: int) -> None:
 class ComputeEmulator:
     """Makes this learner's batches take longer: as slow as configured, or as long as a workload says.
 
+    Args:
+        faults: which learners are slow.
+        workload: the model whose time is emulated, if it says so.
+        device: device whose figures of the workload are used.
+        rank: rank of this learner.
+        comm_stats: statistics of this learner.
+        synchronize: waits until the device has computed what it was given. Times would be those of the launch else.
+
     Attributes:
         max_frames: frames of the segment's largest batch.
     """
 
     def __init__(
-        self, faults: Faults, workload: Workload | None, device: str, rank: int, comm_stats: CommStats
-    ) -> None:
+        self, faults: Faults, workload: Workload | None, device: str, rank: int, comm_stats: CommStats,
+        synchronize: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self._slow = faults.slow.get(rank, 1.0)
         self._workload = workload if workload and workload.emulate else None
         if self._workload:
             self._workload.check(device)
-        self._device, self._comm_stats = device, comm_stats
+        self._device, self._comm_stats, self._synchronize = device, comm_stats, synchronize
         self.max_frames = 0.0
 
     def apply(self, gradient: GradientFn, sleep: Callable[[float], None]) -> GradientFn:
@@ -88,9 +97,15 @@ class ComputeEmulator:
 
         def stretched(on_bucket: BucketHook | None) -> StepResult | None:
             buckets: list[tuple[float, int, int]] = []
+            self._synchronize()
             idle_before, begin = self._comm_stats.idle_seconds, time.monotonic()
-            record = None if on_bucket is None else lambda a, b: buckets.append((time.monotonic(), a, b))
-            step_result = gradient(record)
+
+            def record(first: int, last: int) -> None:
+                self._synchronize()
+                buckets.append((time.monotonic(), first, last))
+
+            step_result = gradient(None if on_bucket is None else record)
+            self._synchronize()
             end = time.monotonic()
             if step_result is None:
                 return None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch.distributed import DistError, FileStore, PrefixStore, Store, TCPStore
 
@@ -25,6 +25,18 @@ from asr_am.distributed.runtime.worker_process import WorkerEnv
 from asr_am.errors import InputError
 
 Result = TypeVar("Result")
+
+
+class PeerInfo(NamedTuple):
+    """What a learner tells the others when it connects.
+
+    Attributes:
+        address: address of its transport.
+        gpu: see `gpu_placement.gpu_name`.
+    """
+
+    address: str
+    gpu: str | None
 
 
 class Rendezvous:
@@ -84,8 +96,12 @@ class Rendezvous:
             return bytes.fromhex(self._env.run)
         return bytes.fromhex(self._from_learner_0("run", lambda: secrets.token_hex(16)))
 
-    def exchange(self, address: str) -> dict[int, str]:
-        """Returns the transport address of each learner, by rank.
+    def exchange(self, address: str, gpu: str | None) -> dict[int, PeerInfo]:
+        """Returns what each learner has told the others, by rank.
+
+        Args:
+            address: address of this learner's transport.
+            gpu: name of its GPU.
 
         Raises:
             InputError: learners are missing, have different WORLD_SIZE, or share a rank.
@@ -97,17 +113,17 @@ class Rendezvous:
                 raise InputError(
                     f"RANK={rank} was given to two processes: start each learner once, with a rank of its own"
                 )
-            self.store.set(keys[rank], json.dumps([size, address]))
+            self.store.set(keys[rank], json.dumps([size, address, gpu]))
             self._await(keys, lambda missing: (
                 f"learners {', '.join(key.split('/')[1] for key in missing)} of WORLD_SIZE={size} have not connected"
             ))  # fmt: skip
             peer_info: list[list[Any]] = [json.loads(self.store.get(key)) for key in keys]
-        for other, (other_size, _) in enumerate(peer_info):
+        for other, (other_size, *_) in enumerate(peer_info):
             if other_size != size:
                 raise InputError(
                     f"WORLD_SIZE={size} at learner {rank}, but {other_size} at learner {other}: they must be equal"
                 )
-        return {other: address for other, (_, address) in enumerate(peer_info)}
+        return {other: PeerInfo(*told) for other, (_, *told) in enumerate(peer_info)}
 
     def _agree_on_dir(self) -> Path:
         """Returns the private directory that learner 0 makes."""

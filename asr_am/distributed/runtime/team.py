@@ -15,7 +15,7 @@ from asr_am.distributed.runtime.event_loop import CommClosed, EventLoop, TeamEve
 from asr_am.distributed.runtime.fault_injection import ComputeEmulator
 from asr_am.distributed.runtime.messaging import Transport
 from asr_am.distributed.runtime.step_watch import StepWatch
-from asr_am.distributed.team import CommStats, CostKind, Gather, Group, Message, Work
+from asr_am.distributed.team import CommStats, CostKind, Gather, Group, Message, ModelSize, Work
 
 SHUTDOWN_TIMEOUT = 5.0  # seconds for communication tasks to end
 
@@ -94,15 +94,18 @@ class ProcessTeam:
         """Sleeps. Ends early if the team is closed or has failed."""
         self._wait_monitor.pause(seconds)
 
-    def simulate_cost(self, kind: CostKind, elements: int) -> None:
+    def simulate_cost(self, kind: CostKind, elements: int, scattered: bool = False) -> None:
         pass
+
+    def modelled_size(self) -> ModelSize | None:
+        return None
 
     def timed(self, gradient: GradientFn) -> GradientFn:
         return self._step_watch.apply(self._compute_emulator.apply(gradient, self.sleep))
 
-    def start_all_reduce_mean(self, x: Tensor) -> Work:
+    def start_all_reduce_mean(self, x: Tensor, modelled: float | None = None) -> Work:
         self._wait_monitor.check()
-        return self._backend.world.start_all_reduce_mean(x)
+        return self._backend.world.start_all_reduce_mean(x, modelled)
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> Gather:
         self._wait_monitor.check()

@@ -1,5 +1,7 @@
 """Backend of synchronous learners: collectives of torch.distributed (NCCL between GPUs, gloo between CPUs).
 
+Where learners share a GPU, gloo carries its tensors, too, as copies on the CPU.
+
 The control plane (`gather`, `average`) uses a gloo group of its own. gloo's waits cannot be interrupted, so the
 training task waits for the futures of gloo's work and for the transport's notice of a lost learner at the same time.
 """
@@ -10,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -25,8 +27,8 @@ from asr_am.distributed.runtime.security import interface_of, is_loopback
 from asr_am.distributed.team import CommStats, Group, SingleProcess, find_group
 from asr_am.errors import InputError
 
-Complete = Callable[[dist.Work], None]
-"""Waits for a collective on the CPU. Raises LearnerLost if it cannot complete any more."""
+Complete = Callable[[dist.Work, Tensor], None]
+"""Waits for a collective of a tensor. Raises LearnerLost if it cannot complete any more."""
 
 
 class TorchGroup:
@@ -38,34 +40,46 @@ class TorchGroup:
         rank: rank of this process in the group.
         comm_stats: counts bytes sent.
         complete: waits for a collective.
+        through_cpu: send copies on the CPU.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, ranks: Sequence[int], rank: int, comm_stats: CommStats, complete: Complete
-    ) -> None:
+        self, group: dist.ProcessGroup, ranks: Sequence[int], rank: int, comm_stats: CommStats, complete: Complete,
+        through_cpu: bool = False,
+    ) -> None:  # fmt: skip
         self.rank, self.size = rank, len(ranks)
         self._group, self._ranks, self._comm_stats, self._complete = group, ranks, comm_stats, complete
+        self._through_cpu = through_cpu
 
-    def start_all_reduce_mean(self, x: Tensor) -> MeanWork:
+    def start_all_reduce_mean(self, x: Tensor, modelled: float | None = None) -> MeanWork:
         self._count(self.rank + 1, round(2 * (self.size - 1) / self.size * x.nbytes))
-        return MeanWork(
-            PendingWork(dist.all_reduce(x, group=self._group, async_op=True), x, self._complete), x, self.size
-        )
+        sent = self._sendable(x)
+        averages = sent.is_cuda  # NCCL does, gloo does not
+        op = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
+        work = dist.all_reduce(sent, op, group=self._group, async_op=True)
+        return MeanWork(PendingWork(work, sent, self._complete), sent, x, 1 if averages else self.size)
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> GatherWork:
         """Gathers ragged tensors by all-to-all, so that no padding is sent."""
         sizes = [len(x)] * self.size if lengths is None else list(lengths)
-        received, sent = x.new_empty(sum(sizes)), x.repeat(self.size)
+        sent = self._sendable(x).repeat(self.size)
+        received = sent.new_empty(sum(sizes))
         for other in range(1, self.size):
             self._count(self.rank + other, x.nbytes)
         work = dist.all_to_all_single(received, sent, sizes, [len(x)] * self.size, group=self._group, async_op=True)
-        return GatherWork(PendingWork(work, sent, self._complete), received, sizes)
+        return GatherWork(PendingWork(work, sent, self._complete), received, x.device, sizes)
 
     def broadcast(self, x: Tensor, source: int = 0) -> None:
         if (self.rank + 1) % self.size != source:
             self._count(self.rank + 1, x.nbytes)
-        work = dist.broadcast(x, self._ranks[source], group=self._group, async_op=True)
-        PendingWork(work, x, self._complete).wait()
+        sent = self._sendable(x)
+        work = dist.broadcast(sent, self._ranks[source], group=self._group, async_op=True)
+        PendingWork(work, sent, self._complete).wait()
+        if sent is not x:
+            x.copy_(sent)
+
+    def _sendable(self, x: Tensor) -> Tensor:
+        return x.to("cpu", copy=True) if self._through_cpu else x
 
     def _count(self, to: int, count: int) -> None:
         """Counts bytes that this member sends to another."""
@@ -79,37 +93,43 @@ class PendingWork:
     def __init__(self, work: dist.Work, x: Tensor, complete: Complete) -> None:
         self._work, self._x, self._complete = work, x, complete
 
+    def done(self) -> bool:
+        return self._work.is_completed()
+
     def wait(self) -> None:
-        if self._x.is_cuda:
-            self._work.wait()  # the CUDA stream waits, not this thread
-        else:
-            self._complete(self._work)
+        self._complete(self._work, self._x)
 
 
 class MeanWork:
-    """An all-reduce in progress, whose sum becomes a mean in `wait`."""
+    """An all-reduce in progress, whose result becomes a mean in `x` in `wait`."""
 
-    def __init__(self, sum_work: PendingWork, x: Tensor, size: int) -> None:
-        self._sum, self._x, self._size = sum_work, x, size
+    def __init__(self, sum_work: PendingWork, total: Tensor, x: Tensor, divisor: int) -> None:
+        self._sum, self._total, self._x, self._divisor = sum_work, total, x, divisor
         self._complete = False
+
+    def done(self) -> bool:
+        return self._complete or self._sum.done()
 
     def wait(self) -> None:
         if self._complete:
             return
         self._sum.wait()
-        self._x.div_(self._size)
+        if self._divisor > 1:
+            self._total.div_(self._divisor)
+        if self._total is not self._x:
+            self._x.copy_(self._total)
         self._complete = True
 
 
 class GatherWork:
     """An all-gather in progress."""
 
-    def __init__(self, work: PendingWork, received: Tensor, lengths: Sequence[int]) -> None:
-        self._work, self._received, self._lengths = work, received, lengths
+    def __init__(self, work: PendingWork, received: Tensor, device: torch.device, lengths: Sequence[int]) -> None:
+        self._work, self._received, self._device, self._lengths = work, received, device, lengths
 
     def wait(self) -> list[Tensor]:
         self._work.wait()
-        return list(torch.split(self._received, list(self._lengths)))
+        return list(torch.split(self._received.to(self._device), list(self._lengths)))
 
 
 NO_TIMEOUT = timedelta(days=7)  # validation may take long, and the transport detects dead learners
@@ -125,20 +145,26 @@ class TorchBackend:
         wait_monitor: wakes the learner's tasks.
         comm_stats: statistics of this learner.
         address: IPv4 address of this host, which selects the network interface.
+        gpu_collectives: what carries the collectives of tensors on GPUs, see `gpu_placement`.
 
     Attributes:
         world: the group of all learners.
     """
 
     def __init__(
-        self, store: dist.Store, membership: Membership, wait_monitor: WaitMonitor, comm_stats: CommStats, address: str
-    ) -> None:
+        self, store: dist.Store, membership: Membership, wait_monitor: WaitMonitor, comm_stats: CommStats, address: str,
+        gpu_collectives: Literal["nccl", "gloo"],
+    ) -> None:  # fmt: skip
         self._membership, self._wait_monitor, self._comm_stats = membership, wait_monitor, comm_stats
         name = interface_of(address)
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             if name is not None and (is_loopback(address) or variable not in os.environ):
                 os.environ[variable] = name  # on one host, nothing listens elsewhere whatever the user has set
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        self._nccl = gpu_collectives == "nccl"
+        self._through_cpu = torch.cuda.is_available() and not self._nccl
+        # The transport finds lost learners, and `lose` ends their collectives. NCCL would end the process instead.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        backend = "cpu:gloo,cuda:nccl" if self._nccl else "gloo"
         with only_own_peers():
             dist.init_process_group(
                 backend, store=store, rank=membership.rank, world_size=membership.size, timeout=NO_TIMEOUT
@@ -147,7 +173,7 @@ class TorchBackend:
         assert dist.group.WORLD is not None
         self._groups = [dist.group.WORLD, self._control]
         self.world: Group = TorchGroup(
-            dist.group.WORLD, range(membership.size), membership.rank, comm_stats, self.complete
+            dist.group.WORLD, range(membership.size), membership.rank, comm_stats, self.complete, self._through_cpu
         )
 
     def split(self, groups: Sequence[Sequence[int]]) -> Group | None:
@@ -165,7 +191,9 @@ class TorchBackend:
             return None
         if len(members) == 1:
             return SingleProcess()
-        return TorchGroup(self._groups[-1], members, members.index(rank), self._comm_stats, self.complete)
+        return TorchGroup(
+            self._groups[-1], members, members.index(rank), self._comm_stats, self.complete, self._through_cpu
+        )
 
     def gather(self, values: Tensor) -> dict[int, Tensor]:
         """Gathers ragged rows: first their lengths, then rows padded to the greatest length."""
@@ -178,7 +206,7 @@ class TorchBackend:
 
     def average(self, x: Tensor) -> Tensor:
         mean = x.detach().to("cpu", torch.float32, copy=True)
-        self.complete(dist.all_reduce(mean, group=self._control, async_op=True))
+        self.complete(dist.all_reduce(mean, group=self._control, async_op=True), mean)
         return mean.div_(self._membership.size).to(x.device, x.dtype)
 
     def leases(self, segment: Segment, synchronous: bool) -> Leases:
@@ -188,8 +216,17 @@ class TorchBackend:
             )
         return RoundRobinLeases(segment, self._membership.rank, self._membership.size, self.gather)
 
-    def complete(self, work: dist.Work) -> None:
-        """Waits for a collective on the CPU. Raises LearnerLost if it cannot complete any more."""
+    def complete(self, work: dist.Work, x: Tensor) -> None:
+        """Waits for a collective of `x`. Raises LearnerLost if it cannot complete any more.
+
+        On a GPU the CUDA stream waits, and not this thread. It may then go on with half a sum if a learner is lost.
+        The failure is set before the collectives are aborted, so what follows from such a sum is never saved: each
+        checkpoint needs a gather after the weights were read, and that raises the failure.
+        """
+        if x.is_cuda:
+            work.wait()
+            self._wait_monitor.check()
+            return
         done = threading.Event()
 
         def on_done(_: object) -> None:
@@ -227,7 +264,7 @@ class TorchBackend:
 
     def lose(self) -> None:
         """Aborts the collectives after a loss. Otherwise CUDA would wait forever for those between GPUs."""
-        if torch.cuda.is_available():
+        if self._nccl:
             threading.Thread(target=self._abort, name="abort", daemon=True).start()
 
     def _abort(self) -> None:
@@ -236,5 +273,5 @@ class TorchBackend:
 
     def _all_gather(self, row: Tensor) -> list[Tensor]:
         rows = [torch.empty_like(row) for _ in range(self._membership.size)]
-        self.complete(dist.all_gather(rows, row, group=self._control, async_op=True))
+        self.complete(dist.all_gather(rows, row, group=self._control, async_op=True), row)
         return rows

@@ -136,7 +136,7 @@ class SimCluster:
         self.learners = [SimLearner(rank=rank, host=hardware.host_of(rank)) for rank in range(learners)]
         for learner in self.learners:
             learner.membership = Membership(learner.rank, learners)
-        self.network = SimNetwork(hardware)
+        self.network = SimNetwork(hardware, self.scheduler)
         self.collectives = Collectives(self.scheduler, self.learners, self.network, hardware.overlap_speed)
         streams = [random_stream(seed, rank, 0, "mail") for rank in range(learners)]
         self.messaging = SimMessaging(

@@ -5,6 +5,7 @@ Shapes: N elements of a tensor.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +27,7 @@ class Collective:
         number: number of the collective in the group, counted from 0.
         kind: name of the operation.
         lengths: length of each member's tensor. All members must give the same.
-        end: maps the time at which it begins to the time at which it is complete.
+        end: called when its transfer begins. Returns the time at which it is complete.
         finish: computes the result from all tensors. May change them in place.
         tensors: tensors of the members that have started it, by rank in the group.
         result: what `finish` returned.
@@ -36,7 +37,7 @@ class Collective:
     number: int
     kind: str
     lengths: tuple[int, ...]
-    end: Callable[[float], float]
+    end: Callable[[], float]
     finish: Callable[[list[Tensor]], list[Tensor]]
     tensors: dict[int, Tensor] = field(default_factory=dict)
     result: list[Tensor] = field(default_factory=list)
@@ -64,7 +65,7 @@ class Collectives:
         self._transfers = [0] * len(learners)
         self._speed_changed = [Condition(scheduler) for _ in learners]
         self._groups: dict[tuple[int, tuple[int, ...]], CollectiveGroup] = {}
-        self.world = CollectiveGroup(self, learners, whole=True)
+        self.world = CollectiveGroup(self, learners)
 
     def group(self, split: int, ranks: tuple[int, ...]) -> CollectiveGroup:
         """Returns the group of these ranks made by the `split`th call of `Team.split`, one object for all members."""
@@ -108,18 +109,17 @@ class CollectiveGroup:
     Args:
         collectives: state shared by all groups.
         members: learners of the group.
-        whole: the group is the team, whose all-reduces have a bandwidth of their own.
     """
 
-    def __init__(self, collectives: Collectives, members: Sequence[SimLearner], whole: bool = False) -> None:
-        self._all, self.members, self._whole = collectives, members, whole
+    def __init__(self, collectives: Collectives, members: Sequence[SimLearner]) -> None:
+        self._all, self.members = collectives, members
         self._hosts = [member.host for member in members]
         self._started = [0] * len(members)
         self._pending: dict[int, Collective] = {}
-        self._free_at = 0.0
+        self._ready: deque[Collective] = deque()  # started by all members. The first is transferred
 
     def start(
-        self, rank: int, kind: str, x: Tensor, lengths: Sequence[int], end: Callable[[float], float],
+        self, rank: int, kind: str, x: Tensor, lengths: Sequence[int], end: Callable[[], float],
         finish: Callable[[list[Tensor]], list[Tensor]],
     ) -> Collective:  # fmt: skip
         """Adds a member's tensor to its next collective.
@@ -129,7 +129,7 @@ class CollectiveGroup:
             kind: name of the operation.
             x: the member's tensor [N].
             lengths: length of each member's tensor.
-            end: maps the time at which the transfer begins to the time at which it ends.
+            end: called when the transfer begins. Returns the time at which it ends.
             finish: computes the result from all tensors.
 
         Raises:
@@ -148,8 +148,13 @@ class CollectiveGroup:
             raise RuntimeError(f"{who} has {len(x)} elements, others {collective.lengths[rank]}")
         collective.tensors[rank] = x
         if len(collective.tensors) == len(self.members):
-            self._transfer(collective)
+            self._ready.append(collective)
+            if len(self._ready) == 1:
+                self._transfer(collective)
         return collective
+
+    def done(self, collective: Collective) -> bool:
+        return collective.complete or self._all.lost is not None
 
     def wait(self, collective: Collective) -> None:
         self._all.changed.wait_for(
@@ -159,37 +164,34 @@ class CollectiveGroup:
         if not collective.complete:
             self._all.check()
 
-    # end times of transfers of `count` bytes that begin at `begin`
+    # end times of transfers of `count` bytes that begin now
 
-    def all_reduce_end(self, count: float, begin: float) -> float:
-        network, size = self._all.network, len(self.members)
-        if self._whole:
-            return begin + network.all_reduce_seconds(size, count)
-        return network.ring(begin, self._hosts, ring_share(size) * count)
+    def all_reduce_end(self, count: float) -> float:
+        return self._all.network.all_reduce(self._hosts, count)
 
-    def broadcast_end(self, count: float, begin: float) -> float:
-        return self._all.network.ring(begin, self._hosts, count)
+    def broadcast_end(self, count: float) -> float:
+        return self._all.network.broadcast(self._hosts, count)
 
-    def all_gather_end(self, counts: Sequence[float], begin: float) -> float:
-        return self._all.network.exchange(begin, self._hosts, counts)
+    def all_gather_end(self, counts: Sequence[float]) -> float:
+        return self._all.network.exchange(self._hosts, counts)
 
     def _transfer(self, collective: Collective) -> None:
-        scheduler = self._all.scheduler
-        begin = max(scheduler.now, self._free_at)
-        self._free_at = collective.end(begin)
-        scheduler.call_at(begin, lambda: self._all.transfer(self.members, 1))
-        scheduler.call_at(self._free_at, lambda: self._finish(collective))
+        self._all.transfer(self.members, 1)
+        self._all.scheduler.call_at(collective.end(), lambda: self._finish(collective))
 
     def _finish(self, collective: Collective) -> None:
         if self._all.lost is not None:
             return
         del self._pending[collective.number]
+        self._ready.popleft()
         self._all.transfer(self.members, -1)
         with torch.no_grad():
             collective.result = collective.finish([collective.tensors[rank] for rank in range(len(self.members))])
         collective.tensors.clear()
         collective.complete = True
         self._all.changed.wake()
+        if self._ready:
+            self._transfer(self._ready[0])
 
 
 def replace_by_mean(tensors: list[Tensor]) -> list[Tensor]:
@@ -216,6 +218,9 @@ class SimWork:
 
     _group: CollectiveGroup
     _collective: Collective
+
+    def done(self) -> bool:
+        return self._group.done(self._collective)
 
     def wait(self) -> None:
         self._group.wait(self._collective)
@@ -246,9 +251,10 @@ class SimGroup:
         self.rank, self.size = rank, len(group.members)
         self._group, self._modelled = group, modelled
 
-    def start_all_reduce_mean(self, x: Tensor) -> SimWork:
-        self._count(self.rank + 1, ring_share(self.size) * x.nbytes)
-        end = partial(self._group.all_reduce_end, self._modelled(x.nbytes))
+    def start_all_reduce_mean(self, x: Tensor, modelled: float | None = None) -> SimWork:
+        count = self._modelled(x.nbytes) if modelled is None else modelled * x.element_size()
+        self._count(self.rank + 1, ring_share(self.size) * x.nbytes, ring_share(self.size) * count)
+        end = partial(self._group.all_reduce_end, count)
         return SimWork(self._group, self._start("all-reduce", x, [len(x)] * self.size, end, replace_by_mean))
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> SimGather:
@@ -272,7 +278,7 @@ class SimGroup:
         self._group.wait(self._start(f"broadcast from {source}", x, [len(x)] * self.size, end, copy))
 
     def _start(
-        self, kind: str, x: Tensor, lengths: Sequence[int], end: Callable[[float], float],
+        self, kind: str, x: Tensor, lengths: Sequence[int], end: Callable[[], float],
         finish: Callable[[list[Tensor]], list[Tensor]],
     ) -> Collective:  # fmt: skip
         return self._group.start(self.rank, kind, x, lengths, end, finish)

@@ -165,16 +165,19 @@ class SimMessaging:
         comm_stats.messages_sent += 1
         comm_stats.bytes_sent[channel.to] += count
         comm_stats.modelled_bytes += modelled
-        arrival = self._network.deliver(self._scheduler.now, sender.host, self._learners[channel.to].host, modelled)
+        arrived: Callable[[], None] = partial(self._arrive, channel, message)
         reliable = channel.tag in RELIABLE
         may_be_late = self._faults.late_tag in (None, channel.tag) and not reliable
-        if may_be_late and self._fails(channel.source, "late", self._faults.late_share):
-            arrival += self._faults.late_seconds
+        late = may_be_late and self._fails(channel.source, "late", self._faults.late_share)
         if not reliable and self._fails(channel.source, "lost", self._faults.lost_share):
             comm_stats.lost += 1
-            self._scheduler.call_at(arrival, partial(self._free, channel))
-        else:
-            self._scheduler.call_at(arrival, partial(self._arrive, channel, message))
+            arrived = partial(self._free, channel)
+        if late:
+            arrived = partial(self._call_later, self._faults.late_seconds, arrived)
+        self._network.deliver(sender.host, self._learners[channel.to].host, modelled, arrived)
+
+    def _call_later(self, seconds: float, callback: Callable[[], None]) -> None:
+        self._scheduler.call_at(self._scheduler.now + seconds, callback)
 
     def _fails(self, rank: int, kind: str, share: float) -> bool:
         fails = share > 0 and self._streams[rank].random() < share

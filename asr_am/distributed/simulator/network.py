@@ -1,17 +1,19 @@
-"""Network model: end times of transfers, with links as queues that are reserved ahead.
+"""Network model: when transfers end, with network cards (NICs) that messages and collectives share.
 
-A link serves one transfer after the other, in the order of the requests. Hence head-of-line blocking: a NIC waiting for
-a transfer that still queues at its sender accepts no other. When each of 32 hosts sends to all others, this takes up to
-twice the time of a network without such blocking. All-reduces of the whole team have a bandwidth of their own and leave
-the links free for messages. All other transfers go through the links that they use.
+A message passes the sender's and the receiver's NIC at the same time. It waits until both are free, and does not block
+others meanwhile: a NIC takes the oldest of its waiting messages whose other NIC is free. A collective reserves the NICs
+of its hosts before the messages that wait. Inside a host nothing waits.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from asr_am.distributed.cluster_config import Cluster
+from asr_am.distributed.simulator.scheduler import Scheduler
 
 
 class ServiceQueue:
@@ -31,35 +33,100 @@ class ServiceQueue:
         return begin
 
 
-class SimNetwork:
-    """The NICs of a cluster, one queue for each direction of each host, and each host's memory and device bus."""
+class Nic:
+    """One direction of a host's network card.
 
-    def __init__(self, hardware: Cluster) -> None:
-        self._hardware = hardware
+    Attributes:
+        free_at: time at which it has transferred all that was begun or reserved, in seconds.
+        waiting: messages that wait for it or for their other NIC, the oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.free_at = 0.0
+        self.waiting: dict[Transfer, None] = {}
+
+
+@dataclass(eq=False)
+class Transfer:
+    """A message between two hosts.
+
+    Attributes:
+        out: NIC of the sender.
+        into: NIC of the receiver.
+        seconds: time that it occupies both.
+        arrived: called when it has arrived.
+    """
+
+    out: Nic
+    into: Nic
+    seconds: float
+    arrived: Callable[[], None]
+
+
+class SimNetwork:
+    """The NICs of a cluster, and each host's memory and device bus.
+
+    Args:
+        hardware: the cluster.
+        scheduler: the virtual clock.
+    """
+
+    def __init__(self, hardware: Cluster, scheduler: Scheduler) -> None:
+        self._hardware, self._scheduler = hardware, scheduler
         self._cut_off_until: dict[int, float] = {}
-        self._out = [ServiceQueue() for _ in range(hardware.hosts)]
-        self._in = [ServiceQueue() for _ in range(hardware.hosts)]
+        self._out = [Nic() for _ in range(hardware.hosts)]
+        self._in = [Nic() for _ in range(hardware.hosts)]
         self._averaging = [ServiceQueue() for _ in range(hardware.hosts)]
         self._buses = [ServiceQueue() for _ in range(hardware.hosts)]
 
-    def deliver(self, now: float, source: int, to: int, count: float) -> float:
-        """Returns the arrival time of a message.
-
-        Between hosts it passes the sender's and the receiver's NIC at the same time, and may wait for either. Inside a
-        host it uses no NIC.
+    def deliver(self, source: int, to: int, count: float, arrived: Callable[[], None]) -> None:
+        """Sends a message.
 
         Args:
-            now: time at which it is sent, in seconds.
             source: host of the sender.
             to: host of the receiver.
             count: length in bytes.
+            arrived: called at the time of its arrival.
         """
-        hardware = self._hardware
+        hardware, scheduler = self._hardware, self._scheduler
         if source == to:
-            return now + count / hardware.host_bandwidth + hardware.host_latency
-        seconds = count / hardware.nic_bandwidth
-        leaves = self._out[source].reserve(self.reachable_at(now, source, to), seconds)
-        return self._in[to].reserve(leaves, seconds) + seconds + hardware.nic_latency
+            scheduler.call_at(scheduler.now + count / hardware.host_bandwidth + hardware.host_latency, arrived)
+            return
+        transfer = Transfer(self._out[source], self._in[to], count / hardware.nic_bandwidth, arrived)
+        begin = self.reachable_at(scheduler.now, source, to)
+        if begin > scheduler.now:
+            scheduler.call_at(begin, partial(self._begin_or_wait, transfer))
+        else:
+            self._begin_or_wait(transfer)
+
+    def _begin_or_wait(self, transfer: Transfer) -> None:
+        if not self._begin(transfer):
+            transfer.out.waiting[transfer] = transfer.into.waiting[transfer] = None
+
+    def _begin(self, transfer: Transfer) -> bool:
+        """Begins a transfer if both NICs are free. Returns whether they are."""
+        scheduler, nics = self._scheduler, (transfer.out, transfer.into)
+        if any(nic.free_at > scheduler.now for nic in nics):
+            return False
+        end = scheduler.now + transfer.seconds
+        for nic in nics:
+            nic.free_at = end
+        scheduler.call_at(end, partial(self._release, *nics))
+        scheduler.call_at(end + self._hardware.nic_latency, transfer.arrived)
+        return True
+
+    def _release(self, out: Nic, into: Nic) -> None:
+        """Begins messages after one has left. All senders that are free choose first, so that they keep their order."""
+        self._begin_waiting(out)
+        self._scheduler.call_at(self._scheduler.now, partial(self._begin_waiting, into))
+
+    def _begin_waiting(self, nic: Nic) -> None:
+        """Begins the oldest message that waited for this NIC and whose other NIC is free."""
+        for transfer in list(nic.waiting):
+            if nic.free_at > self._scheduler.now:
+                break
+            if self._begin(transfer):
+                del transfer.out.waiting[transfer], transfer.into.waiting[transfer]
 
     def cut_off(self, host: int, until: float) -> None:
         """Cuts a host off from all others. What is sent meanwhile arrives afterwards, as with TCP."""
@@ -71,54 +138,52 @@ class SimNetwork:
             return now
         return max(now, self._cut_off_until.get(source, now), self._cut_off_until.get(to, now))
 
-    def average(self, now: float, host: int, count: float) -> float:
+    # work of a host, which one job does after the other
+
+    def average(self, host: int, count: float) -> float:
         """Returns the time at which `host` has averaged weights of `count` bytes."""
         seconds = count / self._hardware.averaging_bandwidth
-        return self._averaging[host].reserve(now, seconds) + seconds
+        return self._averaging[host].reserve(self._scheduler.now, seconds) + seconds
 
-    def update(self, now: float, host: int, count: float) -> float:
+    def update(self, host: int, count: float) -> float:
         """Returns the time at which a device of `host` has updated weights of `count` bytes.
 
         One device does not saturate the bus that the devices of a host share, so the next may begin before it is done.
         """
         hardware = self._hardware
-        begin = self._buses[host].reserve(now, count / hardware.host_update_bandwidth)
+        begin = self._buses[host].reserve(self._scheduler.now, count / hardware.host_update_bandwidth)
         return begin + count / min(hardware.update_bandwidth, hardware.host_update_bandwidth)
 
-    def all_reduce_seconds(self, learners: int, count: float) -> float:
-        """Returns the seconds of the whole team's all-reduce of `count` bytes.
+    # collectives of learners on these hosts, in the order of the ring, that begin now. They return the time of the end.
 
-        In a ring each link carries 2(λ-1)/λ times the message (section 2 of Zhang et al., ICASSP 2019).
+    def all_reduce(self, hosts: Sequence[int], count: float) -> float:
+        """In a ring each link carries 2(λ-1)/λ times the message (section 2 of Zhang et al., ICASSP 2019)."""
+        return self._ring(hosts, ring_share(len(hosts)) * count, 2 * (len(hosts) - 1))
+
+    def broadcast(self, hosts: Sequence[int], count: float) -> float:
+        """In a chain each link carries the message once."""
+        return self._ring(hosts, count, len(hosts) - 1)
+
+    def _ring(self, hosts: Sequence[int], count: float, steps: int) -> float:
+        """Returns the time at which `count` bytes have passed each link, with the latency of `steps` links.
+
+        The links between hosts are the NICs, those inside a host that of its messages. A ring reaches the share
+        all_reduce_efficiency of the slowest link's rate, but the NICs are free for others in the rest of the time.
         """
         hardware = self._hardware
-        if learners == 1:
-            return 0.0
-        return ring_share(learners) * count / hardware.all_reduce_bandwidth + hardware.all_reduce_latency
-
-    def ring(self, begin: float, hosts: Sequence[int], count: float) -> float:
-        """Returns the time at which `count` bytes have passed each link of a ring or chain of learners.
-
-        Inside one host the rate is that of messages. Between hosts it is that of all-reduces, and rings that share a
-        NIC share its rate.
-
-        Args:
-            begin: earliest time, in seconds.
-            hosts: host of each learner, in the order of the ring.
-            count: bytes.
-        """
-        hardware, steps = self._hardware, len(hosts) - 1
         if steps == 0:
-            return begin
+            return self._scheduler.now
         if len(set(hosts)) == 1:
-            return begin + count / hardware.host_bandwidth + steps * hardware.host_latency
-        begin, seconds = self._through_nics(begin, dict.fromkeys(hosts, count), dict.fromkeys(hosts, count))
-        return begin + max(seconds, count / hardware.all_reduce_bandwidth) + hardware.all_reduce_latency
+            seconds = count / (hardware.all_reduce_efficiency * hardware.host_bandwidth)
+            return self._scheduler.now + seconds + steps * hardware.host_latency
+        begin, seconds = self._through_nics(dict.fromkeys(hosts, count), dict.fromkeys(hosts, count))
+        return begin + seconds / hardware.all_reduce_efficiency + steps * hardware.nic_latency
 
-    def exchange(self, begin: float, hosts: Sequence[int], counts: Sequence[float]) -> float:
-        """Returns the time at which each of the learners on these hosts has sent its `counts` bytes to every other."""
+    def exchange(self, hosts: Sequence[int], counts: Sequence[float]) -> float:
+        """Each learner sends its `counts` bytes to every other."""
         hardware, total, size = self._hardware, sum(counts), len(hosts)
         if size == 1:
-            return begin
+            return self._scheduler.now
         learners = Counter(hosts)
         host_bytes: defaultdict[int, float] = defaultdict(float)  # bytes of all learners of a host
         for host, count in zip(hosts, counts, strict=True):
@@ -127,19 +192,20 @@ class SimNetwork:
             max(host_bytes[host] - count for host, count in zip(hosts, counts, strict=True)) / hardware.host_bandwidth
         )
         if len(learners) == 1:
-            return begin + inside + hardware.host_latency
+            return self._scheduler.now + inside + hardware.host_latency
         out = {host: host_bytes[host] * (size - learners[host]) for host in learners}
         into = {host: (total - host_bytes[host]) * learners[host] for host in learners}
-        begin, seconds = self._through_nics(begin, out, into)
+        begin, seconds = self._through_nics(out, into)
         return begin + max(inside, seconds, sum(out.values()) / hardware.fabric_bandwidth) + hardware.nic_latency
 
-    def _through_nics(self, begin: float, out: Mapping[int, float], into: Mapping[int, float]) -> tuple[float, float]:
+    def _through_nics(self, out: Mapping[int, float], into: Mapping[int, float]) -> tuple[float, float]:
         """Reserves the NICs for so many bytes each way. Returns when all are free, and the seconds of the slowest."""
         jobs = [(self._out[host], count) for host, count in out.items()]
         jobs += [(self._in[host], count) for host, count in into.items()]
-        begin = max([begin, *(nic.free_at for nic, _ in jobs)])
+        begin = max([self._scheduler.now, *(nic.free_at for nic, _ in jobs)])
         for nic, count in jobs:
-            nic.reserve(begin, count / self._hardware.nic_bandwidth)
+            nic.free_at = begin + count / self._hardware.nic_bandwidth
+            self._scheduler.call_at(nic.free_at, partial(self._begin_waiting, nic))
         return begin, max(count for _, count in jobs) / self._hardware.nic_bandwidth
 
 

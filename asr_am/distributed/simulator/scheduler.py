@@ -4,7 +4,8 @@ Each task is a greenlet. A task runs until it is suspended. Then the event loop 
 the earliest event off its queue, moves the clock to its time, and executes it. Events of the same time are executed in
 the order in which they were added, so a run depends on its inputs alone.
 
-All tasks share one thread, so the state that torch keeps per thread is saved and restored for each task (`TorchState`).
+All tasks share one thread, so what torch keeps per thread is saved and restored for each task: its modes (`TorchModes`)
+at each switch, its random stream when another task runs. The event loop has modes of its own, and draws no numbers.
 Otherwise a task suspended under `no_grad` would turn off the gradients of others, one inside autocast would lower their
 precision, and all would draw from one random stream in an order that depends on the clock.
 """
@@ -19,45 +20,41 @@ from functools import partial
 
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
-from torch import Tensor
 
 DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
-class TorchState:
-    """State that torch keeps per thread.
+class TorchModes:
+    """Modes that torch keeps per thread.
 
     Attributes:
         grad: gradients are recorded.
-        autocast: (enabled, dtype) for each of DEVICES.
         nesting: number of autocast contexts that are open. Leaving the last one clears the cache of cast weights.
-        random: state of the CPU's random generator.
+        autocast: (enabled, dtype) for each of DEVICES, if one is open.
     """
 
-    grad: bool
-    autocast: tuple[tuple[bool, torch.dtype], ...]
-    nesting: int
-    random: Tensor
+    grad: bool = True
+    nesting: int = 0
+    autocast: tuple[tuple[bool, torch.dtype], ...] = ()
 
     @classmethod
-    def of_new_task(cls, seed: int) -> TorchState:
-        """Returns the state of a new thread, with a random stream of its own."""
-        types = tuple((False, torch.get_autocast_dtype(device)) for device in DEVICES)
-        return cls(True, types, 0, torch.Generator().manual_seed(seed).get_state())
+    def capture(cls) -> TorchModes:
+        nesting = _nesting()
+        open_for = DEVICES if nesting else ()
+        autocast = tuple((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in open_for)
+        return cls(torch.is_grad_enabled(), nesting, autocast)
 
-    @classmethod
-    def capture(cls) -> TorchState:
-        types = tuple((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in DEVICES)
-        return cls(torch.is_grad_enabled(), types, _nesting(), torch.get_rng_state())
-
-    def restore(self) -> None:
-        torch.set_grad_enabled(self.grad)
-        for device, (enabled, dtype) in zip(DEVICES, self.autocast, strict=True):
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
-        _set_nesting(self.nesting)
-        torch.set_rng_state(self.random)
+    def restore(self, present: TorchModes) -> None:
+        """Sets these modes, where the `present` ones are others."""
+        if self.grad != present.grad:
+            torch.set_grad_enabled(self.grad)
+        if self.nesting or present.nesting:
+            for number, device in enumerate(DEVICES):
+                enabled, dtype = self.autocast[number] if self.autocast else (False, torch.get_autocast_dtype(device))
+                torch.set_autocast_enabled(device, enabled)
+                torch.set_autocast_dtype(device, dtype)
+            _set_nesting(self.nesting)
 
 
 def _nesting() -> int:
@@ -67,8 +64,7 @@ def _nesting() -> int:
 
 def _set_nesting(target: int) -> None:
     current = _nesting()
-    if current or target:
-        torch.clear_autocast_cache()  # the weights may have changed while the task was suspended
+    torch.clear_autocast_cache()  # the weights may have changed while the task was suspended
     for _ in range(current, target):
         torch.autocast_increment_nesting()
     for _ in range(target, current):
@@ -102,7 +98,8 @@ class SimTask:
         wait_id: id of the present suspension, 0 before the first, -1 while it runs. Wake-ups for another id are void.
         woken: id of the last suspension that `Scheduler.wake` was called for.
         pending: exception that its next suspension raises.
-        torch_state: torch's state while the task is suspended.
+        modes: torch's modes while the task is suspended.
+        random: state of torch's random generator, while the generator has that of another task.
         ended: condition that is woken at the end.
     """
 
@@ -119,7 +116,8 @@ class SimTask:
         self.wait_id = 0
         self.woken = -1
         self.pending: BaseException | None = None
-        self.torch_state = TorchState.of_new_task(seed)
+        self.modes = TorchModes()
+        self.random = torch.Generator().manual_seed(seed).get_state()
         self.ended = Condition(scheduler)
         self._function = function
         self.greenlet = greenlet(self._run)
@@ -150,7 +148,9 @@ class Scheduler:
         self._event_queue: list[tuple[float, int, Callable[[], None]]] = []
         self._last_id = 0
         self._tasks: dict[SimTask, None] = {}  # tasks that have not ended, in the order of their start
-        self._event_loop, self._event_loop_state = getcurrent(), TorchState.capture()
+        self._event_loop, self._event_loop_modes = getcurrent(), TorchModes.capture()
+        self._random = torch.get_rng_state()  # of the caller, while the generator has that of a task
+        self._random_of: SimTask | None = None  # the task whose state torch's random generator has
 
     # called from the event loop or from a task
 
@@ -208,12 +208,15 @@ class Scheduler:
 
     def run(self, over: Callable[[], bool]) -> None:
         """Executes events until `over`. Raises RuntimeError in a deadlock, or what a callback raises."""
-        self._event_loop, self._event_loop_state = getcurrent(), TorchState.capture()
-        while not over():
-            if not self._event_queue:
-                raise RuntimeError(f"deadlock at {self.now:.6f} s: {self._describe_waits()}")
-            self.now, _, callback = heapq.heappop(self._event_queue)
-            callback()
+        self._event_loop, self._event_loop_modes = getcurrent(), TorchModes.capture()
+        try:
+            while not over():
+                if not self._event_queue:
+                    raise RuntimeError(f"deadlock at {self.now:.6f} s: {self._describe_waits()}")
+                self.now, _, callback = heapq.heappop(self._event_queue)
+                callback()
+        finally:
+            self._take_random(None)
 
     def kill(self, task: SimTask) -> None:
         """Ends a task where it is suspended. Its `finally` clauses run now, and cannot wait."""
@@ -224,6 +227,7 @@ class Scheduler:
     def kill_all(self) -> None:
         while self._tasks:
             self.kill(next(iter(self._tasks)))
+        self._take_random(None)
 
     def _resume(self, task: SimTask, wait_id: int, woken: bool) -> None:
         """Resumes a task, unless it has been resumed since this wake-up was scheduled."""
@@ -236,17 +240,30 @@ class Scheduler:
 
     def _enter(self, task: SimTask, switch: Callable[[], object]) -> None:
         task.greenlet.parent = self._event_loop
-        task.torch_state.restore()
+        self._take_random(task)
+        task.modes.restore(self._event_loop_modes)
         task.wait_id, self.current = -1, task
         switch()
         self.current = None
-        task.torch_state = TorchState.capture()
-        self._event_loop_state.restore()
+        task.modes = TorchModes.capture()
+        self._event_loop_modes.restore(task.modes)
         if task.killed or task.greenlet.dead:
             task.finished = True
             self._tasks.pop(task, None)
             task.ended.wake()
             task.on_end(task)
+
+    def _take_random(self, task: SimTask | None) -> None:
+        """Gives torch's random generator the state of a task, or of the caller of `run`."""
+        before = self._random_of
+        if task is before:
+            return
+        if before is None:
+            self._random = torch.get_rng_state()
+        elif not before.finished:
+            before.random = torch.get_rng_state()
+        torch.set_rng_state(self._random if task is None else task.random)
+        self._random_of = task
 
     def _describe_waits(self) -> str:
         return "; ".join(f"{task.name} waits for {task.waits_for}" for task in self._tasks)

@@ -18,7 +18,7 @@ from asr_am.distributed.simulator.messaging import FLOAT_BYTES, SimMessaging
 from asr_am.distributed.simulator.network import SimNetwork
 from asr_am.distributed.simulator.scheduler import Scheduler, SimEvent, SimLock, SimTask
 from asr_am.distributed.simulator.sim_learner import SimLearner, random_stream
-from asr_am.distributed.team import CommStats, CostKind, Message, find_group
+from asr_am.distributed.team import CommStats, CostKind, Message, ModelSize, find_group
 from asr_am.errors import InputError
 
 FORWARD = 1 / 3  # share of the forward pass in a batch's time: the backward pass is twice the work
@@ -111,13 +111,20 @@ class SimTeam:
     def sleep(self, seconds: float) -> None:
         self._scheduler.sleep(seconds)
 
-    def simulate_cost(self, kind: CostKind, elements: int) -> None:
+    def simulate_cost(self, kind: CostKind, elements: int, scattered: bool = False) -> None:
         network = self._cluster.network
         costs = {"update": network.update, "averaging": network.average}
         if kind not in costs:
             raise ValueError(f"no cost for {kind!r}")
         count = self._cluster.modelled_bytes(elements * FLOAT_BYTES)
-        self._scheduler.sleep(costs[kind](self.now(), self._learner.host, count) - self.now())
+        count *= self._cluster.hardware.scatter_cost if scattered else 1.0
+        self._scheduler.sleep(costs[kind](self._learner.host, count) - self.now())
+
+    def modelled_size(self) -> ModelSize | None:
+        workload = self._cluster.workload
+        if workload.bytes is None or not workload.matrices:
+            return None
+        return ModelSize(workload.bytes / FLOAT_BYTES, workload.matrices)
 
     def timed(self, gradient: GradientFn) -> GradientFn:
         """Computes the gradient at once, then waits for the modelled time, and announces each bucket when it is due."""
@@ -152,8 +159,8 @@ class SimTeam:
             seconds *= float(self._jitter.lognormal(-(hardware.jitter**2) / 2, hardware.jitter))  # mean 1
         return seconds
 
-    def start_all_reduce_mean(self, x: Tensor) -> SimWork:
-        return self._world.start_all_reduce_mean(x)
+    def start_all_reduce_mean(self, x: Tensor, modelled: float | None = None) -> SimWork:
+        return self._world.start_all_reduce_mean(x, modelled)
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> SimGather:
         return self._world.start_all_gather(x, lengths)

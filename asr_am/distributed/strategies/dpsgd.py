@@ -6,7 +6,8 @@ Zhang et al. (ICASSP 2019), equation 4; Lian et al. (NIPS 2017):
 
 W_i weights of learner i, g_i its gradient, α learning rate, u the optimizer's rule, M a symmetric doubly stochastic
 mixing matrix. By default M pairs neighbours on a ring, on alternating sides, with M_ij = 1/2. With M_ij = 1/λ for λ
-learners it is `sync`.
+learners it is `sync`. "The pair-wise weight averaging can be executed multiple times after each gradient calculation":
+with `averagings` above 1, M is the product of so many matrices.
 """
 
 from __future__ import annotations
@@ -34,18 +35,24 @@ class Dpsgd(Strategy):
         optimizer: the update rule.
         team: this learner's end of the team.
         mixing: pairs (one neighbour, alternating), ring (both neighbours) or all (all learners).
+        averagings: averagings after each gradient.
     """
 
     name = "dpsgd"
 
-    def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team, mixing: Mixing = "pairs") -> None:
+    def __init__(
+        self, params: FlatParams, optimizer: Optimizer, team: Team, mixing: Mixing = "pairs", averagings: int = 1
+    ) -> None:
         if mixing not in ("pairs", "ring", "all"):
             raise InputError(f"strategy.mixing={mixing}: must be pairs, ring or all")
+        if averagings < 1:
+            raise InputError(f"strategy.averagings={averagings}: must be at least 1")
         if mixing == "pairs":
             require_even(team.size, "dpsgd with strategy.mixing=pairs")
         super().__init__(params, optimizer, team)
         self._mixing: Mixing = mixing
-        self._steps = 0
+        self._averagings = averagings
+        self._steps = 0  # averagings so far
         team.register_tag("weights", len(params))
 
     def check(self, faults: Faults) -> None:
@@ -60,9 +67,10 @@ class Dpsgd(Strategy):
         if step_result is None:
             return None
         self.optimizer.step()  # W_i' = apply(W_i, g_i)
-        self._mix()  # W_i = Σ_j M_ij W_j'
+        for _ in range(self._averagings):
+            self._mix()  # W_i = Σ_j M_ij W_j'
+            self._steps += 1
         self.staleness[0] += 1
-        self._steps += 1
         return step_result
 
     def _mix(self) -> None:

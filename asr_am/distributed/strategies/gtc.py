@@ -30,7 +30,7 @@ from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.strategies.threshold_codec import MAX_ELEMENTS, decode, encode, round_to_exact
 from asr_am.distributed.strategy import Strategy
-from asr_am.distributed.team import Gather, Group, Team, Work
+from asr_am.distributed.team import Gather, Team, Work
 from asr_am.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,6 @@ class Gtc(Strategy):
         dense_above: mean density above which a bucket is sent as an all-reduce of all its elements. This changes no
             value. None: 2/N, above which it takes fewer bytes.
         bucket: elements that are encoded and sent together.
-        group: the learners that share W, None for the team.
     """
 
     name = "gtc"
@@ -64,23 +63,21 @@ class Gtc(Strategy):
         self, params: FlatParams, optimizer: Optimizer, team: Team,
         threshold: float = 8.0, frames: Literal["sum", "mean"] = "sum", density: float | None = None,
         momentum: Literal["after", "before"] = "after", dense_above: float | None = None, bucket: int = 1 << 22,
-        group: Group | None = None,
     ) -> None:  # fmt: skip
         super().__init__(params, optimizer, team)
-        self._group = group or team
         _check(optimizer, threshold, frames, density, momentum, dense_above, bucket)
         self._tau, self._density = threshold, density
         self._sums, self._momentum_first = frames == "sum", momentum == "before"
-        self._dense_above = 2 / self._group.size if dense_above is None else dense_above
+        self._dense_above = 2 / self.team.size if dense_above is None else dense_above
         ends = [*range(bucket, len(params), bucket), len(params)]
         self._buckets = [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
-        self.residual = torch.zeros_like(params.w) if self._group.size > 1 else params.w.new_empty(0)
+        self.residual = torch.zeros_like(params.w) if self.team.size > 1 else params.w.new_empty(0)
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         step_result = gradient(None)  # g_i = calGrad(W)
         if step_result is None:
             return None
-        if self._group.size == 1:
+        if self.team.size == 1:
             self.optimizer.step()
         else:
             self._compressed_step(step_result.lease.loss_denominator if self._sums else 1.0)
@@ -95,7 +92,7 @@ class Gtc(Strategy):
             self.optimizer.step(self.residual)  # r_i <- r_i + u(g_i)
             self.optimizer.lr = rate
             g.zero_()
-        self._exchange(round_to_exact(self._tau / (frames * self._group.size), self._group.size))
+        self._exchange(round_to_exact(self._tau / (frames * self.team.size), self.team.size))
         if self._momentum_first:
             w.add_(g, alpha=-rate)
         else:
@@ -107,12 +104,12 @@ class Gtc(Strategy):
         Encoding a bucket overlaps with the exchange of the message lengths of those before it.
         """
         messages: list[tuple[Tensor, Gather]] = []
-        threshold = unit * self._group.size  # exact, so that what is sent and what remains add up
+        threshold = unit * self.team.size  # exact, so that what is sent and what remains add up
         for part in self._buckets:
             g = None if self._momentum_first else self.params.g[part]
             packed = encode(self.residual[part], threshold, g)
             length = torch.tensor([len(packed)], dtype=torch.int32, device=packed.device)
-            messages.append((packed, self._group.start_all_gather(length)))
+            messages.append((packed, self.team.start_all_gather(length)))
         total, pending = 0, []
         for part, (packed, length_gather) in zip(self._buckets, messages, strict=True):
             lengths = torch.cat(length_gather.wait()).tolist()
@@ -121,21 +118,21 @@ class Gtc(Strategy):
         for part, work in zip(self._buckets, pending, strict=True):
             self._receive(self.params.g[part], work, unit)
         self.metrics["elements"] += len(self.params)
-        self._adapt(total / (len(self.params) * self._group.size))
+        self._adapt(total / (len(self.params) * self.team.size))
 
     def _send(self, g: Tensor, packed: Tensor, lengths: list[int]) -> Gather | Work:
         """Starts to send a bucket, sparse or dense. All members decide alike, as all know all lengths."""
         self.metrics["sent"] += len(packed)
-        if sum(lengths) <= self._dense_above * len(g) * self._group.size:
-            return self._group.start_all_gather(packed, lengths)
+        if sum(lengths) <= self._dense_above * len(g) * self.team.size:
+            return self.team.start_all_gather(packed, lengths)
         self.metrics["dense"] += 1
         decode(packed, g, 1.0)
-        return self._group.start_all_reduce_mean(g)
+        return self.team.start_all_reduce_mean(g)
 
     def _receive(self, g: Tensor, work: Gather | Work, unit: float) -> None:
         messages = work.wait()
         if messages is None:
-            g.mul_(self._group.size).round_().mul_(unit)  # the sum of signs is a whole number
+            g.mul_(self.team.size).round_().mul_(unit)  # the sum of signs is a whole number
             return
         decode(torch.cat(messages), g, unit)  # in rank order, with this learner's own
 
@@ -153,7 +150,7 @@ class Gtc(Strategy):
         norm = float(torch.linalg.vector_norm(self.residual))
         if not math.isfinite(norm):
             raise InputError(f"strategy={self.name}: a gradient is NaN or Inf: lower schedule.base")
-        if self.team.rank == 0 and self._group.size > 1:
+        if self.team.rank == self.team.ranks[0] == 0 and self.team.size > 1:  # of groups the first
             share = self.metrics["sent"] / max(self.metrics["elements"], 1)
             log.info("%s: density %.3g, threshold %.3g, norm of the residual %.3g", self.name, share, self._tau, norm)
 

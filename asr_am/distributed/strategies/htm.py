@@ -14,6 +14,7 @@ gradients stays complete, or reset.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from asr_am.distributed.flat_params import FlatParams
@@ -49,19 +50,17 @@ class Htm(Bmuf):
         momentum_at_block: Literal["keep", "average", "reset"] = "keep",
         residual: Literal["keep", "reset"] = "keep",
     ) -> None:  # fmt: skip
-        size = team.size
-        if group_size < 1 or size % group_size:
-            raise InputError(f"strategy.group_size={group_size}: does not divide learners={size} into equal groups")
         if residual not in ("keep", "reset"):
             raise InputError(f"strategy.residual={residual}: must be keep or reset")
-        group = team.split([range(first, first + group_size) for first in range(0, size, group_size)])
-        self._gtc = Gtc(params, optimizer, team, threshold, frames, density, momentum, dense_above, bucket, group)
-        super().__init__(
-            params, optimizer, team, block_size, update, zeta, C, eta, momentum_at_block, self._gtc, group
+        gtc = partial(
+            Gtc, threshold=threshold, frames=frames, density=density, momentum=momentum, dense_above=dense_above,
+            bucket=bucket,
         )  # fmt: skip
+        super().__init__(params, optimizer, team, block_size, update, zeta, C, eta, momentum_at_block, gtc, group_size)
         self._reset_residual = residual == "reset"
 
     def _finish_block(self) -> None:
         super()._finish_block()
         if self._reset_residual:
-            self._gtc.residual.zero_()
+            assert isinstance(self._inner, Gtc)
+            self._inner.residual.zero_()

@@ -14,13 +14,13 @@ lives, once. When a learner dies after its push and before it completes the batc
 that have applied its first gradient drop the second one. `metrics` counts these shards of gradients as
 `duplicate_gradients`. A push that is under way when its worker dies after completing the batch may be lost.
 
-`staleness_aware` takes α / max(s, 1) (Zhang et al., IJCAI 2016), which moves about as far per batch as `sync`. Without
-it k workers move k times as far. `bound` is the s of SSP: a worker begins a step when it has done at most so many more
-in this segment than the slowest, and waits until then. With 0, all do each step together. Workers number their own
-steps, so all servers agree on them. If each server counted the pushes that it received, two servers could count two
-workers differently after a crash, and the workers would wait for each other for ever. A restarted server does not limit
-others by a worker that has not pushed to it yet, and a restarted worker continues from the slowest one's steps. With
-one worker it is `local`.
+This is equation 3 of Zhang et al. (ICASSP 2019). k workers then move k times as far per batch as `sync`, so α has to be
+smaller. With `staleness_aware` they take α / max(s, 1) (Zhang et al., IJCAI 2016), and move about as far. `bound` is
+the s of SSP: a worker begins a step when it has done at most so many more in this segment than the slowest, and waits
+until then. With 0, all do each step together. Workers number their own steps, so all servers agree on them. If each
+server counted the pushes that it received, two servers could count two workers differently after a crash, and the
+workers would wait for each other for ever. A restarted server does not limit others by a worker that has not pushed to
+it yet, and a restarted worker continues from the slowest one's steps. With one worker it is `local`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PsAsync(ParameterServerStrategy):
 
     def __init__(
         self, params: FlatParams, optimizer: Optimizer, team: Team, servers: int | None = None, timeout: float = 60.0,
-        apart: bool = False, staleness_aware: bool = True, bound: int | None = None,
+        apart: bool = False, staleness_aware: bool = False, bound: int | None = None,
     ) -> None:  # fmt: skip
         if bound is not None and bound < 0:
             raise InputError(f"strategy.bound={bound}: must be at least 0, or null for none")

@@ -75,7 +75,8 @@ class PspOptions:
     """The rule of partial synchronisation.
 
     Attributes:
-        c: number of gradients that a server waits for, None for all workers'.
+        c: number of gradients that a server waits for, None for all workers'. Without ranks that are gone for good, it
+            waits for those of the workers that are left, at most.
         b: share of the shards that a worker waits for.
         tau1: seconds that a server then waits longer.
         tau2: seconds that a worker then waits longer.
@@ -93,6 +94,10 @@ class PspOptions:
     def num_required(self, shards: int) -> int:
         """Returns the number of shards that a worker waits for."""
         return math.ceil(self.b * shards - 1e-9)
+
+    def quorum(self, workers: int) -> int:
+        """Returns the number of gradients that a server waits for."""
+        return min(self.c or workers, workers)
 
     def check(self, workers: int) -> None:
         """Raises InputError for values that are out of range."""
@@ -128,10 +133,10 @@ class Psp(ParameterServerStrategy):
     ) -> None:  # fmt: skip
         self._psp = PspOptions(c, b, tau1, tau2, late_blocks, sparing)
         super().__init__(params, optimizer, team, servers, timeout, apart)
-        self._psp.check(len(self.workers))
+        self._psp.check(team.size - self.dedicated_servers)
         self._t = 0
         self._num_required = self._psp.num_required(len(self.shards))
-        self._pushing = round_robin(sparing, c or len(self.workers), len(self.workers))
+        self._pushing = round_robin(sparing, self._psp.quorum(len(self.workers)), len(self.workers))
         self._weights_complete = True  # params.w is w^t, pulled or loaded
 
     def step(self, gradient: GradientFn) -> StepResult | None:
@@ -191,7 +196,7 @@ class PspServer(ParameterServer):
     ) -> None:
         super().__init__(context, index, w, options)
         k, S = len(context.workers), len(context.shards)
-        self._c, self._tau1, self._reduced_messages = psp.c or k, psp.tau1, psp.reduced_messages
+        self._c, self._tau1, self._reduced_messages = psp.quorum(k), psp.tau1, psp.reduced_messages
         self._pushing = round_robin(psp.reduced_messages, self._c, k)
         self._sending = round_robin(psp.reduced_messages, psp.num_required(S), S)
         self._gradients: dict[int, dict[int, Push]] = {}  # by step and worker

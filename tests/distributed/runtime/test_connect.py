@@ -17,7 +17,7 @@ from torch.distributed import TCPStore
 
 from asr_am.distributed.runtime.connect import connect
 from asr_am.distributed.runtime.private_dir import check_private_dir, private_dir
-from asr_am.distributed.runtime.rendezvous import Rendezvous
+from asr_am.distributed.runtime.rendezvous import PeerInfo, Rendezvous
 from asr_am.distributed.runtime.security import new_key
 from asr_am.distributed.runtime.worker_process import WorkerEnv, free_port
 from asr_am.errors import InputError
@@ -30,12 +30,17 @@ def who(rank: int, size: int, port: int, host: str = "127.0.0.1", **more: str) -
     return WorkerEnv.read(variables)
 
 
-def meet(environment: WorkerEnv, seconds: float = SOON, kept: list[Rendezvous] | None = None) -> dict[int, str]:
+def peers(size: int) -> dict[int, PeerInfo]:
+    """Returns what `meet` tells of each learner: the first two are on one GPU, the others have none."""
+    return {rank: PeerInfo(f"tcp://mail:{rank}", "GPU-1" if rank < 2 else None) for rank in range(size)}
+
+
+def meet(environment: WorkerEnv, seconds: float = SOON, kept: list[Rendezvous] | None = None) -> dict[int, PeerInfo]:
     rendezvous = Rendezvous(environment, seconds)
     if kept is not None:
         kept.append(rendezvous)  # learner 0 serves the store
     rendezvous.agree_on_run()
-    return rendezvous.exchange(f"tcp://mail:{environment.rank}")
+    return rendezvous.exchange(*peers(environment.size)[environment.rank])
 
 
 def outcomes(environments: list[WorkerEnv], seconds: float = 20.0) -> list[object]:
@@ -60,7 +65,7 @@ def outcomes(environments: list[WorkerEnv], seconds: float = 20.0) -> list[objec
 def test_they_find_each_other() -> None:
     port = free_port("127.0.0.1")
     found = outcomes([who(rank, 3, port) for rank in range(3)])
-    assert found == [{rank: f"tcp://mail:{rank}" for rank in range(3)}] * 3
+    assert found == [peers(3)] * 3
 
 
 def test_on_this_host_alone_nobody_else_reaches_the_store() -> None:
@@ -92,7 +97,7 @@ def test_an_entry_without_the_key_is_an_error() -> None:
             thread.join()
     port = free_port("127.0.0.1")
     found = outcomes([replace(who(rank, 2, port), one_host=False, key=key) for rank in range(2)])
-    assert found == [{rank: f"tcp://mail:{rank}" for rank in range(2)}] * 2
+    assert found == [peers(2)] * 2
     port = free_port("127.0.0.1")
     found = outcomes([replace(who(rank, 2, port), one_host=False, key=new_key()) for rank in range(2)], SOON)
     assert "learners 1 of WORLD_SIZE=2 have not connected" in str(found[0]) and "with this run's key" in str(found[1])
@@ -115,9 +120,9 @@ def test_on_one_host_a_forged_entry_is_not_read(tmp_path: Path) -> None:
     thread.start()
     wait_for_port(port)
     forge(port, "learner/1", '[2, "tcp://mine"]')
-    assert meet(who(1, 2, port), 20.0) == {rank: f"tcp://mail:{rank}" for rank in range(2)}
+    assert meet(who(1, 2, port), 20.0) == peers(2)
     thread.join()
-    assert results == [{rank: f"tcp://mail:{rank}" for rank in range(2)}]
+    assert results == [peers(2)]
     assert kept[0].made_dir is not None and kept[0].made_dir.stat().st_mode & 0o777 == 0o700
     shutil.rmtree(kept[0].made_dir)
 

@@ -55,6 +55,24 @@ def test_a_slow_learner_takes_longer_for_everything_but_waiting(monkeypatch: pyt
     assert compute_emulator.apply(lambda on_bucket: None, clock.sleep)(None) is None
 
 
+def test_what_a_device_computes_later_is_stretched_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU is given a batch in no time, and computes it for 3 s, which only a wait for it shows."""
+    comm_stats, queue = CommStats(), [5.0]  # seconds of work before this batch
+    clock = Clock(monkeypatch, comm_stats)
+
+    def launch(on_bucket: object) -> StepResult:
+        queue.append(3.0)
+        return step_result(50.0)
+
+    def synchronize() -> None:
+        while queue:
+            clock.now += queue.pop()
+
+    compute_emulator = ComputeEmulator(Faults(slow={1: 10.0}), None, "cuda", 1, comm_stats, synchronize)
+    compute_emulator.apply(launch, clock.sleep)(None)
+    assert clock.now == pytest.approx(100 + 5 + 30)
+
+
 def test_others_are_left_alone() -> None:
     def gradient(on_bucket: object) -> None:
         return None

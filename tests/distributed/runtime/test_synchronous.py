@@ -58,16 +58,26 @@ def test_all_that_groups_can_do(tmp_path: Path) -> None:
 
 
 def test_all_groups_hear_of_a_lost_learner(tmp_path: Path) -> None:
+    assert lose_learner_3("lost", tmp_path) == [{"lost": 3}] * 3
+
+
+def test_half_a_gradient_is_not_applied(tmp_path: Path) -> None:
+    expected = {"lost": 3, "step": 3, "same": True, "half": True}
+    assert lose_learner_3("half", tmp_path) == [expected] * 3
+
+
+def lose_learner_3(scenario: str, tmp_path: Path) -> list[dict[str, Any]]:
+    """Returns what the others left. None of them is ended by a launcher."""
     port = str(free_port("127.0.0.1"))
     learners = []
     for rank in range(4):
         own = {"RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         environment = {**os.environ, **ENVIRONMENT, **own}
-        learners.append(ForkedPopen(command("lost", tmp_path), env=environment, start_new_session=True))
+        learners.append(ForkedPopen(command(scenario, tmp_path), env=environment, start_new_session=True))
     try:
         statuses = [learner.wait(120) for learner in learners]
     finally:
         for learner in learners:
             learner.kill()
     assert statuses == [1, 1, 1, -9]
-    assert [found["lost"] for found in left(tmp_path, "lost")] == [3, 3, 3]
+    return left(tmp_path, scenario)

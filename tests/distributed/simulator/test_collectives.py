@@ -9,7 +9,8 @@ from asr_am.distributed.team import LearnerLost
 from tests.support.round_cluster import cluster_of, run, step_result
 
 RING = 2 * 3 / 4  # of the message through each of 4 learners' links
-X10 = RING * 40 / 10.0 + 0.25  # seconds for 10 elements of 4 bytes at 10 bytes/s: 6.25
+LATENCY = 2 * 3 * 0.5  # of the ring's steps
+X10 = RING * 40 / 10.0 + LATENCY  # seconds for 10 elements of 4 bytes at a tenth of 100 bytes/s: 9.0
 
 
 def test_the_mean_is_added_in_rank_order_and_costs_the_rings_time() -> None:
@@ -36,7 +37,7 @@ def test_bytes_are_those_of_the_workload() -> None:
 
     workload = Workload("big", bytes=4000.0, seconds_per_batch={"abacus": 3.0})
     cluster = cluster_of(workload=workload, model_elements=20)  # each real byte stands for 50
-    assert set(cluster.run(main).values()) == {RING * 2000 / 10.0 + 0.25}
+    assert set(cluster.run(main).values()) == {RING * 2000 / 10.0 + LATENCY}
     assert cluster.comm_stats[0].bytes_sent == {1: 60} and cluster.comm_stats[0].modelled_bytes == 3000
     with pytest.raises(ValueError, match="model_elements must be given"):
         cluster_of(workload=workload)
@@ -115,7 +116,7 @@ def test_what_was_complete_before_the_loss_stays_complete() -> None:
         work.wait()
         return float(x[0])
 
-    assert run(main, faults={"crashes": [{"learner": 2, "at": 7.0}]}) == dict.fromkeys((0, 1, 3), 1.5)
+    assert run(main, faults={"crashes": [{"learner": 2, "at": 9.5}]}) == dict.fromkeys((0, 1, 3), 1.5)
 
 
 def test_a_learner_that_left_is_as_good_as_lost() -> None:

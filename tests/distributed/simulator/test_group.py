@@ -89,11 +89,12 @@ def test_groups_inside_hosts_go_beside_each_other() -> None:
         return reduced, float(y[0]), at + 1000 * (team.now() - at)
 
     cluster = cluster_of()
-    seconds = 40 / 1000.0 + 0.125  # through NVLink, once (2 x 1/2 of the message)
+    seconds = 40 / 100.0 + 2 * 0.125  # a tenth of NVLink, once (2 x 1/2 of the message)
+    sending = 40 / 100.0 + 0.125
     results = cluster.run(main)
     for rank, (reduced, sent, times) in results.items():
         assert (reduced, sent) == ((0.5, 1.0) if rank < 2 else (2.5, 3.0))
-        assert times == pytest.approx(seconds + 1000 * seconds)
+        assert times == pytest.approx(seconds + 1000 * sending)
     assert [dict(comm_stats.bytes_sent) for comm_stats in cluster.comm_stats] == [{1: 40}, {0: 80}, {3: 40}, {2: 80}]
 
 
@@ -105,7 +106,7 @@ def test_leaders_reduce_between_the_hosts_and_others_are_not_in_it() -> None:
             leaders.start_all_reduce_mean(x).wait()
         return float(x[0]), leave(team)
 
-    took = 40 / 10.0 + 0.25  # all_reduce_bandwidth, and its latency
+    took = 40 / 10.0 + 2 * 0.5  # a tenth of the NIC, and the latency of two steps
     assert run(main) == {0: (1.0, took), 1: (1.0, 0.0), 2: (1.0, took), 3: (3.0, 0.0)}
 
 
@@ -118,9 +119,10 @@ def test_rings_through_one_card_share_it() -> None:
         group.start_all_reduce_mean(torch.zeros(10)).wait()
         return leave(team)
 
-    ends = run(main, nic_bandwidth=10.0)
-    assert sorted(ends.values()) == [4.25, 4.25, 8.25, 8.25]
-    assert list(run(main, nic_bandwidth=1e6).values()) == pytest.approx([4.25] * 4, abs=1e-3)
+    ends = run(main, nic_bandwidth=10.0, all_reduce_efficiency=1.0)
+    assert sorted(ends.values()) == [5.0, 5.0, 9.0, 9.0]
+    ends = run(main, nic_bandwidth=1e6, all_reduce_efficiency=1e-5)  # neither needs the whole NIC
+    assert list(ends.values()) == pytest.approx([5.0] * 4, abs=1e-3)
 
 
 def test_only_members_compute_slower_meanwhile() -> None:
@@ -134,7 +136,7 @@ def test_only_members_compute_slower_meanwhile() -> None:
 
     ends = run(main)
     assert ends[1] == ends[3] == 3.0
-    assert ends[0] == ends[2] == 4.25 + (3.0 - 4.25 / 2)  # at half the speed while it is in flight
+    assert ends[0] == ends[2] == 5.0 + (3.0 - 5.0 / 2)  # at half the speed while it is in flight
 
 
 def test_a_broadcast_from_the_middle() -> None:
@@ -145,7 +147,7 @@ def test_a_broadcast_from_the_middle() -> None:
 
     cluster = cluster_of()
     assert cluster.run(main) == dict.fromkeys(range(4), 2.0)
-    assert cluster.now == 40 / 10.0 + 0.25
+    assert cluster.now == 40 / 10.0 + 3 * 0.5
     assert [sum(comm_stats.bytes_sent.values()) for comm_stats in cluster.comm_stats] == [40, 0, 40, 40]
 
 

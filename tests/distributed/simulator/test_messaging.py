@@ -57,9 +57,8 @@ def test_messages_queue_at_their_hosts_nics() -> None:
 
     results = run(main, 8, hosts=4)
     assert results[4] == [(1.5, 0, 0)]  # alone
-    assert results[6][0] == (2.5, 1, 0)  # leaves after 0's
-    assert results[5] == [(2.5, 2, 0)]  # leaves at once, comes in after 0's
-    assert results[6][1] == (3.5, 3, 0)  # leaves after 2's, comes in after 1's
+    assert results[6] == [(1.503, 3, 0), (2.503, 1, 0)]  # 3's at once, while 2's waits. 1's leaves after 0's
+    assert results[5] == [(2.503, 2, 0)]  # comes in after 0's, and leaves after 3's
 
 
 def test_messages_of_different_hosts_do_not_wait_for_each_other() -> None:
@@ -70,6 +69,57 @@ def test_messages_of_different_hosts_do_not_wait_for_each_other() -> None:
 
     results = run(main, 8, hosts=8, devices_per_host=1)
     assert {got[0][0] for got in results.values()} == {1.5}
+
+
+@pytest.mark.parametrize("order", ["in turn", "by rank"])
+def test_all_to_all_uses_every_card_all_the_time(order: str) -> None:
+    """16 hosts send to 15 others, 1 s each. No host can be done before 15 s."""
+
+    def main(team: SimTeam) -> float:
+        team.register_tag("w", 25)
+        others = [(team.rank + k) % 16 for k in range(1, 16)] if order == "in turn" else range(16)
+        for other in others:
+            if other != team.rank:
+                team.send(other, "w", 0, W)
+        return max(now for now, _, _ in clocks(team, 15))
+
+    results = run(main, 16, hosts=16, devices_per_host=1, nic_latency=0.0)
+    assert max(results.values()) <= (15.0 if order == "in turn" else 1.5 * 15.0)
+
+
+def test_a_message_that_waits_for_its_receiver_does_not_block_others() -> None:
+    def main(team: SimTeam) -> list[tuple[float, int, int]]:
+        team.register_tag("w", 25)
+        if team.rank in (0, 1):
+            team.send(2, "w", 0, W)
+        if team.rank == 1:
+            team.send(3, "w", 0, W)  # while 2 receives from 0
+        return clocks(team, {0: 0, 1: 0, 2: 2, 3: 1}[team.rank])
+
+    results = run(main, 4, hosts=4, devices_per_host=1)
+    assert (results[2], results[3]) == ([(1.5, 0, 0), (2.5, 1, 0)], [(1.5, 1, 0)])
+
+
+def test_a_collective_and_messages_share_the_cards() -> None:
+    """An all-reduce needs 0.6 s of the cards from 0.5 s on, when messages that began before have left."""
+
+    def main(team: SimTeam) -> tuple[list[tuple[float, int, int]], float]:
+        team.register_tag("w", 25)
+        half, got = W[:13], []
+        team.register_tag("half", 13)
+        if team.rank == 0:
+            team.send(2, "half", 0, half)  # until 0.52
+        work = team.start_all_reduce_mean(torch.zeros(10))
+        if team.rank == 0:
+            team.send(2, "w", 0, W)  # waits for the all-reduce
+        work.wait()
+        ended = team.now()
+        if team.rank == 2:
+            got = clocks(team, 1, "half") + clocks(team, 1)
+        return got, round(ended, 9)
+
+    results = run(main, nic_latency=0.0)
+    assert results[2] == ([(6.52, 0, 0), (6.52, 0, 0)], 6.52) and results[0][1] == 6.52
 
 
 def test_one_message_at_a_time_and_the_latest_replaces_the_one_that_waits() -> None:

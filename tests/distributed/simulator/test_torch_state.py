@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from asr_am.distributed.simulator import SimTeam
-from asr_am.distributed.simulator.scheduler import TorchState
+from asr_am.distributed.simulator.scheduler import Scheduler, TorchModes
 from tests.support.round_cluster import run
 
 
@@ -95,7 +95,8 @@ def test_each_task_has_its_own(scene: Callable[[], object], expected: object) ->
 def test_these_tests_see_a_scheduler_that_does_not_switch(
     scene: Callable[[], object], expected: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TorchState, "restore", lambda self: None)
+    monkeypatch.setattr(TorchModes, "restore", lambda self, present: None)
+    monkeypatch.setattr(Scheduler, "_take_random", lambda self, task: None)
     with torch.random.fork_rng():
         assert scene() != expected
 

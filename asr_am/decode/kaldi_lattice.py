@@ -1,0 +1,125 @@
+"""Lattices, posteriors and graphs with Kaldi's transition-ids, for `lattice-*` and `latgen-faster-mapped`.
+
+A transition-id says whether a frame enters an HMM state or stays in it (asr_am/hmm/kaldi_model.py), which a graph label
+does not. In our graphs a state with a self-loop is entered by one label only, so a frame stays if its label is the one
+that its lattice state was entered with.
+
+Shapes: A arcs, S states, T frames.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+
+import numpy as np
+
+from asr_am.decode.lattice import Lattice, LmScale, arc_posteriors
+from asr_am.hmm.fst_arrays import FstArrays
+from asr_am.hmm.kaldi_binary import KaldiWriter
+from asr_am.hmm.vector_fst import COUNTS, MAGIC, text_bytes
+
+COMPACT = b"compactlattice44"
+PROPERTIES = 3  # expanded, mutable
+MIN_POSTERIOR = 1e-5  # smaller ones are left out of posteriors, as lattice-to-post does in effect
+
+
+def graph_with_ids(graph: FstArrays) -> FstArrays:
+    """Returns a decoding graph with transition-ids in place of graph labels."""
+    loop_A = graph.source_A == graph.target_A
+    ids_A = np.where(graph.ilabel_A > 0, 2 * graph.ilabel_A - loop_A, 0)
+    return graph.relabel(ids_A)
+
+
+def transition_ids(lattice: Lattice) -> np.ndarray:
+    """Returns the transition-id of each arc [A], 0 for arcs without a label."""
+    entered_S = np.zeros(lattice.num_states, np.int32)
+    emitting_A = lattice.label_A > 0
+    entered_S[lattice.target_A[emitting_A]] = lattice.label_A[emitting_A]
+    stays_A = lattice.label_A == entered_S[lattice.source_A]
+    return np.where(emitting_A, 2 * lattice.label_A - stays_A, 0)
+
+
+def compact_arcs(lattice: Lattice) -> tuple[list[list[tuple[int, int, float, float, tuple[int, ...]]]], int]:
+    """Joins chains of arcs with at most one word, as Kaldi's CompactLattice has them.
+
+    Returns:
+        For each state its arcs: target, word, graph cost, acoustic cost, transition-ids. And the final state.
+    """
+    ids_A = transition_ids(lattice).tolist()
+    out_S: list[list[int]] = [[] for _ in range(lattice.num_states)]
+    for arc, source in enumerate(lattice.source_A.tolist()):
+        out_S[source].append(arc)
+    entering_S = np.bincount(lattice.target_A, minlength=lattice.num_states).tolist()
+    target_A, word_A = lattice.target_A.tolist(), lattice.word_A.tolist()
+    graph_A, acoustic_A = lattice.graph_A.tolist(), lattice.acoustic_A.tolist()
+    final = lattice.num_states - 1
+    kept = {0: 0}  # state of the lattice -> its number here
+    arcs: list[list[tuple[int, int, float, float, tuple[int, ...]]]] = [[]]
+    waiting = [0]
+    while waiting:
+        state = waiting.pop()
+        for first in out_S[state]:
+            arc, word, graph, acoustic, ids = first, 0, 0.0, 0.0, []
+            while True:
+                word, graph, acoustic = word or word_A[arc], graph + graph_A[arc], acoustic + acoustic_A[arc]
+                if ids_A[arc]:
+                    ids.append(ids_A[arc])
+                target = target_A[arc]
+                following = out_S[target]
+                alone = entering_S[target] == 1 and len(following) == 1 and target not in kept
+                if not alone or (word and word_A[following[0]]):
+                    break
+                (arc,) = following
+            if target not in kept:
+                kept[target] = len(kept)
+                arcs.append([])
+                waiting.append(target)
+            arcs[kept[state]].append((kept[target], word, graph, acoustic, tuple(ids)))
+    return arcs, kept[final]
+
+
+def compact_lattice_bytes(lattice: Lattice) -> bytes:
+    """Returns a lattice as Kaldi's binary CompactLattice: an OpenFst vector FST with arcs of type compactlattice44."""
+    states, final = compact_arcs(lattice)
+    head = struct.pack("<i", MAGIC) + text_bytes(b"vector") + text_bytes(COMPACT) + struct.pack("<ii", 2, 0)
+    parts = [head, COUNTS.pack(PROPERTIES, 0, len(states), sum(map(len, states)))]
+    for number, arcs in enumerate(states):
+        cost = 0.0 if number == final else np.inf
+        parts.append(struct.pack("<ffiq", cost, cost, 0, len(arcs)))  # final weight without transition-ids
+        for target, word, graph, acoustic, ids in arcs:
+            parts.append(struct.pack(f"<iiffi{len(ids)}ii", word, word, graph, acoustic, len(ids), *ids, target))
+    return b"".join(parts)
+
+
+def compact_lattice_text(lattice: Lattice) -> str:
+    """Returns a lattice in Kaldi's text format, whose entries in an archive are `<utterance>` and these lines."""
+    states, final = compact_arcs(lattice)
+    lines = [
+        f"{source}\t{target}\t{word}\t{graph:g},{acoustic:g},{'_'.join(map(str, ids))}"
+        for source, arcs in enumerate(states)
+        for target, word, graph, acoustic, ids in arcs
+    ]
+    return "".join(f"{line}\n" for line in [*lines, f"{final}", ""])
+
+
+def frame_posteriors(lattice: Lattice, lm_weight: float) -> list[dict[int, float]]:
+    """Returns the posteriors of the transition-ids of each frame."""
+    posterior_A = arc_posteriors(lattice, [LmScale(lm_weight)])[:, 0]
+    ids_A, frame_A = transition_ids(lattice), lattice.frame_S[lattice.source_A]
+    frames: list[defaultdict[int, float]] = [defaultdict(float) for _ in range(lattice.num_frames)]
+    for arc in np.flatnonzero(ids_A).tolist():
+        frames[frame_A[arc]][int(ids_A[arc])] += float(posterior_A[arc])
+    return [{key: value for key, value in sorted(frame.items()) if value > MIN_POSTERIOR} for frame in frames]
+
+
+def posterior_bytes(frames: list[dict[int, float]]) -> bytes:
+    """Returns posteriors as Kaldi's binary Posterior, which `post-to-*` and `ivector-extract` read."""
+    writer = KaldiWriter()
+    writer.integer(len(frames))
+    for frame in frames:
+        writer.integer(len(frame))
+        for key, value in frame.items():
+            writer.integer(key)
+            writer.number(value)
+    return b"".join(writer.parts)

@@ -1,0 +1,199 @@
+"""The common part of `bmuf`, `diloco` and `slowmo`: learners train apart for blocks of steps, then models are combined.
+
+In each block every learner, or every group of learners, takes block_size steps with an inner strategy. At its end the
+mean of the models is turned into the model from which all continue (`BlockStrategy.combine`). Only the first learner of
+each group takes part in that, and broadcasts the result inside its group.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+from torch import Tensor
+
+from asr_am.distributed.flat_params import FlatParams
+from asr_am.distributed.leases import GradientFn, StepResult
+from asr_am.distributed.optimizer import Optimizer
+from asr_am.distributed.strategies.local import Local
+from asr_am.distributed.strategy import Strategy
+from asr_am.distributed.team import (
+    CostKind,
+    Event,
+    Gather,
+    Group,
+    Lock,
+    ModelSize,
+    SingleProcess,
+    Team,
+    Work,
+    find_group,
+)
+from asr_am.errors import InputError
+
+MakeInner = Callable[[FlatParams, Optimizer, Team], Strategy]
+AtBlock = Literal["keep", "average", "reset"]
+
+
+class BlockStrategy(Strategy):
+    """Blocks of steps of an inner strategy.
+
+    Blocks continue over checkpoints and epochs, with all learners in each. In the last round of an epoch, learners
+    without data take an idle step, and the steps of the others are longer, because gradients are scaled so that the
+    mean over all learners stays the same. `train.optimizer.clip_norm` limits them. `metrics` counts `blocks`.
+
+    Args:
+        params: flat weights and gradient.
+        optimizer: the update rule inside a block.
+        team: this learner's end of the team.
+        block_size: steps of a block.
+        momentum: what happens to the learners' own momentum at the end of a block: keep, average (over all) or reset.
+        inner: makes the strategy that takes the steps of a block, which must use collectives only. None: `Local`.
+        group_size: learners of a group, which share a model.
+        fragments: equal parts of the model. Each is combined once per block, at evenly spread steps.
+    """
+
+    def __init__(
+        self, params: FlatParams, optimizer: Optimizer, team: Team, block_size: int, momentum: AtBlock = "keep",
+        inner: MakeInner | None = None, group_size: int = 1, fragments: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__(params, optimizer, team)
+        _check(team.size, block_size, momentum, group_size, fragments)
+        groups = [range(first, first + group_size) for first in range(0, team.size, group_size)]
+        self._group = team.split(groups) if group_size > 1 else None
+        inner_team = SingleProcess() if self._group is None else GroupTeam(team, self._group, groups)
+        self._inner = (inner or Local)(params, optimizer, inner_team)
+        self.staleness, self.metrics = self._inner.staleness, self._inner.metrics
+        self.num_models = team.size // group_size
+        self._block_size, self._momentum = block_size, momentum
+        self._group_leaders: Group | None = team
+        if self._group is not None:
+            self._group_leaders = team.split([range(0, team.size, group_size)])
+        ends = [len(params) * k // fragments for k in range(fragments + 1)]
+        self._fragments = [slice(begin, end) for begin, end in pairwise(ends)]
+        size = len(params) if self._group_leaders else 0
+        self._W_g = params.w[:size].clone()  # the model that was broadcast. Only leaders need it
+        self._steps = 0  # in the present block
+
+    def step(self, gradient: GradientFn) -> StepResult | None:
+        step_result = self._inner.step(gradient)
+        if step_result is None:
+            return None
+        self._steps = (self._steps + 1) % self._block_size
+        for k, part in enumerate(self._fragments):
+            if self._steps == k * self._block_size // len(self._fragments):
+                self._finish(part)
+        if self._steps == 0:
+            self._finish_block()
+        return step_result
+
+    def _finish(self, part: slice) -> None:
+        """Combines the models' elements `part`."""
+        w = self.params.w[part]
+        if self._group_leaders is not None:
+            self._group_leaders.start_all_reduce_mean(w).wait()
+            self.combine(w, self._W_g[part], part)
+            self._W_g[part].copy_(w)
+        if self._group is not None:
+            self._group.broadcast(w)
+
+    @abstractmethod
+    def combine(self, w: Tensor, W_g: Tensor, part: slice) -> None:
+        """Turns the mean of the models into the next common model, in place.
+
+        Args:
+            w: the mean [n].
+            W_g: the model [n] from which all have started.
+            part: where these elements are in the whole model.
+        """
+
+    def _finish_block(self) -> None:
+        if self._momentum == "reset":
+            self.optimizer.reset()
+        elif self._momentum == "average":
+            for velocity in _velocities(self.optimizer, len(self.params)):
+                self.team.start_all_reduce_mean(velocity).wait()
+        self.metrics["blocks"] += 1
+
+    def drain(self) -> None:
+        self._inner.drain()
+
+    def consensus(self) -> Tensor:
+        """Returns the mean [N] of the learners' weights, also in the middle of a block."""
+        self._inner.consensus()
+        return self.team.average(self.params.w)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._inner.state_dict(), "steps": self._steps, "W_g": self._W_g}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._inner.load_state_dict(state)
+        self._steps = state["steps"]
+        self._W_g.copy_(state["W_g"])
+
+
+class GroupTeam(SingleProcess):
+    """The team of an inner strategy: the collectives of its group. Other parts raise InputError.
+
+    Args:
+        team: the whole team.
+        group: the group.
+        groups: ranks of all groups.
+    """
+
+    def __init__(self, team: Team, group: Group, groups: Sequence[Sequence[int]]) -> None:
+        super().__init__()
+        self._team, self._group = team, group
+        self.rank, self.size = group.rank, group.size
+        self.ranks = find_group(team.rank, team.size, groups) or ()
+        self.comm_stats, self.clock = team.comm_stats, team.clock
+
+    def start_all_reduce_mean(self, x: Tensor, modelled: float | None = None) -> Work:
+        return self._group.start_all_reduce_mean(x, modelled)
+
+    def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> Gather:
+        return self._group.start_all_gather(x, lengths)
+
+    def broadcast(self, x: Tensor, source: int = 0) -> None:
+        self._group.broadcast(x, source)
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Group | None:
+        raise InputError("strategy.inner: a group cannot be split again; choose another inner strategy")
+
+    def register_tag(self, tag: str, *lengths: int) -> None:
+        raise InputError("strategy.inner: needs messages, but a group has collectives only; choose another one")
+
+    def lock(self) -> Lock:
+        raise InputError("strategy.inner: needs communication tasks, but a group has none; choose another one")
+
+    def event(self) -> Event:
+        raise InputError("strategy.inner: needs communication tasks, but a group has none; choose another one")
+
+    def simulate_cost(self, kind: CostKind, elements: int, scattered: bool = False) -> None:
+        self._team.simulate_cost(kind, elements, scattered)
+
+    def modelled_size(self) -> ModelSize | None:
+        return self._team.modelled_size()
+
+
+def _check(learners: int, block_size: int, momentum: str, group_size: int, fragments: int) -> None:
+    if block_size < 1:
+        raise InputError(f"strategy.block_size={block_size}: must be at least 1 step")
+    if momentum not in ("keep", "average", "reset"):
+        raise InputError(f"the learners' momentum at a block, {momentum}: must be keep, average or reset")
+    if group_size < 1 or learners % group_size:
+        raise InputError(f"strategy.group_size={group_size}: does not divide learners={learners} into equal groups")
+    if not 1 <= fragments <= block_size:
+        raise InputError(f"strategy.fragments={fragments}: must be from 1 to strategy.block_size={block_size}")
+    if fragments > 1 and momentum != "keep":
+        raise InputError(
+            f"strategy.fragments={fragments}: their blocks end at different steps, so momentum must be keep"
+        )
+
+
+def _velocities(optimizer: Optimizer, length: int) -> list[Tensor]:
+    """Returns the optimizer's state vectors [N]: momentum, and Adam's second moments."""
+    state = optimizer.state_dict()["state"].get(0, {})
+    return [value for value in state.values() if isinstance(value, Tensor) and value.numel() == length]

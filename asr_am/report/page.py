@@ -1,0 +1,137 @@
+"""Writes report/index.html: the report as one page, with the curves and the configuration of every run, and the
+utterances with errors. It needs no server and no network.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markupsafe import Markup
+
+from asr_am.data.textfile import numbered_lines, write_lines
+from asr_am.report.plot_style import COLOURS, new_figure, save, tidy
+from asr_am.report.results import SystemScore
+from asr_am.report.runs import TrainingRun
+from asr_am.report.utterance_errors import read_utterances
+
+MOST_UTTERANCES, MOST_SYSTEMS = 100, 12  # on the page
+TEMPLATE = Path(__file__).with_name("page.html")
+
+
+@dataclass(frozen=True)
+class RunDetails:
+    """A training run on the page.
+
+    Attributes:
+        curves: SVG of loss and learning rate by update, "" if nothing was recorded.
+        config: resolved configuration, as YAML.
+    """
+
+    run: TrainingRun
+    curves: Markup
+    config: str
+
+
+def write_page(
+    corpus_dir: Path, out: Path, text: str, runs: Sequence[TrainingRun], scores: Sequence[SystemScore]
+) -> Path:
+    """Writes out/index.html.
+
+    Args:
+        corpus_dir: exp/<corpus>.
+        out: folder of the page and of the figures, report/ of `corpus_dir`.
+        text: the report, Markdown with links to the figures.
+        runs: training runs.
+        scores: scored runs. Utterances are shown for those with the lowest WER.
+
+    Returns:
+        Path of the page.
+    """
+    best = sorted(scores, key=lambda score: score.subsets["all"].wer)[:MOST_SYSTEMS]
+    utterances, total = read_utterances(corpus_dir, [score.run for score in best], MOST_UTTERANCES)
+    body, headings = _html(text, out)
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        corpus=corpus_dir.name, body=body, headings=headings, runs=[_details(run, out) for run in runs],
+        utterances=utterances, num_utterances=total,
+    )  # fmt: skip
+    write_lines(out / "index.html", [page])
+    return out / "index.html"
+
+
+def _html(text: str, figures: Path) -> tuple[Markup, list[tuple[str, str]]]:
+    """Returns HTML of Markdown, its figures as SVG inside it, and (id, text) of the headings of second order."""
+
+    def figure(self: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+        token = tokens[index]
+        svg = inline_svg(figures / f"{Path(str(token.attrGet('src'))).stem}.svg")
+        return f'<span class="figure" role="img" aria-label="{token.content}">{svg}</span>'
+
+    def table(self: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+        return '<div class="wide"><table>'
+
+    markdown = MarkdownIt("commonmark").enable("table")
+    markdown.add_render_rule("image", figure)
+    markdown.add_render_rule("table_open", table)
+    markdown.add_render_rule("table_close", lambda *_: "</table></div>")
+    tokens = markdown.parse(text)
+    headings = []
+    for token, inline in pairwise(tokens):
+        if token.type == "heading_open":
+            name = re.sub(r"\W+", "-", inline.content.lower()).strip("-")
+            token.attrSet("id", name)
+            if token.tag == "h2":
+                headings.append((name, inline.content))
+    return Markup(markdown.renderer.render(tokens, markdown.options, {})), headings
+
+
+def inline_svg(path: Path) -> Markup:
+    """Returns an SVG for use inside HTML: its black, white and grey become the colours of the page."""
+    svg = path.read_text(encoding="utf-8")
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])  # ids would occur in several figures
+    for colour, replacement in (
+        ("#000000", "currentColor"), ("#ffffff", "var(--page)"), ("#e6e6e6", "var(--line)"),
+    ):  # fmt: skip
+        svg = svg.replace(colour, replacement)
+    return Markup(svg)
+
+
+def _details(run: TrainingRun, out: Path) -> RunDetails:
+    config = run.folder / "config.yaml"
+    return RunDetails(run, _curves(run, out), config.read_text(encoding="utf-8") if config.exists() else "")
+
+
+def _curves(run: TrainingRun, out: Path) -> Markup:
+    """Plots loss and learning rate by update, from metrics.jsonl."""
+    path = run.folder / "metrics.jsonl"
+    records = [json.loads(line) for _, line in numbered_lines(path, "train again")] if path.exists() else []
+    if not records:
+        return Markup("")
+    figure = new_figure(9, 2.6)
+    loss_axes, rate_axes = figure.subplots(1, 2)
+    for axes, key, label, colour, marker in (
+        (loss_axes, "loss", "training", COLOURS[0], ""), (loss_axes, "heldout_loss", "held out", COLOURS[1], "o"),
+        (rate_axes, "lr", "learning rate", COLOURS[2], ""),
+    ):  # fmt: skip
+        points = [(record["batch"], record[key]) for record in records if key in record and "batch" in record]
+        axes.plot(*zip(*points, strict=True) if points else ((), ()), color=colour, marker=marker, markersize=3.5,
+                  linewidth=1.2, label=label)  # fmt: skip
+    for axes, quantity in ((loss_axes, "loss (nats per frame)"), (rate_axes, "learning rate")):
+        axes.set_xlabel("updates")
+        axes.set_ylabel(quantity)
+        tidy(axes, "both")
+    loss_axes.legend(fontsize=8, frameon=False)
+    target = out / "runs" / f"{run.name}.png"
+    target.parent.mkdir(exist_ok=True)
+    save(figure, target)
+    return inline_svg(target.with_suffix(".svg"))

@@ -1,0 +1,116 @@
+"""The configuration of a recurrent language model's training, for stage `rescore` and the processes that it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from omegaconf import DictConfig
+
+from asr_am.errors import InputError
+from asr_am.options import build
+from asr_am.stages.app import corpus_dir, values
+from asr_am.stages.train_config import TrainConfig
+
+if TYPE_CHECKING:
+    from asr_am.train.lm import HeldOutText, LmOptions
+    from asr_am.train.train_options import TrainOptions
+    from asr_am.train.trainable import Trainable
+
+LAUNCHERS = ("alone", "virtual", "process")
+
+
+@dataclass(frozen=True)
+class LmSection:
+    """The options of group `lm`. They are explained in its files."""
+
+    name: str
+    text: str
+    units: Literal["word", "sentencepiece"]
+    pieces: int
+    rescore: Literal["lattice", "nbest"]
+    lattice: Mapping[str, Any]
+    nbest: int
+    learners: int
+    launcher: Mapping[str, Any]
+    strategy: Mapping[str, Any]
+    model: Mapping[str, Any]
+    train: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Raises InputError if a value is out of range."""
+        for name in ("pieces", "nbest", "learners"):
+            if getattr(self, name) < 1:
+                raise InputError(f"lm.{name}={getattr(self, name)}: must be at least 1")
+        launcher = self.launcher["name"]
+        if launcher not in LAUNCHERS:
+            raise InputError(f"launcher@lm.launcher={launcher}: must be one of {', '.join(LAUNCHERS)}")
+        if launcher == "alone" and self.learners > 1:
+            raise InputError(
+                f"lm.learners={self.learners} need launcher@lm.launcher=process or launcher@lm.launcher=virtual"
+            )
+        if self.launcher.get("nodes", 1) != 1:
+            raise InputError(f"lm.launcher.nodes={self.launcher['nodes']}: a language model trains on one host")
+
+
+def lm_config(cfg: DictConfig, out: Path) -> TrainConfig:
+    """Parses the configuration of a language model's training.
+
+    Args:
+        cfg: the whole configuration.
+        out: directory of the run.
+
+    Raises:
+        InputError: an option is unknown, of another type, out of range or does not fit another one.
+    """
+    from asr_am.train.lm import LmOptions
+
+    section = build(LmSection, values(cfg.lm), "lm")
+    options = LmOptions.build(section.model, {"device": cfg.train.device, **section.train})
+    open_run = partial(_open_run, corpus_dir(cfg), section, options)
+    return TrainConfig.parse_for(cfg, out, options.train_options(), open_run, cfg.lm, {"model": section.name}, "lm.")
+
+
+def _open_run(
+    root: Path, section: LmSection, options: LmOptions, config: TrainConfig, _: TrainOptions
+) -> Trainable:  # fmt: skip
+    from asr_am.train.lm import LmRun, read_text
+
+    words = _vocabulary(root)
+    text = find_text(root / "data/lm", section.text)
+    units, rows = read_text(text, words, options.longest, kind=section.units, pieces=section.pieces)
+    return LmRun(
+        config.out, options, units, rows, held_out(root, "dev"), config.strategy, learners=config.learners,
+        tracker=config.make_tracker(), provenance=config.provenance, share_gpus=config.launch_options.share_gpus,
+    )  # fmt: skip
+
+
+def find_text(folder: Path, text: str) -> Path:
+    """Returns the path of a text of the corpus, given by its name, or of any text file."""
+    candidates = folder / f"{text}.txt", Path(text).expanduser()
+    if not folder.exists():
+        return candidates[0]  # the target will name the stage that has not run
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise InputError(
+        f"lm.text={text}: no such text, neither {candidates[0]} nor {candidates[1]}; give a text file, or the name of "
+        "a text that stage 0 (data) leaves there"
+    )
+
+
+def held_out(root: Path, subset: str) -> HeldOutText:
+    """Returns the transcripts of dev or test."""
+    from asr_am.lang.transcripts import read_transcripts
+    from asr_am.train.lm import HeldOutText
+
+    return HeldOutText([sentence for _, sentence in read_transcripts(root / "data", subset)], _vocabulary(root))
+
+
+def _vocabulary(root: Path) -> list[str]:
+    from asr_am.lang.lang_dir import read_symbols, vocabulary
+
+    return vocabulary(read_symbols(root / "lang/words.txt"))

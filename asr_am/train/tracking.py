@@ -1,0 +1,238 @@
+"""Experiment tracking: Weights & Biases, TensorBoard, or none. It can fail, and the run goes on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from asr_am.data.textfile import write_lines
+from asr_am.errors import InputError
+
+log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Experiment tracking beside the files of the run. Stages score and report continue the tracking of a run."""
+
+    def start(self, directory: Path, config: Mapping[str, Any]) -> None:
+        """Starts, or continues, the tracking of the run in `directory` with this configuration."""
+
+    def log(self, record: Mapping[str, Any], step: int) -> None:
+        """Adds a point to each curve that `record` names. `step` counts the updates of the team."""
+
+    def summarize(self, values: Mapping[str, Any]) -> None:
+        """Sets results of the whole run."""
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Adds a table of results."""
+
+    def save(self, path: Path, kind: str, copy: bool) -> None:
+        """Attaches a file. Without `copy` it must stay where it is until it is uploaded."""
+
+    def finish(self) -> None:
+        """Ends the tracking."""
+
+
+class NoTracker:
+    """Tracks nothing. The files of the run are enough."""
+
+    def start(self, directory: Path, config: Mapping[str, Any]) -> None:
+        pass
+
+    def log(self, record: Mapping[str, Any], step: int) -> None:
+        pass
+
+    def summarize(self, values: Mapping[str, Any]) -> None:
+        pass
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        pass
+
+    def save(self, path: Path, kind: str, copy: bool) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+EPOCH_CURVES = (
+    "heldout_loss", "heldout_frame_error", "heldout_perplexity", "train_loss", "train_frame_accuracy",
+    "consensus_distance", "staleness_mean", "idle_seconds", "bytes_sent", "modelled_bytes", "idle_seconds/*",
+    "bytes_sent/*", "batches/*",
+)  # fmt: skip
+UPDATE_CURVES = ("loss", "frame_accuracy", "lr", "frames_per_second")
+WANDB_TIMEOUTS = {"init_timeout": 30, "login_timeout": 10, "finish_timeout": 120}  # seconds, for mode=online
+
+
+class WandbTracker:
+    """Weights & Biases. Its first failure becomes one warning and ends the tracking, never the run.
+
+    A run directory belongs to one W&B run, whose id is in wandb/run-id. Each process that continues it, such as a
+    resumed training or stage score, adds a segment offline, and `wandb sync` merges the segments. wandb is imported on
+    `start`.
+
+    Args:
+        project: name of the project.
+        mode: offline (files in the run's directory, uploaded by `wandb sync`), online or disabled.
+        name: name of the run, by default that of its directory.
+        entity: user or team that owns the project, by default that of the account.
+        group: runs with the same group are shown together.
+        tags: labels of the run.
+    """
+
+    def __init__(
+        self, project: str = "asr_am", mode: Literal["offline", "online", "disabled"] = "offline",
+        name: str | None = None, entity: str | None = None, group: str | None = None, tags: list[str] | None = None,
+    ) -> None:  # fmt: skip
+        self.project, self.mode, self.name, self.entity, self.group = project, mode, name, entity, group
+        self.tags = [tag[:64] for tag in tags or []]  # W&B refuses longer tags
+        self._run: Any = None
+        self._has_curves = False
+
+    def start(self, directory: Path, config: Mapping[str, Any]) -> None:
+        self._directory = directory
+        if self.mode != "disabled" and not attempt("wandb", lambda: self._init(directory, config)):
+            self._run = None
+
+    def _init(self, directory: Path, config: Mapping[str, Any]) -> None:
+        os.environ.setdefault("WANDB_SILENT", "true")
+        import wandb
+
+        self._run = wandb.init(
+            entity=self.entity, project=self.project, name=self.name or directory.name, group=self.group,
+            job_type="train", tags=self.tags, id=wandb_id(directory), resume="allow", dir=str(directory),
+            config=dict(config), mode=self.mode, settings=WANDB_TIMEOUTS,
+        )  # fmt: skip
+        axes = dict.fromkeys(EPOCH_CURVES, "epoch")
+        if config.get("launcher", {}).get("name") == "virtual":
+            axes |= dict.fromkeys(UPDATE_CURVES, "virtual_seconds")
+        for axis in sorted(set(axes.values())):
+            self._run.define_metric(axis)
+        for name, axis in axes.items():
+            self._run.define_metric(name, step_metric=axis)
+
+    def log(self, record: Mapping[str, Any], step: int) -> None:
+        self._has_curves = True
+        self._attempt(lambda: self._run.log(dict(record), step=step))
+
+    def summarize(self, values: Mapping[str, Any]) -> None:
+        self._attempt(lambda: self._run.summary.update(dict(values)))
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        def add() -> None:
+            import wandb
+
+            self._run.summary[name] = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+
+        self._attempt(add)
+
+    def save(self, path: Path, kind: str, copy: bool) -> None:
+        def add() -> None:
+            import wandb
+
+            artifact = wandb.Artifact(f"{kind}-{self._run.id}", type=kind)
+            artifact.add_file(str(path), skip_cache=True, policy="mutable" if copy else "immutable")
+            self._run.log_artifact(artifact)
+
+        self._attempt(add)
+
+    def finish(self) -> None:
+        failed = sys.exception() is not None  # called while an exception ends the run
+        self._attempt(lambda: self._run.finish(exit_code=int(failed)))
+        if self._run is not None and self._has_curves and self.mode == "offline":
+            final = self._directory.with_name(self._directory.name.removesuffix(".new"))  # renamed when it is finished
+            log.info("W&B offline run: wandb sync %s", final / "wandb")
+        self._run = None
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        if self._run is not None and not attempt("wandb", action):
+            self._run = None
+
+
+class TensorboardTracker:
+    """TensorBoard, with the same names. Its first failure becomes one warning and ends the tracking, never the run.
+
+    The files are in tensorboard/ of the run's directory. On a virtual cluster, times are virtual seconds.
+
+    Raises:
+        InputError: tensorboard is not installed.
+    """
+
+    def __init__(self) -> None:
+        if find_spec("tensorboard") is None:
+            raise InputError("logger=tensorboard: tensorboard is not installed; run pip install -e '.[tensorboard]'")
+        self._writer: Any = None
+
+    def start(self, directory: Path, config: Mapping[str, Any]) -> None:
+        def init() -> None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(directory / "tensorboard"))
+            self._writer.add_text("config", f"```\n{json.dumps(config, indent=1, default=str)}\n```")
+
+        attempt("tensorboard", init)
+
+    def log(self, record: Mapping[str, Any], step: int) -> None:
+        def add() -> None:
+            for name, value in record.items():
+                self._writer.add_scalar(name, value, step, walltime=record.get("virtual_seconds"))
+
+        self._attempt(add)
+
+    def summarize(self, values: Mapping[str, Any]) -> None:
+        def add() -> None:
+            for name, value in values.items():
+                self._writer.add_scalar(name, value)
+
+        self._attempt(add)
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        lines = [columns, ["---"] * len(columns), *rows]
+        text = "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+        self._attempt(lambda: self._writer.add_text(name, text))
+
+    def save(self, path: Path, kind: str, copy: bool) -> None:
+        pass  # TensorBoard keeps no files
+
+    def finish(self) -> None:
+        self._attempt(lambda: self._writer.close())
+        self._writer = None
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        if self._writer is not None and not attempt("tensorboard", action):
+            self._writer = None
+
+
+def attempt(what: str, action: Callable[[], object]) -> bool:
+    """Runs `action`. A failure becomes a warning that names `what`. Returns True on success."""
+    try:
+        action()
+    except Exception as error:  # whatever failed, the run continues
+        log.warning(
+            "%s failed (%s: %s): the run continues without it; the files of the run have all results", what,
+            type(error).__name__, error,
+        )  # fmt: skip
+        return False
+    return True
+
+
+def wandb_id(directory: Path) -> str:
+    """Returns the W&B id of the run in `directory`, made on the first call and stored there.
+
+    It begins with the run's key. The rest is random: a run that is deleted and trained again is another W&B run.
+    """
+    path = directory / "wandb" / "run-id"
+    if not path.exists():
+        key = directory / ".key"
+        parts = [key.read_text()] if key.exists() else []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_lines(path, ["-".join([*parts, secrets.token_hex(4)])])
+    return path.read_text().strip()

@@ -1,0 +1,144 @@
+"""What the training loop needs of a model and its data: an acoustic model (`run_setup`) or a language model (`lm`).
+
+    Trainable           one run: options, batches of an epoch, validation, files
+      Data              the batches, which any learner can assemble by number
+      LearnerState      one learner's model, with its dense parameters as flat vectors
+
+A batch is counted in frames: frames of speech, or units of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asr_am.distributed.flat_params import BucketHook, FlatParams
+from asr_am.distributed.optimizer import Optimizer
+from asr_am.distributed.strategy import Strategy
+from asr_am.distributed.team import Team
+from asr_am.train.checkpoint import Checkpoints
+from asr_am.train.run_log import RunLog
+from asr_am.train.train_options import TrainOptions
+
+
+class Batch(Protocol):
+    """Examples of one gradient: number in the epoch, frames, and identity (`Data.digests`)."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def frames(self) -> int: ...
+    @property
+    def digest(self) -> int: ...
+    def __len__(self) -> int: ...
+
+
+class Plan(Protocol):
+    """Examples of one epoch, `batch_size` of them in a batch, in the order of training.
+
+    Its length is the number of batches.
+    """
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def num_examples(self) -> int: ...
+    @property
+    def num_frames(self) -> int: ...
+    def __len__(self) -> int: ...
+
+    def frames(self, rows: slice) -> np.ndarray:
+        """Returns the frames of consecutive examples."""
+        ...
+
+
+class Data(Protocol):
+    """The training batches."""
+
+    def batch(self, plan: Any, number: int) -> Batch: ...
+    def batches(self, plan: Any, numbers: Iterable[int]) -> Iterator[Batch]: ...
+    def digests(self, plan: Any, first: int, end: int) -> tuple[int, ...]: ...
+
+
+class LearnerState(Protocol):
+    """One learner's model and all that its gradients need."""
+
+    @property
+    def params(self) -> FlatParams: ...
+    @property
+    def optimizer(self) -> Optimizer: ...
+    @property
+    def loader(self) -> Data: ...
+    @property
+    def options(self) -> TrainOptions: ...
+    @property
+    def device(self) -> torch.device: ...
+
+    def backward(self, batch: Any, loss_denominator: float, on_bucket: BucketHook | None) -> tuple[Tensor, Tensor]:
+        """Fills `params.g` with the gradient of summed loss / `loss_denominator`.
+
+        Args:
+            batch: the examples.
+            loss_denominator: frames to divide the loss by.
+            on_bucket: called as soon as a bucket of gradients is complete.
+
+        Returns:
+            Summed loss and number of correct frames, both scalars on the device.
+        """
+        ...
+
+
+class Trainable(Protocol):
+    """One run.
+
+    Attributes:
+        unit: what a frame of a batch is called.
+        remedy: what to do about a loss that is not finite.
+        classifies: the model has a right class for each frame, so that frame errors are counted.
+        validator: returns held-out loss per frame and share of wrong frames (0 if not `classifies`) of weights [N].
+    """
+
+    unit: str
+    remedy: str
+    classifies: bool
+    out: Path
+    options: TrainOptions
+    learners: int
+    run_log: RunLog
+    provenance: dict[str, object]
+
+    @property
+    def num_weights(self) -> int: ...
+    @property
+    def loader(self) -> Data: ...
+    @property
+    def validator(self) -> Callable[[Tensor], tuple[float, float]]: ...
+
+    def learner(self, team: Team) -> tuple[LearnerState, Strategy]:
+        """Makes a learner of `team` and its strategy. All learners call it."""
+        ...
+
+    def plan(self, epoch: int) -> Plan:
+        """Returns the batches of an epoch."""
+        ...
+
+    def save_best(self, path: Path, record: Mapping[str, float]) -> None:
+        """Saves the model that was validated last, with the record of its epoch."""
+        ...
+
+    def checkpoints(self, strategy: str) -> Checkpoints:
+        """Returns the run's checkpoints. Those of other options, learners or examples are refused."""
+        ...
+
+
+def first_batch(run: Trainable, rank: int) -> Batch | None:
+    """Returns a batch of the first epoch, another one for each learner. None if there are fewer."""
+    plan = run.plan(0)
+    return run.loader.batch(plan, rank) if rank < len(plan) else None

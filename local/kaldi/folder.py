@@ -1,0 +1,81 @@
+"""A folder of recordings, each with its transcript beside it (a.wav and a.txt), as a Kaldi data directory.
+
+The speaker is the name of the subfolder that a recording is in. In the folder itself it is the part of the name before
+the first `-` or `_`, and the whole name where there is neither. Transcripts lose their case and punctuation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from pathlib import Path
+
+from asr_am.data.textfile import read_lines, write_lines
+from asr_am.errors import InputError
+from local.kaldi.words import clean, is_mark
+
+AUDIO = (".wav", ".flac", ".mp3", ".ogg", ".sph")
+
+
+def write_kaldi_dir(folder: Path, out: Path) -> Path:
+    """Writes wav.scp, text and utt2spk for all recordings with a transcript. Returns `out`.
+
+    Raises:
+        InputError: a recording has no transcript or the reverse, or two have the same name.
+    """
+    transcripts = {path.with_suffix(""): path for path in folder.rglob("*.txt")}
+    rows: dict[str, tuple[Path, str, str]] = {}
+    for audio in _audio_files(folder):
+        text = transcripts.pop(audio.with_suffix(""), None)
+        if text is None:
+            raise InputError(
+                f"{audio}: has no transcript; write {audio.with_suffix('.txt').name} beside it, or move it"
+            )
+        name = "-".join(re.sub(r"\s+", "_", part) for part in audio.relative_to(folder).with_suffix("").parts)
+        speaker = name.rpartition("-")[0] if audio.parent != folder else re.split("[-_]", name)[0]
+        utterance = name if name.startswith(speaker) else f"{speaker}-{name}"
+        if utterance in rows:
+            raise InputError(f"{audio}: has the same name as {rows[utterance][0]}; rename one of them")
+        words = " ".join(plain_words(" ".join(read_lines(text, "write its words"))))
+        rows[utterance] = audio.absolute(), words, speaker
+    if transcripts:
+        raise InputError(f"{next(iter(transcripts.values()))}: has no recording beside it; add it, or move the file")
+    if not rows:
+        raise InputError(f"{folder}: has no recordings ({' '.join(AUDIO)}); give the folder of your recordings")
+    out.mkdir(parents=True, exist_ok=True)
+    for column, file in enumerate(("wav.scp", "text", "utt2spk")):
+        write_lines(out / file, [f"{utterance} {row[column]}" for utterance, row in sorted(rows.items())])
+    return out
+
+
+def plain_words(text: str) -> list[str]:
+    """Returns the words in lower case without punctuation. Marks in brackets stay as they are."""
+    words = []
+    for word in clean(text).split():
+        if not is_mark(word):
+            parts = re.split(r"[^\w']+", word.lower())
+            words += [part for part in (part.strip("_'") for part in parts) if part]
+        else:
+            words.append(word)
+    return words
+
+
+def spell(word: str) -> tuple[str, ...]:
+    """Returns the letters and digits of a word as its phones."""
+    return tuple(c for c in unicodedata.normalize("NFC", word).lower() if c.isalnum())
+
+
+def folder_stamp(folder: Path) -> str:
+    """Returns a digest of names, sizes and times of the recordings and transcripts."""
+    digest = hashlib.sha256()
+    for path in sorted([*_audio_files(folder), *folder.rglob("*.txt")]):
+        found = path.stat()
+        digest.update(
+            f"{path.relative_to(folder)} {found.st_size} {found.st_mtime_ns}\n".encode(errors="surrogateescape")
+        )
+    return digest.hexdigest()[:16]
+
+
+def _audio_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in AUDIO)

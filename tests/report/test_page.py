@@ -1,0 +1,110 @@
+"""Tests report/index.html: everything is in it, escaped, and it asks for nothing but the recordings."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from asr_am.report.page import inline_svg
+from asr_am.report.utterance_errors import read_utterances
+from asr_am.report.write import write_report
+from tests.support.report_files import SEGMENTS, write_run, write_score
+
+ERRORS = """\
+call 1 A call_a 0.00 1.00 <o>
+Scores: (#C #S #D #I) 2 0 0 0
+REF:  all right
+HYP:  all right
+Eval:
+
+call 1 A_b 1.25 2.50 <o>
+Scores: (#C #S #D #I) 2 {substitutions} 1 1
+REF:  i <B>PLAYED</B> a ***  GAME
+HYP:  i LIVE          a NICE ****
+Eval:   S               I    D
+
+CONFUSIONS: 1 in all, 1 different
+     1  <b>played</b> -> live
+"""
+VOID = {"meta", "link", "br", "img", "hr"}
+
+
+class Page(HTMLParser):
+    """Collects tags, links and text, and checks that tags are closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._open += [] if tag in VOID else [tag]
+        if "svg" not in self._open:
+            self.links += [str(value) for name, value in attributes if name in ("src", "href")]
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+
+@pytest.fixture
+def corpus_dir(tmp_path: Path) -> Path:
+    corpus = tmp_path / "exp" / "tiny"
+    run = write_run(corpus, "blstm-s1", 1, [2.0, 1.25, 1.5])
+    (run / "config.yaml").write_text("note: <script>alert(1)</script>\n")
+    lines = [{"batch": 10, "loss": 3.0, "lr": 0.1}, {"batch": 20, "loss": 2.0, "lr": 0.1}]
+    lines.append({"batch": 20, "heldout_loss": 2.0})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for system, substitutions in (("sat", 3), ("blstm-s1", 1)):
+        folder = write_score(corpus, system, "kn3", [substitutions] * SEGMENTS)
+        (folder / "errors.txt").write_text(ERRORS.format(substitutions=substitutions))
+    (corpus / "data/test").mkdir(parents=True)
+    recording = {"id": "call", "sources": [{"type": "file", "channels": [0], "source": "wav/a call.wav"}]}
+    (corpus / "data/test/recordings.jsonl.gz").write_bytes(gzip.compress(json.dumps(recording).encode() + b"\n"))
+    return corpus
+
+
+def test_the_page_has_everything_and_needs_nothing(corpus_dir: Path) -> None:
+    out = corpus_dir / "report.partial"  # the stage renames it when it is complete
+    write_report(corpus_dir, out, "recipes/tiny/run.sh")
+    text = (out / "index.html").read_text()
+    page = Page(text)
+    assert page.tags.count("svg") == 3  # WER, held-out loss, the run's curves
+    assert {link for link in page.links if not link.startswith("#")} == {
+        "data:,", "../data/wav/a%20call.wav#t=1.25,2.5", "../data/wav/a%20call.wav"
+    }  # fmt: skip
+    targets = set(re.findall(r'id="([^"]+)"', text))
+    assert {link[1:] for link in page.links if link.startswith("#")} <= targets
+    assert "<script>alert" not in text and "&lt;script&gt;alert" in text
+    assert '<mark class="substitution">&lt;B&gt;PLAYED&lt;/B&gt;</mark>' in text
+    assert re.search(r"<pre>ref  i .*\nhyp  i .*</pre>", text)
+    assert text.index("held-out loss 1.2500 after epoch\n2 of 3") < text.index("1 of the 1 utterances")
+    assert text.index("blstm-s1_kn3: 3 errors") < text.index("sat_kn3: 5 errors")  # by WER
+
+
+def test_alignments(corpus_dir: Path) -> None:
+    utterances, total = read_utterances(corpus_dir, ["sat_kn3", "blstm-s1_kn3"], most=5)
+    assert total == 1 and [each.errors for each in utterances[0].alignments] == [5, 3]
+    first = utterances[0].alignments[0]
+    assert [(piece.text, piece.kind) for piece in first.reference if piece.kind] == [
+        ("<B>PLAYED</B>", "substitution"), ("*** ", "insertion"), ("GAME", "deletion")
+    ]  # fmt: skip
+    assert [piece.text for piece in first.hypothesis if piece.kind] == ["LIVE         ", "NICE", "****"]
+    assert "".join(piece.text for piece in first.reference) == "i <B>PLAYED</B> a ***  GAME"
+
+
+def test_figures_take_the_colours_of_the_page(corpus_dir: Path) -> None:
+    write_report(corpus_dir, corpus_dir / "report", "recipes/tiny/run.sh")
+    svg = inline_svg(corpus_dir / "report/wer.svg")
+    assert svg.startswith("<svg") and "#ffffff" not in svg and "var(--page)" in svg and "<text" in svg

@@ -1,0 +1,157 @@
+"""The API: recipes and any torch model from Python, the built package outside the checkout, and exported networks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import soundfile
+import torch
+from torch import Tensor, nn
+
+from asr_am import network_export
+from asr_am.api import Recipe, simulate, train_model
+from asr_am.distributed.strategies.adpsgd import Adpsgd
+from asr_am.distributed.strategies.dpsgd import Dpsgd
+from asr_am.distributed.strategies.sync import Sync
+from asr_am.distributed.team import SingleProcess, Team
+from asr_am.errors import InputError
+from asr_am.model.build import make_model, model_options
+from asr_am.model.model_file import save_model
+from tests.support.spoken_tones import RATE, Voice
+
+ROOT = Path(__file__).resolve().parents[1]
+WORDS = ("abba", "dada", "gaga", "cab", "bag", "dab", "fed", "egg")
+TINY = (
+    "align.mono.iterations=5", "align.mono.gaussians=150", "align.tri.iterations=4", "align.tri.realign=[2]",
+    "align.tri.increase_until=3", "align.tri.leaves=40", "align.tri.gaussians=150", "model.layers=1", "model.cells=16",
+    "train.epochs=2", "train.batch_size=32", "decode.search.beam=6", "decode.lm_weights=[8]", "logger=none",
+    "features=logmel", "align=triphone", "systems=[nnet]", "nj=2",
+)  # fmt: skip
+
+
+def write_recordings(folder: Path, speakers: int = 8, utterances: int = 4) -> None:
+    """Writes a folder per speaker with recordings and transcripts, in which each letter sounds its own way."""
+    for speaker in range(speakers):
+        voice = Voice({word: " ".join(word) for word in WORDS}, speaker)
+        (folder / f"amy{speaker}").mkdir(parents=True)
+        for number in range(utterances):
+            words = [WORDS[choice] for choice in voice.rng.integers(0, len(WORDS), 5)]
+            path = folder / f"amy{speaker}/{number}.wav"
+            soundfile.write(path, voice.say(words), RATE)
+            path.with_suffix(".txt").write_text(f"{words[0].title()}, {' '.join(words[1:])}.\n")
+
+
+def test_a_folder_of_recordings_becomes_error_rates_and_textgrids(tmp_path: Path) -> None:
+    write_recordings(tmp_path / "speech")
+    recipe = Recipe(
+        "corpus=kaldi", "corpus.name=mine", f"+corpus.prepare.folder={tmp_path}/speech", "corpus.sampling_rate=8000",
+        "corpus.aligned_sets=[train,dev,test]", f"exp={tmp_path}/exp", "strategy=sync", "launcher=virtual",
+        "learners=2", *TINY,
+    )  # fmt: skip
+    folder = recipe.prepare()
+    summary = recipe.train()
+    assert len(summary["batches_per_learner"]) == 2 and min(summary["batches_per_learner"].values()) > 0
+    assert [(path.parent.parent, path.name) for path in recipe.decode()] == [(folder, "blstm-sync-v2-b32-s1_kn3")]
+    (wer,) = recipe.score().values()
+    assert wer < 100  # of two minutes of training speech
+    grids = list(folder.glob("alignments/*/*.TextGrid"))
+    assert len(grids) == 32 and '"abba"' in "".join(path.read_text() for path in grids)
+    done = [path.stat().st_mtime_ns for path in sorted(folder.rglob(".done"))]
+    recipe.prepare()  # everything is up to date
+    assert done == [path.stat().st_mtime_ns for path in sorted(folder.rglob(".done"))]
+
+
+def test_options_are_checked_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"did you mean train\.epochs"):
+        Recipe("corpus=an4", f"exp={tmp_path}/exp", "train.epoch=3")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_built_package_has_configurations_and_recipes(tmp_path: Path) -> None:
+    build = [sys.executable, "setup.py", "-q", "build", "--build-base", str(tmp_path / "build")]
+    subprocess.run([*build, "--build-lib", str(tmp_path / "lib")], cwd=ROOT, check=True, capture_output=True)
+    program = (
+        "import asr_am.stages.config_targets as t, asr_am.stages.recipe_files as f\n"
+        "from asr_am.stages.option_checks import compose_job\n"
+        "from asr_am.stages.overrides import configurations\n"
+        "with configurations():\n"
+        "    cfg = compose_job(['corpus=minicts'])\n"
+        "print(f.ROOT, t.find_function(cfg.corpus.prepare._target_, 'x', 'local').__code__.co_filename)\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(tmp_path / "lib")}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True)
+    inside = tmp_path / "lib/asr_am/recipe_files"
+    assert done.stdout.split() == [str(inside), str(inside / "local/minicts/prepare.py")], done.stderr
+
+
+def line_batches() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    x_NF = torch.randn(320, 3, generator=generator)
+    y_N1 = x_NF @ torch.tensor([[1.0], [-2.0], [0.5]]) + 0.3
+    return list(zip(x_NF.split(8), y_N1.split(8), strict=True))
+
+
+def squared_error(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
+    x_BF, y_B1 = batch
+    return (model(x_BF) - y_B1).square().sum(), len(x_BF)
+
+
+def fit(strategy: Callable[..., object], team: Team) -> tuple[Tensor, list[float]]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    losses = train_model(model, line_batches(), squared_error, strategy, team, epochs=6, lr=0.03)  # type: ignore[arg-type]
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]), losses
+
+
+@pytest.mark.parametrize("strategy", [Sync, Adpsgd, Dpsgd])
+def test_any_model_is_trained_with_a_strategy(strategy: Callable[..., object]) -> None:
+    results = simulate(partial(fit, strategy), learners=4)
+    assert len(results) == 4
+    for weights, losses in results.values():
+        assert torch.equal(weights, results[0][0]) and losses[-1] < 0.05 * losses[0]
+        assert torch.allclose(weights, torch.tensor([1.0, -2.0, 0.5, 0.3]), atol=0.1)
+
+
+def test_one_learner_in_this_process_takes_every_batch_in_turn() -> None:
+    weights, losses = fit(Sync, SingleProcess())
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    rule = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
+    for batch in line_batches() * 6:
+        rule.zero_grad()
+        loss_sum, examples = squared_error(model, batch)
+        (loss_sum / examples).backward()
+        rule.step()
+    assert torch.allclose(weights, torch.cat([p.detach().flatten() for p in model.parameters()]), atol=1e-6)
+    assert len(losses) == 6
+
+
+def test_an_exported_network_has_the_same_scores(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = make_model(model_options("blstm", layers=1, cells=8, projection=6), 5, 7)
+    model.set_normalisation(torch.randn(5), torch.rand(5) + 0.5)
+    info = {"kind": "logmel", "chunk": 5, "pdf_counts": torch.arange(1, 8)}
+    save_model(tmp_path / "best.pt", model, info)
+    out = tmp_path / "network.pt2"
+    assert network_export.main(["--model", str(tmp_path / "best.pt"), "--out", str(out)]) == 0
+    extra = {network_export.INFO: ""}
+    exported = torch.export.load(out, extra_files=extra).module()
+    x_BTF = torch.randn(3, 5, 5)
+    with torch.no_grad():
+        counts_P = torch.arange(1.0, 8.0)
+        expected = torch.log_softmax(model.eval()(x_BTF), -1) - (counts_P / counts_P.sum()).log()
+        torch.testing.assert_close(exported(x_BTF), expected, atol=1e-5, rtol=1e-5)
+    assert '"frames": 5' in extra[network_export.INFO] and sorted(p.name for p in tmp_path.iterdir()) == [
+        "best.pt", "network.pt2",
+    ]  # fmt: skip
+
+
+def test_an_unknown_format_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert network_export.main(["--model", "best.pt", "--out", str(tmp_path / "network.txt")]) == 1
+    assert "must end in .pt2 or .onnx" in capsys.readouterr().err
