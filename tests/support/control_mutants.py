@@ -21,7 +21,7 @@ from asr_am.distributed.param_server.server import ParameterServer
 from asr_am.distributed.strategies.ps_async import PsAsync
 from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.run_log import JsonLines
-from tests.support.control_soak import UTTERANCES, Scenario, fault_free_loss, run, scratch
+from tests.support.control_soak import UTTERANCES, Scenario, fault_free_losses, run, scratch
 from tests.support.egs_examples import write_examples
 from tests.support.sim_disk import SimDisk
 
@@ -60,7 +60,7 @@ def find(mutant: Mutant, seeds: int) -> Scenario | None:
     """Returns the first scenario with a problem, None if the mutant survives."""
     with scratch() as folder:
         egs_dir = write_examples(folder / "egs", frames_U=UTTERANCES)
-        fault_free_loss(mutant.strategy, egs_dir)
+        fault_free_losses(mutant.strategy, egs_dir)
         with mock.patch.object(mutant.owner, mutant.method, mutant.change):
             for seed in range(seeds):
                 scenario = run(mutant.strategy, seed, egs_dir)

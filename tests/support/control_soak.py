@@ -9,7 +9,8 @@ Whoever runs the command starts it again when it has ended with an error.
 The following must hold. The run ends. Learners end with messages that name the fault. A checkpoint that was completed
 is there after every fault, and checkpoints never go back. `asr_am.train.audit` finds no problem: every batch counts
 once, and is applied, or counted as dropped or as lost with its learner or server. No server applies a batch twice. The
-held-out loss is at most 5 % above that without faults. Synchronous strategies reach the same loss.
+held-out loss is at most 5 % above the worst of 20 runs without faults, since asynchronous runs differ even without any.
+Synchronous strategies reach the same loss.
 
 `--out FILE` writes a row of each table in FILE (scripts/bench/CONTROL_SOAK.md), and keeps those of other strategies.
 """
@@ -21,6 +22,7 @@ import copy
 import datetime
 import json
 import logging
+import math
 import os
 import random
 import sys
@@ -33,6 +35,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
+from statistics import mean
 from unittest import mock
 
 import torch
@@ -69,7 +72,7 @@ OPTIONS = replace(
     random_offset=False, checkpoint_every=2, report_every=2,
 )  # fmt: skip
 UTTERANCES = (60,) * 6  # frames
-BASE_RATES = {"ps_async": 0.06}
+BASE_RATES = {"ps_async": 0.06, "psp": 0.4}  # psp multiplies it by the share of the gradients, about a half
 LEARNERS, HOSTS = 4, 2
 FAULT_SECONDS = 20.0  # virtual seconds in which faults happen
 LIMIT = 2000.0  # virtual seconds after which a run hangs
@@ -103,7 +106,7 @@ class Scenario:
         faults: number of faults that took place, by kind.
         launches: number of times that the command was started.
         history: verdict on what the run has left.
-        change: of the held-out loss, relative to that without faults.
+        change: of the held-out loss, relative to the mean of runs without faults.
         problems: what must not be.
     """
 
@@ -341,16 +344,16 @@ def heldout_loss(out: Path) -> float:
 
 
 @cache
-def fault_free_loss(name: str, egs_dir: Path) -> float:
-    """Returns the mean held-out loss of runs without faults."""
+def fault_free_losses(name: str, egs_dir: Path) -> list[float]:
+    """Returns the held-out losses of runs without faults. Those of synchronous strategies are all equal."""
     losses = []
-    for seed in range(1 if name not in FAULT_TOLERANT else 5):
+    for seed in range(20 if name in FAULT_TOLERANT else 1):
         with scratch() as folder:
             scenario = Scenario(name, seed, egs_dir, folder, faulty=False)
             scenario.run()
             assert not scenario.problems, scenario.problems
             losses.append(heldout_loss(folder))
-    return sum(losses) / len(losses)
+    return losses
 
 
 def linear_hidden(model: Blstm, x_BTF: Tensor, *_: object, **__: object) -> Tensor:
@@ -383,15 +386,16 @@ def scratch() -> Iterator[Path]:
 
 def run(name: str, seed: int, egs_dir: Path) -> Scenario:
     """Runs a scenario. Its `problems` say what was not as it must be."""
-    expected = fault_free_loss(name, egs_dir)
+    fault_free = fault_free_losses(name, egs_dir)
     with scratch() as folder:
         scenario = Scenario(name, seed, egs_dir, folder)
         try:
             scenario.run()
-            scenario.change = heldout_loss(folder) / expected - 1
-            change = scenario.change if name in FAULT_TOLERANT else abs(scenario.change)
-            if change > (TOLERANCE if name in FAULT_TOLERANT else 1e-5):
-                scenario.problems.append(f"held-out loss changes by {scenario.change:.1%}")
+            loss, worst = heldout_loss(folder), max(fault_free)
+            scenario.change = loss / mean(fault_free) - 1
+            tolerant = name in FAULT_TOLERANT
+            if not (loss <= worst * (1 + TOLERANCE) if tolerant else math.isclose(loss, worst, rel_tol=1e-5)):
+                scenario.problems.append(f"held-out loss {loss:.4f}, without faults at most {worst:.4f}")
         except Exception:
             scenario.problems.append(traceback.format_exc(limit=-3))
     return scenario
@@ -405,12 +409,14 @@ class SoakReport:
         seeds: number of scenarios.
         faults: number of faults that took place, by kind.
         counts: numbers of scenarios, batches, deaths and so on, as COUNTS names them.
+        mean: change of the held-out loss, mean of the scenarios.
         worst: largest change of the held-out loss.
     """
 
     seeds: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
+    mean: float = 0.0
     worst: float = 0.0
 
     def add(self, scenario: Scenario) -> None:
@@ -421,32 +427,35 @@ class SoakReport:
         self.seeds += 1
         self.faults.update(scenario.faults)
         self.counts.update(dict(zip(COUNTS, (*numbers, counts["leased again"], dropped, lost), strict=True)))
+        self.mean += (scenario.change - self.mean) / self.seeds
         self.worst = max(self.worst, scenario.change)
 
     def rows(self, name: str) -> list[list[str]]:
         """Returns the strategy's row of each of TABLES."""
         counts = [str(self.counts[kind]) for kind in COUNTS]
         faults = [str(self.faults[kind]) for kind in (*KINDS, *MESSAGE_KINDS)]
-        worst = f"{100 * self.worst:+.2f} %"
-        return [[name, str(self.seeds), *counts, worst, git_commit(), f"{datetime.date.today()}"], [name, *faults]]
+        loss = [f"{100 * change:+.3f} %" for change in (self.mean, self.worst)]
+        return [[name, str(self.seeds), *counts, *loss, git_commit(), f"{datetime.date.today()}"], [name, *faults]]
 
     @classmethod
     def of_rows(cls, outcome: Sequence[str], faults: Sequence[str]) -> SoakReport:
         """Returns the report that `rows` was called of."""
-        counts = dict(zip(COUNTS, map(int, outcome[2:-3]), strict=True))
+        counts = dict(zip(COUNTS, map(int, outcome[2:-4]), strict=True))
         kinds = dict(zip((*KINDS, *MESSAGE_KINDS), map(int, faults[1:]), strict=True))
-        return cls(int(outcome[1]), Counter(kinds), Counter(counts), float(outcome[-3].split()[0]) / 100)
+        loss = [float(cell.split()[0]) / 100 for cell in outcome[-4:-2]]
+        return cls(int(outcome[1]), Counter(kinds), Counter(counts), *loss)
 
 
 TITLE = """# Faults of everything together, on the virtual cluster
 
 Written by `scripts/soak.sh --control SEEDS --strategy NAME --out FILE` (`tests/support/control_soak.py`). Batches are
 those in the history that counts. Dropped: by the algorithm, or at a server. Lost: completed by a learner that died in
-the same segment, or not applied by a server because it or the batch's learner died. Loss: the largest change of the
-held-out loss. Synchronous strategies must reach the same loss.
+the same segment, or not applied by a server because it or the batch's learner died. Loss: change of the held-out loss
+against the mean of 20 runs without faults. Synchronous strategies must reach the same loss.
 """
 COUNTS = ("failed", "started again", "batches", "deaths", "leased again", "dropped", "lost")
-TABLES = (("strategy", "seeds", *COUNTS, "loss", "commit", "date"), ("strategy", *KINDS, *MESSAGE_KINDS))
+OUTCOME = ("strategy", "seeds", *COUNTS, "mean loss", "largest loss", "commit", "date")
+TABLES = (OUTCOME, ("strategy", *KINDS, *MESSAGE_KINDS))
 HEADINGS = ("## Outcome", "## Faults that took place")
 
 
@@ -512,7 +521,8 @@ def main() -> int:
             seeds = range(arguments.first, arguments.first + arguments.seeds)
             report = soak(name, seeds, egs_dir, arguments.out)
             counts = ", ".join(f"{kind} {count}" for kind, count in sorted((report.counts + report.faults).items()))
-            print(f"{name}: {report.seeds} seeds, {time.monotonic() - begin:.0f} s, {counts}, loss {report.worst:+.1%}")
+            loss = f"{report.mean:+.1%}, at most {report.worst:+.1%}"
+            print(f"{name}: {report.seeds} seeds, {time.monotonic() - begin:.0f} s, {counts}, loss {loss}")
             unseen = {kind for kind in KINDS if not report.faults[kind]} if report.seeds >= 100 else set()
             if unseen:
                 print(f"{name}: never seen: {', '.join(sorted(unseen))}")

@@ -13,6 +13,7 @@ precision, and all would draw from one random stream in an order that depends on
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -194,7 +195,9 @@ class Scheduler:
             self._last_id += 1
             task.wait_id, task.waits_for = self._last_id, why
             if timeout is not None:
-                self.call_at(self.now + max(timeout, 0.0), partial(self._resume, task, task.wait_id, False))
+                # A wait that rounding would end at this very moment could be repeated for ever.
+                when = max(self.now + timeout, math.nextafter(self.now, math.inf)) if timeout > 0 else self.now
+                self.call_at(when, partial(self._resume, task, task.wait_id, False))
             woken = self._event_loop.switch()
         if task.pending is not None:
             error, task.pending = task.pending, None

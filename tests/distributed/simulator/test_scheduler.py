@@ -23,6 +23,15 @@ def test_only_modelled_time_passes_and_the_earliest_goes_on_first() -> None:
     assert order == [(1, 0), (2, 1), (2, 0), (3, 2), (3, 0), (4, 1), (6, 2), (6, 1), (9, 2)]
 
 
+def test_no_wait_is_too_short_to_move_the_clock() -> None:
+    def main(team: SimTeam) -> float:
+        team.sleep(1e6)
+        team.sleep(1e-20)
+        return team.now()
+
+    assert run(main, 1)[0] > 1e6
+
+
 def test_same_seed_same_bits_other_seed_other_times() -> None:
     def main(team: SimTeam) -> list[object]:
         team.register_tag("w", 3)
