@@ -68,7 +68,7 @@ from tests.support.toy_runs import WORKLOAD, cluster
 
 OPTIONS = replace(
     TOY_OPTIONS, epochs=3, batch_size=12, model=BlstmOptions(1, 3, 4),
-    schedule=Schedule(base=0.2, anneal_from=2, anneal=0.2),
+    schedule=Schedule(base=0.2, anneal_from=2),
     random_offset=False, checkpoint_every=2, report_every=2,
 )  # fmt: skip
 UTTERANCES = (60,) * 6  # frames
