@@ -22,7 +22,11 @@ SPLITS = ("hash", "creators", "espnet")
 DEV_SHARE, TEST_SHARE = 0.1, 0.1
 LFS = b"version https://git-lfs"
 REMEDY = "get a complete copy of github.com/cricketclub/gridspace-stanford-harper-valley"
-NOISES = {"[noise]": "NSN", "[laughter]": "LAU"}
+NOISES = {
+    "[noise]": "NSN", "[laughter]": "LAU", "[cough]": "NSN", "[baby]": "NSN", "[kids]": "NSN", "[dogs]": "NSN",
+    "[music]": "NSN", "[ringing]": "NSN", "[unintelligible]": "SPN",
+}  # fmt: skip
+NOT_UNDERSTOOD = "<unk>"  # a word
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Segment:
     Attributes:
         starts: milliseconds from the begin of the recording and of the conversation, by name of the JSON field.
         duration: milliseconds.
-        words: the human transcript.
+        words: the human transcript. Empty where the machine heard words and the transcribers wrote nothing.
     """
 
     starts: dict[str, int]
@@ -40,8 +44,9 @@ class Segment:
     words: tuple[str, ...]
 
     @property
-    def spoken(self) -> list[str]:
-        return [word for word in self.words if word not in NOISES]
+    def scorable(self) -> bool:
+        """True if a word was understood."""
+        return any(word not in NOISES and word != NOT_UNDERSTOOD for word in self.words)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Decides which of two times in the transcripts, offset_ms or start_ms, is that of the wav files.
 
 The documentation says that offset_ms counts from the begin of the recording and start_ms from that of the conversation.
-The creators' code cuts at start_ms, ESPnet's at offset_ms. They differ by seconds on many agents' sides. On each of
-these, speech should be louder inside the segments than outside, and more so at the right times.
+The creators' code cuts at start_ms, ESPnet's at offset_ms. They differ by two seconds on many agents' sides, and by
+offset_ms both sides of a call share a clock. Speech should be louder inside the segments of these sides than outside,
+and more so at the right times.
 """
 
 from __future__ import annotations

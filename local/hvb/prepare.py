@@ -66,26 +66,26 @@ def prepare(
     directories = {}
     for name, members in speakers.items():
         chosen = [side for side in sides if side.speaker in members]
-        directories[name] = write_kaldi_dir(made / name, chosen, field, keep_noise=name == "train")
+        directories[name] = write_kaldi_dir(made / name, chosen, field, train=name == "train")
     write_lines(made / "test/glm", glm().splitlines())
     kaldi.prepare(out, jobs=jobs, **directories, lexicon=_with_noises(Path(lexicon), made), **options)
 
 
-def write_kaldi_dir(folder: Path, sides: Sequence[Side], start: str, *, keep_noise: bool) -> str:
+def write_kaldi_dir(folder: Path, sides: Sequence[Side], start: str, *, train: bool) -> str:
     """Writes a set, and returns its folder.
 
     Args:
         folder: the directory.
         sides: its sides.
         start: field of the begin of a segment.
-        keep_noise: keep segments of noises alone.
+        train: keep segments that cannot be scored, of noises and words that nobody understood.
     """
     tables: dict[str, list[str]] = {name: [] for name in ("wav.scp", "segments", "text", "utt2spk")}
     for side in sides:
         speaker = f"hvb{side.speaker:03d}"
         tables["wav.scp"].append(f"{side.name} {side.audio.resolve()}")
         for segment in side.segments:
-            if segment.spoken or keep_noise:
+            if segment.scorable or (train and segment.words):
                 begin, end = segment.starts[start], segment.starts[start] + segment.duration
                 name = f"{speaker}-{side.name}-{begin:07d}-{end:07d}"
                 tables["segments"].append(f"{name} {side.name} {begin / 1000:.3f} {end / 1000:.3f}")

@@ -4,7 +4,8 @@ r"""Transcripts in the spelling of the lexicon: case, punctuation, Unicode forms
 
 A word of the lexicon is kept. Any other is looked up without regard to case, then without punctuation around it. If
 that fails too, it is kept without punctuation and trained as the unknown word. Marks in brackets that the lexicon lacks
-([cough], <noise>, {laugh}) are kept, because they contain no word.
+([cough], <noise>, {laugh}) are kept, because they contain no word. So are fragments (th-, -ing), as NIST's scoring
+knows them: `a-` is not the word `a`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from asr_am.data.issue_counter import IssueCounter
 from asr_am.lang.lexicon import UNKNOWN
 
 MARK = re.compile(r"\[.*\]|<.*>|\{.*\}|\*.*\*")
+FRAGMENT = re.compile(r"-?\w[\w']*-|-\w[\w']*")
 APOSTROPHES = str.maketrans("\u2018\u2019\u02bc\u00b4`", "'''''")
 ALTERNATIVES = str.maketrans("", "", "(){}")  # they have a meaning in references
 
@@ -89,7 +91,9 @@ class Normaliser:
             return word
         if is_mark(word):
             return self._spelling.find(word) or word
-        bare = _without_punctuation(word, keep="'").translate(ALTERNATIVES)
+        if FRAGMENT.fullmatch(bare := _without_punctuation(word, keep="'-")):
+            return self._spelling.find(bare) or self._cased(bare)
+        bare = _without_punctuation(bare, keep="'").translate(ALTERNATIVES)
         for candidate in (word, bare, _without_punctuation(bare, keep="")):
             found = self._spelling.find(candidate)
             if found is not None:
@@ -98,8 +102,11 @@ class Normaliser:
                 if found != candidate:
                     issues.add("words in another case: as in the lexicon", where)
                 return found
-        bare = bare if bare.strip("'") else ""
-        return bare.upper() if self._upper else bare.lower() if self._lower else bare
+        return self._cased(bare) if bare.strip("'") else ""
+
+    def _cased(self, word: str) -> str:
+        """Returns a word that the lexicon lacks in the case of most others."""
+        return word.upper() if self._upper else word.lower() if self._lower else word
 
 
 def _without_punctuation(word: str, keep: str) -> str:

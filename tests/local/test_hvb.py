@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
 
 from asr_am.data.manifests import read_supervisions
 from asr_am.errors import InputError
@@ -18,51 +17,41 @@ from local.hvb.cut import choose_start
 from local.hvb.prepare import prepare, stamp
 from tests.local.test_librispeech import served
 from tests.local.test_swbd import TINY
+from tests.support.hvb_audio import write_audio
 from tests.support.run_stages import run_stages
-from tests.support.spoken_tones import RATE, Voice
 
 PHONES = {
     "hello": "HH AH L OW", "bank": "B AE NG K", "card": "K AA R D", "my": "M AY", "lost": "L AO S T",
     "please": "P L IY Z", "help": "HH EH L P", "you": "Y UW", "thanks": "TH AE NG K S", "bye": "B AY",
 }  # fmt: skip
 OPTIONS = {"lexicon": None, "split": "hash", "start": "auto", "sampling_rate": 8000}
+ODD_WORDS = {2: ["[noise]"], 4: ["[unintelligible]", "[kids]"], 5: ["<unk>"], 7: ["hel~"]}  # at the end of a turn
+UNSCORABLE = ("[noise]", "", "[kids]", "<unk>", "[unintelligible]")  # whole segments
 DELAY = 2050  # milliseconds from the begin of an agent's recording to that of the conversation
 
 
 def write_call(root: Path, number: int, agent: int, caller: int, turns: int = 8) -> None:
-    """Writes a call whose agent's recording begins DELAY before the conversation."""
-    call, rng = f"{number:016x}", np.random.default_rng(number)
-    voices = {"agent": Voice(PHONES, agent), "caller": Voice(PHONES, caller)}
-    parts: dict[str, list[np.ndarray]] = {"agent": [np.zeros(DELAY * RATE // 1000)], "caller": []}
-    now, rows = 0, []
+    """Writes a call whose agent's recording begins DELAY before the conversation, with odd segments of real ones."""
+    rng, rows, now = np.random.default_rng(number), [], 0
     for index in range(turns):
-        role, other = ("agent", "caller") if index % 2 == 0 else ("caller", "agent")
         words = list(rng.choice(list(PHONES), rng.integers(4, 6)))
-        speech_N = voices[role].say(words)
-        pause = np.zeros(RATE)
-        parts[role] += [speech_N, pause]
-        parts[other] += [np.zeros(len(speech_N)), pause]
-        start = 1000 * now // RATE
-        text = " ".join([*words, "[noise]"] if index == 2 else words)
-        rows.append(_row(role, start, 1000 * len(speech_N) // RATE, text))
-        now += len(speech_N) + RATE
-    rows.append(_row("caller", 1000 * now // RATE - 900, 400, "[noise]"))
-    for role, samples in parts.items():
-        path = root / "audio" / role / f"{call}.wav"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        noisy_N = np.concatenate(samples) + rng.normal(0, 30, sum(map(len, samples)))
-        soundfile.write(path, noisy_N.astype(np.int16), RATE)
-    about = {"agent": {"speaker_id": agent}, "caller": {"speaker_id": caller}, "sid": call}
+        duration = 90 * sum(len(PHONES[word].split()) for word in words)
+        text = " ".join([*words, *ODD_WORDS.get(index, [])])
+        rows.append(_row("agent" if index % 2 == 0 else "caller", now, duration, text))
+        now += duration + 1000
+    for index, text in enumerate(UNSCORABLE):
+        rows.append(_row("caller", now - 900 + 100 * index, 90, text))
+    about = {"agent": {"speaker_id": agent}, "caller": {"speaker_id": caller}, "sid": f"{number:016x}"}
     for name, content in (("transcript", rows), ("metadata", about)):
-        (root / name).mkdir(exist_ok=True)
-        (root / name / f"{call}.json").write_text(json.dumps(content, indent=4))
+        (root / name).mkdir(parents=True, exist_ok=True)
+        (root / name / f"{number:016x}.json").write_text(json.dumps(content, indent=4))
 
 
 def _row(role: str, start: int, duration: int, text: str) -> dict[str, object]:
     offset = start + (DELAY if role == "agent" else 0)
     return {
         "channel_index": 2 if role == "agent" else 1, "duration_ms": duration, "human_transcript": text,
-        "offset_ms": offset, "speaker_role": role, "start_ms": start, "transcript": text,
+        "offset_ms": offset, "speaker_role": role, "start_ms": start, "transcript": "hi",
     }  # fmt: skip
 
 
@@ -71,6 +60,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hvb")
     for number in range(14):
         write_call(folder / "repo/data", number, agent=number % 7, caller=(number + 1 + number // 7) % 7)
+    write_audio(folder / "repo/data", PHONES)
     (folder / "lexicon.txt").write_text("".join(f"{word.upper()} {phones}\n" for word, phones in PHONES.items()))
     return folder
 
@@ -86,9 +76,12 @@ def test_the_corpus_ends_in_word_error_rates(corpus: Path, tmp_path: Path) -> No
     sets = {name: list(read_supervisions(tmp_path / "hvb/data", name)) for name in ("train", "dev", "test")}
     speakers = [{segment.speaker for segment in segments} for segments in sets.values()]
     assert all(speakers) and sum(map(len, speakers)) == len(set().union(*speakers)) == 7
-    assert any(segment.text == "[noise]" for segment in sets["train"])
-    assert not any(segment.text == "[noise]" for segment in sets["test"])
-    assert "[noise]" not in (tmp_path / "hvb/data/test/ref.stm").read_text()
+    whole = {text for text in UNSCORABLE if text}
+    assert whole == {segment.text for segment in sets["train"]} & {*UNSCORABLE}
+    assert not {segment.text for name in ("dev", "test") for segment in sets[name]} & {*UNSCORABLE}
+    reference = (tmp_path / "hvb/data/test/ref.stm").read_text().lower()
+    assert "[" not in reference
+    assert "<unk>\n" in reference and " hel-\n" in reference
 
 
 def test_segments_begin_where_the_audio_is_louder(corpus: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ UPPER = ("YES", "I'M", "SURE", "O'CLOCK", "[NOISE]", "'EM", "US", "us", "CAF\u00
         ("[noise] [cough] <laugh> <unk> <UNK>", "[NOISE] [cough] <laugh> <unk> <unk>"),
         ("maybe... (not) a/b", "MAYBE NOT A/B"),
         ("- !! ' <s> !SIL </s>", ""),
+        ("us- -us, i'- yes-- --yes (us)-", "US- -US I'- YES YES us"),  # fragments, not the words us and yes
         ("yes\u00a0sure", "YES SURE"),
     ],
 )
