@@ -78,8 +78,8 @@ def _compose(
         beam: states whose cost exceeds the best with the same lattice state by more are not followed.
 
     Returns:
-        For each arc of the result its lattice arc, source, target and the change of its graph cost. Then the end state,
-        -1 if no path reaches it, and the number of states. State 0 is the start.
+        For each arc on a path to the end its lattice arc, source, target and the change of its graph cost. Then the end
+        state, -1 if no path reaches it, and the number of states. State 0 is the start.
     """
     num_states = len(first_S) - 1
     small_N = [small.start]  # history in the small model, of each state of the result
@@ -122,8 +122,15 @@ def _compose(
                 source_B.append(source)
                 target_B.append(found)
                 change_B.append(change)
-    arrays = np.array(arc_B[1:]), np.array(source_B[1:]), np.array(target_B[1:]), np.array(change_B[1:])
-    return *arrays, head_S[num_states - 1], len(cost_N)
+    end = head_S[num_states - 1]
+    reaches_N = np.zeros(len(cost_N), dtype=np.bool_)  # the end. Histories outside the beam or the model do not
+    if end >= 0:
+        reaches_N[end] = True
+    for b in range(len(arc_B) - 1, 0, -1):  # all arcs from a state come after those to it
+        reaches_N[source_B[b]] |= reaches_N[target_B[b]]
+    kept = np.array([b for b in range(1, len(arc_B)) if reaches_N[target_B[b]]])
+    arrays = np.array(arc_B)[kept], np.array(source_B)[kept], np.array(target_B)[kept], np.array(change_B)[kept]
+    return *arrays, end, len(cost_N)
 
 
 @numba.njit(nogil=True, cache=True)

@@ -14,6 +14,7 @@ from asr_am.decode.ngram_rescore import rescore, step
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import DecodeOptions, Job, load_decoder
 from asr_am.errors import InputError
+from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.tree import DecisionTree
 from asr_am.lang.ngram_automaton import EMPTY, LmPair, NgramAutomaton
@@ -67,6 +68,23 @@ def test_the_beam_keeps_the_best_path_and_bounds_the_others() -> None:
     assert beam_excess(narrow, LmScale(10.0)).max() <= 2.0
     words = [[int(w) for w in one.word_A[best_paths(one, [LmScale(10.0)])[0]] if w] for one in (whole, narrow)]
     assert words[0] == words[1]
+
+
+def test_a_path_that_the_model_does_not_have_may_be_longer_than_all_others() -> None:
+    """The sentences a and bbbb, and a model that goes on after b with b only."""
+    a, b, end = WORDS["a"], WORDS["b"], WORDS["</s>"]
+    no_backoff = np.full(2, -1, dtype=np.int32), np.zeros(2, dtype=np.float32)
+    large = NgramAutomaton(
+        np.array([0, 3, 4]), np.array([a, b, end, b], dtype=np.int32), np.ones(4, dtype=np.float32),
+        np.array([0, 1, 0, 1], dtype=np.int32), *no_backoff, start=0, end=end,
+    )  # fmt: skip
+    small = NgramAutomaton.from_arpa(random_lm(1, np.random.default_rng(0)), WORDS)
+    arcs = [(0, 4, 1, a), (0, 1, 1, b), (1, 2, 1, b), (2, 3, 1, b), (3, 4, 1, b)]
+    final_S2 = np.full((5, 2), np.inf)
+    final_S2[4] = 0.0
+    lattice = Lattice.from_arrays(FstArrays.build(0, np.array(arcs), np.zeros((5, 2)), final_S2))
+    rescored = Lattice.from_arrays(rescore(lattice, LmPair(small, large), LmScale(10.0), beam=100.0))
+    assert [rescored.word_A[path].tolist() for path in paths(rescored)] == [[a, 0]]
 
 
 def test_files_of_automata(tmp_path: Path) -> None:
