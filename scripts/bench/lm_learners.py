@@ -7,10 +7,13 @@ is skipped where it is up to date. An interrupted training continues.
 
 The model is conf/lm/small.yaml with an output table of its own: rows of the input embedding that a batch does not touch
 have no gradient. Parallax then keeps the embedding on servers and averages the rest (hybrid). Dropout depends on the
-batch of all learners, so all rows do the same computation up to rounding. Words include sentence ends. Bytes are those
-that a learner sends in an update. Words/s of virtual machines are modelled, with the speed of one process in SPEED.
+batch of all learners, so hybrid rows do the same computation as one device, up to rounding. All-reduce does another:
+with a dense gradient, Adam also moves the rows that a batch does not touch, by their momentum.
 
-Exits with 1 if a dev perplexity differs by more than 1 % from that of one device.
+Words include sentence ends. Bytes are those that a learner sends in an update. Words/s of virtual machines are
+modelled, with the speed of one process in SPEED.
+
+Exits with 1 if a dev perplexity of a hybrid row differs by more than 1 % from that of one device.
 """
 
 from __future__ import annotations
@@ -69,8 +72,9 @@ def main() -> None:
             f"{sent:11,.0f} {wer:6.2f}  {method}", flush=True,
         )  # fmt: skip
         first = first or run["dev_perplexity"]
-        worst = max(worst, abs(run["dev_perplexity"] / first - 1))
-    print(f"dev perplexities differ by at most {worst:.2%} from that of one device")
+        if key != "sync":
+            worst = max(worst, abs(run["dev_perplexity"] / first - 1))
+    print(f"dev perplexities of hybrid rows differ by at most {worst:.2%} from that of one device")
     sys.exit(worst > TOLERANCE)
 
 
