@@ -30,6 +30,7 @@ from pathlib import Path
 import kaldiio
 import numpy as np
 
+from asr_am.data.kaldi_binary import KaldiWriter
 from asr_am.data.textfile import write_lines
 from asr_am.decode.kaldi_lattice import compact_lattice_bytes, frame_posteriors, graph_with_ids, posterior_bytes
 from asr_am.decode.lattice import read_lattices
@@ -43,7 +44,6 @@ from asr_am.features.reader import read_options
 from asr_am.hmm.alignments import read_alignments
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.gmm_system import PROJECTION, TRANSFORMS, GmmSystem
-from asr_am.hmm.kaldi_binary import KaldiWriter
 from asr_am.hmm.kaldi_model import transition_ids, write_model
 from asr_am.hmm.kaldi_tree import write_tree
 from asr_am.hmm.states import StateTable

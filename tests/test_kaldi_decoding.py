@@ -115,6 +115,11 @@ def test_online_ivectors_of_kaldi(root: Path, tmp_path: Path) -> None:
     (folders["dev"] / "ivector_period").write_text("1\n")
     with pytest.raises(InputError, match="give i-vectors of one extractor"):
         import_ivectors(folders, root / "features", out)
+    (folders["dev"] / "ivector_period").write_text("10\n")
+    wider = {name: np.zeros((7, 5), np.float32) for name in made["dev"]}
+    kaldiio.save_ark(str(folders["dev"] / "iv.ark"), wider, scp=str(folders["dev"] / "ivector_online.scp"))
+    with pytest.raises(InputError, match="5 dimensions, others have 4; give i-vectors of one extractor"):
+        import_ivectors(folders, root / "features", out)
     lines = (folders["train"] / "ivector_online.scp").read_text().splitlines()
     (folders["train"] / "ivector_online.scp").write_text("\n".join(lines[1:]) + "\n")
     with pytest.raises(InputError, match="lacks 1 utterances of train"):

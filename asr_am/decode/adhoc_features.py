@@ -23,6 +23,7 @@ from asr_am.features.adapted import BASE, MATRIX, load_projection, write_transfo
 from asr_am.features.cmvn_deltas import accumulate
 from asr_am.features.fusion import IVECTOR, base_of, streams_of
 from asr_am.features.ivector.extract_ivectors import speaker_ivectors
+from asr_am.features.ivector.kaldi_ivectors import EXTRACTOR, write_online
 
 SET = SPEAKER = "recording"
 MATRICES = ("lda", "fmllr")
@@ -73,5 +74,8 @@ def write_recording(
         if name == IVECTOR:
             folder.mkdir()
             models = features_dir / name
-            speaker_ivectors(models, out, SET, folder, load_ivector_models(models))
+            if (models / EXTRACTOR).is_dir():
+                write_online(models / EXTRACTOR, out, folder, {SET: 0})
+            else:
+                speaker_ivectors(models, out, SET, folder, load_ivector_models(models))
     return names

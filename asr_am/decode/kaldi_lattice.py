@@ -14,9 +14,9 @@ from collections import defaultdict
 
 import numpy as np
 
+from asr_am.data.kaldi_binary import KaldiWriter
 from asr_am.decode.lattice import Lattice, LmScale, arc_posteriors
 from asr_am.hmm.fst_arrays import FstArrays
-from asr_am.hmm.kaldi_binary import KaldiWriter
 from asr_am.hmm.vector_fst import COUNTS, MAGIC, text_bytes
 
 COMPACT = b"compactlattice44"

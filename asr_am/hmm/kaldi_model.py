@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from asr_am.data.kaldi_binary import KaldiReader, KaldiWriter, read_mixture
 from asr_am.errors import InputError
 from asr_am.hmm.gmm import DiagGmms
 from asr_am.hmm.hmm_topology import INITIAL_LOOP
-from asr_am.hmm.kaldi_binary import KaldiReader, KaldiWriter
 from asr_am.hmm.states import StateTable
 
 REMEDY = "give a complete file of a GMM system"
@@ -135,23 +135,13 @@ def _read_mixtures(reader: KaldiReader) -> DiagGmms:
     reader.expect("<NUMPDFS>")
     weights, means, variances, offsets = [], [], [], [0]
     for pdf in range(reader.integer()):
-        reader.expect("<DiagGMM>", "<DiagGMMBegin>")
-        if reader.expect("<GCONSTS>", "<WEIGHTS>") == "<GCONSTS>":
-            reader.vector()
-            reader.expect("<WEIGHTS>")
-        weights.append(reader.vector())
-        reader.expect("<MEANS_INVVARS>")
-        scaled_GD = reader.matrix()
-        reader.expect("<INV_VARS>")
-        precision_GD = reader.matrix()
-        reader.expect("</DiagGMM>", "<DiagGMMEnd>")
-        if scaled_GD.shape != precision_GD.shape or scaled_GD.shape != (len(weights[-1]), dim) or not len(weights[-1]):
-            raise reader.error(f"pdf {pdf} has arrays of different sizes")
-        if not (np.isfinite(scaled_GD).all() and (precision_GD > 0).all() and (weights[-1] > 0).all()):
-            raise reader.error(f"pdf {pdf} has a weight or variance that is not positive")
-        variances.append(1 / precision_GD)
-        means.append(scaled_GD / precision_GD)
-        offsets.append(offsets[-1] + len(weights[-1]))
+        weights_G, means_GD, vars_GD = read_mixture(reader)
+        if means_GD.shape[1] != dim:
+            raise reader.error(f"pdf {pdf} has {means_GD.shape[1]} dimensions, not {dim}")
+        weights.append(weights_G)
+        means.append(means_GD)
+        variances.append(vars_GD)
+        offsets.append(offsets[-1] + len(weights_G))
     if not weights:
         raise reader.error("no pdf")
     return DiagGmms(

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from asr_am.data.kaldi_binary import KaldiReader, KaldiWriter
 from asr_am.errors import InputError
-from asr_am.hmm.kaldi_binary import KaldiReader, KaldiWriter
 from asr_am.hmm.tree import DecisionTree, Node, Root, Split
 
 STATE = -1  # key of the HMM state

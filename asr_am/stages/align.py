@@ -117,6 +117,16 @@ def kaldi_ivectors(options: dict[str, Any]) -> dict[str, Path]:
     return folders
 
 
+def kaldi_extractor(options: dict[str, Any]) -> Path | None:
+    """Returns the directory of Kaldi's i-vector extractor, None without. Raises InputError if it is missing."""
+    folder = options.get("extractor")
+    if folder and options.get("ivectors"):
+        raise InputError("align.extractor and align.ivectors: give one of them")
+    if folder and not (Path(folder) / "final.ie").is_file():
+        raise InputError(f"align.extractor={folder}: has no final.ie; see conf/align/kaldi.yaml")
+    return Path(folder) if folder else None
+
+
 def import_kaldi(root: Path, folders: dict[str, Path], out: Path) -> None:
     """Writes Kaldi's system and alignments as a system of its own."""
     from asr_am.hmm.kaldi_system import import_system
@@ -130,6 +140,7 @@ def check_options(cfg: DictConfig) -> None:
     if options.get("system") == KALDI:
         kaldi_folders(options)
         kaldi_ivectors(options)
+        kaldi_extractor(options)
         if options.get("graph") and not (Path(options["graph"]) / "HCLG.fst").is_file():
             raise InputError(f"align.graph={options['graph']}: has no HCLG.fst; see conf/align/kaldi.yaml")
     else:

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.options import build, choices
-from asr_am.stages.align import kaldi_ivectors
+from asr_am.stages.align import kaldi_extractor, kaldi_ivectors
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.decode import graph_target
 from asr_am.stages.systems import SystemPlan, graph_dir
@@ -74,18 +74,21 @@ def adapt(root: Path, graph: Path, options: dict, jobs: int, out: Path) -> None:
 
 
 def ivector_target(cfg: DictConfig) -> Target:
-    """Returns UBM, extractor and i-vectors, made from the MFCCs. Or the i-vectors that Kaldi's extractor has made."""
-    root = corpus_dir(cfg)
+    """Returns UBM, extractor and i-vectors, made from the MFCCs. Or i-vectors of Kaldi's or of its extractor."""
+    root, sets = corpus_dir(cfg), list(cfg.corpus.sets)
+    out, inputs = root / "features/ivector", [root / "features/mfcc"]
+    options = {key: value for key, value in values(cfg.ivectors).items() if key not in ("name", "device")}
     if folders := kaldi_ivectors(values(cfg.align)):
-        if missing := [subset for subset in cfg.corpus.sets if subset not in folders]:
+        if missing := [subset for subset in sets if subset not in folders]:
             raise InputError(f"align.ivectors: lacks the set {missing[0]}; give a directory for each set")
         build_import = partial(import_kaldi_ivectors, root / "features", folders)
-        inputs = [root / "features/mfcc", *folders.values()]
-        return Target(root / "features/ivector", inputs, {"kaldi": sorted(folders)}, build_import)
-    options = {key: value for key, value in values(cfg.ivectors).items() if key not in ("name", "device")}
-    out, sets = root / "features/ivector", list(cfg.corpus.sets)
+        return Target(out, [*inputs, *folders.values()], {"kaldi": sorted(folders)}, build_import)
+    if folder := kaldi_extractor(values(cfg.align)):
+        restarts = {subset: options["online_utterances"] if subset in options["online"] else 0 for subset in sets}
+        build_extract = partial(extract_by_kaldi, folder, root / "features", restarts, cfg.nj)
+        return Target(out, [*inputs, folder], {"extractor": restarts}, build_extract)
     build_ivectors = partial(extract_ivectors, root / "features", options, sets, cfg.nj, cfg.ivectors.device)
-    return Target(out, [root / "features/mfcc"], options | {"sets": sets}, build_ivectors)
+    return Target(out, inputs, options | {"sets": sets}, build_ivectors)
 
 
 def import_kaldi_ivectors(features_dir: Path, folders: dict[str, Path], out: Path) -> None:
@@ -93,6 +96,13 @@ def import_kaldi_ivectors(features_dir: Path, folders: dict[str, Path], out: Pat
     from asr_am.features.ivector.kaldi_ivectors import import_ivectors
 
     import_ivectors(folders, features_dir, out)
+
+
+def extract_by_kaldi(folder: Path, features_dir: Path, restarts: dict[str, int], jobs: int, out: Path) -> None:
+    """Extracts i-vectors by an extractor of Kaldi's."""
+    from asr_am.features.ivector.kaldi_ivectors import extract_ivectors
+
+    extract_ivectors(folder, features_dir, out, restarts, jobs)
 
 
 def extract_ivectors(features_dir: Path, options: dict, sets: list[str], jobs: int, device: str, out: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -16,39 +15,11 @@ from asr_am.hmm.hmm_topology import state_table
 from asr_am.hmm.kaldi_model import read_model, transition_ids, write_model
 from asr_am.hmm.kaldi_tree import read_tree, write_tree
 from asr_am.hmm.tree import DecisionTree, Root, Split
+from tests.support.kaldi_bytes import integer, integers, matrix, number, token, unsigned, vector
 
 # Two phones of three states, and a silence of Kaldi's five states with skips. Bytes as in hmm-topology.cc,
 # transition-model.cc, am-diag-gmm.cc and event-map.cc of Kaldi.
 SIL, A, B = 1, 2, 3
-
-
-def token(*names: str) -> bytes:
-    return b"".join(name.encode() + b" " for name in names)
-
-
-def integer(*values: int) -> bytes:
-    return b"".join(b"\x04" + struct.pack("<i", value) for value in values)
-
-
-def unsigned(value: int) -> bytes:
-    return b"\xfc" + struct.pack("<I", value)
-
-
-def number(value: float) -> bytes:
-    return b"\x04" + struct.pack("<f", value)
-
-
-def integers(*values: int) -> bytes:
-    return b"\x04" + struct.pack("<i", len(values)) + struct.pack(f"<{len(values)}i", *values)
-
-
-def vector(*values: float) -> bytes:
-    return token("FV") + integer(len(values)) + struct.pack(f"<{len(values)}f", *values)
-
-
-def matrix(rows: list[list[float]]) -> bytes:
-    flat = [value for row in rows for value in row]
-    return token("FM") + integer(len(rows), len(rows[0])) + struct.pack(f"<{len(flat)}f", *flat)
 
 
 SPEECH = [{0: 0.75, 1: 0.25}, {1: 0.75, 2: 0.25}, {2: 0.75, 3: 0.25}]

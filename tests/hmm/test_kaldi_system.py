@@ -18,7 +18,7 @@ from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.kaldi_system import import_system
 from asr_am.lang.kaldi_lang import import_lang
 from asr_am.lang.lang_dir import Lang
-from asr_am.stages.align import targets
+from asr_am.stages.align import check_options, targets
 from tests.support.configurations import config
 from tests.support.synthetic_speech import Spoken, all_labels, make_lang, speak, store, write_features
 
@@ -122,3 +122,9 @@ def test_the_directories_are_options(copy: Path) -> None:
         targets(config("corpus=an4", "align=kaldi", "features=logmel", *given))
     (target,) = targets(config("corpus=an4", "align=kaldi", f"align.lang={copy}/kaldi/lang", *given, f"exp={copy}"))
     assert [path.name for path in target.inputs] == ["lang", "mfcc", "tri_train", "tri_dev"]
+    given += ["corpus=an4", "align=kaldi", f"align.lang={copy}/kaldi/lang", f"align.extractor={copy}"]
+    with pytest.raises(InputError, match=r"align.extractor=.*: has no final.ie"):
+        check_options(config(*given))
+    (copy / "ivector_online.scp").touch()
+    with pytest.raises(InputError, match=r"align.extractor and align.ivectors: give one of them"):
+        check_options(config(*given, f"align.ivectors={{train: {copy}}}"))

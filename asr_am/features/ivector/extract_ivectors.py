@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -53,17 +53,19 @@ def make_ivectors(
     """
     if unknown := set(options.online) - set(sets):
         raise InputError(f"ivectors.online: {min(unknown)!r} is not one of the sets {', '.join(sets)}; correct it")
-    jobs, work = (1 if device != "cpu" else jobs), out / "work"
+    jobs, scratch = (1 if device != "cpu" else jobs), out / "work"
     speech = {subset: Speech(features_dir, subset, options.normalise, device) for subset in ("train", *sets)}
     options.check_enough(speech["train"].reader.num_frames, len(speech["train"].reader.utterances))
-    work.mkdir(parents=True, exist_ok=True)
+    scratch.mkdir(parents=True, exist_ok=True)
     write_lines(out / OPTIONS, [json.dumps(asdict(options), indent=1)])
-    train_models(speech["train"], out, work, options, jobs)
+    train_models(speech["train"], out, scratch, options, jobs)
     for subset in sets:
-        write_ivectors(speech[subset], out, options, jobs)
+        write_ivectors(
+            speech[subset].by_speaker(), subset, out, partial(write_group, speech[subset], options, out), jobs
+        )
     keys = {subset: "utterance" if subset in options.online else "speaker" for subset in sets}
     IvectorInfo(options.dim, options.period, keys).save(out)
-    shutil.rmtree(work)
+    shutil.rmtree(scratch)
 
 
 def train_models(speech: Speech, out: Path, work: Path, options: IvectorOptions, jobs: int) -> None:
@@ -82,20 +84,32 @@ def train_models(speech: Speech, out: Path, work: Path, options: IvectorOptions,
         save_extractor(extractor_path, extractor)
 
 
-def write_ivectors(speech: Speech, out: Path, options: IvectorOptions, jobs: int) -> None:
-    """Writes the archives of one set and their common index."""
-    groups: list[list[tuple[str, list[str]]]] = [[]]
-    for speaker, utterances in speech.by_speaker().items():
+Group = list[tuple[str, list[str]]]  # speakers with their utterances
+
+
+def write_ivectors(
+    speakers: Mapping[str, list[str]], subset: str, out: Path, work: Callable[[tuple[Path, Group]], None], jobs: int
+) -> None:
+    """Writes the archives of one set, which exist in part if a run was killed, and their common index.
+
+    Args:
+        speakers: utterances of each speaker.
+        subset: name of the set.
+        out: output folder.
+        work: writes the archive of a group of speakers, with its index, under the name it is given.
+        jobs: worker processes.
+    """
+    groups: list[Group] = [[]]
+    for speaker, utterances in speakers.items():
         if sum(len(members) for _, members in groups[-1]) >= ARCHIVE:
             groups.append([])
         groups[-1].append((speaker, utterances))
-    tasks = [(out / f"{speech.subset}_ivectors.{n}", group) for n, group in enumerate(groups, start=1)]
+    tasks = [(out / f"{subset}_ivectors.{n}", group) for n, group in enumerate(groups, start=1)]
     missing = [task for task in tasks if not _index(task[0], "scp").exists()]
-    work = partial(write_group, speech, options, out)
-    parallel_map(work, missing, jobs, f"i-vectors of {speech.subset}")
+    parallel_map(work, missing, jobs, f"i-vectors of {subset}")
     for kind in ("crc32", "scp"):
         lines = [line for path, _ in tasks for line in read_lines(_index(path, kind), REMEDY)]
-        write_lines(out / f"{speech.subset}_ivectors.{kind}", sorted(lines))
+        write_lines(out / f"{subset}_ivectors.{kind}", sorted(lines))
     for path, _ in tasks:
         _index(path, "scp").unlink()
         _index(path, "crc32").unlink()
@@ -105,9 +119,7 @@ def _index(path: Path, kind: str) -> Path:
     return path.with_name(f"{path.name}.{kind}")
 
 
-def write_group(
-    speech: Speech, options: IvectorOptions, out: Path, task: tuple[Path, list[tuple[str, list[str]]]]
-) -> None:
+def write_group(speech: Speech, options: IvectorOptions, out: Path, task: tuple[Path, Group]) -> None:
     """Writes the i-vectors of a group of speakers as one archive."""
     path, group = task
     estimate = load_estimator(out, speech.device)

@@ -79,18 +79,70 @@ class KaldiReader:
         (count,) = struct.unpack("<i", self.take(4))
         return np.frombuffer(self.take(4 * count), dtype="<i4").tolist()
 
-    def vector(self) -> np.ndarray:
-        """Reads float32 or float64 as float32 [N]."""
+    def vector(self, dtype: type[np.floating] = np.float32) -> np.ndarray:
+        """Reads float32 or float64 as `dtype` [N]."""
         kind = self.expect("FV", "DV")
-        count, width = self.integer(), 4 if kind == "FV" else 8
-        return np.frombuffer(self.take(width * count), dtype=f"<f{width}").astype(np.float32)
+        return self._values(kind, self._size(), dtype)
 
-    def matrix(self) -> np.ndarray:
-        """Reads float32 or float64 as float32 [R, C]."""
+    def matrix(self, dtype: type[np.floating] = np.float32) -> np.ndarray:
+        """Reads float32 or float64 as `dtype` [R, C]."""
         kind = self.expect("FM", "DM")
-        rows, columns, width = self.integer(), self.integer(), 4 if kind == "FM" else 8
-        content = np.frombuffer(self.take(width * rows * columns), dtype=f"<f{width}")
-        return content.astype(np.float32).reshape(rows, columns)
+        rows, columns = self._size(), self._size()
+        return self._values(kind, rows * columns, dtype).reshape(rows, columns)
+
+    def symmetric_matrix(self) -> np.ndarray:
+        """Reads a packed lower triangle as float64 [R, R]."""
+        kind, size = self.expect("FP", "DP"), self._size()
+        values = self._values(kind, size * (size + 1) // 2, np.float64)
+        lower_RR = np.zeros((size, size))
+        lower_RR[np.tril_indices(size)] = values
+        return lower_RR + np.tril(lower_RR, -1).T
+
+    def _size(self) -> int:
+        size = self.integer()
+        if size < 0:
+            raise self.error("a negative size")
+        return size
+
+    def _values(self, kind: str, count: int, dtype: type[np.floating]) -> np.ndarray:
+        width = 4 if kind.startswith("F") else 8
+        return np.frombuffer(self.take(width * count), dtype=f"<f{width}").astype(dtype)
+
+
+def read_mixture(reader: KaldiReader) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Reads a DiagGmm: weights [G], means and variances [G, D], float32. Raises InputError if it is none."""
+    reader.expect("<DiagGMM>", "<DiagGMMBegin>")
+    if reader.expect("<GCONSTS>", "<WEIGHTS>") == "<GCONSTS>":
+        reader.vector()
+        reader.expect("<WEIGHTS>")
+    weights_G = reader.vector()
+    reader.expect("<MEANS_INVVARS>")
+    scaled_GD = reader.matrix()
+    reader.expect("<INV_VARS>")
+    precision_GD = reader.matrix()
+    reader.expect("</DiagGMM>", "<DiagGMMEnd>")
+    if scaled_GD.shape != precision_GD.shape or len(scaled_GD) != len(weights_G) or not len(weights_G):
+        raise reader.error("a mixture with arrays of different sizes")
+    if not (np.isfinite(scaled_GD).all() and (precision_GD > 0).all() and (weights_G > 0).all()):
+        raise reader.error("a mixture with a weight or variance that is not positive")
+    return weights_G, scaled_GD / precision_GD, 1 / precision_GD
+
+
+def read_matrix(path: Path, remedy: str) -> np.ndarray:
+    """Reads a file of one matrix, binary or text, as float64 [R, C]. Raises InputError if it holds none."""
+    try:
+        content = path.read_bytes()
+        if content.startswith(HEADER):
+            return KaldiReader(path, remedy).matrix(np.float64)
+        text = content.decode("ascii").strip()
+        if not (text.startswith("[") and text.endswith("]")):
+            raise ValueError("no matrix in brackets")
+        rows = [[float(x) for x in line.split()] for line in text[1:-1].splitlines() if line.strip()]
+        if len({len(row) for row in rows}) != 1:
+            raise ValueError("rows of different lengths")
+        return np.array(rows)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: holds no matrix ({error}); {remedy}") from error
 
 
 class KaldiWriter:
