@@ -7,6 +7,7 @@ neither their inputs nor their results are copied.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -15,11 +16,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
+from asr_am.errors import InputError
 from asr_am.parent_death import signal_on_parent_death
 from asr_am.progress import ProgressBar, mute
+
+log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -35,6 +41,10 @@ def _init_worker(parent: int, function: Callable[[Any], Any], items: Sequence[An
     """
     global _work
     _work = function, items
+    _begin_worker(parent)
+
+
+def _begin_worker(parent: int) -> None:
     mute()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the parent's handler
@@ -130,6 +140,72 @@ def _next_of(waiting: deque[tuple[int, Future[Result]]], bar: ProgressBar) -> Re
     result = future.result()
     bar.advance(size)
     return result
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Result of an item that has failed."""
+
+    reason: str
+
+
+def isolated_map(
+    function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str
+) -> list[Result | Failure]:
+    """Computes `function(item)` for each item in a forked process of its own. The others go on when one fails.
+
+    Args:
+        function: Called for each item. Its result is pickled.
+        items: Its arguments, which the processes inherit.
+        jobs: Number of processes at a time, at least 1.
+        description: Label of the progress bar.
+
+    Returns:
+        The results in the order of items, with a Failure where the function has raised an exception or its process was
+        killed.
+    """
+    context = multiprocessing.get_context("fork")
+    results: list[Result | Failure] = [Failure("was not run")] * len(items)
+    waiting = deque(enumerate(items))
+    running: dict[Connection, tuple[int, Any]] = {}
+    with ProgressBar(description, len(items)) as bar:
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    number, item = waiting.popleft()
+                    receiver, sender = context.Pipe(duplex=False)
+                    process = context.Process(target=_run_isolated, args=(os.getpid(), function, item, sender))
+                    process.start()
+                    sender.close()
+                    running[receiver] = number, process
+                ready = wait(list(running))
+                for receiver in [each for each in running if each in ready]:
+                    number, process = running.pop(receiver)
+                    try:
+                        results[number] = receiver.recv()
+                    except EOFError:
+                        results[number] = Failure("its process was killed (out of memory?)")
+                    process.join()
+                    receiver.close()
+                    bar.advance(1)
+        finally:
+            for _, process in running.values():
+                process.kill()
+                process.join()
+    return results
+
+
+def _run_isolated(parent: int, function: Callable[[Item], Result], item: Item, sender: Connection) -> None:
+    _begin_worker(parent)
+    result: Result | Failure
+    try:
+        result = function(item)
+    except InputError as error:
+        result = Failure(str(error))
+    except Exception as error:
+        log.exception("%s failed", item)
+        result = Failure(repr(error))
+    sender.send(result)
 
 
 def _map_in_pool(

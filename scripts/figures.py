@@ -4,7 +4,8 @@
     python scripts/figures.py stragglers scripts/bench/RESULTS.md scripts/bench/stragglers.svg
 
 The first shows how a recipe, the trainer, a strategy and a team fit together. The second shows the hours per epoch
-of Zhang et al. (ICASSP 2019), Table 3, beside those of the virtual cluster, from the record of `ibm_table3.py`.
+of Zhang et al. (ICASSP 2019), Table 3, beside those of the virtual cluster, from the record of experiment
+ibm_table3.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ text { font-family: Helvetica, Arial, sans-serif; font-size: 13px; fill: #1f2328
 """
 COLORS = {"recipe": "#ddf4ff", "train": "#dafbe1", "strategy": "#fff8c5", "team": "#fbefff", "paper": "#ffffff"}
 COLOR_OF = {"sync": "#0969da", "hybrid": "#bf8700", "adpsgd": "#1a7f37"}
-ROW = re.compile(r"^ibm_a (\w+) +(\d+)x  hours per epoch +([\d.]+) +([\d.]+)", re.MULTILINE)
+ROW = re.compile(r"\| ibm_a (\w+) (\d+)x \| hours \| ([\d.]+) \| ([\d.]+) \|")
 
 
 def svg(height: int, title: str, parts: list[str]) -> str:
@@ -89,7 +90,7 @@ def stragglers(record: str, out: Path) -> None:
     """Draws the hours per epoch by slowdown of one GPU, with the published values as lines across the bars.
 
     Args:
-        record: text of scripts/bench/RESULTS.md, with the table that `ibm_table3.py` printed.
+        record: text of scripts/bench/RESULTS.md, with the table of experiment ibm_table3.
         out: SVG file to write.
     """
     cells = {(m[1], int(m[2])): (float(m[3]), float(m[4])) for m in ROW.finditer(record)}

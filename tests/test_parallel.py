@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 import pytest
 
-from asr_am.parallel import parallel_map, threaded_map
+from asr_am.errors import InputError
+from asr_am.parallel import Failure, isolated_map, parallel_map, threaded_map
 
 
 def test_workers_inherit_what_cannot_be_pickled() -> None:
@@ -43,3 +46,20 @@ def test_an_error_in_a_thread_is_raised_and_ends_the_others() -> None:
     with pytest.raises(ValueError, match="one"):
         list(threaded_map(work, range(50), 2, "numbers"))
     assert len(begun) < 10
+
+
+def test_isolated_items_survive_each_other() -> None:
+    def work(item: str) -> str:
+        if item == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if item == "wrong":
+            raise InputError("wrong input")
+        if item == "bug":
+            raise ZeroDivisionError
+        return item.upper()
+
+    items = ["a", "killed", "wrong", "b", "bug", "c"]
+    found = isolated_map(work, items, 2, "items")
+    assert found[0::3] == ["A", "B"] and found[5] == "C"
+    reasons = [result.reason for result in found if isinstance(result, Failure)]
+    assert reasons == ["its process was killed (out of memory?)", "wrong input", "ZeroDivisionError()"]

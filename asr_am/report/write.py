@@ -67,6 +67,7 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
             *_training_section(runs),
             *strategy_sections(runs, scores, out, "report/"),
             *rescored_sections(corpus_dir, families),
+            *_paper_tables(corpus_dir),
             "## Language models",
             tables.language_models(models),
         ]
@@ -75,6 +76,12 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
     write_lines(path, [text])
     page = write_page(corpus_dir, out, text, runs, scores)
     log.info("report: %d scored runs, %d training runs; %s and %s", len(scores), len(runs), path, page)
+
+
+def _paper_tables(corpus_dir: Path) -> list[str]:
+    """Returns the tables of papers that stage table has made."""
+    made = [path.read_text(encoding="utf-8").strip() for path in sorted(corpus_dir.glob("tables/*/table.md"))]
+    return ["## Tables of papers", *made] if made else []
 
 
 def _retrained(corpus_dir: Path, scores: Sequence[SystemScore]) -> list[str]:

@@ -27,6 +27,7 @@ from asr_am.stages.recipe_files import CONF
 GROUPS = ("align", "cluster", "corpus", "features", "ivectors", "launcher", "lm", "logger", "model", "schedule",
           "strategy", "train", "workload")  # fmt: skip
 SECTIONS = (*GROUPS, "decode", "egs", "score", "speaker")
+TABLE = "table"  # of a paper, which only stage table reads
 CHECKED = ("corpus", "exp", "nj", "seed")  # overrides that need no further check
 STAGES_WITH_OPTIONS = ("lang", "features", "align", "speaker", "egs", "train", "decode", "rescore", "score")
 
@@ -42,7 +43,7 @@ def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
         InputError: an option is unknown, missing, of another type, out of range or does not fit another one.
     """
     check(cfg)
-    check_names("", cfg, [*(field.name for field in fields(RecipeOptions)), *SECTIONS])
+    check_names("", cfg, [*(field.name for field in fields(RecipeOptions)), *SECTIONS, TABLE])
     for section in SECTIONS:
         if not OmegaConf.is_dict(cfg.get(section)):
             raise InputError(f"{section}={cfg.get(section)}: must be a section with options")

@@ -20,7 +20,10 @@ from asr_am.stages.target import Target
 
 log = logging.getLogger(__name__)
 
-SHOWN = "score/*/*.json", "train/*/summary.json", "rescore/*/rescore.json", "lm/*/lm.json", "data/corpus.json"
+SHOWN = (
+    "score/*/*.json", "train/*/summary.json", "rescore/*/rescore.json", "lm/*/lm.json", "data/corpus.json",
+    "tables/*/table.md",
+)  # fmt: skip
 LEFT_OUT = ("corpus", "nj", "data_dir", "logger", "run")  # overrides that do not change the results
 
 

@@ -1,4 +1,4 @@
-"""The cluster of Ladkat et al. (2019) as config, on a few steps. scripts/bench/htm_tables.py has all tables."""
+"""The cluster of Ladkat et al. (2019) as config, on a few steps. Experiments htm_table1 and 2 have all."""
 
 from __future__ import annotations
 

@@ -34,11 +34,13 @@ class EpochTime:
         seconds: virtual seconds until the last learner has drained.
         batches: number of batches that each learner did, by rank.
         bytes_sent: by all learners, as the workload sizes their messages.
+        pull_latency: number of pulled shards by seconds, see `CommStats`.
     """
 
     seconds: float
     batches: dict[int, int]
     bytes_sent: float
+    pull_latency: dict[float, int]
 
 
 def time_epoch(
@@ -82,7 +84,9 @@ def time_epoch(
     owners: Counter[int] = Counter()
     cluster.run(run_learner)
     bytes_sent = sum(stats.modelled_bytes for stats in cluster.comm_stats)
-    return EpochTime(cluster.now, dict(sorted(owners.items())), bytes_sent)
+    pulls = sum((stats.pull_latency for stats in cluster.comm_stats), Counter[str]())
+    latency = {float(seconds): count for seconds, count in pulls.items()}
+    return EpochTime(cluster.now, dict(sorted(owners.items())), bytes_sent, latency)
 
 
 class _Weights(nn.Module):

@@ -1,0 +1,204 @@
+"""Makes a table of a paper, published values beside ours: `python -m asr_am.stages.table +experiment=NAME`.
+
+    python -m asr_am.stages.table +experiment=ibm_table3 nj=2
+    python -m asr_am.stages.table +experiment=ibm_table3 cluster.nic_bandwidth=6e9 exp=exp/slow
+
+conf/experiment/<paper>_<table>.yaml says in its section `table` what the cells are (asr_am/report/paper_table.py). Each
+is run with the table's seeds, `nj` runs at a time. A finished run is not run again. If one fails, the others go on, and
+the same command continues. Other overrides apply to every cell.
+
+Prints the table and writes it to exp/<corpus>/tables/<experiment>/table.md and table.json. Exits with 1 if a run
+failed, a value is too far from the published one, or an order does not hold.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import date
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from hydra import initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from asr_am.data.textfile import write_lines
+from asr_am.errors import InputError
+from asr_am.options import build
+from asr_am.parallel import Failure, isolated_map
+from asr_am.report.paper_table import Measures, Row, Table, count_predictions, format_rows, rows, unmet
+from asr_am.stages.app import (
+    check,
+    corpus_dir,
+    ends_on_signals,
+    given_overrides,
+    register,
+    reports_errors,
+    start_logging,
+    values,
+)
+from asr_am.stages.option_checks import TABLE, compose_job
+from asr_am.stages.recipe_files import CONF
+from asr_am.stages.table_members import WORK, Member, recipe
+from asr_am.stages.target import git_commit
+
+log = logging.getLogger(__name__)
+
+FITTED = re.compile(r" *(\w+):.*# \[fitted\]")
+Outcome = tuple[Measures, str] | Failure  # of a run: its measures and commit, or why it failed
+
+
+def experiment_of(overrides: Sequence[str]) -> str:
+    """Returns the name that +experiment= has. Raises InputError if there is none."""
+    for override in overrides:
+        name, _, value = override.lstrip("+").partition("=")
+        if name == "experiment":
+            return value
+    raise InputError("which table? Give +experiment=NAME, with a file conf/experiment/NAME.yaml that has a table")
+
+
+def read_table(cfg: DictConfig, experiment: str) -> Table:
+    """Returns the section `table`. Raises InputError if there is none, or it is wrong."""
+    if OmegaConf.select(cfg, TABLE) is None:
+        raise InputError(f"experiment={experiment}: conf/experiment/{experiment}.yaml has no section `table`")
+    return Table.build(values(cfg.table))
+
+
+def members(table: Table, cfg: DictConfig, overrides: Sequence[str]) -> dict[str, list[Member]]:
+    """Returns the runs of each cell, one for each seed. Call it where configurations can be composed.
+
+    Args:
+        table: the table.
+        cfg: the experiment's configuration.
+        overrides: those of the command.
+
+    Raises:
+        InputError: an option of a cell is wrong.
+    """
+    experiment, root = experiment_of(overrides), corpus_dir(cfg)
+    made: dict[str, list[Member]] = {}
+    for name, cell in table.cells.items():
+        work = {**table.work, **cell.work}
+        build(WORK[table.member], work, f"table.cells.{name}.work")  # finds mistakes before the first run
+        for seed in table.seeds:
+            run = f"{experiment}-{re.sub(r'[^A-Za-z0-9.+]+', '-', name).strip('-')}-s{seed}"
+            own = [*cell.options, *overrides, f"seed={seed}"]
+            composed = compose_job(own)
+            sections = {group: values(composed[group]) for group in ("cluster", "workload", "strategy")}
+            config = {**sections, "learners": composed.learners, "seed": seed, "corpus": cfg.corpus.name}
+            arguments = [f"~{TABLE}", *own, f"run={run}", "train.threads=1"]
+            folder = root / "tables" / experiment / run
+            made.setdefault(name, []).append(Member(run, table.member, folder, work, config, arguments, root))
+    return made
+
+
+def run_all(table: Table, runs: Mapping[str, Sequence[Member]], jobs: int) -> dict[str, Outcome]:
+    """Runs all members, those of `table.first` before the others. Returns their outcomes by name."""
+    outcomes: dict[str, Outcome] = {}
+    for wave in (table.first, [name for name in table.cells if name not in table.first]):
+        todo = [member for name in wave for member in runs[name]]
+        if todo:
+            found = isolated_map(Member.run, todo, jobs, "runs")
+            outcomes |= {member.name: outcome for member, outcome in zip(todo, found, strict=True)}
+    return outcomes
+
+
+def fitted(runs: Mapping[str, Sequence[Member]]) -> list[str]:
+    """Returns the constants that the files of the runs' clusters and workloads mark as fitted, as file.constant."""
+    sections = {(group, member.config[group]["name"]) for each in runs.values() for member in each
+                for group in ("cluster", "workload")}  # fmt: skip
+    found = []
+    for group, name in sorted(sections):
+        lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+        found += [f"{name}.{match[1]}" for line in lines if (match := FITTED.match(line))]
+    return found
+
+
+def check_fitted(table: Table, constants: Sequence[str]) -> None:
+    """Raises InputError if a cell names a constant that is not marked as fitted."""
+    for name, cell in table.cells.items():
+        if cell.fits is not None and cell.fits not in constants:
+            raise InputError(f"table.cells.{name}.fits={cell.fits}: is not marked as fitted; there are {constants}")
+
+
+def describe(table: Table, made: Sequence[Row], constants: Sequence[str], commits: Sequence[str], command: str) -> str:
+    """Returns the table as Markdown, with what was fitted and where it is from."""
+    independent, predictions = count_predictions(made)
+    many = f"{len(constants)} constants fitted ({', '.join(constants)})" if constants else "No constant fitted"
+    counts = f"{many}; {predictions} of {independent} independent cells are predictions."
+    parts = [
+        f"### {table.title}", f"    {command}", format_rows(made), counts, table.note.strip(),
+        f"Commit {', '.join(sorted(set(commits)))}, {date.today()}.",
+    ]  # fmt: skip
+    return "\n\n".join(filter(None, parts))
+
+
+def write(folder: Path, text: str, record: Mapping[str, Any]) -> None:
+    """Writes table.md and table.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_lines(folder / "table.md", [text])
+    write_lines(folder / "table.json", [json.dumps(record, indent=1)])
+
+
+def make_table(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Runs what is not finished, writes and prints the table.
+
+    Raises:
+        InputError: a run failed, a value is too far from the published one, or an order does not hold.
+    """
+    experiment = experiment_of(overrides)
+    table = read_table(cfg, experiment)
+    runs = members(table, cfg, overrides)
+    constants = fitted(runs)
+    check_fitted(table, constants)
+    folder = corpus_dir(cfg) / "tables" / experiment
+    start_logging(corpus_dir(cfg) / "log" / "table.log")
+    if table.member == "train":
+        recipe(cfg.corpus.name, ["--stop-stage", "5", "--nj", str(cfg.nj), f"~{TABLE}", *overrides])
+    else:
+        import_module("asr_am.distributed.simulator.epoch_timing")  # torch, once and not in each process
+    outcomes = run_all(table, runs, cfg.nj)
+    found: dict[str, list[Measures]] = {}
+    commits = []
+    for name, each in runs.items():
+        done = [outcome for member in each if not isinstance(outcome := outcomes[member.name], Failure)]
+        commits += [commit for _, commit in done]
+        if len(done) == len(each):
+            found[name] = [measures for measures, _ in done]
+    made, problems = rows(table, found), unmet(table, found)
+    command = shlex.join(["python", "-m", "asr_am.stages.table", *overrides])
+    text = describe(table, made, constants, commits or [git_commit()], command)
+    record = {
+        "title": table.title, "overrides": list(overrides), "commits": sorted(set(commits)), "date": str(date.today()),
+        "fitted": constants, "unmet": problems, "measures": found,
+        "rows": [vars(row) | {"mean": row.mean, "ratio": row.ratio} for row in made],
+    }  # fmt: skip
+    write(folder, text, record)
+    log.info("%s", text)
+    failed = {name: outcome.reason for name, outcome in outcomes.items() if isinstance(outcome, Failure)}
+    if failed:
+        reasons = "; ".join(f"{name} ({reason})" for name, reason in failed.items())
+        raise InputError(f"{len(failed)} of {len(outcomes)} runs failed: {reasons}; the same command continues")
+    if problems:
+        raise InputError(f"not as published: {'; '.join(problems)}")
+
+
+def main() -> None:
+    overrides = given_overrides(sys.argv[1:])
+    with ends_on_signals("table"), reports_errors("table", overrides):
+        if unknown := [word for word in sys.argv[1:] if word not in overrides]:
+            raise InputError(f"{unknown[0]}: is no override of the form name=value")
+        register()
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            cfg = compose_job(overrides)
+            check(cfg)
+            make_table(cfg, overrides)
+
+
+if __name__ == "__main__":
+    main()

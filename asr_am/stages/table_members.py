@@ -1,0 +1,241 @@
+"""The runs behind the cells of a paper's table, each a dict of measures.
+
+A run on a virtual cluster is a target of its own. A training is made by the recipe, whose stages know what is finished.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asr_am.errors import InputError
+from asr_am.options import build
+from asr_am.parent_death import signal_on_parent_death
+from asr_am.stages.recipe_files import ROOT
+from asr_am.stages.target import Target
+
+if TYPE_CHECKING:
+    from asr_am.distributed.cluster_config import Cluster, Workload
+
+log = logging.getLogger(__name__)
+
+LATE = 1.0  # seconds from which the delay of a pulled shard counts as an outlier
+
+
+@dataclass(frozen=True)
+class EpochWork:
+    """Options of member `epoch`.
+
+    Attributes:
+        steps: steps of each learner that are simulated.
+        epoch_steps: steps of each learner in an epoch.
+        elements: of the vector that stands for the model. More are needed if the strategy splits it into shards.
+        density: share of each gradient that exceeds any threshold.
+    """
+
+    steps: int
+    epoch_steps: int | None = None
+    elements: int = 4
+    density: float = 0.0
+
+
+@dataclass(frozen=True)
+class ParallaxWork:
+    """Options of member `parallax`.
+
+    Attributes:
+        model: sizes, see asr_am/parallax/throughput.py.
+        parallax: options, see asr_am/parallax/config.py.
+        examples: of a batch.
+        steps: that are timed.
+    """
+
+    model: dict[str, Any]
+    examples: int
+    parallax: dict[str, Any] = field(default_factory=dict)
+    steps: int = 2
+
+
+@dataclass(frozen=True)
+class TrainWork:
+    """Options of member `train`.
+
+    Attributes:
+        score: also decode and score, for the word error rate.
+    """
+
+    score: bool = False
+
+
+WORK = {"epoch": EpochWork, "parallax": ParallaxWork, "train": TrainWork}
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a cell.
+
+    Attributes:
+        name: of the run, in the whole table.
+        kind: as `member` of the table.
+        folder: where a run on a virtual cluster is kept.
+        work: its options.
+        config: values of the sections cluster, workload and strategy, and of learners, seed and the names of corpus and
+            language models.
+        overrides: of the configuration.
+        corpus_dir: exp/<corpus>.
+    """
+
+    name: str
+    kind: str
+    folder: Path
+    work: Mapping[str, Any]
+    config: Mapping[str, Any]
+    overrides: Sequence[str]
+    corpus_dir: Path
+
+    def __str__(self) -> str:
+        return self.name
+
+    def run(self) -> tuple[dict[str, float], str]:
+        """Makes the run unless it is finished, and returns its measures and the commit that made it."""
+        if self.kind == "train":
+            return train(self)
+        simulate = {"epoch": simulate_epoch, "parallax": simulate_parallax}[self.kind]
+        sources = {name: self.config[name] for name in ("cluster", "workload", "strategy", "learners", "seed")}
+
+        def make(folder: Path) -> None:
+            (folder / "measures.json").write_text(json.dumps(simulate(self), indent=1) + "\n")
+
+        Target(self.folder, [], {**sources, "kind": self.kind, "work": self.work}, make).run()
+        measures = json.loads((self.folder / "measures.json").read_text())
+        return measures, json.loads((self.folder / ".done").read_text())["commit"]
+
+
+def _virtual(member: Member) -> tuple[Cluster, Workload]:
+    from asr_am.distributed.cluster_config import Cluster, Workload
+
+    return Cluster.build(member.config["cluster"]), Workload.build(member.config["workload"])
+
+
+def simulate_epoch(member: Member) -> dict[str, float]:
+    """Returns the measures of (a part of) an epoch on a virtual cluster.
+
+    speed_up is relative to the computing time of the same batches on one device. hours are those of an epoch.
+    fewest_to_most compares the batches of the learners. late_pulls is the share of pulled shards that took a second or
+    longer.
+    """
+    import torch
+
+    from asr_am.distributed.simulator.epoch_timing import time_epoch
+    from asr_am.stages.train_config import strategy_factory
+
+    torch.set_num_threads(1)
+    work = build(EpochWork, member.work, "table.work")
+    hardware, workload = _virtual(member)
+    learners = member.config["learners"]
+    batches = work.steps * learners
+    epoch = time_epoch(
+        strategy_factory(dict(member.config["strategy"])), hardware, workload, learners=learners, batches=batches,
+        seed=member.config["seed"], elements=work.elements, density=work.density,
+    )  # fmt: skip
+    pulls = sum(epoch.pull_latency.values())
+    late = sum(count for seconds, count in epoch.pull_latency.items() if seconds >= LATE)
+    measures = {
+        "step_seconds": epoch.seconds / work.steps,
+        "speed_up": batches * workload.seconds(hardware.device, 1, 1) / epoch.seconds,
+        "megabytes_sent": epoch.bytes_sent / batches / 1e6,
+        "fewest_to_most": min(epoch.batches.values()) / max(epoch.batches.values()),
+    }
+    if work.epoch_steps is not None:
+        measures["hours"] = epoch.seconds / work.steps * work.epoch_steps / 3600
+    if pulls:
+        measures["late_pulls"] = late / pulls
+    return measures
+
+
+def simulate_parallax(member: Member) -> dict[str, float]:
+    """Returns the measures of steps of Parallax.
+
+    throughput is in examples per second of all learners. megabytes_sent are those of a learner in a step, with what
+    servers send to it, and megabytes_moved counts them where they are sent and where they are received.
+    """
+    from asr_am.parallax.config import Config
+    from asr_am.parallax.throughput import SizedModel, time_steps
+
+    logging.getLogger("asr_am.parallax").setLevel(logging.WARNING)  # not the plan of each run
+    work = build(ParallaxWork, member.work, "table.work")
+    model = build(SizedModel, work.model, "table.work.model")
+    hardware, workload = _virtual(member)
+    learners = member.config["learners"]
+    config = build(Config, work.parallax, "table.work.parallax")
+    step = time_steps(model, config, hardware, workload, learners, work.steps, member.config["seed"])
+    return {
+        "step_seconds": step.seconds,
+        "throughput": learners * work.examples / step.seconds,
+        "speed_up": learners * workload.seconds(hardware.device, 1, 1) / step.seconds,
+        "megabytes_sent": step.bytes_sent / 1e6,
+        "megabytes_moved": 2 * step.bytes_sent / 1e6,
+    }
+
+
+def recipe(corpus: str, arguments: Sequence[str], output: Path | None = None) -> None:
+    """Runs a recipe.
+
+    Args:
+        corpus: its name.
+        arguments: of run.sh.
+        output: file for what it prints, None to print it.
+
+    Raises:
+        InputError: it failed.
+    """
+    command = [str(ROOT / "recipes" / corpus / "run.sh"), *arguments]
+    if not Path(command[0]).exists():
+        raise InputError(f"{command[0]} does not exist; run this in a checkout, with a corpus that has a recipe")
+    run = {"preexec_fn": lambda: signal_on_parent_death(15), "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    if output is None:
+        if subprocess.run(command, **run).returncode:  # type: ignore[call-overload]
+            raise InputError(f"{' '.join(command)} failed, see above")
+        return
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("w") as file:
+        status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, **run).returncode  # type: ignore[call-overload]
+    if status:
+        last = (output.read_text().strip().splitlines() or [f"exit status {status}"])[-1]
+        raise InputError(f"{last} ({output})")
+
+
+def train(member: Member) -> tuple[dict[str, float], str]:
+    """Trains by the recipe, and returns the measures of the training run.
+
+    seconds are those of the run's clock, virtual on a virtual cluster.
+    """
+    from asr_am.report.runs import read_training_run
+
+    work = build(TrainWork, member.work, "table.work")
+    corpus = member.config["corpus"]
+    stages = ["--stage", "6", "--stop-stage", "9" if work.score else "6", "--nj", "1"]
+    systems = ["systems=[nnet]"] if work.score else []
+    recipe(corpus, [*stages, *systems, *member.overrides], member.folder.with_suffix(".log"))
+    run = read_training_run(member.corpus_dir / "train" / member.name)
+    best = run.best_epoch - 1
+    measures = {
+        "heldout_loss": run.loss_E[best], "last_loss": run.loss_E[-1], "frame_error": run.frame_error_E[best],
+        "seconds": run.seconds or 0.0,
+    }  # fmt: skip
+    if counts := run.batches_per_learner.values():
+        measures["fewest_to_most"] = min(counts) / max(counts)
+    if staleness := run.staleness:
+        measures["staleness"] = sum(value * count for value, count in staleness.items()) / sum(staleness.values())
+    if work.score:
+        for path in member.corpus_dir.glob(f"score/{member.name}_*/wer.json"):
+            for subset, counts in json.loads(path.read_text()).items():
+                if isinstance(counts, dict) and "wer" in counts:
+                    measures[f"wer_{subset}"] = counts["wer"]
+    return measures, run.commit or "unknown"

@@ -1,0 +1,104 @@
+"""Stage table: runs that fail, are killed or finished, and the tables of conf/experiment."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asr_am.errors import InputError
+from asr_am.options import build
+from asr_am.parallax.config import Config
+from asr_am.parallax.throughput import SizedModel
+from asr_am.report.paper_table import Table
+from asr_am.stages.app import values
+from asr_am.stages.recipe_files import ROOT
+from asr_am.stages.table import check_fitted, experiment_of, fitted, members, read_table
+from asr_am.stages.table_members import WORK, Member, ParallaxWork
+from tests.support.configurations import config
+from tests.support.toy_stage import ENVIRONMENT
+
+TABLES = [path.stem for path in sorted((ROOT / "conf/experiment").glob("*.yaml")) if "\ntable:" in path.read_text()]
+TOY = """
+# @package _global_
+defaults: [{override /cluster: ibm_a}, {override /workload: swb2000_lstm}]
+learners: 16
+table:
+  title: A toy
+  member: epoch
+  within: 1.05
+  work: {steps: 3, epoch_steps: 13393}
+  cells:
+    sync: {options: [strategy=sync, strategy.form=weights], published: {hours: 1.09}, fits: ibm_a.all_reduce_efficiency}
+    odd one: {options: [strategy=adpsgd, learners=LEARNERS], published: {hours: HOURS}}
+    hybrid: {options: [strategy=hybrid], published: {hours: 0.8}, judged: false}
+"""
+
+
+def run(folder: Path, learners: int, hours: float) -> subprocess.CompletedProcess[str]:
+    """Runs the table in a process of its own."""
+    experiment = folder / "conf/experiment/toy.yaml"
+    experiment.parent.mkdir(parents=True, exist_ok=True)
+    experiment.write_text(TOY.replace("LEARNERS", str(learners)).replace("HOURS", str(hours)))
+    return run_stage(f"hydra.searchpath=[file://{folder / 'conf'}]", "+experiment=toy", f"exp={folder}", "nj=2")
+
+
+def run_stage(*overrides: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "asr_am.stages.table", *overrides]
+    return subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, text=True, capture_output=True, check=False)
+
+
+def test_a_failed_run_is_named_and_the_same_command_continues(tmp_path: Path) -> None:
+    process = run(tmp_path, learners=3, hours=0.87)
+    folder = tmp_path / "minicts/tables/toy"
+    assert process.returncode == 1
+    assert "1 of 3 runs failed: toy-odd-one-s1 (" in process.stderr and "an even number" in process.stderr
+    assert "the same command continues" in process.stderr and "Traceback" not in process.stderr
+    assert "| odd one | hours | 0.87 | – | – |  |" in process.stdout
+    done = {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("*/.done")}
+    assert set(done) == {"toy-sync-s1", "toy-hybrid-s1"}
+
+    process = run(tmp_path, learners=4, hours=9.9)
+    assert process.returncode == 1 and "not as published: odd one, hours: 1.0" in process.stderr
+    assert {name: (folder / name / ".done").stat().st_mtime_ns for name in done} == done  # not run again
+    record = json.loads((folder / "table.json").read_text())
+    assert record["rows"][0]["ratio"] == pytest.approx(1.0, rel=0.05) and len(record["unmet"]) == 1
+    assert len(record["fitted"]) == 3 and "2 of 3 independent cells are predictions" in process.stdout
+    assert (folder / "table.md").read_text().startswith("### A toy\n")
+
+
+def test_mistakes_are_named_before_the_first_run() -> None:
+    with pytest.raises(InputError, match=r"which table\? Give \+experiment=NAME"):
+        experiment_of(["nj=2"])
+    with pytest.raises(InputError, match=r"conf/experiment/fusion.yaml has no section `table`"):
+        read_table(config("+experiment=fusion"), "fusion")
+    cells = {"a": {"fits": "ibm_a.nic_bandwidth"}, "b": {"work": {"stepps": 3}}}
+    table = Table.build({"title": "", "member": "epoch", "within": 1.1, "cells": cells})
+    with pytest.raises(InputError, match=r"table.cells.a.fits=ibm_a.nic_bandwidth: is not marked as fitted"):
+        check_fitted(table, ["ibm_a.overlap_speed"])
+    with pytest.raises(InputError, match=r"table.cells.a.work.steps: is missing"):
+        members(table, config(), ["+experiment=toy"])
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_is_valid(name: str) -> None:
+    cfg = config(f"+experiment={name}")
+    table = Table.build(values(cfg.table))
+    for cell in table.cells.values():
+        work = build(WORK[table.member], {**table.work, **cell.work}, "work")
+        if isinstance(work, ParallaxWork):
+            build(SizedModel, work.model, "model")
+            build(Config, work.parallax, "parallax")
+    used = {option.removeprefix("cluster=") for cell in table.cells.values() for option in cell.options
+            if option.startswith("cluster=")} | {cfg.cluster.name}  # fmt: skip
+    workloads = {option.removeprefix("workload=") for cell in table.cells.values() for option in cell.options
+                 if option.startswith("workload=")} | {cfg.workload.name}  # fmt: skip
+    members = [
+        Member("", table.member, Path(), {}, {"cluster": {"name": cluster}, "workload": {"name": workload}}, [], Path())
+        for cluster in used
+        for workload in workloads
+    ]
+    check_fitted(table, fitted({"all": members}))
