@@ -11,7 +11,6 @@ sampling rates at most, and commands only where the user has allowed them.
 from __future__ import annotations
 
 import logging
-import os
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from lhotse import Recording, RecordingSet, SupervisionSegment, SupervisionSet, 
 from lhotse.augmentation import Resample, Speed
 
 from asr_am.data.checksums import intact
+from asr_am.data.temporary import replacing
 from asr_am.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -114,9 +114,8 @@ def _with_relative_paths(recording: Recording, data_dir: Path) -> Recording:
 
 def _write(manifest: RecordingSet | SupervisionSet, path: Path) -> None:
     check_manifest(manifest, path)
-    temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")  # lhotse infers the format from the suffix
-    manifest.to_file(temporary)
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        manifest.to_file(temporary)
 
 
 def _read(path: Path, kind: type[Manifest]) -> Manifest:

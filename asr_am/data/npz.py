@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import zipfile
 import zlib
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from asr_am.data.checksums import intact
+from asr_am.data.temporary import replacing
 from asr_am.errors import InputError
 
 DAMAGE = (
@@ -23,12 +23,8 @@ DAMAGE = (
 
 def write_npz(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
     """Writes arrays under a temporary name that is then renamed."""
-    temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")
-    try:
+    with replacing(path) as temporary:
         np.savez(temporary, allow_pickle=False, **{name: np.asarray(array) for name, array in arrays.items()})
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_npz(path: Path, *names: str, remedy: str) -> list[np.ndarray]:

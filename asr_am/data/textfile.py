@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from asr_am.data.checksums import intact
+from asr_am.data.temporary import replacing
 from asr_am.errors import InputError
 
 # Only these separate words: str.split() would also split at a no-break space, which a word may contain.
@@ -20,10 +20,8 @@ GZIP = b"\x1f\x8b"  # magic number, as names are unreliable
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Writes `lines`, each ended by a newline, under a temporary name that is then renamed."""
-    temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8", newline="\n") as file:
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{line}\n" for line in lines)
-    os.replace(temporary, path)
 
 
 def numbered_lines(path: Path, remedy: str = "check that the file is complete") -> Iterator[tuple[int, str]]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from asr_am.data.checksums import file_crc32
+from asr_am.data.temporary import replacing
 from asr_am.decode.ctm import CtmWord
 from asr_am.decode.hypotheses import hypotheses
 from asr_am.decode.lattice import Lattice, LmScale
@@ -212,9 +213,8 @@ def decode_shard(job: Job, shard: tuple[Path, tuple[str, ...]]) -> None:
             if data:
                 lattices.write(utterance.encode() + b" " + data)
     content = json.dumps(results).encode()
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(_checksums(path, content) + content)
-    temporary.rename(path.with_suffix(".json"))
+    with replacing(path.with_suffix(".json")) as temporary:
+        temporary.write_bytes(_checksums(path, content) + content)
 
 
 def read_shard(path: Path) -> list[Decoded]:

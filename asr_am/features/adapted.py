@@ -20,6 +20,7 @@ import numpy as np
 
 from asr_am.data.checksums import intact
 from asr_am.data.kaldi_archive import Entry, read_entry, read_scp, reason, write_archive
+from asr_am.data.temporary import replacing
 from asr_am.errors import InputError
 from asr_am.features.feature_archive import DAMAGE, REMEDY_ALIGN, load_matrix
 from asr_am.features.reader import FeatureReader, read_options
@@ -66,9 +67,8 @@ class Projection:
 
     def save(self, path: Path) -> None:
         """Writes the matrix in Kaldi's binary format (its `final.mat`). The splicing context follows from its width."""
-        temporary = path.with_name(f"tmp.{path.name}")
-        kaldiio.save_mat(str(temporary), self.matrix)
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            kaldiio.save_mat(str(temporary), self.matrix)
 
     @classmethod
     def load(cls, path: Path, num_static: int) -> Projection:

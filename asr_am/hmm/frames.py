@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from asr_am.data.npz import read_npz, write_npz
+from asr_am.data.temporary import replacing
 from asr_am.errors import InputError
 from asr_am.hmm import REMEDY
 from asr_am.progress import track
@@ -100,25 +100,25 @@ class FrameStore:
         Raises:
             InputError: features are not finite, or differ in dimension.
         """
-        temporary = folder.with_name(f"tmp.{os.getpid()}.{folder.name}")
-        shutil.rmtree(temporary, ignore_errors=True)  # of a killed process with the same id
-        temporary.mkdir(parents=True)
         lengths, dims = [], set()
-        with open(temporary / FRAMES, "wb") as file:
-            for utterance in track(utterances, description):
-                x_TD = np.ascontiguousarray(read(utterance), dtype=np.float32)
-                if not np.isfinite(x_TD).all():
-                    raise InputError(f"utterance {utterance}: features are not finite; run stage 2 (features) again")
-                file.write(x_TD.data)
-                lengths.append(len(x_TD))
-                dims.add(x_TD.shape[1])
-        if len(dims) != 1:
-            raise InputError(
-                f"{folder.name}: utterances differ in feature dimension, {sorted(dims)}; run stage 2 (features) again"
-            )
-        offsets_U1 = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        index = {"utterances": np.array(utterances), "offsets": offsets_U1, "dim": dims.pop()}
-        write_npz(temporary / "index.npz", index)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(temporary, folder)
+        with replacing(folder) as temporary:
+            temporary.mkdir(parents=True)
+            with (temporary / FRAMES).open("wb") as file:
+                for utterance in track(utterances, description):
+                    x_TD = np.ascontiguousarray(read(utterance), dtype=np.float32)
+                    if not np.isfinite(x_TD).all():
+                        raise InputError(
+                            f"utterance {utterance}: features are not finite; run stage 2 (features) again"
+                        )
+                    file.write(x_TD.data)
+                    lengths.append(len(x_TD))
+                    dims.add(x_TD.shape[1])
+            if len(dims) != 1:
+                raise InputError(
+                    f"{folder.name}: utterances differ in feature dimension, {sorted(dims)}; run stage 2 (features) "
+                    "again"
+                )
+            offsets_U1 = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+            index = {"utterances": np.array(utterances), "offsets": offsets_U1, "dim": dims.pop()}
+            write_npz(temporary / "index.npz", index)
         return cls(folder)

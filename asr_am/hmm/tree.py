@@ -8,12 +8,12 @@ system is the special case of a window of one phone and no questions.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from asr_am.data.temporary import replacing
 from asr_am.data.textfile import load_json
 from asr_am.errors import InputError
 from asr_am.hmm import REMEDY
@@ -86,9 +86,8 @@ class DecisionTree:
     def save(self, path: Path) -> None:
         """Writes JSON, atomically."""
         roots = [{"phones": root.phones, "states": [_to_json(node) for node in root.states]} for root in self.roots]
-        temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")
-        temporary.write_text(json.dumps({"width": self.width, "roots": roots}) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps({"width": self.width, "roots": roots}) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> DecisionTree:

@@ -11,6 +11,7 @@ from pathlib import Path
 import kaldifst
 
 from asr_am.data.checksums import intact
+from asr_am.data.temporary import replacing
 from asr_am.errors import InputError
 
 
@@ -32,12 +33,11 @@ def read_fst(path: Path, remedy: str = "run the stage that makes it again") -> k
 
 def write_fst(fst: kaldifst.StdVectorFst, path: Path) -> None:
     """Writes an OpenFst file atomically."""
-    temporary = path.with_name(path.name + ".tmp")
-    with silence_stderr():
-        written = fst.write(str(temporary))
-    if not written:
-        raise InputError(f"{path}: cannot be written (disk full?)")
-    temporary.rename(path)
+    with replacing(path) as temporary:
+        with silence_stderr():
+            written = fst.write(str(temporary))
+        if not written:
+            raise InputError(f"{path}: cannot be written (disk full?)")
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from asr_am.data.temporary import replacing
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
@@ -71,6 +73,5 @@ def save_png(figure: Figure, path: Path) -> None:
 
 
 def _write(figure: Figure, path: Path, metadata: dict[str, None]) -> None:
-    temporary = path.with_name(f"tmp.{path.name}")
-    figure.savefig(temporary, dpi=150, metadata=metadata)
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=150, metadata=metadata)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from asr_am.data.temporary import replacing
 from asr_am.errors import InputError
 from asr_am.score.alignment import CORRECT, DELETION, INSERTION, SUBSTITUTION, Pair
 from asr_am.score.scoring import ALL, Counts, Score, SegmentScore
@@ -113,6 +113,5 @@ def _frequent_errors(score: Score) -> Iterator[str]:
 def _write_renamed(path: Path, text: str) -> None:
     if path.is_dir():
         raise InputError(f"{path}: is a directory; give a file to write")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

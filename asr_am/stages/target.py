@@ -32,7 +32,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from asr_am.data import disk
 from asr_am.data.checksums import DONE, FIELD, file_crc32s
+from asr_am.data.temporary import remove_leftovers
 from asr_am.errors import DISK_FULL, InputError, is_disk_full
 
 log = logging.getLogger(__name__)
@@ -189,7 +191,8 @@ class Target:
         }
         done |= {"commit": git_commit(), "date": datetime.datetime.now().isoformat(timespec="seconds"), "files": files}
         done[FIELD] = checksums
-        _write_atomically(folder / DONE, json.dumps(done, indent=1, default=str))
+        content = json.dumps(done, indent=1, default=str).encode()
+        disk.replace(folder / DONE, lambda file: file.write(content))
         log.info("wrote %s: %d files, %.1f s", self.out, len(files), seconds)
 
     def _prepare(self, folder: Path, key: str) -> bool:
@@ -197,12 +200,13 @@ class Target:
         if self._owns(folder, key):
             log.info("%s: resuming an interrupted run", folder)
             (folder / DONE).unlink(missing_ok=True)
+            remove_leftovers(folder)
             return False
         if folder.exists():
             log.info("%s: removing an unfinished run with other inputs or values", folder)
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
-        _write_atomically(folder / KEY, key)
+        disk.replace(folder / KEY, lambda file: file.write(key.encode()))
         return True
 
 
@@ -319,15 +323,6 @@ def _replace(folder: Path, out: Path, keep_old: bool) -> None:
     folder.rename(out)
     if not keep_old:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
 
 
 LOCK_WAIT = 10.0  # seconds for processes to end that a killed process has left

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import soundfile
 
+from asr_am.data.temporary import replacing
 from local.minicts.conditions import SAMPLING_RATE, Condition
 from local.minicts.espeak import Espeak
 from local.minicts.telephone import babble_from, draw_line, mix, transmit
@@ -150,6 +150,5 @@ def _render(call: Call, spoken: list[np.ndarray], utterances: list[Utterance], r
 
 
 def _write_wav(path: Path, samples_T2: np.ndarray) -> None:
-    temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
-    soundfile.write(temporary, samples_T2, SAMPLING_RATE, subtype="ULAW", format="WAV")
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        soundfile.write(temporary, samples_T2, SAMPLING_RATE, subtype="ULAW", format="WAV")

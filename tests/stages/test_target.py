@@ -173,6 +173,7 @@ def test_failure_keeps_the_old_output(tmp_path: Path, source: Path) -> None:
 SCRIPT = """
     import sys, time
     from pathlib import Path
+    from asr_am.data.temporary import replacing
     from asr_am.stages.target import Target
 
     def build(folder):
@@ -181,7 +182,10 @@ SCRIPT = """
                 (folder / str(step)).write_text(sys.argv[2])
                 print("made", step, flush=True)
             if step == int(sys.argv[3]):
-                time.sleep(60)
+                with replacing(folder / "late.txt") as temporary:
+                    temporary.write_text("half")
+                    print("waits", flush=True)
+                    time.sleep(60)
 
     Target(Path(sys.argv[1]) / "out", [], {}, build).run()
 """
@@ -194,7 +198,7 @@ def test_killed_in_the_middle_then_resumed(tmp_path: Path) -> None:
 
     first = start("first", 1)
     assert first.stdout
-    assert [first.stdout.readline() for _ in range(2)] == ["made 0\n", "made 1\n"]
+    assert [first.stdout.readline() for _ in range(3)] == ["made 0\n", "made 1\n", "waits\n"]
     with pytest.raises(InputError, match="another process"):
         Target(tmp_path / "out", [], {}, lambda folder: None).run()
     os.kill(first.pid, signal.SIGKILL)
@@ -203,6 +207,7 @@ def test_killed_in_the_middle_then_resumed(tmp_path: Path) -> None:
     second = start("second", 9)
     assert second.communicate(timeout=30)[0] == "made 2\n"
     assert [(tmp_path / "out" / str(step)).read_text() for step in range(3)] == ["first", "first", "second"]
+    assert not list((tmp_path / "out").glob("*late*")), "what was half-written"
 
 
 def test_killed_between_the_two_renames(tmp_path: Path, source: Path) -> None:
