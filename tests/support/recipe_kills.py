@@ -260,7 +260,8 @@ def main() -> int:
             rng = random.Random(f"{stage} {arguments.seed}")
             number = STAGES.index(stage)
             result = kill_often(stage, arguments.kills, folder, seconds[stage], varying, rng)
-            own = sorted(n for n in varying if n not in read_files(folder / f"state{number}"))
+            before, after = (read_files(folder / f"state{n}").keys() for n in (number, number + 1))
+            own = sorted(varying & (after - before))
             cells = [
                 f"{number} {stage}", result.kills, result.resumed, result.equal, f"{seconds[stage]:.1f}",
                 ", ".join(own) or "-", git_commit(), datetime.date.today(),
