@@ -11,6 +11,7 @@ from asr_am.errors import InputError
 
 HEADER = b"\0B"
 MAX_TOKEN = 64
+MAX_VALUE = 1e15  # in a matrix of a file
 
 
 class KaldiReader:
@@ -132,17 +133,22 @@ def read_matrix(path: Path, remedy: str) -> np.ndarray:
     """Reads a file of one matrix, binary or text, as float64 [R, C]. Raises InputError if it holds none."""
     try:
         content = path.read_bytes()
-        if content.startswith(HEADER):
-            return KaldiReader(path, remedy).matrix(np.float64)
-        text = content.decode("ascii").strip()
-        if not (text.startswith("[") and text.endswith("]")):
-            raise ValueError("no matrix in brackets")
-        rows = [[float(x) for x in line.split()] for line in text[1:-1].splitlines() if line.strip()]
-        if len({len(row) for row in rows}) != 1:
-            raise ValueError("rows of different lengths")
-        return np.array(rows)
+        matrix = KaldiReader(path, remedy).matrix(np.float64) if content.startswith(HEADER) else _parse_matrix(content)
+        if not (np.abs(matrix) < MAX_VALUE).all():
+            raise ValueError("a value that is not finite, or huge")
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: holds no matrix ({error}); {remedy}") from error
+    return matrix
+
+
+def _parse_matrix(content: bytes) -> np.ndarray:
+    text = content.decode("ascii").strip()
+    if not (text.startswith("[") and text.endswith("]")):
+        raise ValueError("no matrix in brackets")
+    rows = [[float(x) for x in line.split()] for line in text[1:-1].splitlines() if line.strip()]
+    if len({len(row) for row in rows}) != 1:
+        raise ValueError("rows of different lengths")
+    return np.array(rows)
 
 
 class KaldiWriter:

@@ -197,9 +197,10 @@ def _read_model(path: Path) -> Extractor:
         raise reader.error("matrices of different sizes")
     loadings_GDS, precisions_GDD = torch.from_numpy(np.stack(loadings)), torch.from_numpy(np.stack(precisions))
     factors_GDD, info_G = torch.linalg.cholesky_ex(precisions_GDD)
-    if info_G.any() or not (loadings_GDS.isfinite().all() and factors_GDD.isfinite().all()):
+    extractor = Extractor(loadings_GDS, torch.cholesky_inverse(factors_GDD), offset)
+    if info_G.any() or not extractor.quadratic_GP.isfinite().all():
         raise reader.error("a matrix that is not finite or not positive definite")
-    return Extractor(loadings_GDS, torch.cholesky_inverse(factors_GDD), offset)
+    return extractor
 
 
 def _read_options(path: Path) -> dict[str, str]:
