@@ -77,7 +77,8 @@ def lm_config(cfg: DictConfig, out: Path) -> TrainConfig:
 def _open_run(
     root: Path, section: LmSection, options: LmOptions, config: TrainConfig, _: TrainOptions
 ) -> Trainable:  # fmt: skip
-    from asr_am.train.lm import LmRun, read_text
+    from asr_am.train.lm import LmRun
+    from asr_am.train.lm_text import read_text
 
     words = _vocabulary(root)
     text = find_text(root / "data/lm", section.text)

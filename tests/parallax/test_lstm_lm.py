@@ -16,7 +16,7 @@ from asr_am.distributed.team import Team
 from asr_am.lang.units import Units
 from asr_am.model.lstm_lm import IGNORED, LstmLm, LstmLmOptions
 from asr_am.parallax import Config
-from asr_am.train.lm import Text, encode
+from asr_am.train.lm_text import Text, encode
 from tests.support.toy_lm import Weights, assert_close, hardware
 
 LEARNERS, STEPS, SENTENCES = 4, 6, 3  # of a learner's batch

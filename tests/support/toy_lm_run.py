@@ -16,7 +16,8 @@ from asr_am.distributed.strategies.local import Local
 from asr_am.distributed.team import SingleProcess
 from asr_am.model.lstm_lm import LstmLmOptions
 from asr_am.parallax.strategy import Parallax
-from asr_am.train.lm import HeldOutText, LmOptions, LmRun, read_text
+from asr_am.train.lm import HeldOutText, LmOptions, LmRun
+from asr_am.train.lm_text import read_text
 from asr_am.train.run_setup import StrategyFactory
 from asr_am.train.simulate import simulate_run
 from asr_am.train.tracking import NoTracker, Tracker

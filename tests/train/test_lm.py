@@ -26,7 +26,8 @@ from asr_am.lang.units import BOUNDARY, Units
 from asr_am.model.lm_file import load_lm
 from asr_am.model.lstm_lm import IGNORED
 from asr_am.parallax.strategy import Parallax
-from asr_am.train.lm import HeldOutText, LmData, LmOptions, LmRun, encode, finish, read_text
+from asr_am.train.lm import HeldOutText, LmOptions, LmRun, finish
+from asr_am.train.lm_text import LmData, encode, read_text
 from tests.support.toy_lm_run import (
     ADAGRAD,
     DEV,
