@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LATE = 1.0  # seconds from which the delay of a pulled shard counts as an outlier
+LATE = 4.0  # seconds from which the delay of a pulled shard counts as an outlier
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,17 @@ def _virtual(member: Member) -> tuple[Cluster, Workload]:
     return Cluster.build(member.config["cluster"]), Workload.build(member.config["workload"])
 
 
+def _mean(counts: Mapping[int, int]) -> float:
+    """Returns the mean of counted values, 0 without any."""
+    return sum(value * count for value, count in counts.items()) / max(sum(counts.values()), 1)
+
+
 def simulate_epoch(member: Member) -> dict[str, float]:
     """Returns the measures of (a part of) an epoch on a virtual cluster.
 
-    speed_up is relative to the computing time of the same batches on one device. hours are those of an epoch.
-    fewest_to_most compares the batches of the learners. late_pulls is the share of pulled shards that took a second or
-    longer.
+    speed_up is relative to the computing time of the same batches on one device, computing_share is its share of the
+    number of learners. hours are those of an epoch. fewest_to_most compares the batches of the learners. late_pulls is
+    the share of pulled shards that took 4 s or longer.
     """
     import torch
 
@@ -144,11 +149,14 @@ def simulate_epoch(member: Member) -> dict[str, float]:
         strategy_factory(dict(member.config["strategy"])), hardware, workload, learners=learners, batches=batches,
         seed=member.config["seed"], elements=work.elements, density=work.density,
     )  # fmt: skip
+    speed_up = batches * workload.seconds(hardware.device, 1, 1) / epoch.seconds
     pulls = sum(epoch.pull_latency.values())
     late = sum(count for seconds, count in epoch.pull_latency.items() if seconds >= LATE)
     measures = {
         "step_seconds": epoch.seconds / work.steps,
-        "speed_up": batches * workload.seconds(hardware.device, 1, 1) / epoch.seconds,
+        "speed_up": speed_up,
+        "computing_share": speed_up / learners,
+        "staleness": _mean(epoch.staleness),
         "megabytes_sent": epoch.bytes_sent / batches / 1e6,
         "fewest_to_most": min(epoch.batches.values()) / max(epoch.batches.values()),
     }
@@ -231,8 +239,8 @@ def train(member: Member) -> tuple[dict[str, float], str]:
     }  # fmt: skip
     if counts := run.batches_per_learner.values():
         measures["fewest_to_most"] = min(counts) / max(counts)
-    if staleness := run.staleness:
-        measures["staleness"] = sum(value * count for value, count in staleness.items()) / sum(staleness.values())
+    if run.staleness:
+        measures["staleness"] = _mean(run.staleness)
     if work.score:
         for path in member.corpus_dir.glob(f"score/{member.name}_*/wer.json"):
             for subset, counts in json.loads(path.read_text()).items():

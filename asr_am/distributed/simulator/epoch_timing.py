@@ -35,12 +35,14 @@ class EpochTime:
         batches: number of batches that each learner did, by rank.
         bytes_sent: by all learners, as the workload sizes their messages.
         pull_latency: number of pulled shards by seconds, see `CommStats`.
+        staleness: number of updates by the staleness of their gradient.
     """
 
     seconds: float
     batches: dict[int, int]
     bytes_sent: float
     pull_latency: dict[float, int]
+    staleness: dict[int, int]
 
 
 def time_epoch(
@@ -76,17 +78,19 @@ def time_epoch(
         while (step_result := learner.step(gradient)) is not None:
             leases.complete(step_result)
         learner.drain()
+        staleness.update(learner.staleness)
         record = leases.record()
         if team.rank == 0:
             record.audit((1,) * batches)
             owners.update(completion.owner for completion in record.completions)
 
     owners: Counter[int] = Counter()
+    staleness: Counter[int] = Counter()
     cluster.run(run_learner)
     bytes_sent = sum(stats.modelled_bytes for stats in cluster.comm_stats)
     pulls = sum((stats.pull_latency for stats in cluster.comm_stats), Counter[str]())
     latency = {float(seconds): count for seconds, count in pulls.items()}
-    return EpochTime(cluster.now, dict(sorted(owners.items())), bytes_sent, latency)
+    return EpochTime(cluster.now, dict(sorted(owners.items())), bytes_sent, latency, dict(staleness))
 
 
 class _Weights(nn.Module):
