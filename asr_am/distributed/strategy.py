@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,6 +52,11 @@ class Strategy(ABC):
         self.num_weights = len(params)
         self.staleness: Counter[int] = Counter()
         self.metrics: Counter[str] = Counter()
+
+    @classmethod
+    def is_synchronous(cls, options: Mapping[str, Any]) -> bool:
+        """Returns what `synchronous` will be with these options of the configuration."""
+        return cls.synchronous
 
     def check(self, faults: Faults) -> None:  # noqa: B027
         """Raises InputError if the algorithm cannot cope with the faults of its cluster."""

@@ -227,7 +227,7 @@ def virtual_epoch(cfg: DictConfig, updates: float, weights: float) -> tuple[floa
     workload = replace(workload, bytes=workload.bytes or weights)
     strategy = strategy_factory(values(cfg.strategy))
     rounds = math.ceil(updates)
-    alike = not hardware.faults.slow or strategy.func.synchronous
+    alike = not hardware.faults.slow or strategy.func.is_synchronous(strategy.keywords)
     share = min(rounds, max(LEAST_BATCHES // cfg.learners, round(rounds * SHARE))) if alike else rounds
     batches = share * cfg.learners
     epoch = time_epoch(strategy, hardware, workload, learners=cfg.learners, batches=batches)

@@ -46,6 +46,7 @@ SPEED_ONLY = (  # change rounding at most
 )  # fmt: skip
 OPTIONAL_KEYS = ("init", "subset", "shuffle_buffer")  # in the key only if set, for runs of earlier versions
 LATER_OPTIONS: dict[str, dict[str, object]] = {  # the same for options of strategies, with what earlier versions did
+    "adpsgd": {"group_size": 1, "partners": "ring", "delay_by_one": False, "seed": 0},
     "bmuf": {"inner": None, "group_size": 1},
     "dpsgd": {"averagings": 1},
 }

@@ -99,7 +99,7 @@ class TrainConfig:
     @property
     def synchronous(self) -> bool:
         """True if all learners take their steps together."""
-        return bool(self.strategy.func.synchronous)
+        return bool(self.strategy.func.is_synchronous(self.strategy.keywords))
 
     def make_run(self, rank: int = 0) -> Trainable:
         """Returns the run for the learner of this rank. Ranks that only serve parameters compute on the CPU."""

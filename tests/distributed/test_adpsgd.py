@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Any, cast, get_args
 
 import pytest
 import torch
@@ -18,8 +19,10 @@ from asr_am.distributed.flat_params import BucketHook, FlatParams
 from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.strategies.adpsgd import Adpsgd
+from asr_am.distributed.strategies.sync import Sync
+from asr_am.distributed.strategies.topology import Partners, receivers
 from asr_am.distributed.strategy import Strategy
-from asr_am.distributed.team import Team
+from asr_am.distributed.team import Group, Team
 from asr_am.errors import InputError
 from tests.support import reference_algorithms as reference
 from tests.support.toy_problem import Problem, start_weights
@@ -122,6 +125,118 @@ def test_adpsgd(check: Callable[[MakeStrategy], None]) -> None:
 @pytest.mark.parametrize("learners", [2, 6])
 def test_adpsgd_on_rings_of_other_sizes(learners: int) -> None:
     check_in_time(Adpsgd, learners)
+
+
+# options: partners, super-learners, delay by one
+
+
+def matching(partners: Partners, size: int, exchange: int, seed: int = 0) -> Tensor:
+    """Returns the mixing matrix [λ, λ] if all senders are at this exchange."""
+    M = torch.eye(size, dtype=torch.float64)
+    for i in range(0, size, 2):
+        j = next(receivers(partners, i, exchange, size, seed))
+        M[i, i] = M[i, j] = M[j, i] = M[j, j] = 0.5
+    return M
+
+
+@pytest.mark.parametrize("size", [2, 4, 12, 16])
+@pytest.mark.parametrize("partners", get_args(Partners))
+def test_partners_are_a_matching_and_all_receivers_are_asked_before_giving_up(partners: Partners, size: int) -> None:
+    for exchange in range(9):
+        M = matching(partners, size, exchange)
+        assert torch.equal(M.sum(dim=0), torch.ones(size, dtype=torch.float64)) and torch.equal(M, M.T)
+        for sender in range(0, size, 2):
+            assert sorted(receivers(partners, sender, exchange, size, 0)) == list(range(1, size, 2))
+
+
+def test_partners_by_name() -> None:
+    def first(partners: Partners, seed: int = 0) -> list[int]:
+        return [next(receivers(partners, 4, exchange, 16, seed)) for exchange in range(40)]
+
+    assert first("ring")[:4] == [5, 3, 5, 3]
+    assert first("exponential")[:5] == [5, 7, 9, 13, 5]
+    assert set(first("random")) == set(range(1, 16, 2)) and first("random") == first("random") != first("random", 1)
+
+
+def check_partners(make: MakeStrategy) -> None:
+    """Simultaneous updates with other partners give decentralised SGD with their mixing matrices."""
+    problem = replace(PROBLEM, learners=12, epochs=2)
+    for partners in ("random", "exponential"):
+        chosen = partial(make, partners=partners, seed=3)
+        results = train(problem, chosen, cluster=hardware(jitter=0.0, hosts=3), wrap=in_lockstep)
+        computed = [results[rank].computed for rank in range(12)]
+        M = partial(matching, cast(Partners, partners), 12, seed=3)
+        CLOSE(replicas(results), reference.adpsgd(problem, computed, M=M))
+
+
+def check_groups(make: MakeStrategy) -> None:
+    """Simultaneous updates of groups give decentralised SGD of staleness 1, and a group has one model."""
+    problem = replace(PROBLEM, learners=8)
+    results = train(problem, partial(make, group_size=2), cluster=hardware(jitter=0.0), wrap=in_lockstep)
+    CLOSE(replicas(results)[::2], reference.super_adpsgd(problem, 2))
+    assert torch.equal(replicas(results)[::2], replicas(results)[1::2])
+    assert sum(sum(result.strategy.staleness.values()) for result in results.values()) == 55 * 8
+
+
+def check_one_group(make: MakeStrategy) -> None:
+    """One group of all learners is sync, bit for bit."""
+    for learners in (2, 4):
+        problem = replace(PROBLEM, learners=learners)
+        ours, theirs = train(problem, partial(make, group_size=learners)), train(problem, Sync)
+        assert len(ours[0].computed) > 100
+        for rank in theirs:
+            assert all(map(torch.equal, ours[rank].consensus, theirs[rank].consensus))
+
+
+def check_delay_by_one(make: MakeStrategy) -> None:
+    """Each update is followed by one averaging, although messages are slower than gradients."""
+    slow = hardware(jitter=0.5, host_bandwidth=2e2, nic_bandwidth=2e2)
+    results = train(PROBLEM, partial(make, delay_by_one=True), cluster=slow)
+    for rank in (0, 2):
+        steps = len(results[rank].computed)
+        assert results[rank].strategy.staleness == {0: 1, 1: steps - 1}
+        assert results[rank].strategy.metrics["exchanges"] == steps
+
+
+OPTION_CHECKS = [check_partners, check_groups, check_one_group, check_delay_by_one]
+
+
+@pytest.mark.parametrize("check", OPTION_CHECKS, ids=lambda check: check.__name__)
+def test_options(check: Callable[[MakeStrategy], None]) -> None:
+    check(Adpsgd)
+
+
+def test_groups_of_one_are_adpsgd_to_the_bit() -> None:
+    plain, groups = (train(PROBLEM, make, cluster=BUSY) for make in (Adpsgd, partial(Adpsgd, group_size=1)))
+    assert all(torch.equal(plain[rank].replica, groups[rank].replica) for rank in range(4))
+    assert not plain[0].strategy.synchronous and plain[0].strategy.fault_tolerant
+
+
+def test_groups_do_not_wait_for_each_other() -> None:
+    """A slow group is behind the others in the middle of a segment."""
+
+    def recorded(team: Team, strategy: Strategy, gradient: GradientFn) -> GradientFn:
+        def closure(on_bucket: BucketHook | None) -> StepResult | None:
+            ends.setdefault(team.rank, []).append(team.now())
+            return gradient(on_bucket)
+
+        return closure
+
+    ends: dict[int, list[float]] = {}
+    problem = replace(PROBLEM, epochs=1, batches=80, rounds_per_segment=20)
+    slow = hardware(jitter=0.0, faults={"slow": {3: 4.0}})
+    results = train(problem, partial(Adpsgd, group_size=2), cluster=slow, wrap=recorded)
+    assert ends[2][19] > 2 * ends[0][19] and count(results, "exchanges") > 15
+
+
+def test_groups_of_a_wrong_size_are_refused() -> None:
+    for size, message in ((3, "does not divide learners=4"), (0, "does not divide learners=4")):
+        with pytest.raises(InputError, match=rf"strategy\.group_size={size}: {message}"):
+            train(PROBLEM, partial(Adpsgd, group_size=size))
+    with pytest.raises(InputError, match="makes 3 groups of learners=6, but adpsgd pairs groups"):
+        train(replace(PROBLEM, learners=6), partial(Adpsgd, group_size=2))
+    with pytest.raises(InputError, match=r"strategy\.partners=all: must be ring, random or exponential"):
+        train(PROBLEM, partial(Adpsgd, partners="all"))
 
 
 def test_slow_learners_have_staler_gradients_and_do_less() -> None:
@@ -284,12 +399,53 @@ class HoldsLock(Adpsgd):
         return super().step(lambda on_bucket: step_result)
 
 
+class OwnGradients(Adpsgd):
+    """Does not average gradients in a group."""
+
+    def _mean_gradient(self, group: Group, gradient: GradientFn) -> StepResult | None:
+        return gradient(None)
+
+
+class KeepsOwnWeights(Adpsgd):
+    """Does not broadcast the weights in a group, whose learners update on their own."""
+
+    def step(self, gradient: GradientFn) -> StepResult | None:
+        group, self._group = self._group, None
+        assert group is not None
+        step_result = super().step(lambda on_bucket: self._mean_gradient(group, gradient))
+        self._group = group
+        return step_result
+
+
+class Islands(Adpsgd):
+    """Does not gossip between groups."""
+
+    def _begin_gossip(self) -> None:
+        self._sends = False
+
+
+class FixedRing(Adpsgd):
+    """Has neighbours on the ring as partners, whatever the option."""
+
+    def __init__(self, *args: Any, partners: str = "ring", **options: Any) -> None:
+        super().__init__(*args, **options)
+
+
+class NeverWaits(Adpsgd):
+    """Does not wait for the averaging before."""
+
+    def __init__(self, *args: Any, delay_by_one: bool = False, **options: Any) -> None:
+        super().__init__(*args, **options)
+
+
 MUTANTS: list[tuple[Callable[[MakeStrategy], None], type[Strategy]]] = [
     (check_sum, Unlocked), (check_sum, Overwriting), (check_sum, OneSided), (check_sum, NeverPulls),
     (check_sum, OverwritingReceiver), (check_in_time, OneSided), (check_in_time, IntoTheGradient),
     (check_in_time, NeverPulls), (check_in_time, PullsLast), (check_in_time, Silent),
     (check_untouched, IntoTheGradient), (check_contraction, Silent), (check_contraction, OneSided),
-    (check_no_waiting, HoldsLock),
+    (check_no_waiting, HoldsLock), (check_groups, OwnGradients), (check_groups, KeepsOwnWeights),
+    (check_groups, Islands), (check_one_group, OwnGradients), (check_one_group, KeepsOwnWeights),
+    (check_partners, FixedRing), (check_delay_by_one, NeverWaits),
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -61,8 +62,11 @@ def test_synchronous_strategies_resume_with_the_same_bits(make: Callable[..., St
     check_resume(make, OptimizerOptions(kind), lambda team, strategy, gradient: gradient)  # type: ignore[arg-type]
 
 
-def test_adpsgd_resumes_with_the_same_bits_if_events_keep_their_order() -> None:
-    check_resume(Adpsgd, OptimizerOptions(), in_phase)
+@pytest.mark.parametrize(
+    "options", [{}, {"group_size": 2}, {"partners": "random", "delay_by_one": True}, {"partners": "exponential"}]
+)
+def test_adpsgd_resumes_with_the_same_bits_if_events_keep_their_order(options: dict[str, Any]) -> None:
+    check_resume(partial(Adpsgd, **options), OptimizerOptions(), in_phase)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
@@ -79,7 +83,7 @@ def test_parameter_servers_resume_with_the_same_bits(make: Callable[..., Strateg
     [
         (Sync, "weights"), (Sync, "optimizer"), (Sync, "staleness"), (Hybrid, "weights"), (Hybrid, "pushed"),
         (Hybrid, "optimizer"), (Hybrid, "steps"), (Dpsgd, "weights"), (Dpsgd, "optimizer"), (Dpsgd, "steps"),
-        (Adpsgd, "weights"), (Adpsgd, "x"), (Adpsgd, "optimizer"), (Adpsgd, "merged"), (Adpsgd, "side"),
+        (Adpsgd, "weights"), (Adpsgd, "x"), (Adpsgd, "optimizer"), (Adpsgd, "merged"), (Adpsgd, "exchanges"),
         (Adpsgd, "counts"), (PsSync, "weights"), (PsAsync, "weights"), (PsAsync, "server"),
         (PsAsync, "versions"), (PsAsync, "staleness"), (Psp, "weights"), (Psp, "server"),
     ],

@@ -127,8 +127,13 @@ def test_virtual_learners_compute_with_one_thread(
 
 
 def test_torchrun_is_for_strategies_that_move_in_step(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="launcher=torchrun: strategy=ps_sync is asynchronous"):
-        TrainConfig.parse(config("strategy=ps_sync", "learners=2", "launcher=torchrun", "logger=none"), tmp_path)
+    for strategy in ("ps_sync", "adpsgd"):
+        with pytest.raises(InputError, match=f"launcher=torchrun: strategy={strategy} is asynchronous"):
+            TrainConfig.parse(
+                config(f"strategy={strategy}", "learners=2", "launcher=torchrun", "logger=none"), tmp_path
+            )
+    groups = config("strategy=adpsgd", "strategy.group_size=2", "learners=4", "launcher=torchrun", "logger=none")
+    assert TrainConfig.parse(groups, tmp_path).synchronous
 
 
 def test_a_configuration_is_parsed_once_into_types(tmp_path: Path) -> None:
@@ -227,11 +232,13 @@ def test_the_key_of_finished_runs_does_not_change() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "options"), [("dpsgd", {"mixing": "pairs"}), ("powersgd", {"rank": 4})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("dpsgd", {"mixing": "pairs"}), ("powersgd", {"rank": 4}), ("adpsgd", {"timeout": 60.0})]
+)
 def test_options_of_later_versions_are_in_the_key_only_if_they_matter(name: str, options: dict[str, object]) -> None:
     (target,) = targets(config(f"strategy={name}", "learners=4", "launcher=process"))
     strategy = target.config["strategy"]
-    assert options.items() <= strategy.items() and "averagings" not in strategy
+    assert options.items() <= strategy.items() and "averagings" not in strategy and "group_size" not in strategy
     (other,) = targets(config("strategy=dpsgd", "strategy.averagings=2", "learners=4", "launcher=process"))
     assert other.config["strategy"]["averagings"] == 2
 

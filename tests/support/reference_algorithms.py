@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -142,7 +142,10 @@ def dpsgd(problem: Problem, M: Callable[[int], Tensor], make_rule: MakeRule = Mo
     return saved
 
 
-def adpsgd(problem: Problem, turns: Sequence[Sequence[Turn]], make_rule: MakeRule = Momentum) -> Tensor:
+def adpsgd(
+    problem: Problem, turns: Sequence[Sequence[Turn]], make_rule: MakeRule = Momentum,
+    M: Callable[[int], Tensor] | None = None,
+) -> Tensor:  # fmt: skip
     """Runs W'_{t+1} = M_t W'_t - α u, with u_i(g_i(W'_t,i)) for each learner.
 
     ADPSGD takes this form if all updates happen simultaneously and all exchanges end before the next: it is then the
@@ -152,18 +155,34 @@ def adpsgd(problem: Problem, turns: Sequence[Sequence[Turn]], make_rule: MakeRul
         problem: the problem.
         turns: (epoch, batch, rate) of each gradient, by learner.
         make_rule: builds a learner's rule u_i.
+        M: mixing matrix of each step, None for pairs of neighbours on alternating sides.
 
     Returns:
         M W' at the end [λ, N].
     """
     size = problem.learners
+    M = M or partial(pairs, size)
     W, u = start_weights().double().repeat(size, 1), [make_rule() for _ in range(size)]
     mixed = W
     for step, now in enumerate(zip(*turns, strict=True)):
         batches = [problem.of(epoch)[number] for epoch, number, _ in now]
         updates = [u[i](gradient(W[i], batch, batch.frames)) for i, batch in enumerate(batches)]
         W = mixed - torch.tensor([[rate] for _, _, rate in now], dtype=torch.float64) * torch.stack(updates)
-        mixed = pairs(size, step) @ W
+        mixed = M(step) @ W
+    return mixed
+
+
+def super_adpsgd(problem: Problem, group_size: int) -> Tensor:
+    """Runs `adpsgd` of groups, each with the mean gradient of its learners. Returns M W' at the end [groups, N]."""
+    count = problem.learners // group_size
+    W, u = start_weights().double().repeat(count, 1), [Momentum() for _ in range(count)]
+    mixed = W
+    for step, now in enumerate(rounds(problem)):
+        mean = now.frames / problem.learners
+        g = [gradient(W[i // group_size], batch, mean) / group_size for i, batch in enumerate(now.batches)]
+        sums = torch.stack(g).view(count, group_size, -1).sum(dim=1)
+        W = mixed - now.rate * torch.stack([u[i](sums[i]) for i in range(count)])
+        mixed = pairs(count, step) @ W
     return mixed
 
 

@@ -20,6 +20,7 @@ from asr_am.distributed.runtime.connect import connect
 from asr_am.distributed.runtime.team import ProcessTeam
 from asr_am.distributed.runtime.torch_group import TorchBackend, TorchGroup
 from asr_am.distributed.runtime.worker_process import end_process
+from asr_am.distributed.strategies.adpsgd import Adpsgd
 from asr_am.distributed.strategies.bmuf import Bmuf
 from asr_am.distributed.strategies.gtc import Gtc
 from asr_am.distributed.strategies.htm import Htm
@@ -34,6 +35,8 @@ STRATEGIES: dict[str, MakeStrategy] = {
     "bmuf": partial(Bmuf, block_size=3), "htm": partial(Htm, group_size=2, threshold=20.0, block_size=3),
 }  # fmt: skip
 
+SUPER_LEARNERS = partial(Adpsgd, group_size=2)
+
 
 class OwnTraining(Training):
     """Training that audits the batches without the gradients of other processes."""
@@ -45,11 +48,13 @@ class OwnTraining(Training):
 
 def train(team: ProcessTeam, folder: Path) -> None:
     """Trains with each strategy in turn. Saves the weights [N] and the bytes sent to each rank."""
-    for name, make in STRATEGIES.items():
+    for name, make in (STRATEGIES | {"super-learners": SUPER_LEARNERS}).items():
         before = team.comm_stats.bytes_sent.copy()
         life = OwnTraining(PROBLEM, make).run_learner(team)
         sent = {to: count - before[to] for to, count in team.comm_stats.bytes_sent.items() if count > before[to]}
-        torch.save({"replica": life.replica, "sent": sent}, folder / f"{name}.{team.rank}.pt")
+        loss = life.totals[-1].mean_loss / life.totals[0].mean_loss
+        found = {"replica": life.replica, "sent": sent, "loss": loss, "metrics": dict(life.strategy.metrics)}
+        torch.save(found, folder / f"{name}.{team.rank}.pt")
 
 
 def collectives(team: ProcessTeam, folder: Path) -> None:

@@ -10,21 +10,34 @@ W weights, g gradient, s snapshots. The gradient is taken at W, which nothing el
 buffer x: pull is W ← x, push is x ← W. Averaging merges the *difference*, x += (s_j - s_i)/2. An update between the
 snapshot and the answer is so kept, and a completed exchange does not change the sum of x over all learners. Staleness
 is counted as the averagings that were merged into x while the gradient was computed.
+
+Three options are those of IBM's later systems:
+
+    group_size    super-learners (Zhang et al., Interspeech 2019, arXiv 1907.05701): the learners of a group, usually of
+                  one host, share a model. g is their mean by all-reduce, their first learner updates and gossips with
+                  the first of other groups, and broadcasts W. Groups do not wait for each other, but each has its own
+                  share of the batches, and a death ends the run. One group of all learners is `sync`
+    partners      random: a ring drawn for each exchange (Zhang et al., ICASSP 2020, arXiv 2002.01119), in which senders
+                  stay senders. exponential: see `topology.receivers`
+    delay_by_one  (the same paper): a sender's update waits for the averaging of the update before. So each update is
+                  followed by one averaging, beside the next gradient. Receivers never wait. If all updates happen
+                  simultaneously, W(t+1) = M W(t) - α u(g(W(t))), with M the matching of step t
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, get_args
 
 from torch import Tensor
 
 from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
-from asr_am.distributed.strategies.topology import is_sender, nearest_receiver, require_even
+from asr_am.distributed.strategies.topology import Partners, is_sender, receivers, require_even
 from asr_am.distributed.strategy import Strategy
-from asr_am.distributed.team import Message, Team
+from asr_am.distributed.team import Group, Message, Team, Work
 from asr_am.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -38,23 +51,33 @@ class Adpsgd(Strategy):
     Args:
         params: flat weights and gradient.
         optimizer: the update rule.
-        team: this learner's end of the team, of even size.
+        team: this learner's end of the team, with an even number of groups.
         timeout: seconds after which a sender aborts an exchange (the partner died, or a message was lost).
+        group_size: learners of a super-learner.
+        partners: how a sender chooses its partners.
+        delay_by_one: a sender's update waits for the averaging of the update before.
+        seed: of random partners.
     """
 
     name = "adpsgd"
     synchronous = False
     fault_tolerant = True
 
-    def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team, timeout: float = 60.0) -> None:
-        require_even(team.size, "adpsgd")
-        if timeout <= 0:
-            raise InputError(f"strategy.timeout={timeout}: must be above 0")
+    def __init__(
+        self, params: FlatParams, optimizer: Optimizer, team: Team, timeout: float = 60.0, group_size: int = 1,
+        partners: Partners = "ring", delay_by_one: bool = False, seed: int = 0,
+    ) -> None:  # fmt: skip
+        _check(team.size, timeout, group_size, partners)
         super().__init__(params, optimizer, team)
-        self._timeout = timeout
+        self._timeout, self._partners, self._delay_by_one, self._seed = timeout, partners, delay_by_one, seed
+        self._group_size, self._num_groups = group_size, team.size // group_size
+        self._group: Group | None = None
+        if group_size > 1:
+            self.synchronous, self.fault_tolerant = True, False
+            self._group = team.split([range(first, first + group_size) for first in range(0, team.size, group_size)])
         self._x = params.w.clone()
         self._merged = 0  # averagings merged into x since it was pulled
-        self._side = 1  # of the neighbour that a sender exchanges with next
+        self._exchanges = 0  # that this sender has begun, or left out for lack of a receiver
         self._lock = team.lock()  # guards x and _merged
         self._updated, self._idle, self._active = team.event(), team.event(), team.event()
         self._idle.set()
@@ -63,10 +86,16 @@ class Adpsgd(Strategy):
             team.register_tag(tag, len(params))
         team.register_tag("welcome", -len(params))
         team.register_tag("join")
-        self._sends = is_sender(team.rank)
-        team.spawn(self._serve_weights, "welcome")
-        if not team.rejoins:
+        self._leads = team.rank % group_size == 0
+        self._sends = self._leads and self._num_groups > 1 and is_sender(team.rank // group_size)
+        if self._group is None:
+            team.spawn(self._serve_weights, "welcome")
+        if self._leads and self._num_groups > 1 and not team.rejoins:
             self._begin_gossip()
+
+    @classmethod
+    def is_synchronous(cls, options: Mapping[str, Any]) -> bool:
+        return bool(options.get("group_size", 1) > 1)
 
     def _begin_gossip(self) -> None:
         """Starts the gossip task: at the start, or after a rejoin, when this learner has trained weights to share."""
@@ -75,36 +104,62 @@ class Adpsgd(Strategy):
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         self._active.set()
-        step_result = gradient(None)  # g = calGrad(W)
-        if step_result is None:
+        step_result = gradient(None) if self._group is None else self._mean_gradient(self._group, gradient)
+        if step_result is None:  # g = calGrad(W)
             return None
+        if self._leads:
+            self._update()
+        if self._group is not None:
+            self._group.broadcast(self.params.w)
+        return step_result
+
+    def _mean_gradient(self, group: Group, gradient: GradientFn) -> StepResult | None:
+        """Computes this learner's gradient, and replaces it by the mean over its group."""
+        pending: list[Work] = []
+
+        def average(begin: int, end: int) -> None:
+            pending.append(group.start_all_reduce_mean(self.params.g[begin:end]))
+
+        step_result = gradient(average)
+        for work in pending:
+            work.wait()
+        return step_result
+
+    def _update(self) -> None:
+        if self._delay_by_one:
+            self._idle.wait()
         w = self.params.w
         with self._lock:
             w.copy_(self._x)  # W = pull_weights()
             self.team.simulate_cost("update", len(w))
             self.optimizer.step()  # W = apply(W, g)
             self._x.copy_(w)  # push_weights(W)
-            self.staleness[self._merged] += 1
+            self.staleness[self._merged] += self._group_size
             self._merged = 0
             if self._sends:
                 self._idle.clear()
                 self._updated.set()
-        return step_result
 
     def _send(self) -> None:
         """Communication task of a sender: one exchange for each update that wakes it."""
-        exchange = 0
+        clock = 0
         while True:
             self._updated.wait()
             self._updated.clear()
-            partner = nearest_receiver(self.team.rank, self._side, self.team.size, self.team.live_ranks())
+            partner = self._choose_partner()
             if partner is not None:
-                exchange += 1
-                self._exchange(partner, exchange)
-            self._side = -self._side  # left and right in turn
+                clock += 1
+                self._exchange(partner, clock)
+            self._exchanges += 1
             with self._lock:
                 if not self._updated.is_set():
                     self._idle.set()
+
+    def _choose_partner(self) -> int | None:
+        """Returns the rank of the receiver for the next exchange, None if no receiver is alive."""
+        number, live = self.team.rank // self._group_size, self.team.live_ranks()
+        groups = receivers(self._partners, number, self._exchanges, self._num_groups, self._seed)
+        return next((group * self._group_size for group in groups if group * self._group_size in live), None)
 
     def _exchange(self, partner: int, exchange: int) -> None:
         with self._lock:
@@ -153,6 +208,8 @@ class Adpsgd(Strategy):
                 self.team.send(message.source, "welcome", message.clock, weights)
 
     def rejoin(self) -> None:
+        if not self.fault_tolerant:
+            super().rejoin()
         rank, message = self.team.rank, self._request_weights()
         if message is not None:
             self._x.copy_(message.tensors[0])
@@ -187,6 +244,8 @@ class Adpsgd(Strategy):
             self._idle.wait()
         self.team.gather(self._x.new_empty(0).double())  # barrier: no exchange is under way at any learner
         self._active.clear()
+        if self._group is not None:
+            self._group.broadcast(self._x)
 
     def replica(self) -> Tensor:
         with self._lock:
@@ -196,9 +255,26 @@ class Adpsgd(Strategy):
         return self.team.average(self.replica())
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "x": self.replica(), "merged": self._merged, "side": self._side}
+        return {**super().state_dict(), "x": self.replica(), "merged": self._merged, "exchanges": self._exchanges}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._x.copy_(state["x"])
-        self._merged, self._side = state["merged"], state["side"]
+        self._merged = state["merged"]
+        self._exchanges = state["exchanges"] if "exchanges" in state else int(state["side"] < 0)  # of earlier versions
+
+
+def _check(learners: int, timeout: float, group_size: int, partners: str) -> None:
+    if timeout <= 0:
+        raise InputError(f"strategy.timeout={timeout}: must be above 0")
+    if partners not in get_args(Partners):
+        raise InputError(f"strategy.partners={partners}: must be ring, random or exponential")
+    if group_size < 1 or learners % group_size:
+        raise InputError(f"strategy.group_size={group_size}: does not divide learners={learners} into equal groups")
+    if group_size == 1:
+        require_even(learners, "adpsgd")
+    elif learners // group_size > 1 and learners // group_size % 2:
+        raise InputError(
+            f"strategy.group_size={group_size}: makes {learners // group_size} groups of learners={learners}, but "
+            "adpsgd pairs groups on a ring and needs an even number, or one"
+        )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Literal
+
+import numpy as np
 
 from asr_am.errors import InputError
 
 Mixing = Literal["pairs", "ring", "all"]
+Partners = Literal["ring", "random", "exponential"]
 
 
 def require_even(size: int, strategy: str) -> None:
@@ -52,17 +56,34 @@ def is_sender(rank: int) -> bool:
     return rank % 2 == 0
 
 
-def nearest_receiver(rank: int, side: int, size: int, alive: Collection[int]) -> int | None:
-    """Finds the nearest live receiver on one side of a sender.
+def receivers(partners: Partners, sender: int, exchange: int, size: int, seed: int) -> Iterator[int]:
+    """Yields all receivers in the order in which a sender prefers them for an exchange.
+
+    If all senders are at the same exchange, their first choices are a matching of senders and receivers.
 
     Args:
-        rank: the sender.
-        side: +1 or -1.
-        size: number of learners.
-        alive: ranks of the live learners.
-
-    Returns:
-        The receiver's rank, None if none is alive.
+        partners: ring (right and left neighbour in turn, then the next receivers on that side), random (a matching
+            drawn for each exchange) or exponential (0, 1, 2, 4, ... receivers to the right of the neighbour, in turn).
+        sender: its rank.
+        exchange: number of the exchange.
+        size: number of learners, even.
+        seed: of the random matchings.
     """
-    candidates = ((rank + side * distance) % size for distance in range(1, size, 2))
-    return next((other for other in candidates if other in alive), None)
+    if partners == "ring":
+        side = -1 if exchange % 2 else 1
+        yield from ((sender + side * distance) % size for distance in range(1, size, 2))
+        return
+    count, first = size // 2, sender // 2
+    order: Sequence[int] = range(count)
+    if partners == "random":
+        order = _permutation(count, seed, exchange)
+    else:
+        hops = [0, *(2**k for k in range((count - 1).bit_length()))]
+        first += hops[exchange % len(hops)]
+    yield from (2 * order[(first + k) % count] + 1 for k in range(count))
+
+
+@lru_cache(maxsize=64)  # virtual learners are at nearly the same exchange
+def _permutation(count: int, seed: int, number: int) -> tuple[int, ...]:
+    """Returns the permutation of range(count) that a seed has for this number."""
+    return tuple(np.random.default_rng([seed, number]).permutation(count).tolist())

@@ -48,6 +48,14 @@ def test_real_learners_are_virtual_ones(trained: Path, name: str) -> None:
     assert len(left(trained, name)) == 4
 
 
+def test_super_learners_share_a_model_and_gossip(trained: Path) -> None:
+    learners = left(trained, "super-learners")
+    for one, other in ((0, 1), (2, 3)):
+        assert torch.equal(learners[one]["replica"], learners[other]["replica"])
+    assert learners[0]["metrics"]["exchanges"] > 0 and "exchanges" not in learners[1]["metrics"]
+    assert learners[0]["loss"] < 1.0
+
+
 def test_all_that_groups_can_do(tmp_path: Path) -> None:
     launch(command("collectives", tmp_path), 4, synchronous=True, env=ENVIRONMENT)
     for rank, found in enumerate(left(tmp_path, "collectives")):
