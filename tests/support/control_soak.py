@@ -72,7 +72,7 @@ OPTIONS = replace(
     random_offset=False, checkpoint_every=2, report_every=2,
 )  # fmt: skip
 UTTERANCES = (60,) * 6  # frames
-BASE_RATES = {"ps_async": 0.06, "psp": 0.4}  # psp multiplies it by the share of the gradients, about a half
+BASE_RATES = {"ps_async": 0.06}
 LEARNERS, HOSTS = 4, 2
 FAULT_SECONDS = 20.0  # virtual seconds in which faults happen
 LIMIT = 2000.0  # virtual seconds after which a run hangs

@@ -272,7 +272,7 @@ class SimCluster:
 
     def connect(self, learner: SimLearner, run: str) -> SimTeam:
         """Returns the team of a new process, which the supervisor does not know yet."""
-        learner.membership = membership = Membership(learner.rank, len(self.learners))
+        learner.run, learner.membership = run, (membership := Membership(learner.rank, len(self.learners)))
         peers = self.messaging.peers(learner.rank)
         learner.control = SimControlClient(
             self.scheduler, self._learner_server, f"{learner.rank}.{learner.incarnation}".encode(), learner.host,

@@ -192,8 +192,8 @@ class SimMessaging:
             return
         lengths = tuple(len(tensor) for tensor in message.tensors)
         if (
-            sender.incarnation != channel.incarnations[0] or message.clock < channel.clock
-            or not shapes_match(lengths, inbox.accepted.get(message.tag))
+            sender.run != receiver.run or sender.incarnation != channel.incarnations[0]
+            or message.clock < channel.clock or not shapes_match(lengths, inbox.accepted.get(message.tag))
         ):  # fmt: skip
             receiver.comm_stats.rejected += 1
             self._free(channel)

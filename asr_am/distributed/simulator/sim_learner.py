@@ -23,6 +23,7 @@ class SimLearner(SimProcess):
         membership: the other learners, as it knows them.
         comm_stats: statistics over all its incarnations.
         incarnation: number of its restarts.
+        run: identity of its team. Teams of another identity reject its messages.
         alive: its training task is running.
         tasks: the training task, then the tasks it has spawned.
         control: its connection to the supervisor.
@@ -33,6 +34,7 @@ class SimLearner(SimProcess):
     membership: Membership = field(default_factory=lambda: Membership(0, 1))
     comm_stats: CommStats = field(default_factory=CommStats)
     incarnation: int = 0
+    run: str = ""
     alive: bool = False
     tasks: list[SimTask] = field(default_factory=list)
     control: SimControlClient = field(init=False)

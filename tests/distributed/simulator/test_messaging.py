@@ -43,6 +43,23 @@ def test_a_message_is_a_copy_and_takes_the_links_time() -> None:
     assert cluster.comm_stats[0].bytes_sent == {1: 100, 2: 100} and cluster.comm_stats[0].messages_sent == 2
 
 
+def test_messages_of_a_learner_left_behind_by_its_team_are_rejected() -> None:
+    """A stopped learner goes on after the others have become another team, before its host hears of it."""
+
+    def main(team: SimTeam) -> object:
+        team.register_tag("w", 25)
+        if team.rank == 2:
+            team.sleep(1.0)
+            cluster.learners[2].run = "an earlier team"
+        if team.rank in (1, 2):
+            team.send(0, "w", 0, W)
+        return clocks(team, 2) if team.rank == 0 else None
+
+    cluster = cluster_of()
+    assert cluster.run(main)[0] == [(0.225, 1, 0), (50.225, -1, -1)]
+    assert cluster.comm_stats[0].rejected == 1
+
+
 def test_messages_queue_at_their_hosts_nics() -> None:
     """0 and 1 share a host and its outgoing NIC, and so do 2 and 3. 4 and 5 receive on a third host, 6 on a fourth."""
 
