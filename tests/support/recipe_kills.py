@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import gzip
+import hashlib
 import json
 import os
 import random
@@ -28,6 +29,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from asr_am.distributed.runtime.worker_process import ended_by_sigterm
 from asr_am.stages.target import git_commit
@@ -45,7 +48,7 @@ TINY = [
 ]  # fmt: skip
 MOST = 6  # kills before a command is left to finish
 LIMIT = 600.0  # seconds after which a stage counts as hanging
-OTHER_WORDS = ("date", "seconds", "commit", "frames_per_second", "rss", "inputs")  # parts of names of JSON fields
+OTHER_WORDS = ("date", "seconds", "commit", "frames_per_second", "rss", "inputs")  # parts of names of such fields
 HEAD = [
     "| stage | kills | resumed runs | equal | seconds | not compared | commit | date |",
     "|:--|--:|--:|--:|--:|:--|:--|:--|",
@@ -92,16 +95,21 @@ def kill(process: ForkedPopen, whole_group: bool) -> None:
 
 
 def read_files(exp: Path) -> dict[str, bytes]:
-    """Returns the content of all files but logs, with fields of JSON left out that differ from run to run."""
+    """Returns the content of all files but logs, with fields left out that differ from run to run.
+
+    Marks that only count the launches of a run (`.term-*`) are left out, too.
+    """
     found = {}
     for path in sorted(exp.rglob("*")):
         name = str(path.relative_to(exp))
-        if path.is_file() and "/log/" not in name and not path.name.endswith(".lock"):
+        if path.is_file() and "/log/" not in name and path.suffix != ".lock" and ".term-" not in path.name:
             found[name] = _content(path)
     return found
 
 
 def _content(path: Path) -> bytes:
+    if path.suffix == ".pt":
+        return repr(_timeless(torch.load(path, map_location="cpu", weights_only=True))).encode()
     content = path.read_bytes()
     with suppress(OSError, EOFError, zlib.error):
         content = gzip.decompress(content) if path.suffix == ".gz" else content  # its head has the time
@@ -114,8 +122,10 @@ def _content(path: Path) -> bytes:
 
 def _timeless(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: _timeless(v) for k, v in value.items() if not any(word in k for word in OTHER_WORDS)}
-    return [_timeless(item) for item in value] if isinstance(value, list) else value
+        return {k: _timeless(v) for k, v in value.items() if not any(word in str(k) for word in OTHER_WORDS)}
+    if isinstance(value, torch.Tensor):
+        return value.dtype, hashlib.sha256(value.reshape(-1).view(torch.uint8).numpy()).hexdigest()
+    return [_timeless(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass
