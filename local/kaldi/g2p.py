@@ -2,10 +2,8 @@
 
 espeak returns IPA symbols. The phones for each symbol are learnt from words that both know: every symbol becomes none,
 one or two phones, by Viterbi training of a one-state joint model (a small Sequitur, Bisani and Ney, Speech
-Communication
-50, 2008, with chunks of one symbol on one side). A tenth of the known words is held out to measure the phone error
-rate.
-If it is too high, the phone sets do not match and no pronunciations are made.
+Communication 50, 2008, with chunks of one symbol on one side). A tenth of the known words is held out to measure the
+phone error rate. If it is too high, the phone sets do not match and no pronunciations are made.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import logging
 import math
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import kaldialign
 
@@ -108,7 +106,7 @@ def pronounce(words: Collection[str], lexicon: Lexicon, voice: str) -> dict[str,
         )
     from local.minicts.espeak import Espeak
 
-    known = _sample([word for word in lexicon.entries if letters(word)])
+    known = sample(word for word in lexicon.entries if letters(word))[:MAX_WORDS]
     alphabet = set().union(*map(letters, known))
     spelt = [word for word in words if letters(word) and letters(word) <= alphabet]
     with Espeak(seed=0) as espeak:
@@ -121,7 +119,7 @@ def pronounce(words: Collection[str], lexicon: Lexicon, voice: str) -> dict[str,
             "to learn how its sounds map to your phones; add pronunciations to the lexicon, or leave --g2p out"
         )
     cut = max(len(pairs) // 10, 5)
-    errors = phone_error_rate(Mapping.learn(pairs[cut:]), pairs[:cut])
+    errors = held_out_errors(pairs, cut)
     if errors > MAX_PHONE_ERRORS:
         raise InputError(
             f"--g2p espeak: {errors:.0%} of the phones of {cut} known words are wrong (at most "
@@ -134,6 +132,12 @@ def pronounce(words: Collection[str], lexicon: Lexicon, voice: str) -> dict[str,
     return {word: phones for word, phones in made.items() if phones}
 
 
+def held_out_errors(pairs: Sequence[tuple[Sequence[str], Phones]], cut: int) -> float:
+    """Returns the phone error rate on the first `cut` pairs of a mapping that is learnt from the others."""
+    mapping = Mapping.learn(pairs[cut:])
+    return phone_error_rate((phones, mapping.phones(symbols) or ()) for symbols, phones in pairs[:cut])
+
+
 def letters(word: str) -> set[str]:
     """Returns the letters of a word without accents, {} unless it consists of letters, apostrophes and hyphens."""
     marks = unicodedata.normalize("NFD", word.casefold())
@@ -141,20 +145,21 @@ def letters(word: str) -> set[str]:
     return base if all(c.isalpha() for c in base) else set()
 
 
-def phone_error_rate(mapping: Mapping, pairs: Sequence[tuple[Sequence[str], Phones]]) -> float:
-    """Returns insertions, deletions and substitutions per phone. Digits at the end of phones (stress) are ignored."""
+def phone_error_rate(pairs: Iterable[tuple[Phones, Phones]]) -> float:
+    """Returns insertions, deletions and substitutions per phone of (expected, found). Stress, a digit at the end, is
+    ignored.
+    """
     wrong = total = 0
-    for symbols, phones in pairs:
-        made = mapping.phones(symbols) or ()
-        expected, actual = ([phone.rstrip("0123456789") or phone for phone in side] for side in (phones, made))
-        wrong += kaldialign.edit_distance(expected, actual)["total"]
-        total += len(phones)
+    for pair in pairs:
+        expected, found = ([phone.rstrip("0123456789") or phone for phone in side] for side in pair)
+        wrong += kaldialign.edit_distance(expected, found)["total"]
+        total += len(expected)
     return wrong / max(total, 1)
 
 
-def _sample(words: list[str]) -> list[str]:
-    """Returns up to MAX_WORDS of them, in an order that depends on each word alone."""
-    return sorted(words, key=lambda word: hashlib.sha256(word.encode()).digest())[:MAX_WORDS]
+def sample(words: Iterable[str]) -> list[str]:
+    """Returns words in an order that depends on each word alone."""
+    return sorted(words, key=lambda word: hashlib.sha256(word.encode()).digest())
 
 
 def _symbols(espeak: object, word: str) -> list[str]:

@@ -23,8 +23,8 @@ from asr_am.errors import InputError
 from asr_am.lang.arpa import write_arpa
 from asr_am.lang.transcripts import TOO_MANY
 from asr_am.options import build
+from local.kaldi import g2p, trained_g2p
 from local.kaldi.folder import spell, write_kaldi_dir
-from local.kaldi.g2p import pronounce
 from local.kaldi.lexicon import Lexicon, read_lexicon
 from local.kaldi.lm import beyond, read_given_arpa, read_text, without_words
 from local.kaldi.manifests import manifest_files, write_from_manifests
@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 
 RATES = (8000, 16000)
 GIVEN_ARPA = "given.arpa"
-LETTERS = "letters"  # a g2p: each letter of a word is a phone
+# Ways to pronounce words that the lexicon lacks. With `letters`, each letter of a word is a phone.
+ESPEAK, TRAINED, LETTERS = "espeak", trained_g2p.PACKAGE, "letters"
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,10 @@ class Options:
             raise InputError(f"--sampling-rate: {self.sampling_rate} is not one of {RATES}; choose one")
         if self.text and self.arpa:
             raise InputError("--text and --arpa: give one of them, a text to estimate an LM on or an LM")
-        if self.g2p not in (None, "espeak", LETTERS):
-            raise InputError(f"--g2p: {self.g2p} is unknown; choose espeak or {LETTERS}")
-        if self.g2p == "espeak" and not self.lexicon:
-            raise InputError("--g2p espeak: pronounces in the phones of a lexicon; give --lexicon, or --g2p letters")
+        if self.g2p not in (None, ESPEAK, TRAINED, LETTERS):
+            raise InputError(f"--g2p: {self.g2p} is unknown; choose {ESPEAK}, {TRAINED} or {LETTERS}")
+        if self.g2p in (ESPEAK, TRAINED) and not self.lexicon:
+            raise InputError(f"--g2p {self.g2p}: uses the phones of a lexicon; give --lexicon, or --g2p {LETTERS}")
 
 
 def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
@@ -249,12 +250,16 @@ def _pronounce(
 ) -> None:
     """Adds pronunciations of unknown words in training and LM text only. The words of the test set are not used."""
     words = sorted(unknown["train"].keys() | unknown.get("lm", Counter()).keys())
-    made = pronounce(words, lexicon, options.g2p_voice) if words else {}
+    made: dict[str, g2p.Phones] = {}
+    if words and options.g2p == ESPEAK:
+        made = g2p.pronounce(words, lexicon, options.g2p_voice)
+    elif words:
+        made = trained_g2p.pronounce(words, lexicon)
     for word, phones in made.items():
         lexicon.entries[word] = [phones]
         for subset in ("train", "lm"):
             if count := unknown.get(subset, Counter()).pop(word, 0):
-                issues_by_set[subset].add("of them pronounced by espeak-ng", f"{word} {' '.join(phones)}", count)
+                issues_by_set[subset].add(f"of them pronounced by {options.g2p}", f"{word} {' '.join(phones)}", count)
 
 
 def _spell(
@@ -275,7 +280,7 @@ def _check_unknown(lexicon: Lexicon, train: CorpusSet) -> None:
         raise InputError(
             f"{train.folder / 'text'}: {lacking.total()} of {counts.total()} words are not in the lexicon "
             f"({most_frequent(lacking)}); check that the lexicon belongs to this corpus, "
-            "add pronunciations, or try --g2p espeak"
+            f"add pronunciations, or try --g2p {ESPEAK} or {TRAINED}"
         )
 
 

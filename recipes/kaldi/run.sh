@@ -13,6 +13,7 @@
 #                         dev and test are held out. TextGrids of all go to exp/NAME/alignments
 #   --lexicon FILE        WORD [PROBABILITY] PHONE PHONE ... Other words become the unknown word and are counted
 #   --g2p espeak          pronounce those of --train and --text with espeak-ng, in the phones of the lexicon
+#   --g2p phonetisaurus   ... with a model trained on the lexicon (.venv/bin/pip install phonetisaurus)
 #   --g2p letters         their letters are their phones. The default with --folder and without --lexicon
 #   --text FILE           sentences to estimate a trigram LM on (default: the training transcripts)
 #   --arpa FILE           an n-gram LM instead

