@@ -69,6 +69,11 @@ def read_table(cfg: DictConfig, experiment: str) -> Table:
     return Table.build(values(cfg.table))
 
 
+def for_recipe(overrides: Sequence[str]) -> list[str]:
+    """Returns the overrides for the recipe's stages, which do not need the section `table`."""
+    return [*(word for word in overrides if not word.startswith(f"{TABLE}.")), f"{TABLE}=null"]
+
+
 def members(table: Table, cfg: DictConfig, overrides: Sequence[str]) -> dict[str, list[Member]]:
     """Returns the runs of each cell, one for each seed. Call it where configurations can be composed.
 
@@ -91,7 +96,7 @@ def members(table: Table, cfg: DictConfig, overrides: Sequence[str]) -> dict[str
             composed = compose_job(own)
             sections = {group: values(composed[group]) for group in ("cluster", "workload", "strategy")}
             config = {**sections, "learners": composed.learners, "seed": seed, "corpus": cfg.corpus.name}
-            arguments = [f"~{TABLE}", *own, f"run={run}", "train.threads=1"]
+            arguments = [*for_recipe(own), f"run={run}", "train.threads=1"]
             folder = root / "tables" / experiment / run
             made.setdefault(name, []).append(Member(run, table.member, folder, work, config, arguments, root))
     return made
@@ -159,7 +164,7 @@ def make_table(cfg: DictConfig, overrides: Sequence[str]) -> None:
     folder = corpus_dir(cfg) / "tables" / experiment
     start_logging(corpus_dir(cfg) / "log" / "table.log")
     if table.member == "train":
-        recipe(cfg.corpus.name, ["--stop-stage", "5", "--nj", str(cfg.nj), f"~{TABLE}", *overrides])
+        recipe(cfg.corpus.name, ["--stop-stage", "5", "--nj", str(cfg.nj), *for_recipe(overrides)])
     else:
         import_module("asr_am.distributed.simulator.epoch_timing")  # torch, once and not in each process
     outcomes = run_all(table, runs, cfg.nj)

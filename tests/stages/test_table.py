@@ -17,7 +17,7 @@ from asr_am.report.paper_table import Table
 from asr_am.stages.app import values
 from asr_am.stages.recipe_files import ROOT
 from asr_am.stages.table import check_fitted, experiment_of, fitted, members, read_table
-from asr_am.stages.table_members import WORK, Member, ParallaxWork
+from asr_am.stages.table_members import WORK, Member, ParallaxWork, recipe
 from tests.support.configurations import config
 from tests.support.toy_stage import ENVIRONMENT
 
@@ -102,3 +102,10 @@ def test_every_table_is_valid(name: str) -> None:
         for workload in workloads
     ]
     check_fitted(table, fitted({"all": members}))
+
+
+def test_a_recipe_that_fails_ends_with_its_last_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"there is no stage 99 .*out.log"):
+        recipe("minicts", ["--stage", "99"], tmp_path / "out.log")
+    with pytest.raises(InputError, match=r"recipes/nobody/run.sh does not exist"):
+        recipe("nobody", [])
