@@ -21,8 +21,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import date
 from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
@@ -45,7 +43,6 @@ from asr_am.stages.app import (
 from asr_am.stages.option_checks import TABLE, compose_job
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.table_members import WORK, Member, recipe
-from asr_am.stages.target import git_commit
 
 log = logging.getLogger(__name__)
 
@@ -131,23 +128,38 @@ def check_fitted(table: Table, constants: Sequence[str]) -> None:
             raise InputError(f"table.cells.{name}.fits={cell.fits}: is not marked as fitted; there are {constants}")
 
 
-def describe(table: Table, made: Sequence[Row], constants: Sequence[str], commits: Sequence[str], command: str) -> str:
-    """Returns the table as Markdown, with what was fitted and where it is from."""
+def collect(
+    runs: Mapping[str, Sequence[Member]], outcomes: Mapping[str, Outcome]
+) -> tuple[dict[str, list[Measures]], list[str]]:
+    """Returns the measures of each cell whose runs have all succeeded, and the commits that made them."""
+    found: dict[str, list[Measures]] = {}
+    commits: set[str] = set()
+    for name, each in runs.items():
+        done = [outcome for member in each if not isinstance(outcome := outcomes[member.name], Failure)]
+        commits |= {commit for _, commit in done}
+        if len(done) == len(each):
+            found[name] = [measures for measures, _ in done]
+    return found, sorted(commits)
+
+
+def describe(table: Table, made: Sequence[Row], problems: Sequence[str], constants: Sequence[str], made_by: str) -> str:
+    """Returns the table as Markdown.
+
+    Args:
+        table: the table.
+        made: its rows.
+        problems: values and orders that are not as published.
+        constants: that were fitted.
+        made_by: command.
+    """
     independent, predictions = count_predictions(made)
     many = f"{len(constants)} constants fitted ({', '.join(constants)})" if constants else "No constant fitted"
-    counts = f"{many}; {predictions} of {independent} independent cells are predictions."
     parts = [
-        f"### {table.title}", f"    {command}", format_rows(made), counts, table.note.strip(),
-        f"Commit {', '.join(sorted(set(commits)))}, {date.today()}.",
+        f"### {table.title}", f"    {made_by}", format_rows(made),
+        f"{many}; {predictions} of {independent} independent cells are predictions.",
+        f"Not as published: {'; '.join(problems)}." if problems else "", table.note.strip(),
     ]  # fmt: skip
     return "\n\n".join(filter(None, parts))
-
-
-def write(folder: Path, text: str, record: Mapping[str, Any]) -> None:
-    """Writes table.md and table.json."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_lines(folder / "table.md", [text])
-    write_lines(folder / "table.json", [json.dumps(record, indent=1)])
 
 
 def make_table(cfg: DictConfig, overrides: Sequence[str]) -> None:
@@ -161,34 +173,35 @@ def make_table(cfg: DictConfig, overrides: Sequence[str]) -> None:
     runs = members(table, cfg, overrides)
     constants = fitted(runs)
     check_fitted(table, constants)
-    folder = corpus_dir(cfg) / "tables" / experiment
     start_logging(corpus_dir(cfg) / "log" / "table.log")
     if table.member == "train":
         recipe(cfg.corpus.name, ["--stop-stage", "5", "--nj", str(cfg.nj), *for_recipe(overrides)])
     else:
         import_module("asr_am.distributed.simulator.epoch_timing")  # torch, once and not in each process
     outcomes = run_all(table, runs, cfg.nj)
-    found: dict[str, list[Measures]] = {}
-    commits = []
-    for name, each in runs.items():
-        done = [outcome for member in each if not isinstance(outcome := outcomes[member.name], Failure)]
-        commits += [commit for _, commit in done]
-        if len(done) == len(each):
-            found[name] = [measures for measures, _ in done]
+    found, commits = collect(runs, outcomes)
     made, problems = rows(table, found), unmet(table, found)
     command = shlex.join(["python", "-m", "asr_am.stages.table", *overrides])
-    text = describe(table, made, constants, commits or [git_commit()], command)
+    text = f"{describe(table, made, problems, constants, command)}\n\nCommit {', '.join(commits)}, {date.today()}."
     record = {
-        "title": table.title, "overrides": list(overrides), "commits": sorted(set(commits)), "date": str(date.today()),
-        "fitted": constants, "unmet": problems, "measures": found,
+        "title": table.title, "command": command, "commits": commits, "date": str(date.today()), "fitted": constants,
+        "unmet": problems, "measures": found,
         "rows": [vars(row) | {"mean": row.mean, "ratio": row.ratio} for row in made],
     }  # fmt: skip
-    write(folder, text, record)
+    folder = corpus_dir(cfg) / "tables" / experiment
+    folder.mkdir(parents=True, exist_ok=True)
+    write_lines(folder / "table.md", [text])
+    write_lines(folder / "table.json", [json.dumps(record, indent=1)])
     log.info("%s", text)
-    failed = {name: outcome.reason for name, outcome in outcomes.items() if isinstance(outcome, Failure)}
+    check_outcomes(outcomes, problems)
+
+
+def check_outcomes(outcomes: Mapping[str, Outcome], problems: Sequence[str]) -> None:
+    """Raises InputError if runs failed, or values and orders are not as published."""
+    failed = [f"{name} ({each.reason})" for name, each in outcomes.items() if isinstance(each, Failure)]
     if failed:
-        reasons = "; ".join(f"{name} ({reason})" for name, reason in failed.items())
-        raise InputError(f"{len(failed)} of {len(outcomes)} runs failed: {reasons}; the same command continues")
+        total = len(outcomes)
+        raise InputError(f"{len(failed)} of {total} runs failed: {'; '.join(failed)}; the same command continues")
     if problems:
         raise InputError(f"not as published: {'; '.join(problems)}")
 
