@@ -48,6 +48,7 @@ TINY = [
 ]  # fmt: skip
 MOST = 6  # kills before a command is left to finish
 LIMIT = 600.0  # seconds after which a stage counts as hanging
+NOT_COMPARED = ("/log/", ".lock", "/.key", "/.term-")  # logs, locks, hashes of sizes, marks that count launches
 OTHER_WORDS = ("date", "seconds", "commit", "frames_per_second", "rss", "inputs")  # parts of names of such fields
 HEAD = [
     "| stage | kills | resumed runs | equal | seconds | not compared | commit | date |",
@@ -95,14 +96,11 @@ def kill(process: ForkedPopen, whole_group: bool) -> None:
 
 
 def read_files(exp: Path) -> dict[str, bytes]:
-    """Returns the content of all files but logs, with fields left out that differ from run to run.
-
-    Marks that only count the launches of a run (`.term-*`) are left out, too.
-    """
+    """Returns the content of all files but NOT_COMPARED, with fields left out that differ from run to run."""
     found = {}
     for path in sorted(exp.rglob("*")):
         name = str(path.relative_to(exp))
-        if path.is_file() and "/log/" not in name and path.suffix != ".lock" and ".term-" not in path.name:
+        if path.is_file() and not any(part in name for part in NOT_COMPARED):
             found[name] = _content(path)
     return found
 
