@@ -10,7 +10,8 @@
     print(recipe.score())
 
 The options are the overrides that recipes/*/run.sh takes (recipes/README.md). Each step makes only what is missing or
-out of date, also after an interruption. A wrong option, or input that cannot be used, raises `InputError`.
+out of date, also after an interruption. A wrong option, or input that cannot be used, raises `InputError`. Progress is
+logged: `logging.basicConfig(level="INFO")` shows it.
 
 `train_model` trains any torch model with any strategy, and `simulate` does so with several learners in this process
 (asr_am/train/any_model.py). `export_network` writes a trained network for other programs (asr_am/network_export.py).
@@ -20,7 +21,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,19 +39,19 @@ Result = TypeVar("Result")
 PREPARE = ("data", "lang", "features", "align", "speaker", "egs")
 
 
-@dataclass(frozen=True, init=False)
 class Recipe:
-    """A corpus, a model and how to train it. Nothing is made before one of the steps is called.
-
-    Attributes:
-        overrides: options that differ from conf/config.yaml, such as "corpus=an4" and "train.epochs=3".
-    """
-
-    overrides: tuple[str, ...]
+    """A corpus, a model and how to train it. Nothing is made before one of the steps is called."""
 
     def __init__(self, *overrides: str) -> None:
-        """Checks all options. Raises InputError for a wrong one."""
-        object.__setattr__(self, "overrides", overrides)
+        """Checks all options.
+
+        Args:
+            overrides: options that differ from conf/config.yaml, such as "corpus=an4" and "train.epochs=3".
+
+        Raises:
+            InputError: an option is wrong.
+        """
+        self.overrides = overrides
         with configurations(overrides):
             check_jobs(overrides)
 
@@ -72,9 +72,8 @@ class Recipe:
         return dict(json.loads((run / "summary.json").read_text(encoding="utf-8")))
 
     def decode(self) -> list[Path]:
-        """Decodes dev and test with `systems` and `lms`. Returns the directory of each, with CTMs and lattices."""
-        made = self._make("decode")
-        return [out for out in made if out.parent.name == "decode"]
+        """Decodes dev and test with each of `systems` and LMs. Returns their directories, with CTMs and lattices."""
+        return [out for out in self._make("decode") if out.parent.name == "decode"]
 
     def score(self) -> dict[str, float]:
         """Scores the words of `decode`. Returns the word error rate on test in percent of each <system>_<lm>."""

@@ -74,8 +74,13 @@ def test_options_are_checked_before_anything_is_made(tmp_path: Path) -> None:
 
 
 def test_the_built_package_has_configurations_and_recipes(tmp_path: Path) -> None:
+    lib = tmp_path / "lib"
     build = [sys.executable, "setup.py", "-q", "build", "--build-base", str(tmp_path / "build")]
-    subprocess.run([*build, "--build-lib", str(tmp_path / "lib")], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run([*build, "--build-lib", str(lib)], cwd=ROOT, check=True, capture_output=True)
+    library = {path.relative_to(ROOT) for pattern in ("*.py", "*.html") for path in (ROOT / "asr_am").rglob(pattern)}
+    recipes = (path for name in ("conf", "local") for path in (ROOT / name).rglob("*") if path.is_file())
+    inside = {"asr_am/recipe_files" / path.relative_to(ROOT) for path in recipes if path.suffix != ".pyc"}
+    assert {path.relative_to(lib) for path in lib.rglob("*") if path.is_file()} == library | inside
     program = (
         "import asr_am.stages.config_targets as t, asr_am.stages.recipe_files as f\n"
         "from asr_am.stages.option_checks import compose_job\n"
@@ -84,10 +89,10 @@ def test_the_built_package_has_configurations_and_recipes(tmp_path: Path) -> Non
         "    cfg = compose_job(['corpus=minicts'])\n"
         "print(f.ROOT, t.find_function(cfg.corpus.prepare._target_, 'x', 'local').__code__.co_filename)\n"
     )
-    env = os.environ | {"PYTHONPATH": str(tmp_path / "lib")}
+    env = os.environ | {"PYTHONPATH": str(lib)}
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True)
-    inside = tmp_path / "lib/asr_am/recipe_files"
-    assert done.stdout.split() == [str(inside), str(inside / "local/minicts/prepare.py")], done.stderr
+    files = lib / "asr_am/recipe_files"
+    assert done.stdout.split() == [str(files), str(files / "local/minicts/prepare.py")], done.stderr
 
 
 def line_batches() -> list[tuple[Tensor, Tensor]]:

@@ -40,43 +40,48 @@ def transition_ids(lattice: Lattice) -> np.ndarray:
     return np.where(emitting_A, 2 * lattice.label_A - stays_A, 0)
 
 
-def compact_arcs(lattice: Lattice) -> tuple[list[list[tuple[int, int, float, float, tuple[int, ...]]]], int]:
+CompactArc = tuple[int, int, float, float, tuple[int, ...]]  # target, word, graph and acoustic cost, transition-ids
+
+
+def compact_arcs(lattice: Lattice) -> tuple[list[list[CompactArc]], int]:
     """Joins chains of arcs with at most one word, as Kaldi's CompactLattice has them.
 
     Returns:
-        For each state its arcs: target, word, graph cost, acoustic cost, transition-ids. And the final state.
+        The arcs of each state, and the final state.
     """
-    ids_A = transition_ids(lattice).tolist()
-    out_S: list[list[int]] = [[] for _ in range(lattice.num_states)]
-    for arc, source in enumerate(lattice.source_A.tolist()):
-        out_S[source].append(arc)
-    entering_S = np.bincount(lattice.target_A, minlength=lattice.num_states).tolist()
-    target_A, word_A = lattice.target_A.tolist(), lattice.word_A.tolist()
+    ids_A, word_A, target_A = (x.tolist() for x in (transition_ids(lattice), lattice.word_A, lattice.target_A))
     graph_A, acoustic_A = lattice.graph_A.tolist(), lattice.acoustic_A.tolist()
-    final = lattice.num_states - 1
-    kept = {0: 0}  # state of the lattice -> its number here
-    arcs: list[list[tuple[int, int, float, float, tuple[int, ...]]]] = [[]]
+    entering_S = np.bincount(lattice.target_A, minlength=lattice.num_states).tolist()
+    leaving_S: list[list[int]] = [[] for _ in range(lattice.num_states)]
+    for arc, source in enumerate(lattice.source_A.tolist()):
+        leaving_S[source].append(arc)
+
+    def chain(arc: int) -> list[int]:
+        """Returns the arcs from this one to the next state that others meet at or part from, or to the next word."""
+        arcs, spoken = [arc], word_A[arc] > 0
+        while entering_S[target_A[arc]] == 1 and len(following := leaving_S[target_A[arc]]) == 1:
+            (arc,) = following
+            if spoken and word_A[arc]:
+                break
+            spoken = spoken or word_A[arc] > 0
+            arcs.append(arc)
+        return arcs
+
+    numbers = {0: 0}  # of the states that are kept
+    joined: list[list[CompactArc]] = [[]]
     waiting = [0]
     while waiting:
         state = waiting.pop()
-        for first in out_S[state]:
-            arc, word, graph, acoustic, ids = first, 0, 0.0, 0.0, []
-            while True:
-                word, graph, acoustic = word or word_A[arc], graph + graph_A[arc], acoustic + acoustic_A[arc]
-                if ids_A[arc]:
-                    ids.append(ids_A[arc])
-                target = target_A[arc]
-                following = out_S[target]
-                alone = entering_S[target] == 1 and len(following) == 1 and target not in kept
-                if not alone or (word and word_A[following[0]]):
-                    break
-                (arc,) = following
-            if target not in kept:
-                kept[target] = len(kept)
-                arcs.append([])
+        for arcs in map(chain, leaving_S[state]):
+            target = target_A[arcs[-1]]
+            if target not in numbers:
+                numbers[target] = len(numbers)
+                joined.append([])
                 waiting.append(target)
-            arcs[kept[state]].append((kept[target], word, graph, acoustic, tuple(ids)))
-    return arcs, kept[final]
+            graph, acoustic = sum(graph_A[arc] for arc in arcs), sum(acoustic_A[arc] for arc in arcs)
+            ids = tuple(ids_A[arc] for arc in arcs if ids_A[arc])
+            joined[numbers[state]].append((numbers[target], max(word_A[arc] for arc in arcs), graph, acoustic, ids))
+    return joined, numbers[lattice.num_states - 1]
 
 
 def compact_lattice_bytes(lattice: Lattice) -> bytes:

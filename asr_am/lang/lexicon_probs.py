@@ -103,9 +103,8 @@ def estimate_probs(entries: Sequence[Pronunciation], counts: PairCounts) -> Lexi
         expected[right] += count * after_of[left]
 
     def beside(key: Spoken) -> SilenceProbs:
-        silent, all_ = before[key], seen[key]
-        with_silence = (silent + SMOOTHING) / (expected[key] + SMOOTHING)
-        joined = (all_ - silent + SMOOTHING) / (all_ - expected[key] + SMOOTHING)
+        with_silence = (before[key] + SMOOTHING) / (expected[key] + SMOOTHING)
+        joined = (seen[key] - before[key] + SMOOTHING) / (seen[key] - expected[key] + SMOOTHING)
         return SilenceProbs(after_of.get(key, 0.0), *(max(LEAST, round(value, 2)) for value in (with_silence, joined)))
 
     smoothed = [seen[key] + entry.probability for key, entry in zip(spoken, entries, strict=True)]

@@ -98,13 +98,10 @@ def write_alignments(root: Path, system: str, out: Path) -> None:
 
 def kaldi_folders(options: dict[str, Any]) -> dict[str, Path]:
     """Returns the directories with Kaldi's alignments of train and dev. Raises InputError if one is missing."""
-    folders = {}
-    for subset, name in (("train", "dir"), ("dev", "dev_dir"), ("lang", "lang")):
+    for name in ("dir", "dev_dir", "lang"):
         if not options.get(name) or not Path(options[name]).is_dir():
             raise InputError(f"align.{name}={options.get(name)}: no such directory; see conf/align/kaldi.yaml")
-        folders[subset] = Path(options[name])
-    del folders["lang"]
-    return folders
+    return {"train": Path(options["dir"]), "dev": Path(options["dev_dir"])}
 
 
 def kaldi_ivectors(options: dict[str, Any]) -> dict[str, Path]:

@@ -12,7 +12,6 @@ import logging
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from asr_am.data.issue_counter import IssueCounter, summary_table
 from asr_am.data.kaldi_audio import AudioOptions
@@ -130,11 +129,11 @@ def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
 
 def _from_manifests(options: Options, out: Path) -> Options:
     """Returns the options with a Kaldi data directory in place of each set that is given as lhotse manifests."""
-    found: dict[str, Any] = vars(options).copy()
     for subset in ("train", "dev", "test"):
-        if found[subset] and (files := manifest_files(Path(found[subset]))):
-            found[subset] = str(write_from_manifests(files, out / subset))
-    return Options(**found)
+        given = getattr(options, subset)
+        if given and (files := manifest_files(Path(given))):
+            options = replace(options, **{subset: str(write_from_manifests(files, out / subset))})  # type: ignore[arg-type]
+    return options
 
 
 def read_sets(
