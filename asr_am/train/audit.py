@@ -178,7 +178,7 @@ def _check_checkpoints(run: Path, leases: list[Line], metrics: list[Line], histo
     if [record["heldout_loss"] for record in cursors[-1]["history"]] != losses:
         history.problems.append("the last checkpoint has other held-out losses than metrics.jsonl")
     best = load_acoustic_model(run / "best.pt")[1]
-    if losses and (best["heldout_loss"] != min(losses) or losses[best["epoch"] - 1] != min(losses)):
+    if losses and (best["heldout_loss"] != min(losses) or losses[best["epoch"] - 1 :][:1] != [min(losses)]):
         history.problems.append(f"best.pt is of epoch {best['epoch']}, held-out loss {best['heldout_loss']}")
 
 

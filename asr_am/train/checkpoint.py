@@ -7,7 +7,8 @@ It is written under a temporary name and renamed when all parts are on disk. The
 
 Leaders follow each other in *terms*, numbered by the files `.term-<number>`, which name the launch and the leader. Only
 one leader can create the file of a term, and only that of the newest term may write. It removes the temporary files of
-all others. What an earlier leader was about to do, stopped between its last check and a rename, then fails.
+all others. What an earlier leader was about to do, stopped between its last check and a rename, then fails. A launch
+whose term is followed by one of a later launch claims none any more, whichever of its learners would be the leader.
 """
 
 from __future__ import annotations
@@ -103,17 +104,21 @@ class Checkpoints:
         self.directory, self.fingerprint = directory, fingerprint
         self._launch = ""
         self._term: Path | None = None  # that this learner leads
+        self._earlier: list[Path] | None = None  # terms of earlier launches
         self._loaded: Path | None = None
         directory.parent.mkdir(parents=True, exist_ok=True)
         disk.make_dir(directory)
 
-    def open(self, launch: str) -> None:
+    def open(self, launch: str, rejoins: bool = False) -> None:
         """Notes the launch that this learner belongs to. `check` fails once another launch has claimed the directory.
 
         Args:
             launch: identity of the launch that has started this learner.
+            rejoins: the launch has had leaders before this learner was started.
         """
         self._launch, self._term = launch, None
+        if self._earlier is None:
+            self._earlier = [] if rejoins else self._terms()
 
     def claim(self, leader: str, confirm: Callable[[], None]) -> None:
         """Begins a new term: this leader may write from now on, and nobody else.
@@ -130,6 +135,9 @@ class Checkpoints:
         disk.write(own, lambda file: file.write(f"{self._launch} {leader}\n".encode()))
         while True:
             before = self._terms()
+            if before and before[-1] not in (self._earlier or ()) and not self._is_own(before[-1]):
+                disk.remove(own)
+                raise self._taken_over()
             confirm()
             number = 1 + (int(before[-1].name.removeprefix(TERM)) if before else 0)
             term = self.directory / f"{TERM}{number:09d}"
@@ -143,7 +151,8 @@ class Checkpoints:
         disk.sync_dir(self.directory)
         self._term = term
         others = [path for path in self.directory.glob(f"{CLAIM}*") if self._launch not in path.name]
-        for old in [own, *others, *before, *self.directory.parent.glob(".*.tmp")]:
+        temporary = [*self.directory.parent.glob(".*.tmp"), *self.directory.glob(".*.removed")]
+        for old in [own, *others, *before, *temporary]:
             disk.remove(old)
         for partial in self.directory.glob("checkpoint-*.partial"):
             if self._launch not in partial.name:
@@ -156,14 +165,17 @@ class Checkpoints:
     def check(self) -> None:
         """Raises InputError if another launch, or another leader, has claimed the directory. Called before writing."""
         newest = self._terms()[-1:]
-        try:
-            owned = newest == [self._term] or (
-                self._term is None and newest[0].read_text().split()[0] == self._launch  # not a leader
-            )
-        except (OSError, IndexError):
-            owned = False
-        if not owned:
+        leads = newest == [self._term]
+        follows = self._term is None and newest and self._is_own(newest[0])
+        if not leads and not follows:
             raise self._taken_over()
+
+    def _is_own(self, term: Path) -> bool:
+        """Returns True if a term is of this launch."""
+        try:
+            return term.read_text().split()[0] == self._launch
+        except (OSError, IndexError):  # it has just been removed by the next leader
+            return False
 
     def _taken_over(self) -> InputError:
         return InputError(f"{self.directory}: another start of this run writes here now; this learner has ended")

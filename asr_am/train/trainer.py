@@ -167,7 +167,7 @@ class Trainer:
     def _begin(self) -> None:
         """Compares the learners and resumes. A restarted learner only resumes."""
         if self.team.rejoins:
-            self.checkpoints.open(self.team.launch)
+            self.checkpoints.open(self.team.launch, rejoins=True)
             self._resume()
             return
         w = self.model_state.params.w.cpu().double()

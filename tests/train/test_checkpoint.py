@@ -127,6 +127,21 @@ def test_a_leader_that_was_replaced_while_it_was_stopped_does_not_claim(tmp_path
     assert names(tmp_path) == ["checkpoint-000000001.next.partial"]
 
 
+def test_a_launch_does_not_come_back_after_a_later_one(tmp_path: Path) -> None:
+    """Its launcher and its leader were killed. On another host its learners go on for a while."""
+    follower, restarted = Checkpoints(tmp_path, "f"), Checkpoints(tmp_path, "f")
+    follower.open("first")
+    claimed(tmp_path, "first")
+    follower.check()
+    claimed(tmp_path, "first", "1.0")  # a new leader of the same launch
+    claimed(tmp_path, "second")
+    restarted.open("first", rejoins=True)
+    for late in (follower, restarted):
+        with pytest.raises(InputError, match="another start of this run"):
+            late.claim("2.0", lambda: None)
+    assert [term.read_text() for term in tmp_path.glob(".term-*")] == ["second 0.0\n"]
+
+
 def test_a_checkpoint_that_is_not_complete_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed while it writes the last file of a checkpoint."""
     checkpoints = claimed(tmp_path, "launch")
