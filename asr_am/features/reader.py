@@ -102,7 +102,7 @@ def read_options(folder: Path) -> SpectralOptions:
         fields = load_json(path)
         fields.pop("kind")
         return SpectralOptions(**fields)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, InputError) as error:
         raise InputError(f"{path}: missing or damaged ({error}); {REMEDY}") from error
 
 

@@ -75,6 +75,14 @@ def test_missing_or_damaged_files_are_input_errors(
         FeatureReader(tmp_path / "features", "mfcc", "dev")
 
 
+def test_an_option_out_of_range_names_the_file(features: Path, tmp_path: Path) -> None:
+    shutil.copytree(features, tmp_path / "features")
+    path = tmp_path / "features" / "mfcc" / "options.json"
+    path.write_text(path.read_text().replace('"num_ceps": 13', '"num_ceps": 99'))
+    with pytest.raises(InputError, match=r"options\.json: .*num_ceps=99"):
+        FeatureReader(tmp_path / "features", "mfcc", "dev")
+
+
 def test_an_impossible_name_of_an_archive_is_an_input_error(features: Path, tmp_path: Path) -> None:
     shutil.copytree(features, tmp_path / "features")
     scp = tmp_path / "features" / "mfcc" / "dev.scp"
