@@ -115,9 +115,6 @@ def _names(corpus: CorpusSet) -> dict[tuple[str, int], tuple[str, str]]:
     sides = read_kaldi_dir(corpus.folder, IssueCounter()).sides
     names = {}
     for utterance in corpus.utterances:
-        letter = channel_letter(utterance)
-        names[sides.get(utterance.recording_id, (utterance.recording_id, CHANNELS.index(letter)))] = (
-            utterance.recording_id,
-            letter,
-        )
+        recording, letter = utterance.recording_id, channel_letter(utterance)
+        names[sides.get(recording, (recording, CHANNELS.index(letter)))] = recording, letter
     return names
