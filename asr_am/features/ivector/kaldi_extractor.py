@@ -59,10 +59,8 @@ class MovingMean:
         """Returns the frames less their means, float64 [T, C], given sum and count of the speaker's earlier frames."""
         sums_TC1 = with_ones(x_TC).cumsum(axis=0)
         sums_TC1[self.window :] -= sums_TC1[: -self.window].copy()
-        for known, most in (
-            (speaker, min(self.speaker_frames, speaker[-1])),
-            (self.everybody, self.global_frames),
-        ):
+        others = [(speaker, min(self.speaker_frames, speaker[-1])), (self.everybody, self.global_frames)]
+        for known, most in others:  # fill up the window, each with its mean
             if known[-1] > 0:
                 lacking_T1 = (self.window - sums_TC1[:, -1:]).clip(0, most)
                 sums_TC1 += lacking_T1 / known[-1] * known
@@ -80,7 +78,7 @@ class KaldiExtractor:
 
     Attributes:
         ubm: gives the posteriors.
-        extractor: the model.
+        model: gives the i-vectors.
         matrix_DE: float64. A further column is an offset.
         context: frames spliced on the left and on the right.
         mean: moving mean.
@@ -88,7 +86,7 @@ class KaldiExtractor:
     """
 
     ubm: DiagUbm
-    extractor: Extractor
+    model: Extractor
     matrix_DE: np.ndarray
     context: tuple[int, int]
     mean: MovingMean
@@ -106,7 +104,7 @@ class KaldiExtractor:
             rows = []
             for block_KG, block_KS in self._statistics(x_TC, speaker):
                 counts_KG, projected_KS = block_KG.cumsum(dim=0) + counts_G, block_KS.cumsum(dim=0) + projected_S
-                rows.append(self.extractor.ivectors(counts_KG, projected_KS))
+                rows.append(self.model.ivectors(counts_KG, projected_KS))
                 counts_G, projected_S = counts_KG[-1], projected_KS[-1]
             yield torch.cat(rows).float().numpy()
             speaker = speaker + with_ones(x_TC).sum(axis=0)
@@ -126,7 +124,7 @@ class KaldiExtractor:
         for begin, end in zip(begins, [*begins[1:], used], strict=True):
             posterior_KPG = _by_row(self._posteriors(normalised_TD[begin:end]))
             part_KPD = _by_row(frames_TD[begin:end].double())
-            yield posterior_KPG.sum(dim=1), self.extractor.project(posterior_KPG.mT @ part_KPD)
+            yield posterior_KPG.sum(dim=1), self.model.project(posterior_KPG.mT @ part_KPD)
 
     def _transform(self, x_TC: np.ndarray) -> Tensor:
         """Splices frames, repeating the first and last, and applies the matrix. Returns float32 [T, D]."""

@@ -101,7 +101,7 @@ def write_online(copy: Path, features_dir: Path, out: Path, restarts: Mapping[st
             )
         work = partial(_write_group, copy, speech, restart)
         write_ivectors(speech.by_speaker(), subset, out, work, jobs)
-    IvectorInfo(extractor.extractor.dim, PERIOD, dict.fromkeys(restarts, "utterance")).save(out)
+    IvectorInfo(extractor.model.dim, PERIOD, dict.fromkeys(restarts, "utterance")).save(out)
 
 
 def _write_group(copy: Path, speech: Speech, restart: int, task: tuple[Path, Group]) -> None:
