@@ -1,7 +1,7 @@
 """Draws the two pictures of README.md as SVG files that need no scripts and no network.
 
     python scripts/figures.py architecture asr_am/architecture.svg
-    python scripts/figures.py stragglers scripts/bench/RESULTS.md scripts/bench/stragglers.svg
+    python scripts/figures.py stragglers recipes/minicts/TABLES.md scripts/bench/stragglers.svg
 
 The first shows how a recipe, the trainer, a strategy and a team fit together. The second shows the hours per epoch
 of Zhang et al. (ICASSP 2019), Table 3, beside those of the virtual cluster, from the record of experiment
@@ -90,7 +90,7 @@ def stragglers(record: str, out: Path) -> None:
     """Draws the hours per epoch by slowdown of one GPU, with the published values as lines across the bars.
 
     Args:
-        record: text of scripts/bench/RESULTS.md, with the table of experiment ibm_table3.
+        record: text of recipes/minicts/TABLES.md, with the table of experiment ibm_table3.
         out: SVG file to write.
     """
     cells = {(m[1], int(m[2])): (float(m[3]), float(m[4])) for m in ROW.finditer(record)}

@@ -13,6 +13,9 @@ These files are copied without their plots, as far as they exist:
                       python -m asr_am.report.compare exp/<corpus>/train/RUN ... --out exp/<corpus>/NAME
 
 STRATEGIES_2.md has later runs with newer alignments, compared with a single learner of their own.
+
+TABLES.md has the tables of papers that `python -m asr_am.stages.table` has written below exp/. Those of other titles
+stay as they are.
 """
 
 from __future__ import annotations
@@ -24,6 +27,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NONE = "–"
+TABLE = "tables/*/table.md"
+TABLES_HEAD = """# Tables of papers
+
+Published values beside ours, each table by its command: see [conf](../../conf/README.md#tables-of-papers). Cells on
+which no constant was fitted are predictions."""
 
 _SUBSET = re.compile(r"^### (?P<name>\S+) \((?P<words>[\d,]+) words\)\n\n(?P<table>(?:\|.*\n)+)", re.MULTILINE)
 _MEAN = re.compile(r"\*\*([\d.]+)\*\*")
@@ -42,11 +50,21 @@ def publish(corpus: str) -> None:
         "HTM.md": exp / corpus / "htm/COMPARE.md",
     }
     found = {name: source for name, source in sources.items() if source.exists()}
-    if not found:
+    tables = [path.read_text() for path in sorted([*exp.glob(f"{corpus}/{TABLE}"), *exp.glob(f"*/{corpus}/{TABLE}")])]
+    if tables:
+        update_tables(ROOT / "recipes" / corpus / "TABLES.md", tables)
+    if not found and not tables:
         sys.exit(f"{sources['RESULTS.md']} does not exist; run recipes/{corpus}/run.sh first")
     for name, source in found.items():
         text = "\n".join(line for line in source.read_text().splitlines() if not line.startswith("!["))
         (ROOT / "recipes" / corpus / name).write_text(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
+
+
+def update_tables(path: Path, tables: list[str]) -> None:
+    """Puts tables of papers into TABLES.md, in place of those with the same titles."""
+    old = re.split(r"^(?=### )", path.read_text(), flags=re.MULTILINE)[1:] if path.exists() else []
+    by_title = {text.partition("\n")[0]: text.strip() for text in [*old, *tables]}
+    path.write_text("\n\n".join([TABLES_HEAD, *(by_title[title] for title in sorted(by_title))]) + "\n")
 
 
 def error_rates(results: str) -> dict[tuple[str, str], dict[str, str]]:

@@ -52,3 +52,13 @@ def test_table_has_a_row_per_system_and_lm(tmp_path: Path) -> None:
 def test_published_results_have_error_rates() -> None:
     for results in ROOT.glob("recipes/*/RESULTS.md"):
         assert publish.error_rates(results.read_text()), results
+
+
+def test_tables_of_papers_replace_those_with_the_same_title(tmp_path: Path) -> None:
+    path = tmp_path / "TABLES.md"
+    publish.update_tables(path, ["### B, Table 2\n\n| b |\n", "### A, Table 1\n\n| old |\n"])
+    publish.update_tables(path, ["### A, Table 1\n\n| new |\n"])
+    text = path.read_text()
+    assert text.startswith("# Tables of papers\n") and text.endswith(
+        "### A, Table 1\n\n| new |\n\n### B, Table 2\n\n| b |\n"
+    )
