@@ -185,13 +185,20 @@ def format_rows(made: Sequence[Row]) -> str:
     header = ["cell", "measure", "published", "ours", *(["each seed"] if several else []), "ours / published", "remark"]
     lines = []
     for row in made:
-        remark = "constant fitted" if row.fits else "" if row.independent or row.published is None else "restates"
-        if not row.met:
-            remark = ", ".join(filter(None, [remark, "too far"]))
         cells = [row.cell, row.measure.replace("_", " "), number(row.published), number(row.mean)]
         cells += [", ".join(map(number, row.ours))] if several else []
-        lines.append([*cells, number(row.ratio, 3), remark])
+        lines.append([*cells, number(row.ratio, 3), _remark(row)])
     return markdown(header, lines)
+
+
+def _remark(row: Row) -> str:
+    if row.published is None:
+        return ""
+    remarks = {
+        "constant fitted": row.fits is not None, "restates": not row.independent, "not judged": row.limit is None,
+        "too far": not row.met,
+    }  # fmt: skip
+    return ", ".join(remark for remark, applies in remarks.items() if applies)
 
 
 def number(value: float | None, digits: int = 4) -> str:

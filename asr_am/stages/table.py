@@ -207,6 +207,9 @@ def check_outcomes(outcomes: Mapping[str, Outcome], problems: Sequence[str]) -> 
 
 
 def main() -> None:
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(__doc__)
+        return
     overrides = given_overrides(sys.argv[1:])
     with ends_on_signals("table"), reports_errors("table", overrides):
         if unknown := [word for word in sys.argv[1:] if word not in overrides]:
