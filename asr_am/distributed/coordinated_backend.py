@@ -60,7 +60,9 @@ class RemoteLeases:
 
     def record(self, rank: int) -> SegmentRecord:
         value = self._control.request("record")
-        completions = tuple(Completion(*row) for row in value["completions"])
+        completions = value["completions"]
+        if not isinstance(completions, tuple):  # it came as JSON, and not from the supervisor in this process
+            completions = tuple(Completion(*row) for row in completions)
         released, lost = (tuple((a, b) for a, b in value[key]) for key in ("released", "lost"))
         return SegmentRecord(self._segment, completions, released, lost)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
@@ -142,7 +142,7 @@ class Coordinator:
             self._open_segment(rank, request)
         elif op == "lease":
             self._pending_leases[rank] = request["id"]
-            self._answer_leases()
+            self._answer_leases([rank])  # nothing has changed for the others
         elif op == "complete":
             self._complete(rank, request)
         elif op == "totals":
@@ -203,11 +203,11 @@ class Coordinator:
                 del self._pending_barriers[rank]
                 self._answer(rank, request_id, barrier.result)
 
-    def _answer_leases(self) -> None:
-        for rank, request_id in list(self._pending_leases.items()):
+    def _answer_leases(self, ranks: Sequence[int] | None = None) -> None:
+        for rank in list(self._pending_leases) if ranks is None else ranks:
             answered, lease = self._plane.lease(rank)
             if answered:
-                del self._pending_leases[rank]
+                request_id = self._pending_leases.pop(rank)
                 self._answer(rank, request_id, None if lease is None else asdict(lease))
 
     def _answer(self, rank: int, request_id: int, value: object) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, astuple, dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -323,12 +324,7 @@ class RoundRobinLeases:
 
     def record(self) -> SegmentRecord:
         rows = self._gather_all(torch.tensor(self._done, dtype=torch.float64).reshape(-1))
-        completions = [
-            Completion(int(batch), rank, 0, int(examples), bool(applied), int(digest))
-            for rank, row in rows.items()
-            for batch, examples, applied, digest in row.reshape(-1, 4).tolist()
-        ]
-        return SegmentRecord(self.segment, tuple(sorted(completions)))
+        return SegmentRecord(self.segment, _completions_of(tuple(rows.items())))
 
     def _gather_all(self, values: Tensor) -> dict[int, Tensor]:
         """Gathers from all learners. Raises LearnerLost if one died, as its part cannot be known."""
@@ -337,6 +333,17 @@ class RoundRobinLeases:
             if rank not in rows:
                 raise LearnerLost(rank, "died")
         return rows
+
+
+@lru_cache(maxsize=1)  # virtual learners gather the same tensors
+def _completions_of(rows: tuple[tuple[int, Tensor], ...]) -> tuple[Completion, ...]:
+    """Returns the completions in gathered rows of (batch, examples, applied, digest), by rank."""
+    completions = [
+        Completion(int(batch), rank, 0, int(examples), bool(applied), int(digest))
+        for rank, row in rows
+        for batch, examples, applied, digest in row.reshape(-1, 4).tolist()
+    ]
+    return tuple(sorted(completions))
 
 
 def sum_rows(rows: dict[int, Tensor]) -> list[float]:
@@ -359,6 +366,7 @@ class LeaseQueue:
     _held: dict[int, tuple[int, int]] = field(init=False, default_factory=dict)  # batch: (owner, incarnation)
     _done: dict[int, Completion] = field(init=False, default_factory=dict)
     _released: list[tuple[int, int]] = field(init=False, default_factory=list)  # (batch, owner)
+    _completions: tuple[Completion, ...] = field(init=False, default=())  # all, in order, once the segment is finished
     totals: LossSums = field(init=False, default_factory=LossSums)
     lost: list[tuple[int, int]] = field(init=False, default_factory=list)
 
@@ -423,8 +431,9 @@ class LeaseQueue:
         """Returns the record of the finished segment. Raises RuntimeError if batches are not done."""
         if not self.finished:
             raise RuntimeError(f"{len(self._done)} of {len(self.segment)} batches done, {len(self._held)} still held")
-        done = tuple(self._done[b] for b in sorted(self._done))
-        return SegmentRecord(self.segment, done, tuple(self._released), tuple(self.lost))
+        if not self._completions:  # for all learners that ask
+            self._completions = tuple(self._done[b] for b in sorted(self._done))
+        return SegmentRecord(self.segment, self._completions, tuple(self._released), tuple(self.lost))
 
 
 def step_loss_sums(step_result: StepResult) -> LossSums:

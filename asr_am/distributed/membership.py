@@ -6,7 +6,8 @@ Changed only by the communication thread, inside `WaitMonitor.change`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 
@@ -23,6 +24,12 @@ class Peer:
     incarnation: int
     address: str
     alive: bool
+
+
+@cache
+def shared_peer(incarnation: int, address: str, alive: bool) -> Peer:
+    """Returns one object for all that know a learner in this state: virtual learners share a process."""
+    return Peer(incarnation, address, alive)
 
 
 class Membership:
@@ -45,7 +52,9 @@ class Membership:
         self.gone: set[int] = set()
         self.rejoins = False
         self.complete = False
-        self._peers = {other: Peer(-1, "", False) for other in range(size) if other != rank}
+        self._peers = dict.fromkeys((other for other in range(size) if other != rank), shared_peer(-1, "", False))
+        self._changes = 0
+        self._live: tuple[int, tuple[int, ...]] = (-1, ())  # what `live_ranks` returned after so many changes
 
     def __getitem__(self, rank: int) -> Peer:
         return self._peers[rank]
@@ -57,13 +66,22 @@ class Membership:
 
     def live_ranks(self) -> tuple[int, ...]:
         """Returns the ranks of live learners, ascending."""
-        return tuple(r for r in range(self.size) if r == self.rank or self._peers[r].alive)
+        changes, live = self._live
+        if changes != self._changes:
+            changes = self._changes  # read first: another thread may change the peers meanwhile
+            live = tuple(r for r in range(self.size) if r == self.rank or self._peers[r].alive)
+            self._live = changes, live
+        return live
+
+    def _set(self, rank: int, incarnation: int, address: str, alive: bool) -> None:
+        self._peers[rank] = shared_peer(incarnation, address, alive)
+        self._changes += 1
 
     def add(self, rank: int, incarnation: int, address: str) -> bool:
         """Adds an incarnation of a learner. Returns False if it is already known."""
         if not self.is_new(rank, incarnation):
             return False
-        self._peers[rank] = Peer(incarnation, address, True)
+        self._set(rank, incarnation, address, True)
         return True
 
     def is_new(self, rank: int, incarnation: int) -> bool:
@@ -74,12 +92,12 @@ class Membership:
         peer = self._peers.get(rank)
         if peer is None or incarnation < peer.incarnation or (incarnation == peer.incarnation and not peer.alive):
             return False
-        self._peers[rank] = Peer(incarnation, "", False)
+        self._set(rank, incarnation, "", False)
         return True
 
     def mark_left(self, rank: int) -> None:
         """Marks a learner that has left in good order: it is not alive, but not lost either."""
-        self._peers[rank] = replace(self._peers[rank], alive=False)
+        self._set(rank, self._peers[rank].incarnation, self._peers[rank].address, False)
         self.left.append(rank)
 
 

@@ -29,6 +29,8 @@ class Config:
         clip_norm: Upper limit of the norm of the whole gradient. 0 means no clipping.
         moving_average: Decay of a moving average that is kept of the weights. 0 keeps none.
         merge_each: Servers add gradients one by one, as TensorFlow's accumulators do. If False, all at once.
+        average_dense: Gradients of dense parameters are averaged over learners. If False, they are summed.
+        average_sparse: The same for sparse parameters.
 
     Raises:
         InputError: A value is out of range or contradicts another one.
@@ -45,6 +47,8 @@ class Config:
     clip_norm: float = 0.0
     moving_average: float = 0.0
     merge_each: bool = False
+    average_dense: bool = True
+    average_sparse: bool = True
 
     def __post_init__(self) -> None:
         for name, kind in (("wire", WireDtype), ("path", Method)):

@@ -118,6 +118,8 @@ class PartitionedModel:
         self.push(step_result.lr)
         for work in pending:
             work.wait()
+        if self._config.hybrid and not self._config.average_dense:
+            self.params.g.mul_(self._team.size)
         self.update(step_result.lr)
         self._counts["all-reduce"] += self.reduced_bytes
         return step_result
@@ -131,13 +133,14 @@ class PartitionedModel:
             self.params.w.copy_(self._worker.fetch(len(self._tables) - 1, self._dense_rows()).view(-1))
 
     def push(self, lr: float) -> None:
-        """Pushes or exchanges the gradients of sparse parameters, scaled for a mean over learners."""
-        share = 1 / self._team.size
+        """Pushes or exchanges the gradients of sparse parameters, scaled for a mean or a sum over learners."""
+        config, mean = self._config, 1 / self._team.size
         scaled = {name: weight.gradient() for name, weight in self._sparse_weights.items()}
         for rows in scaled.values():
-            rows.values.mul_(share)
-        if not self._config.hybrid:
-            scaled[DENSE] = IndexedRows(self._dense_rows(), self.params.g.view(-1, 1) * share)
+            rows.values.mul_(mean if config.average_sparse else 1.0)
+        if not config.hybrid:
+            g = self.params.g.view(-1, 1) * (mean if config.average_dense else 1.0)
+            scaled[DENSE] = IndexedRows(self._dense_rows(), g)
         if self._worker is not None:
             self._worker.push([scaled[table.name] for table in self._tables], lr)
         for name, replica in self._replicas.items():

@@ -72,6 +72,20 @@ def test_moving_averages_are_those_of_one_device() -> None:
             assert_close(found.averages[-1], expected)
 
 
+@pytest.mark.parametrize("options", [{}, {"hybrid": False}, {"path": "all-gather"}, {"path": "all-reduce"}], ids=str)
+def test_gradients_are_summed_instead_of_averaged(options: dict[str, Any]) -> None:
+    rounds = rounds_of(make_batches(4 * EVERY - 2))
+    for dense, sparse in ((False, True), (True, False)):
+        expected = reference(
+            "momentum", rounds, CLIP, dense_factor=1.0 if dense else 4.0, sparse_factor=1.0 if sparse else 4.0
+        )[-1]
+        config = Config(clip_norm=CLIP, average_dense=dense, average_sparse=sparse, **options)
+        for found in train_virtually("momentum", config, steps=EVERY):
+            assert_close(found.weights[-1], expected)
+            with pytest.raises(AssertionError):
+                assert_close(found.weights[-1], reference("momentum", rounds, CLIP)[-1])
+
+
 def test_bfloat16_on_the_wire_casts_rows_and_nothing_else() -> None:
     """Compares with a larger tolerance, as a few sums round differently in float64."""
     rounds = rounds_of(make_batches(4 * EVERY - 2))

@@ -129,8 +129,9 @@ def touched_rows(name: str, shape: torch.Size, batches: Sequence[Batch]) -> Tens
 
 
 def reference(
-    kind: str, rounds: Sequence[Sequence[Batch]], clip: float = 0.0, decay: float = 0.0, half: bool = False
-) -> list[Weights]:
+    kind: str, rounds: Sequence[Sequence[Batch]], clip: float = 0.0, decay: float = 0.0, half: bool = False,
+    dense_factor: float = 1.0, sparse_factor: float = 1.0,
+) -> list[Weights]:  # fmt: skip
     """Trains on one device.
 
     Args:
@@ -139,6 +140,8 @@ def reference(
         clip: Limit of the gradient's norm. 0 means no clipping.
         decay: Decay of a moving average of the weights.
         half: Casts rows to bfloat16 like messages do, and their gradients after summing those of two learners each.
+        dense_factor: Factor on the gradients of dense parameters, before clipping.
+        sparse_factor: The same for sparse ones.
 
     Returns:
         The weights after each step, or their moving averages with a decay.
@@ -147,6 +150,7 @@ def reference(
     average, rules, saved = dict(w), {name: ReferenceOptimizer(kind) for name in w}, []
     for batches in rounds:
         g = gradient_in_halves(w, batches) if half else gradient(w, batches)
+        g = {name: x * (dense_factor if name.startswith("hidden") else sparse_factor) for name, x in g.items()}
         norm = math.sqrt(sum(float(x.square().sum()) for x in g.values()))
         scale = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
         w = {name: rules[name](w[name], scale * g[name], touched_rows(name, w[name].shape, batches)) for name in w}

@@ -84,8 +84,8 @@ class Collectives:
         """Fails all collectives in progress and all later ones."""
         if self.lost is None:
             self.lost = (rank, reason)
-        for member in self._learners:
-            self._add_transfers(member.rank, -self._transfers[member.rank])
+        for rank, transfers in enumerate(self._transfers):
+            self._add_transfers(rank, -transfers)
         self.changed.wake()
 
     def check(self) -> None:

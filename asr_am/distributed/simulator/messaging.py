@@ -94,6 +94,7 @@ class SimMessaging:
         self._faults, self._streams = faults, streams
         self._inboxes = [SimInbox(Condition(scheduler)) for _ in learners]
         self._channels: dict[tuple[int, int, str], LinkChannel] = {}
+        self._channels_of: list[list[tuple[int, int, str]]] = [[] for _ in learners]  # keys, also of dropped ones
 
     def register_tag(self, rank: int, tag: str, lengths: tuple[int, ...]) -> None:
         self._inboxes[rank].accepted[tag] = lengths
@@ -106,6 +107,8 @@ class SimMessaging:
         key = (source, to, tag)
         if key not in self._channels:
             self._channels[key] = LinkChannel(*key, (sender.incarnation, receiver.incarnation))
+            self._channels_of[source].append(key)
+            self._channels_of[to].append(key)
         channel = self._channels[key]
         if not channel.busy:
             self._send(channel, message)
@@ -142,10 +145,11 @@ class SimMessaging:
 
     def lose(self, rank: int) -> None:
         """Drops the messages to and from a dead learner that have not arrived."""
-        for key, channel in list(self._channels.items()):
-            if rank in (channel.source, channel.to):
+        for key in self._channels_of[rank]:
+            channel = self._channels.pop(key, None)
+            if channel is not None:
                 channel.next = None
-                del self._channels[key]
+        self._channels_of[rank].clear()
         self._inboxes[rank].messages.clear()
         self._inboxes[rank].accepted.clear()
 

@@ -7,7 +7,7 @@ of its hosts before the messages that wait. Inside a host nothing waits.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +43,7 @@ class Nic:
 
     def __init__(self) -> None:
         self.free_at = 0.0
-        self.waiting: dict[Transfer, None] = {}
+        self.waiting: OrderedDict[Transfer, None] = OrderedDict()  # whose first entry is found at once
 
 
 @dataclass(eq=False)
@@ -122,11 +122,11 @@ class SimNetwork:
 
     def _begin_waiting(self, nic: Nic) -> None:
         """Begins the oldest message that waited for this NIC and whose other NIC is free."""
-        for transfer in list(nic.waiting):
-            if nic.free_at > self._scheduler.now:
+        while nic.free_at <= self._scheduler.now:  # after a message of no length, the next one may begin
+            transfer = next((transfer for transfer in nic.waiting if self._begin(transfer)), None)
+            if transfer is None:
                 break
-            if self._begin(transfer):
-                del transfer.out.waiting[transfer], transfer.into.waiting[transfer]
+            del transfer.out.waiting[transfer], transfer.into.waiting[transfer]
 
     def cut_off(self, host: int, until: float) -> None:
         """Cuts a host off from all others. What is sent meanwhile arrives afterwards, as with TCP."""
