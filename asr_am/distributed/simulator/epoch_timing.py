@@ -96,7 +96,8 @@ def time_epoch(
 class _Weights(nn.Module):
     def __init__(self, elements: int) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.zeros(elements))
+        rows = 32 if elements > 32**2 and elements % 32 == 0 else 1  # a matrix, for low rank compression
+        self.w = nn.Parameter(torch.zeros(rows, elements // rows))
 
 
 def _free_gradient(leases: Leases, params: FlatParams, density: float) -> GradientFn:
