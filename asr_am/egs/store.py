@@ -35,8 +35,10 @@ from asr_am.data.textfile import load_json
 from asr_am.egs.ivector_store import REMEDY, IvectorStore
 from asr_am.errors import InputError
 from asr_am.features.fusion import IVECTOR, columns
+from asr_am.options import check_types
 
 FORMAT = 1
+LARGEST = 2**31 - 1  # of numbers in egs.json: sums of them fit into 64 bits
 
 
 @dataclass(frozen=True)
@@ -93,18 +95,19 @@ class EgsInfo:
         """Reads egs.json. Raises InputError if it is missing, damaged or of another format."""
         path = directory / "egs.json"
         try:
-            info = cls(**load_json(path))
-        except (OSError, ValueError, TypeError) as error:
+            check_types(cls, values := load_json(path), "")
+            info = cls(**values)
+        except (OSError, ValueError, TypeError, AttributeError, InputError) as error:
             raise InputError(f"{path}: not a readable description of training examples ({error}); {REMEDY}") from error
         if info.format != FORMAT:
             raise InputError(f"{path}: has format {info.format}, but this program reads format {FORMAT}; {REMEDY}")
-        if not all(isinstance(n, int) and n > 0 for n in (info.dim, info.num_pdfs, info.chunk)):
-            raise InputError(f"{path}: dim, num_pdfs and chunk must be positive numbers; {REMEDY}")
-        widths = info.streams.values() if isinstance(info.streams, dict) else [0]
-        if not all(isinstance(n, int) and n > 0 for n in widths) or sum(widths) not in (0, info.dim):
+        if not all(0 < n <= LARGEST for n in (info.dim, info.num_pdfs, info.chunk)):
+            raise InputError(f"{path}: dim, num_pdfs and chunk must be 1 to {LARGEST}; {REMEDY}")
+        widths = info.streams.values()
+        if not all(n > 0 for n in widths) or sum(widths) not in (0, info.dim):
             raise InputError(f"{path}: the widths of streams must be positive and sum to {info.dim}; {REMEDY}")
-        if IVECTOR in info.streams and not (isinstance(info.period, int) and info.period > 0):
-            raise InputError(f"{path}: period must be a positive number of frames; {REMEDY}")
+        if IVECTOR in info.streams and not 0 < info.period <= LARGEST:
+            raise InputError(f"{path}: period must be 1 to {LARGEST} frames; {REMEDY}")
         return info
 
 

@@ -77,6 +77,18 @@ def test_files_that_do_not_fit_each_other(directory: Path) -> None:
         EgsSet(directory, "train")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"dim": 1.5}, {"chunk": True}, {"chunk": 10**30}, {"num_pdfs": 0}, {"sets": 3}, {"sets": {"train": 7}},
+     {"streams": {"logmel": "40"}}, {"kind": None}],
+)  # fmt: skip
+def test_an_impossible_value_in_egs_json_is_an_input_error(directory: Path, changes: dict[str, object]) -> None:
+    path = directory / "egs.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(InputError, match=r"egs\.json: .*run stage 5"):
+        EgsSet(directory, "train")
+
+
 @pytest.mark.parametrize("name", ["features.0.npy", "features.1.npy", "targets.0.npy", "targets.1.npy"])
 def test_every_changed_bit_of_an_utterance_is_found(directory: Path, name: str) -> None:
     path, rng = directory / "train" / name, random.Random(2)
