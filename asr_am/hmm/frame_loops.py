@@ -306,16 +306,7 @@ def best_path(graph: AlignGraph, scores: Scores, beam: float, label_T: np.ndarra
                 limit = min(limit, cost + width)
                 if k < 0:
                     continue
-                target = graph.target_A[a]
-                slot = following.slot_S[target]
-                if slot < 0:
-                    slot = found
-                    following.state[slot], following.slot_S[target] = target, slot
-                    found += 1
-                elif cost >= following.cost[slot]:
-                    continue
-                following.cost[slot] = cost
-                history.before[next_base + slot], history.arc[next_base + slot] = base + i, a
+                _, found = _place(following, found, history, next_base, graph.target_A[a], cost, base + i, a)
         for i in range(count):
             now.slot_S[now.state[i]] = -1
         now, following = following, now
@@ -363,6 +354,27 @@ def _cutoff(cost: np.ndarray, beam: float) -> tuple[float, float, int]:
 
 
 @compiled
+def _place(
+    tokens: Tokens, count: int, history: History, base: int, state: int, cost: float, before: int, arc: int
+) -> tuple[int, int]:
+    """Gives a state a token, unless it has one that costs no more.
+
+    Returns:
+        The token's position, -1 if it was not placed. Then the number of tokens.
+    """
+    slot = tokens.slot_S[state]
+    if slot < 0:
+        slot = count
+        tokens.state[slot], tokens.slot_S[state] = state, slot
+        count += 1
+    elif cost >= tokens.cost[slot]:
+        return -1, count
+    tokens.cost[slot] = cost
+    history.before[base + slot], history.arc[base + slot] = before, arc
+    return slot, count
+
+
+@compiled
 def _follow_epsilons(
     graph: AlignGraph, tokens: Tokens, count: int, history: History, base: int, limit: float, stack: np.ndarray,
     stacked: np.ndarray,
@@ -386,17 +398,8 @@ def _follow_epsilons(
             cost = tokens.cost[i] + graph.weight_A[a]
             if cost > limit:
                 continue
-            target = graph.target_A[a]
-            slot = tokens.slot_S[target]
-            if slot < 0:
-                slot = count
-                tokens.state[slot], tokens.slot_S[target] = target, slot
-                count += 1
-            elif cost >= tokens.cost[slot]:
-                continue
-            tokens.cost[slot] = cost
-            history.before[base + slot], history.arc[base + slot] = base + i, a
-            if not stacked[slot]:
+            slot, count = _place(tokens, count, history, base, graph.target_A[a], cost, base + i, a)
+            if slot >= 0 and not stacked[slot]:
                 stack[waiting] = slot
                 stacked[slot] = True
                 waiting += 1
