@@ -12,7 +12,8 @@ These files are copied without their plots, as far as they exist:
                       exp/<corpus>/NAME/COMPARE.md, with NAME in lower case, written by
                       python -m asr_am.report.compare exp/<corpus>/train/RUN ... --out exp/<corpus>/NAME
 
-STRATEGIES_2.md has later runs with newer alignments, compared with a single learner of their own.
+STRATEGIES_2.md has later runs with newer alignments, compared with a single learner of their own. The results of data
+that recipes/kaldi took as NAME go to recipes/kaldi/NAME.md, in upper case.
 
 TABLES.md has the tables of papers that `python -m asr_am.stages.table` has written below exp/. Those of other titles
 stay as they are.
@@ -39,9 +40,12 @@ _MEAN = re.compile(r"\*\*([\d.]+)\*\*")
 
 def publish(corpus: str) -> None:
     """Copies the results of a corpus to its recipe, without the plots."""
-    exp = ROOT / "exp"
+    exp, folder = ROOT / "exp", ROOT / "recipes" / corpus
+    results = "RESULTS.md"
+    if not folder.exists():
+        folder, results = ROOT / "recipes/kaldi", f"{corpus.upper()}.md"
     sources = {
-        "RESULTS.md": exp / corpus / "RESULTS.md",
+        results: exp / corpus / "RESULTS.md",
         "FUSION.md": exp / "fusion" / corpus / "RESULTS.md",
         "ABLATION.md": exp / "ablation" / corpus / "RESULTS.md",
         "STRATEGIES.md": exp / corpus / "strategies/COMPARE.md",
@@ -52,12 +56,12 @@ def publish(corpus: str) -> None:
     found = {name: source for name, source in sources.items() if source.exists()}
     tables = [path.read_text() for path in sorted([*exp.glob(f"{corpus}/{TABLE}"), *exp.glob(f"*/{corpus}/{TABLE}")])]
     if tables:
-        update_tables(ROOT / "recipes" / corpus / "TABLES.md", tables)
+        update_tables(folder / "TABLES.md", tables)
     if not found and not tables:
-        sys.exit(f"{sources['RESULTS.md']} does not exist; run recipes/{corpus}/run.sh first")
+        sys.exit(f"{sources[results]} does not exist; run recipes/{folder.name}/run.sh first")
     for name, source in found.items():
         text = "\n".join(line for line in source.read_text().splitlines() if not line.startswith("!["))
-        (ROOT / "recipes" / corpus / name).write_text(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
+        (folder / name).write_text(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
 
 
 def update_tables(path: Path, tables: list[str]) -> None:
@@ -82,7 +86,9 @@ def error_rates(results: str) -> dict[tuple[str, str], dict[str, str]]:
 
 def table(recipes: Path) -> str:
     """Returns a Markdown table: a row per corpus, system and LM, a column per subset of the test sets."""
-    corpora = {path.parent.name: error_rates(path.read_text()) for path in sorted(recipes.glob("*/RESULTS.md"))}
+    paths = {path.parent.name: path for path in recipes.glob("*/RESULTS.md")}
+    paths |= {path.stem.lower(): path for path in recipes.glob("kaldi/*.md")}
+    corpora = {name: error_rates(path.read_text()) for name, path in sorted(paths.items())}
     subsets = list(dict.fromkeys(name for rates in corpora.values() for by in rates.values() for name in by))
     lines = ["| corpus | system | LM | " + " | ".join(subsets) + " |", "|:--|:--|:--|" + "--:|" * len(subsets)]
     for corpus, rates in corpora.items():

@@ -15,11 +15,12 @@ from asr_am.hmm.em import UpdateOptions, accumulate, update
 from asr_am.hmm.flat_start import equal_alignment, flat_gmms
 from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.hmm_topology import phone_states, state_table
-from asr_am.hmm.training import EmOptions, TrainingContext, align_and_save, reduced, train_mixtures
+from asr_am.hmm.training import EmOptions, TrainingContext, align_and_save, by_hash, reduced, train_mixtures
 from asr_am.hmm.tree import monophone_tree
 
 logger = logging.getLogger(__name__)
 
+CANDIDATES = 0.25  # share of the frames that short utterances are drawn from, if there are enough
 REALIGN = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 18, 21, 24)
 
 
@@ -31,8 +32,8 @@ class MonoOptions(EmOptions):
         phone_states: emitting states of a nonsilence phone.
         silence_states: emitting states of a silence phone.
         flat_min_occupancy: `min_occupancy` of the first update.
-        frames: train on the shortest utterances with that many frames in total, as Kaldi's recipes do. 0: on all. A
-            flat start works best on short utterances, and the next system trains on all.
+        frames: train on short utterances with that many frames in total, see `shortest`. 0: on all. A flat start works
+            best on short utterances, and the next system trains on all.
     """
 
     iterations: int = 25
@@ -79,7 +80,10 @@ def train_mono(ctx: TrainingContext, options: MonoOptions, out: Path) -> None:
 
 
 def shortest(ctx: TrainingContext, num_frames: int) -> TrainingContext:
-    """Reduces set "train" to its shortest utterances with at least `num_frames` frames in total, in their order.
+    """Reduces set "train" to short utterances with at least `num_frames` frames in total, in their order.
+
+    They are drawn from the shortest utterances with a share CANDIDATES of the frames, as in Kaldi's recipes. The very
+    shortest of a large corpus are a few words such as "yeah", from which no model of all phones can be trained.
 
     Returns `ctx` itself if the set has no more frames than that, or if `num_frames` is 0.
     """
@@ -87,7 +91,9 @@ def shortest(ctx: TrainingContext, num_frames: int) -> TrainingContext:
     if not 0 < num_frames < length_U.sum():
         return ctx
     order = np.argsort(length_U, kind="stable")
-    kept = np.sort(order[: 1 + np.searchsorted(np.cumsum(length_U[order]), num_frames)])
+    order = order[: 1 + np.searchsorted(np.cumsum(length_U[order]), max(num_frames, CANDIDATES * length_U.sum()))]
+    drawn = order[by_hash([ctx.train.utterances[index] for index in order])]
+    kept = np.sort(drawn[: 1 + np.searchsorted(np.cumsum(length_U[drawn]), num_frames)])
     part = reduced(ctx, kept.tolist(), "shortest")
-    logger.info("mono: trained on the shortest %d utterances, %d frames", len(kept), part.train.num_frames)
+    logger.info("mono: trained on %d short utterances, %d frames", len(kept), part.train.num_frames)
     return part

@@ -136,8 +136,12 @@ def subset_of(ctx: TrainingContext, count: int) -> TrainingContext:
     names = ctx.train.utterances
     if not 0 < count < len(names):
         return ctx
-    rank = sorted(range(len(names)), key=lambda index: hashlib.blake2b(names[index].encode(), digest_size=8).digest())
-    return reduced(ctx, sorted(rank[:count]), f"{count}")
+    return reduced(ctx, sorted(by_hash(names)[:count]), f"{count}")
+
+
+def by_hash(names: Sequence[str]) -> list[int]:
+    """Returns the indices of utterances in an order that depends on nothing but each one's name."""
+    return sorted(range(len(names)), key=lambda index: hashlib.blake2b(names[index].encode(), digest_size=8).digest())
 
 
 def reduced(ctx: TrainingContext, kept: Sequence[int], name: str) -> TrainingContext:

@@ -15,7 +15,7 @@ from asr_am.hmm.align_corpus import LdaOptions, MonoOptions, SatOptions, TriOpti
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.states import StateTable
-from asr_am.hmm.train_mono import shortest
+from asr_am.hmm.train_mono import CANDIDATES, shortest
 from asr_am.hmm.training import require_aligned
 from asr_am.options import build
 from tests.support.gmm_training import MONO, TRI, phones_in, write_corpus
@@ -62,15 +62,23 @@ def test_monophone_training_on_the_shortest_utterances(trained: tuple[Path, dict
     assert not np.array_equal(*gmms)
 
 
-def test_selecting_the_shortest_utterances(tmp_path: Path) -> None:
+def test_selecting_short_utterances(tmp_path: Path) -> None:
     ctx, _ = training_context(tmp_path)
     length_U = np.diff(ctx.train.offsets_U1)
     names = np.array(ctx.train.utterances)
-    for count in (1, 7, len(names) - 1):
-        frames = int(np.sort(length_U)[:count].sum())
+    order = np.argsort(length_U, kind="stable")
+    cumulated = np.cumsum(length_U[order])
+    candidates = int(np.searchsorted(cumulated, CANDIDATES * length_U.sum())) + 1
+    assert 7 < candidates < len(names) - 1
+    for count in (1, 7, candidates, len(names) - 1):
+        frames = int(cumulated[count - 1])
         part = shortest(ctx, frames)
-        assert part.train.num_frames == frames and part.sets["dev"] is ctx.sets["dev"]
-        assert set(part.train.utterances) == set(names[np.argsort(length_U, kind="stable")[:count]])
+        chosen = set(part.train.utterances)
+        assert part.train.num_frames >= frames and part.sets["dev"] is ctx.sets["dev"]
+        if count < candidates:  # drawn from more, so not the very shortest
+            assert chosen < set(names[order[:candidates]]) and chosen != set(names[order[:count]])
+        else:
+            assert chosen == set(names[order[:count]])
         index = ctx.train.utterances.index(part.train.utterances[0])
         assert np.array_equal(part.train.x_ND[part.train.span(0)], ctx.train.x_ND[ctx.train.span(index)])
         assert part.sets["train"].words_U[0] == ctx.sets["train"].words_U[index]
