@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,9 @@ MIN_RANGES = 16  # of small sets, so that all workers have some, as long as rang
 SMALL_RANGE = 8192
 
 
+@dataclass(eq=False)
 class FrameStore:
-    """Frames of a set on disk.
+    """Frames of a set on disk: what `write` left in a folder. Raises InputError if it is missing or damaged.
 
     Attributes:
         folder: where the files are.
@@ -40,9 +42,10 @@ class FrameStore:
             memory of the process once they were touched.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Opens what `write` left in `folder`. Raises InputError if it is missing or damaged."""
-        self.folder = folder
+    folder: Path
+
+    def __post_init__(self) -> None:
+        folder = self.folder
         utterances, self.offsets_U1, dim = read_npz(folder / "index.npz", "utterances", "offsets", "dim", remedy=REMEDY)
         self.utterances: list[str] = utterances.tolist()
         self.dim = int(dim)

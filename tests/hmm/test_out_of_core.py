@@ -62,11 +62,11 @@ def test_labels_in_a_file_and_their_pdfs(tmp_path: Path) -> None:
     ctx, spoken = training_context(tmp_path, 6)
     labels_N = all_labels(ctx.train, spoken)
     labels_N[5:9] = 0
-    file = LabelFile(tmp_path, len(labels_N) + 3)
+    file = LabelFile.create(tmp_path, len(labels_N) + 3)
     file.write(40, labels_N[40:])
     file.write(0, labels_N[:40])
     np.testing.assert_array_equal(file.read(), [*labels_N, 0, 0, 0])
-    assert not any(path.is_file() for path in tmp_path.iterdir()), "the file has no name"
+    assert not any(path.is_file() for path in tmp_path.iterdir()), "the file lasts as long as the map"
     pdfs = FramePdfs.of(labels_N, spoken.states)
     expected_N = np.where(labels_N > 0, spoken.states.pdf_L[labels_N - 1], -1)
     np.testing.assert_array_equal(pdfs[slice(0, len(labels_N))], expected_N)
