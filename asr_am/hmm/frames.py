@@ -35,6 +35,7 @@ class FrameStore:
 
     Attributes:
         folder: where the files are.
+        inode: of the file of frames. Given on another host, where it must be the same file.
         utterances: utterance ids, in the order of the rows.
         offsets_U1: int64. The frames of utterance u are rows offsets_U1[u] to offsets_U1[u + 1].
         dim: feature dimension.
@@ -43,6 +44,7 @@ class FrameStore:
     """
 
     folder: Path
+    inode: int | None = None
 
     def __post_init__(self) -> None:
         folder = self.folder
@@ -52,9 +54,12 @@ class FrameStore:
         try:
             shape = self.num_frames, self.dim
             self._file = open(folder / FRAMES, "rb", buffering=0)  # noqa: SIM115 # the folder may be replaced
+            inode, self.inode = self.inode, os.fstat(self._file.fileno()).st_ino
             self.x_ND: np.ndarray = np.memmap(self._file, dtype=np.float32, mode="r", shape=shape)
         except (OSError, ValueError) as error:
             raise InputError(f"{folder / 'frames.f32'}: not readable ({error}); {REMEDY}") from error
+        if inode not in (None, self.inode):
+            raise InputError(f"{folder}: was replaced while it was used; {REMEDY}")
 
     @property
     def num_frames(self) -> int:

@@ -18,6 +18,7 @@ import pytest
 from asr_am.egs import egs_writer
 from asr_am.features import extract
 from asr_am.features.reader import FeatureReader
+from asr_am.jobs import pool
 from asr_am.stages.app import job_hosts
 from asr_am.stages.target import DONE, KEY
 from tests.support.configurations import config
@@ -47,6 +48,7 @@ def namespaces() -> Iterator[str]:
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extract, "ARCHIVE_SECONDS", 1.0)
     monkeypatch.setattr(egs_writer, "BLOCK", 3)
+    monkeypatch.setattr(pool, "RETRY", 0.05)
 
 
 def run_stage(name: str, exp: Path, *overrides: str) -> None:
