@@ -20,7 +20,7 @@ from pathlib import Path
 from asr_am.errors import InputError
 
 HOST = "{host}"
-POLL = 0.2  # seconds
+POLL, GRACE = 0.2, 1.0  # seconds
 SIGNS = 6  # of life within the time after which a worker counts as lost
 READY = b"asr_am.jobs.worker is ready\n"  # before a worker's first answer. A login shell may print something earlier
 FUNCTION, ITEMS = b"f", b"i"  # first byte of a message to a worker
@@ -139,19 +139,18 @@ class Worker:
     def end(self, reason: str) -> None:
         """Ends the worker's command while it runs items, so that `run` raises WorkerLost. Another thread may call it.
 
-        On the other host the worker ends with the connection.
+        On the other host the worker ends with the connection. A second call kills the command.
         """
         if self._heard and self._process is not None:
-            self._ended = reason
-            _kill(self._process)
+            _send(self._process, signal.SIGKILL if self._ended else signal.SIGTERM)
+            self._ended = self._ended or reason
 
     def close(self) -> None:
         """Ends the worker. It can be started again."""
         if self._process is not None:
             self._requests.close()
             self._answers.close()
-            _kill(self._process)
-            self._process.wait()
+            _stop(self._process)
             self._process = None
 
     def _start(self) -> None:
@@ -168,12 +167,22 @@ class Worker:
     def _lost(self) -> WorkerLost:
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):  # its output ends a moment before it does
-            self._process.wait(1.0)
-        _kill(self._process)
-        return WorkerLost(self._ended or f"ended with status {self._process.wait()}")
+            self._process.wait(GRACE)
+        _stop(self._process)
+        return WorkerLost(self._ended or f"ended with status {self._process.returncode}")
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills a command with its children, which would hold its output open."""
+def _send(process: subprocess.Popen[bytes], number: int) -> None:
+    """Sends a signal to a command and its children, which would hold its output open."""
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, number)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Terminates a command, as srun then leaves Slurm's queue, and kills it if that does not help."""
+    _send(process, signal.SIGTERM)
+    try:
+        process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        _send(process, signal.SIGKILL)
+        process.wait()
