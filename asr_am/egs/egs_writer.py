@@ -212,9 +212,8 @@ def _write_features(source: Source, index: Index, dim: int, chunk: int, dtype: s
     blocks = [index.part(begin, begin + BLOCK) for begin in range(0, len(index.utterances), BLOCK)]
     _open_once.cache_clear()  # files may have changed since this process read them
     finished = source.out / "finished"  # blocks of a killed run on several hosts
-    crc32s = parallel_map(
-        partial(_write_block, source), blocks, jobs, f"examples of {source.subset}", keep=finished
-    )  # fmt: skip
+    write = partial(_write_block, source)
+    crc32s = parallel_map(write, blocks, jobs, f"examples of {source.subset}", keep=finished)
     shutil.rmtree(finished, ignore_errors=True)
     return replace(index, crc32_U=np.concatenate(crc32s))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import shlex
 import shutil
 import signal
@@ -83,7 +82,9 @@ class WorkerLost(Exception):
 
 
 class Worker:
-    """A worker that is started when it is needed, and again after it was lost. One thread calls it, except for `end`.
+    """A worker that is started when it is needed, and again after it was lost.
+
+    One thread calls it. Others may call `check` and `end`.
 
     Attributes:
         host: its host, or a name of its own where Slurm chooses the host.
@@ -103,13 +104,13 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ready(self) -> bool:
-        """Starts the worker if need be, and waits a moment for it. Raises WorkerLost, OSError."""
+        """Starts the worker if need be, and waits a moment for it. Raises WorkerLost, or OSError without a start."""
         if self._process is None:
             self._start()
         assert self._process is not None
         if self._process.poll() is not None:
             raise self._lost()
-        if not self._printed.endswith(READY) and select.select([self._answers], [], [], POLL)[0]:
+        if not self._printed.endswith(READY) and self._answers.poll(POLL):
             if not (data := os.read(self._answers.fileno(), 1 << 16)):  # no messages: nothing was asked yet
                 raise self._lost()
             self._printed += data
@@ -137,7 +138,7 @@ class Worker:
             self.end(f"gave no sign of life for {self._timeout:g} s")
 
     def end(self, reason: str) -> None:
-        """Ends the worker's command while it runs items, so that `run` raises WorkerLost. Another thread may call it.
+        """Ends the worker's command while it runs items, so that `run` raises WorkerLost.
 
         On the other host the worker ends with the connection. A second call kills the command.
         """

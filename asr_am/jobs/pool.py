@@ -162,11 +162,11 @@ class JobPool:
                 answer = worker.run(work.function, work.tasks[number])
                 worker.failures = 0
                 work.answers.put((number, answer))
-            except (WorkerLost, OSError) as error:
+            except Exception as error:
                 worker.close()
                 if work.over.is_set():
                     return
-                lost = error if isinstance(error, WorkerLost) else WorkerLost(f"cannot be started ({error})")
+                lost = error if isinstance(error, WorkerLost) else WorkerLost(f"cannot be used ({error!r})")
                 if number is not None:
                     work.answers.put((number, lost))
                 if self._leaves_out(worker, lost):
