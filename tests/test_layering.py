@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
-    "errors", "options", "progress", "parent_death", "parallel", "data", "lang", "features", "hmm", "egs", "model",
-    "distributed", "parallax", "train", "decode", "score", "report", "stages",
+    "errors", "options", "progress", "parent_death", "jobs", "parallel", "data", "lang", "features", "hmm", "egs",
+    "model", "distributed", "parallax", "train", "decode", "score", "report", "stages",
 )  # fmt: skip
 ENTRY_POINTS = {
     "api",

@@ -23,6 +23,21 @@ def write(path: Path, fill: Fill) -> None:
         os.fsync(file.fileno())
 
 
+def write_at(path: Path, offset: int, data: bytes | memoryview) -> None:
+    """Writes into a file, other parts of which are written at the same time by other processes and hosts.
+
+    A memory map, or a file that is open for reading as well, would write whole pages of a network file system, and so
+    undo what others have written there.
+    """
+    file = os.open(path, os.O_WRONLY)
+    try:
+        while data:
+            written = os.pwrite(file, data, offset)
+            data, offset = data[written:], offset + written
+    finally:
+        os.close(file)
+
+
 def open_to_append(path: Path) -> BinaryIO:
     return path.open("ab")
 

@@ -15,7 +15,7 @@ import io
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +23,7 @@ import kaldiio
 import numpy as np
 from kaldiio.matio import read_kaldi, read_token
 
+from asr_am.data.temporary import replacing
 from asr_am.data.textfile import read_lines, write_lines
 from asr_am.errors import InputError
 
@@ -71,8 +72,9 @@ def write_index(folder: Path, name: str, entries: Iterable[tuple[str, Entry]]) -
 
 def write_archive(folder: Path, name: str, entries: Iterable[tuple[str, np.ndarray]]) -> None:
     """Writes the entries to <folder>/<name>.ark, and the index <folder>/<name>.scp."""
-    with (folder / f"{name}.ark").open("wb") as file:
-        written = [(key, save_entry(file, key, array)) for key, array in entries]
+    ark = folder / f"{name}.ark"
+    with replacing(ark) as temporary, temporary.open("wb") as file:
+        written = [(key, replace(save_entry(file, key, array), path=ark.name)) for key, array in entries]
     write_index(folder, name, written)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ def replacing(path: Path) -> Iterator[Path]:
     The suffix is that of `path`, since many libraries choose the format by it. An error on a full disk becomes an
     OSError that says so, whatever the library has said: afterwards nobody can find out.
     """
-    temporary = path.with_name(f"tmp.{os.getpid()}.{path.name}")
+    temporary = path.with_name(f"tmp.{os.getpid()}.{socket.gethostname()}.{path.name}")
     disk.remove(temporary)  # of a killed process with the same id
     try:
         yield temporary

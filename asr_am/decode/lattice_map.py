@@ -38,7 +38,7 @@ def map_lattices(
     found: dict[str, Result] = {}
     lattices = read_lattices(path)
     while part := list(islice(lattices, BATCH)):
-        results = parallel_map(function, [lattice for _, lattice in part], jobs, description)
+        results = parallel_map(function, [lattice for _, lattice in part], jobs, description, here=True)
         found |= zip((name for name, _ in part), results, strict=True)
     if not found:
         raise InputError(f"{path}: has no lattices; run stage 7 (decode) again")

@@ -184,7 +184,8 @@ def decode_shards(job: Job, utterances: Sequence[str], folder: Path, jobs: int, 
         sizes = [len(members) for _, members in missing]
         with scores_from_gpu(job.source, job.options.device) as source:
             function = partial(decode_shard, replace(job, source=source))
-            parallel_map(function, missing, jobs, description, sizes=sizes, unit="utterances")
+            served = source is not job.source  # by a process of this host
+            parallel_map(function, missing, jobs, description, sizes=sizes, unit="utterances", here=served)
     return [decoded for path, _ in shards for decoded in read_shard(path)]
 
 
@@ -204,9 +205,8 @@ def decode_shard(job: Job, shard: tuple[Path, tuple[str, ...]]) -> None:
     """Decodes the utterances of a shard. Writes the .json last and by a rename, as it marks the shard as finished."""
     path, utterances = shard
     decoder = load_decoder(job)
-    path.with_suffix(".json").unlink(missing_ok=True)  # a leftover of a shard whose lattices were removed
     results = []
-    with path.with_suffix(".lat").open("wb") as lattices:
+    with replacing(path.with_suffix(".lat")) as temporary, temporary.open("wb") as lattices:
         for utterance in utterances:
             decoded, data = decoder.decode(utterance)
             results.append(asdict(decoded))

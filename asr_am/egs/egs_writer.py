@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from asr_am.data.disk import write_at
 from asr_am.egs.ivector_store import write_ivectors
 from asr_am.egs.stateless_rng import string_keys
 from asr_am.egs.store import EgsInfo, Index, crc32_of
@@ -206,12 +208,25 @@ def _write_features(source: Source, index: Index, dim: int, chunk: int, dtype: s
     """
     for shard in range(int(index.shard_U.max()) + 1):
         rows = int(index.frames_U[index.shard_U == shard].sum()) + chunk
-        path = source.out / f"features.{shard}.npy"
-        np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(rows, dim)).flush()
+        _create_array(source.out / f"features.{shard}.npy", dtype, (rows, dim))
     blocks = [index.part(begin, begin + BLOCK) for begin in range(0, len(index.utterances), BLOCK)]
     _open_once.cache_clear()  # files may have changed since this process read them
-    crc32s = parallel_map(partial(_write_block, source), blocks, jobs, f"examples of {source.subset}")
+    finished = source.out / "finished"  # blocks of a killed run on several hosts
+    write = partial(_write_block, source)
+    crc32s = parallel_map(write, blocks, jobs, f"examples of {source.subset}", keep=finished)
+    shutil.rmtree(finished, ignore_errors=True)
     return replace(index, crc32_U=np.concatenate(crc32s))
+
+
+def _create_array(path: Path, dtype: str, shape: tuple[int, int]) -> None:
+    """Creates an array of zeros. One that a killed run has left stays: its finished blocks are not written again."""
+    try:
+        found = np.load(path, mmap_mode="r")
+        if found.dtype == dtype and found.shape == shape:
+            return
+    except (OSError, ValueError):
+        pass
+    np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()
 
 
 def _write_block(source: Source, block: Index) -> np.ndarray:
@@ -220,7 +235,8 @@ def _write_block(source: Source, block: Index) -> np.ndarray:
     reader = _open_once(source)
     rows = zip(block.utterances, *(c.tolist() for c in (block.shard_U, block.begin_U, block.frames_U)), strict=True)
     for utterance, shard, begin, frames in rows:
-        shard_TF = np.load(source.out / f"features.{shard}.npy", mmap_mode="r+")
+        path = source.out / f"features.{shard}.npy"
+        shard_TF = np.load(path, mmap_mode="r")
         x_TF = stack_frames(reader.frames(utterance), source.stack, source.phase(utterance))
         if len(x_TF) != frames:
             raise InputError(
@@ -232,7 +248,8 @@ def _write_block(source: Source, block: Index) -> np.ndarray:
                 f"{source.features_dir}: utterance {utterance}: features out of the range of {shard_TF.dtype}; "
                 "set egs.dtype=float32, or check its recording"
             )
-        shard_TF[begin : begin + frames] = x_TF
+        x_TF = np.ascontiguousarray(x_TF, shard_TF.dtype)
+        write_at(path, shard_TF.offset + begin * shard_TF.strides[0], x_TF.tobytes())
         targets_T = np.load(source.out / f"targets.{shard}.npy", mmap_mode="r")
-        crc32s.append(crc32_of(targets_T[begin : begin + frames], x_TF.astype(shard_TF.dtype)))
+        crc32s.append(crc32_of(targets_T[begin : begin + frames], x_TF))
     return np.array(crc32s, dtype=np.uint32)

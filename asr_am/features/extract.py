@@ -19,9 +19,10 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from lhotse import Features, FeatureSet, Recording, SupervisionSegment
 from asr_am.data.audio import read_utterances
 from asr_am.data.kaldi_archive import Entry, save_entry, write_archive, write_index
 from asr_am.data.manifests import SETS, read_recordings, read_supervisions
+from asr_am.data.temporary import replacing
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.features.cmvn_deltas import accumulate
@@ -118,12 +120,14 @@ def extract_features(
     if kind not in KINDS or (kind == "mfcc") != (num_ceps is not None):
         raise InputError(f"features: kind={kind} with num_ceps={num_ceps}; choose mfcc with num_ceps or logmel without")
     options = SpectralOptions(sampling_rate, num_bins, num_ceps, low_freq, high_freq)
-    extractor = SpectralExtractor(options)
+    finished = out / "finished"  # archives of a killed run on several hosts
     out.mkdir(parents=True, exist_ok=True)
     for subset in sets:
         tasks = make_tasks(data_dir, subset, out, sampling_rate, resample, allow_commands)
-        results = parallel_map(partial(extract_archive, extractor=extractor), tasks, jobs, f"{kind} {subset}")
+        extract = partial(extract_archive, options=options)
+        results = parallel_map(extract, tasks, jobs, f"{kind} {subset}", keep=finished)
         write_lists(out, subset, results, kind, options)
+    shutil.rmtree(finished, ignore_errors=True)
     (out / "options.json").write_text(json.dumps({"kind": kind, **asdict(options)}, indent=2) + "\n", encoding="utf-8")
 
 
@@ -162,10 +166,10 @@ def _at_rate(recording: Recording, sampling_rate: int, resample: bool) -> Record
     return recording.resample(sampling_rate)
 
 
-def extract_archive(task: ExtractTask, extractor: SpectralExtractor) -> ArchiveResult:
+def extract_archive(task: ExtractTask, options: SpectralOptions) -> ArchiveResult:
     """Computes and writes the features of one archive."""
-    result = ArchiveResult(task.archive)
-    with task.archive.open("wb") as file:
+    result, extractor = ArchiveResult(task.archive), SpectralExtractor(options)
+    with replacing(task.archive) as temporary, temporary.open("wb") as file:
         for recording, segments in task.items:
             for segment, samples_N in read_utterances(recording, segments):
                 features_TD = _checked_features(recording, segment, samples_N, extractor)
@@ -175,7 +179,7 @@ def extract_archive(task: ExtractTask, extractor: SpectralExtractor) -> ArchiveR
                 clipped = np.count_nonzero(np.abs(samples_N) >= CLIPPED_LEVEL) / len(samples_N)
                 if clipped > CLIPPED_FRACTION:
                     result.clipped.append((segment.id, clipped))
-                entry = save_entry(file, segment.id, features_TD)
+                entry = replace(save_entry(file, segment.id, features_TD), path=task.archive.name)
                 result.utterances.append((segment, entry, len(features_TD)))
                 stats = accumulate(features_TD)
                 result.stats[segment.speaker] = result.stats.get(segment.speaker, 0.0) + stats

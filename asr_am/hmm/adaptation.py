@@ -173,8 +173,9 @@ def adapt_speakers(
         Transforms by speaker id.
     """
     work = functools.partial(adapt_group, gmms, target, start, options)
-    on_cpu = torch.device(options.device).type == "cpu"  # CUDA cannot be used after a fork
-    results = [r for group in parallel_map(work, groups, jobs if on_cpu else 1, f"{title}: fMLLR") for r in group]
+    jobs = jobs if torch.device(options.device).type == "cpu" else 1  # CUDA cannot be used after a fork
+    found = parallel_map(work, groups, jobs, f"{title}: fMLLR", here=True)  # each group has the alignment of all
+    results = [result for group in found for result in group]
     frames = sum(result.frames for result in results)
     gain = sum(result.gain * result.frames for result in results) / max(frames, 1.0)
     logger.debug("%s: fMLLR of %d speakers, log-likelihood per frame %+.3f", title, len(results), gain)

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from asr_am.data.checksums import intact
+from asr_am.data.disk import write_at
 from asr_am.data.kaldi_archive import read_archive, reason, write_archive
 from asr_am.data.npz import DAMAGE
 from asr_am.errors import InputError
@@ -55,25 +56,30 @@ class Runs:
         return keys_R4[first_M], context_R
 
 
+@dataclass(frozen=True)
 class LabelFile:
-    """The labels of a set while workers write them: a file without a name, which lasts as long as somebody reads it."""
+    """The labels of a set while workers write them, on this host or on others."""
 
-    def __init__(self, folder: Path, num_frames: int) -> None:
+    path: Path
+    num_frames: int
+
+    @classmethod
+    def create(cls, folder: Path, num_frames: int) -> LabelFile:
         """Makes a file in `folder` with label 0 for each frame."""
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 # lasts as long as this object
-        self._file.truncate(num_frames * LABEL.itemsize)
-        self._num_frames = num_frames
+        file, name = tempfile.mkstemp(dir=folder, prefix="tmp.0.labels.")  # see `remove_leftovers`
+        os.truncate(file, num_frames * LABEL.itemsize)
+        os.close(file)
+        return cls(Path(name), num_frames)
 
     def write(self, first: int, labels_T: np.ndarray) -> None:
-        """Writes the labels of consecutive frames, from frame `first` on. Threads and forked processes may call it."""
-        data, offset = labels_T.astype(LABEL).tobytes(), first * LABEL.itemsize
-        while data:
-            written = os.pwrite(self._file.fileno(), data, offset)
-            data, offset = data[written:], offset + written
+        """Writes the labels of consecutive frames, from frame `first` on."""
+        write_at(self.path, first * LABEL.itemsize, labels_T.astype(LABEL).tobytes())
 
     def read(self) -> np.ndarray:
-        """Returns all labels, int32 [N], a read-only memory map."""
-        return np.memmap(self._file, LABEL, "r", shape=(self._num_frames,))
+        """Returns all labels, int32 [N], a read-only memory map. The file lasts as long as the map."""
+        labels_N = np.memmap(self.path, LABEL, "r", shape=(self.num_frames,))
+        self.path.unlink()
+        return labels_N
 
 
 @dataclass(frozen=True)

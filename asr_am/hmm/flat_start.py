@@ -48,7 +48,7 @@ def equal_alignment(graphs: Graphs, frames: FrameStore, seed: int, jobs: int) ->
         seed: random seed of the first utterance's path, which chooses pronunciations and optional silences.
         jobs: worker processes.
     """
-    labels = LabelFile(graphs.folder, frames.num_frames)
+    labels = LabelFile.create(graphs.folder, frames.num_frames)
     work = functools.partial(_equal_shard, graphs, frames, seed, labels)
     failed = [index for shard in parallel_map(work, graphs.shards, jobs, "equal alignment") for index in shard]
     return Alignment(labels.read(), float("nan"), 0, [frames.utterances[index] for index in failed])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,11 +29,13 @@ MIN_RANGES = 16  # of small sets, so that all workers have some, as long as rang
 SMALL_RANGE = 8192
 
 
+@dataclass(eq=False)
 class FrameStore:
-    """Frames of a set on disk.
+    """Frames of a set on disk: what `write` left in a folder. Raises InputError if it is missing or damaged.
 
     Attributes:
         folder: where the files are.
+        inode: of the file of frames. Given on another host, where it must be the same file.
         utterances: utterance ids, in the order of the rows.
         offsets_U1: int64. The frames of utterance u are rows offsets_U1[u] to offsets_U1[u + 1].
         dim: feature dimension.
@@ -40,18 +43,23 @@ class FrameStore:
             memory of the process once they were touched.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Opens what `write` left in `folder`. Raises InputError if it is missing or damaged."""
-        self.folder = folder
+    folder: Path
+    inode: int | None = None
+
+    def __post_init__(self) -> None:
+        folder = self.folder
         utterances, self.offsets_U1, dim = read_npz(folder / "index.npz", "utterances", "offsets", "dim", remedy=REMEDY)
         self.utterances: list[str] = utterances.tolist()
         self.dim = int(dim)
         try:
             shape = self.num_frames, self.dim
             self._file = open(folder / FRAMES, "rb", buffering=0)  # noqa: SIM115 # the folder may be replaced
+            inode, self.inode = self.inode, os.fstat(self._file.fileno()).st_ino
             self.x_ND: np.ndarray = np.memmap(self._file, dtype=np.float32, mode="r", shape=shape)
         except (OSError, ValueError) as error:
             raise InputError(f"{folder / 'frames.f32'}: not readable ({error}); {REMEDY}") from error
+        if inode not in (None, self.inode):
+            raise InputError(f"{folder}: was replaced while it was used; {REMEDY}")
 
     @property
     def num_frames(self) -> int:

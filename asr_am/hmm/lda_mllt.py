@@ -150,7 +150,7 @@ def accumulate_mllt(
     """
     cuts = np.linspace(0, frames.num_frames, min(MAX_TASKS, 1 + frames.num_frames // BLOCK) + 1).astype(int).tolist()
     work = functools.partial(_accumulate_range, gmms, frames, pdf_N, device)
-    parts = parallel_map(work, list(itertools.pairwise(cuts)), jobs if device == "cpu" else 1, description)
+    parts = parallel_map(work, list(itertools.pairwise(cuts)), jobs if device == "cpu" else 1, description, here=True)
     packed_DF = torch.from_numpy(np.sum(parts, axis=0))
     return MlltStats(float(acc.occ_G.sum()), unpack(packed_DF, gmms.dim) - _mean_correction(gmms, acc))
 

@@ -1,4 +1,4 @@
-"""Viterbi alignment of transcripts. Threads take shards of utterances and write the labels they find into one file.
+"""Viterbi alignment of transcripts. Jobs take shards of utterances and write the labels they find into one file.
 
 Shapes: N frames of a set, T frames of one utterance, C columns of scores, Q pdfs of one graph, P pdfs.
 """
@@ -82,13 +82,13 @@ def align(
     Raises:
         InputError: no utterance has a path.
     """
-    labels = LabelFile(graphs.folder, frames.num_frames)
+    labels = LabelFile.create(graphs.folder, frames.num_frames)
     boost_P = np.zeros(gmms.num_pdfs, np.float32)
     if boost:
         boost_P[list(boost)] = np.log(list(boost.values()))
     work = functools.partial(_align_shard, graphs, frames, gmms.packed(), boost_P, options, labels)
     total, aligned, retried, failed = 0.0, 0, 0, []
-    for part in threaded_map(work, graphs.shards, jobs, description):
+    for part in threaded_map(work, graphs.shards, jobs, description, hosts=True):
         total, aligned, retried = total + part.total, aligned + part.frames, retried + part.retried
         failed += [frames.utterances[index] for index in part.failed]
     if aligned == 0:

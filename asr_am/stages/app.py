@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -40,6 +40,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from asr_am.errors import DISK_FULL, InputError, is_disk_full
+from asr_am.jobs.hosts import JobOptions
 from asr_am.options import build
 from asr_am.parent_death import signal_on_parent_death
 from asr_am.progress import mute
@@ -155,7 +156,8 @@ def stage(
             log_file = corpus_dir(cfg) / "log" / f"{name}.log"
             start_logging(log_file)
             begin = time.monotonic()
-            made = [target.run() for target in targets(cfg)]
+            with job_hosts(cfg):
+                made = [target.run() for target in targets(cfg)]
             if any(made):
                 log.info("stage %s: %.1f s, log: %s", name, time.monotonic() - begin, log_file)
             return result(cfg) if result else None
@@ -350,6 +352,22 @@ def check(cfg: DictConfig) -> None:
     top = {field.name: cfg[field.name] for field in fields(RecipeOptions)}
     lists = {name: OmegaConf.to_container(node, resolve=True) for name, node in top.items() if OmegaConf.is_list(node)}
     build(RecipeOptions, top | lists, "")
+
+
+def job_options(cfg: DictConfig) -> JobOptions:
+    """Returns the options of group `jobs`. Raises InputError if one is unknown, of another type or does not fit."""
+    return build(JobOptions, values(cfg.jobs), "jobs")
+
+
+def job_hosts(cfg: DictConfig) -> AbstractContextManager[None]:
+    """Returns the context in which parallel maps run on the hosts of group `jobs`."""
+    options = job_options(cfg)
+    if not options.command:
+        return nullcontext()
+    from asr_am.jobs.pool import JobPool
+    from asr_am.parallel import on_hosts
+
+    return on_hosts(JobPool(options, corpus_dir(cfg) / "log" / "jobs"))
 
 
 def values(node: DictConfig) -> dict[str, Any]:

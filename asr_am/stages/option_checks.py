@@ -20,11 +20,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.options import choices, nearest
-from asr_am.stages.app import RecipeOptions, check, corpus_dir
+from asr_am.stages.app import RecipeOptions, check, corpus_dir, job_options
 from asr_am.stages.overrides import single_values
 from asr_am.stages.recipe_files import CONF
 
-GROUPS = ("align", "cluster", "corpus", "features", "ivectors", "launcher", "lm", "logger", "model", "schedule",
+GROUPS = ("align", "cluster", "corpus", "features", "ivectors", "jobs", "launcher", "lm", "logger", "model", "schedule",
           "strategy", "train", "workload")  # fmt: skip
 SECTIONS = (*GROUPS, "decode", "egs", "score", "speaker")
 TABLE = "table"  # of a paper, which only stage table reads
@@ -48,6 +48,7 @@ def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
         if not OmegaConf.is_dict(cfg.get(section)):
             raise InputError(f"{section}={cfg.get(section)}: must be a section with options")
     check_names("corpus.", cfg.corpus, corpus_options())
+    job_options(cfg)
     given = {override.lstrip("+~").partition("=")[0] for override in overrides}
     if not given <= set(CHECKED) and not trained_with(cfg):
         for name in STAGES_WITH_OPTIONS:

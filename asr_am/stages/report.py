@@ -24,7 +24,8 @@ SHOWN = (
     "score/*/*.json", "train/*/summary.json", "rescore/*/rescore.json", "lm/*/lm.json", "data/corpus.json",
     "tables/*/table.md",
 )  # fmt: skip
-LEFT_OUT = ("corpus", "nj", "data_dir", "logger", "run")  # overrides that do not change the results
+JOBS = ("jobs", "jobs.arguments", "jobs.command", "jobs.hosts", "jobs.timeout")
+LEFT_OUT = ("corpus", "nj", *JOBS, "data_dir", "logger", "run")  # overrides that do not change the results
 
 
 def targets(cfg: DictConfig) -> list[Target]:

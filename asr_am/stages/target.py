@@ -174,6 +174,7 @@ class Target:
             if full:
                 raise InputError(f"{self.out}: {DISK_FULL}") from error
             raise
+        remove_leftovers(folder)  # of lost workers on other hosts
         made = [
             p for p in sorted(folder.rglob("*")) if p.is_file() and p.relative_to(folder).parts[0] not in self.exclude
         ]

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asr_am.egs.egs_writer import make_egs
+from asr_am.data.disk import write_at
+from asr_am.egs.egs_writer import _create_array, make_egs
 from asr_am.egs.store import EgsSet, load_pdf_counts
 from asr_am.errors import InputError
 from asr_am.features.extract import extract_features
@@ -98,3 +99,14 @@ def test_missing_inputs(features: Path, labels: dict[str, dict[str, np.ndarray]]
         make_egs(features, "logmel", tmp_path / "nowhere", tmp_path / "egs2")
     with pytest.raises(InputError, match="float16 or float32"):
         make_egs(features, "logmel", align, tmp_path / "egs3", dtype="int8")
+
+
+def test_rows_of_a_killed_run_stay(tmp_path: Path) -> None:
+    path = tmp_path / "features.0.npy"
+    _create_array(path, "float16", (4, 3))
+    write_at(path, np.load(path, mmap_mode="r").offset + 6, np.ones(3, np.float16).tobytes())
+    _create_array(path, "float16", (4, 3))
+    np.testing.assert_array_equal(np.load(path), [[0] * 3, [1] * 3, [0] * 3, [0] * 3])
+    path.write_bytes(path.read_bytes()[:-1])  # killed while it was made
+    _create_array(path, "float16", (4, 3))
+    assert np.load(path).shape == (4, 3) and not np.load(path).any()

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asr_am.errors import InputError
 from asr_am.hmm.align_corpus import align_corpus
 from asr_am.hmm.alignments import FramePdfs, LabelFile, range_runs, read_alignments, runs_of
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.training import subset_of
 from asr_am.hmm.tree_build import accumulate_tree_stats
+from asr_am.jobs.plain import decode, encode
 from tests.support.gmm_training import LDA, MONO, SAT, TRI, distort, phones_in, write_corpus
 from tests.support.synthetic_speech import all_labels, training_context, write_features
 
@@ -40,6 +42,9 @@ def test_frames_stay_readable_when_their_folder_is_replaced(tmp_path: Path) -> N
     old = FrameStore.write(tmp_path / "frames", ["a"], lambda _: np.zeros((9, 2), np.float32), "frames")
     new = FrameStore.write(tmp_path / "frames", ["a"], lambda _: np.ones((9, 2), np.float32), "frames")
     assert old.read(slice(2, 9)).sum() == 0 and new.read(slice(2, 9)).sum() == 14
+    np.testing.assert_array_equal(decode(encode(new)).x_ND, new.x_ND)
+    with pytest.raises(InputError, match="frames: was replaced while it was used"):
+        decode(encode(old))  # on another host
 
 
 @pytest.mark.usefixtures("small_ranges")
@@ -62,11 +67,11 @@ def test_labels_in_a_file_and_their_pdfs(tmp_path: Path) -> None:
     ctx, spoken = training_context(tmp_path, 6)
     labels_N = all_labels(ctx.train, spoken)
     labels_N[5:9] = 0
-    file = LabelFile(tmp_path, len(labels_N) + 3)
+    file = LabelFile.create(tmp_path, len(labels_N) + 3)
     file.write(40, labels_N[40:])
     file.write(0, labels_N[:40])
     np.testing.assert_array_equal(file.read(), [*labels_N, 0, 0, 0])
-    assert not any(path.is_file() for path in tmp_path.iterdir()), "the file has no name"
+    assert not any(path.is_file() for path in tmp_path.iterdir()), "the file lasts as long as the map"
     pdfs = FramePdfs.of(labels_N, spoken.states)
     expected_N = np.where(labels_N > 0, spoken.states.pdf_L[labels_N - 1], -1)
     np.testing.assert_array_equal(pdfs[slice(0, len(labels_N))], expected_N)
