@@ -78,7 +78,7 @@ def _html(text: str, figures: Path) -> tuple[Markup, list[tuple[str, str]]]:
         return f'<span class="figure" role="img" aria-label="{token.content}">{svg}</span>'
 
     def table(self: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
-        return '<div class="wide"><table>'
+        return '<div class="wide" tabindex="0"><table>'
 
     markdown = MarkdownIt("commonmark").enable("table")
     markdown.add_render_rule("image", figure)
@@ -96,13 +96,19 @@ def _html(text: str, figures: Path) -> tuple[Markup, list[tuple[str, str]]]:
 
 
 def inline_svg(path: Path) -> Markup:
-    """Returns an SVG for use inside HTML: its black, white and grey become the colours of the page."""
+    """Returns an SVG for use inside HTML: its black, white, grey and blue become the colours of the page.
+
+    On a narrow screen it is shown at 80 % of its size or more, so that its text stays legible, and can be scrolled.
+    """
     svg = path.read_text(encoding="utf-8")
     svg = re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])  # ids would occur in several figures
     for colour, replacement in (
-        ("#000000", "currentColor"), ("#ffffff", "var(--page)"), ("#e6e6e6", "var(--line)"),
+        ("#000000", "currentColor"), ("#ffffff", "var(--page)"), ("#e6e6e6", "var(--line)"), ("#0072b2", "var(--blue)"),
     ):  # fmt: skip
         svg = svg.replace(colour, replacement)
+    width = re.search(r'<svg[^>]* width="([\d.]+)pt"', svg)
+    if width:
+        svg = svg.replace("<svg", f'<svg style="min-width: {0.8 * float(width[1]):.0f}pt"', 1)
     return Markup(svg)
 
 
@@ -130,7 +136,7 @@ def _curves(run: TrainingRun, out: Path) -> Markup:
         axes.set_xlabel("updates")
         axes.set_ylabel(quantity)
         tidy(axes, "both")
-    loss_axes.legend(fontsize=8, frameon=False)
+    loss_axes.legend(fontsize=9, frameon=False)
     target = out / "runs" / f"{run.name}.png"
     target.parent.mkdir(exist_ok=True)
     save(figure, target)

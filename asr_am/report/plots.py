@@ -44,7 +44,7 @@ def plot_heldout(runs: Sequence[TrainingRun], corpus: str, path: Path) -> None:
     if len(families) > LEGEND_LINES:
         figure.legend(*loss_axes.get_legend_handles_labels(), loc="outside right upper", fontsize=6.5, frameon=False)
     else:
-        loss_axes.legend(fontsize=8, frameon=False)
+        loss_axes.legend(fontsize=9, frameon=False)
     figure.suptitle(f"{corpus}: held-out loss and frame error rate by epoch")
     save(figure, path)
 
@@ -85,7 +85,7 @@ def _draw_wer(axes: Axes, families: Sequence[Family], subset: str, systems: list
         if len(each) > 1:
             axes.scatter([x] * len(each), each, s=14, facecolor="white", edgecolor="black", linewidth=0.8, zorder=3)
         top = max(high, *each)
-        axes.annotate(f"{wer:.1f}", (x, top), (0, 3), textcoords="offset points", ha="center", fontsize=8)
+        axes.annotate(f"{wer:.1f}", (x, top), (0, 3), textcoords="offset points", ha="center", fontsize=9)
     words = families[0].scores[0].subsets[subset].words
     axes.set_title(f"{subset} ({words:,} words)", loc="left", fontsize=10)
     axes.set_ylabel("WER (%)")

@@ -23,6 +23,7 @@ from asr_am.options import choices, nearest
 from asr_am.stages.app import RecipeOptions, check, corpus_dir, job_options
 from asr_am.stages.overrides import single_values
 from asr_am.stages.recipe_files import CONF
+from asr_am.stages.train_config import with_schedule
 
 GROUPS = ("align", "cluster", "corpus", "features", "ivectors", "jobs", "launcher", "lm", "logger", "model", "schedule",
           "strategy", "train", "workload")  # fmt: skip
@@ -114,4 +115,4 @@ def trained_with(cfg: DictConfig) -> bool:
 
 def resolved(cfg: DictConfig) -> str:
     """Returns a configuration as YAML, as stage train saves it."""
-    return OmegaConf.to_yaml(cfg, resolve=True)
+    return OmegaConf.to_yaml(with_schedule(cfg), resolve=True)

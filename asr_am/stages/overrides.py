@@ -25,6 +25,7 @@ OTHER_NAMES = {  # what other toolkits call an option
     "lr": "schedule.base", "learning_rate": "schedule.base", "gpus": "learners", "num_workers": "train.workers",
     "hidden_size": "model.cells", "num_epochs": "train.epochs", "num_jobs": "nj",
 }  # fmt: skip
+PLUGINS = ("joblib", "submitit_local", "submitit_slurm", "optuna")  # choices of Hydra's plugins
 TargetsFn = Callable[[DictConfig], list[Target]]
 
 
@@ -158,9 +159,12 @@ def configurations(overrides: Sequence[str] = ()) -> Iterator[None]:
 
 def explain(error: Exception, overrides: Sequence[str]) -> str:
     """Returns an error of Hydra or OmegaConf in one line, with the nearest names for a misspelt one."""
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
-        return f"{group}={name}: there is no such choice{choices(name, error.options)}"
+        if name in PLUGINS:
+            return f"{group}={name}: needs the extra `sweeps`; pip install -e '.[sweeps]'"
+        if error.options:
+            return f"{group}={name}: there is no such choice{choices(name, error.options)}"
     text = " ".join(str(error).split())
     if isinstance(error, OverrideParseException):
         return _explain_syntax(error.override, text)

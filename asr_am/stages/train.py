@@ -33,7 +33,14 @@ from asr_am.options import choices
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import egs_dir
 from asr_am.stages.target import Target, held_locks
-from asr_am.stages.train_config import TrainConfig, key_target, num_dedicated_servers, with_current_targets
+from asr_am.stages.train_config import (
+    TrainConfig,
+    key_target,
+    num_dedicated_servers,
+    schedule_values,
+    with_current_targets,
+    with_schedule,
+)
 from asr_am.stages.train_worker import run_worker
 
 if TYPE_CHECKING:
@@ -104,7 +111,7 @@ def key_values(cfg: DictConfig) -> dict[str, object]:
     found = {
         "train": train,
         "model": values(cfg.model),
-        "schedule": values(cfg.schedule),
+        "schedule": schedule_values(cfg),
         "strategy": strategy_key(cfg.strategy),
         "seed": cfg.seed,
     }
@@ -138,7 +145,7 @@ def train_run(cfg: DictConfig, is_leader: bool, out: Path) -> None:
     if is_leader:
         training_device(config.options)
         check_strategy(config)
-        OmegaConf.save(cfg, out / "config.yaml", resolve=True)  # the worker processes read it
+        OmegaConf.save(with_schedule(cfg), out / "config.yaml", resolve=True)  # the worker processes read it
     start(config)
 
 

@@ -17,6 +17,7 @@ from asr_am.stages.app import values
 from asr_am.stages.config_targets import find_class
 from asr_am.stages.egs import egs_dir
 from asr_am.stages.target import KEY, git_commit
+from asr_am.train.schedule import for_batch
 
 if TYPE_CHECKING:
     from asr_am.distributed.cluster_config import Cluster, Workload
@@ -119,7 +120,7 @@ class TrainConfig:
         """
         from asr_am.train.train_options import TrainOptions
 
-        options = TrainOptions.build(values(cfg.train), without_name(cfg.model), values(cfg.schedule), cfg.seed)
+        options = TrainOptions.build(values(cfg.train), without_name(cfg.model), schedule_values(cfg), cfg.seed)
         open_run = partial(_open_acoustic, egs_dir(cfg))
         return cls.parse_for(cfg, out, options, open_run, cfg, {"model": cfg.model.name})
 
@@ -255,6 +256,18 @@ def _factory(group: dict[str, Any], where: str, package: str, base: type) -> par
 def without_name(group: DictConfig) -> dict[str, Any]:
     """Returns the values of a config group without its name."""
     return {key: value for key, value in values(group).items() if key != "name"}
+
+
+def schedule_values(cfg: DictConfig) -> dict[str, Any]:
+    """Returns the options of the schedule, with a rate for the total batch unless one is given."""
+    return for_batch(values(cfg.schedule), cfg.train.batch_size, OmegaConf.select(cfg, "train.optimizer.kind"))
+
+
+def with_schedule(cfg: DictConfig) -> DictConfig:
+    """Returns the configuration with the options of the schedule that a run has."""
+    current = cfg.copy()
+    OmegaConf.update(current, "schedule", schedule_values(cfg), merge=False)
+    return current
 
 
 def num_dedicated_servers(cfg: DictConfig) -> int:

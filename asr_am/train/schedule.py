@@ -7,16 +7,20 @@ epoch from epoch 11. For a batch r times larger, a linear warm-up from the base 
 falls too little. The losses are the same at all learners and in every checkpoint, and so is the rate after a resume.
 
 `Plateau`: the rate falls after each epoch whose held-out loss is not the lowest so far.
+
+`for_batch` gives a schedule without a rate the one that fits the total batch.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from asr_am.errors import InputError
+from asr_am.options import build
 
 
 @dataclass(frozen=True)
@@ -137,3 +141,64 @@ class Plateau:
             if worse == self.patience:
                 return None
         return Schedule(base=rate, anneal=1.0)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A learning rate and the total batch that it was tuned for.
+
+    Attributes:
+        base: the rate.
+        batch: chunks of all learners together.
+    """
+
+    base: float
+    batch: int
+
+    def __post_init__(self) -> None:
+        """Raises InputError if a value is out of range."""
+        if not (0 < self.base < math.inf and self.batch >= 1):
+            raise InputError(
+                f"schedule.reference: base={self.base} must be above 0, and batch={self.batch} must be at least 1"
+            )
+
+    def ratio(self, batch_size: int, optimizer: str) -> float:
+        """Returns the rate for another batch, divided by that of this one.
+
+        For SGD it is the ratio of the batches (Goyal et al. 2017, "Accurate, large minibatch SGD"). Adam and Adagrad
+        divide by the size of the gradients, so it is the square root of that (Malladi et al. 2022, "On the SDEs and
+        scaling rules for adaptive gradient algorithms").
+
+        Args:
+            batch_size: chunks of all learners together.
+            optimizer: kind of `OptimizerOptions`.
+        """
+        linear = batch_size / self.batch
+        return math.sqrt(linear) if optimizer in ("adam", "adagrad") else linear
+
+
+def for_batch(options: Mapping[str, Any], batch_size: int, optimizer: str) -> dict[str, Any]:
+    """Returns the options of a schedule, without its `reference`. A `base` of None becomes the rate for the batch.
+
+    Where that is above the reference rate, it is reached by a linear warm-up from the reference rate that ends when
+    annealing begins (Zhang et al., section 3.1). `Newbob` has no such warm-up. An option that is given stays as it is.
+
+    Args:
+        options: options of `Schedule` or `Newbob`, and `reference`, the options of `Reference`.
+        batch_size: chunks of all learners together.
+        optimizer: kind of `OptimizerOptions`.
+
+    Raises:
+        InputError: the reference or the batch is out of range.
+    """
+    given = {name: value for name, value in options.items() if name != "reference"}
+    if "reference" not in options or given.get("base") is not None:
+        return given
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"train.batch_size={batch_size}: must be an integer of at least 1")
+    reference = build(Reference, options["reference"], "schedule.reference")
+    ratio = reference.ratio(batch_size, optimizer)
+    if ratio <= 1 or given.get("kind") == "newbob":
+        return given | {"base": reference.base * ratio}
+    warmup = max(0, given.get("anneal_from", Schedule.anneal_from) - 1)
+    return {"batch_ratio": ratio, "warmup_epochs": warmup} | given | {"base": reference.base}

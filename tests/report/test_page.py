@@ -108,3 +108,5 @@ def test_figures_take_the_colours_of_the_page(corpus_dir: Path) -> None:
     write_report(corpus_dir, corpus_dir / "report", "recipes/tiny/run.sh")
     svg = inline_svg(corpus_dir / "report/wer.svg")
     assert svg.startswith("<svg") and "#ffffff" not in svg and "var(--page)" in svg and "<text" in svg
+    width = re.search(r'width="([\d.]+)pt"', svg)
+    assert width and f'style="min-width: {0.8 * float(width[1]):.0f}pt"' in svg  # text stays legible on a phone

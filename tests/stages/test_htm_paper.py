@@ -11,6 +11,7 @@ from asr_am.errors import InputError
 from asr_am.model.lstm_lookahead import LstmOptions
 from asr_am.stages import decode, egs, features, train
 from asr_am.stages.app import values
+from asr_am.stages.train_config import schedule_values
 from asr_am.train.schedule import Newbob
 from asr_am.train.train_options import TrainOptions
 from tests.support.configurations import config
@@ -20,7 +21,7 @@ PAPER = ("features=lfbe64_lfr", "model=lstm_htm_paper", "schedule=newbob")
 
 def options(cfg: DictConfig) -> TrainOptions:
     model = {name: value for name, value in values(cfg.model).items() if name != "name"}
-    return TrainOptions.build(values(cfg.train), model, values(cfg.schedule), cfg.seed)
+    return TrainOptions.build(values(cfg.train), model, schedule_values(cfg), cfg.seed)
 
 
 @pytest.mark.parametrize("corpus", ["minicts", "an4", "kaldi"])

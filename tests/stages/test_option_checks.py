@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from asr_am.errors import InputError
 from asr_am.stages.option_checks import check_jobs, check_options, compose_job, trained_with
 from asr_am.stages.recipe_files import CONF
+from asr_am.stages.train_config import with_schedule
 
 
 def check(exp: Path, *overrides: str) -> None:
@@ -86,12 +87,12 @@ def test_a_wrong_option_in_a_later_job_of_a_sweep_is_named(tmp_path: Path) -> No
 
 
 def test_options_of_a_finished_run_are_not_checked_again_unless_they_differ(tmp_path: Path) -> None:
-    overrides = [f"exp={tmp_path}", "logger=none", "+experiment=try", "train.epochs=2"]
+    overrides = [f"exp={tmp_path}", "logger=none", "+experiment=try", "train.epochs=2", "schedule.base=null"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose_job(overrides)
         run = tmp_path / cfg.corpus.name / "train" / cfg.run
         run.mkdir(parents=True)
-        OmegaConf.save(cfg, run / "config.yaml", resolve=True)
+        OmegaConf.save(with_schedule(cfg), run / "config.yaml", resolve=True)
         assert not trained_with(cfg), "it is not finished"
         (run / ".done").write_text("{}")
         assert trained_with(cfg)

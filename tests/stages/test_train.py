@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 
 from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.strategies.psp import Psp
@@ -22,6 +23,7 @@ from asr_am.stages.train_config import (
     TrainConfig,
     current_target,
     key_target,
+    schedule_values,
     strategy_factory,
     with_current_targets,
 )
@@ -230,6 +232,28 @@ def test_the_key_of_finished_runs_does_not_change() -> None:
         "learners": 4,
         "faults": {"slow": None, "crashes": [], "late_share": 0.0, "late_seconds": 0.0, "lost_share": 0.0},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("train=paper", "schedule=anneal"), {"base": 0.1, "anneal": 0.70710678, "warmup_batches": 0}),
+        (("train.batch_size=16",), {"base": 0.0015, "anneal": 0.6, "warmup_batches": 50}),
+        (("train.batch_size=256",), {"base": 0.003, "anneal": 0.6, "warmup_batches": 50, "batch_ratio": 2.0}),
+        (("train.batch_size=256", "schedule.base=0.01"), {"base": 0.01, "anneal": 0.6, "warmup_batches": 50}),
+    ],
+)  # fmt: skip
+def test_the_rate_of_a_run_follows_its_batch(overrides: tuple[str, ...], expected: dict[str, float]) -> None:
+    cfg = config("schedule.anneal_from=4", *overrides)
+    warmup = {"warmup_epochs": 3} if "batch_ratio" in expected else {}
+    assert targets(cfg)[0].config["schedule"] == schedule_values(cfg) == {"anneal_from": 4} | expected | warmup
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
+def test_an_experiment_with_a_batch_has_a_rate(path: Path) -> None:
+    """The results of an experiment were made with this rate, so it follows nothing."""
+    file = yaml.safe_load(path.read_text())
+    assert "batch_size" not in file.get("train", {}) or "base" in file.get("schedule", {})
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ PROGRAM = """
 
     stage("toy", targets)()
 """
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def start(tmp_path: Path, body: str, *overrides: str) -> subprocess.Popen[str]:

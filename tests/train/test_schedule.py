@@ -5,7 +5,10 @@ import math
 
 import pytest
 
-from asr_am.train.schedule import Schedule
+from asr_am.errors import InputError
+from asr_am.train.schedule import Schedule, for_batch
+
+ANNEAL = {"base": None, "reference": {"base": 0.1, "batch": 256}, "anneal_from": 11, "warmup_batches": 3}
 
 
 def test_constant_then_anneal_as_in_the_paper() -> None:
@@ -34,3 +37,43 @@ def test_warmup_over_batches() -> None:
     schedule = Schedule(base=0.2, warmup_batches=4, anneal_from=2, anneal=0.5)
     assert [schedule.rate(0, 0.0, batch) for batch in range(6)] == pytest.approx([0.05, 0.1, 0.15, 0.2, 0.2, 0.2])
     assert schedule.rate(1, 0.0, 100) == pytest.approx(0.1)
+
+
+def test_the_rate_follows_the_batch_as_in_the_paper() -> None:
+    """Zhang et al., section 3.1: batch 256 has 0.1. Batch 2,560 rises from 0.1 to 1 in the first 10 epochs."""
+    same = {"base": 0.1, "anneal_from": 11, "warmup_batches": 3}
+    assert for_batch(ANNEAL, 256, "sgd") == same  # exactly the keys of finished runs
+    assert Schedule(**for_batch(ANNEAL, 2560, "sgd")) == Schedule(0.1, 10.0, 10, 11, warmup_batches=3)
+    assert for_batch(ANNEAL, 64, "nesterov") == same | {"base": 0.025}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+def test_the_rate_of_adaptive_optimizers_follows_the_root_of_the_batch(optimizer: str) -> None:
+    assert for_batch(ANNEAL, 64, optimizer)["base"] == pytest.approx(0.05)
+    larger = Schedule(**for_batch(ANNEAL, 1024, optimizer))
+    assert larger.rate(0, 0.0, 100) == pytest.approx(0.1) and larger.rate(9, 1.0, 100) == pytest.approx(0.2)
+
+
+def test_newbob_starts_with_the_rate_of_the_batch() -> None:
+    options = {"kind": "newbob", "base": None, "reference": {"base": 0.003, "batch": 64}, "minimum": 1e-4}
+    assert for_batch(options, 256, "adam") == {"kind": "newbob", "base": 0.006, "minimum": 1e-4}
+
+
+def test_what_is_given_does_not_follow() -> None:
+    assert for_batch(ANNEAL | {"base": 0.5}, 2560, "sgd") == {"base": 0.5, "anneal_from": 11, "warmup_batches": 3}
+    assert for_batch({"base": 0.5, "batch_ratio": 2}, 64, "sgd") == {"base": 0.5, "batch_ratio": 2}
+    assert for_batch(ANNEAL | {"warmup_epochs": 2}, 512, "sgd")["warmup_epochs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "batch", "name"),
+    [
+        ({"base": 0.0}, 64, "schedule.reference"), ({"batch": 0}, 64, "schedule.reference"),
+        ({"batch": "x"}, 64, "schedule.reference.batch=x"), ({"rate": 1}, 64, "schedule.reference.rate"),
+        ({}, 0, "train.batch_size=0"), ({}, "x", "train.batch_size=x"),
+    ],
+)  # fmt: skip
+def test_wrong_references_and_batches_are_named(wrong: dict[str, object], batch: int, name: str) -> None:
+    options = {"base": None, "reference": {"base": 0.1, "batch": 256} | wrong}
+    with pytest.raises(InputError, match=name):
+        for_batch(options, batch, "sgd")
