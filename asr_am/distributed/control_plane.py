@@ -53,6 +53,7 @@ class Barrier(Generic[V]):
         kind: the collective that this barrier belongs to, the same for all learners.
         values: values of the learners that have arrived, by rank. Empty once complete.
         complete: all learners that were waited for have arrived.
+        awaited: ranks that were missing at the last look. Some may have arrived or died since, others may have joined.
         result: set by the front once complete. Kept for restarted learners, which arrive later.
     """
 
@@ -60,6 +61,7 @@ class Barrier(Generic[V]):
     segment_id: SegmentId
     values: dict[int, V] = field(default_factory=dict)
     complete: bool = False
+    awaited: list[int] = field(default_factory=list)
     result: Any = None
 
 
@@ -128,6 +130,8 @@ class ControlPlane(Generic[V]):
         return joins
 
     def _drop_old(self) -> None:
+        if len(self._queues) == 1 and all(key[0] in (START, self._newest) for key in self._barriers):
+            return  # nothing is older than the newest segment
         oldest = min(member.segment_id for member in self.members.values() if member.joined)
         self._queues = {key: queue for key, queue in self._queues.items() if key >= oldest}
         # a restarted learner may repeat the barriers before the first segment
@@ -196,17 +200,28 @@ class ControlPlane(Generic[V]):
             The values in the order of ranks, once: the call that completes the barrier gets them, and sets its
             `result`. None if a learner is missing, or if the barrier is complete already.
         """
-        if barrier.complete or not barrier.values:
+        if barrier.complete or not barrier.values or self._waits(barrier):
             return None
-        for rank, member in self.members.items():
-            # a learner in a later segment does not come back to this barrier
-            if member.joined and member.segment_id <= barrier.segment_id and rank not in barrier.values:
-                return None
         values, barrier.values = dict(sorted(barrier.values.items())), {}
         if all(self.members[rank].drained for rank in values):
             self._closed = max(self._closed, barrier.segment_id)
         barrier.complete = True
         return values
+
+    def _waits(self, barrier: Barrier[V]) -> bool:
+        """Returns whether a learner is missing at a barrier. Looks first at those that were missing before."""
+        while barrier.awaited:
+            if self._is_awaited(barrier.awaited[-1], barrier):
+                return True
+            barrier.awaited.pop()
+        barrier.awaited = [rank for rank in self.members if self._is_awaited(rank, barrier)]
+        return bool(barrier.awaited)
+
+    def _is_awaited(self, rank: int, barrier: Barrier[V]) -> bool:
+        if rank in barrier.values or rank not in self.members:
+            return False
+        member = self.members[rank]  # a learner in a later segment does not come back to this barrier
+        return member.joined and member.segment_id <= barrier.segment_id
 
 
 class LeaseService(Protocol):

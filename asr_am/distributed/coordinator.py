@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from asr_am.distributed.control_plane import Barrier, ControlPlane, MemberState
@@ -50,6 +50,7 @@ class Coordinator:
         self._send = send
         self._plane: ControlPlane[list[float]] = ControlPlane()
         self._registrations: dict[int, Registration] = {}
+        self._newcomers: dict[int, None] = {}  # ranks that have registered, and do not know the others yet
         # id of the request that each learner waits with, by rank in the order of arrival
         self._pending_leases: dict[int, int] = {}
         self._pending_barriers: dict[int, tuple[Barrier[list[float]], int]] = {}
@@ -79,6 +80,7 @@ class Coordinator:
     def register(self, rank: int, incarnation: int, address: str) -> None:
         """Registers a learner. It is sent the addresses of the others once all that begin the run have registered."""
         self.members[rank].incarnation, self._registrations[rank].address = incarnation, address
+        self._newcomers[rank] = None
         self._send_peers()
 
     def leave(self, rank: int, reason: str | None, gone: bool = False) -> None:
@@ -100,6 +102,7 @@ class Coordinator:
             return
         released = self._plane.lose(rank)
         del self._registrations[rank]
+        self._newcomers.pop(rank, None)
         self._pending_leases.pop(rank, None)
         self._pending_barriers.pop(rank, None)
         if released:
@@ -110,28 +113,28 @@ class Coordinator:
     def _send_peers(self) -> None:
         """Sends the addresses of live learners to those that have registered and do not know them yet."""
         begin = False
-        if not self.started and all(registration.address for registration in self._registrations.values()):
+        if not self.started and len(self._newcomers) == len(self._registrations):
             self.started, self._ranks = True, sorted(self.members)
             begin = True
             for member in self.members.values():
                 member.joined = True
-        for rank, registration in self._registrations.items():
-            if self.started and registration.address and not registration.peers_sent:
-                peers = {
-                    other: [member.incarnation, self._registrations[other].address]
-                    for other, member in self.members.items()
-                    if member.joined and other != rank
-                }
-                news = {
-                    "news": "peers", "peers": peers, "ranks": self._ranks, "gone": self._gone, "rejoins": not begin,
-                }  # fmt: skip
-                self._send(rank, news)
-                registration.peers_sent = True
+        if not self.started or not self._newcomers:
+            return
+        joined = {
+            rank: [member.incarnation, self._registrations[rank].address]
+            for rank, member in self.members.items() if member.joined
+        }  # fmt: skip
+        news = {"news": "peers", "peers": joined, "ranks": self._ranks, "gone": self._gone, "rejoins": not begin}
+        for rank in self._newcomers:
+            self._send(rank, news)
+            self._registrations[rank].peers_sent = True
+        self._newcomers.clear()
 
     def _tell_others(self, rank: int, news: ControlMessage) -> None:
+        news = {**news, "rank": rank}
         for other, registration in self._registrations.items():
             if other != rank and registration.peers_sent:
-                self._send(other, {**news, "rank": rank})
+                self._send(other, news)
 
     # requests
 
@@ -152,8 +155,9 @@ class Coordinator:
             values = {"completions": record.completions, "released": record.released, "lost": record.lost}
             self._answer(rank, request["id"], values)
         elif op == "gather":
-            self._pending_barriers[rank] = self._plane.arrive(rank, request["kind"], request["values"]), request["id"]
-            self._answer_barriers()
+            barrier = self._plane.arrive(rank, request["kind"], request["values"])
+            self._pending_barriers[rank] = barrier, request["id"]
+            self._answer_barriers([barrier])  # nothing has changed for the others
         elif op == "confirm":
             self._answer(rank, request["id"], None)
         elif op == "bye":
@@ -193,11 +197,15 @@ class Coordinator:
         self._answer_barriers()
         self._answer_leases()
 
-    def _answer_barriers(self) -> None:
-        for barrier in {id(barrier): barrier for barrier, _ in self._pending_barriers.values()}.values():
+    def _answer_barriers(self, barriers: Collection[Barrier[list[float]]] | None = None) -> None:
+        if barriers is None:
+            barriers = {id(barrier): barrier for barrier, _ in self._pending_barriers.values()}.values()
+        for barrier in barriers:
             values = self._plane.complete_barrier(barrier)
             if values is not None:
                 barrier.result = values
+        if not any(barrier.complete for barrier in barriers):
+            return
         for rank, (barrier, request_id) in list(self._pending_barriers.items()):
             if barrier.complete:
                 del self._pending_barriers[rank]
@@ -208,7 +216,7 @@ class Coordinator:
             answered, lease = self._plane.lease(rank)
             if answered:
                 request_id = self._pending_leases.pop(rank)
-                self._answer(rank, request_id, None if lease is None else asdict(lease))
+                self._answer(rank, request_id, None if lease is None else dict(vars(lease)))
 
     def _answer(self, rank: int, request_id: int, value: object) -> None:
         self._send(rank, {"id": request_id, "value": value})

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -157,23 +157,27 @@ class SegmentRecord:
         Raises:
             RuntimeError: a batch is missing, was completed twice, or was computed from other examples than its own.
         """
-        segment = self.segment
-        for done in self.completions:
-            if segment.begin <= done.batch < segment.end and done.digest != segment.digest(done.batch):
-                others = [batch for batch in range(segment.begin, segment.end) if segment.digest(batch) == done.digest]
-                whose = f", those of batch {others[0]}" if others else ""
-                raise RuntimeError(
-                    f"epoch {segment.epoch + 1}: learner {done.owner} computed batch {done.batch} from other examples "
-                    f"than its own{whose}: the loader is wrong, or the examples have changed"
-                )
-        found = sorted((completion.batch, completion.examples) for completion in self.completions)
-        wanted = list(zip(range(self.segment.begin, self.segment.end), examples, strict=True))
-        if found != wanted:
-            wrong = sorted(set(found) ^ set(wanted))[:5] or "a batch twice"
+        _audit(self.segment, self.completions, tuple(examples))
+
+
+@lru_cache(maxsize=1)  # virtual learners audit the same record
+def _audit(segment: Segment, completions: tuple[Completion, ...], examples: tuple[int, ...]) -> None:
+    for done in completions:
+        if segment.begin <= done.batch < segment.end and done.digest != segment.digest(done.batch):
+            others = [batch for batch in range(segment.begin, segment.end) if segment.digest(batch) == done.digest]
+            whose = f", those of batch {others[0]}" if others else ""
             raise RuntimeError(
-                f"epoch {self.segment.epoch + 1}: batches {self.segment.begin}..{self.segment.end - 1} were not "
-                f"completed exactly once each: (batch, examples) {wrong}"
+                f"epoch {segment.epoch + 1}: learner {done.owner} computed batch {done.batch} from other examples "
+                f"than its own{whose}: the loader is wrong, or the examples have changed"
             )
+    found = sorted((completion.batch, completion.examples) for completion in completions)
+    wanted = list(zip(range(segment.begin, segment.end), examples, strict=True))
+    if found != wanted:
+        wrong = sorted(set(found) ^ set(wanted))[:5] or "a batch twice"
+        raise RuntimeError(
+            f"epoch {segment.epoch + 1}: batches {segment.begin}..{segment.end - 1} were not completed exactly once "
+            f"each: (batch, examples) {wrong}"
+        )
 
 
 @dataclass(frozen=True)
@@ -193,10 +197,16 @@ class LossSums:
     batches: int = 0
 
     def __add__(self, other: LossSums) -> LossSums:
-        return LossSums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return LossSums(
+            self.loss + other.loss, self.correct + other.correct, self.frames + other.frames,
+            self.batches + other.batches,
+        )  # fmt: skip
 
     def __sub__(self, other: LossSums) -> LossSums:
-        return LossSums(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return LossSums(
+            self.loss - other.loss, self.correct - other.correct, self.frames - other.frames,
+            self.batches - other.batches,
+        )  # fmt: skip
 
     @property
     def mean_loss(self) -> float:

@@ -5,7 +5,7 @@ Changed only by the communication thread, inside `WaitMonitor.change`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -52,17 +52,25 @@ class Membership:
         self.gone: set[int] = set()
         self.rejoins = False
         self.complete = False
-        self._peers = dict.fromkeys((other for other in range(size) if other != rank), shared_peer(-1, "", False))
+        self._peers = dict.fromkeys(range(size), shared_peer(-1, "", False))
+        self._peers.pop(rank, None)
         self._changes = 0
         self._live: tuple[int, tuple[int, ...]] = (-1, ())  # what `live_ranks` returned after so many changes
 
     def __getitem__(self, rank: int) -> Peer:
         return self._peers[rank]
 
-    def fill(self, addresses: Mapping[int, tuple[int, str]]) -> None:
-        """Adds the learners that are alive when this one connects: {rank: (incarnation, address)}."""
-        for rank, (incarnation, address) in addresses.items():
-            self.add(rank, incarnation, address)
+    def fill(self, addresses: Mapping[int, Sequence[Any]] | Mapping[str, Sequence[Any]]) -> None:
+        """Adds the learners that are alive when this one connects: {rank: (incarnation, address)}.
+
+        This learner may be among them. Ranks are strings if the addresses have travelled as JSON.
+        """
+        found = {int(rank): shared_peer(*address, True) for rank, address in addresses.items()}
+        if self._changes:  # else all are new
+            found = {rank: peer for rank, peer in found.items() if self.is_new(rank, peer.incarnation)}
+        found.pop(self.rank, None)
+        self._peers.update(found)
+        self._changes += 1
 
     def live_ranks(self) -> tuple[int, ...]:
         """Returns the ranks of live learners, ascending."""
@@ -117,7 +125,7 @@ def apply_event(membership: Membership, event: Mapping[str, Any], peers: Peers) 
         peers: adds and drops learners.
     """
     if event["news"] == "peers":
-        membership.fill({int(rank): (entry[0], entry[1]) for rank, entry in event["peers"].items()})
+        membership.fill(event["peers"])
         membership.ranks, membership.rejoins = tuple(event["ranks"]), event["rejoins"]
         membership.gone.update(event["gone"])
         membership.complete = True

@@ -44,19 +44,23 @@ class Parallax(Sync):
         path: method for all sparse parameters. None selects the cheapest one for each.
         wire: dtype of rows between machines.
         local_aggregation: merge the gradients of a machine before they go to the servers.
+        average_dense: average the gradients of dense parameters over learners. If False, they are summed.
+        average_sparse: the same for sparse parameters.
     """
 
     name = "parallax"
 
     def __init__(
         self, params: FlatParams, optimizer: Optimizer, team: Team, path: Method | None = None,
-        wire: WireDtype = "float32", local_aggregation: bool = True,
+        wire: WireDtype = "float32", local_aggregation: bool = True, average_dense: bool = True,
+        average_sparse: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(params, optimizer, team)
         path = None if team.size == 1 else path  # a single learner needs no servers
         self._config = Config(
-            path=path, wire=wire, local_aggregation=local_aggregation, clip_norm=optimizer.options.clip_norm
-        )
+            path=path, wire=wire, local_aggregation=local_aggregation, clip_norm=optimizer.options.clip_norm,
+            average_dense=average_dense, average_sparse=average_sparse,
+        )  # fmt: skip
         self._partitioned: PartitionedModel | None = None
         self._plan: dict[str, Any] = {}
         self._names: list[str] = []
@@ -70,7 +74,7 @@ class Parallax(Sync):
         self._names = [name for name, _ in trainable(model)]
         plan = plan_parameters(model, loss, first_batch(), self.team, self._config)
         self.params.rebind_grads()  # the probe unbinds them
-        if not plan.sparse:
+        if not plan.sparse and self._config.average_dense:
             if self.team.rank == 0:
                 log.info("strategy=parallax: no sparse parameters, so this is strategy=sync")
             return

@@ -56,6 +56,7 @@ LATER_OPTIONS: dict[str, dict[str, object]] = {  # the same for options of strat
     "adpsgd": {"group_size": 1, "partners": "ring", "delay_by_one": False, "seed": 0},
     "bmuf": {"inner": None, "group_size": 1},
     "dpsgd": {"averagings": 1},
+    "parallax": {"average_dense": True, "average_sparse": True},
 }
 LAUNCHERS = ("alone", "virtual", "process", "torchrun")
 CHECKPOINT = "checkpoints/checkpoint-?????????"  # a failed run without one is removed

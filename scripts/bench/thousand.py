@@ -11,6 +11,7 @@ run of one step of one chunk, divided by the number of learners.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import resource
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -157,17 +159,24 @@ def cpu_seconds(function: Callable[[], None]) -> float:
     return time.process_time() - begin
 
 
+def resident_bytes() -> int:
+    """Returns the memory that this process needs now, without what earlier runs have freed."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 def measure(name: str, learners: int, steps: int, chunks: int, alone: bool) -> dict[str, float]:
     """Returns CPU seconds of both, and the bytes of memory per learner of the virtual run if it is `alone`."""
     torch.set_num_threads(1)
     warm_up = Batches(2, chunks)
     run_plain(name, 2, warm_up)
     run_virtual(name, 16, Batches(16, chunks))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident_bytes()
     batches = Batches(learners * steps, chunks)
     found = {"virtual": cpu_seconds(lambda: run_virtual(name, learners, batches))}
     if alone:
-        found["bytes"] = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / learners
+        found["bytes"] = (1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / learners
     else:
         found["plain"] = cpu_seconds(lambda: run_plain(name, learners, batches))
     return found

@@ -16,8 +16,9 @@ from asr_am.distributed.strategies.psp import Psp
 from asr_am.errors import InputError
 from asr_am.stages.app import values
 from asr_am.stages.egs import egs_dir
+from asr_am.stages.rescore import lm_key
 from asr_am.stages.target import KEY
-from asr_am.stages.train import targets, train_simulated, warn_if_crowded
+from asr_am.stages.train import strategy_key, targets, train_simulated, warn_if_crowded
 from asr_am.stages.train_config import (
     LaunchOptions,
     TrainConfig,
@@ -265,6 +266,14 @@ def test_options_of_later_versions_are_in_the_key_only_if_they_matter(name: str,
     assert options.items() <= strategy.items() and "averagings" not in strategy and "group_size" not in strategy
     (other,) = targets(config("strategy=dpsgd", "strategy.averagings=2", "learners=4", "launcher=process"))
     assert other.config["strategy"]["averagings"] == 2
+
+
+def test_sums_of_parallax_are_in_the_keys_only_if_they_are_asked_for() -> None:
+    options = {"average_dense", "average_sparse"}
+    assert not options & strategy_key(config("strategy=parallax").strategy).keys()
+    chosen = strategy_key(config("strategy=parallax", "strategy.average_dense=false").strategy)
+    assert options & chosen.keys() == {"average_dense"}
+    assert not options & lm_key(config("corpus=an4", "rescore=true"))["strategy"].keys()
 
 
 TINY = (

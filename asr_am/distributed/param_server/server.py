@@ -204,7 +204,7 @@ class ParameterServer(ABC):
 
     def broadcast(self) -> None:
         """Sends ⟨w_i, t⟩ to all live workers, from the next rank on, so that servers do not all begin with the same."""
-        alive, rank = self.team.live_ranks(), self.team.rank
+        alive, rank = set(self.team.live_ranks()), self.team.rank
         workers = [worker for worker in self.context.workers if worker in alive and self.sends_to(worker)]
         for worker in sorted(workers, key=lambda worker: (worker - rank) % self.team.size):
             self.send(worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import secrets
@@ -103,6 +104,7 @@ class SimCluster:
         workload: the model whose computing time and size is simulated.
         seed: seed of all random streams.
         learners: state of each learner, by rank.
+        learner_hosts: their hosts, by rank.
         scheduler, network, collectives, messaging, server: the parts of the simulator.
     """
 
@@ -134,8 +136,7 @@ class SimCluster:
         self.hardware, self.workload, self.seed, self._model_elements = hardware, workload, seed, model_elements
         self.scheduler = scheduler or Scheduler()
         self.learners = [SimLearner(rank=rank, host=hardware.host_of(rank)) for rank in range(learners)]
-        for learner in self.learners:
-            learner.membership = Membership(learner.rank, learners)
+        self.learner_hosts = tuple(learner.host for learner in self.learners)
         self.network = SimNetwork(hardware, self.scheduler)
         self.collectives = Collectives(self.scheduler, self.learners, self.network, hardware.overlap_speed)
         streams = [random_stream(seed, rank, 0, "mail") for rank in range(learners)]
@@ -184,10 +185,13 @@ class SimCluster:
             Exception: whatever `main` raises.
         """
         supervisor = self.launch(main)
+        thresholds = gc.get_threshold()
+        gc.set_threshold(*thresholds[:2], 10 * thresholds[2])  # a full collection looks at all learners' models
         try:
             self.scheduler.run(lambda: supervisor.finished)
         finally:
             self.scheduler.kill_all()
+            gc.set_threshold(*thresholds)
         if supervisor.error is not None:
             raise supervisor.error
         return dict(sorted(self._results.items()))
@@ -299,7 +303,8 @@ class SimCluster:
             raise error
         if error is None:
             self._results[learner.rank] = task.result
-            learner.control.notify("bye")
+            if self.control_latency is not None:  # else the supervisor is told of the end at once
+                learner.control.notify("bye")
         status = 0 if error is None or self._exit_status is None else self._exit_status(error)
         self.end(learner, status, "has left the team" if status == 0 else "failed", learner.incarnation)
 

@@ -63,6 +63,7 @@ class Collectives:
         self._overlap_speed = overlap_speed
         self._learners = learners
         self._transfers = [0] * len(learners)
+        self._computing: set[int] = set()  # learners that compute
         self._speed_changed = [Condition(scheduler) for _ in learners]
         self._groups: dict[tuple[int, tuple[int, ...]], CollectiveGroup] = {}
         self.world = CollectiveGroup(self, learners)
@@ -74,18 +75,23 @@ class Collectives:
     def compute(self, rank: int, seconds: float) -> None:
         """Waits for the time that computing takes which takes `seconds` without transfers."""
         scheduler, left = self.scheduler, seconds
-        while left > 0:
-            begin, speed = scheduler.now, self._overlap_speed if self._transfers[rank] else 1.0
-            if not self._speed_changed[rank].suspend("computing", left / speed):
-                return
-            left -= (scheduler.now - begin) * speed
+        self._computing.add(rank)
+        try:
+            while left > 0:
+                begin, speed = scheduler.now, self._overlap_speed if self._transfers[rank] else 1.0
+                if not self._speed_changed[rank].suspend("computing", left / speed):
+                    return
+                left -= (scheduler.now - begin) * speed
+        finally:
+            self._computing.discard(rank)
 
     def lose(self, rank: int, reason: str) -> None:
         """Fails all collectives in progress and all later ones."""
         if self.lost is None:
             self.lost = (rank, reason)
-        for rank, transfers in enumerate(self._transfers):
-            self._add_transfers(rank, -transfers)
+        self._transfers = [0] * len(self._transfers)
+        for rank in sorted(self._computing):
+            self._speed_changed[rank].wake()
         self.changed.wake()
 
     def check(self) -> None:

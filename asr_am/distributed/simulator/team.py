@@ -31,6 +31,7 @@ class SimContext(Protocol):
     workload: Workload
     seed: int
     learners: list[SimLearner]
+    learner_hosts: tuple[int, ...]
     scheduler: Scheduler
     network: SimNetwork
     collectives: Collectives
@@ -59,7 +60,7 @@ class SimTeam:
         self.rank, self.size, self.incarnation = learner.rank, len(cluster.learners), learner.incarnation
         self.launch, self._control, self._membership = launch, control, learner.membership
         self._backend = CoordinatedBackend(control, cluster.messaging.end(self.rank), self.rank, self.incarnation)
-        self.hosts = tuple(learner.host for learner in cluster.learners)
+        self.hosts = cluster.learner_hosts
         self.comm_stats: CommStats = learner.comm_stats
         self._jitter = random_stream(cluster.seed, self.rank, self.incarnation, "jitter")
         self._max_frames = 0.0  # frames of the segment's largest batch

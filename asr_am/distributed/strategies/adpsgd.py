@@ -170,14 +170,14 @@ class Adpsgd(Strategy):
             self.metrics["half_done"] += 1
             return
         with self._lock:
-            self._average(s_j.sub_(s_i))
+            self._average(s_j - s_i)
         self.metrics["exchanges"] += 1
 
     def _answer_to(self, exchange: int, partner: int) -> Tensor | None:
         deadline = self.team.now() + self._timeout
         while (message := self.team.recv("answer", partner, deadline - self.team.now())) is not None:
             if message.clock == exchange:  # else the answer to an aborted exchange
-                return message.tensors[0].to(self._x.device, copy=True)
+                return message.tensors[0].to(self._x.device)
         return None
 
     def _receive(self) -> None:
@@ -187,10 +187,10 @@ class Adpsgd(Strategy):
             if message is None:
                 continue
             self._active.wait()  # when drained, messages of aborted exchanges must not change x
-            s_i = message.tensors[0].to(self._x.device, copy=True)
+            s_i = message.tensors[0].to(self._x.device)
             with self._lock:
                 s_j = self._x.clone()
-                self._average(s_i.sub_(s_j))
+                self._average(s_i - s_j)
             self.team.send(message.source, "answer", message.clock, s_j)
 
     def _average(self, difference: Tensor) -> None:

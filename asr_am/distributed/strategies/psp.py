@@ -40,6 +40,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal
 
 from torch import Tensor
@@ -200,6 +201,7 @@ class PspServer(ParameterServer):
         self._pushing = round_robin(psp.reduced_messages, self._c, k)
         self._sending = round_robin(psp.reduced_messages, psp.num_required(S), S)
         self._gradients: dict[int, dict[int, Push]] = {}  # by step and worker
+        self._awaited = 0  # number of a worker that was waited for at the last look
         self._known: set[int] = set()  # workers that have pushed to this incarnation
         self._quorum_since: float | None = None  # time at which c gradients of step t were complete
 
@@ -241,12 +243,16 @@ class PspServer(ParameterServer):
     def _all_responded(self) -> bool:
         """Returns whether no further gradient of step t can arrive."""
         arrived = self._gradients.get(self.t, {})
-        missing = [
-            j for j in self.context.workers
-            if j not in arrived and self.last_step.get(j, -1) <= self.t and self.drained.get(j, self.t + 1) > self.t
-            and self._pushing.sends(j, self.index, self.t)
-        ]  # fmt: skip
-        return not missing or not set(missing) & set(self.team.live_ranks())
+        workers, first, live = self.context.workers, self._awaited, self.team.live_ranks()
+        for number in chain(range(first, len(workers)), range(first)):
+            j = workers[number]
+            if (
+                j not in arrived and self.last_step.get(j, -1) <= self.t and self.drained.get(j, self.t + 1) > self.t
+                and self._pushing.sends(j, self.index, self.t) and j in live
+            ):  # fmt: skip
+                self._awaited = number
+                return False
+        return True
 
     def _step(self) -> None:
         pushes = list(self._gradients.pop(self.t).values())
