@@ -16,6 +16,7 @@ from local.kaldi.words import Normaliser, Spelling, clean, most_frequent
 
 MAX_UNKNOWN = 0.5  # largest share of unknown words in a text
 MAX_NGRAMS = 10_000_000  # of an ARPA file, limited by memory
+SMALL_LEXICON = 20_000  # words of a lexicon that is kept whole: a graph of 1.4 M arcs
 SYMBOLS = ("<s>", "</s>")
 
 
@@ -119,12 +120,12 @@ def without_words(arpa: Arpa, dropped: Collection[str]) -> Arpa:
 def beyond(
     vocabulary: Collection[str], transcripts: Counter[str], others: Iterable[Counter[str]], limit: int
 ) -> set[str]:
-    """Returns the words to leave out so that about `limit` remain for the graph, {} if there are fewer.
+    """Returns the words of the lexicon to leave out of the graph. Of a small lexicon these are none.
 
-    The words of the training transcripts are kept first, then the most frequent ones of the LM. The words of the test
-    transcripts are not considered.
+    The words of the training transcripts are kept first, then the most frequent ones of the LM, `limit` in all. Words
+    that neither has are left out. The words of the test transcripts are not considered.
     """
-    if len(vocabulary) <= limit:
+    if len(vocabulary) <= min(limit, SMALL_LEXICON):
         return set()
     counts = sum(others, Counter())
     kept = {word for word in vocabulary if word in transcripts}

@@ -59,7 +59,7 @@ class Options:
     g2p: str | None = None
     g2p_voice: str = "en-US"
     max_bad_audio: float = 0.05
-    max_words: int = 20000
+    max_words: int = 200_000
 
     def check(self) -> None:
         """Raises InputError for an option that is missing or out of range."""
@@ -300,7 +300,7 @@ def _write_language(
         others.append(Counter({word: round(1e9 * 10**logprob) + 1 for (word,), logprob in arpa.logprobs[0].items()}))
     dropped = beyond(lexicon.entries, transcripts, others, options.max_words)
     if dropped:
-        what = f"words beyond the {options.max_words} that a graph can hold, or never seen: left out"
+        what = f"words that neither transcripts nor LM have, or beyond {options.max_words}: left out"
         issues_by_set["lexicon"].add(what, min(dropped), len(dropped))
         lexicon.entries = {word: variants for word, variants in lexicon.entries.items() if word not in dropped}
     lexicon.write(out)
