@@ -75,7 +75,6 @@ class Own:
         object(), Own(), Own().method, {1}, b"bytes", range(3), lambda: None, os.system, json.dumps, Own, InputError,
         test_values_survive, np.array([object()]), [1, {"a": {2}}], partial(print), torch.nn.Parameter(torch.ones(1)),
     ],
-    ids=str,
 )  # fmt: skip
 def test_anything_else_is_refused(value: object) -> None:
     with pytest.raises(NotPlain):
