@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -91,24 +91,34 @@ class Coordinator:
             reason: how it died.
             gone: it will not be restarted.
         """
-        member = self.members.get(rank)
-        if gone:
-            self._gone.append(rank)
-        if gone or (member is not None and self._registrations[rank].peers_sent):  # others may have heard it
-            incarnation = 0 if member is None else member.incarnation
-            news = {"news": "died", "incarnation": incarnation, "reason": reason or "finished", "gone": gone}
-            self._tell_others(rank, news)
-        if member is None:
-            return
-        released = self._plane.lose(rank)
-        del self._registrations[rank]
+        self._leave({rank: reason}, gone)
+
+    def finish(self, ranks: Iterable[int]) -> None:
+        """Removes learners that have finished at the same time. None of them is told of another."""
+        self._leave(dict.fromkeys(ranks, None), gone=False)
+
+    def _leave(self, reasons: Mapping[int, str | None], gone: bool) -> None:
+        registrations = {rank: self._registrations.pop(rank, None) for rank in reasons}
+        for rank, reason in reasons.items():
+            member, registration = self.members.get(rank), registrations[rank]
+            if gone:
+                self._gone.append(rank)
+            if gone or (registration is not None and registration.peers_sent):  # others may have heard it
+                incarnation = 0 if member is None else member.incarnation
+                news = {"news": "died", "incarnation": incarnation, "reason": reason or "finished", "gone": gone}
+                self._tell_others(rank, news)
+            if member is not None:
+                self._forget(rank)
+        if any(registration is not None for registration in registrations.values()):
+            self._answer_waiting()
+            self._send_peers()
+
+    def _forget(self, rank: int) -> None:
         self._newcomers.pop(rank, None)
         self._pending_leases.pop(rank, None)
         self._pending_barriers.pop(rank, None)
-        if released:
+        if released := self._plane.lose(rank):
             log.info("unfinished batches of learner %d, which others compute: %s", rank, ", ".join(map(str, released)))
-        self._answer_waiting()
-        self._send_peers()
 
     def _send_peers(self) -> None:
         """Sends the addresses of live learners to those that have registered and do not know them yet."""

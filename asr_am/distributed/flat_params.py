@@ -47,6 +47,7 @@ class FlatParams:
         begins = [0, *self.ends[:-1]]
         for parameter, begin, end in zip(self._parameters, begins, self.ends, strict=True):
             parameter.data = self.w[begin:end].view_as(parameter)
+        self._last_buckets: tuple[int, list[tuple[list[nn.Parameter], int, int]]] | None = None
         self.rebind_grads()
 
     def rebind_grads(self) -> None:
@@ -121,6 +122,8 @@ class FlatParams:
     def _buckets(self, bucket_bytes: int | None) -> list[tuple[list[nn.Parameter], int, int]]:
         """Returns (parameters, begin, end) of each bucket, from the last to the first: as gradients become ready."""
         least = self.bucket_bytes if bucket_bytes is None else bucket_bytes
+        if self._last_buckets is not None and self._last_buckets[0] == least:
+            return self._last_buckets[1]
         buckets: list[tuple[list[nn.Parameter], int, int]] = []
         members: list[nn.Parameter] = []
         end = len(self.w)
@@ -130,4 +133,5 @@ class FlatParams:
             if (end - begin) * self.w.element_size() >= least or begin == 0:
                 buckets.append((members, begin, end))
                 members, end = [], begin
+        self._last_buckets = least, buckets
         return buckets

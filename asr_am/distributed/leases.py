@@ -14,13 +14,15 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from asr_am.distributed.flat_params import BucketHook
 from asr_am.errors import InputError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -334,7 +336,7 @@ class RoundRobinLeases:
 
     def record(self) -> SegmentRecord:
         rows = self._gather_all(torch.tensor(self._done, dtype=torch.float64).reshape(-1))
-        return SegmentRecord(self.segment, _completions_of(tuple(rows.items())))
+        return SegmentRecord(self.segment, _completions_of(rows))
 
     def _gather_all(self, values: Tensor) -> dict[int, Tensor]:
         """Gathers from all learners. Raises LearnerLost if one died, as its part cannot be known."""
@@ -345,17 +347,32 @@ class RoundRobinLeases:
         return rows
 
 
-@lru_cache(maxsize=1)  # virtual learners gather the same tensors
-def _completions_of(rows: tuple[tuple[int, Tensor], ...]) -> tuple[Completion, ...]:
+class _OfLastRows(Generic[T]):
+    """A function of gathered rows that keeps its last result, as all virtual learners gather the same tensors."""
+
+    def __init__(self, function: Callable[[dict[int, Tensor]], T]) -> None:
+        self._function = function
+        self._last: tuple[list[int], dict[int, Tensor], T] | None = None  # ids, and rows so that no others get these
+
+    def __call__(self, rows: dict[int, Tensor]) -> T:
+        ids, last = list(map(id, rows.values())), self._last
+        if last is None or last[0] != ids:
+            last = self._last = ids, rows, self._function(rows)
+        return last[2]
+
+
+@_OfLastRows
+def _completions_of(rows: dict[int, Tensor]) -> tuple[Completion, ...]:
     """Returns the completions in gathered rows of (batch, examples, applied, digest), by rank."""
     completions = [
         Completion(int(batch), rank, 0, int(examples), bool(applied), int(digest))
-        for rank, row in rows
+        for rank, row in rows.items()
         for batch, examples, applied, digest in row.reshape(-1, 4).tolist()
     ]
     return tuple(sorted(completions))
 
 
+@_OfLastRows
 def sum_rows(rows: dict[int, Tensor]) -> list[float]:
     """Returns the sum of all learners' vectors [K], added in rank order."""
     return torch.stack([rows[rank] for rank in sorted(rows)]).sum(dim=0).tolist()

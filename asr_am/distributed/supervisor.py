@@ -147,7 +147,12 @@ class Supervisor:
             self.handle(connection, message)
             self._tick()
             self._heartbeat(self._clock.now())  # a burst of messages must not delay heartbeats
-        for exit_status in self._workers.ended():
+        ended = self._workers.ended()
+        if self._coordinator is not None:
+            self._coordinator.finish(
+                end.rank for end in ended if end.status == 0 and end.incarnation == self._incarnations.get(end.rank)
+            )
+        for exit_status in ended:
             self._on_end(exit_status, self._name)
         now = self._clock.now()
         for rank, due in list(self._restarts.items()):

@@ -1,11 +1,12 @@
 """Measures the virtual cluster with up to 1,024 learners: overhead over the plain arithmetic, and memory per learner.
 
-    python scripts/bench/thousand.py [--learners 1024] [--steps 2] [--chunks 16] [--strategies sync adpsgd ...]
+    python scripts/bench/thousand.py [--learners 1024] [--steps 2] [--chunks 16] [--rounds 3] [--strategies sync ...]
 
 Trains a small bi-LSTM for an epoch of `steps` steps per learner by `train_model`, as a user would. The plain
 arithmetic is a loop over the same models with the same gradients, updates, averagings and copies. Times are CPU seconds
-of one process, which other jobs change little. Memory is what the process needs at its peak beyond its libraries, in a
-run of one step of one chunk, divided by the number of learners.
+of one process, in which both run in turn: the least of the rounds, as other jobs on the machine only add to it. Memory
+is what the process needs at its peak beyond its libraries, in a run of one step of one chunk, divided by the number of
+learners.
 """
 
 from __future__ import annotations
@@ -166,20 +167,22 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def measure(name: str, learners: int, steps: int, chunks: int, alone: bool) -> dict[str, float]:
-    """Returns CPU seconds of both, and the bytes of memory per learner of the virtual run if it is `alone`."""
+def measure(name: str, learners: int, steps: int, chunks: int, rounds: int) -> dict[str, float]:
+    """Returns the CPU seconds of both. Without rounds, the bytes of memory per learner of a virtual run."""
     torch.set_num_threads(1)
     warm_up = Batches(2, chunks)
     run_plain(name, 2, warm_up)
     run_virtual(name, 16, Batches(16, chunks))
     before = resident_bytes()
     batches = Batches(learners * steps, chunks)
-    found = {"virtual": cpu_seconds(lambda: run_virtual(name, learners, batches))}
-    if alone:
-        found["bytes"] = (1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / learners
-    else:
-        found["plain"] = cpu_seconds(lambda: run_plain(name, learners, batches))
-    return found
+    if not rounds:
+        run_virtual(name, learners, batches)
+        return {"bytes": (1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / learners}
+    both = {"virtual": run_virtual, "plain": run_plain}
+    seconds = [
+        {key: cpu_seconds(partial(run, name, learners, batches)) for key, run in both.items()} for _ in range(rounds)
+    ]
+    return {key: min(one[key] for one in seconds) for key in both}
 
 
 def in_process(*arguments: object) -> dict[str, float]:
@@ -193,6 +196,7 @@ def main() -> None:
     parser.add_argument("--learners", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=2, help="of each learner")
     parser.add_argument("--chunks", type=int, default=16, help="of a batch")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--measure", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -204,9 +208,9 @@ def main() -> None:
     at = " ".join(f"{f'at {count}':>8}" for count in MEMORY_AT)
     print(f"{arguments.learners} learners  ms/step virtual    plain  ratio   MB per learner {at}", flush=True)
     for name in arguments.strategies:
-        found = in_process(name, arguments.learners, arguments.steps, arguments.chunks, False)
+        found = in_process(name, arguments.learners, arguments.steps, arguments.chunks, arguments.rounds)
         ms = {key: 1e3 * seconds / (arguments.learners * arguments.steps) for key, seconds in found.items()}
-        memory = [in_process(name, count, 1, 1, True)["bytes"] / 1e6 for count in MEMORY_AT]
+        memory = [in_process(name, count, 1, 1, 0)["bytes"] / 1e6 for count in MEMORY_AT]
         columns = " ".join(f"{megabytes:8.2f}" for megabytes in memory)
         ratio = found["virtual"] / found["plain"]
         print(f"{name:13} {ms['virtual']:16.2f} {ms['plain']:8.2f} {ratio:6.2f} {'':16} {columns}", flush=True)

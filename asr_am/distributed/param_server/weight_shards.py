@@ -161,7 +161,7 @@ def pack_metadata(frames: float, lr: float, batch: int, digest: int, push_id: Pu
 def make_push(worker: int, t: int, g: Tensor, metadata: Tensor) -> Push:
     """Returns the push of a gradient [n] with packed metadata [METADATA_LEN]."""
     frames, lr, batch, digest = metadata[:8].clone().view(torch.float64).tolist()
-    return Push(worker, t, g, frames, lr, int(batch), int(digest), PushId(*(int(x) for x in metadata[8:])))
+    return Push(worker, t, g, frames, lr, int(batch), int(digest), PushId(*map(int, metadata[8:].tolist())))
 
 
 def read_push(message: Message) -> Push:
@@ -177,7 +177,7 @@ def pack_answer(acknowledged: PushId, slowest: int) -> Tensor:
 
 def read_answer(answer: Tensor) -> tuple[PushId, int]:
     """Returns the newest push that is acknowledged, and the steps of the slowest other worker."""
-    segment, incarnation, step, slowest = (int(x) for x in answer)
+    segment, incarnation, step, slowest = map(int, answer.tolist())
     return PushId(segment, incarnation, step), slowest
 
 

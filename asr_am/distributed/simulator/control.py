@@ -152,8 +152,10 @@ class SimControlClient:
         self._request_ids = count(1)
         self._answers: dict[int, ControlMessage] = {}
         self._answered = Condition(scheduler)
-        lost = ConnectionLost("lost the connection to the supervisor: see its log")
-        self.connection = SimConnection(scheduler, name, host, self._receive, lambda: on_loss(lost))
+        self.connection = SimConnection(
+            scheduler, name, host, self._receive,
+            lambda: on_loss(ConnectionLost("lost the connection to the supervisor: see its log")),
+        )  # fmt: skip
         server.connect(self.connection)
 
     def request(self, op: str, timeout: float | None = None, **fields: object) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +16,7 @@ from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.coordinated_backend import RELIABLE
 from asr_am.distributed.membership import Membership
 from asr_am.distributed.simulator.network import SimNetwork
-from asr_am.distributed.simulator.scheduler import Condition, Scheduler
+from asr_am.distributed.simulator.scheduler import Condition, Scheduler, SimTask
 from asr_am.distributed.simulator.sim_learner import SimLearner
 from asr_am.distributed.team import Message, shapes_match
 
@@ -52,11 +53,13 @@ class SimInbox:
     Attributes:
         arrived: condition that is woken by arrivals, and by the death of a learner.
         accepted: lengths of the tensors, by registered tag.
+        receiving: tasks that wait for a message, by tag. An arrival wakes those of its tag only.
         messages: channel and message, in the order of arrival.
     """
 
     arrived: Condition
     accepted: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    receiving: defaultdict[str, list[SimTask]] = field(default_factory=lambda: defaultdict(list))
     messages: list[tuple[LinkChannel, Message]] = field(default_factory=list)
 
     def take(self, tag: str, source: int | None) -> tuple[LinkChannel, Message] | None:
@@ -128,7 +131,13 @@ class SimMessaging:
             return found is not None or peer_gone
 
         sender = "any learner" if source is None else f"learner {source}"
-        inbox.arrived.wait_for(ready, f"a message {tag!r} from {sender}", timeout)
+        task = self._scheduler.current
+        assert task is not None, "only tasks wait"
+        inbox.receiving[tag].append(task)
+        try:
+            inbox.arrived.wait_for(ready, f"a message {tag!r} from {sender}", timeout)
+        finally:
+            inbox.receiving[tag].remove(task)
         if found is None:
             return None
         channel, message = found
@@ -164,7 +173,7 @@ class SimMessaging:
         channel.busy = True
         sender = self._learners[channel.source]
         comm_stats = sender.comm_stats
-        count = sum(len(tensor) for tensor in message.tensors) * FLOAT_BYTES
+        count = sum(tensor.numel() for tensor in message.tensors) * FLOAT_BYTES
         modelled = self._modelled(count)
         comm_stats.messages_sent += 1
         comm_stats.bytes_sent[channel.to] += count
@@ -194,7 +203,7 @@ class SimMessaging:
         inbox = self._inboxes[channel.to]
         if not receiver.alive or receiver.incarnation != channel.incarnations[1]:
             return
-        lengths = tuple(len(tensor) for tensor in message.tensors)
+        lengths = tuple(tensor.numel() for tensor in message.tensors)
         if (
             sender.run != receiver.run or sender.incarnation != channel.incarnations[0]
             or message.clock < channel.clock or not shapes_match(lengths, inbox.accepted.get(message.tag))
@@ -206,7 +215,7 @@ class SimMessaging:
         # a restarted learner may be heard before the supervisor has announced it
         receiver.membership.add(sender.rank, sender.incarnation, "")
         inbox.messages.append((channel, message))
-        inbox.arrived.wake()
+        inbox.arrived.wake(inbox.receiving[message.tag])
 
     def _free(self, channel: LinkChannel) -> None:
         """Ends the message in flight, and sends the next one."""

@@ -100,20 +100,19 @@ class SimNetwork:
             self._begin_or_wait(transfer)
 
     def _begin_or_wait(self, transfer: Transfer) -> None:
-        if not self._begin(transfer):
+        now = self._scheduler.now
+        if transfer.out.free_at <= now and transfer.into.free_at <= now:
+            self._begin(transfer)
+        else:
             transfer.out.waiting[transfer] = transfer.into.waiting[transfer] = None
 
-    def _begin(self, transfer: Transfer) -> bool:
-        """Begins a transfer if both NICs are free. Returns whether they are."""
-        scheduler, nics = self._scheduler, (transfer.out, transfer.into)
-        if any(nic.free_at > scheduler.now for nic in nics):
-            return False
+    def _begin(self, transfer: Transfer) -> None:
+        """Begins a transfer, of which both NICs are free."""
+        scheduler, out, into = self._scheduler, transfer.out, transfer.into
         end = scheduler.now + transfer.seconds
-        for nic in nics:
-            nic.free_at = end
-        scheduler.call_at(end, partial(self._release, *nics))
+        out.free_at = into.free_at = end
+        scheduler.call_at(end, partial(self._release, out, into))
         scheduler.call_at(end + self._hardware.nic_latency, transfer.arrived)
-        return True
 
     def _release(self, out: Nic, into: Nic) -> None:
         """Begins messages after one has left. All senders that are free choose first, so that they keep their order."""
@@ -122,10 +121,14 @@ class SimNetwork:
 
     def _begin_waiting(self, nic: Nic) -> None:
         """Begins the oldest message that waited for this NIC and whose other NIC is free."""
-        while nic.free_at <= self._scheduler.now:  # after a message of no length, the next one may begin
-            transfer = next((transfer for transfer in nic.waiting if self._begin(transfer)), None)
-            if transfer is None:
+        now = self._scheduler.now
+        while nic.free_at <= now:  # after a message of no length, the next one may begin
+            free = (
+                transfer for transfer in nic.waiting if transfer.out.free_at <= now and transfer.into.free_at <= now
+            )
+            if (transfer := next(free, None)) is None:
                 break
+            self._begin(transfer)
             del transfer.out.waiting[transfer], transfer.into.waiting[transfer]
 
     def cut_off(self, host: int, until: float) -> None:

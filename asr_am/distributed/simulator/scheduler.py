@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import partial
 
@@ -279,9 +279,11 @@ class Condition:
         self._scheduler = scheduler
         self._suspended: list[SimTask] = []
 
-    def wake(self) -> None:
+    def wake(self, chosen: Container[SimTask] | None = None) -> None:
+        """Wakes the tasks that are suspended, or only the `chosen` ones of them."""
         for task in self._suspended:
-            self._scheduler.wake(task)
+            if chosen is None or task in chosen:
+                self._scheduler.wake(task)
 
     def suspend(self, why: str, timeout: float | None = None) -> bool:
         """Suspends this task until the next `wake` (returns True) or for `timeout` seconds (returns False)."""
@@ -332,6 +334,8 @@ class SimLock:
         if task in self._queue:
             raise RuntimeError(f"{task.name} acquires a lock that it holds")
         self._queue.append(task)
+        if len(self._queue) == 1:
+            return self
         try:
             self._released.wait_for(lambda: self._queue[0] is task, "a lock")
         except BaseException:
