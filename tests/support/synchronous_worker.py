@@ -35,7 +35,7 @@ STRATEGIES: dict[str, MakeStrategy] = {
     "bmuf": partial(Bmuf, block_size=3), "htm": partial(Htm, group_size=2, threshold=20.0, block_size=3),
 }  # fmt: skip
 
-SUPER_LEARNERS = partial(Adpsgd, group_size=2)
+SUPER_LEARNERS = partial(Adpsgd, group_size=2, timeout=2.0)  # a message to a learner that is not ready yet is lost
 
 
 class OwnTraining(Training):
