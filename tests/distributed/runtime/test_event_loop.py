@@ -118,8 +118,8 @@ def test_a_timeout_does_not_pass_while_the_process_is_stopped() -> None:
     wait_monitor.clock = AwakeClock(max_step=0.6)  # above MAX_POLL
     event_loop, ends = EventLoop(wait_monitor), []
     event_loop.start()
-    event_loop.call(lambda: event_loop.after(0.9, lambda: ends.append(wait_monitor.clock.now())))
     begin, real = wait_monitor.clock.now(), time.monotonic()
+    event_loop.call(lambda: event_loop.after(0.9, lambda: ends.append(wait_monitor.clock.now())))
     event_loop.call(lambda: time.sleep(1.5))
     assert wait_monitor.wait_for(lambda: False, 0.9) is False
     assert time.monotonic() - real >= 1.5, "0.9 s and those for which the clock stood still"
