@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.soak import KINDS, STRATEGIES, soak
 
-FEWER = {"adpsgd-groups": 12, "adpsgd-delayed": 12}  # seeds of variants, instead of 40
+FEWER = {"adpsgd-groups": 12, "adpsgd-delayed": 12, "ps_async": 24, "psp": 24}  # seeds of slow ones, instead of 40
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
