@@ -67,7 +67,7 @@ PROGRAM = """
     from pathlib import Path
     from asr_am.parallel import parallel_map
     from asr_am.progress import track
-    from asr_am.stages.app import start_logging
+    from asr_am.stages.stage_log import start_logging
 
     def item(number):
         for _ in track(range(3), "inside a worker"):

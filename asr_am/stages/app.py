@@ -1,36 +1,25 @@
-"""The frame of every stage: Hydra, log files, config resolvers, and one clear line for a user's mistake or a Ctrl-C.
+"""The frame of every stage: Hydra, and one clear line for a user's mistake or a Ctrl-C.
 
 A stage module has a function `targets(cfg)`, and `main = stage("name", targets)`. A target takes its part of the
 configuration as plain values, `options = values(cfg.section)`, which are part of its key, and passes them to its build
 function: `Target(out, inputs, options, partial(build_it, options))`. Only the build function imports torch and converts
 the values, `asr_am.options.build(SectionOptions, options, "section")`, so a stage that is up to date ends at once.
-
-OmegaConf resolvers for conf/corpus, for values that follow from the user's data, and for conf/logger:
-
-    ${hours_of:DATA_DIR}         hours of training speech that stage data wrote to DATA_DIR/corpus.json
-    ${row_for_hours:ROWS,HOURS}  the first of ROWS whose `hours` is not exceeded
-    ${beside:FILE,NAME}          the file NAME in the directory of FILE, null if there is none
-    ${experiment_or:NAME}        the name of the file that +experiment= chose, NAME without an experiment
-    ${temporary_dir:}            a directory that exists until the process ends
 """
 
 from __future__ import annotations
 
-import atexit
 import errno
 import json
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra import initialize_config_dir
@@ -47,6 +36,8 @@ from asr_am.progress import mute
 from asr_am.stages import end_with_recipe, started_by_recipe, terminate_at_once
 from asr_am.stages.overrides import check_sweep, explain, given_overrides, home_hint, sweeps
 from asr_am.stages.recipe_files import CONF
+from asr_am.stages.resolvers import register_resolvers
+from asr_am.stages.stage_log import LogFile, start_logging
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -80,59 +71,9 @@ class RecipeOptions:
             raise InputError(f"run={self.run}: must be the name of a directory in exp/<corpus>/train, without a /")
 
 
-def hours_of(data_dir: str) -> float:
-    """Returns the hours of training speech, 0 before stage data has run. Raises InputError for a broken file.
-
-    Without data, every later stage names the stage to run first.
-    """
-    path = Path(data_dir) / "corpus.json"
-    if not path.exists():
-        return 0.0
-    try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["hours"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: has no hours of speech; run stage 0 (data) again") from error
-
-
-def row_for_hours(rows: Sequence[Mapping[str, float]], hours: float) -> Mapping[str, float]:
-    """Returns the first row with enough hours. Raises InputError if every row has fewer."""
-    for row in rows:
-        if hours <= row["hours"]:
-            return row
-    raise InputError(f"corpus.sizes: no row for {hours:g} hours of speech; add one with more hours")
-
-
-def sibling(file: str | None, name: str) -> str | None:
-    """Returns the file `name` in the directory of `file`. None if there is none, or no `file`."""
-    path = Path(file).with_name(name) if file else None
-    return str(path) if path and path.exists() else None
-
-
-def experiment_or(name: str) -> str:
-    """Returns the choice of the group `experiment` on the command line, `name` if there is none."""
-    choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
-    return str(choices.get("experiment") or name)
-
-
-def temporary_dir() -> str:
-    """Returns a directory that is removed at the end of the process. Outputs may be on a read-only disk."""
-    folder = tempfile.mkdtemp(prefix="asr_am-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-def register() -> None:
-    """Registers the resolvers. May be called again."""
-    OmegaConf.register_new_resolver("hours_of", hours_of, replace=True)
-    OmegaConf.register_new_resolver("row_for_hours", row_for_hours, replace=True)
-    OmegaConf.register_new_resolver("beside", sibling, replace=True)
-    OmegaConf.register_new_resolver("experiment_or", experiment_or, replace=True)
-    OmegaConf.register_new_resolver("temporary_dir", temporary_dir, replace=True, use_cache=True)
-
-
 # Before numpy is imported: two threads on contended cores are far slower than one. Training sets its own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-register()  # before a config is composed
+register_resolvers()  # before a config is composed
 
 log = logging.getLogger(__name__)
 
@@ -285,7 +226,6 @@ def disk_problem(error: Exception, folder: Path | None) -> str | None:
     return None
 
 
-NO_LOG = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 
@@ -375,63 +315,3 @@ def values(node: DictConfig) -> dict[str, Any]:
     plain = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
-
-
-class LogFile(logging.FileHandler):
-    """A log file, which a full disk cuts short."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.path = path
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Ignores a failure to write. Prints other errors, which are mistakes in the call."""
-        if not isinstance(sys.exception(), OSError):
-            super().handleError(record)
-
-
-class ConsoleHandler(logging.StreamHandler[TextIO]):
-    """Writes messages to a terminal or a file. Erases a progress bar on the terminal before, which redraws itself."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        erase = "\r\x1b[J" if self.stream.isatty() and sys.stderr.isatty() else ""
-        return erase + super().format(record)
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Ignores a closed terminal or pipe, as after `| head`: the log file has everything."""
-        if not isinstance(sys.exception(), OSError):
-            super().handleError(record)
-
-
-def start_logging(path: Path, quiet: bool = False) -> None:
-    """Starts logging: everything to a file, INFO to stdout in short lines, warnings and errors to stderr.
-
-    Args:
-        path: the log file, which is appended to.
-        quiet: write nothing to stdout.
-    """
-    root = logging.getLogger()
-    for handler in root.handlers[:]:
-        root.removeHandler(handler)
-        handler.close()
-    console = ConsoleHandler(sys.stdout)
-    console.setFormatter(logging.Formatter("  %(message)s"))
-    console.addFilter(lambda record: logging.INFO <= record.levelno < logging.WARNING and not quiet)
-    problems = ConsoleHandler(sys.stderr)
-    problems.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
-    problems.setLevel(logging.WARNING)
-    root.addHandler(console)
-    root.addHandler(problems)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = LogFile(path)
-        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        root.addHandler(file)
-    except OSError as error:
-        if error.errno not in NO_LOG:  # a stage that is up to date needs none
-            raise
-    root.setLevel(logging.INFO)
-    for ours in ("asr_am", "local"):  # details, such as each pass of the GMM training, go to the file only
-        logging.getLogger(ours).setLevel(logging.DEBUG)
-    for noisy in ("matplotlib", "wandb", "lhotse", "fontTools"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -25,9 +25,10 @@ from hydra import initialize_config_dir
 from omegaconf import DictConfig
 
 from asr_am.errors import InputError
-from asr_am.stages.app import corpus_dir, ends_on_signals, hours_of, register, reports_errors, values
+from asr_am.stages.app import corpus_dir, ends_on_signals, reports_errors, values
 from asr_am.stages.option_checks import compose_job
 from asr_am.stages.recipe_files import CONF
+from asr_am.stages.resolvers import hours_of, register_resolvers
 from asr_am.stages.systems import GMM_FEATURES
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ def table(needs: Sequence[Need]) -> list[str]:
 def main(overrides: Sequence[str]) -> None:
     """Prints the plan of a recipe with these overrides."""
     with ends_on_signals("plan"), reports_errors("plan", overrides):
-        register()
+        register_resolvers()
         with initialize_config_dir(str(CONF), version_base="1.3"):
             cfg = compose_job(list(overrides))
         needs, known = plan(cfg)

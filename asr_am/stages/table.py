@@ -30,18 +30,11 @@ from asr_am.errors import InputError
 from asr_am.options import build
 from asr_am.parallel import Failure, isolated_map
 from asr_am.report.paper_table import Measures, Row, Table, count_predictions, format_rows, rows, unmet
-from asr_am.stages.app import (
-    check,
-    corpus_dir,
-    ends_on_signals,
-    given_overrides,
-    register,
-    reports_errors,
-    start_logging,
-    values,
-)
+from asr_am.stages.app import check, corpus_dir, ends_on_signals, given_overrides, reports_errors, values
 from asr_am.stages.option_checks import TABLE, compose_job
 from asr_am.stages.recipe_files import CONF
+from asr_am.stages.resolvers import register_resolvers
+from asr_am.stages.stage_log import start_logging
 from asr_am.stages.table_members import WORK, Member, recipe
 
 log = logging.getLogger(__name__)
@@ -214,7 +207,7 @@ def main() -> None:
     with ends_on_signals("table"), reports_errors("table", overrides):
         if unknown := [word for word in sys.argv[1:] if word not in overrides]:
             raise InputError(f"{unknown[0]}: is no override of the form name=value")
-        register()
+        register_resolvers()
         with initialize_config_dir(str(CONF), version_base="1.3"):
             cfg = compose_job(overrides)
             check(cfg)

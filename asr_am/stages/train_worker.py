@@ -18,8 +18,9 @@ from asr_am.data.checksums import intact
 from asr_am.distributed.launch_spec import EXIT_FAILURE, EXIT_USER_ERROR
 from asr_am.distributed.runtime.worker_process import end_process, set_parent_death_signal
 from asr_am.errors import ConnectionLost, InputError
-from asr_am.stages.app import disk_problem, start_logging
+from asr_am.stages.app import disk_problem
 from asr_am.stages.lm_config import lm_config
+from asr_am.stages.stage_log import start_logging
 from asr_am.stages.train_config import TrainConfig
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from asr_am.errors import InputError
-from asr_am.stages.app import reports_errors, start_logging
+from asr_am.stages.app import reports_errors
+from asr_am.stages.stage_log import start_logging
 from asr_am.stages.target import Target
 from tests.support.toy_stage import ENVIRONMENT, ROOT, start
 

@@ -7,13 +7,13 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from asr_am.errors import InputError
-from asr_am.stages.app import register, row_for_hours
+from asr_am.stages.resolvers import register_resolvers, row_for_hours
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 def config(exp: Path, *overrides: str) -> DictConfig:
-    register()
+    register_resolvers()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", overrides=["corpus=kaldi", "corpus.name=mine", f"exp={exp}", *overrides])
 

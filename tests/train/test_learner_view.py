@@ -20,7 +20,7 @@ REPORT = LearnerReport("launch", 1200, 1.54, 12.34, 0)
 PROGRAM = """
     import logging, time
     from pathlib import Path
-    from asr_am.stages.app import start_logging
+    from asr_am.stages.stage_log import start_logging
     from asr_am.train.learner_view import LearnerReport, LearnerView
     from asr_am.train.run_log import TrainingBar
 

@@ -1,0 +1,72 @@
+"""OmegaConf resolvers for conf/corpus, for values that follow from the user's data, and for conf/logger.
+
+${hours_of:DATA_DIR}         hours of training speech that stage data wrote to DATA_DIR/corpus.json
+${row_for_hours:ROWS,HOURS}  the first of ROWS whose `hours` is not exceeded
+${beside:FILE,NAME}          the file NAME in the directory of FILE, null if there is none
+${experiment_or:NAME}        the name of the file that +experiment= chose, NAME without an experiment
+${temporary_dir:}            a directory that exists until the process ends
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from asr_am.errors import InputError
+
+
+def hours_of(data_dir: str) -> float:
+    """Returns the hours of training speech, 0 before stage data has run. Raises InputError for a broken file.
+
+    Without data, every later stage names the stage to run first.
+    """
+    path = Path(data_dir) / "corpus.json"
+    if not path.exists():
+        return 0.0
+    try:
+        return float(json.loads(path.read_text(encoding="utf-8"))["hours"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: has no hours of speech; run stage 0 (data) again") from error
+
+
+def row_for_hours(rows: Sequence[Mapping[str, float]], hours: float) -> Mapping[str, float]:
+    """Returns the first row with enough hours. Raises InputError if every row has fewer."""
+    for row in rows:
+        if hours <= row["hours"]:
+            return row
+    raise InputError(f"corpus.sizes: no row for {hours:g} hours of speech; add one with more hours")
+
+
+def sibling(file: str | None, name: str) -> str | None:
+    """Returns the file `name` in the directory of `file`. None if there is none, or no `file`."""
+    path = Path(file).with_name(name) if file else None
+    return str(path) if path and path.exists() else None
+
+
+def experiment_or(name: str) -> str:
+    """Returns the choice of the group `experiment` on the command line, `name` if there is none."""
+    choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+    return str(choices.get("experiment") or name)
+
+
+def temporary_dir() -> str:
+    """Returns a directory that is removed at the end of the process. Outputs may be on a read-only disk."""
+    folder = tempfile.mkdtemp(prefix="asr_am-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def register_resolvers() -> None:
+    """Registers the resolvers. May be called again."""
+    OmegaConf.register_new_resolver("hours_of", hours_of, replace=True)
+    OmegaConf.register_new_resolver("row_for_hours", row_for_hours, replace=True)
+    OmegaConf.register_new_resolver("beside", sibling, replace=True)
+    OmegaConf.register_new_resolver("experiment_or", experiment_or, replace=True)
+    OmegaConf.register_new_resolver("temporary_dir", temporary_dir, replace=True, use_cache=True)

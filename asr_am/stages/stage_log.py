@@ -1,0 +1,71 @@
+"""Where a stage's messages go: all of them to its log file, short lines to the terminal."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sys
+from pathlib import Path
+from typing import TextIO
+
+NO_LOG = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+
+
+class LogFile(logging.FileHandler):
+    """A log file, which a full disk cuts short."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Ignores a failure to write. Prints other errors, which are mistakes in the call."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+
+class ConsoleHandler(logging.StreamHandler[TextIO]):
+    """Writes messages to a terminal or a file. Erases a progress bar on the terminal before, which redraws itself."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        erase = "\r\x1b[J" if self.stream.isatty() and sys.stderr.isatty() else ""
+        return erase + super().format(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Ignores a closed terminal or pipe, as after `| head`: the log file has everything."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+
+def start_logging(path: Path, quiet: bool = False) -> None:
+    """Starts logging: everything to a file, INFO to stdout in short lines, warnings and errors to stderr.
+
+    Args:
+        path: the log file, which is appended to.
+        quiet: write nothing to stdout.
+    """
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        root.removeHandler(handler)
+        handler.close()
+    console = ConsoleHandler(sys.stdout)
+    console.setFormatter(logging.Formatter("  %(message)s"))
+    console.addFilter(lambda record: logging.INFO <= record.levelno < logging.WARNING and not quiet)
+    problems = ConsoleHandler(sys.stderr)
+    problems.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    problems.setLevel(logging.WARNING)
+    root.addHandler(console)
+    root.addHandler(problems)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = LogFile(path)
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        root.addHandler(file)
+    except OSError as error:
+        if error.errno not in NO_LOG:  # a stage that is up to date needs none
+            raise
+    root.setLevel(logging.INFO)
+    for ours in ("asr_am", "local"):  # details, such as each pass of the GMM training, go to the file only
+        logging.getLogger(ours).setLevel(logging.DEBUG)
+    for noisy in ("matplotlib", "wandb", "lhotse", "fontTools"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
