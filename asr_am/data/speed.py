@@ -28,6 +28,11 @@ def check_speeds(factors: object) -> None:
         )
 
 
+def prefix(factor: float) -> str:
+    """Returns what the ids and speakers of copies begin with."""
+    return f"sp{factor}-"
+
+
 def perturb_speed(data_dir: Path, subset: str, factors: Sequence[float], *, allow_commands: bool = False) -> None:
     """Adds to a set a copy of all its utterances for each factor (1.1: faster by a tenth).
 
@@ -49,10 +54,10 @@ def perturb_speed(data_dir: Path, subset: str, factors: Sequence[float], *, allo
 
 
 def _faster_recording(recording: Recording, factor: float) -> Recording:
-    return replace(recording.perturb_speed(factor, affix_id=False), id=f"sp{factor}-{recording.id}")
+    return replace(recording.perturb_speed(factor, affix_id=False), id=prefix(factor) + recording.id)
 
 
 def _faster_segment(segment: SupervisionSegment, factor: float, rates: dict[str, int]) -> SupervisionSegment:
     faster = segment.perturb_speed(factor, rates[segment.recording_id], affix_id=False)
-    names = {name: f"sp{factor}-{getattr(segment, name)}" for name in ("id", "recording_id", "speaker")}
+    names = {name: prefix(factor) + getattr(segment, name) for name in ("id", "recording_id", "speaker")}
     return replace(faster, **names)

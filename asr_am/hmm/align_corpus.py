@@ -33,7 +33,7 @@ Train = Callable[..., None]
 def align_corpus(
     data_dir: Path, lang_dir: Path, features_dir: Path, out: Path, *, mono: MonoOptions, tri: TriOptions,
     lda_mllt: LdaOptions | None = None, sat: SatOptions | None = None, sets: Sequence[str] = ("train", "dev"),
-    jobs: int = 1, whole: str = "",
+    jobs: int = 1, whole: str = "", copies: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Trains the systems mono, tri and, where options are given, lda_mllt and sat. Each writes a folder into `out`.
 
@@ -53,6 +53,7 @@ def align_corpus(
         jobs: worker processes or threads.
         whole: the system whose alignment of "train" is wanted whole. The last one is whole anyway, and the others have
             the utterances that they or the next system are trained on.
+        copies: prefixes of training utterances that are not trained on. Systems whose alignments are whole align them.
 
     Raises:
         InputError: an input is not readable, or no utterance can be aligned.
@@ -65,7 +66,7 @@ def align_corpus(
         lda_mllt.check(sets_data["train"].frames.dim)
     elif sat is not None:
         raise InputError("align: sat has a section, but lda_mllt, which sat starts from, has none; add one")
-    ctx = TrainingContext(sets_data, lang, scratch, jobs)
+    ctx = TrainingContext(sets_data, lang, scratch, jobs, copies=tuple(copies))
     systems: dict[str, tuple[EmOptions, Train]] = {
         "mono": (mono, partial(train_mono, options=mono)),
         "tri": (tri, partial(train_tri, previous=out / "mono", options=tri)),
@@ -76,12 +77,13 @@ def align_corpus(
         systems["sat"] = sat, partial(train_sat, previous=out / "lda_mllt", options=sat)
     trained_on = [getattr(options, "utterances", 1) or sys.maxsize for options, _ in systems.values()]
     needed = [max(pair) for pair in itertools.pairwise([*trained_on, sys.maxsize])]
+    last = list(systems)[-1]
     for (name, (_, train)), count in zip(systems.items(), needed, strict=True):
         if GmmSystem.is_complete(out / name):
             continue
         shutil.rmtree(out / name, ignore_errors=True)  # of a killed run
         began = time.monotonic()
-        train(ctx if name == whole else subset_of(ctx, count), out=out / name)
+        train(ctx if name in (whole, last) else subset_of(ctx, count), out=out / name)
         logger.info("%s: %.0f s", name, time.monotonic() - began)
     shutil.rmtree(scratch)
 

@@ -108,6 +108,7 @@ class TrainingContext:
         scratch: folder for graphs and frames.
         jobs: worker processes or threads.
         others: utterances that the systems before may have aligned beside those of set "train".
+        copies: prefixes of the utterances of set "train" that are aligned but not trained on: speed-perturbed copies.
     """
 
     sets: dict[str, AlignedData]
@@ -115,6 +116,7 @@ class TrainingContext:
     scratch: Path
     jobs: int
     others: Collection[str] = ()
+    copies: tuple[str, ...] = ()
 
     @property
     def train(self) -> FrameStore:
@@ -129,14 +131,17 @@ class TrainingContext:
 
 
 def subset_of(ctx: TrainingContext, count: int) -> TrainingContext:
-    """Reduces set "train" to `count` utterances, chosen by a hash of their names.
+    """Reduces set "train" to `count` utterances that are no copies, chosen by a hash of their names.
 
-    A smaller subset is part of a larger one. Returns `ctx` itself if the set has no more, or if `count` is 0.
+    A smaller subset is part of a larger one. Without copies, returns `ctx` itself if the set has no more utterances, or
+    if `count` is 0.
     """
     names = ctx.train.utterances
-    if not 0 < count < len(names):
-        return ctx
-    return reduced(ctx, sorted(by_hash(names)[:count]), f"{count}")
+    originals = [index for index, name in enumerate(names) if not name.startswith(ctx.copies)]
+    if 0 < count < len(originals):
+        drawn = by_hash([names[index] for index in originals])[:count]
+        return reduced(ctx, sorted(originals[index] for index in drawn), f"{count}")
+    return ctx if len(originals) == len(names) else reduced(ctx, originals, "originals")
 
 
 def by_hash(names: Sequence[str]) -> list[int]:
