@@ -5,16 +5,19 @@ Tempo and pitch change together. Only manifests are written. lhotse resamples th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lhotse import Recording, SupervisionSegment
-
-from asr_am.data.manifests import read_recordings, read_supervisions, write_set
 from asr_am.errors import InputError
 
+if TYPE_CHECKING:
+    from lhotse import Recording, SupervisionSegment
+
 SLOWEST, FASTEST = 0.5, 2.0
+PREFIX = re.compile(r"sp\d+(\.\d+)?-")  # of the ids and speakers of copies
 
 
 def check_speeds(factors: object) -> None:
@@ -28,9 +31,11 @@ def check_speeds(factors: object) -> None:
         )
 
 
-def prefix(factor: float) -> str:
-    """Returns what the ids and speakers of copies begin with."""
-    return f"sp{factor}-"
+def originals(names: Sequence[str]) -> list[str]:
+    """Returns the utterance that each utterance of a set is a copy of, which is itself if it is no copy."""
+    known = set(names)
+    bare = [PREFIX.sub("", name, count=1) if PREFIX.match(name) else name for name in names]
+    return [source if source in known else name for name, source in zip(names, bare, strict=True)]
 
 
 def perturb_speed(data_dir: Path, subset: str, factors: Sequence[float], *, allow_commands: bool = False) -> None:
@@ -44,6 +49,8 @@ def perturb_speed(data_dir: Path, subset: str, factors: Sequence[float], *, allo
         factors: speeds of the copies.
         allow_commands: as for `read_recordings`.
     """
+    from asr_am.data.manifests import read_recordings, read_supervisions, write_set
+
     check_speeds(factors)
     recordings = list(read_recordings(data_dir, subset, allow_commands=allow_commands))
     segments = list(read_supervisions(data_dir, subset))
@@ -54,10 +61,10 @@ def perturb_speed(data_dir: Path, subset: str, factors: Sequence[float], *, allo
 
 
 def _faster_recording(recording: Recording, factor: float) -> Recording:
-    return replace(recording.perturb_speed(factor, affix_id=False), id=prefix(factor) + recording.id)
+    return replace(recording.perturb_speed(factor, affix_id=False), id=f"sp{factor}-{recording.id}")
 
 
 def _faster_segment(segment: SupervisionSegment, factor: float, rates: dict[str, int]) -> SupervisionSegment:
     faster = segment.perturb_speed(factor, rates[segment.recording_id], affix_id=False)
-    names = {name: prefix(factor) + getattr(segment, name) for name in ("id", "recording_id", "speaker")}
+    names = {name: f"sp{factor}-{getattr(segment, name)}" for name in ("id", "recording_id", "speaker")}
     return replace(faster, **names)

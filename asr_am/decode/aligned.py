@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from asr_am.data.manifests import read_supervisions
+from asr_am.data.speed import originals
 from asr_am.data.textfile import split_words
 from asr_am.decode.ctm import CtmWord, write_ctm
 from asr_am.decode.hypotheses import align_to_phones, time_words
@@ -55,6 +56,8 @@ def aligned_words(text: str, labels_T: np.ndarray, states: StateTable, lang: Lan
 def count_pairs(data_dir: Path, align_dir: Path, lang: Lang) -> Counter[tuple[Spoken, bool, Spoken]]:
     """Counts which pronunciation follows which in the aligned training speech, with and without silence between them.
 
+    Speed-perturbed copies are left out.
+
     Args:
         data_dir: output of stage data.
         align_dir: folder of the GMM system, exp/<corpus>/align/<system>.
@@ -62,8 +65,11 @@ def count_pairs(data_dir: Path, align_dir: Path, lang: Lang) -> Counter[tuple[Sp
     """
     states = StateTable.load(align_dir / "states.npz")
     texts = dict(read_transcripts(data_dir, "train"))
+    copies = {name for name, source in zip(texts, originals(list(texts)), strict=True) if name != source}
     counts = Counter[tuple[Spoken, bool, Spoken]]()
     for utterance, labels_T in read_alignments(align_dir / "ali", "train"):
+        if utterance in copies:
+            continue
         words = lang.word_ids(" ".join(texts[utterance]))
         phones = [lang.phones[phone.word] for phone in aligned_phones(labels_T, states, lang)]
         spans = align_to_phones(words, phones, lang)

@@ -13,12 +13,14 @@ Shapes: N chunks of an epoch, U utterances, K blocks, G groups.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from asr_am.egs.stateless_rng import combine, seed_of
+from asr_am.data.speed import originals
+from asr_am.egs.stateless_rng import combine, seed_of, string_keys
 
 BUFFER = 1 << 18  # chunks that are shuffled together: 15 hours, 2.9 GB of 260-dimensional float16 examples
 BLOCK = 1024  # chunks of a block, some 11 MB of such examples
@@ -61,6 +63,35 @@ def _first_cut(frames_U: np.ndarray, chunk: int, offset_U: np.ndarray) -> tuple[
 
 
 @dataclass(frozen=True)
+class Versions:
+    """The speeds at which a set has its utterances.
+
+    Attributes:
+        key_U: Key of the original of each utterance, for random numbers.
+        number_U: Number of each utterance among the versions of its original.
+        count_U: How many versions its original has.
+    """
+
+    key_U: np.ndarray
+    number_U: np.ndarray
+    count_U: np.ndarray
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> Versions:
+        """Finds the speed-perturbed copies of a set by the names of the utterances."""
+        _, source_U, count_S = np.unique(sources := originals(names), return_inverse=True, return_counts=True)
+        order = np.argsort(source_U, kind="stable")
+        number_U = np.empty(len(order), np.int64)
+        number_U[order] = np.arange(len(order)) - np.repeat(np.cumsum(count_S) - count_S, count_S)
+        return cls(string_keys(sources), number_U, count_S[source_U])
+
+    def chosen(self, seed: int, epoch: int) -> np.ndarray:
+        """Returns bool [U]: True for one version of each original. Versions take turns, in an order by `seed`."""
+        first_U = combine(seed, self.key_U) % self.count_U.astype(np.uint64)
+        return (first_U.astype(np.int64) + epoch) % self.count_U == self.number_U
+
+
+@dataclass(frozen=True)
 class ChunkOrder:
     """What the plans of all epochs have in common.
 
@@ -71,6 +102,7 @@ class ChunkOrder:
         chunk: Frames of a chunk.
         seed: Seed of order and offsets.
         shuffle: Shuffles chunks. False keeps the stored order.
+        versions: Which utterances are copies of one at other speeds, if an epoch has one of them. None for all.
         random_offset: Cuts utterances at other frames in each epoch.
         buffer: Chunks that are shuffled together.
     """
@@ -83,11 +115,20 @@ class ChunkOrder:
     shuffle: bool
     random_offset: bool
     buffer: int = BUFFER
+    versions: Versions | None = None
 
     @property
     def num_groups(self) -> int:
         """The number of groups, the same in all epochs."""
-        return max(1, -(-int((-(-self.frames_U[self.used] // self.chunk)).sum()) // self.buffer))
+        chunks_U = -(-self.frames_U[self.used] // self.chunk)
+        share_U = 1 if self.versions is None else 1 / self.versions.count_U[self.used]
+        return max(1, -(-int((chunks_U * share_U).sum()) // self.buffer))
+
+    def used_in(self, epoch: int) -> np.ndarray:
+        """Returns the positions of the utterances of an epoch."""
+        if self.versions is None:
+            return self.used
+        return self.used[self.versions.chosen(self.seed, epoch)[self.used]]
 
     def offsets(self, epoch: int, utterances: np.ndarray) -> np.ndarray:
         """Returns where the first chunks of some utterances end, int64."""
@@ -97,12 +138,13 @@ class ChunkOrder:
 
     def groups(self, epoch: int) -> list[np.ndarray]:
         """Returns the utterances of each group, in the order of the index."""
+        used = self.used_in(epoch)
         if self.num_groups == 1:
-            return [self.used]
-        chunks_U = -(-self.frames_U[self.used] // self.chunk)
+            return [used]
+        chunks_U = -(-self.frames_U[used] // self.chunk)
         block_U = (np.cumsum(chunks_U) - chunks_U) // BLOCK
         edges = np.flatnonzero(np.diff(block_U, prepend=-1))
-        blocks = np.split(self.used, edges[1:])
+        blocks = np.split(used, edges[1:])
         order_K = np.arange(len(blocks))
         if self.shuffle:
             order_K = np.random.default_rng(seed_of(self.seed, epoch)).permutation(len(blocks))
@@ -138,7 +180,7 @@ class EpochPlan:
     @property
     def num_frames(self) -> int:
         """The number of frames of all chunks."""
-        return int(self._order.frames_U[self._order.used].sum())
+        return sum(int(self._order.frames_U[utterances].sum()) for utterances in self.groups)
 
     @property
     def utterance_N(self) -> np.ndarray:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from asr_am.egs.augment import Masking, draw_ivector_noise, mask_chunks
-from asr_am.egs.epoch_plan import BUFFER, ChunkOrder, EpochPlan
+from asr_am.egs.epoch_plan import BUFFER, ChunkOrder, EpochPlan, Versions
 from asr_am.egs.gather import gather_frames, set_vectors
 from asr_am.egs.stateless_rng import combine, string_keys, uniform_NK
 from asr_am.egs.store import REMEDY, EgsSet
@@ -84,6 +84,7 @@ class Loader:
         ivector_noise: float = 0.0,
         workers: int = 1,
         buffer: int = BUFFER,
+        one_speed: bool = False,
     ) -> None:
         """Prepares a loader.
 
@@ -100,6 +101,7 @@ class Loader:
                 Drawn like masks.
             workers: Threads that assemble batches ahead of time.
             buffer: Chunks that are shuffled together.
+            one_speed: An epoch has each utterance at one of its speeds, in turn. False: at all of them.
 
         Raises:
             InputError: `masking.streams` does not fit the features, or `subset` selects no utterance.
@@ -119,7 +121,10 @@ class Loader:
         if not len(used):
             raise InputError(f"train.subset={subset}: selects no utterance of {egs.directory}; use a larger share")
         frames_U = egs.index.frames_U
-        self.order = ChunkOrder(frames_U, self._key_U, used, egs.info.chunk, seed, shuffle, random_offset, buffer)
+        versions = Versions.of(egs.index.utterances) if one_speed else None
+        self.order = ChunkOrder(
+            frames_U, self._key_U, used, egs.info.chunk, seed, shuffle, random_offset, buffer, versions
+        )
         self._requested: tuple[int, int] = (-1, -1)  # epoch and group that the system was last asked to read
         # Plain arrays over the same memory, because slicing a `numpy.memmap` costs more than copying the chunk.
         self._dtype = egs.features[0].dtype

@@ -33,9 +33,11 @@ Train = Callable[..., None]
 def align_corpus(
     data_dir: Path, lang_dir: Path, features_dir: Path, out: Path, *, mono: MonoOptions, tri: TriOptions,
     lda_mllt: LdaOptions | None = None, sat: SatOptions | None = None, sets: Sequence[str] = ("train", "dev"),
-    jobs: int = 1, whole: str = "", copies: Sequence[str] = (),
+    jobs: int = 1, whole: str = "",
 ) -> None:  # fmt: skip
     """Trains the systems mono, tri and, where options are given, lda_mllt and sat. Each writes a folder into `out`.
+
+    Speed-perturbed copies are not trained on, as in Kaldi's recipes. Systems whose alignments are whole align them.
 
     A system's folder holds tree.json, states.npz, gmm.npz and ali/<set>.{ark,scp} (int32 graph labels), plus the files
     that `GmmSystem.kind` looks for. Called again on an unfinished `out`, it resumes after the last finished system.
@@ -53,7 +55,6 @@ def align_corpus(
         jobs: worker processes or threads.
         whole: the system whose alignment of "train" is wanted whole. The last one is whole anyway, and the others have
             the utterances that they or the next system are trained on.
-        copies: prefixes of training utterances that are not trained on. Systems whose alignments are whole align them.
 
     Raises:
         InputError: an input is not readable, or no utterance can be aligned.
@@ -66,7 +67,7 @@ def align_corpus(
         lda_mllt.check(sets_data["train"].frames.dim)
     elif sat is not None:
         raise InputError("align: sat has a section, but lda_mllt, which sat starts from, has none; add one")
-    ctx = TrainingContext(sets_data, lang, scratch, jobs, copies=tuple(copies))
+    ctx = TrainingContext(sets_data, lang, scratch, jobs)
     systems: dict[str, tuple[EmOptions, Train]] = {
         "mono": (mono, partial(train_mono, options=mono)),
         "tri": (tri, partial(train_tri, previous=out / "mono", options=tri)),

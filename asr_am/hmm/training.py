@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from asr_am.data.speed import originals
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.hmm.alignment_graphs import Graphs, compile_graphs
@@ -108,7 +109,6 @@ class TrainingContext:
         scratch: folder for graphs and frames.
         jobs: worker processes or threads.
         others: utterances that the systems before may have aligned beside those of set "train".
-        copies: prefixes of the utterances of set "train" that are aligned but not trained on: speed-perturbed copies.
     """
 
     sets: dict[str, AlignedData]
@@ -116,7 +116,6 @@ class TrainingContext:
     scratch: Path
     jobs: int
     others: Collection[str] = ()
-    copies: tuple[str, ...] = ()
 
     @property
     def train(self) -> FrameStore:
@@ -131,17 +130,17 @@ class TrainingContext:
 
 
 def subset_of(ctx: TrainingContext, count: int) -> TrainingContext:
-    """Reduces set "train" to `count` utterances that are no copies, chosen by a hash of their names.
+    """Reduces set "train" to `count` utterances, chosen by a hash of their names. None is a speed-perturbed copy.
 
-    A smaller subset is part of a larger one. Without copies, returns `ctx` itself if the set has no more utterances, or
-    if `count` is 0.
+    A smaller subset is part of a larger one. Returns `ctx` itself if it has no copies and no more utterances, or if
+    it has no copies and `count` is 0.
     """
     names = ctx.train.utterances
-    originals = [index for index, name in enumerate(names) if not name.startswith(ctx.copies)]
-    if 0 < count < len(originals):
-        drawn = by_hash([names[index] for index in originals])[:count]
-        return reduced(ctx, sorted(originals[index] for index in drawn), f"{count}")
-    return ctx if len(originals) == len(names) else reduced(ctx, originals, "originals")
+    no_copies = [index for index, name in enumerate(originals(names)) if names[index] == name]
+    if 0 < count < len(no_copies):
+        drawn = by_hash([names[index] for index in no_copies])[:count]
+        return reduced(ctx, sorted(no_copies[index] for index in drawn), f"{count}")
+    return ctx if len(no_copies) == len(names) else reduced(ctx, no_copies, "originals")
 
 
 def by_hash(names: Sequence[str]) -> list[int]:

@@ -36,9 +36,8 @@ def targets(cfg: DictConfig) -> list[Target]:
         return [Target(out, [*inputs[1:], *folders.values()], {"system": KALDI}, build_kaldi)]
     sets = list(cfg.corpus.get("aligned_sets", ALIGNED_SETS))
     key = key_values(options) if sets == ALIGNED_SETS else key_values(options) | {"aligned_sets": sets}
-    speeds = list(cfg.speed_perturb)
-    key |= {"copies": "not trained on"} if speeds else {}
-    made = [Target(out, inputs, key, partial(align, root, options, sets, cfg.nj, speeds))]
+    key |= {"copies": "not trained on"} if cfg.speed_perturb else {}
+    made = [Target(out, inputs, key, partial(align, root, options, sets, cfg.nj))]
     if graph_lang(cfg) != root / "lang":
         probs, system = graph_lang(cfg), cfg.align.system
         made.append(Target(probs, [*inputs[:2], out], {"system": system}, partial(lexicon_probs, root, system)))
@@ -73,7 +72,7 @@ def lexicon_probs(root: Path, system: str, out: Path) -> None:
     add_probs(root / "data", root / "lang", counts, out)
 
 
-def align(root: Path, options: dict, sets: list[str], jobs: int, speeds: list[float], out: Path) -> None:
+def align(root: Path, options: dict, sets: list[str], jobs: int, out: Path) -> None:
     """Trains the systems that have a section in `align`, each from the one before. Aligns the sets with each.
 
     Args:
@@ -81,16 +80,13 @@ def align(root: Path, options: dict, sets: list[str], jobs: int, speeds: list[fl
         options: the group `align`.
         sets: names of the sets to align.
         jobs: parallel jobs.
-        speeds: those of the speed-perturbed copies in set train, which are aligned but not trained on.
         out: directory to write into.
     """
-    from asr_am.data.speed import prefix
     from asr_am.hmm.align_corpus import align_corpus
 
     systems = gmm_options(options)
     folders, whole = (root / "data", root / "lang", root / "features", out), options["system"]
-    copies = [prefix(speed) for speed in speeds]
-    align_corpus(*folders, sets=sets, jobs=jobs, whole=whole, copies=copies, **systems)
+    align_corpus(*folders, sets=sets, jobs=jobs, whole=whole, **systems)
 
 
 def write_alignments(root: Path, system: str, out: Path) -> None:

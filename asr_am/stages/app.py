@@ -52,6 +52,7 @@ class RecipeOptions:
     exp: str
     data_dir: str | None
     speed_perturb: list[float]
+    speed_perturb_below: float
     nj: int
     learners: int
     seed: int

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -15,6 +17,8 @@ from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.config_targets import find_function
 from asr_am.stages.target import Target
 
+log = logging.getLogger(__name__)
+
 
 def targets(cfg: DictConfig) -> list[Target]:
     """Returns exp/<corpus>/data."""
@@ -23,10 +27,12 @@ def targets(cfg: DictConfig) -> list[Target]:
     out = corpus_dir(cfg) / "data"
     speeds = list(cfg.speed_perturb) if OmegaConf.is_list(cfg.speed_perturb) else cfg.speed_perturb
     options = values(cfg.corpus.prepare)
-    build = partial(prepare, values(cfg.corpus.prepare), speeds, cfg.nj, list(cfg.corpus.sets))
+    below = cfg.speed_perturb_below
+    build = partial(prepare, dict(options), speeds, below, cfg.nj, list(cfg.corpus.sets))
     if "stamp" in cfg.corpus:
         options["stamp"] = find_function(cfg.corpus.stamp, "corpus.stamp", "local")(**options)
     options |= {"speed_perturb": speeds} if speeds != [] else {}
+    options |= {"speed_perturb_below": below} if speeds and below < inf else {}
     inputs = [Path(cfg.data_dir)] if cfg.data_dir else []
     inputs += [Path(path) for path in cfg.corpus.get("inputs", []) if path]  # the user's own files
     for path in inputs:
@@ -35,12 +41,13 @@ def targets(cfg: DictConfig) -> list[Target]:
     return [Target(out, inputs, options, build)]
 
 
-def prepare(target: dict, speeds: list[float], jobs: int, sets: list[str], out: Path) -> None:
+def prepare(target: dict, speeds: list[float], below: float, jobs: int, sets: list[str], out: Path) -> None:
     """Runs the corpus' preparation, adds copies at other speeds, and validates the data.
 
     Args:
         target: `_target_` of the preparation and its options.
         speeds: speeds of the copies.
+        below: hours of training speech from which on no copies are made.
         jobs: parallel jobs.
         sets: names of the sets.
         out: directory to write into.
@@ -52,9 +59,18 @@ def prepare(target: dict, speeds: list[float], jobs: int, sets: list[str], out: 
     options = {name: value for name, value in target.items() if name != "_target_"}
     find_function(target["_target_"], "corpus.prepare._target_", "local")(out=out, jobs=jobs, **options)
     allow_commands = options.get("allow_pipes", False)
-    if speeds:
+    if speeds and (hours := training_hours(out)) < below:
         perturb_speed(out, "train", speeds, allow_commands=allow_commands)
+    elif speeds:
+        log.info("%.1f hours of training speech: no copies at other speeds (speed_perturb_below=%g)", hours, below)
     validate_data_dir(out, sets, jobs=jobs, allow_commands=allow_commands)
+
+
+def training_hours(data_dir: Path) -> float:
+    """Returns the hours of set train."""
+    from asr_am.data.manifests import read_supervisions
+
+    return sum(segment.duration for segment in read_supervisions(data_dir, "train")) / 3600
 
 
 main = stage("data", targets)

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 SPEED_ONLY = (  # change rounding at most
     "device", "threads", "workers", "report_every", "checkpoint_every", "checkpoint_minutes",
 )  # fmt: skip
-OPTIONAL_KEYS = ("init", "subset", "shuffle_buffer")  # in the key only if set, for runs of earlier versions
+OPTIONAL_KEYS = ("init", "subset", "shuffle_buffer", "one_speed")  # in the key only if set: earlier versions had none
 LATER_OPTIONS: dict[str, dict[str, object]] = {  # the same for options of strategies, with what earlier versions did
     "adpsgd": {"group_size": 1, "partners": "ring", "delay_by_one": False, "seed": 0},
     "bmuf": {"inner": None, "group_size": 1},
@@ -107,6 +107,7 @@ def key_values(cfg: DictConfig) -> dict[str, object]:
     """Returns the values that a finished run depends on. Any other content would outdate all finished runs."""
     train = {key: value for key, value in values(cfg.train).items() if key not in SPEED_ONLY + OPTIONAL_KEYS}
     train |= {"subset": cfg.train.subset} if cfg.train.subset != 1 else {}
+    train |= {"one_speed": True} if cfg.train.get("one_speed") else {}
     buffer = cfg.train.get("shuffle_buffer", BUFFER)
     train |= {"shuffle_buffer": buffer} if buffer != BUFFER else {}
     found = {

@@ -103,7 +103,7 @@ class RunSetup:
         self.loader = Loader(
             self.egs, options.batch_size // learners, seed=options.seed, random_offset=options.random_offset,
             subset=options.subset, masking=options.masking, mean_F=self._mean_F, ivector_noise=options.ivector_noise,
-            workers=options.workers, buffer=options.shuffle_buffer,
+            workers=options.workers, buffer=options.shuffle_buffer, one_speed=options.one_speed,
         )  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)
         self.run_log = RunLog(out, tracker or NoTracker(), TrainingBar(options.epochs), options.plain())

@@ -55,6 +55,7 @@ class TrainOptions:
         random_offset: cut utterances into chunks at other frames in each epoch.
         init: best.pt whose weights to start with. None: random weights.
         subset: share of the training utterances to use. It does not depend on the seed.
+        one_speed: an epoch has each utterance at one of its speeds, in turn. False: at all of them.
         shuffle_buffer: chunks that are shuffled together. Memory should hold twice as many.
         label_smoothing: share of the target distribution that is uniform.
         accumulation: parts in which a batch is computed, to save memory.
@@ -80,6 +81,7 @@ class TrainOptions:
     random_offset: bool = False
     init: str | None = None
     subset: float = 1.0
+    one_speed: bool = False
     shuffle_buffer: int = BUFFER
     label_smoothing: float = 0.0
     accumulation: int = 1
@@ -151,6 +153,8 @@ class TrainOptions:
         values = {name: value for name, value in asdict(self).items() if name not in _SPEED_ONLY}
         if self.init is None and self.subset == 1.0:  # runs of earlier versions, without these options, resume
             del values["init"], values["subset"]
+        if not self.one_speed:  # likewise
+            del values["one_speed"]
         if self.optimizer.kind != "adagrad":  # likewise
             del values["optimizer"]["accumulator"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

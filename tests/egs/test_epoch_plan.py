@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from asr_am.egs import epoch_plan
-from asr_am.egs.epoch_plan import ChunkOrder, EpochPlan, cut
+from asr_am.egs.epoch_plan import ChunkOrder, EpochPlan, Versions, cut
 from asr_am.egs.loader import Loader
 from asr_am.egs.stateless_rng import combine, string_keys
 from asr_am.egs.store import EgsSet
@@ -89,3 +91,22 @@ def test_batches_and_identities_of_a_set_in_groups(tmp_path_factory: pytest.Temp
     assert sum(batch.frames for batch in batches) == egs.frames
     last = other.batch(other.plan(1), len(plan) - 1)
     assert torch.equal(last.x_BTF, batches[-1].x_BTF) and last.digest == digests[-1]
+
+
+@pytest.mark.parametrize("buffer", [100, 10**6])
+def test_an_epoch_has_each_utterance_at_one_of_its_speeds_in_turn(buffer: int) -> None:
+    sources = [f"u{index}" for index in range(100)]
+    names = [f"{prefix}{name}" for prefix in ("", "sp0.9-", "sp1.1-") for name in sources] + ["sp0.9-alone"]
+    frames_U = np.append(np.repeat([20, 22, 18], 100), 9)
+    used = np.arange(301)
+    turns = ChunkOrder(frames_U, string_keys(names), used, 7, 1, True, True, buffer, Versions.of(names))
+    seen = []
+    for epoch in range(3):
+        plan = EpochPlan(turns, epoch, 16)
+        seen.append([names[index] for index in np.unique(plan.utterance_N)])
+        assert sorted(name.rpartition("-")[2] for name in seen[-1]) == sorted([*sources, "alone"])
+        assert plan.num_frames == plan.frames_N.sum()
+        assert 20 < sum(name.startswith("sp0.9") for name in seen[-1]) < 50, "all speeds in every epoch"
+    assert set().union(*seen) == set(names), "all of them in three epochs"
+    assert plan.utterance_N.tolist() == EpochPlan(turns, 2, 16).utterance_N.tolist()
+    assert set(np.unique(EpochPlan(replace(turns, seed=2), 0, 16).utterance_N)) != {names.index(n) for n in seen[0]}
