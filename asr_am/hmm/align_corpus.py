@@ -37,8 +37,6 @@ def align_corpus(
 ) -> None:  # fmt: skip
     """Trains the systems mono, tri and, where options are given, lda_mllt and sat. Each writes a folder into `out`.
 
-    Speed-perturbed copies are not trained on, as in Kaldi's recipes. Systems whose alignments are whole align them.
-
     A system's folder holds tree.json, states.npz, gmm.npz and ali/<set>.{ark,scp} (int32 graph labels), plus the files
     that `GmmSystem.kind` looks for. Called again on an unfinished `out`, it resumes after the last finished system.
 
@@ -78,13 +76,12 @@ def align_corpus(
         systems["sat"] = sat, partial(train_sat, previous=out / "lda_mllt", options=sat)
     trained_on = [getattr(options, "utterances", 1) or sys.maxsize for options, _ in systems.values()]
     needed = [max(pair) for pair in itertools.pairwise([*trained_on, sys.maxsize])]
-    last = list(systems)[-1]
     for (name, (_, train)), count in zip(systems.items(), needed, strict=True):
         if GmmSystem.is_complete(out / name):
             continue
         shutil.rmtree(out / name, ignore_errors=True)  # of a killed run
         began = time.monotonic()
-        train(ctx if name in (whole, last) else subset_of(ctx, count), out=out / name)
+        train(ctx if name == whole else subset_of(ctx, count), out=out / name)
         logger.info("%s: %.0f s", name, time.monotonic() - began)
     shutil.rmtree(scratch)
 

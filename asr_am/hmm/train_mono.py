@@ -15,7 +15,7 @@ from asr_am.hmm.em import UpdateOptions, accumulate, update
 from asr_am.hmm.flat_start import equal_alignment, flat_gmms
 from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.hmm_topology import phone_states, state_table
-from asr_am.hmm.training import EmOptions, TrainingContext, align_and_save, by_hash, reduced, subset_of, train_mixtures
+from asr_am.hmm.training import EmOptions, TrainingContext, align_and_save, by_hash, reduced, train_mixtures
 from asr_am.hmm.tree import monophone_tree
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def train_mono(ctx: TrainingContext, options: MonoOptions, out: Path) -> None:
         options: topology, sizes and passes.
         out: output folder.
     """
-    lang, part = ctx.lang, shortest(subset_of(ctx, 0), options.frames)
+    lang, part = ctx.lang, shortest(ctx, options.frames)
     states_P = phone_states(lang.nonsilence_phones, lang.silence_phones, options.phone_states, options.silence_states)
     tree = monophone_tree(lang.roots, states_P)
     states = state_table(tree, states_P)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from asr_am.data.speed import originals
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.hmm.alignment_graphs import Graphs, compile_graphs
@@ -130,17 +129,14 @@ class TrainingContext:
 
 
 def subset_of(ctx: TrainingContext, count: int) -> TrainingContext:
-    """Reduces set "train" to `count` utterances, chosen by a hash of their names. None is a speed-perturbed copy.
+    """Reduces set "train" to `count` utterances, chosen by a hash of their names.
 
-    A smaller subset is part of a larger one. Returns `ctx` itself if it has no copies and no more utterances, or if
-    it has no copies and `count` is 0.
+    A smaller subset is part of a larger one. Returns `ctx` itself if the set has no more, or if `count` is 0.
     """
     names = ctx.train.utterances
-    no_copies = [index for index, name in enumerate(originals(names)) if names[index] == name]
-    if 0 < count < len(no_copies):
-        drawn = by_hash([names[index] for index in no_copies])[:count]
-        return reduced(ctx, sorted(no_copies[index] for index in drawn), f"{count}")
-    return ctx if len(no_copies) == len(names) else reduced(ctx, no_copies, "originals")
+    if not 0 < count < len(names):
+        return ctx
+    return reduced(ctx, sorted(by_hash(names)[:count]), f"{count}")
 
 
 def by_hash(names: Sequence[str]) -> list[int]:

@@ -36,7 +36,6 @@ def targets(cfg: DictConfig) -> list[Target]:
         return [Target(out, [*inputs[1:], *folders.values()], {"system": KALDI}, build_kaldi)]
     sets = list(cfg.corpus.get("aligned_sets", ALIGNED_SETS))
     key = key_values(options) if sets == ALIGNED_SETS else key_values(options) | {"aligned_sets": sets}
-    key |= {"copies": "not trained on"} if cfg.speed_perturb else {}
     made = [Target(out, inputs, key, partial(align, root, options, sets, cfg.nj))]
     if graph_lang(cfg) != root / "lang":
         probs, system = graph_lang(cfg), cfg.align.system

@@ -111,7 +111,7 @@ def plan(cfg: DictConfig) -> tuple[list[Need], Speeds]:
         need("data", generated * GENERATION * slower * 1e6, generated * 65e6, BASE_MEMORY, note),
         need("features", extraction, (train + evaluated) * 4 * sum(widths), BASE_MEMORY),
         need(
-            "align", gmm_seconds(cfg, spoken, train, evaluated / 2) * slower, 5 * 4 * (train + evaluated / 2),
+            "align", gmm_seconds(cfg, train, evaluated / 2) * slower, 5 * 4 * (train + evaluated / 2),
             BASE_MEMORY + gaussians(cfg) * 80 * 8 * (2 * cfg.nj + 1), "GMMs",
         ),
     ]  # fmt: skip
@@ -165,21 +165,14 @@ def _systems(cfg: DictConfig) -> dict[str, Mapping[str, Any]]:
     return {name: {**base, **options[name]} for name in GMM_FEATURES if name in options}
 
 
-def gmm_seconds(cfg: DictConfig, spoken: float, train: float, dev: float) -> float:
-    """Returns millionths of the core seconds of stage align: frames times `PER_FRAME`.
-
-    Args:
-        cfg: the whole configuration.
-        spoken: frames of training speech, which systems are trained on.
-        train: the same with copies at other speeds.
-        dev: frames of dev.
-    """
+def gmm_seconds(cfg: DictConfig, train: float, dev: float) -> float:
+    """Returns millionths of the core seconds of stage align: frames times `PER_FRAME`."""
     systems, total = _systems(cfg), 0.0
     counts = [UTTERANCE * (options.get("utterances") or math.inf) for options in systems.values()]
     needed = [max(pair) for pair in itertools.pairwise([*counts, math.inf])]  # a system aligns what the next one needs
     for (name, options), count, aligned in zip(systems.items(), counts, needed, strict=True):
-        frames = min(spoken, options.get("frames") or spoken, count if name != "mono" else spoken)
-        aligned = train if name == cfg.align.system else min(spoken, aligned)
+        frames = min(train, options.get("frames") or train, count if name != "mono" else train)
+        aligned = train if name == cfg.align.system else min(train, aligned)
         total += frames * len(options["realign"]) * PER_FRAME["realign"] + (aligned + dev) * PER_FRAME["align"]
         mixture = 0.7 * options["gaussians"] / (120 if name == "mono" else options["leaves"])  # mean over the passes
         total += frames * options["iterations"] * mixture * PER_FRAME["em"]

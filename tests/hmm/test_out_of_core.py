@@ -12,11 +12,10 @@ from asr_am.errors import InputError
 from asr_am.hmm.align_corpus import align_corpus
 from asr_am.hmm.alignments import FramePdfs, LabelFile, range_runs, read_alignments, runs_of
 from asr_am.hmm.frames import FrameStore
-from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.training import subset_of
 from asr_am.hmm.tree_build import accumulate_tree_stats
 from asr_am.jobs.plain import decode, encode
-from tests.support.gmm_training import LDA, MONO, SAT, TRI, distort, phones_in, write_corpus, write_supervisions
+from tests.support.gmm_training import LDA, MONO, SAT, TRI, distort, phones_in, write_corpus
 from tests.support.synthetic_speech import all_labels, training_context, write_features
 
 
@@ -120,24 +119,3 @@ def test_early_systems_train_on_some_utterances_and_align_what_the_next_one_need
                 n: spoken.states.labels_L3[labels_T - 1, :2] for n, labels_T in spoken.labels.items() if n in found
             }
             assert np.concatenate([(found[n] == truth[n]).all(axis=1) for n in truth]).mean() > 0.7, (name, subset)
-
-
-def test_copies_are_aligned_but_not_trained_on(tmp_path: Path) -> None:
-    _, sets = write_corpus(tmp_path)
-    for subset, spoken in sets.items():
-        distort(spoken)
-        write_features(tmp_path / "features", spoken, subset)
-    options = {"mono": MONO, "tri": TRI, "lda_mllt": LDA, "sat": SAT}
-    folders = tmp_path / "data", tmp_path / "lang", tmp_path / "features"
-    align_corpus(*folders, tmp_path / "without", **options)
-    train = sets["train"]
-    copies = {f"sp0.9-{name}": x_TD[::-1].copy() for name, x_TD in train.frames.items() if name.startswith("spk1-")}
-    texts = {f"sp0.9-{name}": text for name, text in train.text.items()}
-    write_features(tmp_path / "features", replace(train, frames=train.frames | copies), "train")
-    write_supervisions(tmp_path, train.text | texts, "train")
-    align_corpus(*folders, tmp_path / "with", **options)
-    for name in options:
-        one, other = (GmmSystem.load(tmp_path / run / name).gmms for run in ("with", "without"))
-        np.testing.assert_array_equal(one.means_GD, other.means_GD, err_msg=name)
-    aligned = {name: {n for n, _ in read_alignments(tmp_path / "with" / name / "ali", "train")} for name in options}
-    assert copies.keys() <= aligned["sat"] and aligned["tri"] == train.frames.keys()

@@ -49,6 +49,18 @@ def test_hours_of_swb2000_are_those_published(
     assert "MB a step and learner" in need.note and need.core_hours == pytest.approx(16 * train / 300 / 3600)
 
 
+def test_copies_at_other_speeds_cost_what_is_done_with_them(tmp_path: Path) -> None:
+    def core_hours(*overrides: str) -> dict[str, float]:
+        needs, _ = plan.plan(config(tmp_path, "corpus=minicts", "corpus.hours=10", *overrides))
+        return {need.stage: need.core_hours for need in needs}
+
+    plain, copies = core_hours(), core_hours("speed_perturb=[0.9,1.1]")
+    assert core_hours("speed_perturb=[0.9,1.1]", "speed_perturb_below=10") == plain
+    one_speed = core_hours("speed_perturb=[0.9,1.1]", "speed_perturb_below=11", "train.one_speed=true")
+    assert copies["train"] == pytest.approx(3 * plain["train"]) and one_speed == copies | {"train": plain["train"]}
+    assert copies["egs"] > 2 * plain["egs"]
+
+
 def test_needs_grow_with_the_speech(tmp_path: Path) -> None:
     short, known = plan.plan(config(tmp_path, "corpus=minicts"))
     assert [need.stage for need in short] == ["data", "features", "align", "speaker", "egs", "train", "decode"]

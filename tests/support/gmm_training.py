@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -57,17 +56,13 @@ def write_corpus(root: Path) -> tuple[Lang, dict[str, Spoken]]:
     sets = {"train": speak(lang, 60, dim=13, spread=1.0), "dev": speak(lang, 6, seed=1, dim=13, spread=1.0)}
     for subset, spoken in sets.items():
         write_features(root / "features", spoken, subset)
-        write_supervisions(root, spoken.text, subset)
+        segments = [
+            SupervisionSegment(name, name, 0.0, 1.0, text=" ".join(words), speaker=name.split("-")[0])
+            for name, words in sorted(spoken.text.items())
+        ]
+        (root / "data" / subset).mkdir()
+        SupervisionSet.from_segments(segments).to_file(root / "data" / subset / "supervisions.jsonl.gz")
     return lang, sets
-
-
-def write_supervisions(root: Path, text: Mapping[str, list[str]], subset: str) -> None:
-    segments = [
-        SupervisionSegment(name, name, 0.0, 1.0, text=" ".join(words), speaker=name.rpartition("-")[0])
-        for name, words in sorted(text.items())
-    ]
-    (root / "data" / subset).mkdir(exist_ok=True)
-    SupervisionSet.from_segments(segments).to_file(root / "data" / subset / "supervisions.jsonl.gz")
 
 
 def phones_in(folder: Path, subset: str) -> dict[str, np.ndarray]:
