@@ -137,6 +137,10 @@ def main() -> None:
         setattr(all_rows, name, sum(getattr(figures, name) for figures in measured))
     all_rows.memory, total.memory = max(f.memory for f in measured), max(p.memory for p in plans)
     print(row("all", total, all_rows, scale))
+    for path in sorted((folder / "score").glob("*/wer.json")):
+        score = json.loads(path.read_text())
+        rates = ", ".join(f"{subset} {score[subset]['wer']:.2f} %" for subset in ("all", *cfg.corpus.subsets))
+        print(f"{score['system']}, {score['lm']}: word error rate {rates}, {score['all']['words']} words")
 
 
 if __name__ == "__main__":
