@@ -8,6 +8,8 @@ These files are copied without their plots, as far as they exist:
     RESULTS.md        exp/<corpus>/RESULTS.md
     FUSION.md         the same of runs with exp=exp/fusion (conf/experiment/fusion.yaml)
     ABLATION.md       the same of runs with exp=exp/ablation (conf/features/fusion260.yaml)
+    PROBS.md          the same of runs with exp=exp/probs
+    NO_PROBS.md       the same of runs with exp=exp/no_probs lexicon_probs=false
     STRATEGIES.md, STRATEGIES_2.md, PSP.md, HTM.md
                       exp/<corpus>/NAME/COMPARE.md, with NAME in lower case, written by
                       python -m asr_am.report.compare exp/<corpus>/train/RUN ... --out exp/<corpus>/NAME
@@ -48,6 +50,8 @@ def publish(corpus: str) -> None:
         results: exp / corpus / "RESULTS.md",
         "FUSION.md": exp / "fusion" / corpus / "RESULTS.md",
         "ABLATION.md": exp / "ablation" / corpus / "RESULTS.md",
+        "PROBS.md": exp / "probs" / corpus / "RESULTS.md",
+        "NO_PROBS.md": exp / "no_probs" / corpus / "RESULTS.md",
         "STRATEGIES.md": exp / corpus / "strategies/COMPARE.md",
         "STRATEGIES_2.md": exp / corpus / "strategies_2/COMPARE.md",
         "PSP.md": exp / corpus / "psp/COMPARE.md",
