@@ -19,7 +19,8 @@ def config(exp: Path, *overrides: str) -> DictConfig:
 
 
 @pytest.mark.parametrize(
-    ("hours", "leaves", "cells"), [(0.2, 150, 128), (0.63, 300, 128), (0.95, 2000, 128), (5, 2500, 256), (400, 9000, 512)]
+    ("hours", "leaves", "cells"),
+    [(0.2, 150, 128), (0.63, 300, 128), (0.95, 2000, 128), (5, 2500, 256), (400, 9000, 512)],
 )
 def test_sizes_follow_the_hours_of_speech(tmp_path: Path, hours: float, leaves: int, cells: int) -> None:
     (tmp_path / "mine/data").mkdir(parents=True)
