@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -79,4 +80,4 @@ def test_a_corpus_is_prepared_by_local_functions_only(tmp_path: Path) -> None:
         ("local.an4.prepare.write_set", "is no function of that module"),
     ):
         with pytest.raises(InputError, match=rf"^corpus\.prepare\._target_={target}: {said}"):
-            prepare({"_target_": target}, [], 1, ["train"], tmp_path)
+            prepare({"_target_": target}, [], inf, 1, ["train"], tmp_path)
