@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lhotse import Recording, SupervisionSegment
 
 SLOWEST, FASTEST = 0.5, 2.0
-PREFIX = re.compile(r"sp\d+(\.\d+)?-")  # of the ids and speakers of copies
+PREFIX = re.compile(r"^sp\d+(\.\d+)?-")  # of the ids and speakers of copies
 
 
 def check_speeds(factors: object) -> None:
@@ -34,8 +34,7 @@ def check_speeds(factors: object) -> None:
 def originals(names: Sequence[str]) -> list[str]:
     """Returns the utterance that each utterance of a set is a copy of, which is itself if it is no copy."""
     known = set(names)
-    bare = [PREFIX.sub("", name, count=1) if PREFIX.match(name) else name for name in names]
-    return [source if source in known else name for name, source in zip(names, bare, strict=True)]
+    return [source if (source := PREFIX.sub("", name)) in known else name for name in names]
 
 
 def perturb_speed(data_dir: Path, subset: str, factors: Sequence[float], *, allow_commands: bool = False) -> None:

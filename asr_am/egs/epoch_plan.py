@@ -102,9 +102,9 @@ class ChunkOrder:
         chunk: Frames of a chunk.
         seed: Seed of order and offsets.
         shuffle: Shuffles chunks. False keeps the stored order.
-        versions: Which utterances are copies of one at other speeds, if an epoch has one of them. None for all.
         random_offset: Cuts utterances at other frames in each epoch.
         buffer: Chunks that are shuffled together.
+        versions: The speeds of the utterances, if an epoch has each utterance at one of them. None: at all of them.
     """
 
     frames_U: np.ndarray

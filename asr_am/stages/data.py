@@ -52,6 +52,7 @@ def prepare(target: dict, speeds: list[float], below: float, jobs: int, sets: li
         sets: names of the sets.
         out: directory to write into.
     """
+    from asr_am.data.manifests import read_supervisions
     from asr_am.data.speed import check_speeds, perturb_speed
     from asr_am.data.validate import validate_data_dir
 
@@ -59,18 +60,13 @@ def prepare(target: dict, speeds: list[float], below: float, jobs: int, sets: li
     options = {name: value for name, value in target.items() if name != "_target_"}
     find_function(target["_target_"], "corpus.prepare._target_", "local")(out=out, jobs=jobs, **options)
     allow_commands = options.get("allow_pipes", False)
-    if speeds and (hours := training_hours(out)) < below:
-        perturb_speed(out, "train", speeds, allow_commands=allow_commands)
-    elif speeds:
-        log.info("%.1f hours of training speech: no copies at other speeds (speed_perturb_below=%g)", hours, below)
+    if speeds:
+        hours = sum(segment.duration for segment in read_supervisions(out, "train")) / 3600
+        if hours < below:
+            perturb_speed(out, "train", speeds, allow_commands=allow_commands)
+        else:
+            log.info("%.1f hours of training speech: no copies at other speeds (speed_perturb_below=%g)", hours, below)
     validate_data_dir(out, sets, jobs=jobs, allow_commands=allow_commands)
-
-
-def training_hours(data_dir: Path) -> float:
-    """Returns the hours of set train."""
-    from asr_am.data.manifests import read_supervisions
-
-    return sum(segment.duration for segment in read_supervisions(data_dir, "train")) / 3600
 
 
 main = stage("data", targets)
