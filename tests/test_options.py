@@ -101,6 +101,7 @@ def test_options_of_strategies_are_of_their_types(strategy: str) -> None:
         ("nj=0", r"^nj=0: must be at least 1"),
         ("learners=1.5", r"^learners=1\.5: "),
         ("seed=-1", r"^seed=-1: must be at least 0"),
+        ("speed_perturb_below=-1", r"^speed_perturb_below=-1: must be at least 0"),
         ("systems=nnet", r"^systems=nnet: input should be a valid list"),
         ("run=3", r"""^run=3: input should be a valid string; quote it .* "run='3'"$"""),
         ("run=a/b", r"^run=a/b: must be the name of a directory"),

@@ -66,7 +66,7 @@ class RecipeOptions:
     def __post_init__(self) -> None:
         """Raises InputError if a value is out of range."""
         for name, least in (("nj", 1), ("learners", 1), ("seed", 0), ("speed_perturb_below", 0)):
-            if not getattr(self, name) >= least:
+            if getattr(self, name) < least:
                 raise InputError(f"{name}={getattr(self, name)}: must be at least {least}")
         if not self.run or "/" in self.run:
             raise InputError(f"run={self.run}: must be the name of a directory in exp/<corpus>/train, without a /")
