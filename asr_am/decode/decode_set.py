@@ -74,7 +74,7 @@ def reference_words(text: str, dropped: frozenset[str]) -> list[str]:
 
 def decode_sets(
     system: System, data_dir: Path, out: Path, options: DecodeOptions, *, sets: Sequence[str] = ("dev", "test"),
-    windows: Sequence[Window] = (), choose_scale: Callable[[Sequence[Path]], int] | None = None, jobs: int = 1,
+    windows: Sequence[Window] = (), choose_scale: Callable[[], LmScale] | None = None, jobs: int = 1,
 ) -> System:  # fmt: skip
     """Decodes sets with the scales and the window that are best on dev.
 
@@ -86,8 +86,8 @@ def decode_sets(
         sets: names of the sets, the dev set first.
         windows: windows to try for a network. The one with the fewest dev errors is kept (of equals the first). If
             empty, the system's own window is used.
-        choose_scale: returns the index of the best of dev's CTM files, one per LM scale of the grid. Other sets get
-            words for that scale beside those for the scale with the fewest plain errors.
+        choose_scale: called when the CTM files of dev are written. Returns an LM scale of the grid for which other sets
+            get words, beside the scale with the fewest plain errors.
         jobs: number of processes.
 
     Returns:
@@ -111,7 +111,7 @@ def decode_sets(
     report |= {dev: write_set(out, dev, segments, results, options.grid, _shard_folder(out, dev, system))}
     scales = [system.lm_scale]
     if choose_scale is not None:
-        scales.append(options.grid[choose_scale([out / "ctm" / ctm_name(dev, scale) for scale in options.grid])])
+        scales.append(choose_scale())
     options = replace(options, grid=tuple(dict.fromkeys(scales)))
     for subset in others:
         segments = decodable(system, data_dir, subset)

@@ -2,15 +2,15 @@
 
 The mixture (`asr_am.decode.lm_mixture`) replaces the n-gram LM in the graph costs. Costs of pronunciations and
 transitions, acoustic costs and times stay. It rescores lattices (`asr_am.decode.lattice_rescore`) or n-best lists
-(`asr_am.decode.nbest_rescore`). For every LM scale of the grid the best words go into a CTM file as in stage decode.
-Stage score chooses among these on dev.
+(`asr_am.decode.nbest_rescore`). The best words go into CTM files as in stage decode: for dev under every LM
+scale of the grid, for test under the best one on dev.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ Words = dict[str, list[list[CtmWord]]]  # by utterance and LM scale
 
 def rescore(
     decoded: Path, data_dir: Path, arpa: Path, lm: Path, out: Path, *, grid: Sequence[LmScale],
-    how: LatticeOptions | int, jobs: int, device: str = "auto",
+    choose_scale: Callable[[], LmScale], how: LatticeOptions | int, jobs: int, device: str = "auto",
 ) -> None:  # fmt: skip
     """Rescores dev and test of a decoding run. Writes the CTM files and rescore.json.
 
@@ -54,7 +54,8 @@ def rescore(
         arpa: the n-gram LM that the run used.
         lm: checkpoint of the recurrent LM.
         out: output folder.
-        grid: LM scales to write CTM files for.
+        grid: LM scales to write CTM files of dev for.
+        choose_scale: called when these are written. Returns the LM scale for the CTM file of test.
         how: options for lattices, or the maximum length of n-best lists.
         jobs: number of processes.
         device: where the recurrent LM scores sentences, see `choose_device`. Lattices are rescored on the CPU.
@@ -79,6 +80,7 @@ def rescore(
         if subset == "dev":
             record["errors"] = _fewest_errors(words, data_dir, lang, grid)
             log.info("dev: %d errors", record["errors"])
+            grid = [choose_scale()]
         report[subset] = record
     write_lines(out / "rescore.json", [json.dumps(report, indent=1)])
 

@@ -1,7 +1,7 @@
 """Stage 9, score: word error rates of every system with every LM, Hub5 style, in exp/<corpus>/score/<run>_<lm>.
 
-LM weight and insertion penalty are those with the fewest errors on dev. The test set is scored once, with them. The
-results of a network are added to the experiment tracking of its training run (conf/logger).
+LM weight and insertion penalty are those that stages decode and rescore have chosen on dev. Test is scored once, with
+them. The results of a network are added to the experiment tracking of its training run (conf/logger).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import io
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,13 +23,13 @@ from omegaconf import DictConfig
 from asr_am.errors import InputError
 from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.dev_choice import DevChoice, glm_rules
 from asr_am.stages.rescore import mixture_name
-from asr_am.stages.systems import SystemPlan, language_models, lm_scale_grid, plans, scales_to_try
+from asr_am.stages.systems import SystemPlan, language_models, plans
 from asr_am.stages.target import Target, git_commit
 
 if TYPE_CHECKING:
-    from asr_am.decode.lattice import LmScale
-    from asr_am.score.scoring import Reference, Score
+    from asr_am.score.scoring import Score
     from asr_am.train.tracking import Tracker
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def targets(cfg: DictConfig) -> list[Target]:
     """Returns a target per system and LM, and with rescore=true another per system and mixture."""
     root = corpus_dir(cfg)
     made = []
-    options = values(cfg.score) | {"grid": lm_scale_grid(cfg)}
+    options = values(cfg.score)
     check_options(cfg)
     for system in plans(cfg):
         for name in language_models(cfg):
@@ -64,7 +64,7 @@ def targets(cfg: DictConfig) -> list[Target]:
             for part, lm in lms.items():
                 run = f"{system.name}_{lm}"
                 words = root / part / run
-                score = partial(score_run, root, words, system, lm, options, cfg.nj, values(cfg.logger))
+                score = partial(score_run, root, words, system, lm, options, values(cfg.logger))
                 made.append(Target(root / "score" / run, [root / "data", words], options, score))
     return made
 
@@ -74,10 +74,8 @@ def check_options(cfg: DictConfig) -> None:
     build(ScoreOptions, values(cfg.score), "score")
 
 
-def score_run(
-    root: Path, words: Path, plan: SystemPlan, lm: str, options: dict, jobs: int, logger: dict, out: Path
-) -> None:
-    """Chooses weight and penalty on dev and scores test.
+def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict, logger: dict, out: Path) -> None:
+    """Scores test with the weight and penalty chosen on dev.
 
     Writes table, errors, wer.json and segments.json, and for dev and test the words and the reference that were scored:
     <set>/hyp.ctm and <set>/ref.stm.
@@ -87,8 +85,7 @@ def score_run(
         words: the decoding or rescoring run.
         plan: its system.
         lm: name of its language model.
-        options: the group `score` and the grid.
-        jobs: parallel jobs.
+        options: the group `score`.
         logger: the group `logger`.
         out: directory to write into.
     """
@@ -99,25 +96,22 @@ def score_run(
 
     tracker = tracker_factory(logger)()
     run = words.name
-    base = lm.partition("+")[0]
-    grid = scales_to_try(root / "lm" / base, options["grid"], root / "decode" / f"{plan.name}_{base}")
-    ctms = [words / "ctm" / ctm_name("dev", weights) for weights in grid]
-    best, dev_errors, dev_words = best_on_dev(root / "data", grid, jobs, f"{run} on dev", ctms)
+    on_dev = DevChoice.load(words)
     test = Reference(root / "data/test/ref.stm", glm_rules(root / "data"), options["subsets"])
-    score = test.score(words / "ctm" / ctm_name("test", grid[best]))
+    score = test.score(words / "ctm" / ctm_name("test", on_dev.scale))
     score = Score(
         score.segments, {name: score.subsets[name] for name in options["subsets"]}
     )  # without the other labels of the STM
     head = {
-        "system": plan.name, "lm": lm, "seed": plan.seed, "lm_weight": grid[best].lm,
-        "insertion_penalty": grid[best].insertion, "dev_wer": 100.0 * dev_errors / max(1, dev_words),
+        "system": plan.name, "lm": lm, "seed": plan.seed, "lm_weight": on_dev.lm,
+        "insertion_penalty": on_dev.insertion, "dev_wer": 100.0 * on_dev.errors / max(1, on_dev.words),
         "commit": git_commit(), "date": datetime.datetime.now().isoformat(timespec="seconds"),
         "reference": hashlib.sha256((root / "data/test/ref.stm").read_bytes()).hexdigest()[:16],
     }  # fmt: skip
     counts = summary(score, options["bootstrap"])
     for subset in ("dev", "test"):
         (out / subset).mkdir(exist_ok=True)
-        shutil.copyfile(words / "ctm" / ctm_name(subset, grid[best]), out / subset / "hyp.ctm")
+        shutil.copyfile(words / "ctm" / ctm_name(subset, on_dev.scale), out / subset / "hyp.ctm")
         shutil.copyfile(root / "data" / subset / "ref.stm", out / subset / "ref.stm")
     (out / "wer.json").write_text(json.dumps(head | counts, indent=1) + "\n")
     (out / "segments.json").write_text(json.dumps(per_segment(score)) + "\n")
@@ -126,7 +120,7 @@ def score_run(
     write_table(score, table)
     (out / "table.txt").write_text(table.getvalue())
     test_wers = ", ".join(f"{name} {100.0 * value['errors'] / value['words']:.2f} %" for name, value in counts.items())
-    log.info("%s: dev WER %.2f %% with LM weight %g, insertion penalty %g", run, head["dev_wer"], *grid[best])
+    log.info("%s: dev WER %.2f %% with LM weight %g, insertion penalty %g", run, head["dev_wer"], *on_dev.scale)
     log.info("%s: test WER %s (table: %s)", run, test_wers, root / "score" / run / "table.txt")
     log.debug("test:\n%s", table.getvalue())
     if plan.model is not None:
@@ -156,43 +150,6 @@ def track(tracker: Tracker, model: Path, lm: str, results: Mapping[str, Any], sc
     tracker.table(f"errors/{lm}", ["speaker", *SPEAKER_COLUMNS], rows)
     tracker.save(model / "best.pt", "model", copy=False)
     tracker.finish()
-
-
-def best_on_dev(
-    data_dir: Path, grid: Sequence[LmScale], jobs: int, name: str, ctms: Sequence[Path]
-) -> tuple[int, int, int]:
-    """Scores dev under each LM scale.
-
-    Args:
-        data_dir: output of stage data.
-        grid: the LM scales.
-        jobs: parallel jobs.
-        name: what is scored, for the progress bar.
-        ctms: the words of dev under each scale.
-
-    Returns:
-        Index of the best scale, its errors, and the number of words.
-    """
-    from asr_am.decode.decode_set import choose
-    from asr_am.parallel import parallel_map
-    from asr_am.score.scoring import Reference
-
-    dev = Reference(data_dir / "dev/ref.stm", glm_rules(data_dir), {})
-    totals = parallel_map(partial(count_errors, dev), ctms, jobs, f"scoring {name}")
-    best = choose(grid, [errors for errors, _ in totals])
-    return best, *totals[best]
-
-
-def glm_rules(data_dir: Path) -> Path | None:
-    """Returns the GLM of a corpus, None if it has none."""
-    glm = data_dir / "en.glm"
-    return glm if glm.exists() else None
-
-
-def count_errors(reference: Reference, ctm: Path) -> tuple[int, int]:
-    """Returns the errors and words of one CTM."""
-    total = reference.score(ctm).total
-    return total.errors, total.words
 
 
 def summary(score: Score, resamples: int) -> dict[str, dict]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,9 +35,9 @@ def decode(system: System, out: Path, jobs: int = 1) -> dict[str, bytes]:
     """Runs the decoding and returns every file of it, without timings."""
     out.mkdir(exist_ok=True)
 
-    def second(ctms: Sequence[Path]) -> int:
-        assert [ctm.name for ctm in ctms if ctm.is_file()] == [ctm_name("dev", scale) for scale in GRID]
-        return 1
+    def second() -> LmScale:
+        assert {ctm.name for ctm in (out / "ctm").iterdir()} >= {ctm_name("dev", scale) for scale in GRID}
+        return GRID[1]
 
     decode_sets(system, system.lang_dir.parent / "data", out, OPTIONS, choose_scale=second, jobs=jobs)
     files = {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}

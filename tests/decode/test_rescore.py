@@ -93,10 +93,17 @@ def test_costs_are_those_written_out(root: Path) -> None:
 
 
 def test_files_hold_the_best_sentences_with_their_times(root: Path, tmp_path: Path) -> None:
-    rescore(root / "run", root / "data", root / "lm/lm.arpa", root / "lstm.pt", tmp_path, grid=GRID, how=MANY, jobs=1)
+    def second() -> LmScale:
+        assert {path.name for path in (tmp_path / "ctm").iterdir()} == {ctm_name("dev", scale) for scale in GRID}
+        return GRID[1]
+
+    rescore(
+        root / "run", root / "data", root / "lm/lm.arpa", root / "lstm.pt", tmp_path, grid=GRID, choose_scale=second,
+        how=MANY, jobs=1,
+    )  # fmt: skip
     report = json.loads((tmp_path / "rescore.json").read_text())
+    assert [path.name for path in (tmp_path / "ctm").glob("test*")] == [ctm_name("test", GRID[1])]
     for subset in ("dev", "test"):
-        assert {path.name for path in (tmp_path / "ctm").glob(f"{subset}*")} == {ctm_name(subset, w) for w in GRID}
         assert report[subset]["perplexity"]["mixture"] <= max(report[subset]["perplexity"].values())
     assert report["dev"]["perplexity"]["mixture"] <= min(report["dev"]["perplexity"].values()) * 1.0001
     candidates = read_candidates(root / "run", "dev", MANY, 1)
@@ -106,10 +113,10 @@ def test_files_hold_the_best_sentences_with_their_times(root: Path, tmp_path: Pa
     assert errors["oracle"] <= min(errors["ngram"], errors["lstm"], errors["mixture"])
     chosen = json.loads((root / "run/decode.json").read_text())["chosen"]
     assert errors["ngram"] == chosen["dev_errors"]
-    for scale in GRID:
-        found = ctm_words(tmp_path / "ctm" / ctm_name("test", scale))
-        assert found == rescored_words(root, report["weight"], scale)
-    lines = [line.split() for line in (tmp_path / "ctm" / ctm_name("test", GRID[0])).read_text().splitlines()]
+    for subset, scale in (*(("dev", scale) for scale in GRID), ("test", GRID[1])):
+        found = ctm_words(tmp_path / "ctm" / ctm_name(subset, scale))
+        assert found == rescored_words(root, report["weight"], scale, subset)
+    lines = [line.split() for line in (tmp_path / "ctm" / ctm_name("test", GRID[1])).read_text().splitlines()]
     assert all(float(line[3]) > 0 and 0 < float(line[5]) <= 1 for line in lines)
 
 
@@ -120,8 +127,8 @@ def test_lattices_give_the_words_of_the_longest_lists(root: Path, tmp_path: Path
     for name, how in (("lists", MANY), ("lattices", LatticeOptions(words=100, beam=100.0))):
         (tmp_path / name).mkdir()
         rescore(
-            root / "run", root / "data", root / "lm/lm.arpa", root / "lstm.pt", tmp_path / name, grid=[scale], how=how,
-            jobs=jobs,
+            root / "run", root / "data", root / "lm/lm.arpa", root / "lstm.pt", tmp_path / name, grid=[scale],
+            choose_scale=lambda: scale, how=how, jobs=jobs,
         )  # fmt: skip
     for subset in ("dev", "test"):
         lists, lattices = (tmp_path / name / "ctm" / ctm_name(subset, scale) for name in ("lists", "lattices"))
@@ -158,7 +165,10 @@ def test_damaged_or_missing_lattices(root: Path, tmp_path: Path) -> None:
 
 def test_missing_models_and_counts_out_of_range(root: Path, tmp_path: Path) -> None:
     def run(arpa: str, lm: str, count: int) -> None:
-        rescore(root / "run", root / "data", root / arpa, root / lm, tmp_path, grid=GRID, how=count, jobs=1)
+        rescore(
+            root / "run", root / "data", root / arpa, root / lm, tmp_path, grid=GRID,
+            choose_scale=lambda: GRID[0], how=count, jobs=1,
+        )  # fmt: skip
 
     with pytest.raises(InputError, match=r"lm\.nbest=0"):
         run("lm/lm.arpa", "lstm.pt", 0)

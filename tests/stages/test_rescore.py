@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -11,7 +12,7 @@ from omegaconf import DictConfig
 from asr_am.errors import InputError
 from asr_am.lang.units import Units
 from asr_am.model.lstm_lm import LstmLm
-from asr_am.stages import rescore, score
+from asr_am.stages import decode, rescore, score
 from asr_am.stages.app import values
 from asr_am.train.lm import LmOptions
 
@@ -85,9 +86,17 @@ def test_every_lm_can_be_made_from_its_file(tmp_path: Path, name: str) -> None:
     "override",
     [
         "decode.lm_weights=[]", "decode.lm_weights=[0]", "decode.lm_weights=[-5]", "decode.lm_weights=7",
-        "decode.insertion_penalties=[]", "decode.insertion_penalties=[.inf]", "score.bootstrap=0",
+        "decode.insertion_penalties=[]", "decode.insertion_penalties=[.inf]",
     ],
 )  # fmt: skip
-def test_what_dev_cannot_choose_from_is_refused_before_any_work(tmp_path: Path, override: str) -> None:
+@pytest.mark.parametrize("stage", [decode, rescore], ids=["decode", "rescore"])
+def test_what_dev_cannot_choose_from_is_refused_before_any_work(
+    tmp_path: Path, stage: ModuleType, override: str
+) -> None:
     with pytest.raises(InputError, match=override.partition("=")[0]):
-        score.targets(config(tmp_path, "corpus=minicts", override))
+        stage.targets(config(tmp_path, "corpus=minicts", "rescore=true", override))
+
+
+def test_resamples_out_of_range(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"score\.bootstrap"):
+        score.targets(config(tmp_path, "corpus=minicts", "score.bootstrap=0"))
