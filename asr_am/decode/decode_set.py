@@ -32,7 +32,7 @@ from asr_am.decode.hypotheses import nonspeech_words
 from asr_am.decode.lattice import LmScale
 from asr_am.decode.loading import load_lang
 from asr_am.decode.scorer import Window
-from asr_am.decode.shards import Decoded, DecodeOptions, Job, decode_shards
+from asr_am.decode.shards import Decoded, DecodeOptions, Job, decode_shards, read_shards
 from asr_am.decode.system import System
 from asr_am.errors import InputError
 from asr_am.features.fusion import InputReader
@@ -97,27 +97,20 @@ def decode_sets(
     system = replace(system, search=options.search)
     segments = decodable(system, data_dir, dev)
     tried = windows if system.model is not None and windows else [system.window]
-    errors_of: dict[str, int] = {}
-
-    def on_dev(window: Window) -> tuple[int, System, list[Decoded]]:
-        trial = _decode_dev(replace(system, window=window), dev, segments, out, options, jobs)
-        errors_of[str(window)] = trial[0]
-        return trial
-
-    # Windows one by one: the words of all of them, under every scale, are gigabytes for hours of dev.
-    errors, system, results = min(map(on_dev, tried), key=lambda trial: trial[0])
-    report: dict[str, Any] = {"windows": errors_of}
+    # One window after the other: the words of one, under every scale, are already a gigabyte for 5 hours of dev.
+    trials = [_decode_dev(replace(system, window=window), dev, segments, out, options, jobs) for window in tried]
+    errors, system = min(trials, key=lambda trial: trial[0])
+    report: dict[str, Any] = {"windows": {str(trial.window): count for count, trial in trials}}
     report |= {"chosen": {"window": str(system.window), **system.lm_scale._asdict(), "dev_errors": errors}}
-    report |= {dev: write_set(out, dev, segments, results, options.grid, _shard_folder(out, dev, system))}
+    report |= {dev: write_set(out, dev, segments, options.grid, _shard_folder(out, dev, system))}
     scales = [system.lm_scale]
     if choose_scale is not None:
         scales.append(choose_scale())
     options = replace(options, grid=tuple(dict.fromkeys(scales)))
     for subset in others:
         segments = decodable(system, data_dir, subset)
-        results = _decode(system, subset, segments, out, options, jobs)
-        folder = _shard_folder(out, subset, system)
-        report[subset] = write_set(out, subset, segments, results, options.grid, folder)
+        folder = _decode(system, subset, segments, out, options, jobs)
+        report[subset] = write_set(out, subset, segments, options.grid, folder)
     (out / "decode.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     system.save(out)
     shutil.rmtree(out / WORK)
@@ -144,9 +137,9 @@ def decodable(system: System, data_dir: Path, subset: str) -> Segments:
 
 def _decode_dev(
     system: System, dev: str, segments: Segments, out: Path, options: DecodeOptions, jobs: int
-) -> tuple[int, System, list[Decoded]]:
-    """Decodes dev. Returns its word errors, the system with the best LM scale, and the results."""
-    results = _decode(system, dev, segments, out, options, jobs)
+) -> tuple[int, System]:
+    """Decodes dev. Returns its word errors, and the system with the best LM scale."""
+    results = read_shards(_decode(system, dev, segments, out, options, jobs))
     lang = load_lang(system.lang_dir)
     dropped = frozenset(lang.word_names[word] for word in nonspeech_words(lang))
     references = {utterance: reference_words(s.text or "", dropped) for utterance, s in segments.items()}
@@ -157,41 +150,38 @@ def _decode_dev(
         "%s, window %s: %d errors in %d words (%.2f %%) at LM weight %g, insertion penalty %g", dev, system.window,
         errors[best], total, 100 * errors[best] / max(1, total), *options.grid[best],
     )  # fmt: skip
-    return errors[best], replace(system, lm_scale=options.grid[best]), results
+    return errors[best], replace(system, lm_scale=options.grid[best])
 
 
-def _decode(
-    system: System, subset: str, segments: Segments, out: Path, options: DecodeOptions, jobs: int
-) -> list[Decoded]:
+def _decode(system: System, subset: str, segments: Segments, out: Path, options: DecodeOptions, jobs: int) -> Path:
+    """Decodes a set, and returns the folder of its shards."""
     job = Job(system.source(subset), system.graph, system.lang_dir, system.states, options)
     name = f"{subset} {system.window}" if system.model else subset
     folder = _shard_folder(out, subset, system)
     begin = time.monotonic()
-    results = decode_shards(job, list(segments), folder, jobs, f"decoding {name}")
-    log.info("%s: %d utterances in %.1f s", name, len(results), time.monotonic() - begin)
-    return results
+    decode_shards(job, list(segments), folder, jobs, f"decoding {name}")
+    log.info("%s: %d utterances in %.1f s", name, len(segments), time.monotonic() - begin)
+    return folder
 
 
 def _shard_folder(out: Path, subset: str, system: System) -> Path:
     return out / WORK / f"{subset}_{str(system.window).replace('/', '-')}"
 
 
-def write_set(
-    out: Path, subset: str, segments: Segments, results: Sequence[Decoded], grid: Sequence[LmScale], shards: Path
-) -> dict[str, Any]:
+def write_set(out: Path, subset: str, segments: Segments, grid: Sequence[LmScale], shards: Path) -> dict[str, Any]:
     """Writes lattices, n-best lists and CTM files of a set.
 
     Args:
         out: output folder.
         subset: name of the set.
         segments: its utterances by id.
-        results: its decoded utterances.
-        grid: the LM scales of `results`.
-        shards: folder with the lattices of the finished shards.
+        grid: the LM scales it was decoded with.
+        shards: folder of the finished shards.
 
     Returns:
         Statistics of the set, see `statistics`.
     """
+    results = read_shards(shards)
     for name in ("ctm", "nbest", "lattices"):
         (out / name).mkdir(exist_ok=True)
     with (out / "lattices" / f"{subset}.ark").open("wb") as archive:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 import numpy as np
@@ -159,12 +160,12 @@ def load_decoder(job: Job) -> Decoder:
     return Decoder(job.source.load(), load_graph(job.graph), load_lm_pair(job.graph), lang, states, job.options)
 
 
-def decode_shards(job: Job, utterances: Sequence[str], folder: Path, jobs: int, description: str) -> list[Decoded]:
+def decode_shards(job: Job, utterances: Sequence[str], folder: Path, jobs: int, description: str) -> None:
     """Decodes utterances in shards. Shards that an earlier run of the same job finished are reused.
 
     Args:
         job: the model, graph and options.
-        utterances: ids of the utterances, in the order of the results.
+        utterances: ids of the utterances, in the order of the shards.
         folder: where the shards are kept.
         jobs: number of processes.
         description: title of the progress bar.
@@ -186,7 +187,11 @@ def decode_shards(job: Job, utterances: Sequence[str], folder: Path, jobs: int, 
             function = partial(decode_shard, replace(job, source=source))
             served = source is not job.source  # by a process of this host
             parallel_map(function, missing, jobs, description, sizes=sizes, unit="utterances", here=served)
-    return [decoded for path, _ in shards for decoded in read_shard(path)]
+
+
+def read_shards(folder: Path) -> list[Decoded]:
+    """Returns the results of all shards. Raises InputError if a file is missing or damaged."""
+    return [decoded for path in sorted(folder.glob("*.json")) for decoded in read_shard(path.with_suffix(""))]
 
 
 def _finished(path: Path) -> bool:
@@ -234,5 +239,9 @@ def _checksums(path: Path, content: bytes) -> bytes:
 
 
 def _decoded(item: dict[str, Any]) -> Decoded:
-    words = [[CtmWord(*word) for word in hypothesis] for hypothesis in item.pop("words")]
+    words = [[_ctm_word(*word) for word in hypothesis] for hypothesis in item.pop("words")]
     return Decoded(**item | {"words": words, "nbest": [NbestEntry(**entry) for entry in item["nbest"]]})
+
+
+def _ctm_word(start: int, frames: int, word: str, confidence: float) -> CtmWord:
+    return CtmWord(start, frames, intern(word), confidence)  # one copy of a word for all utterances and scales

@@ -29,7 +29,7 @@ from asr_am.stages.app import corpus_dir, ends_on_signals, reports_errors, value
 from asr_am.stages.option_checks import compose_job
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.resolvers import hours_of, register_resolvers
-from asr_am.stages.systems import GMM_FEATURES
+from asr_am.stages.systems import GMM_FEATURES, lm_scale_grid
 
 if TYPE_CHECKING:
     from asr_am.stages.speeds import Speeds
@@ -57,6 +57,8 @@ PER_FRAME = {
 UTTERANCE = 400  # frames, where the number of utterances counts
 GENERATION = 24.0  # core seconds for an hour of minicts
 BASE_MEMORY = 0.5e9  # a process with torch and numba
+WORDS = 0.025  # per frame of speech
+WORD_MEMORY = 220  # bytes of a decoded word
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,9 @@ def plan(cfg: DictConfig) -> tuple[list[Need], Speeds]:
     scoring = overlap / (3 * known.training)  # forward without backward
     systems = len(cfg.systems) * len(cfg.lms)
     search = evaluated * (systems * PER_FRAME["search"] * slower + len(cfg.lms) * scoring)
-    needs.append(need("decode", search, systems * evaluated * 600, BASE_MEMORY, "without graphs"))
+    words = evaluated / 2 * WORDS * math.prod(map(len, lm_scale_grid(cfg)))  # of dev, under every LM scale
+    memory = BASE_MEMORY + words * WORD_MEMORY
+    needs.append(need("decode", search, systems * evaluated * 600, memory, "without graphs"))
     return needs, known
 
 
