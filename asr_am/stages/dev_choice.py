@@ -45,7 +45,7 @@ class DevChoice:
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
             return cls(float(value["lm"]), float(value["insertion"]), int(value["errors"]), int(value["words"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, OverflowError, KeyError, TypeError) as error:
             stage = "8 (rescore)" if words.parent.name == "rescore" else "7 (decode)"
             raise InputError(f"{path}: missing or damaged ({error}); remove {words}, and run stage {stage}") from error
 

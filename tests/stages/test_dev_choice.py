@@ -40,8 +40,12 @@ def test_the_glm_of_the_corpus_counts(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [None, "{", '{"lm": 8}', '{"lm": "a", "insertion": 0, "errors": 1, "words": 1}', "[]"]
-)
+    "content",
+    [
+        None, "{", "[]", '{"lm": 8}', '{"lm": "a", "insertion": 0, "errors": 1, "words": 1}',
+        '{"lm": 8, "insertion": 0, "errors": Infinity, "words": 1}',
+    ],
+)  # fmt: skip
 def test_a_choice_that_cannot_be_read(run: Path, content: str | None) -> None:
     if content is not None:
         (run / FILE).write_text(content)
