@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from asr_am.data.kaldi_archive import Entry, read_scp, write_archive
 from asr_am.decode.loading import load_gmms, load_network
+from asr_am.egs.store import log_priors
 from asr_am.errors import InputError
 from asr_am.features.feature_archive import load_matrix
 from asr_am.features.fusion import repeat_stacks, stack_frames, stack_of
@@ -42,13 +43,13 @@ class Window:
     hop: int
 
     @classmethod
-    def parse(cls, text: str) -> Window:
-        """Parses "21/10" or "whole". Raises InputError for anything else."""
+    def parse(cls, text: str, option: str = "decode.windows") -> Window:
+        """Parses "21/10" or "whole", the value of `option`. Raises InputError for anything else."""
         if text == "whole":
             return cls(0, 0)
         chunk, slash, hop = text.partition("/")
         if not (slash and chunk.isdecimal() and hop.isdecimal() and 1 <= int(hop) <= int(chunk)):
-            raise InputError(f"decode.windows: {text!r} is not <chunk>/<hop> with 1 <= hop <= chunk, nor `whole`")
+            raise InputError(f"{option}: {text!r} is not <chunk>/<hop> with 1 <= hop <= chunk, nor `whole`")
         return cls(int(chunk), int(hop))
 
     def __str__(self) -> str:
@@ -144,7 +145,7 @@ class NeuralScorer:
     Attributes:
         model: the network in eval mode.
         features: the features of an utterance, one row per frame.
-        log_priors_P: see `log_priors`.
+        log_priors_P: see `asr_am.egs.store.log_priors`.
         window: windows to score in, counted in stacks.
         stack: number of frames that the network takes as one. Scores are repeated for each frame of a stack.
     """
@@ -248,15 +249,3 @@ def write_log_likelihoods(scorer: Scorer, utterances: Iterable[str], states: Sta
             yield utterance, np.ascontiguousarray(scores_TP if states is None else scores_TP[:, states.pdf_L])
 
     write_archive(scp.parent, scp.stem, entries())
-
-
-def log_priors(counts_P: np.ndarray, floor: float = 0.1) -> np.ndarray:
-    """Returns float32 [P]: log-priors of the pdfs from their frame counts in the training alignments.
-
-    Args:
-        counts_P: frames of each pdf.
-        floor: lowest prior as a share of the mean prior. Without it rare pdfs, whose posteriors are unreliable, would
-            win.
-    """
-    shares_P = np.maximum(counts_P / counts_P.sum(), floor / len(counts_P))
-    return np.log(shares_P / shares_P.sum()).astype(np.float32)

@@ -20,7 +20,7 @@ def gather_frames(
     """Copies chunks of one shard.
 
     Args:
-        x_RC: features of the shard.
+        x_RC: features of the shard. What lies beyond its last row is a copy of that row.
         y_R: its targets.
         row_B: first row of each chunk.
         at_B: where each goes in the batch.
@@ -29,16 +29,17 @@ def gather_frames(
         y_BT: targets of the batch, changed in place.
     """
     begin, end = gap
-    num_frames, width = y_BT.shape[1], x_RC.shape[1]
+    num_frames, width, last = y_BT.shape[1], x_RC.shape[1], len(y_R) - 1
     for k in range(len(row_B)):
         b = at_B[k]
         for t in range(num_frames):
-            row_C, out_F = x_RC[row_B[k] + t], x_BTF[b, t]
+            row = min(row_B[k] + t, last)
+            row_C, out_F = x_RC[row], x_BTF[b, t]
             for c in range(begin):
                 out_F[c] = row_C[c]
             for c in range(begin, width):
                 out_F[end - begin + c] = row_C[c]
-            y_BT[b, t] = y_R[row_B[k] + t]
+            y_BT[b, t] = y_R[row]
 
 
 @numba.njit(nogil=True, cache=True)

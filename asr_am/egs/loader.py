@@ -85,6 +85,7 @@ class Loader:
         workers: int = 1,
         buffer: int = BUFFER,
         one_speed: bool = False,
+        chunk: int = 0,
     ) -> None:
         """Prepares a loader.
 
@@ -102,6 +103,7 @@ class Loader:
             workers: Threads that assemble batches ahead of time.
             buffer: Chunks that are shuffled together.
             one_speed: An epoch has each utterance at one of its speeds, in turn. False: at all of them.
+            chunk: Frames of a chunk. 0: as the examples say.
 
         Raises:
             InputError: `masking.streams` does not fit the features, or `subset` selects no utterance.
@@ -113,6 +115,7 @@ class Loader:
                 f"{egs.directory}"
             )
         self.egs, self.batch_size, self.workers = egs, batch_size, max(1, workers)
+        self.chunk = chunk or egs.info.chunk
         self.masking = masking or Masking()
         self.ivector_noise = ivector_noise
         self.mean_F = np.zeros(egs.info.dim, dtype=np.float32) if mean_F is None else mean_F
@@ -122,9 +125,7 @@ class Loader:
             raise InputError(f"train.subset={subset}: selects no utterance of {egs.directory}; use a larger share")
         frames_U = egs.index.frames_U
         versions = Versions.of(egs.index.utterances) if one_speed else None
-        self.order = ChunkOrder(
-            frames_U, self._key_U, used, egs.info.chunk, seed, shuffle, random_offset, buffer, versions
-        )
+        self.order = ChunkOrder(frames_U, self._key_U, used, self.chunk, seed, shuffle, random_offset, buffer, versions)
         self._requested: tuple[int, int] = (-1, -1)  # epoch and group that the system was last asked to read
         # Plain arrays over the same memory, because slicing a `numpy.memmap` costs more than copying the chunk.
         self._dtype = egs.features[0].dtype
@@ -144,7 +145,7 @@ class Loader:
         self._request(plan, number)
         utterance_B, begin_B, frames_B = plan.part(plan.chunks(number))
         self.egs.verify(utterance_B)
-        chunk, index, ivectors = self.egs.info.chunk, self.egs.index, self.egs.ivectors
+        chunk, index, ivectors = self.chunk, self.egs.index, self.egs.ivectors
         at = self.egs.info.ivector_columns
         shard_B, row_B = index.shard_U[utterance_B], index.begin_U[utterance_B] + begin_B
         x_BTF = np.empty((len(row_B), chunk, self.egs.info.dim), dtype=self._dtype)

@@ -274,3 +274,15 @@ def load_pdf_counts(directory: Path) -> np.ndarray:
     if counts_P.shape != (num_pdfs,) or counts_P.dtype != np.int64 or counts_P.min() < 0 or not counts_P.any():
         raise InputError(f"{path}: does not hold the counts of {num_pdfs} pdfs; {REMEDY}")
     return counts_P
+
+
+def log_priors(counts_P: np.ndarray, floor: float = 0.1) -> np.ndarray:
+    """Returns float32 [P]: log-priors of the pdfs from their frame counts in the training alignments.
+
+    Args:
+        counts_P: frames of each pdf.
+        floor: lowest prior as a share of the mean prior. Without it rare pdfs, whose posteriors are unreliable, would
+            win.
+    """
+    shares_P = np.maximum(counts_P / counts_P.sum(), floor / len(counts_P))
+    return np.log(shares_P / shares_P.sum()).astype(np.float32)

@@ -17,8 +17,9 @@ from asr_am.options import build, choices
 from asr_am.stages.align import graph_lang
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.egs import input_dirs
+from asr_am.stages.mmi import mmi_section
 from asr_am.stages.systems import (
-    GMM_FEATURES,
+    SYSTEMS,
     SystemPlan,
     graph_dir,
     language_models,
@@ -91,6 +92,7 @@ def decode_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     """Returns the decoding run of a system with an LM, on dev and test."""
     root = corpus_dir(cfg)
     grid, options = lm_scale_grid(cfg), values(cfg.decode)
+    options |= {"windows": list(system.windows)} if system.windows else {}
     inputs = [root / "data", root / "align", *input_dirs(cfg, system.features), graph_dir(cfg, system, lm)]
     inputs += [system.model] if system.model else []
     scale = {"self_loop_scale": cfg.decode.self_loop_scale}
@@ -233,11 +235,15 @@ def search_and_windows(options: Mapping[str, Any]) -> tuple[SearchOptions, list[
 
 def check_options(cfg: DictConfig) -> None:
     """Raises InputError if an option of this stage is unknown, of another type or out of range."""
+    from asr_am.decode.scorer import Window
+
     search_and_windows(values(cfg.decode))
+    for text in mmi_section(cfg).windows:
+        Window.parse(text, "mmi.windows")
     lm_scale_grid(cfg)
     language_models(cfg)
-    if unknown := [name for name in cfg.systems if name not in (*GMM_FEATURES, "nnet")]:
-        raise InputError(f"systems: {unknown[0]!r} is unknown{choices(str(unknown[0]), [*GMM_FEATURES, 'nnet'])}")
+    if unknown := [name for name in cfg.systems if name not in SYSTEMS]:
+        raise InputError(f"systems: {unknown[0]!r} is unknown{choices(str(unknown[0]), SYSTEMS)}")
 
 
 main = stage("decode", targets)

@@ -1,7 +1,11 @@
-"""Stage 5, egs: features and pdfs of every utterance as memory-mapped training examples, exp/<corpus>/egs/<name>."""
+"""Stage 5, egs: features and pdfs of every utterance as memory-mapped training examples, exp/<corpus>/egs/<name>.
+
+For sequence training also the denominator graph, exp/<corpus>/egs/denominator-<system>.
+"""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +17,10 @@ from asr_am.errors import InputError
 from asr_am.features.fusion import base_of
 from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.mmi import MMI, denominator_path
 from asr_am.stages.target import Target
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class EgsOptions:
 
 
 def targets(cfg: DictConfig) -> list[Target]:
-    """Returns the examples, named by their features and their alignment."""
+    """Returns the examples, named by their features and their alignment, and the denominator graph if it is needed."""
     root = corpus_dir(cfg)
     kind, system = cfg.features.name, cfg.align.system
     options = {"kind": kind, "system": system} | values(cfg.egs)
@@ -40,7 +47,11 @@ def targets(cfg: DictConfig) -> list[Target]:
     build_egs = partial(pair, root, options, cfg.nj)
     inputs = [*input_dirs(cfg, kind), root / "align"]
     size, parts = partial(examples_bytes, root, options), ("features.*.npy", "targets.*.npy")
-    return [Target(egs_dir(cfg), inputs, options, build_egs, num_bytes=size, checked_in_parts=parts)]
+    examples = Target(egs_dir(cfg), inputs, options, build_egs, num_bytes=size, checked_in_parts=parts)
+    if MMI not in cfg.systems:
+        return [examples]
+    align_dir = root / "align" / system
+    return [examples, Target(denominator_path(cfg).parent, [root / "align"], {}, partial(denominator, align_dir))]
 
 
 def input_dirs(cfg: DictConfig, kind: str) -> list[Path]:
@@ -60,6 +71,18 @@ def pair(root: Path, options: dict, jobs: int, out: Path) -> None:
     plain = dict(options)
     kind, system = plain.pop("kind"), plain.pop("system")
     make_egs(root / "features", kind, root / "align" / system, out, jobs=jobs, **plain)
+
+
+def denominator(align_dir: Path, out: Path) -> None:
+    """Makes the denominator graph from the alignments of train."""
+    from asr_am.hmm.alignments import read_alignments
+    from asr_am.hmm.denominator import denominator_graph
+    from asr_am.hmm.states import StateTable
+
+    alignments = (labels_T for _, labels_T in read_alignments(align_dir / "ali", "train"))
+    graph = denominator_graph(alignments, StateTable.load(align_dir / "states.npz"))
+    graph.save(out / "graph.npz")
+    log.info("denominator graph of %d states, %d arcs", len(graph.pdf_S), graph.arcs_SS.nnz)
 
 
 def examples_bytes(root: Path, options: dict) -> float:

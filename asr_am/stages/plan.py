@@ -17,7 +17,7 @@ import itertools
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, ends_on_signals, reports_errors, values
+from asr_am.stages.mmi import MMI, mmi_config
 from asr_am.stages.option_checks import compose_job
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.resolvers import hours_of, register_resolvers
@@ -53,6 +54,7 @@ PER_FRAME = {
     "ivector": 48.0,
     "egs": 18.0,
     "search": 140.0,
+    "paths": 180.0,  # sums over the paths of a denominator graph of 32,000 states, on libri20
 }
 UTTERANCE = 400  # frames, where the number of utterances counts
 GENERATION = 24.0  # core seconds for an hour of minicts
@@ -126,6 +128,8 @@ def plan(cfg: DictConfig) -> tuple[list[Need], Speeds]:
     examples = (train + evaluated / 2) * (size * stored + (2 if outputs < 1 << 15 else 4))
     needs.append(need("egs", (train + evaluated / 2) * PER_FRAME["egs"] * slower, examples, BASE_MEMORY))
     needs.append(training(cfg, spoken if cfg.train.one_speed else train, known.training, inputs, outputs))
+    if MMI in cfg.systems:
+        needs.append(sequence_training(mmi_config(cfg), train, known.training, inputs, outputs))
     overlap = cfg.egs.chunk / 10
     scoring = overlap / (3 * known.training)  # forward without backward
     systems = len(cfg.systems) * len(cfg.lms)
@@ -193,11 +197,11 @@ def training(cfg: DictConfig, train: float, speed: float, inputs: int, outputs: 
     options = {key: value for key, value in values(cfg.model).items() if key != "name"}
     weights = 4.0 * sum(p.numel() for p in make_model(model_options(**options), inputs, outputs).parameters())
     states = 2 if cfg.train.optimizer.kind == "adam" else 1
-    chunks = cfg.train.batch_size / cfg.learners
+    chunks, chunk = cfg.train.batch_size / cfg.learners, cfg.train.get("chunk") or cfg.egs.chunk
     width = 2 * int(options["layers"]) * int(options["cells"]) * 8 + 2 * outputs
-    memory = BASE_MEMORY + weights * (2 + states) + 4.0 * chunks * cfg.egs.chunk * width
+    memory = BASE_MEMORY + weights * (2 + states) + 4.0 * chunks * chunk * width
     frames = train * cfg.train.subset * cfg.train.epochs
-    batches = frames / cfg.train.epochs / cfg.egs.chunk / cfg.train.batch_size  # of an epoch
+    batches = frames / cfg.train.epochs / chunk / cfg.train.batch_size  # of an epoch
     core_hours = frames / speed / 3600
     checkpoint = 2 * weights * (1 + states)  # of consensus and replicas, the newest two
     if cfg.launcher.name != "virtual":
@@ -209,6 +213,14 @@ def training(cfg: DictConfig, train: float, speed: float, inputs: int, outputs: 
     return Need("train", core_hours, hours * cfg.train.epochs, checkpoint, memory, note)
 
 
+def sequence_training(cfg: DictConfig, train: float, speed: float, inputs: int, outputs: int) -> Need:
+    """Returns the needs of sequence training, given `mmi_config`. Clusters have no times for it but the network's."""
+    need = training(cfg, train, speed, inputs, outputs)
+    paths = train * cfg.train.epochs * PER_FRAME["paths"] / 1e6 / 3600
+    hours = need.hours + paths / cfg.learners
+    return replace(need, stage="train mmi", core_hours=need.core_hours + paths, hours=hours)
+
+
 def virtual_epoch(cfg: DictConfig, updates: float, weights: float) -> tuple[float, float]:
     """Returns the hours of an epoch on the virtual cluster, and the bytes that a learner sends for each batch.
 
@@ -217,8 +229,6 @@ def virtual_epoch(cfg: DictConfig, updates: float, weights: float) -> tuple[floa
         updates: batches of all learners together.
         weights: bytes of the network, for workloads that have none of their own.
     """
-    from dataclasses import replace
-
     from asr_am.distributed.cluster_config import Cluster, Workload
     from asr_am.distributed.simulator.epoch_timing import time_epoch
     from asr_am.stages.train_config import strategy_factory

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, ListConfig
 
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir
+from asr_am.stages.mmi import MMI, mmi_run
 
 if TYPE_CHECKING:
     from asr_am.decode.lattice import LmScale
@@ -69,6 +70,7 @@ def scales_to_try(lm_dir: Path, grid: Sequence[Sequence[float]], decoded: Path) 
 
 
 GMM_FEATURES = {"mono": "mfcc", "tri": "mfcc", "lda_mllt": "lda", "sat": "fmllr"}  # of each GMM
+SYSTEMS = (*GMM_FEATURES, "nnet", MMI)
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class SystemPlan:
         features: kind of features.
         model: directory of the network's training run, None for the GMM.
         seed: seed of the network, None for the GMM.
+        windows: windows to try on dev, None: those of section decode.
     """
 
     name: str
@@ -88,17 +91,22 @@ class SystemPlan:
     features: str
     model: Path | None
     seed: int | None
+    windows: tuple[str, ...] | None = None
 
 
 def plans(cfg: DictConfig) -> list[SystemPlan]:
-    """Returns the systems that `systems` lists: GMMs by name, nnet for the network of the configured run."""
+    """Returns the systems that `systems` lists: GMMs by name, nnet for the network of the configured run, mmi."""
     root = corpus_dir(cfg)
     found = []
     for name in cfg.systems:
         if name == "nnet":
             found.append(SystemPlan(cfg.run, cfg.align.system, cfg.features.name, root / "train" / cfg.run, cfg.seed))
+        elif name == MMI:
+            run, windows = mmi_run(cfg), tuple(cfg.mmi.windows)
+            network = root / "train" / run
+            found.append(SystemPlan(run, cfg.align.system, cfg.features.name, network, cfg.seed, windows))
         elif name not in GMM_FEATURES:
-            raise InputError(f"systems: {name!r} is unknown; choose from {', '.join(GMM_FEATURES)}, nnet")
+            raise InputError(f"systems: {name!r} is unknown; choose from {', '.join(SYSTEMS)}")
         elif name not in cfg.align:
             raise InputError(f"systems: {name} is not trained; use align=sat, or leave it out of systems")
         else:

@@ -1,5 +1,7 @@
 """Stage 6, train: trains a network on the examples under the configured strategy, in exp/<corpus>/train/<run>.
 
+If `systems` has mmi, it then trains that network with the MMI loss, in exp/<corpus>/train/<run>-mmi.
+
 The run is written in place, so that metrics.jsonl can be followed. A killed run continues from its last checkpoint.
 
 To read from a recipe to the update of an algorithm:
@@ -30,8 +32,9 @@ from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.egs.epoch_plan import BUFFER
 from asr_am.errors import InputError
 from asr_am.options import choices
-from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.app import stage, values
 from asr_am.stages.egs import egs_dir
+from asr_am.stages.mmi import MMI, denominator_path, mmi_config, run_dir
 from asr_am.stages.target import Target, held_locks
 from asr_am.stages.train_config import (
     TrainConfig,
@@ -51,7 +54,14 @@ log = logging.getLogger(__name__)
 SPEED_ONLY = (  # change rounding at most
     "device", "threads", "workers", "report_every", "checkpoint_every", "checkpoint_minutes",
 )  # fmt: skip
-OPTIONAL_KEYS = ("init", "subset", "shuffle_buffer", "one_speed")  # in the key only if set: earlier versions had none
+OPTIONAL_KEYS = (
+    "init",
+    "subset",
+    "shuffle_buffer",
+    "one_speed",
+    "chunk",
+    "mmi",
+)  # in the key only if set: earlier versions had none
 LATER_OPTIONS: dict[str, dict[str, object]] = {  # the same for options of strategies, with what earlier versions did
     "adpsgd": {"group_size": 1, "partners": "ring", "delay_by_one": False, "seed": 0},
     "bmuf": {"inner": None, "group_size": 1},
@@ -63,7 +73,17 @@ CHECKPOINT = "checkpoints/checkpoint-?????????"  # a failed run without one is r
 
 
 def targets(cfg: DictConfig) -> list[Target]:
-    """Returns the training run. Imports no torch."""
+    """Returns the training run, and that of sequence training if it is asked for. Imports no torch."""
+    return [run_target(each) for each in configs(cfg)]
+
+
+def configs(cfg: DictConfig) -> list[DictConfig]:
+    """Returns the configuration of each run, in the order of training."""
+    return [cfg, mmi_config(cfg)] if MMI in cfg.systems else [cfg]
+
+
+def run_target(cfg: DictConfig) -> Target:
+    """Returns a training run."""
     check_launcher(cfg)
     launcher, servers = cfg.launcher.name, num_dedicated_servers(cfg)
     if launcher == "torchrun":
@@ -75,15 +95,13 @@ def targets(cfg: DictConfig) -> list[Target]:
             f"{cfg.learners} learners and {servers} servers; start as many processes, or change learners"
         )
     inputs = [egs_dir(cfg), *([Path(cfg.train.init)] if cfg.train.init else [])]
+    inputs += [denominator_path(cfg).parent] if cfg.train.get("mmi") else []
     rank = os.environ.get("RANK", "0") if launcher == "torchrun" else cfg.launcher.get("node_rank", 0)
     is_leader = int(rank) == 0
-    return [
-        Target(
-            corpus_dir(cfg) / "train" / cfg.run, inputs, key_values(cfg), partial(train_run, cfg, is_leader),
-            in_place=True, keep_if=CHECKPOINT, exclude=("wandb", "tensorboard", "checkpoints"), is_leader=is_leader,
-            num_bytes=partial(run_bytes, cfg),
-        )
-    ]  # fmt: skip
+    return Target(
+        run_dir(cfg), inputs, key_values(cfg), partial(train_run, cfg, is_leader), in_place=True, keep_if=CHECKPOINT,
+        exclude=("wandb", "tensorboard", "checkpoints"), is_leader=is_leader, num_bytes=partial(run_bytes, cfg),
+    )  # fmt: skip
 
 
 def check_launcher(cfg: DictConfig) -> None:
@@ -99,8 +117,8 @@ def check_launcher(cfg: DictConfig) -> None:
 def check_options(cfg: DictConfig) -> None:
     """Raises InputError if an option of this stage is unknown, of another type or out of range."""
     check_launcher(cfg)
-    cfg = with_current_targets(cfg)
-    check_strategy(TrainConfig.parse(cfg, corpus_dir(cfg) / "train" / cfg.run))
+    for each in configs(with_current_targets(cfg)):
+        check_strategy(TrainConfig.parse(each, run_dir(each)))
 
 
 def key_values(cfg: DictConfig) -> dict[str, object]:
@@ -108,6 +126,7 @@ def key_values(cfg: DictConfig) -> dict[str, object]:
     train = {key: value for key, value in values(cfg.train).items() if key not in SPEED_ONLY + OPTIONAL_KEYS}
     train |= {"subset": cfg.train.subset} if cfg.train.subset != 1 else {}
     train |= {"one_speed": True} if cfg.train.get("one_speed") else {}
+    train |= {name: values(cfg.train)[name] for name in ("chunk", "mmi") if cfg.train.get(name)}
     buffer = cfg.train.get("shuffle_buffer", BUFFER)
     train |= {"shuffle_buffer": buffer} if buffer != BUFFER else {}
     found = {
@@ -169,7 +188,7 @@ def run_bytes(cfg: DictConfig) -> float:
     from asr_am.model.build import make_model
     from asr_am.train.checkpoint import KEPT
 
-    config = TrainConfig.parse(with_current_targets(cfg), corpus_dir(cfg) / "train" / cfg.run)
+    config = TrainConfig.parse(with_current_targets(cfg), run_dir(cfg))
     info, optimizer = EgsInfo.load(egs_dir(cfg)), config.options.optimizer
     with torch.device("meta"):
         model = make_model(config.options.model, info.dim, info.num_pdfs)
@@ -255,7 +274,7 @@ def warn_if_crowded(config: TrainConfig) -> None:
 
 def best_loss(cfg: DictConfig) -> float:
     """Returns the lowest held-out loss of the finished run, for a sweep that searches."""
-    summary = json.loads((corpus_dir(cfg) / "train" / cfg.run / "summary.json").read_text(encoding="utf-8"))
+    summary = json.loads((run_dir(cfg) / "summary.json").read_text(encoding="utf-8"))
     return float(min(summary["heldout_loss"]))
 
 

@@ -16,6 +16,7 @@ from asr_am.options import build, check_types
 from asr_am.stages.app import values
 from asr_am.stages.config_targets import find_class
 from asr_am.stages.egs import egs_dir
+from asr_am.stages.mmi import denominator_path
 from asr_am.stages.target import KEY, git_commit
 from asr_am.train.schedule import for_batch
 
@@ -121,7 +122,8 @@ class TrainConfig:
         from asr_am.train.train_options import TrainOptions
 
         options = TrainOptions.build(values(cfg.train), without_name(cfg.model), schedule_values(cfg), cfg.seed)
-        open_run = partial(_open_acoustic, egs_dir(cfg))
+        denominator = denominator_path(cfg) if options.mmi else None
+        open_run = partial(_open_acoustic, egs_dir(cfg), denominator)
         return cls.parse_for(cfg, out, options, open_run, cfg, {"model": cfg.model.name})
 
     @classmethod
@@ -178,12 +180,13 @@ class TrainConfig:
         return config
 
 
-def _open_acoustic(egs: Path, config: TrainConfig, options: TrainOptions) -> Trainable:
+def _open_acoustic(egs: Path, denominator: Path | None, config: TrainConfig, options: TrainOptions) -> Trainable:
     from asr_am.train.run_setup import RunSetup
 
     return RunSetup(
         egs, config.out, options, config.strategy, learners=config.learners, tracker=config.make_tracker(),
         provenance=config.provenance, share_gpus=config.launch_options.share_gpus,
+        denominator=denominator,
     )  # fmt: skip
 
 

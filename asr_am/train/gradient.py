@@ -5,7 +5,7 @@ Shapes: B chunks, T frames, F features, N parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -23,6 +23,9 @@ from asr_am.train.schedule import Schedule
 from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainable import Batch as AnyBatch
 from asr_am.train.trainable import LearnerState, Plan
+
+BatchLoss = Callable[[AcousticModel, Tensor, Tensor | None, Tensor, torch.dtype], tuple[Tensor, Tensor]]
+"""Loss and number of correct frames, both summed over frames (`frame_loss.batch_loss`, `mmi_loss.MmiLoss`)."""
 
 
 def matrix_dtype(options: TrainOptions) -> torch.dtype:
@@ -57,6 +60,7 @@ class ModelState:
         loader: training examples.
         options: options of the run.
         device: where the model is.
+        loss: the loss of a batch.
     """
 
     model: AcousticModel
@@ -65,6 +69,7 @@ class ModelState:
     loader: Loader
     options: TrainOptions
     device: torch.device
+    loss: BatchLoss = batch_loss
 
     def backward(self, batch: Batch, loss_denominator: float, on_bucket: BucketHook | None) -> tuple[Tensor, Tensor]:
         """See `LearnerState.backward`. Computes the batch in `options.accumulation` parts."""
@@ -75,9 +80,7 @@ class ModelState:
         parts = list(zip(*(t.split(size) for t in (batch.x_BTF, batch.targets_BT, batch.lengths_B)), strict=True))
         for k, (x_BTF, targets_BT, lengths_B) in enumerate(parts):
             x_BTF, targets_BT = (to_device(t, self.device) for t in (x_BTF, targets_BT))
-            part_loss, part_correct = batch_loss(
-                self.model, x_BTF, lengths_B, targets_BT, dtype, self.options.label_smoothing
-            )
+            part_loss, part_correct = self.loss(self.model, x_BTF, lengths_B, targets_BT, dtype)
             with self.params.notify_buckets(on_bucket if k == len(parts) - 1 else None):
                 (part_loss / loss_denominator).backward()
             loss_sum += part_loss.detach()
@@ -135,23 +138,27 @@ class Validator:
         loader: held-out examples.
         options: options of the run.
         device: where to compute.
+        loss: the loss of a batch.
     """
 
-    def __init__(self, model: AcousticModel, loader: Loader, options: TrainOptions, device: torch.device) -> None:
+    def __init__(
+        self, model: AcousticModel, loader: Loader, options: TrainOptions, device: torch.device,
+        loss: BatchLoss = batch_loss,
+    ) -> None:  # fmt: skip
         self.model = deepcopy(model).eval()
         self._params = FlatParams(self.model)
         self._plan = loader.plan(0)
-        self._loader, self._options, self._device = loader, options, device
+        self._loader, self._options, self._device, self._loss = loader, options, device, loss
 
     @torch.no_grad()
     def __call__(self, w: Tensor) -> tuple[float, float]:
-        """Returns the mean cross-entropy per frame and the share of wrong frames under the weights `w` [N]."""
+        """Returns the mean loss per frame and the share of wrong frames under the weights `w` [N]."""
         self._params.w.copy_(w)
         sums_2 = torch.zeros(2, dtype=torch.float64, device=self._device)
         frames, dtype = 0, matrix_dtype(self._options)
         for batch in self._loader.batches(self._plan, range(len(self._plan))):
             x_BTF, targets_BT = (to_device(t, self._device) for t in (batch.x_BTF, batch.targets_BT))
-            sums_2 += torch.stack(batch_loss(self.model, x_BTF, batch.lengths_B, targets_BT, dtype))
+            sums_2 += torch.stack(self._loss(self.model, x_BTF, batch.lengths_B, targets_BT, dtype))
             frames += batch.frames
         loss, correct = sums_2.tolist()
         return loss / frames, 1.0 - correct / frames

@@ -18,15 +18,17 @@ from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
 from asr_am.egs.epoch_plan import EpochPlan
 from asr_am.egs.loader import Batch, Loader, feature_moments
-from asr_am.egs.store import EgsInfo, EgsSet, load_pdf_counts
+from asr_am.egs.store import EgsInfo, EgsSet, load_pdf_counts, log_priors
 from asr_am.errors import InputError
+from asr_am.hmm.denominator import DenominatorGraph
 from asr_am.model.acoustic import AcousticModel
 from asr_am.model.build import make_model
 from asr_am.model.device import choose_device
 from asr_am.model.model_file import load_acoustic_model, save_model
 from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.frame_loss import batch_loss
-from asr_am.train.gradient import ModelState, Validator, matrix_dtype
+from asr_am.train.gradient import BatchLoss, ModelState, Validator, matrix_dtype
+from asr_am.train.mmi_loss import MmiLoss
 from asr_am.train.run_log import RunLog, TrainingBar
 from asr_am.train.tracking import NoTracker, Tracker
 from asr_am.train.train_options import TrainOptions
@@ -79,6 +81,7 @@ class RunSetup:
         tracker: experiment tracking.
         provenance: origin of the run, for summary.json and the model file.
         share_gpus: several learners may compute on one GPU.
+        denominator: file of the `DenominatorGraph` for `options.mmi`.
 
     Raises:
         InputError: the examples are damaged, there is no GPU, or the batch cannot be divided.
@@ -91,6 +94,7 @@ class RunSetup:
     def __init__(
         self, egs_dir: Path, out: Path, options: TrainOptions, strategy: StrategyFactory, *, learners: int = 1,
         tracker: Tracker | None = None, provenance: Mapping[str, object] | None = None, share_gpus: bool = False,
+        denominator: Path | None = None,
     ) -> None:  # fmt: skip
         check_batch(options.batch_size, learners)
         self.options, self.learners, self.out = options, learners, out
@@ -99,11 +103,13 @@ class RunSetup:
         self.device = training_device(options, share_gpus)
         self.egs, self._dev = EgsSet(egs_dir, "train"), EgsSet(egs_dir, "dev")
         self.pdf_counts_P = torch.from_numpy(load_pdf_counts(egs_dir))
+        self._denominator = denominator
         self._mean_F, self._deviation_F = feature_moments(self.egs)
         self.loader = Loader(
             self.egs, options.batch_size // learners, seed=options.seed, random_offset=options.random_offset,
             subset=options.subset, masking=options.masking, mean_F=self._mean_F, ivector_noise=options.ivector_noise,
             workers=options.workers, buffer=options.shuffle_buffer, one_speed=options.one_speed,
+            chunk=options.chunk,
         )  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)
         self.run_log = RunLog(out, tracker or NoTracker(), TrainingBar(options.epochs), options.plain())
@@ -134,14 +140,34 @@ class RunSetup:
         optimizer = Optimizer(params, self.options.optimizer)
         strategy = self._factory(params, optimizer, team)
         strategy.attach(model, self._loss, partial(first_batch, self, team.rank))
-        state = ModelState(model, strategy.params, strategy.optimizer, self.loader, self.options, self.device)
+        state = ModelState(
+            model, strategy.params, strategy.optimizer, self.loader, self.options, self.device, self._batch_loss
+        )
         return state, strategy
 
     def _loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, float]:
         x_BTF, targets_BT = batch.x_BTF.to(self.device), batch.targets_BT.to(self.device)
-        dtype, smoothing = matrix_dtype(self.options), self.options.label_smoothing
         assert isinstance(model, AcousticModel)
-        return batch_loss(model, x_BTF, batch.lengths_B, targets_BT, dtype, smoothing)[0], float(batch.frames)
+        loss, _ = self._batch_loss(model, x_BTF, batch.lengths_B, targets_BT, matrix_dtype(self.options))
+        return loss, float(batch.frames)
+
+    @cached_property
+    def _batch_loss(self) -> BatchLoss:
+        return self._mmi_loss or partial(batch_loss, smoothing=self.options.label_smoothing)
+
+    @cached_property
+    def _mmi_loss(self) -> MmiLoss | None:
+        if self.options.mmi is None:
+            return None
+        if self._denominator is None:
+            raise InputError("train.mmi: needs a denominator graph, which stage 5 (egs) makes")
+        graph = DenominatorGraph.load(self._denominator)
+        if graph.num_pdfs != self.egs.info.num_pdfs:
+            raise InputError(
+                f"{self._denominator}: has {graph.num_pdfs} pdfs, the examples have {self.egs.info.num_pdfs}; run "
+                "stage 5 (egs) again"
+            )
+        return MmiLoss(graph, log_priors(self.pdf_counts_P.numpy()), self.options.mmi, self.device)
 
     def plan(self, epoch: int) -> EpochPlan:
         """Returns the batches of an epoch. Caches one plan, as all learners ask for the same."""
@@ -152,13 +178,14 @@ class RunSetup:
     @cached_property
     def validator(self) -> Validator:
         """Computes the held-out loss on the set `dev`."""
-        loader = Loader(self._dev, max(64, self.options.batch_size // self.learners), shuffle=False)
-        return Validator(self.model(), loader, self.options, self.device)
+        size, chunk = max(64, self.options.batch_size // self.learners), self.options.chunk
+        loader = Loader(self._dev, size, shuffle=False, chunk=chunk)
+        return Validator(self.model(), loader, self.options, self.device, self._mmi_loss or batch_loss)
 
     def save_best(self, path: Path, record: Mapping[str, float]) -> None:
         """Saves the model that was validated last."""
         info = {
-            "kind": self.egs.info.kind, "chunk": self.egs.info.chunk, "pdf_counts": self.pdf_counts_P,
+            "kind": self.egs.info.kind, "chunk": self.loader.chunk, "pdf_counts": self.pdf_counts_P,
             "senones": self.egs.info.senones, "epoch": record["epoch"], "heldout_loss": record["heldout_loss"],
             **self.provenance,
         }  # fmt: skip

@@ -24,6 +24,7 @@ from asr_am.errors import InputError
 from asr_am.model.blstm import BlstmOptions
 from asr_am.model.build import Options, model_options
 from asr_am.options import build
+from asr_am.train.mmi_loss import MmiOptions
 from asr_am.train.schedule import Newbob, Plateau, Schedule
 
 # Not part of the fingerprint. `shuffle_buffer` is, where the examples are more than that: see `RunSetup.checkpoints`.
@@ -57,6 +58,8 @@ class TrainOptions:
         subset: share of the training utterances to use. It does not depend on the seed.
         one_speed: an epoch has each utterance at one of its speeds, in turn. False: at all of them.
         shuffle_buffer: chunks that are shuffled together. Memory should hold twice as many.
+        chunk: frames of a chunk. 0: as the examples say.
+        mmi: train with the MMI loss and these options. None: with the cross-entropy.
         label_smoothing: share of the target distribution that is uniform.
         accumulation: parts in which a batch is computed, to save memory.
         precision: dtype of the matrix products. Weights and softmax are float32. On a GPU, float32 products are TF32.
@@ -83,6 +86,8 @@ class TrainOptions:
     subset: float = 1.0
     one_speed: bool = False
     shuffle_buffer: int = BUFFER
+    chunk: int = 0
+    mmi: MmiOptions | None = None
     label_smoothing: float = 0.0
     accumulation: int = 1
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -107,6 +112,10 @@ class TrainOptions:
             raise InputError(
                 "train.label_smoothing, model.dropout and train.optimizer.momentum must be at least 0 and below 1"
             )
+        if self.chunk < 0:
+            raise InputError(f"train.chunk={self.chunk}: must be at least 1, or 0 for that of the examples")
+        if self.mmi and self.label_smoothing:
+            raise InputError("train.label_smoothing: is for the cross-entropy and not for train.mmi; set it to 0")
         if not 0 < self.subset <= 1:
             raise InputError(f"train.subset={self.subset}: must be above 0 and at most 1")
         not_negative = (self.optimizer.weight_decay, self.optimizer.clip_norm, self.workers, self.threads)
@@ -141,6 +150,7 @@ class TrainOptions:
             "model": model_options(**model),
             "schedule": _schedule(**schedule),
             "seed": seed,
+            "mmi": build(MmiOptions, train["mmi"], "train.mmi") if train.get("mmi") else None,
         }
         return build(cls, {**train, **parts}, "train")
 
@@ -155,6 +165,8 @@ class TrainOptions:
             del values["init"], values["subset"]
         if not self.one_speed:  # likewise
             del values["one_speed"]
+        if not self.chunk and not self.mmi:  # likewise
+            del values["chunk"], values["mmi"]
         if self.optimizer.kind != "adagrad":  # likewise
             del values["optimizer"]["accumulator"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -37,6 +37,7 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
         ("strategy=diloco", "+strategy@strategy.inner=topk", "strategy.group_size=2", "launcher=virtual", "learners=4"),
         ("+workload.frames_per_second.gpu=3", "cluster.device=gpu", "+cluster.fabric_bandwidth=1e9", "lm=parallax_lm"),
         ("lm.learners=4", "launcher@lm.launcher=process", "strategy@lm.strategy=adpsgd", "strategy=parallax"),
+        ("systems=[nnet,mmi]", "learners=4", "launcher=process", "strategy=adpsgd"),
     ],
     ids=lambda overrides: overrides[0],
 )  # fmt: skip
@@ -71,6 +72,8 @@ def test_right_options_are_accepted(tmp_path: Path, overrides: tuple[str, ...]) 
         ("lm.launcher.name=torchrun", "must be one of alone, virtual, process"),
         ("lm.strategy.path=mail", r"^lm\.strategy\.path=mail: "),
         ("+lm.strategy.foo=1", r"^lm\.strategy\.foo: there is no such"),
+        ("mmi.epochs=0", r"^mmi\.epochs=0: must"), ("mmi.windows=[9/10]", r"^mmi\.windows: '9/10'"),
+        ("+mmi.foo=1", r"^mmi\.foo: there is no such"), ("train.chunk=-1", r"^train\.chunk=-1: must"),
         ("score.bootstrap=0", r"^score\.bootstrap=0: "), ("egs=null", "^egs=None: must be a section"),
     ],
 )  # fmt: skip

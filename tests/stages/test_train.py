@@ -16,6 +16,7 @@ from asr_am.distributed.strategies.psp import Psp
 from asr_am.errors import InputError
 from asr_am.stages.app import values
 from asr_am.stages.egs import egs_dir
+from asr_am.stages.mmi import denominator_path
 from asr_am.stages.rescore import lm_key
 from asr_am.stages.target import KEY
 from asr_am.stages.train import strategy_key, targets, train_simulated, warn_if_crowded
@@ -233,6 +234,25 @@ def test_the_key_of_finished_runs_does_not_change() -> None:
         "learners": 4,
         "faults": {"slow": None, "crashes": [], "late_share": 0.0, "late_seconds": 0.0, "lost_share": 0.0},
     }  # fmt: skip
+
+
+def test_sequence_training_starts_from_the_run_and_has_its_learners() -> None:
+    options = ("corpus=an4", "strategy=sync", "learners=4", "launcher=process")
+    (only,), (first, second) = (
+        targets(config(*options, "systems=[nnet]")),
+        targets(cfg := config(*options, "systems=[nnet,mmi]")),
+    )
+    assert (first.config, first.out) == (only.config, only.out)
+    assert second.out == first.out.with_name(first.out.name + "-mmi")
+    assert {first.out / "best.pt", denominator_path(cfg).parent} <= set(second.inputs)
+    assert second.config["schedule"] == {"base": pytest.approx(0.17 * 0.003), "anneal_from": 2, "anneal": 0.6}
+    changed = {"epochs": 5, "batch_size": 32, "chunk": 63, "mmi": {"acoustic_scale": 0.15, "ce_weight": 0.1}}
+    assert second.config["train"] == first.config["train"] | changed
+    assert {key: second.config[key] for key in ("model", "strategy", "learners", "seed")} == {
+        key: first.config[key] for key in ("model", "strategy", "learners", "seed")
+    }
+    with pytest.raises(InputError, match=r"mmi.batch_size=32: learners=3 cannot divide it"):
+        targets(config("corpus=an4", "systems=[mmi]", "learners=3", "launcher=process"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,141 @@
+"""The denominator of MMI training: a graph of all sentences that needs no words (Povey et al., Interspeech 2016).
+
+A Markov chain over phones, each given the two before it, with the relative frequencies of the alignments. Each phone in
+its context is a chain of HMM states. Alignments of the training set are paths of this graph. They start and end
+anywhere, because chunks do.
+
+Shapes: S states of the graph, I phones of some alignments, V distinct phones in context with their states, C distinct
+chains of states after the same two phones, N pairs of neighbouring phones, K states of the longest phone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from scipy import sparse
+
+from asr_am.data.npz import read_npz, write_npz
+from asr_am.errors import InputError
+from asr_am.hmm.alignments import runs_of
+from asr_am.hmm.states import StateTable
+
+UTTERANCES = 1000  # whose phones are counted at a time
+STEPS = 200  # frames after which the chain forgets where it began
+REMEDY = "run stage 5 (egs) again"
+
+
+@dataclass(frozen=True)
+class DenominatorGraph:
+    """A Markov chain over HMM states. Frames are emitted by states.
+
+    Attributes:
+        arcs_SS: sparse transition probabilities, rows sum to 1.
+        pdf_S: pdf of each state, int32.
+        start_S: probability of each state at a frame about which nothing is known, float32.
+        num_pdfs: outputs of a model for these pdfs.
+    """
+
+    arcs_SS: sparse.csr_array
+    pdf_S: np.ndarray
+    start_S: np.ndarray
+    num_pdfs: int
+
+    def save(self, path: Path) -> None:
+        """Writes .npz (plain arrays, no pickles), atomically."""
+        arcs = self.arcs_SS
+        write_npz(path, {
+            "first": arcs.indptr, "target": arcs.indices, "probability": arcs.data,
+            "pdf": self.pdf_S, "start": self.start_S, "num_pdfs": np.int32(self.num_pdfs),
+        })  # fmt: skip
+
+    @classmethod
+    def load(cls, path: Path) -> DenominatorGraph:
+        """Reads what `save` wrote. Raises InputError if the file is missing, damaged or inconsistent."""
+        first, target, probability, pdf_S, start_S, num_pdfs = read_npz(
+            path, "first", "target", "probability", "pdf", "start", "num_pdfs", remedy=REMEDY
+        )
+        try:
+            arcs_SS = sparse.csr_array((probability, target, first), shape=(len(pdf_S), len(pdf_S)))
+            arcs_SS.check_format()
+            if len(start_S) != len(pdf_S) or not 0 <= pdf_S.min() <= pdf_S.max() < num_pdfs:
+                raise ValueError("states without a pdf or a start")
+            if not np.allclose([*arcs_SS.sum(axis=1), start_S.sum()], 1, atol=1e-3):
+                raise ValueError("probabilities that do not sum to 1")
+        except (ValueError, TypeError, IndexError) as error:
+            raise InputError(f"{path}: holds {error}; {REMEDY}") from error
+        return cls(arcs_SS, pdf_S, start_S, int(num_pdfs))
+
+
+def denominator_graph(alignments: Iterable[np.ndarray], states: StateTable) -> DenominatorGraph:
+    """Makes the graph from the graph labels [T] of each utterance. Raises InputError if there is none."""
+    rows_V, count_V = _count(_phones(alignments, states))
+    if not len(rows_V):
+        raise InputError("no utterance is aligned, so there is no denominator for MMI training; run stage 3 (align)")
+    left_V, phone_V, right_V, labels_VK = rows_V[:, 0], rows_V[:, 1], rows_V[:, 2], rows_V[:, 3:]
+
+    pairs = np.unique(np.concatenate([rows_V[:, :2], rows_V[right_V > 0, 1:3]]), axis=0)
+    node_of = {pair: number for number, pair in enumerate(map(tuple, pairs.tolist()))}
+    node_V = np.array([node_of[pair] for pair in zip(left_V.tolist(), phone_V.tolist(), strict=True)])
+    next_V = np.array([node_of.get(pair, -1) for pair in zip(phone_V.tolist(), right_V.tolist(), strict=True)])
+
+    # phones that differ only in the next phone share their states
+    chains, chain_V = np.unique(np.column_stack([node_V, labels_VK]), axis=0, return_inverse=True)
+    length_C = (chains[:, 1:] > 0).sum(axis=1)
+    last_C = np.cumsum(length_C) - 1
+    first_C = last_C - length_C + 1
+    label_S = chains[:, 1:][chains[:, 1:] > 0]
+    size, nodes = len(label_S), len(pairs)
+    leave_S, stay_S = np.exp(states.next_L[label_S - 1]), np.exp(states.loop_L[label_S - 1])
+
+    frequency_C = np.bincount(chain_V, count_V)
+    frequency_N = np.bincount(chains[:, 0], frequency_C, nodes)
+    enter = sparse.coo_array((frequency_C / frequency_N[chains[:, 0]], (chains[:, 0], first_C)), (nodes, size))
+    share_V = count_V / frequency_C[chain_V] * leave_S[last_C[chain_V]]
+    inside, ends = next_V >= 0, next_V < 0
+    leave = sparse.coo_array((share_V[inside], (last_C[chain_V[inside]], next_V[inside])), (size, nodes))
+    # another sentence begins where one ends
+    first_N = np.where(pairs[:, 0] == 0, frequency_N, 0)
+    end = sparse.coo_array((share_V[ends], (last_C[chain_V[ends]], np.zeros(ends.sum(), int))), (size, 1))
+    begin = sparse.coo_array((first_N / first_N.sum())[None, :])
+    inner_S = np.setdiff1d(np.arange(size), last_C)
+    within = sparse.coo_array((leave_S[inner_S], (inner_S, inner_S + 1)), (size, size))
+    arcs = sparse.csr_array(sparse.diags_array(stay_S) + within + (leave + end @ begin) @ enter)
+
+    start_S = np.full(size, 1 / size)
+    for _ in range(STEPS):
+        start_S = start_S @ arcs
+    return DenominatorGraph(
+        arcs.astype(np.float32),
+        states.pdf_L[label_S - 1],
+        (start_S / start_S.sum()).astype(np.float32),
+        states.num_pdfs,
+    )
+
+
+def _phones(alignments: Iterable[np.ndarray], states: StateTable) -> Iterator[np.ndarray]:
+    """Yields rows of (previous, current, next phone, labels of its states, 0 if fewer than K), int32 [I, 3 + K]."""
+    longest = max(states.states_P.values())
+    remaining = iter(alignments)
+    while utterances := list(islice(remaining, UTTERANCES)):
+        offsets = np.cumsum([0, *map(len, utterances)])
+        runs = runs_of(np.concatenate(utterances), offsets, states)
+        first_R = runs.state_R == 0
+        rows = np.zeros((first_R.sum(), 3 + longest), np.int32)
+        rows[:, :3] = runs.windows_R3[first_R]
+        rows[np.cumsum(first_R) - 1, 3 + runs.state_R] = runs.label_R
+        yield rows
+
+
+def _count(parts: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the distinct rows, sorted, and how often each occurs."""
+    rows, counts = np.empty((0, 0), np.int32), np.empty(0, np.int64)
+    for part in parts:
+        both = part if not len(rows) else np.concatenate([rows, part])
+        weights = np.concatenate([counts, np.ones(len(part), np.int64)])
+        rows, place = np.unique(both, axis=0, return_inverse=True)
+        counts = np.bincount(place, weights).astype(np.int64)
+    return rows, counts

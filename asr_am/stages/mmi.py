@@ -1,0 +1,96 @@
+"""Sequence training: the second training of a network, with the MMI loss, as the run <run>-mmi.
+
+It starts with the weights of `run`, and has everything but the options of section `mmi` from it: model, strategy,
+learners, launcher, optimizer. It is trained if `systems` has mmi.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from asr_am.errors import InputError
+from asr_am.options import build
+from asr_am.stages.app import corpus_dir, values
+from asr_am.train.schedule import for_batch
+
+MMI = "mmi"  # name of the system
+
+
+@dataclass(frozen=True)
+class MmiSection:
+    """The options of section `mmi`. They are explained in conf/config.yaml."""
+
+    epochs: int
+    chunk: int
+    batch_size: int
+    rate: float
+    anneal: float
+    acoustic_scale: float
+    ce_weight: float
+    windows: Sequence[str]
+
+    def __post_init__(self) -> None:
+        """Raises InputError if a value is out of range."""
+        for name in ("epochs", "chunk", "batch_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"mmi.{name}={getattr(self, name)}: must be at least 1")
+        for name in ("rate", "anneal"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"mmi.{name}={getattr(self, name)}: must be above 0")
+        if not self.windows:
+            raise InputError("mmi.windows: is empty; give at least one window, for instance 63/31")
+
+
+def mmi_section(cfg: DictConfig) -> MmiSection:
+    """Returns the options of the section. Raises InputError if one is unknown, of another type or out of range."""
+    return build(MmiSection, values(cfg.mmi), MMI)
+
+
+def mmi_run(cfg: DictConfig) -> str:
+    """Returns the name of the run."""
+    return f"{cfg.run}-{MMI}"
+
+
+def mmi_config(cfg: DictConfig) -> DictConfig:
+    """Returns the configuration of the run.
+
+    Args:
+        cfg: configuration of the run that it starts from.
+
+    Raises:
+        InputError: an option is unknown or out of range, or the batch cannot be divided among the learners.
+    """
+    section = mmi_section(cfg)
+    if section.batch_size % cfg.learners:
+        raise InputError(
+            f"mmi.batch_size={section.batch_size}: learners={cfg.learners} cannot divide it; choose a multiple"
+        )
+    first = for_batch(values(cfg.schedule), cfg.train.batch_size, cfg.train.optimizer.kind)["base"]
+    train = {
+        "epochs": section.epochs,
+        "chunk": section.chunk,
+        "batch_size": section.batch_size,
+        "init": str(run_dir(cfg) / "best.pt"),
+        "mmi": {"acoustic_scale": section.acoustic_scale, "ce_weight": section.ce_weight},
+    }
+    current = cfg.copy()
+    OmegaConf.update(current, "run", mmi_run(cfg))
+    OmegaConf.update(current, "train", values(cfg.train) | train, merge=False)
+    schedule = {"base": first * section.rate, "anneal_from": 2, "anneal": section.anneal}
+    OmegaConf.update(current, "schedule", schedule, merge=False)
+    return current
+
+
+def run_dir(cfg: DictConfig) -> Path:
+    """Returns the directory of the training run."""
+    return corpus_dir(cfg) / "train" / cfg.run
+
+
+def denominator_path(cfg: DictConfig) -> Path:
+    """Returns the file of the denominator graph, which stage egs makes."""
+    return corpus_dir(cfg) / "egs" / f"denominator-{cfg.align.system}" / "graph.npz"
