@@ -30,7 +30,8 @@ TINY = [
     "align.tri.leaves=150", "align.tri.gaussians=600", "speaker.first_beam=6", "speaker.search.beam=6",
     "speaker.search.lattice_beam=3", "ivectors.gaussians=16", "ivectors.dim=8", "model.layers=1", "model.cells=32",
     "model.dropout=0", "train.epochs=3", "train.checkpoint_every=10", "schedule.warmup_batches=5",
-    "schedule.base=0.01", "logger=none", "systems=[mono,sat,nnet]", "decode.search.beam=6",
+    "schedule.base=0.01", "logger=none", "systems=[mono,sat,nnet,mmi]", "mmi.epochs=1",
+    "mmi.windows=[63/63]", "decode.search.beam=6",
     "decode.search.lattice_beam=3", "decode.lm_weights=[8,12]", "log_likelihoods=true",
 ]  # fmt: skip
 
@@ -74,7 +75,8 @@ def test_every_stage_leaves_its_output(exp: Path) -> None:
     assert "| sat |" in (exp / "minicts/RESULTS.md").read_text()
     assert not list(exp.rglob("*.partial")) and not list(exp.rglob("*.tmp"))
     errors = word_errors(exp)
-    assert len(errors) == 3 and {name.split("_")[0].split("-")[0] for name in errors} == {"mono", "sat", "blstm"}
+    networks = {"blstm-local-b64-s1", "blstm-local-b64-s1-mmi"}
+    assert {name.removesuffix("_kn3") for name in errors} == {"mono", "sat", *networks}
     for name, (wrong, words) in errors.items():
         assert words > 100 and 0 < wrong < words, f"{name} recognised nothing: {wrong} errors in {words} words"
 

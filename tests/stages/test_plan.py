@@ -49,6 +49,15 @@ def test_hours_of_swb2000_are_those_published(
     assert "MB a step and learner" in need.note and need.core_hours == pytest.approx(16 * train / 300 / 3600)
 
 
+def test_sequence_training_is_a_stage_of_its_own(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "corpus=minicts", "corpus.hours=10", "systems=[sat,nnet,mmi]")
+    needs = {need.stage: need for need in plan.plan(cfg)[0]}
+    train, paths = 10 * plan.FRAMES * 3, plan.PER_FRAME["paths"] / 1e6
+    per_frame = needs["train"].core_hours / (10 * plan.FRAMES * cfg.train.epochs)
+    assert needs["train mmi"].core_hours == pytest.approx(train * (per_frame + paths / 3600))
+    assert needs["train mmi"].note.startswith(f"{train / 3 / 63 / 32:,.0f} updates")
+
+
 def test_copies_at_other_speeds_cost_what_is_done_with_them(tmp_path: Path) -> None:
     def core_hours(*overrides: str) -> dict[str, float]:
         needs, _ = plan.plan(config(tmp_path, "corpus=minicts", "corpus.hours=10", *overrides))

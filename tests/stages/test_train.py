@@ -246,7 +246,7 @@ def test_sequence_training_starts_from_the_run_and_has_its_learners() -> None:
     assert second.out == first.out.with_name(first.out.name + "-mmi")
     assert {first.out / "best.pt", denominator_path(cfg).parent} <= set(second.inputs)
     assert second.config["schedule"] == {"base": pytest.approx(0.17 * 0.003), "anneal_from": 2, "anneal": 0.6}
-    changed = {"epochs": 5, "batch_size": 32, "chunk": 63, "mmi": {"acoustic_scale": 0.15, "ce_weight": 0.1}}
+    changed = {"epochs": 3, "batch_size": 32, "chunk": 63, "mmi": {"acoustic_scale": 0.15, "ce_weight": 0.1}}
     assert second.config["train"] == first.config["train"] | changed
     assert {key: second.config[key] for key in ("model", "strategy", "learners", "seed")} == {
         key: first.config[key] for key in ("model", "strategy", "learners", "seed")
