@@ -75,7 +75,7 @@ def test_every_stage_leaves_its_output(exp: Path) -> None:
     assert "| sat |" in (exp / "minicts/RESULTS.md").read_text()
     assert not list(exp.rglob("*.partial")) and not list(exp.rglob("*.tmp"))
     errors = word_errors(exp)
-    networks = {"blstm-local-b64-s1", "blstm-local-b64-s1-mmi"}
+    networks = {"blstm-local-b64-s1", "blstm-local-b64-mmi-s1"}
     assert {name.removesuffix("_kn3") for name in errors} == {"mono", "sat", *networks}
     for name, (wrong, words) in errors.items():
         assert words > 100 and 0 < wrong < words, f"{name} recognised nothing: {wrong} errors in {words} words"

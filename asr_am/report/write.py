@@ -147,6 +147,6 @@ def _training_section(runs: Sequence[TrainingRun]) -> list[str]:
     if not runs:
         return []
     intro = "Held-out loss (nats per frame) and frame error rate of the best epoch, whose weights are decoded with."
-    if any(run.name.endswith("-mmi") for run in runs):
-        intro += " Runs that end in -mmi have the loss of sequence training, up to a constant."
+    if any("-mmi" in run.name for run in runs):
+        intro += " Runs with -mmi in their name have the loss of sequence training, up to a constant."
     return ["## Training", "![Held-out loss by epoch](report/heldout.png)", intro, tables.training(runs)]

@@ -1,4 +1,4 @@
-"""Sequence training: the second training of a network, with the MMI loss, as the run <run>-mmi.
+"""Sequence training: the second training of a network, with the MMI loss, as a run with -mmi in its name.
 
 It starts with the weights of `run`, and has everything but the options of section `mmi` from it: model, strategy,
 learners, launcher, optimizer. It is trained if `systems` has mmi.
@@ -52,8 +52,9 @@ def mmi_section(cfg: DictConfig) -> MmiSection:
 
 
 def mmi_run(cfg: DictConfig) -> str:
-    """Returns the name of the run."""
-    return f"{cfg.run}-{MMI}"
+    """Returns the name of the run: with -mmi at the end, or before the seed that ends the name."""
+    seed = f"-s{cfg.seed}"
+    return f"{cfg.run.removesuffix(seed)}-{MMI}{seed if cfg.run.endswith(seed) else ''}"
 
 
 def mmi_config(cfg: DictConfig) -> DictConfig:

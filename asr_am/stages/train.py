@@ -1,6 +1,6 @@
 """Stage 6, train: trains a network on the examples under the configured strategy, in exp/<corpus>/train/<run>.
 
-If `systems` has mmi, it then trains that network with the MMI loss, in exp/<corpus>/train/<run>-mmi.
+If `systems` has mmi, it then trains that network with the MMI loss, in exp/<corpus>/train/<run with -mmi>.
 
 The run is written in place, so that metrics.jsonl can be followed. A killed run continues from its last checkpoint.
 

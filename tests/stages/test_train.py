@@ -243,7 +243,7 @@ def test_sequence_training_starts_from_the_run_and_has_its_learners() -> None:
         targets(cfg := config(*options, "systems=[nnet,mmi]")),
     )
     assert (first.config, first.out) == (only.config, only.out)
-    assert second.out == first.out.with_name(first.out.name + "-mmi")
+    assert second.out == first.out.with_name("blstm-sync-p4-b64-mmi-s1")
     assert {first.out / "best.pt", denominator_path(cfg).parent} <= set(second.inputs)
     assert second.config["schedule"] == {"base": pytest.approx(0.17 * 0.003), "anneal_from": 2, "anneal": 0.6}
     changed = {"epochs": 3, "batch_size": 32, "chunk": 63, "mmi": {"acoustic_scale": 0.15, "ce_weight": 0.1}}
