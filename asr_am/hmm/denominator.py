@@ -63,11 +63,13 @@ class DenominatorGraph:
             arcs_SS.check_format()
             if len(start_S) != len(pdf_S) or not 0 <= pdf_S.min() <= pdf_S.max() < num_pdfs:
                 raise ValueError("states without a pdf or a start")
-            if not np.allclose([*arcs_SS.sum(axis=1), start_S.sum()], 1, atol=1e-3):
+            sums = [*arcs_SS.sum(axis=1), start_S.sum()]
+            if min(probability.min(), start_S.min()) < 0 or not np.allclose(sums, 1, atol=1e-3):
                 raise ValueError("probabilities that do not sum to 1")
-        except (ValueError, TypeError, IndexError) as error:
+            graph = cls(arcs_SS, pdf_S.astype(np.int32), start_S, int(num_pdfs))
+        except (ValueError, TypeError, IndexError, OverflowError) as error:
             raise InputError(f"{path}: holds {error}; {REMEDY}") from error
-        return cls(arcs_SS, pdf_S, start_S, int(num_pdfs))
+        return graph
 
 
 def denominator_graph(alignments: Iterable[np.ndarray], states: StateTable) -> DenominatorGraph:
