@@ -87,7 +87,7 @@ learners=3 cannot divide
 learners=0 at least 1
 launcher=alone learners=2
 launcher=mpi there is no such choice
-epochs=3 did you mean train\.epochs
+epochs=3 did you mean mmi\.epochs or train\.epochs
 train.epoch=3 did you mean train\.epochs
 train.epochs=0 at least 1
 train.epochs=two integer

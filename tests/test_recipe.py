@@ -30,7 +30,7 @@ TINY = [
     "align.tri.leaves=150", "align.tri.gaussians=600", "speaker.first_beam=6", "speaker.search.beam=6",
     "speaker.search.lattice_beam=3", "ivectors.gaussians=16", "ivectors.dim=8", "model.layers=1", "model.cells=32",
     "model.dropout=0", "train.epochs=3", "train.checkpoint_every=10", "schedule.warmup_batches=5",
-    "schedule.base=0.01", "logger=none", "systems=[mono,sat,nnet,mmi]", "mmi.epochs=1",
+    "schedule.base=0.01", "logger=none", "systems=[mono,sat,nnet]", "mmi.train=true", "mmi.epochs=1",
     "mmi.windows=[63/63]", "decode.search.beam=6",
     "decode.search.lattice_beam=3", "decode.lm_weights=[8,12]", "log_likelihoods=true",
 ]  # fmt: skip

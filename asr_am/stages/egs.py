@@ -17,7 +17,7 @@ from asr_am.errors import InputError
 from asr_am.features.fusion import base_of
 from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
-from asr_am.stages.mmi import MMI, denominator_path
+from asr_am.stages.mmi import denominator_path
 from asr_am.stages.target import Target
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def targets(cfg: DictConfig) -> list[Target]:
     inputs = [*input_dirs(cfg, kind), root / "align"]
     size, parts = partial(examples_bytes, root, options), ("features.*.npy", "targets.*.npy")
     examples = Target(egs_dir(cfg), inputs, options, build_egs, num_bytes=size, checked_in_parts=parts)
-    if MMI not in cfg.systems:
+    if not cfg.mmi.train:
         return [examples]
     align_dir = root / "align" / system
     return [examples, Target(denominator_path(cfg).parent, [root / "align"], {}, partial(denominator, align_dir))]

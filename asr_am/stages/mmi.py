@@ -1,7 +1,7 @@
 """Sequence training: the second training of a network, with the MMI loss, as a run with -mmi in its name.
 
 It starts with the weights of `run`, and has everything but the options of section `mmi` from it: model, strategy,
-learners, launcher, optimizer. It is trained if `systems` has mmi.
+learners, launcher, optimizer.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from asr_am.options import build
 from asr_am.stages.app import corpus_dir, values
 from asr_am.train.schedule import for_batch
 
-MMI = "mmi"  # name of the system
+MMI = "mmi"  # section, and part of the run's name
 
 
 @dataclass(frozen=True)
 class MmiSection:
     """The options of section `mmi`. They are explained in conf/config.yaml."""
 
+    train: bool
     epochs: int
     chunk: int
     batch_size: int

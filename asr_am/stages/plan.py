@@ -26,7 +26,7 @@ from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir, ends_on_signals, reports_errors, values
-from asr_am.stages.mmi import MMI, mmi_config
+from asr_am.stages.mmi import mmi_config
 from asr_am.stages.option_checks import compose_job
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.resolvers import hours_of, register_resolvers
@@ -128,7 +128,7 @@ def plan(cfg: DictConfig) -> tuple[list[Need], Speeds]:
     examples = (train + evaluated / 2) * (size * stored + (2 if outputs < 1 << 15 else 4))
     needs.append(need("egs", (train + evaluated / 2) * PER_FRAME["egs"] * slower, examples, BASE_MEMORY))
     needs.append(training(cfg, spoken if cfg.train.one_speed else train, known.training, inputs, outputs))
-    if MMI in cfg.systems:
+    if cfg.mmi.train:
         needs.append(sequence_training(mmi_config(cfg), train, known.training, inputs, outputs))
     overlap = cfg.egs.chunk / 10
     scoring = overlap / (3 * known.training)  # forward without backward

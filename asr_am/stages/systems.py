@@ -13,7 +13,7 @@ from omegaconf import DictConfig, ListConfig
 
 from asr_am.errors import InputError
 from asr_am.stages.app import corpus_dir
-from asr_am.stages.mmi import MMI, mmi_run
+from asr_am.stages.mmi import mmi_run
 
 if TYPE_CHECKING:
     from asr_am.decode.lattice import LmScale
@@ -70,7 +70,7 @@ def scales_to_try(lm_dir: Path, grid: Sequence[Sequence[float]], decoded: Path) 
 
 
 GMM_FEATURES = {"mono": "mfcc", "tri": "mfcc", "lda_mllt": "lda", "sat": "fmllr"}  # of each GMM
-SYSTEMS = (*GMM_FEATURES, "nnet", MMI)
+SYSTEMS = (*GMM_FEATURES, "nnet")
 
 
 @dataclass(frozen=True)
@@ -95,16 +95,16 @@ class SystemPlan:
 
 
 def plans(cfg: DictConfig) -> list[SystemPlan]:
-    """Returns the systems that `systems` lists: GMMs by name, nnet for the network of the configured run, mmi."""
+    """Returns the systems that `systems` lists: GMMs by name, nnet for the networks of the configured run."""
     root = corpus_dir(cfg)
     found = []
     for name in cfg.systems:
         if name == "nnet":
-            found.append(SystemPlan(cfg.run, cfg.align.system, cfg.features.name, root / "train" / cfg.run, cfg.seed))
-        elif name == MMI:
-            run, windows = mmi_run(cfg), tuple(cfg.mmi.windows)
-            network = root / "train" / run
-            found.append(SystemPlan(run, cfg.align.system, cfg.features.name, network, cfg.seed, windows))
+            runs = [(cfg.run, None), *([(mmi_run(cfg), tuple(cfg.mmi.windows))] if cfg.mmi.train else [])]
+            found += [
+                SystemPlan(run, cfg.align.system, cfg.features.name, root / "train" / run, cfg.seed, windows)
+                for run, windows in runs
+            ]
         elif name not in GMM_FEATURES:
             raise InputError(f"systems: {name!r} is unknown; choose from {', '.join(SYSTEMS)}")
         elif name not in cfg.align:

@@ -1,6 +1,6 @@
 """Stage 6, train: trains a network on the examples under the configured strategy, in exp/<corpus>/train/<run>.
 
-If `systems` has mmi, it then trains that network with the MMI loss, in exp/<corpus>/train/<run with -mmi>.
+With mmi.train=true it then trains that network with the MMI loss, in exp/<corpus>/train/<run with -mmi>.
 
 The run is written in place, so that metrics.jsonl can be followed. A killed run continues from its last checkpoint.
 
@@ -34,7 +34,7 @@ from asr_am.errors import InputError
 from asr_am.options import choices
 from asr_am.stages.app import stage, values
 from asr_am.stages.egs import egs_dir
-from asr_am.stages.mmi import MMI, denominator_path, mmi_config, run_dir
+from asr_am.stages.mmi import denominator_path, mmi_config, run_dir
 from asr_am.stages.target import Target, held_locks
 from asr_am.stages.train_config import (
     TrainConfig,
@@ -79,7 +79,7 @@ def targets(cfg: DictConfig) -> list[Target]:
 
 def configs(cfg: DictConfig) -> list[DictConfig]:
     """Returns the configuration of each run, in the order of training."""
-    return [cfg, mmi_config(cfg)] if MMI in cfg.systems else [cfg]
+    return [cfg, mmi_config(cfg)] if cfg.mmi.train else [cfg]
 
 
 def run_target(cfg: DictConfig) -> Target:

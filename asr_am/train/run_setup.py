@@ -185,9 +185,9 @@ class RunSetup:
     def save_best(self, path: Path, record: Mapping[str, float]) -> None:
         """Saves the model that was validated last."""
         info = {
-            "kind": self.egs.info.kind, "chunk": self.loader.chunk, "pdf_counts": self.pdf_counts_P,
-            "senones": self.egs.info.senones, "epoch": record["epoch"], "heldout_loss": record["heldout_loss"],
-            **self.provenance,
+            "kind": self.egs.info.kind, "chunk": self.options.chunk or self.egs.info.chunk,
+            "pdf_counts": self.pdf_counts_P, "senones": self.egs.info.senones,
+            "epoch": record["epoch"], "heldout_loss": record["heldout_loss"], **self.provenance,
         }  # fmt: skip
         save_model(path, self.validator.model, info)
 

@@ -37,7 +37,7 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
         ("strategy=diloco", "+strategy@strategy.inner=topk", "strategy.group_size=2", "launcher=virtual", "learners=4"),
         ("+workload.frames_per_second.gpu=3", "cluster.device=gpu", "+cluster.fabric_bandwidth=1e9", "lm=parallax_lm"),
         ("lm.learners=4", "launcher@lm.launcher=process", "strategy@lm.strategy=adpsgd", "strategy=parallax"),
-        ("systems=[nnet,mmi]", "learners=4", "launcher=process", "strategy=adpsgd"),
+        ("mmi.train=true", "learners=4", "launcher=process", "strategy=adpsgd"),
     ],
     ids=lambda overrides: overrides[0],
 )  # fmt: skip

@@ -70,7 +70,8 @@ def test_an_override_of_a_stage_that_does_not_run_is_named(tmp_path: Path, caplo
     ("override", "expected"),
     [
         ("strateg=sync", "did you mean strategy"), ("train.epoch=3", "did you mean train.epochs"),
-        ("epochs=3", "did you mean train.epochs"), ("train.lr=0.1", "option; did you mean schedule.base?"),
+        ("epochs=3", "did you mean mmi.epochs or train.epochs"),
+        ("train.lr=0.1", "option; did you mean schedule.base?"),
         ("strategy=snyc", "strategy=snyc: there is no such choice; did you mean sync?"),
         ("corpus=_sizes", "corpus=_sizes: there is no such choice; there are an4,"),
         ("seed=[1", "seed=[1: cannot be read (no viable alternative"), ("run=ü", "and the shell: \"run='ü'\""),

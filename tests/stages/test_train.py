@@ -239,8 +239,8 @@ def test_the_key_of_finished_runs_does_not_change() -> None:
 def test_sequence_training_starts_from_the_run_and_has_its_learners() -> None:
     options = ("corpus=an4", "strategy=sync", "learners=4", "launcher=process")
     (only,), (first, second) = (
-        targets(config(*options, "systems=[nnet]")),
-        targets(cfg := config(*options, "systems=[nnet,mmi]")),
+        targets(config(*options)),
+        targets(cfg := config(*options, "mmi.train=true")),
     )
     assert (first.config, first.out) == (only.config, only.out)
     assert second.out == first.out.with_name("blstm-sync-p4-b64-mmi-s1")
@@ -252,7 +252,7 @@ def test_sequence_training_starts_from_the_run_and_has_its_learners() -> None:
         key: first.config[key] for key in ("model", "strategy", "learners", "seed")
     }
     with pytest.raises(InputError, match=r"mmi.batch_size=32: learners=3 cannot divide it"):
-        targets(config("corpus=an4", "systems=[mmi]", "learners=3", "launcher=process"))
+        targets(config("corpus=an4", "mmi.train=true", "learners=3", "launcher=process"))
 
 
 @pytest.mark.parametrize(
