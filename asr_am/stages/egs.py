@@ -48,7 +48,7 @@ def targets(cfg: DictConfig) -> list[Target]:
     inputs = [*input_dirs(cfg, kind), root / "align"]
     size, parts = partial(examples_bytes, root, options), ("features.*.npy", "targets.*.npy")
     examples = Target(egs_dir(cfg), inputs, options, build_egs, num_bytes=size, checked_in_parts=parts)
-    if not cfg.mmi.train:
+    if not (cfg.mmi.train or cfg.train.get("mmi")):
         return [examples]
     align_dir = root / "align" / system
     return [examples, Target(denominator_path(cfg).parent, [root / "align"], {}, partial(denominator, align_dir))]

@@ -14,6 +14,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
+from asr_am.features.fusion import stack_of
 from asr_am.options import build
 from asr_am.stages.app import corpus_dir, values
 from asr_am.train.schedule import for_batch
@@ -65,18 +66,25 @@ def mmi_config(cfg: DictConfig) -> DictConfig:
         cfg: configuration of the run that it starts from.
 
     Raises:
-        InputError: an option is unknown or out of range, or the batch cannot be divided among the learners.
+        InputError: an option is unknown or out of range, the learners cannot divide the batch, or the features join
+            frames.
     """
     section = mmi_section(cfg)
     if section.batch_size % cfg.learners:
         raise InputError(
             f"mmi.batch_size={section.batch_size}: learners={cfg.learners} cannot divide it; choose a multiple"
         )
+    if stack_of(cfg.features.name) > 1:
+        raise InputError(
+            f"mmi.train=true: the denominator graph has a state for each frame, but {cfg.features.name} joins frames; "
+            "use other features, or mmi.train=false"
+        )
     first = for_batch(values(cfg.schedule), cfg.train.batch_size, cfg.train.optimizer.kind)["base"]
     train = {
         "epochs": section.epochs,
         "chunk": section.chunk,
         "batch_size": section.batch_size,
+        "label_smoothing": 0.0,
         "init": str(run_dir(cfg) / "best.pt"),
         "mmi": {"acoustic_scale": section.acoustic_scale, "ce_weight": section.ce_weight},
     }

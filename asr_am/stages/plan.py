@@ -132,8 +132,9 @@ def plan(cfg: DictConfig) -> tuple[list[Need], Speeds]:
         needs.append(sequence_training(mmi_config(cfg), train, known.training, inputs, outputs))
     overlap = cfg.egs.chunk / 10
     scoring = overlap / (3 * known.training)  # forward without backward
-    systems = len(cfg.systems) * len(cfg.lms)
-    search = evaluated * (systems * PER_FRAME["search"] * slower + len(cfg.lms) * scoring)
+    networks = 1 + cfg.mmi.train
+    systems = (len(cfg.systems) + cfg.mmi.train) * len(cfg.lms)
+    search = evaluated * (systems * PER_FRAME["search"] * slower + networks * len(cfg.lms) * scoring)
     words = evaluated / 2 * WORDS * math.prod(map(len, lm_scale_grid(cfg)))  # of dev, under every LM scale
     memory = BASE_MEMORY + words * WORD_MEMORY
     needs.append(need("decode", search, systems * evaluated * 600, memory, "without graphs"))

@@ -54,14 +54,8 @@ log = logging.getLogger(__name__)
 SPEED_ONLY = (  # change rounding at most
     "device", "threads", "workers", "report_every", "checkpoint_every", "checkpoint_minutes",
 )  # fmt: skip
-OPTIONAL_KEYS = (
-    "init",
-    "subset",
-    "shuffle_buffer",
-    "one_speed",
-    "chunk",
-    "mmi",
-)  # in the key only if set: earlier versions had none
+# in the key only if set: earlier versions had none
+OPTIONAL_KEYS = ("init", "subset", "shuffle_buffer", "one_speed", "chunk", "mmi")
 LATER_OPTIONS: dict[str, dict[str, object]] = {  # the same for options of strategies, with what earlier versions did
     "adpsgd": {"group_size": 1, "partners": "ring", "delay_by_one": False, "seed": 0},
     "bmuf": {"inner": None, "group_size": 1},

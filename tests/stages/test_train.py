@@ -253,6 +253,10 @@ def test_sequence_training_starts_from_the_run_and_has_its_learners() -> None:
     }
     with pytest.raises(InputError, match=r"mmi.batch_size=32: learners=3 cannot divide it"):
         targets(config("corpus=an4", "mmi.train=true", "learners=3", "launcher=process"))
+    with pytest.raises(InputError, match=r"mmi.train=true: .* lfbe64_lfr joins frames; use other features"):
+        targets(config("align=triphone", "features=lfbe64_lfr", "mmi.train=true"))
+    smoothed = targets(config("mmi.train=true", "train.label_smoothing=0.1"))
+    assert [run.config["train"]["label_smoothing"] for run in smoothed] == [0.1, 0.0]
 
 
 @pytest.mark.parametrize(
