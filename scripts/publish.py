@@ -15,7 +15,7 @@ These files are copied without their plots, as far as they exist:
                       python -m asr_am.report.compare exp/<corpus>/train/RUN ... --out exp/<corpus>/NAME
 
 STRATEGIES_2.md has later runs with newer alignments, compared with a single learner of their own. The results of data
-that recipes/kaldi took as NAME go to recipes/kaldi/NAME.md, in upper case.
+that recipes/kaldi took as NAME go to recipes/kaldi/NAME.md, in upper case, and e.g. NAME_NO_PROBS.md.
 
 TABLES.md has the tables of papers that `python -m asr_am.stages.table` has written below exp/. Those of other titles
 stay as they are.
@@ -30,6 +30,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NONE = "–"
+RESULTS = "RESULTS.md"
 TABLE = "tables/*/table.md"
 TABLES_HEAD = """# Tables of papers
 
@@ -43,11 +44,11 @@ _MEAN = re.compile(r"\*\*([\d.]+)\*\*")
 def publish(corpus: str) -> None:
     """Copies the results of a corpus to its recipe, without the plots."""
     exp, folder = ROOT / "exp", ROOT / "recipes" / corpus
-    results = "RESULTS.md"
-    if not folder.exists():
-        folder, results = ROOT / "recipes/kaldi", f"{corpus.upper()}.md"
+    own_data = not folder.exists()
+    if own_data:
+        folder = ROOT / "recipes/kaldi"
     sources = {
-        results: exp / corpus / "RESULTS.md",
+        RESULTS: exp / corpus / "RESULTS.md",
         "FUSION.md": exp / "fusion" / corpus / "RESULTS.md",
         "ABLATION.md": exp / "ablation" / corpus / "RESULTS.md",
         "PROBS.md": exp / "probs" / corpus / "RESULTS.md",
@@ -62,8 +63,10 @@ def publish(corpus: str) -> None:
     if tables:
         update_tables(folder / "TABLES.md", tables)
     if not found and not tables:
-        sys.exit(f"{sources[results]} does not exist; run recipes/{folder.name}/run.sh first")
+        sys.exit(f"{sources[RESULTS]} does not exist; run its recipe first")
     for name, source in found.items():
+        if own_data:
+            name = f"{corpus.upper()}.md" if name == RESULTS else f"{corpus.upper()}_{name}"
         text = "\n".join(line for line in source.read_text().splitlines() if not line.startswith("!["))
         (folder / name).write_text(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
 
@@ -91,7 +94,8 @@ def error_rates(results: str) -> dict[tuple[str, str], dict[str, str]]:
 def table(recipes: Path) -> str:
     """Returns a Markdown table: a row per corpus, system and LM, a column per subset of the test sets."""
     paths = {path.parent.name: path for path in recipes.glob("*/RESULTS.md")}
-    paths |= {path.stem.lower(): path for path in recipes.glob("kaldi/*.md")}
+    own = [path for path in recipes.glob("kaldi/*.md") if not path.stem.endswith(("_FUSION", "_ABLATION", "_PROBS"))]
+    paths |= {path.stem.lower(): path for path in own}
     corpora = {name: error_rates(path.read_text()) for name, path in sorted(paths.items())}
     subsets = list(dict.fromkeys(name for rates in corpora.values() for by in rates.values() for name in by))
     lines = ["| corpus | system | LM | " + " | ".join(subsets) + " |", "|:--|:--|:--|" + "--:|" * len(subsets)]

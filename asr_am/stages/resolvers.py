@@ -37,9 +37,12 @@ def hours_of(data_dir: str) -> float:
 
 
 def row_for_hours(rows: Sequence[Mapping[str, float]], hours: float) -> Mapping[str, float]:
-    """Returns the first row with enough hours. Raises InputError if every row has fewer."""
-    for row in rows:
-        if hours <= row["hours"]:
+    """Returns the first row with enough hours. Raises InputError if every row has fewer, or one has none."""
+    for number, row in enumerate(rows):
+        limit = row.get("hours") if isinstance(row, Mapping) else None
+        if not isinstance(limit, int | float) or isinstance(limit, bool):
+            raise InputError(f"corpus.sizes[{number}]: hours is {limit!r}; give each row its hours of speech, a number")
+        if hours <= limit:
             return row
     raise InputError(f"corpus.sizes: no row for {hours:g} hours of speech; add one with more hours")
 

@@ -52,3 +52,9 @@ def test_silence_phones_beside_the_lexicon_are_an_input_where_there_are_any(tmp_
     phones.write_text("SIL\n")
     assert str(phones) in config(tmp_path, given).corpus.inputs
     assert set(config(tmp_path).corpus.inputs) == {None}
+
+
+@pytest.mark.parametrize("row", [{"hours": "many"}, {"leaves": 100}, {"hours": None}, {"hours": True}, 7])
+def test_a_row_without_hours_is_named(row: object) -> None:
+    with pytest.raises(InputError, match=r"corpus\.sizes\[1\]: hours is .*a number"):
+        row_for_hours([{"hours": 1}, row], 3)  # type: ignore[list-item]
