@@ -46,11 +46,13 @@ def command_line(corpus: str, left_out: Sequence[str] = LEFT_OUT) -> str:
         corpus: name of the corpus.
         left_out: overrides that are left out.
     """
-    recipe = f"recipes/{corpus}/run.sh"
-    if not (ROOT / recipe).exists():
-        return f"recipes/kaldi/run.sh --name {corpus} ..."
     given = [word for word in sys.argv[1:] if "=" in word and word[0] != "-"] if HydraConfig.initialized() else []
-    return shlex.join([recipe, *(override for override in given if override.split("=")[0] not in left_out)])
+    given = [override for override in given if override.split("=")[0] not in left_out]
+    recipe = f"recipes/{corpus}/run.sh"
+    if not (ROOT / recipe).exists():  # own data: run.sh turned its options into those of the corpus
+        given = [override for override in given if not override.lstrip("+").startswith("corpus.")]
+        return f"recipes/kaldi/run.sh --name {corpus} ... {shlex.join(given)}".rstrip()
+    return shlex.join([recipe, *given])
 
 
 def write(root: Path, command: str, model: Path | None, logger: dict[str, Any], out: Path) -> None:
