@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -100,7 +101,7 @@ def decode_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     build_run = partial(
         decode, root, system, lm, graph_dir(cfg, system, lm), unseen_graph, grid, options, cfg.nj, cfg.train.device
     )
-    return Target(root / "decode" / f"{system.name}_{lm}", inputs, options, build_run, version=2)
+    return Target(root / "decode" / f"{system.name}_{lm}", inputs, options, build_run, version=3)
 
 
 def likelihood_target(cfg: DictConfig, run: str) -> Target:
@@ -134,7 +135,7 @@ def decode(
 ) -> None:  # fmt: skip
     """Decodes dev, chooses LM weight, penalty and window on it, and decodes test.
 
-    If the LM knows dev, weight and penalty are those that are best on dev with an LM that does not.
+    If the LM knows dev, all three are those that are best on dev with an LM that does not.
 
     Args:
         root: exp/<corpus>.
@@ -163,7 +164,7 @@ def decode(
     how = DecodeOptions(search, tuple(lm_scales(grid)), options["nbest"], device)
     if knows_dev(root / "lm" / lm) and (root / "lm" / lm / UNSEEN).is_dir():
         unseen = replace(system, graph_dir=out / UNSEEN / "graph")
-        choose_without_dev(unseen, root / "data", how, windows, jobs, unseen_graph, out)
+        windows = [choose_without_dev(unseen, root / "data", how, windows, jobs, unseen_graph, out)]
     how = replace(how, grid=tuple(scales_to_try(root / "lm" / lm, grid, out)))
     choose_scale = partial(choose_on_dev, root / "data", out, how.grid, jobs)
     decode_sets(system, root / "data", out, how, windows=windows, jobs=jobs, choose_scale=choose_scale)
@@ -172,10 +173,10 @@ def decode(
 def choose_without_dev(
     system: System, data_dir: Path, how: DecodeOptions, windows: Sequence[Window], jobs: int,
     build_graph: Callable[[Path], None], out: Path,
-) -> None:  # fmt: skip
-    """Chooses LM weight and penalty on dev, with a graph whose LM does not know dev, unless that is done.
+) -> Window:  # fmt: skip
+    """Chooses LM weight, penalty and window on dev, with a graph whose LM does not know dev, unless that is done.
 
-    Writes <out>/unseen/decode.json.
+    Writes <out>/unseen/decode.json, and returns the window.
 
     Args:
         system: the system with that graph.
@@ -191,8 +192,8 @@ def choose_without_dev(
 
     report = out / UNSEEN / "decode.json"
     if report.exists():
-        return
-    log.info("the LM knows dev: its weight is chosen with a trigram of the training text")
+        return _chosen_window(report)
+    log.info("the LM knows dev: its weight and the window are chosen with a trigram of the training text")
     system.graph_dir.mkdir(parents=True, exist_ok=True)
     build_graph(system.graph_dir)
     work = out / UNSEEN / "work"
@@ -200,6 +201,17 @@ def choose_without_dev(
     (work / "decode.json").rename(report)
     shutil.rmtree(work)
     shutil.rmtree(system.graph_dir)
+    return _chosen_window(report)
+
+
+def _chosen_window(report: Path) -> Window:
+    """Reads the window from a decode.json. Raises InputError if it is damaged."""
+    from asr_am.decode.scorer import Window
+
+    try:
+        return Window.parse(json.loads(report.read_text(encoding="utf-8"))["chosen"]["window"], "window")
+    except (InputError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{report}: damaged ({error}); remove it, and run stage 7 (decode) again") from error
 
 
 def likelihoods(decoded: Path, device: str, out: Path) -> None:

@@ -230,9 +230,10 @@ def test_an_lm_weight_is_chosen_with_another_graph_once(system: System, tmp_path
         shutil.copytree(system.graph_dir, folder, dirs_exist_ok=True)
 
     other = replace(system, graph_dir=tmp_path / "unseen/graph")
-    for _ in range(2):
-        choose_without_dev(other, system.lang_dir.parent / "data", OPTIONS, [], 1, build, tmp_path)
-    assert built == [other.graph_dir]
+    windows = [
+        choose_without_dev(other, system.lang_dir.parent / "data", OPTIONS, [], 1, build, tmp_path) for _ in range(2)
+    ]
+    assert built == [other.graph_dir] and windows == [Window(0, 0)] * 2
     assert [path.name for path in (tmp_path / "unseen").iterdir()] == ["decode.json"]
     chosen = json.loads((tmp_path / "unseen/decode.json").read_text())["chosen"]
     assert LmScale(chosen["lm"], chosen["insertion"]) in GRID
