@@ -22,6 +22,8 @@ from asr_am.errors import InputError
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
 from asr_am.stages.decode import choose_without_dev
+from asr_am.stages.decode import decode as decode_stage
+from asr_am.stages.systems import SystemPlan
 from asr_am.transcribe import load
 from tests.support.decoding_corpus import GRID, OPTIONS, write_network, write_system
 
@@ -237,3 +239,45 @@ def test_an_lm_weight_is_chosen_with_another_graph_once(system: System, tmp_path
     assert [path.name for path in (tmp_path / "unseen").iterdir()] == ["decode.json"]
     chosen = json.loads((tmp_path / "unseen/decode.json").read_text())["chosen"]
     assert LmScale(chosen["lm"], chosen["insertion"]) in GRID
+
+
+def known_lm_root(system: System, root: Path, chosen: str) -> SystemPlan:
+    """Arranges the corpus as stage decode finds it, with an LM that knows dev, and what was chosen without it."""
+    source = system.lang_dir.parent
+    for name in ("align", "lm", "train/net", "run/unseen"):
+        (root / name).mkdir(parents=True)
+    for name in ("data", "features", "lang"):
+        (root / name).symlink_to(source / name)
+    (root / "align/mono").symlink_to(system.align_dir)
+    shutil.copytree(source / "lm", root / "lm/given")
+    (root / "lm/given/lm.json").write_text('{"dev_listed": 1.0}')
+    (root / "lm/given/unseen").mkdir()
+    write_network(source, StateTable.load(system.states).num_pdfs).rename(root / "train/net/best.pt")
+    (root / "run/unseen/decode.json").write_text(chosen)
+    return SystemPlan("net", "mono", "logmel", root / "train/net", 1)
+
+
+def decode_known(system: System, root: Path, plan: SystemPlan) -> None:
+    section = {
+        "self_loop_scale": 0.1, "search": {"beam": 10.0, "lattice_beam": 3.0}, "nbest": 3,
+        "lm_weights": [5.0, 10.0], "insertion_penalties": [0.0], "windows": ["21/21", "21/7", "whole"],
+    }  # fmt: skip
+    grid = [[5.0, 0.0], [10.0, 0.0]]
+    decode_stage(root, plan, "given", system.graph_dir, pytest.fail, grid, section, 1, "cpu", root / "run")
+
+
+def test_what_is_chosen_without_an_lm_that_knows_dev_is_kept(system: System, tmp_path: Path) -> None:
+    plan = known_lm_root(system, tmp_path, '{"chosen": {"window": "21/7", "lm": 10, "insertion": 0.5}}')
+    decode_known(system, tmp_path, plan)
+    found = System.load(tmp_path / "run")
+    assert (found.window, found.lm_scale) == (Window(21, 7), LmScale(10.0, 0.5))
+    assert list(json.loads((tmp_path / "run/decode.json").read_text())["windows"]) == ["21/7"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"chosen": {}}', '{"chosen": {"window": 7}}', '{"chosen": {"window": "7/9"}}']
+)
+def test_a_damaged_choice_is_refused(system: System, tmp_path: Path, text: str) -> None:
+    plan = known_lm_root(system, tmp_path, text)
+    with pytest.raises(InputError, match=r"unseen/decode\.json: damaged .*remove it, and run stage 7"):
+        decode_known(system, tmp_path, plan)
