@@ -190,17 +190,15 @@ def choose_without_dev(
     from asr_am.decode.decode_set import decode_sets
     from asr_am.lang.prepare import UNSEEN
 
-    report = out / UNSEEN / "decode.json"
-    if report.exists():
-        return _chosen_window(report)
-    log.info("the LM knows dev: its weight and the window are chosen with a trigram of the training text")
-    system.graph_dir.mkdir(parents=True, exist_ok=True)
-    build_graph(system.graph_dir)
-    work = out / UNSEEN / "work"
-    decode_sets(system, data_dir, work, how, sets=["dev"], windows=windows, jobs=jobs)
-    (work / "decode.json").rename(report)
-    shutil.rmtree(work)
-    shutil.rmtree(system.graph_dir)
+    report, work = out / UNSEEN / "decode.json", out / UNSEEN / "work"
+    if not report.exists():
+        log.info("the LM knows dev: its weight and the window are chosen with a trigram of the training text")
+        system.graph_dir.mkdir(parents=True, exist_ok=True)
+        build_graph(system.graph_dir)
+        decode_sets(system, data_dir, work, how, sets=["dev"], windows=windows, jobs=jobs)
+        (work / "decode.json").rename(report)
+    for folder in (work, system.graph_dir):  # a run that was killed here has left them
+        shutil.rmtree(folder, ignore_errors=True)
     return _chosen_window(report)
 
 
