@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from asr_am.stages.mmi import mmi_section
 from asr_am.stages.systems import (
     SYSTEMS,
     SystemPlan,
+    chosen_on_dev,
     graph_dir,
     language_models,
     lm_scale_grid,
@@ -199,17 +199,7 @@ def choose_without_dev(
         (work / "decode.json").rename(report)
     for folder in (work, system.graph_dir):  # a run that was killed here has left them
         shutil.rmtree(folder, ignore_errors=True)
-    return _chosen_window(report)
-
-
-def _chosen_window(report: Path) -> Window:
-    """Reads the window from a decode.json. Raises InputError if it is damaged."""
-    from asr_am.decode.scorer import Window
-
-    try:
-        return Window.parse(json.loads(report.read_text(encoding="utf-8"))["chosen"]["window"], "window")
-    except (InputError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{report}: damaged ({error}); remove it, and run stage 7 (decode) again") from error
+    return chosen_on_dev(report)[1]
 
 
 def likelihoods(decoded: Path, device: str, out: Path) -> None:

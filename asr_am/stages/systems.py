@@ -17,6 +17,7 @@ from asr_am.stages.mmi import mmi_run
 
 if TYPE_CHECKING:
     from asr_am.decode.lattice import LmScale
+    from asr_am.decode.scorer import Window
 
 
 UNTUNED = (12.0, 0.0)  # LM weight and insertion penalty where dev cannot tell
@@ -60,13 +61,19 @@ def scales_to_try(lm_dir: Path, grid: Sequence[Sequence[float]], decoded: Path) 
     if not knows_dev(lm_dir):
         return lm_scales(grid)
     report = decoded / UNSEEN / "decode.json"
-    if not report.is_file():
-        return [LmScale(*UNTUNED)]
+    return [chosen_on_dev(report)[0] if report.is_file() else LmScale(*UNTUNED)]
+
+
+def chosen_on_dev(report: Path) -> tuple[LmScale, Window]:
+    """Reads LM scale and window from the decode.json of a decoding run. Raises InputError if it is damaged."""
+    from asr_am.decode.lattice import LmScale
+    from asr_am.decode.scorer import Window
+
     try:
         chosen = json.loads(report.read_text(encoding="utf-8"))["chosen"]
-        return [LmScale(float(chosen["lm"]), float(chosen["insertion"]))]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{report}: damaged ({error}); run stage 7 (decode) again") from error
+        return LmScale(float(chosen["lm"]), float(chosen["insertion"])), Window.parse(chosen["window"], "window")
+    except (InputError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{report}: damaged ({error}); remove it, and run stage 7 (decode) again") from error
 
 
 GMM_FEATURES = {"mono": "mfcc", "tri": "mfcc", "lda_mllt": "lda", "sat": "fmllr"}  # of each GMM

@@ -75,6 +75,7 @@ class MmiLoss:
         self._start_S = torch.from_numpy(graph.start_S).to(device)
         self._log_priors_P = torch.from_numpy(log_priors_P).to(device)
         self._options = options
+        self._memory: dict[str, Tensor] = {}
 
     def __call__(
         self, model: AcousticModel, x_BTF: Tensor, lengths_B: Tensor | None, targets_BT: Tensor,
@@ -110,24 +111,37 @@ class MmiLoss:
 
     def sum_paths(self, scores_BTP: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the log of the sum over all paths, summed over chunks, and the probability of each pdf [B, T, P]."""
+        chunks, frames, pdfs = scores_BTP.shape
         largest_BT = scores_BTP.amax(2)
-        emission_TPB = (scores_BTP - largest_BT[..., None]).exp().permute(1, 2, 0).contiguous()
+        emission_TPB = self._reused("emission", frames, pdfs, chunks)
+        torch.exp((scores_BTP - largest_BT[..., None]).permute(1, 2, 0), out=emission_TPB)
         total = largest_BT.sum()
-        alpha_SB, alphas = self._start_S[:, None].expand(-1, len(scores_BTP)).contiguous(), []
-        for emission_PB in emission_TPB:
-            alpha_SB = (self._next @ alpha_SB).mul_(emission_PB.index_select(0, self._pdf_S))
+        alpha_TSB = self._reused("alpha", frames + 1, len(self._pdf_S), chunks)  # entry t is before frame t
+        beta_SB, product_SB = (self._reused(name, *alpha_TSB.shape[1:]) for name in ("beta", "product"))
+        alpha_TSB[0] = self._start_S[:, None]
+        for t, emission_PB in enumerate(emission_TPB):
+            alpha_SB = torch.mm(self._next, alpha_TSB[t], out=alpha_TSB[t + 1])
+            alpha_SB *= torch.index_select(emission_PB, 0, self._pdf_S, out=product_SB)
             sum_B = alpha_SB.sum(0)
             alpha_SB /= sum_B
             total += sum_B.log().sum()
-            alphas.append(alpha_SB)
         probability_TPB = torch.empty_like(emission_TPB)
-        beta_SB = torch.ones_like(alpha_SB)
-        for t in reversed(range(len(alphas))):
-            torch.mm(self._of_pdf, alphas[t] * beta_SB, out=probability_TPB[t])
-            beta_SB = self._previous @ beta_SB.mul_(emission_TPB[t].index_select(0, self._pdf_S))
+        beta_SB.fill_(1.0)
+        for t in reversed(range(frames)):
+            torch.mul(alpha_TSB[t + 1], beta_SB, out=product_SB)
+            torch.mm(self._of_pdf, product_SB, out=probability_TPB[t])
+            torch.index_select(emission_TPB[t], 0, self._pdf_S, out=product_SB)
+            torch.mm(self._previous, product_SB.mul_(beta_SB), out=beta_SB)
             beta_SB /= beta_SB.amax(0)
         probability_TPB /= probability_TPB.sum(1, keepdim=True)
         return total, probability_TPB.permute(2, 0, 1)
+
+    def _reused(self, name: str, *shape: int) -> Tensor:
+        """Returns memory of an earlier call. To get as much from the system for each batch takes longer than the sums."""
+        kept = self._memory.get(name)
+        if kept is None or kept.shape != shape:
+            kept = self._memory[name] = torch.empty(shape, device=self._pdf_S.device)
+        return kept
 
 
 class _LogSum(torch.autograd.Function):
