@@ -10,7 +10,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LATE = 4.0  # seconds from which the delay of a pulled shard counts as an outlier
+DIVERGED = "schedule.base"  # in the error of a training whose loss or gradient is not finite
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,11 @@ class TrainWork:
 
     Attributes:
         score: also decode and score, for the word error rate.
+        trials: overrides, each for a training of its own. The one with the lowest held-out loss counts.
     """
 
     score: bool = False
+    trials: list[str] = field(default_factory=list)
 
 
 WORK = {"epoch": EpochWork, "parallax": ParallaxWork, "train": TrainWork}
@@ -222,15 +225,49 @@ def recipe(corpus: str, arguments: Sequence[str], output: Path | None = None) ->
 def train(member: Member) -> tuple[dict[str, float], str]:
     """Trains by the recipe, and returns the measures of the training run.
 
-    seconds are those of the run's clock, virtual on a virtual cluster.
+    seconds are those of the run's clock, virtual on a virtual cluster. trial is the number of the trial that counts.
     """
+    work = build(TrainWork, member.work, "table.work")
+    runs = {n: replace_run(member, f"{member.name}-t{n}", trial) for n, trial in enumerate(work.trials, 1)} or {
+        0: member
+    }
+    made = {number: run for number, run in runs.items() if train_once(run, may_diverge=bool(work.trials))}
+    if not made:
+        raise InputError(f"{member.name}: the training diverges in each of {len(runs)} trials; try smaller rates")
+    found = {number: read_measures(run) for number, run in made.items()}
+    best = min(found, key=lambda number: found[number][0]["heldout_loss"])
+    measures, commit = found[best]
+    if work.trials:
+        measures["trial"] = best
+    if work.score:
+        measures |= score(made[best])
+    return measures, commit
+
+
+def replace_run(member: Member, name: str, override: str) -> Member:
+    """Returns a member with another name of the run, and another override."""
+    overrides = [word for word in member.overrides if not word.startswith("run=")]
+    return replace(
+        member, name=name, folder=member.folder.with_name(name), overrides=[*overrides, override, f"run={name}"]
+    )
+
+
+def train_once(member: Member, *, may_diverge: bool) -> bool:
+    """Trains. Returns False if the training diverges and may. Raises InputError if it fails."""
+    try:
+        stages(member, "6", "6")
+    except InputError as error:
+        if may_diverge and DIVERGED in str(error):
+            log.warning("%s: %s", member.name, error)
+            return False
+        raise
+    return True
+
+
+def read_measures(member: Member) -> tuple[dict[str, float], str]:
+    """Returns the measures of a training run, and the commit that made it."""
     from asr_am.report.runs import read_training_run
 
-    work = build(TrainWork, member.work, "table.work")
-    corpus = member.config["corpus"]
-    stages = ["--stage", "6", "--stop-stage", "9" if work.score else "6", "--nj", "1"]
-    systems = ["systems=[nnet]"] if work.score else []
-    recipe(corpus, [*stages, *systems, *member.overrides], member.folder.with_suffix(".log"))
     run = read_training_run(member.corpus_dir / "train" / member.name)
     best = run.best_epoch - 1
     measures = {
@@ -241,9 +278,22 @@ def train(member: Member) -> tuple[dict[str, float], str]:
         measures["fewest_to_most"] = min(counts) / max(counts)
     if run.staleness:
         measures["staleness"] = _mean(run.staleness)
-    if work.score:
-        for path in member.corpus_dir.glob(f"score/{member.name}_*/wer.json"):
-            for subset, counts in json.loads(path.read_text()).items():
-                if isinstance(counts, dict) and "wer" in counts:
-                    measures[f"wer_{subset}"] = counts["wer"]
     return measures, run.commit or "unknown"
+
+
+def score(member: Member) -> dict[str, float]:
+    """Decodes and scores by the recipe. Returns the word error rates in percent."""
+    stages(member, "7", "9", "systems=[nnet]")
+    return {
+        f"wer_{subset}": counts["wer"]
+        for path in member.corpus_dir.glob(f"score/{member.name}_*/wer.json")
+        for subset, counts in json.loads(path.read_text()).items()
+        if isinstance(counts, dict) and "wer" in counts
+    }
+
+
+def stages(member: Member, first: str, last: str, *overrides: str) -> None:
+    """Runs stages of the recipe for one training run."""
+    log_file = member.folder.with_name(f"{member.name}_{first}.log")
+    arguments = ["--stage", first, "--stop-stage", last, "--nj", "1", *member.overrides, *overrides]
+    recipe(member.config["corpus"], arguments, log_file)

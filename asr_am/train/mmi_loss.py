@@ -137,7 +137,7 @@ class MmiLoss:
         return total, probability_TPB.permute(2, 0, 1)
 
     def _reused(self, name: str, *shape: int) -> Tensor:
-        """Returns memory of an earlier call. To get as much from the system for each batch takes longer than the sums."""
+        """Returns memory of an earlier call. New memory from the system for each batch takes longer than the sums."""
         kept = self._memory.get(name)
         if kept is None or kept.shape != shape:
             kept = self._memory[name] = torch.empty(shape, device=self._pdf_S.device)
