@@ -17,8 +17,9 @@ from asr_am.report.paper_table import Table
 from asr_am.stages.app import values
 from asr_am.stages.recipe_files import ROOT
 from asr_am.stages.table import check_fitted, experiment_of, fitted, members, read_table
-from asr_am.stages.table_members import WORK, Member, ParallaxWork, recipe
+from asr_am.stages.table_members import WORK, Member, ParallaxWork, recipe, train
 from tests.support.configurations import config
+from tests.support.report_files import write_run, write_score
 from tests.support.toy_stage import ENVIRONMENT
 
 TABLES = [path.stem for path in sorted((ROOT / "conf/experiment").glob("*.yaml")) if "\ntable:" in path.read_text()]
@@ -109,3 +110,34 @@ def test_a_recipe_that_fails_ends_with_its_last_line(tmp_path: Path) -> None:
         recipe("minicts", ["--stage", "99"], tmp_path / "out.log")
     with pytest.raises(InputError, match=r"recipes/nobody/run.sh does not exist"):
         recipe("nobody", [])
+
+
+def test_the_trial_with_the_lowest_heldout_loss_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial whose training diverges does not count. Any other failure ends the cell."""
+    losses: dict[str, float | str] = {"0.1": 2.0, "0.5": 1.5, "4": "the loss is nan in epoch 1; lower schedule.base"}
+
+    def stages(member: Member, first: str, last: str, *overrides: str) -> None:
+        *_, rate, run = member.overrides
+        assert run == f"run={member.name}" and sum(word.startswith("run=") for word in member.overrides) == 1
+        if first == "7":
+            write_score(tmp_path, member.name, "kn3", [1] * 60)
+        elif isinstance(loss := losses[rate.partition("=")[2]], str):
+            raise InputError(loss)
+        else:
+            write_run(tmp_path, member.name, 1, [2.5, loss])
+
+    monkeypatch.setattr("asr_am.stages.table_members.stages", stages)
+
+    def measures(*rates: str) -> dict[str, float]:
+        work = {"score": True, "trials": [f"schedule.base={rate}" for rate in rates]}
+        name = "cell" + "".join(rates)
+        return train(Member(name, "train", tmp_path / name, work, {}, ["strategy=sync", "run=cell"], tmp_path))[0]
+
+    found = measures("0.1", "4", "0.5")
+    assert found["trial"] == 3 and found["heldout_loss"] == 1.5 and found["wer_all"] == 10
+    assert [path.parent.name for path in tmp_path.glob("score/*/wer.json")] == ["cell0.140.5-t3_kn3"]
+    with pytest.raises(InputError, match="diverges in each of 1 trials; try smaller rates"):
+        measures("4")
+    losses["4"] = "no space left"
+    with pytest.raises(InputError, match="no space left"):
+        measures("4", "0.5")
