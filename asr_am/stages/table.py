@@ -35,7 +35,7 @@ from asr_am.stages.option_checks import TABLE, compose_job
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.resolvers import register_resolvers
 from asr_am.stages.stage_log import start_logging
-from asr_am.stages.table_members import WORK, Member, recipe
+from asr_am.stages.table_members import WORK, Member, plain_name, recipe
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def members(table: Table, cfg: DictConfig, overrides: Sequence[str]) -> dict[str
         work = {**table.work, **cell.work}
         build(WORK[table.member], work, f"table.cells.{name}.work")  # finds mistakes before the first run
         for seed in table.seeds:
-            run = f"{experiment}-{re.sub(r'[^A-Za-z0-9.+]+', '-', name).strip('-')}-s{seed}"
+            run = f"{experiment}-{plain_name(name)}-s{seed}"
             own = [*cell.options, *overrides, f"seed={seed}"]
             composed = compose_job(own)
             sections = {group: values(composed[group]) for group in ("cluster", "workload", "strategy")}

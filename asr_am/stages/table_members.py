@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -228,10 +229,8 @@ def train(member: Member) -> tuple[dict[str, float], str]:
     seconds are those of the run's clock, virtual on a virtual cluster. trial is the number of the trial that counts.
     """
     work = build(TrainWork, member.work, "table.work")
-    runs = {n: replace_run(member, f"{member.name}-t{n}", trial) for n, trial in enumerate(work.trials, 1)} or {
-        0: member
-    }
-    made = {number: run for number, run in runs.items() if train_once(run, may_diverge=bool(work.trials))}
+    runs = [replace_run(member, trial) for trial in work.trials] or [member]
+    made = {number: run for number, run in enumerate(runs, 1) if train_once(run, may_diverge=bool(work.trials))}
     if not made:
         raise InputError(f"{member.name}: the training diverges in each of {len(runs)} trials; try smaller rates")
     found = {number: read_measures(run) for number, run in made.items()}
@@ -244,12 +243,18 @@ def train(member: Member) -> tuple[dict[str, float], str]:
     return measures, commit
 
 
-def replace_run(member: Member, name: str, override: str) -> Member:
-    """Returns a member with another name of the run, and another override."""
+def replace_run(member: Member, override: str) -> Member:
+    """Returns the member of a trial, whose name has the trial's override."""
+    name = f"{member.name}-{plain_name(override)}"
     overrides = [word for word in member.overrides if not word.startswith("run=")]
     return replace(
         member, name=name, folder=member.folder.with_name(name), overrides=[*overrides, override, f"run={name}"]
     )
+
+
+def plain_name(text: str) -> str:
+    """Returns text without what file names should not have."""
+    return re.sub(r"[^A-Za-z0-9.+]+", "-", text).strip("-")
 
 
 def train_once(member: Member, *, may_diverge: bool) -> bool:

@@ -135,7 +135,7 @@ def test_the_trial_with_the_lowest_heldout_loss_is_scored(tmp_path: Path, monkey
 
     found = measures("0.1", "4", "0.5")
     assert found["trial"] == 3 and found["heldout_loss"] == 1.5 and found["wer_all"] == 10
-    assert [path.parent.name for path in tmp_path.glob("score/*/wer.json")] == ["cell0.140.5-t3_kn3"]
+    assert [path.parent.name for path in tmp_path.glob("score/*/wer.json")] == ["cell0.140.5-schedule.base-0.5_kn3"]
     with pytest.raises(InputError, match="diverges in each of 1 trials; try smaller rates"):
         measures("4")
     losses["4"] = "no space left"
