@@ -28,10 +28,11 @@ import re
 import sys
 from pathlib import Path
 
+from asr_am.report.paper_table import table_files
+
 ROOT = Path(__file__).resolve().parents[1]
 NONE = "–"
 RESULTS = "RESULTS.md"
-TABLE = "tables/*/table.md"
 TABLES_HEAD = """# Tables of papers
 
 Published values beside ours, each table by its command: see [conf](../../conf/README.md#tables-of-papers). Cells on
@@ -59,7 +60,7 @@ def publish(corpus: str) -> None:
         "HTM.md": exp / corpus / "htm/COMPARE.md",
     }
     found = {name: source for name, source in sources.items() if source.exists()}
-    tables = [path.read_text() for path in sorted([*exp.glob(f"{corpus}/{TABLE}"), *exp.glob(f"*/{corpus}/{TABLE}")])]
+    tables = [path.read_text() for path in table_files(exp / corpus)]
     if tables:
         update_tables(folder / "TABLES.md", tables)
     if not found and not tables:

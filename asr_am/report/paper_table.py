@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 from asr_am.errors import InputError
 from asr_am.options import build
 from asr_am.report.tables import markdown
+
+
+def table_files(corpus_dir: Path) -> list[Path]:
+    """Returns the tables that stage table has made, in exp/<corpus> and in the trees of experiments, exp/*/<corpus>."""
+    exp, pattern = corpus_dir.parent, f"{corpus_dir.name}/tables/*/table.md"
+    return sorted([*exp.glob(pattern), *exp.glob(f"*/{pattern}")])
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from asr_am.errors import InputError
 from asr_am.report import tables
 from asr_am.report.comparisons import VERDICT_RULE, Versus, against_gmm
 from asr_am.report.page import write_page
+from asr_am.report.paper_table import table_files
 from asr_am.report.plots import plot_heldout, plot_wer
 from asr_am.report.rescored import rescored_sections
 from asr_am.report.results import (
@@ -80,7 +81,7 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
 
 def _paper_tables(corpus_dir: Path) -> list[str]:
     """Returns the tables of papers that stage table has made."""
-    made = [path.read_text(encoding="utf-8").strip() for path in sorted(corpus_dir.glob("tables/*/table.md"))]
+    made = [path.read_text(encoding="utf-8").strip() for path in table_files(corpus_dir)]
     return ["## Tables of papers", *made] if made else []
 
 

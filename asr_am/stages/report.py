@@ -20,18 +20,17 @@ from asr_am.stages.target import Target
 
 log = logging.getLogger(__name__)
 
-SHOWN = (
-    "score/*/*.json", "train/*/summary.json", "rescore/*/rescore.json", "lm/*/lm.json", "data/corpus.json",
-    "tables/*/table.md",
-)  # fmt: skip
+SHOWN = ("score/*/*.json", "train/*/summary.json", "rescore/*/rescore.json", "lm/*/lm.json", "data/corpus.json")
 JOBS = ("jobs", "jobs.arguments", "jobs.command", "jobs.hosts", "jobs.timeout")
 LEFT_OUT = ("corpus", "nj", *JOBS, "data_dir", "logger", "run")  # overrides that do not change the results
 
 
 def targets(cfg: DictConfig) -> list[Target]:
     """Returns the report, made again when a file that it shows is new or changed."""
+    from asr_am.report.paper_table import table_files
+
     root = corpus_dir(cfg)
-    shown = sorted(path for pattern in SHOWN for path in root.glob(pattern))
+    shown = [*sorted(path for pattern in SHOWN for path in root.glob(pattern)), *table_files(root)]
     command = command_line(cfg.corpus.name)
     model = root / "train" / cfg.run if "nnet" in cfg.systems else None
     build = partial(write, root, command, model, values(cfg.logger))

@@ -38,13 +38,14 @@ def corpus_dir(tmp_path: Path) -> Path:
 def test_report(corpus_dir: Path) -> None:
     (corpus_dir / "train" / "blstm-s9").mkdir()  # still training
     (corpus_dir / "score" / "tri_kn9.partial").mkdir()  # still being scored
-    (corpus_dir / "tables/toy").mkdir(parents=True)
-    (corpus_dir / "tables/toy/table.md").write_text("### A toy\n\n| cell | ours |\n|:--|--:|\n| a | 1.5 |\n")
+    for tree, cell in ((corpus_dir, "a"), (corpus_dir.parent / "papers" / corpus_dir.name, "b")):
+        (tree / "tables/toy").mkdir(parents=True)
+        (tree / "tables/toy/table.md").write_text(f"### A toy\n\n| cell | ours |\n|:--|--:|\n| {cell} | 1.5 |\n")
     write_report(corpus_dir, corpus_dir / "report", "recipes/tiny/run.sh")
     text = (corpus_dir / "RESULTS.md").read_text()
     assert "recipes/tiny/run.sh" in text
     assert "## Tables of papers\n\n### A toy\n\n| cell | ours |" in text
-    assert ">a</td>" in (corpus_dir / "report/index.html").read_text()
+    assert all(f">{cell}</td>" in (corpus_dir / "report/index.html").read_text() for cell in "ab")
     assert "| mono | **30.00** | **20.00** |" in text
     assert "| blstm | **8.33** (5.00, 10.00, 10.00) | **8.33** (5.00, 10.00, 10.00) |" in text
     assert text.index("| mono |") < text.index("| tri |") < text.index("| blstm |")
