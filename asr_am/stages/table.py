@@ -60,8 +60,8 @@ def read_table(cfg: DictConfig, experiment: str) -> Table:
 
 
 def for_recipe(overrides: Sequence[str]) -> list[str]:
-    """Returns the overrides for the recipe's stages, which do not need the section `table`."""
-    return [*(word for word in overrides if not word.startswith(f"{TABLE}.")), f"{TABLE}=null"]
+    """Returns the overrides for the recipe's stages, which need no section `table` and get the jobs as --nj."""
+    return [*(word for word in overrides if not word.startswith((f"{TABLE}.", "nj="))), f"{TABLE}=null"]
 
 
 def members(table: Table, cfg: DictConfig, overrides: Sequence[str]) -> dict[str, list[Member]]:
