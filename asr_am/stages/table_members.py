@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LATE = 4.0  # seconds from which the delay of a pulled shard counts as an outlier
-DIVERGED = "schedule.base"  # in the error of a training whose loss or gradient is not finite
+DIVERGED = "lower schedule.base"  # in the error of a training whose loss or gradient is not finite
 
 
 @dataclass(frozen=True)

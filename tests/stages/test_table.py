@@ -138,6 +138,6 @@ def test_the_trial_with_the_lowest_heldout_loss_is_scored(tmp_path: Path, monkey
     assert [path.parent.name for path in tmp_path.glob("score/*/wer.json")] == ["cell0.140.5-schedule.base-0.5_kn3"]
     with pytest.raises(InputError, match="diverges in each of 1 trials; try smaller rates"):
         measures("4")
-    losses["4"] = "no space left"
+    losses["4"] = "no space left (cell4-schedule.base-4_6.log)"
     with pytest.raises(InputError, match="no space left"):
         measures("4", "0.5")
