@@ -6,11 +6,12 @@ Rule and survival are those of the table in asr_am/distributed/README.md. Bytes,
 conf/workload/swb2000_lstm.yaml on 16 V100, with the strategy's own code and no model: bytes that a learner sends in a
 step on ibm_b, and hours on ibm_b, on aws_p3 and on ibm_b with 1 Gbit/s between hosts. Losses and word error rates are
 of trainings by the recipe, conf/experiment/sixteen.yaml: half an hour of minicts, 5,000 words of test, 16 learners with
-a total batch of 64 chunks, one seed, and for each strategy three trials of the learning rate, of which the one with the
-lowest held-out loss is decoded. A difference of half a percent absolute is within what seeds do. `local` is one learner
-with the same total batch. `parallax` has no sparse parameters here, so it is `sync`. `ps_async` does 16 times as many
-updates, of the batch of one learner each, and needs a smaller rate, as do `bmuf` and `diloco`, whose momentum at blocks
-multiplies that of the steps. Hours are of blocks of 50 steps, losses of blocks of 5, as the training has 1,072 steps.
+a total batch of 64 chunks, and for each strategy three trials of the learning rate, of which the one with the lowest
+held-out loss is decoded. A rate with * is the smallest or the largest of its three, so a better one may lie beyond.
+There is one seed, which cannot order strategies as close as these. `local` is one learner with the same total batch.
+`parallax` has no sparse parameters here, so it is `sync`. `psp` waits for 14 of 16 gradients in training, and for all
+of them in the columns of bytes, staleness and hours. `ps_async` does 16 times as many updates, of the batch of one
+learner each. Hours are of blocks of 50 steps, losses of blocks of 5, as the training has 1,072 steps.
 """
 
 from __future__ import annotations
@@ -69,17 +70,19 @@ def epoch(name: str, overrides: Sequence[str]) -> EpochTime:
     )  # fmt: skip
 
 
-def train_all(jobs: int) -> dict[str, dict[str, float]]:
-    """Trains with all strategies, unless that is done. Returns the measures of each, with the learning rate."""
+def train_all(jobs: int) -> dict[str, tuple[dict[str, float], str]]:
+    """Trains with all strategies, unless that is done. Returns the measures of each, and its learning rate."""
     overrides = [f"+experiment={EXPERIMENT}", "logger=none"]
     subprocess.run([sys.executable, "-m", "asr_am.stages.table", *overrides, f"nj={jobs}"], check=True, cwd=ROOT)
     cfg = config(*overrides)
     table = Table.build(values(cfg.table))
     made = json.loads((ROOT / corpus_dir(cfg) / "tables" / EXPERIMENT / "table.json").read_text())["measures"]
+    found = {}
     for name, (measures,) in made.items():
-        trials = {**table.work, **table.cells[name].work}["trials"]
-        measures["rate"] = float(trials[measures["trial"] - 1].partition("=")[2])
-    return {name: measures for name, (measures,) in made.items()}
+        trials, trial = {**table.work, **table.cells[name].work}["trials"], int(measures["trial"])
+        rate = trials[trial - 1].partition("=")[2]
+        found[name] = measures, f"{rate}*" if trial in (1, len(trials)) else rate
+    return found
 
 
 def main() -> None:
@@ -97,9 +100,9 @@ def main() -> None:
         on = found["ibm_b"]
         staleness = sum(k * n for k, n in on.staleness.items()) / max(sum(on.staleness.values()), 1)
         megabytes = on.bytes_sent / steps / LEARNERS / 1e6
-        measures = trained[name]
+        measures, rate = trained[name]
         errors = [f"{measures[f'wer_{subset}']:.2f}" for subset in SUBSETS]
-        learnt = [f"{measures['heldout_loss']:.3f}", f"{measures['rate']:g}", *errors]
+        learnt = [f"{measures['heldout_loss']:.3f}", rate, *errors]
         rows.append([f"`{name}`", rule, f"{megabytes:.1f}", f"{staleness:.1f}", death, *learnt, *hours])
         print(name, *rows[-1][2:4], *rows[-1][5:], file=sys.stderr, flush=True)
     head = ["strategy", "rule", "MB a step", "staleness", "if a learner dies", "held-out loss", "rate",
