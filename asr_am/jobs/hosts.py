@@ -20,6 +20,7 @@ from asr_am.errors import InputError
 
 HOST = "{host}"
 POLL, GRACE = 0.2, 1.0  # seconds
+SHUTDOWN_TIMEOUT = 10.0  # seconds in which a worker ends with its input. Slurm takes one or two
 SIGNS = 6  # of life within the time after which a worker counts as lost
 READY = b"asr_am.jobs.worker is ready\n"  # before a worker's first answer. A login shell may print something earlier
 FUNCTION, ITEMS = b"f", b"i"  # first byte of a message to a worker
@@ -146,10 +147,17 @@ class Worker:
             _send(self._process, signal.SIGKILL if self._ended else signal.SIGTERM)
             self._ended = self._ended or reason
 
+    def disconnect(self) -> None:
+        """Closes the input of the worker, on which it ends by itself. Slurm then counts its job as completed."""
+        if self._process is not None:
+            self._requests.close()
+
     def close(self) -> None:
         """Ends the worker. It can be started again."""
         if self._process is not None:
-            self._requests.close()
+            self.disconnect()
+            if self._printed.endswith(READY):
+                _wait(self._process, SHUTDOWN_TIMEOUT)
             self._answers.close()
             _stop(self._process)
             self._process = None
@@ -167,8 +175,7 @@ class Worker:
 
     def _lost(self) -> WorkerLost:
         assert self._process is not None
-        with suppress(subprocess.TimeoutExpired):  # its output ends a moment before it does
-            self._process.wait(GRACE)
+        _wait(self._process, GRACE)  # its output ends a moment before it does
         _stop(self._process)
         return WorkerLost(self._ended or f"ended with status {self._process.returncode}")
 
@@ -179,11 +186,16 @@ def _send(process: subprocess.Popen[bytes], number: int) -> None:
         os.killpg(process.pid, number)
 
 
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Waits for a command to end by itself."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+
+
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """Terminates a command, as srun then leaves Slurm's queue, and kills it if that does not help."""
     _send(process, signal.SIGTERM)
-    try:
-        process.wait(GRACE)
-    except subprocess.TimeoutExpired:
+    _wait(process, GRACE)
+    if process.poll() is None:
         _send(process, signal.SIGKILL)
         process.wait()

@@ -103,6 +103,8 @@ class JobPool:
     def close(self) -> None:
         """Ends all workers."""
         for worker in self._workers:
+            worker.disconnect()  # so that they end at the same time
+        for worker in self._workers:
             worker.close()
 
     def _answers(

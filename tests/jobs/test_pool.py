@@ -221,6 +221,14 @@ def test_srun_starts_workers(hosts: FakeHosts, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "log").iterdir()) == ["slurm1.1.log", "slurm2.1.log"]
 
 
+def test_workers_end_with_status_0_and_not_by_a_signal(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    options = JobOptions("slurm", f"sh -c 'sh -c \"$0\"; echo $? >> {status}'")
+    with on_hosts(JobPool(options, tmp_path / "log")):
+        assert parallel_map(one_line, ["a", "b"], 2, "lines") == ["a", "b"]
+    assert status.read_text().split() == ["0", "0"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
