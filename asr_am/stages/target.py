@@ -115,7 +115,7 @@ class Target:
         return owner.exists() and self._accepts(owner.read_text(), key, [str(path) for path in self.inputs])
 
     def run(self) -> bool:
-        """Makes the output unless it is up to date. Returns True if there was work to do.
+        """Makes the output unless it is up to date. Returns True if this process, as the leader, has made it.
 
         Raises:
             InputError: an input is missing or damaged, another process is making the output, or the disk is full or
@@ -139,7 +139,7 @@ class Target:
         folder = self._build_dir(key)
         if not self.is_leader:
             self.build(folder)
-            return True
+            return False
         if self.num_bytes is not None and not self._complete(folder, key):
             check_space(self.out, self.num_bytes() - used_bytes(folder))
         self.out.parent.mkdir(parents=True, exist_ok=True)
