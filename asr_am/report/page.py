@@ -74,7 +74,9 @@ def _html(text: str, figures: Path) -> tuple[Markup, list[tuple[str, str]]]:
 
     def figure(self: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
         token = tokens[index]
-        svg = inline_svg(figures / f"{Path(str(token.attrGet('src'))).stem}.svg")
+        path = Path(str(token.attrGet("src"))).with_suffix(".svg")
+        # figures of report/ are in `figures`, whose name is not the final one yet
+        svg = inline_svg(figures / path.name if path.parts[0] == "report" else figures.parent / path)
         return f'<span class="figure" role="img" aria-label="{token.content}">{svg}</span>'
 
     def table(self: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -80,9 +81,14 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
 
 
 def _paper_tables(corpus_dir: Path) -> list[str]:
-    """Returns the tables of papers that stage table has made."""
-    made = [path.read_text(encoding="utf-8").strip() for path in table_files(corpus_dir)]
-    return ["## Tables of papers", *made] if made else []
+    """Returns the tables of papers that stage table has made, each with its plot."""
+    sections = []
+    for path in table_files(corpus_dir):
+        sections.append(path.read_text(encoding="utf-8").strip())
+        plot = path.with_name("table.png")
+        if plot.exists():
+            sections.append(f"![Published values and ours]({os.path.relpath(plot, corpus_dir)})")
+    return ["## Tables of papers", *sections] if sections else []
 
 
 def _retrained(corpus_dir: Path, scores: Sequence[SystemScore]) -> list[str]:

@@ -7,8 +7,8 @@ conf/experiment/<paper>_<table>.yaml says in its section `table` what the cells 
 is run with the table's seeds, `nj` runs at a time. A finished run is not run again. If one fails, the others go on, and
 the same command continues. Other overrides apply to every cell.
 
-Prints the table and writes it to exp/<corpus>/tables/<experiment>/table.md and table.json. Exits with 1 if a run
-failed, a value is too far from the published one, or an order does not hold.
+Prints the table and writes it to exp/<corpus>/tables/<experiment>/table.md and table.json, with a plot as table.png and
+table.svg. Exits with 1 if a run failed, a value is too far from the published one, or an order does not hold.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from asr_am.errors import InputError
 from asr_am.options import build
 from asr_am.parallel import Failure, isolated_map
 from asr_am.report.paper_table import Measures, Row, Table, count_predictions, format_rows, rows, unmet
+from asr_am.report.plots import plot_paper_table
 from asr_am.stages.app import check, corpus_dir, ends_on_signals, given_overrides, reports_errors, values
 from asr_am.stages.option_checks import TABLE, compose_job
 from asr_am.stages.recipe_files import CONF
@@ -183,8 +184,9 @@ def make_table(cfg: DictConfig, overrides: Sequence[str]) -> None:
     }  # fmt: skip
     folder = corpus_dir(cfg) / "tables" / experiment
     folder.mkdir(parents=True, exist_ok=True)
-    write_lines(folder / "table.md", [text])
+    plot_paper_table(made, table.title, folder / "table.png")
     write_lines(folder / "table.json", [json.dumps(record, indent=1)])
+    write_lines(folder / "table.md", [text])
     log.info("%s", text)
     check_outcomes(outcomes, problems)
 

@@ -10,6 +10,8 @@ import pytest
 
 from asr_am.errors import InputError
 from asr_am.report.comparisons import against_gmm
+from asr_am.report.paper_table import Row
+from asr_am.report.plots import plot_paper_table
 from asr_am.report.results import group_by_seed, read_coverage, read_scores, without_seed
 from asr_am.report.runs import read_training_runs
 from asr_am.report.write import write_report
@@ -41,11 +43,19 @@ def test_report(corpus_dir: Path) -> None:
     for tree, cell in ((corpus_dir, "a"), (corpus_dir.parent / "papers" / corpus_dir.name, "b")):
         (tree / "tables/toy").mkdir(parents=True)
         (tree / "tables/toy/table.md").write_text(f"### A toy\n\n| cell | ours |\n|:--|--:|\n| {cell} | 1.5 |\n")
+        rows = [
+            Row(cell, "hours", 2.0, [1.5, 1.9], 1.3, None, True),
+            Row("failed", "hours", None, [], None, None, False),
+        ]
+        plot_paper_table(rows, f"Toy {cell}", tree / "tables/toy/table.png")
     write_report(corpus_dir, corpus_dir / "report", "recipes/tiny/run.sh")
     text = (corpus_dir / "RESULTS.md").read_text()
     assert "recipes/tiny/run.sh" in text
     assert "## Tables of papers\n\n### A toy\n\n| cell | ours |" in text
-    assert all(f">{cell}</td>" in (corpus_dir / "report/index.html").read_text() for cell in "ab")
+    page = (corpus_dir / "report/index.html").read_text()
+    for cell, plot in (("a", "tables/toy/table.png"), ("b", f"../papers/{corpus_dir.name}/tables/toy/table.png")):
+        assert f"![Published values and ours]({plot})" in text
+        assert f">{cell}</td>" in page and f">Toy {cell}</text>" in page
     assert "| mono | **30.00** | **20.00** |" in text
     assert "| blstm | **8.33** (5.00, 10.00, 10.00) | **8.33** (5.00, 10.00, 10.00) |" in text
     assert text.index("| mono |") < text.index("| tri |") < text.index("| blstm |")

@@ -69,6 +69,7 @@ def test_a_failed_run_is_named_and_the_same_command_continues(tmp_path: Path) ->
     assert record["rows"][0]["ratio"] == pytest.approx(1.0, rel=0.05) and len(record["unmet"]) == 1
     assert len(record["fitted"]) == 3 and "2 of 3 independent cells are predictions" in process.stdout
     assert (folder / "table.md").read_text().startswith("### A toy\n")
+    assert ">hours</text>" in (folder / "table.svg").read_text()
 
 
 def test_mistakes_are_named_before_the_first_run() -> None:
