@@ -17,8 +17,8 @@ These files are copied without their plots, as far as they exist:
 STRATEGIES_2.md has later runs with newer alignments, compared with a single learner of their own. The results of data
 that recipes/kaldi took as NAME go to recipes/kaldi/NAME.md, in upper case, and e.g. NAME_NO_PROBS.md.
 
-TABLES.md has the tables of papers that `python -m asr_am.stages.table` has written below exp/. Those of other titles
-stay as they are.
+TABLES.md has the tables of papers that `python -m asr_am.stages.table` has written below exp/, which RESULTS.md leaves
+out. Those of other titles stay as they are.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ Published values beside ours, each table by its command: see [conf](../../conf/R
 which no constant was fitted are predictions."""
 
 _SUBSET = re.compile(r"^### (?P<name>\S+) \((?P<words>[\d,]+) words\)\n\n(?P<table>(?:\|.*\n)+)", re.MULTILINE)
+_TABLES = re.compile(r"^## Tables of papers\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _MEAN = re.compile(r"\*\*([\d.]+)\*\*")
 
 
@@ -68,7 +69,8 @@ def publish(corpus: str) -> None:
     for name, source in found.items():
         if own_data:
             name = f"{corpus.upper()}.md" if name == RESULTS else f"{corpus.upper()}_{name}"
-        text = "\n".join(line for line in source.read_text().splitlines() if not line.startswith("!["))
+        text = _TABLES.sub("", source.read_text())
+        text = "\n".join(line for line in text.splitlines() if not line.startswith("!["))
         (folder / name).write_text(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
 
 

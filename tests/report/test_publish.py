@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 spec = importlib.util.spec_from_file_location("publish", ROOT / "scripts/publish.py")
 assert spec is not None and spec.loader is not None
@@ -62,3 +64,15 @@ def test_tables_of_papers_replace_those_with_the_same_title(tmp_path: Path) -> N
     assert text.startswith("# Tables of papers\n") and text.endswith(
         "### A, Table 1\n\n| new |\n\n### B, Table 2\n\n| b |\n"
     )
+
+
+def test_results_are_copied_without_plots_and_tables_of_papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "ROOT", tmp_path)
+    (tmp_path / "exp/toy/tables/t").mkdir(parents=True)
+    (tmp_path / "recipes/toy").mkdir(parents=True)
+    (tmp_path / "exp/toy/tables/t/table.md").write_text("### A table\n")
+    text = "# Results\n\n![plot](report/a.png)\n\n## Tables of papers\n\n### A table\n\n## Language models\n\n| kn2 |\n"
+    (tmp_path / "exp/toy/RESULTS.md").write_text(text)
+    publish.publish("toy")
+    assert (tmp_path / "recipes/toy/RESULTS.md").read_text() == "# Results\n\n## Language models\n\n| kn2 |\n"
+    assert (tmp_path / "recipes/toy/TABLES.md").read_text().endswith("### A table\n")
