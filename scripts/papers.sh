@@ -12,8 +12,10 @@ trained=(ibm_fig2b ibm_table2 psp_errors htm_errors)
 recipes/minicts/run.sh "$@"                # the main job, whose page gets the tables
 missed=()
 for table in "${timed[@]}" "${trained[@]}"; do
-    begin=$SECONDS
-    .venv/bin/python -m asr_am.stages.table "+experiment=$table" "nj=$(nproc)" "$@" || missed+=("$table")
+    begin=$SECONDS status=0
+    .venv/bin/python -m asr_am.stages.table "+experiment=$table" "nj=$(nproc)" "$@" || status=$?
+    [ "$status" -le 1 ] || exit "$status"                            # Ctrl-C
+    [ "$status" -eq 0 ] || missed+=("$table")
     echo "papers: $table took $((SECONDS - begin)) s"
 done
 recipes/minicts/run.sh --stage 10 "$@"
