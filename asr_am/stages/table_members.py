@@ -229,7 +229,7 @@ def train(member: Member) -> tuple[dict[str, float], str]:
     seconds are those of the run's clock, virtual on a virtual cluster. trial is the number of the trial that counts.
     """
     work = build(TrainWork, member.work, "table.work")
-    runs = [replace_run(member, trial) for trial in work.trials] or [member]
+    runs = [member_of_trial(member, trial) for trial in work.trials] or [member]
     made = {number: run for number, run in enumerate(runs, 1) if train_once(run, may_diverge=bool(work.trials))}
     if not made:
         raise InputError(f"{member.name}: the training diverges in each of {len(runs)} trials; try smaller rates")
@@ -243,8 +243,8 @@ def train(member: Member) -> tuple[dict[str, float], str]:
     return measures, commit
 
 
-def replace_run(member: Member, override: str) -> Member:
-    """Returns the member of a trial, whose name has the trial's override."""
+def member_of_trial(member: Member, override: str) -> Member:
+    """Returns the run of a trial, whose name has the override of the trial."""
     name = f"{member.name}-{plain_name(override)}"
     overrides = [word for word in member.overrides if not word.startswith("run=")]
     return replace(
