@@ -4,6 +4,8 @@
 #   scripts/slurm_lab.sh COMMAND ...
 #   scripts/slurm_lab.sh recipes/minicts/run.sh --nj 3 jobs=slurm
 #   scripts/slurm_lab.sh srun -N 2 --ntasks-per-node 2 .venv/bin/python -m asr_am.stages.train launcher=torchrun learners=4 ...
+#   scripts/slurm_lab.sh srun -N 2 sh -c '.venv/bin/python -m asr_am.stages.train launcher=process learners=4 launcher.nodes=2
+#       launcher.node_rank=$SLURM_NODEID launcher.address=127.0.0.1:29500 launcher.key_file=team.key strategy=adpsgd ...'
 #   scripts/slurm_lab.sh recipes/minicts/run.sh --stage 6 strategy=sync,bmuf hydra/launcher=slurm ...    (extra `sweeps`)
 # There is no accounting, so submitit warns about sacct, and then goes by what jobs have written.
 set -euo pipefail
