@@ -90,11 +90,16 @@ def _html(text: str, figures: Path) -> tuple[Markup, list[tuple[str, str]]]:
     headings = []
     for token, inline in pairwise(tokens):
         if token.type == "heading_open":
-            name = re.sub(r"\W+", "-", inline.content.lower()).strip("-")
+            name = anchor(inline.content)
             token.attrSet("id", name)
             if token.tag == "h2":
                 headings.append((name, inline.content))
     return Markup(markdown.renderer.render(tokens, markdown.options, {})), headings
+
+
+def anchor(heading: str) -> str:
+    """Returns the id of a heading, for links to it."""
+    return re.sub(r"\W+", "-", heading.lower()).strip("-")
 
 
 def inline_svg(path: Path) -> Markup:

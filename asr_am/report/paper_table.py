@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from asr_am.errors import InputError
 from asr_am.options import build
+from asr_am.report.results import read_json
 from asr_am.report.tables import markdown
 
 
@@ -178,6 +179,32 @@ def unmet(table: Table, found: Mapping[str, Sequence[Measures]]) -> list[str]:
                 if max(low) >= min(high):
                     messages.append(f"{measure} does not rise from {lower} to {upper}")
     return messages
+
+
+@dataclass(frozen=True)
+class MadeTable:
+    """A table that was made, as table.json has it.
+
+    Attributes:
+        title: which table of which paper.
+        rows: its rows.
+        unmet: values and orders that are not as published.
+    """
+
+    title: str
+    rows: list[Row]
+    unmet: list[str]
+
+    @classmethod
+    def read(cls, path: Path) -> MadeTable:
+        """Reads a table.json. Raises InputError if it is missing or damaged."""
+        record = read_json(path)
+        try:
+            kept = [{each.name: row[each.name] for each in fields(Row)} for row in record["rows"]]
+            found = {"title": record["title"], "unmet": record["unmet"]}
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{path}: has no {error}; make the table again (python -m asr_am.stages.table)") from error
+        return build(cls, found | {"rows": [build(Row, row, f"{path}: rows") for row in kept]}, str(path))
 
 
 def count_predictions(made: Sequence[Row]) -> tuple[int, int]:

@@ -13,8 +13,8 @@ from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.report import tables
 from asr_am.report.comparisons import VERDICT_RULE, Versus, against_gmm
-from asr_am.report.page import write_page
-from asr_am.report.paper_table import table_files
+from asr_am.report.page import anchor, write_page
+from asr_am.report.paper_table import MadeTable, count_predictions, table_files
 from asr_am.report.plots import plot_heldout, plot_wer
 from asr_am.report.rescored import rescored_sections
 from asr_am.report.results import (
@@ -81,14 +81,22 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
 
 
 def _paper_tables(corpus_dir: Path) -> list[str]:
-    """Returns the tables of papers that stage table has made, each with its plot."""
-    sections = []
+    """Returns the tables of papers that stage table has made, each with its plot, below a summary of them."""
+    rows, sections = [], []
     for path in table_files(corpus_dir):
+        table = MadeTable.read(path.with_name("table.json"))
+        values = sum(row.published is not None for row in table.rows)
+        independent, predictions = count_predictions(table.rows)
+        title = f"[{table.title}](#{anchor(table.title)})"
+        rows.append([title, str(values), str(len(table.unmet)), f"{predictions} of {independent}"])
         sections.append(path.read_text(encoding="utf-8").strip())
         plot = path.with_name("table.png")
         if plot.exists():
             sections.append(f"![Published values and ours]({os.path.relpath(plot, corpus_dir)})")
-    return ["## Tables of papers", *sections] if sections else []
+    if not sections:
+        return []
+    summary = tables.markdown(["table", "published values", "not as published", "predictions"], rows)
+    return ["## Tables of papers", summary, *sections]
 
 
 def _retrained(corpus_dir: Path, scores: Sequence[SystemScore]) -> list[str]:

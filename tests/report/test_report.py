@@ -47,11 +47,14 @@ def test_report(corpus_dir: Path) -> None:
             Row(cell, "hours", 2.0, [1.5, 1.9], 1.3, None, True),
             Row("failed", "hours", None, [], None, None, False),
         ]
+        record = {"title": "A toy", "unmet": ["too far"], "rows": [vars(row) | {"mean": 0} for row in rows]}
+        (tree / "tables/toy/table.json").write_text(json.dumps(record))
         plot_paper_table(rows, f"Toy {cell}", tree / "tables/toy/table.png")
     write_report(corpus_dir, corpus_dir / "report", "recipes/tiny/run.sh")
     text = (corpus_dir / "RESULTS.md").read_text()
     assert "recipes/tiny/run.sh" in text
-    assert "## Tables of papers\n\n### A toy\n\n| cell | ours |" in text
+    assert "## Tables of papers\n\n| table | published values | not as published | predictions |" in text
+    assert "| [A toy](#a-toy) | 1 | 1 | 1 of 1 |" in text and "\n\n### A toy\n\n| cell | ours |" in text
     page = (corpus_dir / "report/index.html").read_text()
     for cell, plot in (("a", "tables/toy/table.png"), ("b", f"../papers/{corpus_dir.name}/tables/toy/table.png")):
         assert f"![Published values and ours]({plot})" in text
@@ -212,3 +215,17 @@ def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"run stage 9 \(score\) first"):
         write_report(tmp_path, tmp_path / "report", "x")
     assert read_training_runs(tmp_path) == []
+
+
+def test_a_damaged_table_of_a_paper_is_named(corpus_dir: Path) -> None:
+    folder = corpus_dir / "tables/toy"
+    folder.mkdir(parents=True)
+    (folder / "table.md").write_text("### A toy\n")
+    for text, message in (
+        ("{}", "has no 'rows'; make the table again"),
+        ("{", "cannot be read"),
+        ('{"title": "A", "unmet": [], "rows": [{"cell": 1}]}', "has no 'measure'"),
+    ):
+        (folder / "table.json").write_text(text)
+        with pytest.raises(InputError, match=f"toy/table.json: {message}"):
+            write_report(corpus_dir, corpus_dir / "report", "recipes/tiny/run.sh")
