@@ -148,11 +148,13 @@ def command_lines() -> Iterator[Mistake]:
     for words, expect in (
         (["--stage", "x"], "non-negative integer"), (["--stage", "11"], "no stage 11"), (["--stage"], "needs a value"),
         (["--stage", "3", "--stop-stage", "2"], "comes before"), (["--nj", "0"], "at least 1"),
-        (["--data-dir", "/nowhere"], "does not exist"), (["--frobnicate"], "unknown option"), (["word"], "neither"),
-        (["--data-dir", "conf"], "takes no --data-dir"),
+        (["--data-dir", "conf"], "unknown option"), (["--frobnicate"], "unknown option"), (["word"], "neither"),
+        (["data_dir=conf"], "corpus minicts takes none"),
     ):  # fmt: skip
         yield Mistake("Command line", shlex.join(words), [*RUN, *words], expect=expect)
     yield Mistake("Command line", "own data without a name", ["recipes/kaldi/run.sh"], expect="--name is missing")
+    nowhere = ["recipes/an4/run.sh", "--data-dir", "/nowhere"]
+    yield Mistake("Command line", "a corpus that is not there", nowhere, expect="does not exist")
     taken = ["recipes/kaldi/run.sh", "--name", "an4"]
     yield Mistake("Command line", "own data with the name of a recipe", taken, expect="is taken")
     fresh = ["recipes/minicts/run.sh", f"exp={EXP}/fresh"]

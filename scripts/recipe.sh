@@ -21,7 +21,6 @@ usage: recipes/$corpus/run.sh [options] [hydra.override=value ...]
   --stop-stage N   last stage to run (default 10)
   --nj N           parallel jobs (default: number of processors)
   --plain          no progress bar and no lines per learner on a terminal: a line every half minute, as in a log
-  --data-dir DIR   AN4 only: its archive, a folder with it, or the unpacked tree (default: download)
   --help           this text
 stages: 0 data, 1 lang, 2 features, 3 align, 4 speaker, 5 egs, 6 train, 7 decode,
         8 rescore (with rescore=true), 9 score, 10 report
@@ -51,14 +50,12 @@ while [ $# -gt 0 ]; do
         --help | -h) usage; exit 0 ;;
         --plain) export ASR_AM_PLAIN=1; shift ;;
         --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;      # --stage=6
-        --stage | --stop-stage | --nj | --data-dir)
+        --stage | --stop-stage | --nj)
             [ $# -ge 2 ] || fail "$1 needs a value"
             case $1 in
                 --stage) integer "$1" "$2"; first=$2 ;;
                 --stop-stage) integer "$1" "$2"; last=$2 ;;
                 --nj) integer "$1" "$2"; [ "$2" -ge 1 ] || fail "--nj must be at least 1"; jobs=$2 ;;
-                --data-dir)
-                    overrides+=("data_dir=$(existing_path "$1" "$2")") ;;
             esac
             shift 2 ;;
         --*)

@@ -178,7 +178,7 @@ def test_killed_in_the_middle_of_stages_a_copy_ends_with_the_same_errors(exp: Pa
         (["--stage", "11"], "no stage 11"),
         (["--stage", "3", "--stop-stage", "2"], "comes before"),
         (["--nj", "0"], "at least 1"),
-        (["--data-dir", "/nowhere"], "does not exist"),
+        (["--data-dir", "/nowhere"], "unknown option"),
         (["--frobnicate"], "unknown option"),
         (["word"], "neither"),
         (["--stage"], "needs a value"),
@@ -187,6 +187,13 @@ def test_killed_in_the_middle_of_stages_a_copy_ends_with_the_same_errors(exp: Pa
 def test_misuse_is_one_clear_line(arguments: list[str], message: str) -> None:
     done = recipe(*arguments)
     assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("corpus", ["an4", "librispeech", "hvb"])
+def test_a_corpus_that_is_not_there_is_one_clear_line(corpus: str) -> None:
+    done = recipe("--data-dir", "/nowhere", run=f"recipes/{corpus}/run.sh")
+    assert done.returncode == 1 and "--data-dir: '/nowhere' does not exist" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_help_names_the_stages() -> None:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 def targets(cfg: DictConfig) -> list[Target]:
     """Returns exp/<corpus>/data."""
     if cfg.data_dir and "data_dir" not in cfg.corpus.prepare:
-        raise InputError(f"--data-dir {cfg.data_dir}: corpus {cfg.corpus.name} takes no --data-dir; leave it out")
+        raise InputError(f"data_dir={cfg.data_dir}: corpus {cfg.corpus.name} takes none; leave it out")
     out = corpus_dir(cfg) / "data"
     speeds = list(cfg.speed_perturb) if OmegaConf.is_list(cfg.speed_perturb) else cfg.speed_perturb
     options = values(cfg.corpus.prepare)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # CMU AN4 (census): 42 minutes of real speech, free, 16 kHz. Trains three seeds and decodes with three language models.
-# --data-dir is the folder of an4_raw.bigendian.tar.gz or the unpacked an4/. Without it the archive is downloaded.
+#   --data-dir DIR   an4_raw.bigendian.tar.gz, a folder with it, or the unpacked an4/ (default: download)
 [ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"      # sh run.sh
+declare -A path_options=([--data-dir]=data_dir)
 source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/recipe.sh" an4 "$@"
 
 stage 0 data

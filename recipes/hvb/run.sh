@@ -4,7 +4,7 @@
 #   --lexicon FILE   pronunciations (default: download LibriSpeech's)
 #   --split NAME     hash (default), or a published split by speaker: creators, espnet
 [ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"      # sh run.sh
-declare -A path_options=([--lexicon]=corpus.prepare.lexicon) value_options=([--split]=corpus.prepare.split)
+declare -A path_options=([--data-dir]=data_dir [--lexicon]=corpus.prepare.lexicon) value_options=([--split]=corpus.prepare.split)
 source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/recipe.sh" hvb "$@"
 
 stage 0 data

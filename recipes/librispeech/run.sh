@@ -5,7 +5,7 @@
 #   --lexicon FILE   pronunciations (default: download LibriSpeech's)
 #   --arpa FILE      n-gram LM (default: download LibriSpeech's pruned trigram)
 [ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"      # sh run.sh
-declare -A path_options=([--lexicon]=corpus.prepare.lexicon [--arpa]=corpus.prepare.arpa)
+declare -A path_options=([--data-dir]=data_dir [--lexicon]=corpus.prepare.lexicon [--arpa]=corpus.prepare.arpa)
 source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/recipe.sh" librispeech "$@"
 
 stage 0 data
