@@ -76,7 +76,7 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
     )
     path = corpus_dir / "RESULTS.md"
     write_lines(path, [text])
-    page = write_page(corpus_dir, out, text, runs, scores)
+    page = write_page(corpus_dir, out, text, [*runs, *_runs_of_tables(corpus_dir)], scores)
     log.info("report: %d scored runs, %d training runs; %s and %s", len(scores), len(runs), path, page)
 
 
@@ -97,6 +97,12 @@ def _paper_tables(corpus_dir: Path) -> list[str]:
         return []
     summary = tables.markdown(["table", "published values", "not as published", "predictions"], rows)
     return ["## Tables of papers", summary, *sections]
+
+
+def _runs_of_tables(corpus_dir: Path) -> list[TrainingRun]:
+    """Returns the training runs of the other trees that have tables, such as exp/papers, named after their tree."""
+    trees = sorted({path.parents[2] for path in table_files(corpus_dir)} - {corpus_dir})
+    return [replace(run, name=f"{tree.parent.name}-{run.name}") for tree in trees for run in read_training_runs(tree)]
 
 
 def _retrained(corpus_dir: Path, scores: Sequence[SystemScore]) -> list[str]:

@@ -50,6 +50,7 @@ def test_report(corpus_dir: Path) -> None:
         record = {"title": "A toy", "unmet": ["too far"], "rows": [vars(row) | {"mean": 0} for row in rows]}
         (tree / "tables/toy/table.json").write_text(json.dumps(record))
         plot_paper_table(rows, f"Toy {cell}", tree / "tables/toy/table.png")
+    write_run(corpus_dir.parent / "papers" / corpus_dir.name, "toy-c-s1", 1, [2.0, 1.5])
     write_report(corpus_dir, corpus_dir / "report", "recipes/tiny/run.sh")
     text = (corpus_dir / "RESULTS.md").read_text()
     assert "recipes/tiny/run.sh" in text
@@ -58,6 +59,7 @@ def test_report(corpus_dir: Path) -> None:
     page = (corpus_dir / "report/index.html").read_text()
     for cell, plot in (("a", "tables/toy/table.png"), ("b", f"../papers/{corpus_dir.name}/tables/toy/table.png")):
         assert f"![Published values and ours]({plot})" in text
+        assert "<summary>papers-toy-c-s1 " in page and "papers-toy" not in text
         assert f">{cell}</td>" in page and f">Toy {cell}</text>" in page
     assert "| mono | **30.00** | **20.00** |" in text
     assert "| blstm | **8.33** (5.00, 10.00, 10.00) | **8.33** (5.00, 10.00, 10.00) |" in text
