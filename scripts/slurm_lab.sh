@@ -15,6 +15,8 @@ for program in munged slurmctld slurmd; do
         { echo "$0: no $program; apt-get install slurmctld slurmd slurm-client munge" >&2; exit 1; }
 done
 PATH=$PATH:/usr/sbin
+exec 9>/tmp/slurm_lab.lock                 # one at a time: they use the same ports
+flock 9
 lab=$(mktemp -d /tmp/slurm_lab.XXXX)
 mkdir "$lab"/{state,node1,node2,node3}
 dd if=/dev/urandom of="$lab/munge.key" bs=128 count=1 status=none
@@ -49,12 +51,12 @@ stop() {
 }
 trap stop EXIT
 munged --force --key-file="$lab/munge.key" --socket="$lab/munge.socket" --pid-file="$lab/munged.pid" \
-    --log-file="$lab/munged.log" --seed-file="$lab/munged.seed"
-slurmctld
-for node in node1 node2 node3; do slurmd -N "$node"; done
+    --log-file="$lab/munged.log" --seed-file="$lab/munged.seed" 9>&-
+slurmctld 9>&-
+for node in node1 node2 node3; do slurmd -N "$node" 9>&-; done
 for _ in $(seq 30); do
     [ "$(sinfo -h -t idle -o %D 2>/dev/null)" = 3 ] && ready=yes && break
     sleep 1
 done
 [ -n "${ready-}" ] || { echo "$0: the nodes do not start; see" "$lab"/*.log >&2; trap - EXIT; exit 1; }
-"$@"
+"$@" 9>&-

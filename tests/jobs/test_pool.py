@@ -27,6 +27,7 @@ from asr_am.stages.app import job_options
 from tests.support.configurations import config
 from tests.support.job_hosts import FakeHosts
 from tests.support.named_pipes import NamedPipes, wait_for
+from tests.support.real_slurm import LAB, NEEDS_SLURM
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "ssh -o BatchMode=yes {host}"
@@ -219,6 +220,27 @@ def test_srun_starts_workers(hosts: FakeHosts, tmp_path: Path) -> None:
     assert len(hosts.processes("srun")) == 2
     assert all("--unbuffered --partition=cpu --mem=1G sh -c cd " in call for call in hosts.calls("srun"))
     assert sorted(path.name for path in (tmp_path / "log").iterdir()) == ["slurm1.1.log", "slurm2.1.log"]
+
+
+SLURM_JOBS = """
+import sys
+from pathlib import Path
+from asr_am.errors import one_line
+from asr_am.jobs.pool import JobPool
+from asr_am.parallel import on_hosts, parallel_map
+from asr_am.stages.app import job_options
+from tests.support.configurations import config
+with on_hosts(JobPool(job_options(config("jobs=slurm", "jobs.arguments=--exclusive")), Path(sys.argv[1]))):
+    print(parallel_map(one_line, ["a", "b", "c"], 2, "lines"))
+"""
+
+
+@NEEDS_SLURM
+def test_jobs_of_a_real_slurm_end_as_completed(tmp_path: Path) -> None:
+    command = f"{sys.executable} -c '{SLURM_JOBS}' {tmp_path / 'log'} && scontrol show jobs"
+    done = subprocess.run([LAB, "sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert "['a', 'b', 'c']" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.count("JobState=COMPLETED") == 2 == done.stdout.count("JobState=")
 
 
 def test_workers_end_with_status_0_and_not_by_a_signal(tmp_path: Path) -> None:

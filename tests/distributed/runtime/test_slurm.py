@@ -13,6 +13,7 @@ import pytest
 from asr_am.distributed.runtime.slurm import first_host, slurm_environment, tasks_per_host
 from asr_am.errors import InputError
 from tests.support.egs_examples import write_examples
+from tests.support.real_slurm import LAB, NEEDS_SLURM
 
 ROOT = Path(__file__).resolve().parents[3]
 TASK = {
@@ -72,7 +73,17 @@ def test_hosts_with_different_numbers_of_tasks_are_refused() -> None:
         first_host("")
 
 
-def test_tasks_of_srun_train_together(tmp_path: Path) -> None:
+COMMANDS = [
+    pytest.param([sys.executable, "-c", SRUN, "2"], id="stand-in"),
+    pytest.param(
+        [LAB, "srun", "--nodes", "2", "--ntasks-per-node", "1"], id="slurm",
+        marks=NEEDS_SLURM,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("srun", COMMANDS)
+def test_tasks_of_srun_train_together(srun: list[str], tmp_path: Path) -> None:
     egs = tmp_path / "minicts/egs/fmllr+ivector+logmel-sat"
     egs.parent.mkdir(parents=True)
     write_examples(egs, frames_U=(60,) * 6)
@@ -82,14 +93,7 @@ def test_tasks_of_srun_train_together(tmp_path: Path) -> None:
         "train.epochs=1", "logger=none", "train.threads=1", "launcher.encrypt=false", "launcher.timeout=200",
     ]  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "MASTER"))}
-    done = subprocess.run(
-        [sys.executable, "-c", SRUN, "2", *stage],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = subprocess.run([*srun, *stage], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "minicts/train/two/summary.json").read_text())
     assert summary["learners"] == 2 and summary["bytes_sent"] > 0
