@@ -115,16 +115,6 @@ def plot_paper_table(rows: Sequence[Row], title: str, path: Path) -> None:
     save(figure, path)
 
 
-def _log_axis(axes: Axes) -> None:
-    """Makes the x axis logarithmic, with ticks at 1, 2 and 5."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    axes.set_xscale("log")
-    axes.margins(x=0.03)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_minor_locator(NullLocator())
-
-
 def _draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
     """Draws the rows of one measure, the first on top."""
     for y, row in enumerate(rows):
@@ -147,3 +137,13 @@ def _draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_yticks(range(len(rows)), [row.cell for row in rows], fontsize=9)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     tidy(axes, "both")
+
+
+def _log_axis(axes: Axes) -> None:
+    """Makes the x axis logarithmic, with ticks at 1, 2 and 5."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axes.set_xscale("log")
+    axes.margins(x=0.03)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
