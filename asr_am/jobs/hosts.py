@@ -20,7 +20,7 @@ from asr_am.errors import InputError
 
 HOST = "{host}"
 POLL, GRACE = 0.2, 1.0  # seconds
-SHUTDOWN_TIMEOUT = 10.0  # seconds in which a worker ends with its input. Slurm takes one or two
+SHUTDOWN_TIMEOUT = 10.0  # seconds in which workers end with their input. Slurm takes one or two
 SIGNS = 6  # of life within the time after which a worker counts as lost
 READY = b"asr_am.jobs.worker is ready\n"  # before a worker's first answer. A login shell may print something earlier
 FUNCTION, ITEMS = b"f", b"i"  # first byte of a message to a worker
@@ -152,12 +152,16 @@ class Worker:
         if self._process is not None:
             self._requests.close()
 
-    def close(self) -> None:
-        """Ends the worker. It can be started again."""
+    def close(self, deadline: float = 0.0) -> None:
+        """Ends the worker. It can be started again.
+
+        Args:
+            deadline: value of time.monotonic() until which a worker that has started may end by itself.
+        """
         if self._process is not None:
             self.disconnect()
             if self._printed.endswith(READY):
-                _wait(self._process, SHUTDOWN_TIMEOUT)
+                _wait(self._process, max(deadline - time.monotonic(), 0))
             self._answers.close()
             _stop(self._process)
             self._process = None

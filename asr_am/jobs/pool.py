@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from asr_am.errors import InputError
-from asr_am.jobs.hosts import POLL, JobOptions, Worker, WorkerLost
+from asr_am.jobs.hosts import POLL, SHUTDOWN_TIMEOUT, JobOptions, Worker, WorkerLost
 from asr_am.jobs.plain import NotPlain, decode, encode
 from asr_am.jobs.worker import INPUT_ERROR, NOT_PLAIN, OS_ERROR, RESULTS
 
@@ -102,10 +103,11 @@ class JobPool:
 
     def close(self) -> None:
         """Ends all workers."""
+        deadline = time.monotonic() + SHUTDOWN_TIMEOUT
         for worker in self._workers:
-            worker.disconnect()  # so that they end at the same time
+            worker.disconnect()
         for worker in self._workers:
-            worker.close()
+            worker.close(deadline)
 
     def _answers(
         self, work: Map, missing: Sequence[int], jobs: int, description: str
