@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from asr_am.stages.app import job_options
 from tests.support.configurations import config
 from tests.support.job_hosts import FakeHosts
 from tests.support.named_pipes import NamedPipes, wait_for
-from tests.support.real_slurm import LAB, NEEDS_SLURM
+from tests.support.real_slurm import NEEDS_SLURM, real_slurm, show_jobs
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "ssh -o BatchMode=yes {host}"
@@ -222,32 +223,35 @@ def test_srun_starts_workers(hosts: FakeHosts, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "log").iterdir()) == ["slurm1.1.log", "slurm2.1.log"]
 
 
-SLURM_JOBS = """
-import sys
-from pathlib import Path
-from asr_am.errors import one_line
-from asr_am.jobs.pool import JobPool
-from asr_am.parallel import on_hosts, parallel_map
-from asr_am.stages.app import job_options
-from tests.support.configurations import config
-with on_hosts(JobPool(job_options(config("jobs=slurm", "jobs.arguments=--exclusive")), Path(sys.argv[1]))):
-    print(parallel_map(one_line, ["a", "b", "c"], 2, "lines"))
-"""
-
-
 @NEEDS_SLURM
-def test_jobs_of_a_real_slurm_end_as_completed(tmp_path: Path) -> None:
-    command = f"{sys.executable} -c '{SLURM_JOBS}' {tmp_path / 'log'} && scontrol show jobs"
-    done = subprocess.run([LAB, "sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert "['a', 'b', 'c']" in done.stdout, done.stdout + done.stderr
-    assert done.stdout.count("JobState=COMPLETED") == 2 == done.stdout.count("JobState=")
+def test_jobs_of_a_real_slurm_are_cancelled_or_completed(
+    pipes: NamedPipes, tmp_path: Path, meanwhile: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act() -> None:
+        pipes.wait_for_readers(2)
+        subprocess.run(["scancel", "1"], check=True)
+        wait_for(lambda: "JobId=3" in show_jobs())
+        pipes.fill()
+
+    with real_slurm(monkeypatch):
+        meanwhile(act)
+        with on_hosts(JobPool(job_options(config("jobs=slurm")), tmp_path / "log")):
+            assert parallel_map(file_crc32, pipes.paths, 2, "pipes") == pipes.expected()
+        wait_for(lambda: "JobState=COMPLETING" not in show_jobs())
+        states = re.findall(r"JobId=(\d).*?JobState=(\w+)", show_jobs(), re.DOTALL)
+    assert states[:2] == [("1", "CANCELLED"), ("2", "COMPLETED")], "the third may still start when all is done"
 
 
-def test_workers_end_with_status_0_and_not_by_a_signal(tmp_path: Path) -> None:
+def test_workers_end_with_status_0_and_not_by_a_signal(pipes: NamedPipes, tmp_path: Path, meanwhile: Callable) -> None:
+    def act() -> None:
+        pipes.wait_for_readers(2)
+        pipes.fill()
+
     status = tmp_path / "status"
     options = JobOptions("slurm", f"sh -c 'sh -c \"$0\"; echo $? >> {status}'")
+    meanwhile(act)
     with on_hosts(JobPool(options, tmp_path / "log")):
-        assert parallel_map(one_line, ["a", "b"], 2, "lines") == ["a", "b"]
+        assert parallel_map(file_crc32, pipes.paths, 2, "pipes") == pipes.expected()
     assert status.read_text().split() == ["0", "0"]
 
 
