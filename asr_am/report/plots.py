@@ -131,8 +131,6 @@ def _draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
     axes.use_sticky_edges = False  # bars keep their distance from the edges, too
     if values and max(values) > 20 * min(values) > 0:
         _log_axis(axes)
-    elif values and min(values) >= 0:
-        axes.set_xlim(left=-0.02 * max(values))
     axes.xaxis.set_major_formatter("{x:,g}")
     axes.set_yticks(range(len(rows)), [row.cell for row in rows], fontsize=9)
     axes.set_ylim(len(rows) - 0.4, -0.6)

@@ -83,8 +83,8 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
 def _paper_tables(corpus_dir: Path) -> list[str]:
     """Returns the tables of papers that stage table has made, each with its plot, below a summary of them."""
     rows, sections = [], []
-    for path in table_files(corpus_dir):
-        table = MadeTable.read(path.with_name("table.json"))
+    made = [(MadeTable.read(path.with_name("table.json")), path) for path in table_files(corpus_dir)]
+    for table, path in sorted(made, key=lambda each: each[0].title):
         values = sum(row.published is not None for row in table.rows)
         independent, predictions = count_predictions(table.rows)
         title = f"[{table.title}](#{anchor(table.title)})"
@@ -95,7 +95,7 @@ def _paper_tables(corpus_dir: Path) -> list[str]:
             sections.append(f"![Published values and ours]({os.path.relpath(plot, corpus_dir)})")
     if not sections:
         return []
-    summary = tables.markdown(["table", "published values", "not as published", "predictions"], rows)
+    summary = tables.markdown(["table", "values", "not as published", "predictions"], rows)
     return ["## Tables of papers", summary, *sections]
 
 

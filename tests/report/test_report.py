@@ -54,7 +54,7 @@ def test_report(corpus_dir: Path) -> None:
     write_report(corpus_dir, corpus_dir / "report", "recipes/tiny/run.sh")
     text = (corpus_dir / "RESULTS.md").read_text()
     assert "recipes/tiny/run.sh" in text
-    assert "## Tables of papers\n\n| table | published values | not as published | predictions |" in text
+    assert "## Tables of papers\n\n| table | values | not as published | predictions |" in text
     assert "| [A toy](#a-toy) | 1 | 1 | 1 of 1 |" in text and "\n\n### A toy\n\n| cell | ours |" in text
     page = (corpus_dir / "report/index.html").read_text()
     for cell, plot in (("a", "tables/toy/table.png"), ("b", f"../papers/{corpus_dir.name}/tables/toy/table.png")):
