@@ -147,7 +147,8 @@ def describe(table: Table, made: Sequence[Row], problems: Sequence[str], constan
         made_by: command.
     """
     independent, predictions = count_predictions(made)
-    many = f"{len(constants)} constants fitted ({', '.join(constants)})" if constants else "No constant fitted"
+    counted = "1 constant" if len(constants) == 1 else f"{len(constants)} constants"
+    many = f"{counted} fitted ({', '.join(constants)})" if constants else "No constant fitted"
     parts = [
         f"### {table.title}", f"    {made_by}", format_rows(made),
         f"{many}; {predictions} of {independent} independent cells are predictions.",
