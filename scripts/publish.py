@@ -40,6 +40,7 @@ which no constant was fitted are predictions."""
 
 _SUBSET = re.compile(r"^### (?P<name>\S+) \((?P<words>[\d,]+) words\)\n\n(?P<table>(?:\|.*\n)+)", re.MULTILINE)
 _TABLES = re.compile(r"^## Tables of papers\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+_ABSOLUTE_EXP = re.compile(r"^(    recipes/\S+.*?) exp=/\S+", re.MULTILINE)  # of one machine
 _MEAN = re.compile(r"\*\*([\d.]+)\*\*")
 
 
@@ -69,7 +70,7 @@ def publish(corpus: str) -> None:
     for name, source in found.items():
         if own_data:
             name = f"{corpus.upper()}.md" if name == RESULTS else f"{corpus.upper()}_{name}"
-        text = _TABLES.sub("", source.read_text())
+        text = _ABSOLUTE_EXP.sub(r"\1", _TABLES.sub("", source.read_text()))
         text = "\n".join(line for line in text.splitlines() if not line.startswith("!["))
         (folder / name).write_text(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
 
