@@ -71,7 +71,10 @@ def test_results_are_copied_without_plots_and_tables_of_papers(tmp_path: Path, m
     (tmp_path / "exp/toy/tables/t").mkdir(parents=True)
     (tmp_path / "recipes/toy").mkdir(parents=True)
     (tmp_path / "exp/toy/tables/t/table.md").write_text("### A table\n")
-    text = "# Results\n\n    recipes/toy/run.sh a=1 exp=/home/me/exp b=2\n\n![plot](report/a.png)\n\n## Tables of papers\n\n### A table\n\n## Language models\n\n| kn2 |\n"
+    text = (
+        "# Results\n\n    recipes/toy/run.sh a=1 exp=/home/me/exp b=2\n\n![plot](report/a.png)\n\n"
+        "## Tables of papers\n\n### A table\n\n## Language models\n\n| kn2 |\n"
+    )
     (tmp_path / "exp/toy/RESULTS.md").write_text(text)
     publish.publish("toy")
     expected = "# Results\n\n    recipes/toy/run.sh a=1 b=2\n\n## Language models\n\n| kn2 |\n"
