@@ -10,6 +10,7 @@
 # There is no accounting, so submitit warns about sacct, and then goes by what jobs have written.
 set -euo pipefail
 [ $# -gt 0 ] || { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 1; }
+[ "$(id -u)" = 0 ] || { echo "$0: needs root" >&2; exit 1; }
 for program in munged slurmctld slurmd; do
     PATH=$PATH:/usr/sbin command -v "$program" >/dev/null ||
         { echo "$0: no $program; apt-get install slurmctld slurmd slurm-client munge" >&2; exit 1; }
@@ -44,10 +45,11 @@ NodeName=node[1-3] NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=[17001-17003
 PartitionName=all Nodes=node[1-3] Default=YES State=UP
 END
 export SLURM_CONF=$lab/slurm.conf MASTER_ADDR=${MASTER_ADDR:-127.0.0.1}     # node1 is a name for Slurm only
+ready=
 stop() {
     for pid in "$lab"/*.pid; do [ ! -e "$pid" ] || kill "$(cat "$pid")" 2>/dev/null || true; done
     sleep 1
-    rm -rf "$lab"
+    [ -z "$ready" ] || rm -rf "$lab"       # else its logs say why it did not start
 }
 trap stop EXIT
 munged --force --key-file="$lab/munge.key" --socket="$lab/munge.socket" --pid-file="$lab/munged.pid" \
@@ -58,5 +60,5 @@ for _ in $(seq 30); do
     [ "$(sinfo -h -t idle -o %D 2>/dev/null)" = 3 ] && ready=yes && break
     sleep 1
 done
-[ -n "${ready-}" ] || { echo "$0: the nodes do not start; see" "$lab"/*.log >&2; trap - EXIT; exit 1; }
+[ -n "$ready" ] || { echo "$0: the nodes do not start; see" "$lab"/*.log >&2; exit 1; }
 "$@" 9>&-

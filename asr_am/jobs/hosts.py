@@ -20,7 +20,7 @@ from asr_am.errors import InputError
 
 HOST = "{host}"
 POLL, GRACE = 0.2, 1.0  # seconds
-SHUTDOWN_TIMEOUT = 10.0  # seconds in which workers end with their input. Slurm takes one or two
+WORKER_EXIT_TIMEOUT = 10.0  # seconds in which workers end with their input. Slurm takes one or two
 SIGNS = 6  # of life within the time after which a worker counts as lost
 READY = b"asr_am.jobs.worker is ready\n"  # before a worker's first answer. A login shell may print something earlier
 FUNCTION, ITEMS = b"f", b"i"  # first byte of a message to a worker

@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from asr_am.errors import InputError
-from asr_am.jobs.hosts import POLL, SHUTDOWN_TIMEOUT, JobOptions, Worker, WorkerLost
+from asr_am.jobs.hosts import POLL, WORKER_EXIT_TIMEOUT, JobOptions, Worker, WorkerLost
 from asr_am.jobs.plain import NotPlain, decode, encode
 from asr_am.jobs.worker import INPUT_ERROR, NOT_PLAIN, OS_ERROR, RESULTS
 
@@ -103,7 +103,7 @@ class JobPool:
 
     def close(self) -> None:
         """Ends all workers."""
-        deadline = time.monotonic() + SHUTDOWN_TIMEOUT
+        deadline = time.monotonic() + WORKER_EXIT_TIMEOUT
         for worker in self._workers:
             worker.disconnect()
         for worker in self._workers:

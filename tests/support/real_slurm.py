@@ -22,7 +22,9 @@ def real_slurm(patch: pytest.MonkeyPatch) -> Iterator[None]:
     command = [LAB, "sh", "-c", "echo $SLURM_CONF; cat"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as lab:
         assert lab.stdin is not None and lab.stdout is not None
-        patch.setenv("SLURM_CONF", lab.stdout.readline().strip())
+        conf = lab.stdout.readline().strip()
+        assert conf, "Slurm did not start"
+        patch.setenv("SLURM_CONF", conf)
         yield
         lab.stdin.close()
 
