@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from asr_am.data import disk
 from asr_am.egs.store import log_priors
 from asr_am.errors import InputError
 from asr_am.model.model_file import load_acoustic_model
@@ -80,7 +81,7 @@ def export_network(model_path: Path, out: Path, frames: int | None = None) -> fl
             raise InputError(f"{out}: its scores differ from the network's by up to {difference:.3g}; not written")
         partial.replace(out)
     finally:
-        partial.unlink(missing_ok=True)
+        disk.remove(partial)
     return difference
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
@@ -67,6 +68,29 @@ def check_types(signature: Callable[..., Any], values: Mapping[str, Any], where:
             raise InputError(f"{option}={given}: {reason}") from error
         if isinstance(value, float) and math.isnan(value):
             raise InputError(f"{_name(where, name)}={value}: must be a number")
+
+
+LONGEST_NAME = 120  # bytes: suffixes are added to it, and file systems take 255
+RESERVED = re.compile(r"\.(partial|outdated|old|new\d*|unfinished\d*)$")  # asr_am/data/ownership.py
+
+
+def check_name(option: str, name: object) -> str:
+    """Returns the value of an option that becomes the name of a folder.
+
+    Raises:
+        InputError: it is no plain name, and so would lead to another folder.
+    """
+    if not isinstance(name, str):
+        raise InputError(f"{option} is {name}, not text; quote it for Hydra and the shell: \"{option}='NAME'\"")
+    plain = name.isprintable() and name.strip() == name and not set(name) & set("/\\") and name[:1] not in (".", "-")
+    if not name or not plain or RESERVED.search(name):
+        raise InputError(
+            f"{option}={name}: becomes the name of a folder; give a plain name without / that neither starts with . or "
+            "- nor ends like .new or .old"
+        )
+    if len(name.encode()) > LONGEST_NAME:
+        raise InputError(f"{option}={name}: longer than {LONGEST_NAME} bytes; give a shorter name")
+    return name
 
 
 def no_such_option(name: str, known: Iterable[str]) -> InputError:

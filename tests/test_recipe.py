@@ -13,12 +13,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from asr_am.errors import InputError
 from asr_am.hmm.states import StateTable
 from asr_am.score.scoring import Reference
+from tests.support.configurations import config
 from tests.support.kaldi_scp import load_scp
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -128,6 +133,35 @@ def test_a_copied_exp_is_up_to_date_without_importing_torch_and_leaves_nothing_i
     assert "hydra.main" in again.stderr and not re.search(r"\| +(torch|lhotse|wandb|kaldifst)$", again.stderr, re.M)
 
 
+def test_files_of_the_user_anywhere_in_exp_survive_every_stage(exp: Path, tmp_path: Path) -> None:
+    """Each target is made again with another value while one file, somewhere in it or beside it, is the user's."""
+    copy, random = tmp_path / "copy", Random(1)
+    shutil.copytree(exp, copy)
+    cfg = config(f"exp={copy}", *TINY)
+    stages = ("data", "lang", "features", "align", "speaker", "egs", "train", "decode", "score", "report")
+    targets = [target for name in stages for target in import_module(f"asr_am.stages.{name}").targets(cfg)]
+    assert len({target.out for target in targets}) >= 18
+    for target in targets:
+        folders = [target.out, *(path for path in sorted(target.out.rglob("*")) if path.is_dir())]
+        mine = random.choice(folders) / "my notes" / "deep" / f"{random.random()}.txt"
+        mine.parent.mkdir(parents=True)
+        content = random.randbytes(100)
+        mine.write_bytes(content)
+        if target.out.name != "report":  # whose key has the command
+            assert not target.run(), "still up to date"
+        changed = replace(target, config={"changed": True}, build=lambda folder: pytest.fail(f"made {folder}"))
+        with pytest.raises(InputError, match="not made by this program"):
+            changed.run()
+        assert mine.read_bytes() == content
+        shutil.rmtree(mine.parents[1])
+    folder = copy / "minicts/train/notes"  # beside the runs: a name that a run may get
+    folder.mkdir()
+    (folder / "todo.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"todo\.txt: not made by this program"):
+        replace(import_module("asr_am.stages.train").targets(cfg)[0], out=folder).run()
+    assert (folder / "todo.txt").read_text() == "mine"
+
+
 STOPS: list[
     tuple[int, str, Callable[[Path], bool]]
 ] = [  # stage to start from, target that stays unfinished, condition to kill
@@ -142,13 +176,15 @@ STOPS: list[
 
 def kill_when(reached: Callable[[Path], bool], folder: Path, stage: int) -> None:
     """Starts the recipe from a stage on, and sends SIGKILL to all of its processes once `reached`."""
-    process = subprocess.Popen(
-        [RUN, "--stage", str(stage), f"exp={folder}", *TINY], cwd=ROOT,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+    said = folder / "said.txt"
+    with said.open("w") as output:
+        process = subprocess.Popen(
+            [RUN, "--stage", str(stage), f"exp={folder}", *TINY], cwd=ROOT,
+            stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
     deadline = time.monotonic() + 300
     while not reached(folder / "minicts"):
-        assert process.poll() is None and time.monotonic() < deadline
+        assert process.poll() is None and time.monotonic() < deadline, said.read_text()
         time.sleep(0.002)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -210,7 +246,34 @@ def test_a_stage_without_its_inputs_says_which_to_run(tmp_path: Path) -> None:
 def test_a_name_is_text_to_every_stage(tmp_path: Path, name: str) -> None:
     done = recipe("--name", name, "--stage", "3", f"exp={tmp_path}", run=OWN_DATA)
     assert done.returncode == 1 and f"ERROR stage align: {tmp_path}/{name}/data does not exist" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert not list(tmp_path.iterdir()), "and makes no folder"
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["run=.", "run=..", "run=a/b", "run=", "run=x.old", "corpus.name=..", "corpus.name=a/../..", "lm.name=.."],
+)
+def test_a_name_that_leads_to_another_folder_is_one_clear_line(tmp_path: Path, override: str) -> None:
+    (tmp_path / "minicts/train/finished").mkdir(parents=True)
+    (tmp_path / "minicts/train/finished/.key").write_text("0")
+    command = [sys.executable, "-m", "asr_am.stages.train", override, f"exp={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "becomes the name of a folder" in done.stderr and done.stderr.count("\n") == 1
+    assert (tmp_path / "minicts/train/finished/.key").read_text() == "0"
+
+
+def test_data_of_the_user_in_kaldis_layout_is_not_replaced(tmp_path: Path) -> None:
+    data = tmp_path / "mycorpus/data/train"
+    data.mkdir(parents=True)
+    (data / "text").write_text("a b\n")
+    lexicon = tmp_path / "lexicon.txt"
+    lexicon.write_text("b B\n")
+    given = ["--name", "mycorpus", "--train", str(data), "--test", str(data), "--lexicon", str(lexicon)]
+    done = recipe(*given, "--sampling-rate", "8000", f"exp={tmp_path}", "logger=none", run=OWN_DATA)
+    assert done.returncode == 1 and "another name for the corpus" in done.stderr and done.stderr.count("\n") == 1
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*")) if path.is_file()] == [
+        "lexicon.txt", "mycorpus/data/train/text"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("override", "message"), [("corpus.name=2024", "2024, not text"), ("seed=2", "is needed")])

@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
+from asr_am.data.ownership import DONE
 from asr_am.errors import InputError
 
-DONE = ".done"
 FIELD = "crc32"  # of DONE: file name relative to its folder -> checksum
 BLOCK = 1 << 20
 

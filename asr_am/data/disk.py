@@ -69,8 +69,11 @@ def make_dir(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a directory with all that is in it, if it exists."""
-    if path.is_dir():
+    """Removes a file or a directory with all that is in it, if it exists. Of a symbolic link only the link.
+
+    Everything that this program removes is removed here. asr_am/data/ownership.py says what that is.
+    """
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)

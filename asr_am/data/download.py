@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
+from asr_am.data import disk
 from asr_am.errors import InputError
 from asr_am.progress import track
 
@@ -43,7 +44,7 @@ def download(url: str, target: Path, remedy: str, max_bytes: int) -> None:
     except (HTTPException, OSError, ValueError) as error:  # errors of the network or of the disk
         raise InputError(f"{url}: cannot be downloaded ({error}); {remedy}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        disk.remove(temporary)
 
 
 def _blocks(response: HTTPResponse) -> Iterator[bytes]:

@@ -23,6 +23,7 @@ import numpy as np
 import soundfile
 from lhotse import AudioSource, Recording, SupervisionSegment
 
+from asr_am.data import disk
 from asr_am.data.audio import is_plain_file, read_utterances
 from asr_am.data.kaldi_archive import Entry, read_entry
 from asr_am.data.kaldi_dir import TableEntry, UtteranceSpan
@@ -329,7 +330,7 @@ def _write_copy(
             for block in blocks:
                 file.write(block)
     except AudioProblem:
-        copy.unlink()
+        disk.remove(copy)
         raise
     except (soundfile.SoundFileError, OSError) as error:
         raise InputError(f"{copy}: cannot be written ({error}); make room and run stage 0 (data) again") from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ from pathlib import Path
 
 from asr_am.data import disk
 from asr_am.errors import is_disk_full
+
+PREFIX = "tmp.asr_am."  # of names that nobody else chooses
 
 
 @contextmanager
@@ -25,12 +26,12 @@ def replacing(path: Path) -> Iterator[Path]:
     The suffix is that of `path`, since many libraries choose the format by it. An error on a full disk becomes an
     OSError that says so, whatever the library has said: afterwards nobody can find out.
     """
-    temporary = path.with_name(f"tmp.{os.getpid()}.{socket.gethostname()}.{path.name}")
+    temporary = path.with_name(f"{PREFIX}{os.getpid()}.{socket.gethostname()}.{path.name}")
     disk.remove(temporary)  # of a killed process with the same id
     try:
         yield temporary
         if temporary.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
+            disk.remove(path)
         os.replace(temporary, path)
     except BaseException as error:
         full = isinstance(error, Exception) and is_disk_full(error, path.parent)
@@ -42,5 +43,5 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def remove_leftovers(folder: Path) -> None:
     """Removes what killed processes were writing in a folder. Nobody may write there now."""
-    for path in sorted(folder.rglob("tmp.[0-9]*.*")):
+    for path in sorted(folder.rglob(f"{PREFIX}*")):
         disk.remove(path)

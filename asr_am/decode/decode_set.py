@@ -26,6 +26,7 @@ from typing import Any
 import kaldialign
 from lhotse import SupervisionSegment
 
+from asr_am.data import disk
 from asr_am.data.manifests import read_supervisions
 from asr_am.decode.ctm import FRAME_SHIFT, write_ctm
 from asr_am.decode.hypotheses import nonspeech_words
@@ -113,7 +114,7 @@ def decode_sets(
         report[subset] = write_set(out, subset, segments, options.grid, folder)
     (out / "decode.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     system.save(out)
-    shutil.rmtree(out / WORK)
+    disk.remove(out / WORK)
     return system
 
 

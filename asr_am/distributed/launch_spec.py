@@ -10,6 +10,7 @@ from pathlib import Path
 from asr_am.distributed.cluster_config import Faults
 from asr_am.errors import InputError
 
+SUPERVISOR_SOCKET = "supervisor"  # in the private directory of a team on one host
 HEARTBEAT_TIMEOUT = 10.0  # seconds without an answer after which a host or a learner is lost
 EXIT_USER_ERROR = 1  # exit status of a learner that has reported an InputError
 EXIT_FAILURE = 70  # of any other failure: fault-tolerant strategies go on without the learner, and it is restarted
@@ -72,9 +73,13 @@ class LaunchSpec:
     def ranks_of(self, node: int) -> range:
         return range(node * self.learners, (node + 1) * self.learners)
 
+    def has_sockets(self) -> bool:
+        """Returns False if somebody has removed the sockets of a team on one host: no learner can connect any more."""
+        return self.private_dir is None or (self.private_dir / SUPERVISOR_SOCKET).exists()
+
     def restart_seconds(self, rank: int, deaths: int) -> float | None:
         """Returns the seconds until a learner is restarted that died `deaths` times before, or None for no restart."""
-        if deaths >= self.max_restarts:
+        if deaths >= self.max_restarts or not self.has_sockets():
             return None
         crash = next((crash for crash in self.faults.crashes if crash.learner == rank), None)
         return crash.restart_after if crash is not None and deaths == 0 else self.restart_after

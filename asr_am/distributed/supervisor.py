@@ -236,6 +236,8 @@ class Supervisor:
             self._restarts[rank] = self._clock.now() + restart_after
             self._running.add(rank)
         else:
+            if not self._spec.has_sockets():
+                how += f" and cannot be restarted, as {self._spec.private_dir} was removed"
             log.warning("learner %d %s; the others continue without it", rank, how)
             if not self._running and not self._finished:
                 raise LearnerLost(rank, f"{how}, as all others had before")

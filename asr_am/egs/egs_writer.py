@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from asr_am.data import disk
 from asr_am.data.disk import write_at
 from asr_am.egs.ivector_store import write_ivectors
 from asr_am.egs.stateless_rng import string_keys
@@ -214,7 +214,7 @@ def _write_features(source: Source, index: Index, dim: int, chunk: int, dtype: s
     finished = source.out / "finished"  # blocks of a killed run on several hosts
     write = partial(_write_block, source)
     crc32s = parallel_map(write, blocks, jobs, f"examples of {source.subset}", keep=finished)
-    shutil.rmtree(finished, ignore_errors=True)
+    disk.remove(finished)
     return replace(index, crc32_U=np.concatenate(crc32s))
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import shutil
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +28,7 @@ from pathlib import Path
 import numpy as np
 from lhotse import Features, FeatureSet, Recording, SupervisionSegment
 
+from asr_am.data import disk
 from asr_am.data.audio import read_utterances
 from asr_am.data.kaldi_archive import Entry, save_entry, write_archive, write_index
 from asr_am.data.manifests import SETS, read_recordings, read_supervisions
@@ -127,7 +127,7 @@ def extract_features(
         extract = partial(extract_archive, options=options)
         results = parallel_map(extract, tasks, jobs, f"{kind} {subset}", keep=finished)
         write_lists(out, subset, results, kind, options)
-    shutil.rmtree(finished, ignore_errors=True)
+    disk.remove(finished)
     (out / "options.json").write_text(json.dumps({"kind": kind, **asdict(options)}, indent=2) + "\n", encoding="utf-8")
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import logging
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from asr_am.data import disk
 from asr_am.errors import InputError
 from asr_am.features.reader import FeatureReader
 from asr_am.hmm.frames import FrameStore
@@ -79,11 +79,11 @@ def align_corpus(
     for (name, (_, train)), count in zip(systems.items(), needed, strict=True):
         if GmmSystem.is_complete(out / name):
             continue
-        shutil.rmtree(out / name, ignore_errors=True)  # of a killed run
+        disk.remove(out / name)  # of a killed run
         began = time.monotonic()
         train(ctx if name == whole else subset_of(ctx, count), out=out / name)
         logger.info("%s: %.0f s", name, time.monotonic() - began)
-    shutil.rmtree(scratch)
+    disk.remove(scratch)
 
 
 def load_set(data_dir: Path, features_dir: Path, lang: Lang, subset: str, scratch: Path) -> AlignedData:

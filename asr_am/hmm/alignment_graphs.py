@@ -9,7 +9,6 @@ Shapes: U utterances of a shard, S states of all its graphs, A arcs, Q pdfs of o
 from __future__ import annotations
 
 import functools
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import kaldifst
 import numpy as np
 
+from asr_am.data import disk
 from asr_am.data.npz import read_npz, write_npz
 from asr_am.errors import InputError
 from asr_am.hmm import REMEDY
@@ -118,7 +118,7 @@ def compile_graphs(
         self_loop_scale: scale on the transition log probabilities.
         jobs: worker processes.
     """
-    shutil.rmtree(folder, ignore_errors=True)
+    disk.remove(folder)
     folder.mkdir(parents=True)
     graphs = Graphs(folder, [(shard, first, end) for shard, (first, end) in enumerate(frames.ranges())])
     build = functools.partial(_compile_shard, folder, lexicon, tree, states, self_loop_scale)

@@ -17,10 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
+from asr_am.data import disk
 from asr_am.data.checksums import intact
 from asr_am.data.disk import write_at
 from asr_am.data.kaldi_archive import read_archive, reason, write_archive
 from asr_am.data.npz import DAMAGE
+from asr_am.data.temporary import PREFIX
 from asr_am.errors import InputError
 from asr_am.hmm import REMEDY
 from asr_am.hmm.frames import FrameStore
@@ -66,7 +68,7 @@ class LabelFile:
     @classmethod
     def create(cls, folder: Path, num_frames: int) -> LabelFile:
         """Makes a file in `folder` with label 0 for each frame."""
-        file, name = tempfile.mkstemp(dir=folder, prefix="tmp.0.labels.")  # see `remove_leftovers`
+        file, name = tempfile.mkstemp(dir=folder, prefix=f"{PREFIX}labels.")  # see `remove_leftovers`
         os.truncate(file, num_frames * LABEL.itemsize)
         os.close(file)
         return cls(Path(name), num_frames)
@@ -78,7 +80,7 @@ class LabelFile:
     def read(self) -> np.ndarray:
         """Returns all labels, int32 [N], a read-only memory map. The file lasts as long as the map."""
         labels_N = np.memmap(self.path, LABEL, "r", shape=(self.num_frames,))
-        self.path.unlink()
+        disk.remove(self.path)
         return labels_N
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from asr_am.data.ownership import SIGNED
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.report import tables
@@ -75,7 +76,7 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
         ]
     )
     path = corpus_dir / "RESULTS.md"
-    write_lines(path, [text])
+    write_lines(path, [SIGNED, text])
     page = write_page(corpus_dir, out, text, [*runs, *_runs_of_tables(corpus_dir)], scores)
     log.info("report: %d scored runs, %d training runs; %s and %s", len(scores), len(runs), path, page)
 

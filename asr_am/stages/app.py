@@ -28,9 +28,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from asr_am.data.ownership import check_corpus_dir
 from asr_am.errors import DISK_FULL, InputError, is_disk_full
 from asr_am.jobs.hosts import JobOptions
-from asr_am.options import build
+from asr_am.options import build, check_name
 from asr_am.parent_death import signal_on_parent_death
 from asr_am.progress import mute
 from asr_am.stages import end_with_recipe, started_by_recipe, terminate_at_once
@@ -68,8 +69,7 @@ class RecipeOptions:
         for name, least in (("nj", 1), ("learners", 1), ("seed", 0), ("speed_perturb_below", 0)):
             if getattr(self, name) < least:
                 raise InputError(f"{name}={getattr(self, name)}: must be at least {least}")
-        if not self.run or "/" in self.run:
-            raise InputError(f"run={self.run}: must be the name of a directory in exp/<corpus>/train, without a /")
+        check_name("run", self.run)
 
 
 # Before numpy is imported: two threads on contended cores are far slower than one. Training sets its own number.
@@ -268,7 +268,8 @@ def tell_torchrun(message: str) -> None:
 
 
 def _log_hint() -> str:
-    files = [handler.path for handler in logging.getLogger().handlers if isinstance(handler, LogFile)]
+    handlers = logging.getLogger().handlers
+    files = [handler.path for handler in handlers if isinstance(handler, LogFile) and handler.path.exists()]
     return f" (log: {files[0]})" if files else ""
 
 
@@ -276,23 +277,26 @@ def corpus_dir(cfg: DictConfig) -> Path:
     """Returns `exp/<corpus>`, the directory of everything made from a corpus.
 
     Raises:
-        InputError: corpus.name is missing or not text.
+        InputError: corpus.name is missing or not a plain name.
     """
     if OmegaConf.is_missing(cfg.corpus, "name"):
         raise InputError("corpus.name is needed: choose a name for this data")
-    name = cfg.corpus.name
-    if not isinstance(name, str):
-        raise InputError(f"corpus.name is {name}, not text; quote it for Hydra and the shell: \"corpus.name='NAME'\"")
-    return Path(cfg.exp) / name
+    return Path(cfg.exp) / check_name("corpus.name", cfg.corpus.name)
 
 
 def check(cfg: DictConfig) -> None:
-    """Raises InputError if an option in no section is of another type or out of range."""
+    """Raises InputError if an option in no section is of another type or out of range, or a name is not plain."""
     if str(cfg.exp).startswith("~"):
         raise InputError(home_hint("exp", str(cfg.exp)))
     top = {field.name: cfg[field.name] for field in fields(RecipeOptions)}
     lists = {name: OmegaConf.to_container(node, resolve=True) for name, node in top.items() if OmegaConf.is_list(node)}
     build(RecipeOptions, top | lists, "")
+    for name in ("lm.name", "features.name", "align.system", "model.name", "strategy.name"):
+        check_name(name, OmegaConf.select(cfg, name))
+    for section in ("corpus.lms", "corpus.sets"):
+        for name in OmegaConf.select(cfg, section) or ():
+            check_name(section, name)
+    check_corpus_dir(corpus_dir(cfg))
 
 
 def job_options(cfg: DictConfig) -> JobOptions:

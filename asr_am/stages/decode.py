@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from asr_am.data import disk
 from asr_am.errors import InputError
 from asr_am.options import build, choices
 from asr_am.stages.align import graph_lang
@@ -198,7 +198,7 @@ def choose_without_dev(
         decode_sets(system, data_dir, work, how, sets=["dev"], windows=windows, jobs=jobs)
         (work / "decode.json").rename(report)
     for folder in (work, system.graph_dir):  # a run that was killed here has left them
-        shutil.rmtree(folder, ignore_errors=True)
+        disk.remove(folder)
     return chosen_on_dev(report)[1]
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
+from asr_am.data import disk
 from asr_am.errors import InputError
 
 
@@ -62,7 +62,7 @@ def experiment_or(name: str) -> str:
 def temporary_dir() -> str:
     """Returns a directory that is removed at the end of the process. Outputs may be on a read-only disk."""
     folder = tempfile.mkdtemp(prefix="asr_am-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(disk.remove, Path(folder))
     return folder
 
 

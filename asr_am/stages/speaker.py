@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from asr_am.data import disk
 from asr_am.errors import InputError
 from asr_am.options import build, choices
 from asr_am.stages.align import kaldi_extractor, kaldi_ivectors
@@ -70,7 +71,7 @@ def adapt(root: Path, graph: Path, options: dict, jobs: int, out: Path) -> None:
     for subset in options["sets"]:
         write_transforms(out, subset, adapt_set(place, subset, how, jobs))
     save_adaptation(out, place, how)
-    shutil.rmtree(work)
+    disk.remove(work)
 
 
 def ivector_target(cfg: DictConfig) -> Target:

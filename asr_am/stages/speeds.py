@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from asr_am.data import disk
 from asr_am.errors import InputError
 from asr_am.features.spectral import SpectralExtractor, SpectralOptions
 from asr_am.model.acoustic import AcousticModel
@@ -134,4 +135,4 @@ def _disk_speed(folder: Path) -> float:
             os.fsync(file.fileno())
         return DISK_BYTES / (time.perf_counter() - begin)
     finally:
-        path.unlink(missing_ok=True)
+        disk.remove(path)

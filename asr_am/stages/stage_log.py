@@ -12,11 +12,28 @@ NO_LOG = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
 class LogFile(logging.FileHandler):
-    """A log file, which a full disk cuts short."""
+    """A log file in `exp/<corpus>/log`, which a full disk cuts short.
+
+    It begins when `exp/<corpus>` exists, so that a stage that cannot start makes no folder.
+    """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
+        super().__init__(path, encoding="utf-8", delay=True)
         self.path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a message. Raises OSError if the file cannot be made."""
+        if self.stream is None:
+            if not self.path.parents[1].is_dir():
+                return
+            try:
+                self.path.parent.mkdir(exist_ok=True)
+                self.stream = self._open()
+            except OSError as error:
+                if error.errno in NO_LOG:  # a stage that is up to date needs none
+                    return
+                raise
+        super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Ignores a failure to write. Prints other errors, which are mistakes in the call."""
@@ -56,14 +73,9 @@ def start_logging(path: Path, quiet: bool = False) -> None:
     problems.setLevel(logging.WARNING)
     root.addHandler(console)
     root.addHandler(problems)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = LogFile(path)
-        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        root.addHandler(file)
-    except OSError as error:
-        if error.errno not in NO_LOG:  # a stage that is up to date needs none
-            raise
+    file = LogFile(path)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root.addHandler(file)
     root.setLevel(logging.INFO)
     for ours in ("asr_am", "local"):  # details, such as each pass of the GMM training, go to the file only
         logging.getLogger(ours).setLevel(logging.DEBUG)

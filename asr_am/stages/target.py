@@ -7,7 +7,7 @@ folder of an input does not count, so that a copied or moved exp stays up to dat
 
 A target is built in `<out>.partial`, which is renamed to `<out>` when it is complete and has a `.done`. So no reader
 sees half an output, and a failure loses no earlier output. After a kill, the next run builds in the same partial
-directory if the key is unchanged, and can skip what is already there.
+directory if the key is unchanged, and can skip what is already there. asr_am/data/ownership.py says what is removed.
 
 Nothing here imports torch, which would take seconds.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 import datetime
 import fcntl
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -33,13 +34,13 @@ from pathlib import Path
 from typing import TextIO
 
 from asr_am.data import disk
-from asr_am.data.checksums import DONE, FIELD, file_crc32s
+from asr_am.data.checksums import FIELD, file_crc32s
+from asr_am.data.ownership import DONE, KEY, files_in, refuse_foreign, refuse_unsigned
 from asr_am.data.temporary import remove_leftovers
 from asr_am.errors import DISK_FULL, InputError, is_disk_full
 
 log = logging.getLogger(__name__)
 
-KEY = ".key"
 SPACE_MARGIN = 1.05  # lists and logs beside the data
 
 
@@ -54,11 +55,14 @@ class Target:
         build: called with the directory to write into. Files in it are from an interrupted call with the same key.
         in_place: build in `out` itself, for outputs that people watch while they grow (training). If `out` belongs to
             another key, build in `<out>.new` and rename it when it is finished. The other output is kept as
-            `<out>.old`. An unfinished one never replaces a finished `<out>.old`.
-        keep_if: glob pattern of files. If a first build in place fails before it has written one, it is removed.
+            `<out>.old`, or as `<out>.unfinished`.
+        makes: glob patterns of all files that the build writes. Files of other names in a folder that it builds in
+            place are the user's.
+        settings: names of the files that a build in place writes before its work begins. A first build that ends with a
+            user's mistake and has nothing but these is removed.
         exclude: names of subdirectories that are not part of the output: other programs write to them later (wandb), or
             they may be removed (checkpoints).
-        extra_outputs: files outside the directory that the build also writes.
+        extra_outputs: files outside the directory that the build also writes. They begin with `ownership.SIGNED`.
         num_bytes: estimates the bytes that the output takes on disk while it is built. None: not known.
         checked_in_parts: glob patterns of large files without a checksum of the whole. Their readers verify what they
             read of them (asr_am/data/checksums.py).
@@ -72,7 +76,8 @@ class Target:
     config: Mapping[str, object]
     build: Callable[[Path], None]
     in_place: bool = False
-    keep_if: str = "*"
+    makes: Sequence[str] = ("**/*",)
+    settings: Sequence[str] = ()
     exclude: Sequence[str] = ()
     extra_outputs: Sequence[Path] = ()
     num_bytes: Callable[[], float] | None = None
@@ -91,28 +96,50 @@ class Target:
     def _key_of(self, sources: list[str]) -> str:
         return _digest([self.version, self.config, sources])
 
-    def _accepts(self, recorded: str | None, key: str, inputs: Sequence[str]) -> bool:
-        """Returns True if the key of an output is that of this target.
-
-        Args:
-            recorded: key of the output.
-            key: key of this target.
-            inputs: paths of the output's inputs when it was made. Keys of earlier versions depend on them.
-        """
-        if recorded == key or recorded is None or len(inputs) != len(self.inputs):
-            return recorded == key
-        sources = {name: _fingerprint(path) for name, path in zip(inputs, self.inputs, strict=True)}
-        return recorded == _digest([self.version, self.config, sources])
-
     def _complete(self, folder: Path, key: str) -> bool:
         """Returns True if `folder` was finished with this key and still has all of its files."""
         record = _read_done(folder)
-        return self._accepts(record.get("key"), key, record.get("inputs", [])) and _damaged(folder, record) is None
+        return record.get("key") == key and _damaged(folder, record) is None
 
     def _owns(self, folder: Path, key: str) -> bool:
         """Returns True if `folder` was begun with this key."""
         owner = folder / KEY
-        return owner.exists() and self._accepts(owner.read_text(), key, [str(path) for path in self.inputs])
+        return owner.exists() and owner.read_text(encoding="utf-8") == key
+
+    def _ours(self, folder: Path) -> set[str]:
+        """Returns the names of the files in a folder that this program has made, none but markers without a marker."""
+        markers = {KEY, DONE, *(f".{name}.tmp" for name in (KEY, DONE))}  # the last of them by a killed process
+        if not _is_marked(folder):
+            return markers
+        made = {os.path.relpath(path, folder) for glob in self.makes for path in folder.glob(glob)}
+        if record := _read_done(folder):
+            made = {name for name in made if Path(name).parts[0] in self.exclude} | set(record["files"])
+        return made | markers
+
+    def _refuse_foreign(self, folder: Path) -> None:
+        """Raises InputError if a folder that is to be removed or renamed has files of somebody else."""
+        refuse_foreign(folder, self._ours(folder), "is to be replaced")
+
+    def _check_ownership(self, folder: Path, key: str) -> None:
+        """Raises InputError if what this target would replace is not its own.
+
+        Args:
+            folder: the directory to build in.
+            key: key of this target.
+        """
+        for path in self.inputs:
+            if path.resolve().is_relative_to(self.out.resolve()):
+                raise InputError(
+                    f"{path}: lies in {self.out}, which is made from it; move it elsewhere, or write to another folder "
+                    "with exp=DIR"
+                )
+        if folder != self.out:
+            self._refuse_foreign(self.out)
+            self._refuse_foreign(self._aside())
+        if folder != self.out or not self._owns(folder, key):
+            self._refuse_foreign(folder)
+        for path in self.extra_outputs:
+            refuse_unsigned(path)
 
     def run(self) -> bool:
         """Makes the output unless it is up to date. Returns True if this process, as the leader, has made it.
@@ -140,6 +167,7 @@ class Target:
         if not self.is_leader:
             self.build(folder)
             return False
+        self._check_ownership(folder, key)
         if self.num_bytes is not None and not self._complete(folder, key):
             check_space(self.out, self.num_bytes() - used_bytes(folder))
         self.out.parent.mkdir(parents=True, exist_ok=True)
@@ -147,15 +175,45 @@ class Target:
             if not self._complete(folder, key):
                 self._make(folder, key, sources)
             if folder != self.out:
-                _replace(folder, self.out, keep_old=self.in_place)
+                self._replace_by(folder)
         return True
 
     def _build_dir(self, key: str) -> Path:
         """Returns the directory to build in: the same one before, during and after an interrupted build."""
         if not self.in_place:
-            return self.out.with_name(self.out.name + ".partial")
-        free = not (self.out / KEY).exists() or self._owns(self.out, key)
-        return self.out if free else self.out.with_name(self.out.name + ".new")
+            return self._beside("partial")
+        for suffix in itertools.chain(["", "new"], (f"new{number}" for number in itertools.count(2))):
+            folder = self._beside(suffix)
+            if self._owns(folder, key) or not (folder / KEY).exists():
+                return folder
+        raise AssertionError("one of them is free")
+
+    def _beside(self, suffix: str) -> Path:
+        """Returns `<out>.<suffix>`, `out` for the suffix ""."""
+        return self.out.with_name(f"{self.out.name}.{suffix}") if suffix else self.out
+
+    def _aside(self) -> Path:
+        """Returns where to put the present `out` when it is replaced."""
+        if not self.in_place:
+            return self._beside("outdated")
+        if _read_done(self.out):
+            return self._beside("old")
+        names = itertools.chain(["unfinished"], (f"unfinished{number}" for number in itertools.count(2)))
+        return next(path for path in map(self._beside, names) if not path.exists())
+
+    def _replace_by(self, folder: Path) -> None:
+        """Renames the finished `folder` to `out`. After a kill in between, the next run renames it."""
+        aside = self._aside()
+        for path in (folder, self.out, aside):
+            self._refuse_foreign(path)
+        if self.out.exists():
+            if self.in_place:
+                log.info("%s was made from other inputs or values: kept as %s", self.out, aside)
+            disk.remove(aside)
+            self.out.rename(aside)
+        folder.rename(self.out)
+        if not self.in_place:
+            disk.remove(aside)
 
     def _make(self, folder: Path, key: str, sources: list[str]) -> None:
         """Builds in `folder` and writes `.done`."""
@@ -163,21 +221,20 @@ class Target:
         for path in self.inputs:
             log.debug("reads %s", path)
         fresh = self._prepare(folder, key)
-        if folder.suffix == ".new":
+        if self.in_place and folder != self.out:
             log.info("%s was made from other inputs or values: kept until %s is finished", self.out, folder)
         try:
             self.build(folder)
-        except BaseException as error:
-            full = isinstance(error, Exception) and is_disk_full(error, folder)
-            if fresh and self.in_place and not any(folder.glob(self.keep_if)):
-                shutil.rmtree(folder)
-            if full:
+        except Exception as error:
+            if is_disk_full(error, folder):
                 raise InputError(f"{self.out}: {DISK_FULL}") from error
+            if fresh and self.in_place and isinstance(error, InputError) and self._has_settings_only(folder):
+                disk.remove(folder)
             raise
         remove_leftovers(folder)  # of lost workers on other hosts
-        made = [
-            p for p in sorted(folder.rglob("*")) if p.is_file() and p.relative_to(folder).parts[0] not in self.exclude
-        ]
+        outside = {*self.exclude, DONE}
+        names = sorted(name for name in self._ours(folder) if Path(name).parts[0] not in outside)
+        made = [folder / name for name in names if (folder / name).is_file()]
         files = {str(p.relative_to(folder)): p.stat().st_size for p in made}
         whole = [name for name in files if not any(Path(name).match(glob) for glob in self.checked_in_parts)]
         checksums = file_crc32s(folder, [name for name in whole if name not in (DONE, KEY)])
@@ -200,15 +257,20 @@ class Target:
         """Empties `folder` unless an interrupted run with the same key has left it. Returns True if it is empty."""
         if self._owns(folder, key):
             log.info("%s: resuming an interrupted run", folder)
-            (folder / DONE).unlink(missing_ok=True)
+            disk.remove(folder / DONE)
             remove_leftovers(folder)
             return False
-        if folder.exists():
-            log.info("%s: removing an unfinished run with other inputs or values", folder)
-            shutil.rmtree(folder)
+        if (folder / KEY).exists():
+            log.info("%s: emptied, as it was begun with other inputs or values", folder)
+        disk.remove(folder)  # `_check_ownership` has found nothing foreign in it
         folder.mkdir(parents=True)
         disk.replace(folder / KEY, lambda file: file.write(key.encode()))
         return True
+
+    def _has_settings_only(self, folder: Path) -> bool:
+        """Returns True if a folder has nothing but its settings and empty files."""
+        names = [name for name in files_in(folder) if name != KEY and (folder / name).stat().st_size > 0]
+        return set(names) <= set(self.settings)
 
 
 def check_space(out: Path, needed: float) -> None:
@@ -247,6 +309,11 @@ def made_from(directory: Path) -> dict | None:
     """Returns the values that a finished output was made from. None if there is no finished output."""
     config = _read_done(directory).get("config")
     return config if isinstance(config, dict) else None
+
+
+def _is_marked(folder: Path) -> bool:
+    """Returns True if this program has begun or finished an output in a folder."""
+    return (folder / KEY).is_file() or bool(_read_done(folder))
 
 
 def _read_done(directory: Path) -> dict:
@@ -309,21 +376,6 @@ def _fingerprint(path: Path) -> object:
     if path.is_file():
         return [path.stat().st_size, path.stat().st_mtime_ns]
     raise InputError(f"{path} does not exist; run the stage that makes it first (recipes/<corpus>/run.sh --help)")
-
-
-def _replace(folder: Path, out: Path, keep_old: bool) -> None:
-    """Renames the finished `folder` to `out`. After a kill in between, the next run renames it."""
-    aside = out.with_name(out.name + ".outdated")
-    if keep_old and out.exists():
-        old = out.with_name(out.name + ".old")
-        aside = old if _read_done(out) or not _read_done(old) else out.with_name(out.name + ".unfinished")
-        log.info("%s was made from other inputs or values: kept as %s", out, aside)
-    if out.exists():
-        shutil.rmtree(aside, ignore_errors=True)
-        out.rename(aside)
-    folder.rename(out)
-    if not keep_old:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 LOCK_WAIT = 10.0  # seconds for processes to end that a killed process has left

@@ -63,7 +63,12 @@ LATER_OPTIONS: dict[str, dict[str, object]] = {  # the same for options of strat
     "parallax": {"average_dense": True, "average_sparse": True},
 }
 LAUNCHERS = ("alone", "virtual", "process", "torchrun")
-CHECKPOINT = "checkpoints/checkpoint-?????????"  # a failed run without one is removed
+SETTINGS = "config.yaml"
+OTHERS = ("wandb", "tensorboard", "checkpoints")  # folders of a run that change or go while its results stay
+MADE = (
+    SETTINGS, "metrics.jsonl", "leases.jsonl", "summary.json", "best.pt", ".*.tmp", "wandb/**/*", "tensorboard/**/*",
+    "checkpoints/checkpoint-?????????/*", "checkpoints/checkpoint-*partial/*", "checkpoints/.*", "checkpoints/.*/**/*",
+)  # fmt: skip
 
 
 def targets(cfg: DictConfig) -> list[Target]:
@@ -93,8 +98,8 @@ def run_target(cfg: DictConfig) -> Target:
     rank = os.environ.get("RANK", "0") if launcher == "torchrun" else cfg.launcher.get("node_rank", 0)
     is_leader = int(rank) == 0
     return Target(
-        run_dir(cfg), inputs, key_values(cfg), partial(train_run, cfg, is_leader), in_place=True, keep_if=CHECKPOINT,
-        exclude=("wandb", "tensorboard", "checkpoints"), is_leader=is_leader, num_bytes=partial(run_bytes, cfg),
+        run_dir(cfg), inputs, key_values(cfg), partial(train_run, cfg, is_leader), in_place=True, makes=MADE,
+        settings=(SETTINGS,), exclude=OTHERS, is_leader=is_leader, num_bytes=partial(run_bytes, cfg),
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ KEPT = 2
 TERM = ".term-"
 CLAIM = ".claim-"
 BEST = "best.pt"
+COMPLETE = re.compile(r"checkpoint-\d{9}")  # copies that a user has made have other names
 
 
 @dataclass
@@ -164,6 +166,8 @@ class Checkpoints:
 
     def check(self) -> None:
         """Raises InputError if another launch, or another leader, has claimed the directory. Called before writing."""
+        if not self.directory.is_dir():
+            raise InputError(f"{self.directory}: was removed while the run wrote there; start it again")
         newest = self._terms()[-1:]
         leads = newest == [self._term]
         follows = self._term is None and newest and self._is_own(newest[0])
@@ -185,7 +189,7 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """Returns the complete checkpoints, oldest first."""
-        return sorted(path for path in self.directory.glob("checkpoint-*") if path.suffix != ".partial")
+        return sorted(path for path in self.directory.glob("checkpoint-*") if COMPLETE.fullmatch(path.name))
 
     def save_learner(self, updates: int, rank: int, state: dict[str, Any]) -> None:
         """Saves one learner's part of the checkpoint after `updates` updates."""

@@ -19,6 +19,7 @@ import numpy as np
 import soundfile
 from lhotse import AudioSource, Recording, SupervisionSegment
 
+from asr_am.data import disk
 from asr_am.data.download import download
 from asr_am.data.manifests import write_set
 from asr_am.data.stm import write_reco2file_and_channel, write_stm
@@ -58,7 +59,7 @@ def prepare(out: Path, *, data_dir: Path | str | None, jobs: int = 1) -> None:
         try:
             etc, num_samples = convert(archive, out / "wav", expected=DIGEST)
         finally:
-            archive.unlink()  # even if damaged, so that the next run downloads it again
+            disk.remove(archive)  # even if damaged, so that the next run downloads it again
     else:
         etc, num_samples = convert(find_source(Path(data_dir)), out / "wav")
     utterances = split(read_utterances(etc, "train"), read_utterances(etc, "test"))

@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from asr_am.data import disk
 from asr_am.data.download import download
 from asr_am.data.textfile import numbered_lines, write_lines
 from asr_am.errors import InputError
@@ -124,7 +125,7 @@ def _download(folder: Path, url: str) -> Path:
         except (OSError, EOFError, tarfile.TarError) as error:
             raise InputError(f"{archive}: cannot be unpacked ({error}); {REMEDY}") from error
         finally:
-            archive.unlink(missing_ok=True)
+            disk.remove(archive)
         unpacked.rename(target)
     (top,) = target.iterdir()  # named by the branch
     return find_root(top)

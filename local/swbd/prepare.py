@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from asr_am.data import disk
 from asr_am.data.download import download
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
@@ -134,7 +135,7 @@ def _download(folder: Path, url: str) -> Path:
         except (OSError, EOFError, tarfile.TarError) as error:
             raise InputError(f"{archive}: cannot be unpacked ({error}); {REMEDY}") from error
         finally:
-            archive.unlink(missing_ok=True)
+            disk.remove(archive)
     return target
 
 

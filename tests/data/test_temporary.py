@@ -30,9 +30,9 @@ def test_after_an_error_the_old_file_is_there_and_nothing_else(tmp_path: Path) -
 
 
 def test_leftovers_of_the_killed_are_removed(tmp_path: Path) -> None:
-    (tmp_path / "wav/tmp.5.store").mkdir(parents=True)
-    for name in ("wav/tmp.5.store/part", "tmp.123.a.jsonl.gz", "tmp.txt", "wav/a.wav"):
+    (tmp_path / "wav/tmp.asr_am.5.host.store").mkdir(parents=True)
+    for name in ("wav/tmp.asr_am.5.host.store/part", "tmp.asr_am.123.host.a.jsonl.gz", "tmp.1.txt", "wav/a.wav"):
         (tmp_path / name).touch()
     remove_leftovers(tmp_path)
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
-    assert left == ["tmp.txt", "wav/a.wav"]
+    assert left == ["tmp.1.txt", "wav/a.wav"]

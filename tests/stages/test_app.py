@@ -122,7 +122,7 @@ def test_a_killed_recipe_leaves_no_stage_behind(tmp_path: Path) -> None:
         ("pass", ("trian.epochs=3",), "trian.epochs: there is no such option; did you mean train.epochs"),
         ("pass", ("run=${nothing}",), "Interpolation key 'nothing' not found"),
         ("pass", ("strategy=snyc",), "strategy=snyc: there is no such choice; did you mean sync?"),
-        ("pass", ("exp=/dev/null/exp",), "/dev/null/exp/minicts/log: Not a directory; make it accessible"),
+        ("pass", ("exp=/dev/null/exp",), "/dev/null/exp/minicts: Not a directory; make it accessible"),
     ],
 )  # fmt: skip
 def test_a_users_mistake_is_one_line(tmp_path: Path, body: str, overrides: tuple[str, ...], expected: str) -> None:

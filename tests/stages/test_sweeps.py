@@ -17,7 +17,7 @@ import pytest
 
 from asr_am.report.runs import read_training_run
 from asr_am.stages.egs import egs_dir
-from asr_am.stages.train import CHECKPOINT, targets
+from asr_am.stages.train import targets
 from tests.support import slurm_commands, toy_stage
 from tests.support.configurations import config
 from tests.support.egs_examples import write_examples
@@ -66,7 +66,9 @@ def finished(exp: Path) -> dict[str, int]:
 
 def interrupted(exp: Path) -> set[str]:
     """Returns the unfinished runs with a checkpoint."""
-    return {path.parents[1].name for path in (exp / "toy/train").glob(f"*/{CHECKPOINT}")} - finished(exp).keys()
+    return {path.parents[1].name for path in (exp / "toy/train").glob("*/checkpoints/checkpoint-?????????")} - finished(
+        exp
+    ).keys()
 
 
 def kill_after(process: subprocess.Popen[str], exp: Path, runs: int) -> dict[str, int]:
@@ -94,6 +96,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """exp/ with examples."""
     exp = tmp_path_factory.mktemp("exp")
     write_examples(egs_dir(config(*TINY, f"exp={exp}")))
+    (exp / "toy/egs/.key").touch()  # so that exp/toy is taken for a folder of this program
     return exp
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from asr_am.data import disk
+from asr_am.data.ownership import SIGNED
 from asr_am.errors import InputError
 from asr_am.stages.target import Target
 
@@ -66,7 +68,7 @@ def test_an_unfinished_or_failed_run_replaces_no_finished_one(tmp_path: Path, so
 
     def run(value: int, build: Callable[[Path], None] | None = None) -> None:
         build = build or copy_of(source)
-        target(tmp_path, source, config={"a": value}, build=build, in_place=True, keep_if="checkpoint").run()
+        target(tmp_path, source, config={"a": value}, build=build, in_place=True, settings=["config.yaml"]).run()
 
     def folders() -> dict[str, str]:
         return {
@@ -87,9 +89,12 @@ def test_an_unfinished_or_failed_run_replaces_no_finished_one(tmp_path: Path, so
     assert folders() == {**finished, "out.new": "half"}
     with pytest.raises(InputError):
         run(-3, fail)
-    assert folders() == finished
+    assert folders() == {**finished, "out.new": "half"}
     run(2)
-    assert folders() == finished, "and it is up to date"
+    assert folders() == {**finished, "out.new": "half"}, "and it is up to date"
+    source.write_text("fourth")
+    run(4)
+    assert folders() == {"out": "fourth!", "out.old": "second!", "out.new": "half"}, "what is unfinished stays"
 
 
 def test_an_unfinished_run_never_replaces_a_finished_one(tmp_path: Path, source: Path) -> None:
@@ -102,6 +107,87 @@ def test_an_unfinished_run_never_replaces_a_finished_one(tmp_path: Path, source:
     (tmp_path / "out/.done").unlink()  # as if the second had been cut short
     run(3)
     assert (tmp_path / "out.old/.done").exists() and (tmp_path / "out.unfinished").exists()
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("folder", ["out", "out.partial", "out.new", "out.outdated", "out.old"])
+def test_a_folder_of_the_user_is_never_touched(tmp_path: Path, source: Path, folder: str, in_place: bool) -> None:
+    made = target(tmp_path, source, in_place=in_place)
+    if folder != "out":
+        assert made.run()
+        source.write_text("changed")
+    mine = tmp_path / folder / "deep/notes.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    used = {"out", "out.new", "out.old"} if in_place else {"out", "out.partial", "out.outdated"}
+    if folder in used:
+        with pytest.raises(InputError, match=r"notes\.txt: not made by this program"):
+            made.run()
+    else:
+        assert made.run()
+    assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_file_of_the_user_in_an_output_is_never_removed(tmp_path: Path, source: Path, in_place: bool) -> None:
+    made = target(tmp_path, source, in_place=in_place)
+    assert made.run()
+    mine = tmp_path / "out/plots/mine.png"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    source.write_text("changed")
+    with pytest.raises(InputError, match=r"mine\.png: not made by this program"):
+        made.run()
+    assert mine.read_text() == "mine" and (tmp_path / "out/copy.txt").read_text() == "words!"
+    shutil.move(mine, tmp_path)
+    assert made.run()
+
+
+def test_notes_written_beside_a_training_run_are_not_its_output(tmp_path: Path, source: Path) -> None:
+    def build(folder: Path) -> None:
+        copy_of(source)(folder)
+        (folder / "notes.txt").write_text("looks good")  # as the user does meanwhile
+
+    made = target(tmp_path, source, build=build, in_place=True, makes=["copy.txt"])
+    assert made.run()
+    assert "notes.txt" not in json.loads((tmp_path / "out/.done").read_text())["files"]
+    (tmp_path / "out/notes.txt").write_text("looks even better")
+    assert not made.run()
+    source.write_text("changed")
+    with pytest.raises(InputError, match=r"notes\.txt: not made by this program"):
+        made.run()
+
+
+def test_an_output_does_not_replace_what_it_is_made_from(tmp_path: Path, source: Path) -> None:
+    inside = tmp_path / "out/wav"
+    inside.mkdir(parents=True)
+    with pytest.raises(InputError, match="lies in"):
+        target(tmp_path, source, inputs=[inside]).run()
+    assert inside.is_dir()
+
+
+def test_an_extra_output_replaces_no_file_of_the_user(tmp_path: Path, source: Path) -> None:
+    mine = tmp_path / "RESULTS.md"
+    mine.write_text("mine")
+    with pytest.raises(InputError, match="not made by this program"):
+        target(tmp_path, source, extra_outputs=[mine]).run()
+    assert mine.read_text() == "mine"
+
+
+def test_one_function_removes() -> None:
+    """Everything that is removed is removed by `disk.remove`, as asr_am/data/ownership.py says."""
+    root = Path(__file__).parents[2]
+    removal = re.compile(r"\b(rmtree|unlink|removedirs|rmdir)\(|\bos\.remove\(")
+    files = [path for folder in ("asr_am", "local") for path in (root / folder).rglob("*.py")]
+    found = [str(path.relative_to(root)) for path in files if removal.search(path.read_text(encoding="utf-8"))]
+    assert found == ["asr_am/data/disk.py"]
+
+
+def test_of_a_symbolic_link_only_the_link_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "link").symlink_to("mine")
+    disk.remove(tmp_path / "link")
+    assert (tmp_path / "mine").is_dir() and not (tmp_path / "link").is_symlink()
 
 
 def test_what_other_programs_write_beside_the_output_is_no_part_of_it(tmp_path: Path, source: Path) -> None:
@@ -149,10 +235,11 @@ def test_a_damaged_input_is_named(tmp_path: Path, source: Path, damage: Callable
 
 def test_files_beside_the_output_are_part_of_it(tmp_path: Path, source: Path) -> None:
     table = tmp_path / "table.md"
-    made = target(tmp_path, source, build=lambda folder: table.write_text("1 2 3") and None, extra_outputs=[table])
+    text = f"{SIGNED}\n1 2 3"
+    made = target(tmp_path, source, build=lambda folder: table.write_text(text) and None, extra_outputs=[table])
     assert made.run() and not made.run()
-    table.write_text("1")
-    assert made.run() and table.read_text() == "1 2 3"
+    table.write_text(f"{SIGNED}\n1")
+    assert made.run() and table.read_text() == text
     table.unlink()
     assert made.run() and not made.run()
 
@@ -264,48 +351,3 @@ def test_a_copy_of_everything_is_up_to_date(tmp_path: Path, source: Path) -> Non
     assert not any(target.run() for target in chain(new, source))
     source.write_text("other words")
     assert all(target.run() for target in chain(new, source))
-
-
-def earlier_key(target: Target, sources: dict[str, object]) -> str:
-    """Returns the key that earlier versions gave to a target, which had the paths of its inputs."""
-    text = json.dumps([target.version, target.config, sources], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def write_earlier_keys(targets: list[Target], source: Path) -> None:
-    """Changes finished targets to what an earlier version would have left."""
-    plain = [source.stat().st_size, source.stat().st_mtime_ns]
-    first_key = earlier_key(targets[0], {str(source): plain})
-    copy = targets[0].out / "copy.txt"
-    first = [first_key, {"copy.txt": copy.stat().st_size}]
-    keys = [
-        first_key,
-        earlier_key(targets[1], {str(targets[0].out): first}),
-        earlier_key(targets[2], {str(copy): [copy.stat().st_size, copy.stat().st_mtime_ns]}),
-    ]
-    for target, key in zip(targets, keys, strict=True):
-        record = json.loads((target.out / ".done").read_text()) | {"key": key}
-        del record["sources"]
-        (target.out / ".done").write_text(json.dumps(record))
-        (target.out / ".key").write_text(key)
-
-
-def test_outputs_of_earlier_versions_are_up_to_date_also_in_another_place(tmp_path: Path, source: Path) -> None:
-    targets = chain(tmp_path / "old", source)
-    assert all(target.run() for target in targets)
-    write_earlier_keys(targets, source)
-    assert not any(target.run() for target in targets)
-    (tmp_path / "old").rename(tmp_path / "new")
-    assert not any(target.run() for target in chain(tmp_path / "new", source))
-    source.write_text("other words")
-    assert all(target.run() for target in chain(tmp_path / "new", source))
-
-
-def test_an_unfinished_output_of_an_earlier_version_is_continued(tmp_path: Path, source: Path) -> None:
-    targets = chain(tmp_path, source)
-    assert all(target.run() for target in targets)
-    write_earlier_keys(targets, source)
-    (targets[1].out / ".done").unlink()
-    (targets[1].out / "checkpoint").write_text("half")
-    assert targets[1].run()
-    assert (targets[1].out / "checkpoint").exists() and not (tmp_path / "exp/second.new").exists()

@@ -32,7 +32,8 @@ def test_exit_status_of_a_users_mistake_and_of_a_failure(
     monkeypatch.setenv("RANK", "3")
     train_worker.main()
     assert ends == [status]
-    logged = (tmp_path / "toy/log/train-learner3.log").read_text()
+    log = tmp_path / "toy/log/train-learner3.log"
+    logged = log.read_text() if log.exists() else ""
     assert str(error or "") in logged and ("Traceback" in logged) == (status == 70)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from asr_am.data import disk
 from asr_am.distributed.cluster_config import Faults, Workload
 from asr_am.distributed.coordinated_backend import RELIABLE, CoordinatedBackend
 from asr_am.distributed.leases import LearnerLost
@@ -88,7 +88,7 @@ def _connect_torch(
         message_faults, env.key, on_loss=on_loss,
     )  # fmt: skip
     if rendezvous.made_dir is not None:
-        event_loop.at_stop(partial(shutil.rmtree, rendezvous.made_dir, ignore_errors=True))
+        event_loop.at_stop(partial(disk.remove, rendezvous.made_dir))
     try:
         peers = rendezvous.exchange(transport.address, gpu_name())
         addresses = {rank: peer.address for rank, peer in peers.items()}

@@ -11,6 +11,7 @@ from pathlib import Path
 import zmq
 
 from asr_am.distributed.coordinator import ControlMessage
+from asr_am.distributed.launch_spec import SUPERVISOR_SOCKET
 from asr_am.distributed.runtime.security import MAX_FRAME_BYTES, ConnectionMonitor, open_socket, split_address
 from asr_am.distributed.runtime.worker_process import LOCALHOST
 from asr_am.errors import InputError
@@ -55,7 +56,9 @@ class ControlServer:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self.connection_monitor = ConnectionMonitor(self._socket, "the supervisor")
         try:
-            self._socket.bind(f"ipc://{private_dir}/supervisor" if private_dir else f"tcp://{self.host}:{port or '*'}")
+            self._socket.bind(
+                f"ipc://{private_dir}/{SUPERVISOR_SOCKET}" if private_dir else f"tcp://{self.host}:{port or '*'}"
+            )
         except zmq.ZMQError as error:
             self.close()
             raise InputError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import stat
 import tempfile
 import time
@@ -16,11 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from asr_am.data import disk
 from asr_am.errors import InputError
 
 MAX_SOCKET_PATH = 107  # bytes of the path of a Unix socket (Linux)
 LONGEST_NAME = len("/learner-99999-999")
 PREFIX = "asr_am-"
+MARKER = ".asr_am"  # an empty file, so that no folder of the user is taken for one of these
 STALE_AFTER = 3600.0  # seconds after which an unlocked directory is removed
 
 
@@ -29,13 +30,23 @@ def make_private_dir() -> Path:
 
     This process locks it until it ends, in whatever way. Removes directories of processes that were killed.
     """
-    path = Path(tempfile.mkdtemp(prefix=PREFIX))
+    path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_parent()))
+    (path / MARKER).touch()
     fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX)
     _remove_stale(path.parent)
     if len(os.fsencode(path)) + LONGEST_NAME > MAX_SOCKET_PATH:
-        path.rmdir()
+        disk.remove(path)
         raise InputError(f"{path.parent}: the path is too long for the sockets of a run; set TMPDIR to a shorter one")
     return path
+
+
+def _parent() -> str | None:
+    """Returns where private directories are made. None: where Python makes temporary files.
+
+    Programs that clean /tmp would take a long run's sockets, and none of its learners could be restarted then.
+    """
+    in_memory = "/dev/shm"
+    return in_memory if not os.environ.get("TMPDIR") and os.access(in_memory, os.W_OK | os.X_OK) else None
 
 
 def _remove_stale(parent: Path) -> None:
@@ -43,12 +54,12 @@ def _remove_stale(parent: Path) -> None:
     for path in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):
             found = path.lstat()
-            if not _is_private(found) or time.time() - found.st_mtime < STALE_AFTER:
+            if not _is_private(found) or not (path / MARKER).is_file() or time.time() - found.st_mtime < STALE_AFTER:
                 continue
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path)
+                disk.remove(path)
             finally:
                 os.close(descriptor)
 
@@ -64,7 +75,7 @@ def private_dir() -> Iterator[Path]:
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        disk.remove(path)
 
 
 def check_private_dir(path: Path) -> None:

@@ -12,7 +12,6 @@ Shapes: N frames, K segments, B speakers, S dimensions of the i-vector.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from asr_am.data import disk
 from asr_am.data.kaldi_archive import write_archive
 from asr_am.data.textfile import load_json, read_lines, write_lines
 from asr_am.errors import InputError
@@ -65,7 +65,7 @@ def make_ivectors(
         )
     keys = {subset: "utterance" if subset in options.online else "speaker" for subset in sets}
     IvectorInfo(options.dim, options.period, keys).save(out)
-    shutil.rmtree(scratch)
+    disk.remove(scratch)
 
 
 def train_models(speech: Speech, out: Path, work: Path, options: IvectorOptions, jobs: int) -> None:
@@ -111,8 +111,8 @@ def write_ivectors(
         lines = [line for path, _ in tasks for line in read_lines(_index(path, kind), REMEDY)]
         write_lines(out / f"{subset}_ivectors.{kind}", sorted(lines))
     for path, _ in tasks:
-        _index(path, "scp").unlink()
-        _index(path, "crc32").unlink()
+        disk.remove(_index(path, "scp"))
+        disk.remove(_index(path, "crc32"))
 
 
 def _index(path: Path, kind: str) -> Path:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asr_am.data import disk
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.features.ivector.extractor import Extractor, initial_extractor
@@ -277,7 +278,7 @@ def train_extractor(blocks: Sequence[Path], work: Path, options: IvectorOptions,
         _report(work / LIKELIHOODS, iteration, log_likelihood(extractor, sums, totals.second_GDD))
         done, path = path, work / f"extractor.{iteration + 1}.npz"
         save_extractor(path, maximise(extractor, sums, totals.second_GDD, floor_DD))
-        done.unlink()
+        disk.remove(done)
     return load_extractor(path)
 
 

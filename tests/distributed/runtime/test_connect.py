@@ -16,7 +16,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from asr_am.distributed.runtime.connect import connect
-from asr_am.distributed.runtime.private_dir import check_private_dir, private_dir
+from asr_am.distributed.runtime.private_dir import MARKER, check_private_dir, private_dir
 from asr_am.distributed.runtime.rendezvous import PeerInfo, Rendezvous
 from asr_am.distributed.runtime.security import new_key
 from asr_am.distributed.runtime.worker_process import WorkerEnv, free_port
@@ -149,17 +149,18 @@ def test_a_directory_that_is_not_private_is_refused(tmp_path: Path, what: str) -
 
 
 def test_directories_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    killed, foreign = tmp_path / "asr_am-killed", tmp_path / "asr_am-foreign"
-    for path, mode in ((killed, 0o700), (foreign, 0o755), (fresh := tmp_path / "asr_am-fresh", 0o700)):
+    killed, foreign, fresh, notes = (tmp_path / f"asr_am-{name}" for name in ("killed", "foreign", "fresh", "notes"))
+    for path, mode in ((killed, 0o700), (foreign, 0o755), (fresh, 0o700), (notes, 0o700)):
         path.mkdir(mode=mode)
-        (path / "store").touch()
+        (path / (MARKER if path != notes else "a user's own")).touch()
     with private_dir() as in_use:
-        for path in (killed, foreign, in_use):
+        for path in (killed, foreign, notes, in_use):
             os.utime(path, (0, 0))
         with private_dir() as another:
             assert {path.name for path in tmp_path.iterdir()} == {
-                path.name for path in (foreign, fresh, in_use, another)
+                path.name for path in (foreign, fresh, notes, in_use, another)
             }
             check_private_dir(another)
     assert not in_use.exists() and not another.exists()

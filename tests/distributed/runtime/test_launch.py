@@ -141,6 +141,21 @@ def test_asynchronous_the_dead_are_started_again_and_the_others_go_on(tmp_path: 
     assert list(left(tmp_path)) == ["0.0", "1.0", "1.1", "1.2", "1.3"]
 
 
+def test_asynchronous_the_others_go_on_if_a_cleaner_has_taken_the_sockets(tmp_path: Path) -> None:
+    text = """
+wait_for(3)
+if rank == 1:
+    import shutil
+    shutil.rmtree(os.environ["ASR_AM_PRIVATE_DIR"])
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(1)
+(folder / f"{rank}.done").touch()
+"""
+    launch(script(tmp_path, text), 3, synchronous=False, restart_after=0)
+    assert sorted(left(tmp_path)) == ["0.0", "1.0", "2.0"]
+    assert sorted(path.name for path in tmp_path.glob("*.done")) == ["0.done", "2.done"]
+
+
 def test_when_all_are_dead_the_run_is(tmp_path: Path) -> None:
     with pytest.raises(LearnerLost, match=r"was killed by .* as all others had before"):
         launch(script(tmp_path, "os.kill(os.getpid(), 9)"), 2, synchronous=False, restart_after=0.01, max_restarts=1)

@@ -1,0 +1,77 @@
+"""What this program removes or renames, and when. This page is the whole list, and `disk.remove` does all of it.
+
+Outputs lie in `exp/<corpus>`. An output is a folder with a marker of ours: `.key` from its beginning, and `.done`, with
+a list of its files, once it is finished (asr_am/stages/target.py).
+
+- A finished output that was made again from other inputs or values is removed, file by file of that list. A finished
+  training run is renamed to `<run>.old` instead, and an earlier `<run>.old` is removed.
+- `<output>.partial`, what an interrupted stage was making, is emptied when the stage has other inputs or values now.
+- An unfinished training run is never removed. A run with other values is made in `<run>.new`, `<run>.new2` and so on.
+  When that is finished, it takes the place of an unfinished one, which is renamed to `<run>.unfinished`.
+- A training run that ends with a user's mistake before it has written more than its settings is removed.
+- `exp/<corpus>/RESULTS.md` is replaced by the next report.
+- Of the checkpoints of a run, the last two are kept.
+- Temporary files: `tmp.asr_am.*` in an unfinished output (asr_am/data/temporary.py), archives that were downloaded, and
+  the folders `asr_am-*` for sockets in the folder for temporary files, which have a marker of ours.
+
+Whatever else there is belongs to the user. A folder without a marker is never removed, renamed or written into. Neither
+is an output that holds files which it was not made with. Both end with an error that names the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from asr_am.errors import InputError
+
+KEY, DONE = ".key", ".done"
+SIGNED = "<!-- made by asr_am, which replaces it -->"  # the first line of a file outside of outputs
+LOGS = "log"
+
+
+def files_in(folder: Path) -> Iterator[str]:
+    """Yields the relative name of each file and symbolic link in a folder. Follows no link."""
+    for parent, folders, names in os.walk(folder):
+        links = [name for name in folders if Path(parent, name).is_symlink()]
+        for name in sorted([*names, *links]):
+            yield os.path.relpath(os.path.join(parent, name), folder)
+
+
+def refuse_foreign(folder: Path, ours: Iterable[str], reason: str) -> None:
+    """Raises InputError if a folder has a file that is not among `ours`.
+
+    Args:
+        folder: an output of this program. It need not exist.
+        ours: relative names of the files that the program has made.
+        reason: what is about to be done with the folder, for the message.
+    """
+    foreign = sorted(set(files_in(folder)) - set(ours))
+    if foreign:
+        more = f" and {len(foreign) - 1} more files" if len(foreign) > 1 else ""
+        raise InputError(
+            f"{folder / foreign[0]}{more}: not made by this program, and {folder} {reason}; move what is yours "
+            "elsewhere, then start again"
+        )
+
+
+def refuse_unsigned(path: Path) -> None:
+    """Raises InputError if a file that is to be replaced exists and was not made by this program."""
+    if path.exists() and not path.read_bytes().startswith(SIGNED.encode()):
+        raise InputError(f"{path}: not made by this program, and it is to be replaced; move it elsewhere")
+
+
+def check_corpus_dir(folder: Path) -> None:
+    """Raises InputError if `exp/<corpus>` exists and is no folder of this program.
+
+    It is one if it is empty, if an output is in it, or if it has logs only.
+    """
+    markers = (f"{depth}{name}" for depth in ("*/", "*/*/", "*/*/*/") for name in (KEY, DONE))
+    if folder.is_dir() and not any(any(folder.glob(marker)) for marker in markers):
+        foreign = [path for path in sorted(folder.iterdir()) if path.name != LOGS and not path.name.endswith(".lock")]
+        if foreign:
+            raise InputError(
+                f"{folder}: not made by this program (it has {foreign[0].name}), so nothing is written there; choose "
+                "another name for the corpus (--name, corpus.name) or another folder with exp=DIR"
+            )
