@@ -17,7 +17,7 @@ These files are copied without their plots, as far as they exist:
 STRATEGIES_2.md has later runs with newer alignments, compared with a single learner of their own. The results of data
 that recipes/kaldi took as NAME go to recipes/kaldi/NAME.md, in upper case, and e.g. NAME_NO_PROBS.md.
 
-TABLES.md has the tables of papers that `python -m asr_am.stages.table` has written below exp/, which RESULTS.md leaves
+TABLES.md has the tables of papers that `python -m asr_am.papers.table` has written below exp/, which RESULTS.md leaves
 out. Those of other titles stay as they are.
 """
 
@@ -28,7 +28,7 @@ import re
 import sys
 from pathlib import Path
 
-from asr_am.report.paper_table import table_files
+from asr_am.papers.page import table_files
 
 ROOT = Path(__file__).resolve().parents[1]
 NONE = "–"

@@ -30,7 +30,7 @@ import torch
 
 from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.simulator.epoch_timing import EpochTime, time_epoch
-from asr_am.report.paper_table import Table
+from asr_am.papers.cells import Table
 from asr_am.report.tables import markdown
 from asr_am.stages.app import corpus_dir, values
 from asr_am.stages.recipe_files import ROOT
@@ -73,7 +73,7 @@ def epoch(name: str, overrides: Sequence[str]) -> EpochTime:
 def train_all(jobs: int) -> dict[str, tuple[dict[str, float], str]]:
     """Trains with all strategies, unless that is done. Returns the measures of each, and its learning rate."""
     overrides = [f"+experiment={EXPERIMENT}", "logger=none"]
-    subprocess.run([sys.executable, "-m", "asr_am.stages.table", *overrides, f"nj={jobs}"], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-m", "asr_am.papers.table", *overrides, f"nj={jobs}"], check=True, cwd=ROOT)
     cfg = config(*overrides)
     table = Table.build(values(cfg.table))
     made = json.loads((ROOT / corpus_dir(cfg) / "tables" / EXPERIMENT / "table.json").read_text())["measures"]

@@ -1,19 +1,28 @@
-"""Figures of PSP-SGD (2018) for our runs: pull delays (figure 2) and frame error by epoch and time (figures 3 and 4).
+"""Figures of PSP-SGD (2018) for our runs: `python -m asr_am.papers.psp RUN RUN ... --out DIR`.
 
-Also draws staleness and loss by the number of learners for asynchronous SGD.
+RUN is the directory of a run, exp/<corpus>/train/<run>. Writes these figures to DIR, where there are runs for them:
+
+    pulls       delays between a push and the shard that answers it (figure 2)
+    error       held-out frame error by epoch and by time (figures 3 and 4)
+    staleness   staleness and loss by the number of learners, of asynchronous SGD
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from asr_am.errors import InputError
 from asr_am.report import run_labels
-from asr_am.report.plot_style import Style, new_figure, tidy, whole_numbers
-from asr_am.report.runs import RunGroup
+from asr_am.report.comparisons import strategies
+from asr_am.report.plot_style import Style, new_figure, save, tidy, whole_numbers
+from asr_am.report.runs import RunGroup, group_runs, read_training_run
 from asr_am.report.strategy_plots import add_title
 from asr_am.report.strategy_tables import mean_staleness
 
@@ -101,3 +110,46 @@ def draw_staleness(groups: Sequence[RunGroup], order: Sequence[str], title: str)
     stale.legend(fontsize=8.5, frameon=False)
     add_title(figure, title, run_labels.shared(groups, without=("strategy", "learners")))
     return figure
+
+
+def draw_all(groups: Sequence[RunGroup], out: Path) -> list[Path]:
+    """Writes the figures for which there are runs into the folder `out`. Returns their paths."""
+    order = strategies(groups)
+    trained = [group for group in groups if len(group.mean_loss_E()) > 1]
+    served = [group for group in groups if any(group.pull_seconds)]  # some delay is above 0
+    figures: dict[str, Figure | None] = {"staleness": draw_staleness(groups, order, "staleness and loss by learners")}
+    if trained:
+        figures["error"] = draw_error(trained, _labels(trained), _styles(trained), "held-out frame error")
+    if served:
+        figures["pulls"] = draw_pulls(served, _labels(served), _styles(served), "how long pulls take")
+    drawn = {out / f"{name}.png": figure for name, figure in figures.items() if figure is not None}
+    for path, figure in drawn.items():
+        save(figure, path)
+    return list(drawn)
+
+
+def _labels(groups: Sequence[RunGroup]) -> list[str]:
+    return run_labels.labels(groups, ("strategy", "learners"))
+
+
+def _styles(groups: Sequence[RunGroup]) -> list[Style]:
+    return [Style.of(nth) for nth in range(len(groups))]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's directory, with its summary.json")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        runs = [read_training_run(folder) for folder in options.runs]
+    except InputError as error:
+        print(f"ERROR figures: {error}", file=sys.stderr)
+        return 1
+    print(*draw_all(group_runs(runs), options.out), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

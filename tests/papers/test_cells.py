@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asr_am.errors import InputError
-from asr_am.report.paper_table import Table, count_predictions, format_rows, rows, unmet
+from asr_am.papers.cells import Table, count_predictions, format_rows, rows, unmet
 
 CELLS: dict[str, Any] = {
     "sync": {"published": {"hours": 2.0, "speed_up": 8.0}, "fits": "a.rate"},

@@ -1,4 +1,4 @@
-"""Stage table: runs that fail, are killed or finished, and the tables of conf/experiment."""
+"""Tables of papers: runs that fail, are killed or finished, and the tables of conf/experiment."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ import pytest
 
 from asr_am.errors import InputError
 from asr_am.options import build
+from asr_am.papers.cells import Table
+from asr_am.papers.members import WORK, Member, ParallaxWork, recipe, train
+from asr_am.papers.table import check_fitted, experiment_of, fitted, members, read_table
 from asr_am.parallax.config import Config
 from asr_am.parallax.throughput import SizedModel
-from asr_am.report.paper_table import Table
 from asr_am.stages.app import values
 from asr_am.stages.recipe_files import ROOT
-from asr_am.stages.table import check_fitted, experiment_of, fitted, members, read_table
-from asr_am.stages.table_members import WORK, Member, ParallaxWork, recipe, train
 from tests.support.configurations import config
 from tests.support.report_files import write_run, write_score
 from tests.support.toy_stage import ENVIRONMENT
 
-TABLES = [path.stem for path in sorted((ROOT / "conf/experiment").glob("*.yaml")) if "\ntable:" in path.read_text()]
+EXPERIMENTS = ROOT / "conf/experiment"
+TABLES = [
+    str(path.relative_to(EXPERIMENTS).with_suffix(""))
+    for path in sorted(EXPERIMENTS.rglob("*.yaml"))
+    if "\ntable:" in path.read_text()
+]
 TOY = """
 # @package _global_
 defaults: [{override /cluster: ibm_a}, {override /workload: swb2000_lstm}]
@@ -41,14 +46,14 @@ table:
 
 def run(folder: Path, learners: int, hours: float) -> subprocess.CompletedProcess[str]:
     """Runs the table in a process of its own."""
-    experiment = folder / "conf/experiment/toy.yaml"
+    experiment = folder / "conf/experiment/papers/toy.yaml"
     experiment.parent.mkdir(parents=True, exist_ok=True)
     experiment.write_text(TOY.replace("LEARNERS", str(learners)).replace("HOURS", str(hours)))
-    return run_stage(f"hydra.searchpath=[file://{folder / 'conf'}]", "+experiment=toy", f"exp={folder}", "nj=2")
+    return run_stage(f"hydra.searchpath=[file://{folder / 'conf'}]", "+experiment=papers/toy", f"exp={folder}", "nj=2")
 
 
 def run_stage(*overrides: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "asr_am.stages.table", *overrides]
+    command = [sys.executable, "-m", "asr_am.papers.table", *overrides]
     return subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, text=True, capture_output=True, check=False)
 
 
@@ -73,7 +78,7 @@ def test_a_failed_run_is_named_and_the_same_command_continues(tmp_path: Path) ->
 
 
 def test_mistakes_are_named_before_the_first_run() -> None:
-    with pytest.raises(InputError, match=r"which table\? Give \+experiment=NAME"):
+    with pytest.raises(InputError, match=r"which table\? Give \+experiment=papers/NAME"):
         experiment_of(["nj=2"])
     with pytest.raises(InputError, match=r"conf/experiment/fusion.yaml has no section `table`"):
         read_table(config("+experiment=fusion"), "fusion")
@@ -82,7 +87,7 @@ def test_mistakes_are_named_before_the_first_run() -> None:
     with pytest.raises(InputError, match=r"table.cells.a.fits=ibm_a.nic_bandwidth: is not marked as fitted"):
         check_fitted(table, ["ibm_a.overlap_speed"])
     with pytest.raises(InputError, match=r"table.cells.a.work.steps: is missing"):
-        members(table, config(), ["+experiment=toy"])
+        members(table, config(), ["+experiment=papers/toy"])
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -127,7 +132,7 @@ def test_the_trial_with_the_lowest_heldout_loss_is_scored(tmp_path: Path, monkey
         else:
             write_run(tmp_path, member.name, 1, [2.5, loss])
 
-    monkeypatch.setattr("asr_am.stages.table_members.stages", stages)
+    monkeypatch.setattr("asr_am.papers.members.stages", stages)
 
     def measures(*rates: str) -> dict[str, float]:
         work = {"score": True, "trials": [f"schedule.base={rate}" for rate in rates]}

@@ -14,12 +14,6 @@ from asr_am.report.results import read_json
 from asr_am.report.tables import markdown
 
 
-def table_files(corpus_dir: Path) -> list[Path]:
-    """Returns the tables that stage table has made, in exp/<corpus> and in the trees of experiments, exp/*/<corpus>."""
-    exp, pattern = corpus_dir.parent, f"{corpus_dir.name}/tables/*/table.md"
-    return sorted([*exp.glob(pattern), *exp.glob(f"*/{pattern}")])
-
-
 @dataclass(frozen=True)
 class Cell:
     """A cell of a table, or several that one run gives.
@@ -53,7 +47,7 @@ class Table:
             model, or `train`, the recipe.
         within: largest factor between a published value and ours, above 1.
         cells: by name.
-        work: options of the runs, see asr_am/stages/table_members.py.
+        work: options of the runs, see asr_am/papers/members.py.
         seeds: each cell is run with these, and has their mean.
         restates: measures that say the same as another one of their cell.
         rising: lists of cells in which a measure must rise with every seed, by measure.
@@ -203,7 +197,7 @@ class MadeTable:
             kept = [{each.name: row[each.name] for each in fields(Row)} for row in record["rows"]]
             found = {"title": record["title"], "unmet": record["unmet"]}
         except (KeyError, TypeError) as error:
-            raise InputError(f"{path}: has no {error}; make the table again (python -m asr_am.stages.table)") from error
+            raise InputError(f"{path}: has no {error}; make the table again (python -m asr_am.papers.table)") from error
         return build(cls, found | {"rows": [build(Row, row, f"{path}: rows") for row in kept]}, str(path))
 
 

@@ -1,13 +1,13 @@
-"""Makes a table of a paper, published values beside ours: `python -m asr_am.stages.table +experiment=NAME`.
+"""Makes a table of a paper, published values beside ours: `python -m asr_am.papers.table +experiment=papers/NAME`.
 
-    python -m asr_am.stages.table +experiment=ibm_table3 nj=2
-    python -m asr_am.stages.table +experiment=ibm_table3 cluster.nic_bandwidth=6e9 exp=exp/slow
+    python -m asr_am.papers.table +experiment=papers/ibm_table3 nj=2
+    python -m asr_am.papers.table +experiment=papers/ibm_table3 cluster.nic_bandwidth=6e9 exp=exp/slow
 
-conf/experiment/<paper>_<table>.yaml says in its section `table` what the cells are (asr_am/report/paper_table.py). Each
-is run with the table's seeds, `nj` runs at a time. A finished run is not run again. If one fails, the others go on, and
-the same command continues. Other overrides apply to every cell.
+conf/experiment/papers/<paper>_<table>.yaml says in its section `table` what the cells are (asr_am/papers/cells.py).
+Each is run with the table's seeds, `nj` runs at a time. A finished run is not run again. If one fails, the others go
+on, and the same command continues. Other overrides apply to every cell.
 
-Prints the table and writes it to exp/<corpus>/tables/<experiment>/table.md and table.json, with a plot as table.png and
+Prints the table and writes it to exp/<corpus>/tables/NAME/table.md and table.json, with a plot as table.png and
 table.svg. Exits with 1 if a run failed, a value is too far from the published one, or an order does not hold.
 """
 
@@ -21,6 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import date
 from importlib import import_module
+from pathlib import Path
 
 from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
@@ -28,15 +29,15 @@ from omegaconf import DictConfig, OmegaConf
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.options import build
+from asr_am.papers.cells import Measures, Row, Table, count_predictions, format_rows, rows, unmet
+from asr_am.papers.members import WORK, Member, plain_name, recipe
+from asr_am.papers.plots import plot_table
 from asr_am.parallel import Failure, isolated_map
-from asr_am.report.paper_table import Measures, Row, Table, count_predictions, format_rows, rows, unmet
-from asr_am.report.plots import plot_paper_table
 from asr_am.stages.app import check, corpus_dir, ends_on_signals, given_overrides, reports_errors, values
 from asr_am.stages.option_checks import TABLE, compose_job
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.resolvers import register_resolvers
 from asr_am.stages.stage_log import start_logging
-from asr_am.stages.table_members import WORK, Member, plain_name, recipe
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +46,12 @@ Outcome = tuple[Measures, str] | Failure  # of a run: its measures and commit, o
 
 
 def experiment_of(overrides: Sequence[str]) -> str:
-    """Returns the name that +experiment= has. Raises InputError if there is none."""
+    """Returns what +experiment= chooses, such as papers/ibm_table3. Raises InputError if there is none."""
     for override in overrides:
         name, _, value = override.lstrip("+").partition("=")
         if name == "experiment":
             return value
-    raise InputError("which table? Give +experiment=NAME, with a file conf/experiment/NAME.yaml that has a table")
+    raise InputError("which table? Give +experiment=papers/NAME, a file of conf/experiment/papers that has a table")
 
 
 def read_table(cfg: DictConfig, experiment: str) -> Table:
@@ -76,19 +77,19 @@ def members(table: Table, cfg: DictConfig, overrides: Sequence[str]) -> dict[str
     Raises:
         InputError: an option of a cell is wrong.
     """
-    experiment, root = experiment_of(overrides), corpus_dir(cfg)
+    stem, root = Path(experiment_of(overrides)).name, corpus_dir(cfg)
     made: dict[str, list[Member]] = {}
     for name, cell in table.cells.items():
         work = {**table.work, **cell.work}
         build(WORK[table.member], work, f"table.cells.{name}.work")  # finds mistakes before the first run
         for seed in table.seeds:
-            run = f"{experiment}-{plain_name(name)}-s{seed}"
+            run = f"{stem}-{plain_name(name)}-s{seed}"
             own = [*cell.options, *overrides, f"seed={seed}"]
             composed = compose_job(own)
             sections = {group: values(composed[group]) for group in ("cluster", "workload", "strategy")}
             config = {**sections, "learners": composed.learners, "seed": seed, "corpus": cfg.corpus.name}
             arguments = [*for_recipe(own), f"run={run}", "train.threads=1"]
-            folder = root / "tables" / experiment / run
+            folder = root / "tables" / stem / run
             made.setdefault(name, []).append(Member(run, table.member, folder, work, config, arguments, root))
     return made
 
@@ -176,16 +177,16 @@ def make_table(cfg: DictConfig, overrides: Sequence[str]) -> None:
     outcomes = run_all(table, runs, cfg.nj)
     found, commits = collect(runs, outcomes)
     made, problems = rows(table, found), unmet(table, found)
-    command = shlex.join(["python", "-m", "asr_am.stages.table", *overrides])
+    command = shlex.join(["python", "-m", "asr_am.papers.table", *overrides])
     text = f"{describe(table, made, problems, constants, command)}\n\nCommit {', '.join(commits)}, {date.today()}."
     record = {
         "title": table.title, "command": command, "commits": commits, "date": str(date.today()), "fitted": constants,
         "unmet": problems, "measures": found,
         "rows": [vars(row) | {"mean": row.mean, "ratio": row.ratio} for row in made],
     }  # fmt: skip
-    folder = corpus_dir(cfg) / "tables" / experiment
+    folder = corpus_dir(cfg) / "tables" / Path(experiment).name
     folder.mkdir(parents=True, exist_ok=True)
-    plot_paper_table(made, table.title, folder / "table.png")
+    plot_table(made, table.title, folder / "table.png")
     write_lines(folder / "table.json", [json.dumps(record, indent=1)])
     write_lines(folder / "table.md", [text])
     log.info("%s", text)
