@@ -1,4 +1,4 @@
-"""The mistakes that scripts/mistakes.py makes on a small finished run, in groups."""
+"""The mistakes that scripts/soak/mistakes.py makes on a small finished run, in groups."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Makes the mistakes of a first hour on purpose, on a small finished run, and writes scripts/MISTAKES.md.
+"""Makes the mistakes of a first hour on purpose, on a small finished run, and writes exp/mistakes/MISTAKES.md.
 
-    python scripts/mistakes.py                       # all of them, about 20 minutes on two cores
-    python scripts/mistakes.py --only "full disk"    # those whose group or description has this pattern, again
+    python -m scripts.soak.mistakes                       # all of them, about 20 minutes on two cores
+    python -m scripts.soak.mistakes --only "full disk"    # those whose group or description has this pattern, again
 
 For each mistake the table has the command, the line that came, the exit status, and how many finished files changed.
 Rows that break a rule are marked with !: a traceback, more than one line on stderr, another exit status than expected,
@@ -26,10 +26,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from asr_am.stages.target import git_commit
-from scripts.mistake_cases import (
+from scripts.soak.mistake_cases import (
     CORPUS,
     EXP,
     GROUPS,
@@ -44,8 +42,10 @@ from scripts.mistake_cases import (
     nothing,
     remove,
 )  # fmt: skip
+from scripts.soak.results import record
 from tests.support.kaldi_corpus import LEXICON, write_kaldi_dir
 
+SECTION = "Mistakes on purpose"
 LONG = 9  # lines
 
 
@@ -190,7 +190,7 @@ def table(rows: Sequence[Row]) -> str:
     bad = sum(bool(row.problems) for row in rows)
     lines = [
         "# Mistakes on purpose", "",
-        "Made by `python scripts/mistakes.py`, on a small finished run of `recipes/minicts`, at commit "
+        "Made by `python -m scripts.soak.mistakes`, on a small finished run of `recipes/minicts`, at commit "
         f"{commits}, until {datetime.date.today()}. {len(rows)} mistakes, {bad} of them with a problem (!). The last "
         "column counts the files of finished outputs that were lost or changed.",
     ]  # fmt: skip
@@ -231,8 +231,10 @@ def main() -> int:
             print(f"{mark}{row.group}: {row.what}: {row.status}: {row.line}", *row.problems, sep="\n    ", flush=True)
             saved.write_text(json.dumps([asdict(row) for row in rows.values()], indent=1))
     found = [rows[name] for name in known if name in rows]
-    (ROOT / "scripts/MISTAKES.md").write_text(table(found), encoding="utf-8")
-    return int(any(row.problems for row in found))
+    (WORK / "MISTAKES.md").write_text(table(found), encoding="utf-8")
+    problems = sum(bool(row.problems) for row in found)
+    record(SECTION, "all", {"mistakes": len(found), "with a problem": problems})
+    return int(problems > 0)
 
 
 if __name__ == "__main__":

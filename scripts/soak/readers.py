@@ -1,12 +1,11 @@
 """Damages files at random and reads them. A reader gives one clear line, or what was there before.
 
-    python scripts/fuzz_readers.py [--count 10000] [--reader NAME ...] [--first N] [--out FILE.md]
+    python -m scripts.soak.readers [--count 10000] [--reader NAME ...] [--first N]
 
 Prints a line per reader: how many damaged files were read as the same, as something else, or refused with an
-InputError. FILE keeps the latest line of each reader (scripts/bench/READERS.md). Everything else is a defect: another
-exception, a crash, more than TIMEOUT seconds or MEMORY bytes, a message of several lines or one that names no file, and
-another content where a checksum should have told. Exits with 1 if there is a defect, after the command that repeats it.
-Damage depends on the reader's name and the number only.
+InputError. Everything else is a defect: another exception, a crash, more than TIMEOUT seconds or MEMORY bytes, a
+message of several lines or one that names no file, and another content where a checksum should have told. Exits with
+1 if there is a defect, after the command that repeats it. Damage depends on the reader's name and the number only.
 """
 
 from __future__ import annotations
@@ -33,13 +32,14 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from asr_am.data.textfile import GZIP
 from asr_am.errors import MAX_MESSAGE, InputError
 from asr_am.stages.target import git_commit
+from scripts.soak.results import record
 from tests.support.reader_cases import CASES, Case, write_all
 
+SECTION = "Damaged files"
+OUTCOMES = ("same", "different", "refused", "defect")
 TIMEOUT = 60.0  # seconds
 MEMORY = 1 << 30  # bytes beyond what the process had before
 NUMBERS = (
@@ -307,39 +307,32 @@ def fuzz(name: str, root: Path, work: Path, numbers: range) -> Counts:
     return counts
 
 
-def write_row(table: Path, name: str, row: str) -> None:
-    """Writes one reader's row into a file, which keeps the latest row of every other reader."""
-    lines = table.read_text().splitlines() if table.exists() else []
-    rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines if line.startswith("| ")} | {name: row}
-    text = ["# Damaged files", "", "Written by `python scripts/fuzz_readers.py --out FILE`.", "", *HEAD]
-    table.write_text("\n".join([*text, *(rows[name] for name in CASES if name in rows)]) + "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Damage files at random and read them.")
     parser.add_argument("--count", type=int, default=10_000, help="damaged files per reader")
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
     parser.add_argument("--reader", action="append", choices=CASES, help="default: all")
-    parser.add_argument("--out", type=Path, help="also write the table to this file")
     arguments = parser.parse_args()
     print("\n".join(HEAD), flush=True)
     about = f"{git_commit()} | {datetime.date.today()}"
-    bad = []
+    bad, totals = [], Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "all"
         write_all(root)
         for name in arguments.reader or CASES:
             numbers = range(arguments.first, arguments.first + arguments.count)
             counts = fuzz(name, root, Path(folder) / "work", numbers)
-            found = [str(counts.outcomes[outcome]) for outcome in ("same", "different", "refused", "defect")]
+            found = [str(counts.outcomes[outcome]) for outcome in OUTCOMES]
             cells = [name, str(arguments.count), *found, str(counts.memory >> 20), about]
             row = f"| {' | '.join(cells)} |"
             print(row, flush=True)
             for defect, (first, count) in counts.defects.items():
                 bad.append(name)
                 print(f"  {count} x {defect}\n    --reader {name!r} --first {first} --count 1", flush=True)
-            if arguments.out:
-                write_row(arguments.out, name, row)
+            totals.update(counts.outcomes)
+    if arguments.reader is None:
+        files = arguments.count * len(CASES)
+        record(SECTION, f"{len(CASES)} readers", {"files": files, **{kind: totals[kind] for kind in OUTCOMES}})
     sys.exit(bool(bad))
 
 

@@ -1,4 +1,4 @@
-"""Mistakes in the library that `control_soak` must find: `python -m tests.support.control_mutants [SEEDS]`.
+"""Mistakes in the library that `control_soak` must find: `python -m scripts.soak.control_mutants [SEEDS]`.
 
 Each mutant is one promise that is not kept. Its seeds run until one has a problem. Prints the seed and the problem.
 Exits with 1 if a mutant survives all of its seeds.

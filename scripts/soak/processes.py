@@ -1,4 +1,4 @@
-"""Random faults of real processes, for every asynchronous strategy: `python -m tests.support.process_soak 200`.
+"""Random faults of real processes, for every asynchronous strategy: `python -m scripts.soak.processes [FAULTS=200]`.
 
 Each run trains a small network with four learners, on one host or on two (network namespaces). Learners 0 and 2 have
 the parameter servers, and 0 is the leader. After a random time a random fault of `process_faults.FAULTS` happens: kills
@@ -7,13 +7,12 @@ when a new checkpoint is complete, or the run has finished. The time to recover 
 checkpoint. A command that ends with an error is started again: after faults that may end it, that is no problem.
 
 `asr_am.train.audit` checks the history of each run. The held-out loss is compared with that of runs without faults.
-FILE gets a section per strategy, written anew after each run (scripts/bench/FAULTS.md).
+Prints tables of the kinds of faults and of the runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import math
 import os
 import random
@@ -30,25 +29,18 @@ from pathlib import Path
 
 from asr_am.distributed.runtime.worker_process import ended_by_sigterm
 from asr_am.errors import InputError
-from asr_am.stages.target import git_commit
 from asr_am.train.audit import audit, read_summary
+from scripts.soak.process_faults import FAULTS, Fault, Team, network, wait_for
+from scripts.soak.results import record
 from tests.support.egs_examples import write_examples
 from tests.support.other_user import mount_privately
-from tests.support.process_faults import FAULTS, Fault, Team, network, wait_for
 
 STRATEGIES = ("adpsgd", "ps_async", "psp")
 EPOCHS = 12
 PATIENCE = 120.0  # seconds without a new checkpoint after which a run counts as hanging
 UNDISTURBED = 3  # runs without faults
 ORPHANS = 10.0  # seconds in which learners must end after their launcher
-TITLE = """# Faults of real processes
-
-Written by `scripts/soak.sh --processes 200 --out FILE`. The time to recover is that from the end of a fault to the next
-complete checkpoint, 0 if there was one during the fault. Faults after which the run finished have none. The verdict is
-that of `python -m asr_am.train.audit` on the history of a run. Losses are relative to the mean of runs without faults.
-Under adpsgd a batch moves the mean of n live replicas by α/n, so this short training gets further while learners are
-away: undisturbed runs with two learners end with a lower loss, too.
-"""
+SECTION = "Faults of real processes"
 KINDS = ["| fault | times | to recover, median | longest |", "|:--|--:|--:|--:|"]
 RUNS = ["| seed | hosts | faults | history, and verdict | held-out loss |", "|--:|--:|--:|:--|--:|"]
 
@@ -159,8 +151,7 @@ def _last_line(team: Team) -> str:
 
 
 def soak(
-    strategy: str, kinds: Sequence[Fault], faults: int, minutes: float, first: int, folder: Path, keep: Path | None,
-    out: Path | None,
+    strategy: str, kinds: Sequence[Fault], faults: int, minutes: float, first: int, folder: Path, keep: Path | None
 ) -> list[Outcome]:  # fmt: skip
     """Trains under faults until there were enough of them, or the time is over.
 
@@ -172,7 +163,6 @@ def soak(
         first: seed of the first run.
         folder: for the runs.
         keep: folder for what runs with a problem have left, or None.
-        out: file for the tables, or None.
     """
     egs_dir = write_examples(folder / "egs", frames_U=(60,) * 12)
     references = []
@@ -189,10 +179,10 @@ def soak(
         outcomes.append(outcome)
         verdict = "; ".join(outcome.problems) or "no problem"
         print(f"{strategy} seed {seed}: {outcome.kinds.total()} faults, {verdict}", flush=True)
-        if out:
-            write_section(out, strategy, section(strategy, outcomes, references))
         seed += 1
     print(section(strategy, outcomes, references), flush=True)
+    if faults > 1:
+        record(SECTION, strategy, summary(outcomes, references))
     return outcomes
 
 
@@ -218,29 +208,33 @@ def total(outcomes: Sequence[Outcome]) -> Counter[str]:
     return sum((outcome.kinds for outcome in outcomes), Counter())
 
 
-def section(strategy: str, outcomes: Sequence[Outcome], references: Sequence[float]) -> str:
-    """Returns the tables of a strategy.
+def relative_losses(outcomes: Sequence[Outcome], references: Sequence[float]) -> list[float]:
+    """Returns the held-out losses of the runs that have ended, in percent against the mean without faults."""
+    reference = statistics.mean(references)
+    return [100 * outcome.loss / reference - 100 for outcome in outcomes if math.isfinite(outcome.loss)]
 
-    Args:
-        strategy: its name.
-        outcomes: its runs.
-        references: held-out losses without faults.
-    """
+
+def summary(outcomes: Sequence[Outcome], references: Sequence[float]) -> dict[str, object]:
+    """Returns a strategy's row for RESULTS.md: counts, losses relative to those without faults, seconds to recover."""
+    losses = relative_losses(outcomes, references)
+    seconds = [seconds for outcome in outcomes for _, seconds in outcome.recovered] or [math.nan]
+    return {
+        "faults": total(outcomes).total(),
+        "runs": len(outcomes),
+        "with a problem": sum(bool(outcome.problems) for outcome in outcomes),
+        "learners started again": sum(outcome.restarts for outcome in outcomes),
+        "commands started again": sum(outcome.commands for outcome in outcomes),
+        "held-out loss": f"{min(losses, default=0):+.1f} to {max(losses, default=0):+.1f} %",
+        "to recover, median": f"{statistics.median(seconds):.1f} s",
+        "longest": f"{max(seconds):.1f} s",
+    }
+
+
+def section(strategy: str, outcomes: Sequence[Outcome], references: Sequence[float]) -> str:
+    """Returns the tables of a strategy: its kinds of faults, and its runs with the verdict on each history."""
     reference = statistics.mean(references)
     kinds, recovered = total(outcomes), [entry for outcome in outcomes for entry in outcome.recovered]
-    losses = [100 * outcome.loss / reference - 100 for outcome in outcomes if math.isfinite(outcome.loss)]
-    problems = sum(bool(outcome.problems) for outcome in outcomes)
-    spread = (
-        f"{statistics.mean(losses or [0.0]):+.1f} % ({min(losses, default=0):+.1f} to {max(losses, default=0):+.1f})"
-    )
-    lines = [
-        f"## {strategy}", "",
-        f"Commit {git_commit()}, {datetime.date.today()}: {kinds.total()} faults in {len(outcomes)} runs, {problems} "
-        f"runs with a problem. {sum(outcome.restarts for outcome in outcomes)} restarts of learners, "
-        f"{sum(outcome.commands for outcome in outcomes)} of the command. Held-out loss {spread}, without faults "
-        f"{100 * min(references) / reference - 100:+.1f} to {100 * max(references) / reference - 100:+.1f} %.",
-        "", *KINDS,
-    ]  # fmt: skip
+    lines = [f"## {strategy}", "", *KINDS]
     for name, count in [*kinds.most_common(), ("all", kinds.total())]:
         seconds = [seconds for fault, seconds in recovered if name in (fault, "all")]
         times = f"{statistics.median(seconds):.1f} s | {max(seconds):.1f} s" if seconds else "- | -"
@@ -254,21 +248,13 @@ def section(strategy: str, outcomes: Sequence[Outcome], references: Sequence[flo
     return "\n".join(lines) + "\n"
 
 
-def write_section(table: Path, strategy: str, text: str) -> None:
-    """Writes one strategy's section into a file, which keeps those of the other strategies."""
-    old = table.read_text().split("\n## ")[1:] if table.exists() else []
-    sections = {part.split("\n")[0]: f"## {part.rstrip()}\n" for part in old} | {strategy: text}
-    table.write_text("\n".join([TITLE, *(sections[name] for name in STRATEGIES if name in sections)]))
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/soak.sh --processes", description="Random faults of real processes.")
-    parser.add_argument("faults", type=int, nargs="?", default=20, help="faults per strategy (default: 20)")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("faults", type=int, nargs="?", default=200, help="faults per strategy (default: 200)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after this time")
     parser.add_argument("--first", type=int, default=0, help="seed of the first run (default: 0)")
     parser.add_argument("--strategy", choices=STRATEGIES, help="test only this strategy")
     parser.add_argument("--fault", choices=[fault.name for fault in FAULTS], action="append", help="default: all")
-    parser.add_argument("--out", type=Path, help="also write the tables to this file")
     parser.add_argument("--keep", type=Path, help="keep the logs and files of runs with a problem in this folder")
     arguments = parser.parse_args()
     if os.geteuid():
@@ -279,8 +265,7 @@ def main() -> int:
     for strategy in [arguments.strategy] if arguments.strategy else STRATEGIES:
         with ended_by_sigterm(), tempfile.TemporaryDirectory() as folder:
             outcomes = soak(
-                strategy, kinds, arguments.faults, arguments.minutes, arguments.first, Path(folder), arguments.keep,
-                arguments.out,
+                strategy, kinds, arguments.faults, arguments.minutes, arguments.first, Path(folder), arguments.keep
             )  # fmt: skip
         failed = failed or any(outcome.problems for outcome in outcomes)
     return int(failed)

@@ -1,17 +1,15 @@
-"""Kills every stage of a tiny recipe at random moments: `python -m tests.support.recipe_kills [KILLS]`.
+"""Kills every stage of a tiny recipe at random moments: `python -m scripts.soak.recipe_kills [KILLS]`.
 
 A first run of the recipe, which nobody disturbs, leaves a copy of its exp before and after each stage. A second one
 shows which files and fields differ without a kill, such as dates. Then each stage is started again and again from the
 state before it, by the same command, and killed with SIGKILL after a random part of its usual time. Half of the kills
 hit the whole process group, the others the stage's process only. After a few kills the command is left to finish, and
-all files must be those of the undisturbed run. Writes a line per stage to FILE (scripts/bench/STAGE_KILLS.md), which
-keeps those of other stages. FOLDER keeps the undisturbed runs for the next command.
+all files must be those of the undisturbed run. FOLDER keeps the undisturbed runs for the next command.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import gzip
 import hashlib
 import json
@@ -33,7 +31,7 @@ from typing import Any
 import torch
 
 from asr_am.distributed.runtime.worker_process import ended_by_sigterm
-from asr_am.stages.target import git_commit
+from scripts.soak.results import record
 from tests.support.forked_workers import FORK_SERVER, PRELOADED, ForkedPopen
 
 STAGES = ("data", "lang", "features", "align", "speaker", "egs", "train", "decode", "rescore", "score", "report")
@@ -50,10 +48,7 @@ MOST = 6  # kills before a command is left to finish
 LIMIT = 600.0  # seconds after which a stage counts as hanging
 NOT_COMPARED = ("/log/", ".lock", "/.key", "/.term-")  # logs, locks, hashes of sizes, marks that count launches
 OTHER_WORDS = ("date", "seconds", "commit", "frames_per_second", "rss", "inputs")  # parts of names of such fields
-HEAD = [
-    "| stage | kills | resumed runs | equal | seconds | not compared | commit | date |",
-    "|:--|--:|--:|--:|--:|:--|:--|:--|",
-]
+SECTION = "Stages that were killed"
 
 
 def start(stage: str, exp: Path, log: Path) -> ForkedPopen:
@@ -241,20 +236,11 @@ def prepare(folder: Path, stages: Sequence[str]) -> tuple[dict[str, float], set[
     return seconds, set(varying)
 
 
-def write_row(table: Path, stage: str, row: str) -> None:
-    """Writes one stage's row into a file, which keeps the latest row of every other stage."""
-    lines = table.read_text().splitlines() if table.exists() else []
-    rows = {line.split()[2]: line for line in lines if line.startswith("| ")} | {stage: row}
-    text = ["# Stages that were killed", "", "Written by `python -m tests.support.recipe_kills 50 --out FILE`.", ""]
-    table.write_text("\n".join([*text, *HEAD, *(rows[name] for name in STAGES if name in rows)]) + "\n")
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.support.recipe_kills", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m scripts.soak.recipe_kills", description=__doc__.split("\n")[0])
     parser.add_argument("kills", type=int, nargs="?", default=50, help="kills per stage (default: 50)")
     parser.add_argument("--stage", choices=STAGES, action="append", help="default: all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="also write the table to this file")
     parser.add_argument("--folder", type=Path, help="keep the undisturbed runs here, or take them from here")
     arguments = parser.parse_args()
     FORK_SERVER.set_forkserver_preload([*PRELOADED, *(f"asr_am.stages.{stage}" for stage in STAGES), "lhotse"])
@@ -263,23 +249,23 @@ def main() -> int:
         folder = (arguments.folder or Path(name)).resolve()
         chosen = arguments.stage or STAGES
         seconds, varying = prepare(folder, STAGES if arguments.folder else STAGES[: 1 + max(map(STAGES.index, chosen))])
-        print("\n".join(HEAD), flush=True)
         for stage in chosen:
             rng = random.Random(f"{stage} {arguments.seed}")
             number = STAGES.index(stage)
             result = kill_often(stage, arguments.kills, folder, seconds[stage], varying, rng)
             before, after = (read_files(folder / f"state{n}").keys() for n in (number, number + 1))
             own = sorted(varying & (after - before))
-            cells = [
-                f"{number} {stage}", result.kills, result.resumed, result.equal, f"{seconds[stage]:.1f}",
-                ", ".join(own) or "-", git_commit(), datetime.date.today(),
-            ]  # fmt: skip
-            row = f"| {' | '.join(map(str, cells))} |"
+            values = {
+                "kills": result.kills, "resumed runs": result.resumed, "equal": result.equal,
+                "seconds": f"{seconds[stage]:.1f}",
+            }  # fmt: skip
+            line = ", ".join(f"{kind} {count}" for kind, count in values.items())
             differs = [f"  differs: {name}" for name in sorted(result.different)]
-            print(row, *differs, *result.failures, sep="\n", flush=True)
+            print(f"{number} {stage}: {line}; not compared: {', '.join(own) or '-'}", *differs, *result.failures,
+                  sep="\n", flush=True)  # fmt: skip
             failed = failed or result.equal < result.resumed
-            if arguments.out:
-                write_row(arguments.out, stage, row)
+            if arguments.kills > 1:
+                record(SECTION, f"{number} {stage}", values)
     return int(failed)
 
 
