@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes all tables of the four papers, published values beside ours, and the page that shows them:
-# exp/minicts/report/index.html. conf/README.md says which experiment is which table.
+# exp/minicts/tables/index.html. conf/README.md says which experiment is which table.
 #   scripts/papers.sh [override=value ...]
 # Takes two hours on two cores: 12 minutes without the four tables that train. May be killed: the same command goes on. A
 # table that is not as published says where, and the next one is made.
@@ -10,16 +10,15 @@ timed=(parallax_table1_4 parallax_table3 parallax_fig11 parallax_fig12 htm_table
     ibm_table1 ibm_table3 ibm_fig5b_6 ibm_later)
 trained=(ibm_fig2b ibm_table2 psp_errors htm_errors)
 
-recipes/minicts/run.sh "$@"                # the main job, whose page gets the tables
 missed=()
 for table in "${timed[@]}" "${trained[@]}"; do
     begin=$SECONDS status=0
-    .venv/bin/python -m asr_am.stages.table "+experiment=$table" "nj=$(nproc)" "$@" || status=$?
+    .venv/bin/python -m asr_am.papers.table "+experiment=papers/$table" "nj=$(nproc)" "$@" || status=$?
     [ "$status" -le 1 ] || exit "$status"                            # Ctrl-C
     [ "$status" -eq 0 ] || missed+=("$table")
     echo "papers: $table took $((SECONDS - begin)) s"
 done
-recipes/minicts/run.sh --stage 10 "$@"
+.venv/bin/python -m asr_am.papers.page exp/minicts
 if [ ${#missed[@]} -gt 0 ]; then
     echo "papers: not all as published, or failed (see above): ${missed[*]}"
     exit 1

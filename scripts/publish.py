@@ -1,24 +1,12 @@
-"""Copies the results of finished runs to recipes/<corpus>/*.md, or prints a small table of them.
+"""Copies the results of finished runs to recipes/, or prints a small table of them.
 
     python scripts/publish.py CORPUS ...      # copy from exp/ to recipes/
     python scripts/publish.py --table         # word error rates in recipes/*/RESULTS.md, as Markdown
 
-These files are copied without their plots, as far as they exist:
-
-    RESULTS.md        exp/<corpus>/RESULTS.md
-    FUSION.md         the same of runs with exp=exp/fusion (conf/experiment/fusion.yaml)
-    ABLATION.md       the same of runs with exp=exp/ablation (conf/features/fusion260.yaml)
-    PROBS.md          the same of runs with exp=exp/probs
-    NO_PROBS.md       the same of runs with exp=exp/no_probs lexicon_probs=false
-    STRATEGIES.md, STRATEGIES_2.md, PSP.md, HTM.md
-                      exp/<corpus>/NAME/COMPARE.md, with NAME in lower case, written by
-                      python -m asr_am.report.compare exp/<corpus>/train/RUN ... --out exp/<corpus>/NAME
-
-STRATEGIES_2.md has later runs with newer alignments, compared with a single learner of their own. The results of data
-that recipes/kaldi took as NAME go to recipes/kaldi/NAME.md, in upper case, and e.g. NAME_NO_PROBS.md.
-
-TABLES.md has the tables of papers that `python -m asr_am.stages.table` has written below exp/, which RESULTS.md leaves
-out. Those of other titles stay as they are.
+exp/<corpus>/RESULTS.md is copied without plots to recipes/<corpus>/RESULTS.md, above its section "Further runs", which
+is written by hand. The results of data that recipes/kaldi took as NAME go to recipes/kaldi/RESULTS.md. Tables of papers
+that `python -m asr_am.papers.table` has written below exp/ go to recipes/<corpus>/TABLES.md, in place of those with the
+same titles, without rows that restate another or that the paper shows in a figure only.
 """
 
 from __future__ import annotations
@@ -28,58 +16,62 @@ import re
 import sys
 from pathlib import Path
 
-from asr_am.report.paper_table import table_files
+from asr_am.papers.page import table_files
 
 ROOT = Path(__file__).resolve().parents[1]
 NONE = "–"
-RESULTS = "RESULTS.md"
+FURTHER = "## Further runs\n"
 TABLES_HEAD = """# Tables of papers
 
 Published values beside ours, each table by its command: see [conf](../../conf/README.md#tables-of-papers). Cells on
-which no constant was fitted are predictions."""
+which no constant was fitted are predictions. Rows that restate another, or that the paper shows in a figure only, are
+left out. The commands make them, too."""
 
 _SUBSET = re.compile(r"^### (?P<name>\S+) \((?P<words>[\d,]+) words\)\n\n(?P<table>(?:\|.*\n)+)", re.MULTILINE)
-_TABLES = re.compile(r"^## Tables of papers\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _ABSOLUTE_EXP = re.compile(r"^(    recipes/\S+.*?) exp=/\S+", re.MULTILINE)  # of one machine
 _MEAN = re.compile(r"\*\*([\d.]+)\*\*")
 
 
 def publish(corpus: str) -> None:
     """Copies the results of a corpus to its recipe, without the plots."""
-    exp, folder = ROOT / "exp", ROOT / "recipes" / corpus
-    own_data = not folder.exists()
-    if own_data:
+    source, folder = ROOT / "exp" / corpus / "RESULTS.md", ROOT / "recipes" / corpus
+    if not folder.exists():
         folder = ROOT / "recipes/kaldi"
-    sources = {
-        RESULTS: exp / corpus / "RESULTS.md",
-        "FUSION.md": exp / "fusion" / corpus / "RESULTS.md",
-        "ABLATION.md": exp / "ablation" / corpus / "RESULTS.md",
-        "PROBS.md": exp / "probs" / corpus / "RESULTS.md",
-        "NO_PROBS.md": exp / "no_probs" / corpus / "RESULTS.md",
-        "STRATEGIES.md": exp / corpus / "strategies/COMPARE.md",
-        "STRATEGIES_2.md": exp / corpus / "strategies_2/COMPARE.md",
-        "PSP.md": exp / corpus / "psp/COMPARE.md",
-        "HTM.md": exp / corpus / "htm/COMPARE.md",
-    }
-    found = {name: source for name, source in sources.items() if source.exists()}
-    tables = [path.read_text() for path in table_files(exp / corpus)]
+    tables = [path.read_text() for path in table_files(ROOT / "exp" / corpus)]
     if tables:
         update_tables(folder / "TABLES.md", tables)
-    if not found and not tables:
-        sys.exit(f"{sources[RESULTS]} does not exist; run its recipe first")
-    for name, source in found.items():
-        if own_data:
-            name = f"{corpus.upper()}.md" if name == RESULTS else f"{corpus.upper()}_{name}"
-        text = _ABSOLUTE_EXP.sub(r"\1", _TABLES.sub("", source.read_text()))
-        text = "\n".join(line for line in text.splitlines() if not line.startswith("!["))
-        (folder / name).write_text(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
+    if source.exists():
+        update_results(folder / "RESULTS.md", source.read_text())
+    elif not tables:
+        sys.exit(f"{source} does not exist; run its recipe first")
+
+
+def update_results(path: Path, results: str) -> None:
+    """Puts a report into RESULTS.md, above the runs that were added by hand."""
+    old = path.read_text() if path.exists() else ""
+    further = old[old.index(FURTHER) :] if FURTHER in old else ""
+    text = _ABSOLUTE_EXP.sub(r"\1", results)
+    text = "\n".join(line for line in text.splitlines() if not line.startswith("!["))
+    path.write_text("\n\n".join(filter(None, [re.sub(r"\n{3,}", "\n\n", text).strip(), further.strip()])) + "\n")
 
 
 def update_tables(path: Path, tables: list[str]) -> None:
     """Puts tables of papers into TABLES.md, in place of those with the same titles."""
     old = re.split(r"^(?=### )", path.read_text(), flags=re.MULTILINE)[1:] if path.exists() else []
-    by_title = {text.partition("\n")[0]: text.strip() for text in [*old, *tables]}
+    by_title = {text.partition("\n")[0]: shorten(text) for text in [*old, *tables]}
     path.write_text("\n\n".join([TABLES_HEAD, *(by_title[title] for title in sorted(by_title))]) + "\n")
+
+
+def shorten(table: str) -> str:
+    """Returns a table without rows that restate another or that have no published value, if any other is left."""
+    kept = [line for line in table.strip().splitlines() if not _left_out(line)]
+    text = "\n".join(kept)
+    return re.sub(r"\n\|[^\n]*\n\|:--[^\n]*\n(?!\|)", "", text + "\n").strip()  # a heading without rows
+
+
+def _left_out(line: str) -> bool:
+    cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("| ") else []
+    return len(cells) > 2 and ("restates" in cells[-1] or cells[2] == NONE)
 
 
 def error_rates(results: str) -> dict[tuple[str, str], dict[str, str]]:
@@ -97,10 +89,8 @@ def error_rates(results: str) -> dict[tuple[str, str], dict[str, str]]:
 
 def table(recipes: Path) -> str:
     """Returns a Markdown table: a row per corpus, system and LM, a column per subset of the test sets."""
-    paths = {path.parent.name: path for path in recipes.glob("*/RESULTS.md")}
-    own = [path for path in recipes.glob("kaldi/*.md") if not path.stem.endswith(("_FUSION", "_ABLATION", "_PROBS"))]
-    paths |= {path.stem.lower(): path for path in own}
-    corpora = {name: error_rates(path.read_text()) for name, path in sorted(paths.items())}
+    texts = [path.read_text() for path in sorted(recipes.glob("*/RESULTS.md"))]
+    corpora = {text.splitlines()[0].removeprefix("# Results: "): error_rates(text) for text in texts}
     subsets = list(dict.fromkeys(name for rates in corpora.values() for by in rates.values() for name in by))
     lines = ["| corpus | system | LM | " + " | ".join(subsets) + " |", "|:--|:--|:--|" + "--:|" * len(subsets)]
     for corpus, rates in corpora.items():

@@ -1,4 +1,4 @@
-"""Readers of damaged files: one clear line, or what was there before. `scripts/fuzz_readers.py` tries many more."""
+"""Readers of damaged files: one clear line, or what was there before. `scripts/soak/readers.py` tries many more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.fuzz_readers import examine, fuzz
+from scripts.soak.readers import examine, fuzz
 from tests.support.reader_cases import CASES, Case, write_all
 
 

@@ -24,7 +24,6 @@ from asr_am.report.comparisons import (
     widest,
 )
 from asr_am.report.plot_style import Style, save
-from asr_am.report.psp_plots import draw_error, draw_pulls, draw_staleness
 from asr_am.report.results import SystemScore
 from asr_am.report.run_settings import describe, describe_data, differing
 from asr_am.report.runs import RunGroup, TrainingRun, group_runs
@@ -130,12 +129,6 @@ def _accuracy(
         figure = draw_loss(drawn, labels, styles, f"{config.corpus}: held-out loss by strategy")
         name = f"loss-by-strategy-b{config.batch}"
         sections.append(figures.add(figure, name, "Held-out loss by strategy"))
-        if len({group.config.clock for group in drawn}) == 1 and all(run.seconds_E for g in drawn for run in g.runs):
-            figure = draw_error(drawn, labels, styles, f"{config.corpus}: held-out frame error by strategy")
-            sections.append(figures.add(figure, f"error-by-strategy-b{config.batch}", "Frame error by epoch and time"))
-    title = "staleness and loss by number of learners"
-    if by_learners := draw_staleness(groups, order, f"{config.corpus}: {title}"):
-        sections.append(figures.add(by_learners, f"staleness-b{config.batch}", title.capitalize()))
     labels = run_labels.labels(groups, fields, complete=True)
     against = "no run of a single learner to compare with"
     if baseline is not None:
@@ -192,10 +185,6 @@ def _speed(part: Speeds, order: Sequence[str], figures: FigureWriter, further: S
         "of the distance of their weights from the mean, after the last epoch.",
         tables.measured(several, run_labels.labels(several, ("strategy", "learners"))),
     ]
-    if served := [group for group in several if any(group.pull_seconds)]:  # some delay is above 0
-        labels = run_labels.labels(served, ("strategy", "learners"))
-        figure = draw_pulls(served, labels, _styles(served, order), f"{config.corpus}: how long pulls take")
-        sections.append(figures.add(figure, f"pulls-{place}", "Delays of pulls"))
     for members in partition(several, ("learners",)):
         if any(run.batches_per_learner for group in members for run in group.runs):
             figure = draw_batches(members, f"{config.corpus}: batches per learner")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,7 @@ from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.report import tables
 from asr_am.report.comparisons import VERDICT_RULE, Versus, against_gmm
-from asr_am.report.page import anchor, write_page
-from asr_am.report.paper_table import MadeTable, count_predictions, table_files
+from asr_am.report.page import write_page
 from asr_am.report.plots import plot_heldout, plot_wer
 from asr_am.report.rescored import rescored_sections
 from asr_am.report.results import (
@@ -70,40 +68,14 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
             *_training_section(runs),
             *strategy_sections(runs, scores, out, "report/"),
             *rescored_sections(corpus_dir, families),
-            *_paper_tables(corpus_dir),
             "## Language models",
             tables.language_models(models),
         ]
     )
     path = corpus_dir / "RESULTS.md"
     write_lines(path, [SIGNED, text])
-    page = write_page(corpus_dir, out, text, [*runs, *_runs_of_tables(corpus_dir)], scores)
+    page = write_page(corpus_dir, out, text, runs, scores)
     log.info("report: %d scored runs, %d training runs; %s and %s", len(scores), len(runs), path, page)
-
-
-def _paper_tables(corpus_dir: Path) -> list[str]:
-    """Returns the tables of papers that stage table has made, each with its plot, below a summary of them."""
-    rows, sections = [], []
-    made = [(MadeTable.read(path.with_name("table.json")), path) for path in table_files(corpus_dir)]
-    for table, path in sorted(made, key=lambda each: each[0].title):
-        values = sum(row.published is not None for row in table.rows)
-        independent, predictions = count_predictions(table.rows)
-        title = f"[{table.title}](#{anchor(table.title)})"
-        rows.append([title, str(values), str(len(table.unmet)), f"{predictions} of {independent}"])
-        sections.append(path.read_text(encoding="utf-8").strip())
-        plot = path.with_name("table.png")
-        if plot.exists():
-            sections.append(f"![Published values and ours]({os.path.relpath(plot, corpus_dir)})")
-    if not sections:
-        return []
-    summary = tables.markdown(["table", "values", "not as published", "predictions"], rows)
-    return ["## Tables of papers", summary, *sections]
-
-
-def _runs_of_tables(corpus_dir: Path) -> list[TrainingRun]:
-    """Returns the training runs of the other trees that have tables, such as exp/papers, named after their tree."""
-    trees = sorted({path.parents[2] for path in table_files(corpus_dir)} - {corpus_dir})
-    return [replace(run, name=f"{tree.parent.name}-{run.name}") for tree in trees for run in read_training_runs(tree)]
 
 
 def _retrained(corpus_dir: Path, scores: Sequence[SystemScore]) -> list[str]:

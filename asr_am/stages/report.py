@@ -27,10 +27,8 @@ LEFT_OUT = ("corpus", "nj", *JOBS, "data_dir", "logger", "run")  # overrides tha
 
 def targets(cfg: DictConfig) -> list[Target]:
     """Returns the report, made again when a file that it shows is new or changed."""
-    from asr_am.report.paper_table import table_files
-
     root = corpus_dir(cfg)
-    shown = [*sorted(path for pattern in SHOWN for path in root.glob(pattern)), *table_files(root)]
+    shown = sorted(path for pattern in SHOWN for path in root.glob(pattern))
     command = command_line(cfg.corpus.name)
     model = root / "train" / cfg.run if "nnet" in cfg.systems else None
     build = partial(write, root, command, model, values(cfg.logger))

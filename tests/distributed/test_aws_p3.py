@@ -1,4 +1,4 @@
-"""The cluster of Ladkat et al. (2019) as config, on a few steps. Experiments htm_table1 and 2 have all."""
+"""The cluster of Ladkat et al. (2019) as config, on a few steps. Experiments papers/htm_table1 and 2 have all."""
 
 from __future__ import annotations
 

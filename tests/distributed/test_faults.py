@@ -1,4 +1,4 @@
-"""Scenarios of random faults for every strategy. `scripts/soak.sh` runs a thousand."""
+"""Scenarios of random faults for every strategy. `python -m scripts.soak.virtual` runs a thousand."""
 
 from __future__ import annotations
 

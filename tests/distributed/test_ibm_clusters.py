@@ -1,6 +1,6 @@
 """The clusters of Zhang et al. (ICASSP 2019) as configs, on a small share of an epoch.
 
-Experiment ibm_table3 reproduces their whole table.
+Experiment papers/ibm_table3 reproduces their whole table.
 """
 
 from __future__ import annotations

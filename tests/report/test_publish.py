@@ -36,7 +36,7 @@ RESULTS = """# Results: toy
 
 
 def test_table_has_a_row_per_system_and_lm(tmp_path: Path) -> None:
-    for corpus, text in (("toy", RESULTS), ("small", RESULTS.split("### swb")[0])):
+    for corpus, text in (("toy", RESULTS), ("small", RESULTS.replace("toy", "small").split("### swb")[0])):
         (tmp_path / corpus).mkdir()
         (tmp_path / corpus / "RESULTS.md").write_text(text)
     assert publish.table(tmp_path).splitlines() == [
@@ -66,17 +66,29 @@ def test_tables_of_papers_replace_those_with_the_same_title(tmp_path: Path) -> N
     )
 
 
-def test_results_are_copied_without_plots_and_tables_of_papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_without_news_are_left_out_of_tables(tmp_path: Path) -> None:
+    head = "| cell | measure | published | ours | ours / published | remark |\n|:--|--:|--:|--:|--:|--:|\n"
+    table = f"### A\n\n    command\n\n{head}| a | hours | 2 | 2.1 | 1.05 |  |\n| a | speed | 8 | 8 | 1 | restates |\n"
+    figure = "| b | hours | – | 7 | – |  |\n"
+    assert publish.shorten(f"{table}{figure}\nNote.\n") == table.replace(
+        "| a | speed | 8 | 8 | 1 | restates |\n", "\nNote."
+    )
+    assert publish.shorten(f"### B\n\n    command\n\n{head}{figure}\nNote.\n") == "### B\n\n    command\n\nNote."
+
+
+def test_results_are_copied_without_plots_above_what_is_written_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(publish, "ROOT", tmp_path)
     (tmp_path / "exp/toy/tables/t").mkdir(parents=True)
     (tmp_path / "recipes/toy").mkdir(parents=True)
     (tmp_path / "exp/toy/tables/t/table.md").write_text("### A table\n")
-    text = (
-        "# Results\n\n    recipes/toy/run.sh a=1 exp=/home/me/exp b=2\n\n![plot](report/a.png)\n\n"
-        "## Tables of papers\n\n### A table\n\n## Language models\n\n| kn2 |\n"
-    )
+    path = tmp_path / "recipes/toy/RESULTS.md"
+    path.write_text("# Results\n\nold\n\n## Further runs\n\nBy hand.\n")
+    text = "# Results\n\n    recipes/toy/run.sh a=1 exp=/home/me/exp b=2\n\n![plot](report/a.png)\n\n| kn2 |\n"
     (tmp_path / "exp/toy/RESULTS.md").write_text(text)
-    publish.publish("toy")
-    expected = "# Results\n\n    recipes/toy/run.sh a=1 b=2\n\n## Language models\n\n| kn2 |\n"
-    assert (tmp_path / "recipes/toy/RESULTS.md").read_text() == expected
+    for _ in range(2):
+        publish.publish("toy")
+        expected = "# Results\n\n    recipes/toy/run.sh a=1 b=2\n\n| kn2 |\n\n## Further runs\n\nBy hand.\n"
+        assert path.read_text() == expected
     assert (tmp_path / "recipes/toy/TABLES.md").read_text().endswith("### A table\n")

@@ -10,8 +10,6 @@ import pytest
 
 from asr_am.errors import InputError
 from asr_am.report.comparisons import against_gmm
-from asr_am.report.paper_table import Row
-from asr_am.report.plots import plot_paper_table
 from asr_am.report.results import group_by_seed, read_coverage, read_scores, without_seed
 from asr_am.report.runs import read_training_runs
 from asr_am.report.write import write_report
@@ -40,27 +38,9 @@ def corpus_dir(tmp_path: Path) -> Path:
 def test_report(corpus_dir: Path) -> None:
     (corpus_dir / "train" / "blstm-s9").mkdir()  # still training
     (corpus_dir / "score" / "tri_kn9.partial").mkdir()  # still being scored
-    for tree, cell in ((corpus_dir, "a"), (corpus_dir.parent / "papers" / corpus_dir.name, "b")):
-        (tree / "tables/toy").mkdir(parents=True)
-        (tree / "tables/toy/table.md").write_text(f"### A toy\n\n| cell | ours |\n|:--|--:|\n| {cell} | 1.5 |\n")
-        rows = [
-            Row(cell, "hours", 2.0, [1.5, 1.9], 1.3, None, True),
-            Row("failed", "hours", None, [], None, None, False),
-        ]
-        record = {"title": "A toy", "unmet": ["too far"], "rows": [vars(row) | {"mean": 0} for row in rows]}
-        (tree / "tables/toy/table.json").write_text(json.dumps(record))
-        plot_paper_table(rows, f"Toy {cell}", tree / "tables/toy/table.png")
-    write_run(corpus_dir.parent / "papers" / corpus_dir.name, "toy-c-s1", 1, [2.0, 1.5])
     write_report(corpus_dir, corpus_dir / "report", "recipes/tiny/run.sh")
     text = (corpus_dir / "RESULTS.md").read_text()
     assert "recipes/tiny/run.sh" in text
-    assert "## Tables of papers\n\n| table | values | not as published | predictions |" in text
-    assert "| [A toy](#a-toy) | 1 | 1 | 1 of 1 |" in text and "\n\n### A toy\n\n| cell | ours |" in text
-    page = (corpus_dir / "report/index.html").read_text()
-    for cell, plot in (("a", "tables/toy/table.png"), ("b", f"../papers/{corpus_dir.name}/tables/toy/table.png")):
-        assert f"![Published values and ours]({plot})" in text
-        assert "<summary>papers-toy-c-s1 " in page and "papers-toy" not in text
-        assert f">{cell}</td>" in page and f">Toy {cell}</text>" in page
     assert "| mono | **30.00** | **20.00** |" in text
     assert "| blstm | **8.33** (5.00, 10.00, 10.00) | **8.33** (5.00, 10.00, 10.00) |" in text
     assert text.index("| mono |") < text.index("| tri |") < text.index("| blstm |")
@@ -217,17 +197,3 @@ def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"run stage 9 \(score\) first"):
         write_report(tmp_path, tmp_path / "report", "x")
     assert read_training_runs(tmp_path) == []
-
-
-def test_a_damaged_table_of_a_paper_is_named(corpus_dir: Path) -> None:
-    folder = corpus_dir / "tables/toy"
-    folder.mkdir(parents=True)
-    (folder / "table.md").write_text("### A toy\n")
-    for text, message in (
-        ("{}", "has no 'rows'; make the table again"),
-        ("{", "cannot be read"),
-        ('{"title": "A", "unmet": [], "rows": [{"cell": 1}]}', "has no 'measure'"),
-    ):
-        (folder / "table.json").write_text(text)
-        with pytest.raises(InputError, match=f"toy/table.json: {message}"):
-            write_report(corpus_dir, corpus_dir / "report", "recipes/tiny/run.sh")

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from asr_am.report.compare import main
-from asr_am.report.psp_plots import draw_staleness
 from asr_am.report.results import read_scores
-from asr_am.report.runs import group_runs, read_training_runs
+from asr_am.report.runs import read_training_runs
 from asr_am.report.strategies import strategy_sections
 from asr_am.report.write import write_report
 from tests.support.report_files import SEGMENTS, write_distributed, write_run, write_score
@@ -176,8 +175,6 @@ def test_options_that_differ_tell_runs_with_one_strategy_apart(tmp_path: Path) -
     assert "| psp c=4 b=1.0, 4 learners | 1 | 2 | 0.5000 |" in text and "servers" not in text
     assert "| learners | faults | psp c=3 b=0.75: time per epoch | speed-up | psp c=4 b=1.0: time per epoch |" in text
     assert "| sync, 4 learners | 1 | 2 | 1.0000 |" in text
-    for figure in ("error-by-strategy-b64", "pulls-ibm_a-b64"):
-        assert f"(there/{figure}.png)" in text and (tmp_path / "out" / f"{figure}.png").stat().st_size > 10_000
 
 
 def test_the_learning_rate_is_said_where_it_differs(tmp_path: Path) -> None:
@@ -186,23 +183,6 @@ def test_the_learning_rate_is_said_where_it_differs(tmp_path: Path) -> None:
         write_distributed(tmp_path, name, learners, 8.0, [3.0, 1.0], schedule={"base": base})
     text = sections(tmp_path, tmp_path / "out")
     assert "| local, 1 learner, rate 0.5 | 1 |" in text and "| ps_async, 4 learners, rate 0.02 | 1 |" in text
-
-
-def test_staleness_by_number_of_learners_is_drawn_where_there_are_several(tmp_path: Path) -> None:
-    for learners in (2, 8):
-        write_distributed(tmp_path, "ps_async", learners, 8.0, [3.0, 1.0], staleness={str(learners - 1): 20})
-    write_distributed(tmp_path, "adpsgd", 8, 8.0, [3.0, 1.0])
-    assert "(there/staleness-b64.png)" in sections(tmp_path, tmp_path / "out")
-
-
-def test_of_several_rates_the_best_is_drawn(tmp_path: Path) -> None:
-    for learners, rate, losses in ((2, 0.1, [3.0, 1.0]), (8, 0.02, [3.0, 1.1]), (8, 0.1, [40.0, 41.0])):
-        name = f"r{rate}-{learners}"
-        write_distributed(tmp_path, "ps_async", learners, 8.0, losses, name=name, schedule={"base": rate})
-    groups = group_runs(read_training_runs(tmp_path))
-    figure = draw_staleness(groups, ["ps_async"], "title")
-    assert figure is not None
-    assert [list(line.get_ydata()) for line in figure.axes[1].lines] == [[1.0, 1.1]]
 
 
 def test_runs_across_folders(corpus_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("+experiment=try",), ("+experiment=fusion", "corpus=an4"), ("+experiment=psp", "corpus=an4"),
+        ("+experiment=try",), ("+experiment=fusion", "corpus=an4"), ("+experiment=papers/psp", "corpus=an4"),
         ("corpus=kaldi", "corpus.name=mine", "+corpus.subsets.swb=sw_", "~corpus.lms.kn3", "+corpus.lms.mine.order=2"),
         ("features=lfbe64_lfr", "align=triphone", "schedule=newbob"), ("train=paper", "model=blstm_swb2000"),
         ("cluster=ibm_a,aws_p3", "strategy=sync,bmuf", "launcher=virtual", "learners=2,4"),

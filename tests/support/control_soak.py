@@ -1,4 +1,4 @@
-"""Faults of everything together, by seed: `python -m tests.support.control_soak 1000`.
+"""Faults of everything together, by seed. `python -m scripts.soak.control` runs a thousand seeds.
 
 A scenario trains a small network with `asr_am.train.trainer` on four virtual learners of two hosts. Supervisor, agents,
 control plane, strategies, checkpoints and logs are those of real processes. Only processes, connections, clocks and
@@ -11,23 +11,16 @@ is there after every fault, and checkpoints never go back. `asr_am.train.audit` 
 once, and is applied, or counted as dropped or as lost with its learner or server. No server applies a batch twice. The
 held-out loss is at most 5 % above the worst of 20 runs without faults, since asynchronous runs differ even without any.
 Synchronous strategies reach the same loss.
-
-`--out FILE` writes a row of each table in FILE (scripts/bench/CONTROL_SOAK.md), and keeps those of other strategies.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import datetime
 import json
-import logging
 import math
 import os
 import random
-import sys
 import tempfile
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +31,6 @@ from pathlib import Path
 from statistics import mean
 from unittest import mock
 
-import torch
 from torch import Tensor
 
 from asr_am.distributed.cluster_config import Faults
@@ -52,7 +44,6 @@ from asr_am.distributed.team import LearnerLost
 from asr_am.egs.loader import Batch, EpochPlan, Loader
 from asr_am.errors import ConnectionLost, InputError
 from asr_am.model.blstm import Blstm, BlstmOptions
-from asr_am.stages.target import git_commit
 from asr_am.stages.train_worker import report_failure
 from asr_am.train.audit import History, audit
 from asr_am.train.checkpoint import Checkpoints
@@ -60,7 +51,6 @@ from asr_am.train.run_log import RunLog, TrainingBar
 from asr_am.train.run_setup import RunSetup
 from asr_am.train.schedule import Schedule
 from asr_am.train.trainer import Trainer
-from tests.support.egs_examples import write_examples
 from tests.support.sim_disk import SimDisk
 from tests.support.soak import FAULT_TOLERANT, STRATEGIES
 from tests.support.toy_runs import OPTIONS as TOY_OPTIONS
@@ -430,105 +420,16 @@ class SoakReport:
         self.mean += (scenario.change - self.mean) / self.seeds
         self.worst = max(self.worst, scenario.change)
 
-    def rows(self, name: str) -> list[list[str]]:
-        """Returns the strategy's row of each of TABLES."""
-        counts = [str(self.counts[kind]) for kind in COUNTS]
-        faults = [str(self.faults[kind]) for kind in (*KINDS, *MESSAGE_KINDS)]
-        loss = [f"{100 * change:+.3f} %" for change in (self.mean, self.worst)]
-        return [[name, str(self.seeds), *counts, *loss, git_commit(), f"{datetime.date.today()}"], [name, *faults]]
 
-    @classmethod
-    def of_rows(cls, outcome: Sequence[str], faults: Sequence[str]) -> SoakReport:
-        """Returns the report that `rows` was called of."""
-        counts = dict(zip(COUNTS, map(int, outcome[2:-4]), strict=True))
-        kinds = dict(zip((*KINDS, *MESSAGE_KINDS), map(int, faults[1:]), strict=True))
-        loss = [float(cell.split()[0]) / 100 for cell in outcome[-4:-2]]
-        return cls(int(outcome[1]), Counter(kinds), Counter(counts), *loss)
-
-
-TITLE = """# Faults of everything together, on the virtual cluster
-
-Written by `scripts/soak.sh --control SEEDS --strategy NAME --out FILE` (`tests/support/control_soak.py`). Batches are
-those in the history that counts. Dropped: by the algorithm, or at a server. Lost: completed by a learner that died in
-the same segment, or not applied by a server because it or the batch's learner died. Loss: change of the held-out loss
-against the mean of 20 runs without faults. Synchronous strategies must reach the same loss.
-"""
 COUNTS = ("failed", "started again", "batches", "deaths", "leased again", "dropped", "lost")
-OUTCOME = ("strategy", "seeds", *COUNTS, "mean loss", "largest loss", "commit", "date")
-TABLES = (OUTCOME, ("strategy", *KINDS, *MESSAGE_KINDS))
-HEADINGS = ("## Outcome", "## Faults that took place")
 
 
-def read_tables(path: Path) -> list[dict[str, list[str]]]:
-    """Returns the rows of each table in a file, by strategy."""
-    text = path.read_text() if path.exists() else ""
-    tables = []
-    for heading in HEADINGS:
-        part = text.partition(heading)[2].partition("\n## ")[0]
-        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line[:1] == "|"]
-        tables.append({row[0]: row for row in rows[2:]})
-    return tables
-
-
-def write_tables(path: Path, report: SoakReport, name: str) -> None:
-    """Writes a strategy's row of each table into a file, in place of its old one."""
-    text = [TITLE]
-    for old, heading, names, row in zip(read_tables(path), HEADINGS, TABLES, report.rows(name), strict=True):
-        rows = old | {name: row}
-        table = [names, [":--", *["--:"] * (len(names) - 1)], *(rows[known] for known in STRATEGIES if known in rows)]
-        text.append("\n".join([heading, "", *(f"| {' | '.join(line)} |" for line in table), ""]))
-    path.write_text("\n".join(text))
-
-
-def report_before(path: Path, name: str, first: int) -> SoakReport:
-    """Returns the report of the seeds below `first`, if a file has that of the same commit. Else an empty one."""
-    outcome, faults = (table.get(name) for table in read_tables(path))
-    if outcome and faults and outcome[1] == str(first) and outcome[-2] == git_commit():
-        return SoakReport.of_rows(outcome, faults)
-    return SoakReport()
-
-
-def soak(name: str, seeds: range, egs_dir: Path, out: Path | None = None) -> SoakReport:
-    """Runs the scenarios of one strategy. Prints those with problems, and keeps the tables in `out` up to date.
-
-    Continues a row of the same commit that ends before the first seed.
-    """
-    report = report_before(out, name, seeds.start) if out else SoakReport()
+def soak(name: str, seeds: range, egs_dir: Path) -> SoakReport:
+    """Runs the scenarios of one strategy. Prints those with problems."""
+    report = SoakReport()
     for seed in seeds:
         scenario = run(name, seed, egs_dir)
         report.add(scenario)
         if scenario.problems:
             print(f"{name} {seed}: {scenario.problems[0]}", flush=True)
-        if out and (report.seeds % 10 == 0 or seed == seeds[-1]):
-            write_tables(out, report, name)
     return report
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/soak.sh --control", description="Faults of everything together.")
-    parser.add_argument("seeds", type=int, nargs="?", default=1000, help="number of seeds (default: 1000)")
-    parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
-    parser.add_argument("--strategy", choices=STRATEGIES, help="test only this strategy")
-    parser.add_argument("--out", type=Path, help="file for the tables")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    logging.getLogger("asr_am").setLevel(logging.CRITICAL)
-    bad = False
-    with scratch() as folder:
-        egs_dir = write_examples(folder / "egs", frames_U=UTTERANCES)
-        for name in [arguments.strategy] if arguments.strategy else STRATEGIES:
-            begin = time.monotonic()
-            seeds = range(arguments.first, arguments.first + arguments.seeds)
-            report = soak(name, seeds, egs_dir, arguments.out)
-            counts = ", ".join(f"{kind} {count}" for kind, count in sorted((report.counts + report.faults).items()))
-            loss = f"{report.mean:+.1%}, at most {report.worst:+.1%}"
-            print(f"{name}: {report.seeds} seeds, {time.monotonic() - begin:.0f} s, {counts}, loss {loss}")
-            unseen = {kind for kind in KINDS if not report.faults[kind]} if report.seeds >= 100 else set()
-            if unseen:
-                print(f"{name}: never seen: {', '.join(sorted(unseen))}")
-            bad = bad or bool(report.counts["failed"] or unseen)
-    return int(bad)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,14 +1,9 @@
-"""Two users of one host train, and each attacks the other's run: `python -m tests.support.hostile_users` (as root).
-
-Writes the table of what they tried and saw between the marks in asr_am/distributed/runtime/README.md.
-"""
+"""Two users of one host train, and each attacks the other's run. See scripts/soak/other_users.py."""
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -22,15 +17,14 @@ from pathlib import Path
 
 from asr_am.distributed.runtime.loopback_peers import socket_inodes, tcp_sockets
 from asr_am.distributed.runtime.security import make_key_file
-from asr_am.stages.target import git_commit
 from tests.support.egs_examples import write_examples
 from tests.support.forked_workers import ForkedPopen
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "asr_am/distributed/runtime/README.md"
-TABLE = re.compile(r"(<!-- attacks -->\n).*(<!-- end -->)", re.DOTALL)
 USERS = (23001, 23002)
 LEARNERS = 2
+HARMLESS = ("refused", "no answer", "no secret")
+ALLOWED = ("read a file of the run (its mode allows it)",)
 LISTENING = "0A"
 START_LIMIT = 60.0  # seconds
 
@@ -171,23 +165,3 @@ def table(found: dict[str, list[Side]]) -> str:
             )
         lines.append(f"| {what} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def main() -> None:
-    if os.geteuid():
-        sys.exit("needs root, to become other users")
-    found = {}
-    for strategy in ("dpsgd", "adpsgd"):
-        with shared_folder() as folder:
-            found[strategy] = duel(folder, strategy)
-        for side in found[strategy]:
-            print(
-                f"{strategy}, user {side.user}: exit status {side.status}, ports {side.ports}, {side.growth} KiB more"
-            )
-    text = f"Commit {git_commit()}, {datetime.date.today()}.\n\n{table(found)}\n"
-    print(text)
-    README.write_text(TABLE.sub(lambda marks: f"{marks[1]}{text}{marks[2]}", README.read_text()))
-
-
-if __name__ == "__main__":
-    main()

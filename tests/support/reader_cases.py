@@ -1,4 +1,4 @@
-"""Readers of files, each with small real files to read, for damage by `scripts/fuzz_readers.py`."""
+"""Readers of files, each with small real files to read, for damage by `scripts/soak/readers.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random faults, by seed, for every strategy: `python -m tests.support.soak 1000`.
+"""Random faults, by seed, for every strategy. `python -m scripts.soak.virtual` runs a thousand seeds.
 
 A scenario slows learners, varies the time of batches, delays and loses messages, and kills learners, also for good and
 with their servers. The following must hold. Nothing hangs. Every batch is completed exactly once, as counted where
@@ -9,10 +9,7 @@ strategies give the same bits after resuming.
 
 from __future__ import annotations
 
-import argparse
-import logging
 import random
-import sys
 import time
 import traceback
 from collections import Counter, defaultdict
@@ -238,36 +235,3 @@ def soak(name: str, seeds: range, progress: Callable[[int], None] = lambda seed:
         progress(seed)
     report.seconds = time.monotonic() - begin
     return report
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/soak.sh", description="Random faults on the virtual cluster.")
-    parser.add_argument("seeds", type=int, nargs="?", default=1000, help="number of seeds (default: 1000)")
-    parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
-    parser.add_argument("--strategy", choices=STRATEGIES, help="test only this strategy")
-    arguments = parser.parse_args()
-    seeds = range(arguments.first, arguments.first + arguments.seeds)
-    torch.set_num_threads(1)
-    logging.getLogger("asr_am").setLevel(logging.ERROR)  # hides the messages of restarted learners
-    failed = False
-
-    def progress(seed: int) -> None:
-        done = seed - seeds.start + 1
-        if done % 50 == 0 or done == len(seeds):
-            print(f"\r{name}: {done} of {len(seeds)} seeds", end="", file=sys.stderr, flush=True)
-
-    for name in [arguments.strategy] if arguments.strategy else STRATEGIES:
-        report = soak(name, seeds, progress)
-        kinds = ", ".join(f"{kind} {report.scenarios[kind]}" for kind in sorted(KINDS[name]))
-        print(f"\r{name}: {len(seeds)} seeds, {report.seconds:.0f} s, {len(report.failed)} failed; seeds with {kinds}")
-        for seed, error in report.failed.items():
-            print(f"{error}reproduce: scripts/soak.sh 1 --strategy {name} --first {seed}")
-        unseen = KINDS[name] - report.scenarios.keys() if len(seeds) >= 40 else set()
-        if unseen:
-            print(f"{name}: never seen: {', '.join(sorted(unseen))}")
-        failed = failed or bool(report.failed or unseen)
-    return int(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

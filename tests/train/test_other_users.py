@@ -7,13 +7,11 @@ import os
 
 import pytest
 
-from tests.support.hostile_users import LEARNERS, duel, shared_folder, table
+from tests.support.hostile_users import ALLOWED, HARMLESS, LEARNERS, duel, shared_folder, table
 from tests.support.toy_runs import lease_log
 
 LOOPBACK = "0100007F"
 MAX_GROWTH = 128 << 10  # KiB of memory of a process while it is attacked, 60 MB of it numba for the first batch
-HARMLESS = ("refused", "no answer", "no secret")
-ALLOWED = ("read a file of the run (its mode allows it)",)
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become other users")
 

@@ -1,0 +1,275 @@
+"""Random faults of real processes, for every asynchronous strategy: `python -m scripts.soak.processes [FAULTS=200]`.
+
+Each run trains a small network with four learners, on one host or on two (network namespaces). Learners 0 and 2 have
+the parameter servers, and 0 is the leader. After a random time a random fault of `process_faults.FAULTS` happens: kills
+of learners, leader, supervisor and the other host, pauses, partitions, a full and a read-only disk. The next one comes
+when a new checkpoint is complete, or the run has finished. The time to recover is that from the end of a fault to this
+checkpoint. A command that ends with an error is started again: after faults that may end it, that is no problem.
+
+`asr_am.train.audit` checks the history of each run. The held-out loss is compared with that of runs without faults.
+Prints tables of the kinds of faults and of the runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from asr_am.distributed.runtime.worker_process import ended_by_sigterm
+from asr_am.errors import InputError
+from asr_am.train.audit import audit, read_summary
+from scripts.soak.process_faults import FAULTS, Fault, Team, network, wait_for
+from scripts.soak.results import record
+from tests.support.egs_examples import write_examples
+from tests.support.other_user import mount_privately
+
+STRATEGIES = ("adpsgd", "ps_async", "psp")
+EPOCHS = 12
+PATIENCE = 120.0  # seconds without a new checkpoint after which a run counts as hanging
+UNDISTURBED = 3  # runs without faults
+ORPHANS = 10.0  # seconds in which learners must end after their launcher
+SECTION = "Faults of real processes"
+KINDS = ["| fault | times | to recover, median | longest |", "|:--|--:|--:|--:|"]
+RUNS = ["| seed | hosts | faults | history, and verdict | held-out loss |", "|--:|--:|--:|:--|--:|"]
+
+
+@dataclass
+class Outcome:
+    """What the faults of one run gave.
+
+    Attributes:
+        seed: of the run.
+        hosts: number of hosts.
+        kinds: number of faults by name.
+        recovered: (name of the fault, seconds to recover).
+        restarts: learners that were started again.
+        commands: how often the command was started again.
+        history: what the checker has counted.
+        loss: best held-out loss.
+        problems: what must not be.
+    """
+
+    seed: int
+    hosts: int
+    kinds: Counter[str] = field(default_factory=Counter)
+    recovered: list[tuple[str, float]] = field(default_factory=list)
+    restarts: int = 0
+    commands: int = 0
+    history: str = "-"
+    loss: float = math.nan
+    problems: list[str] = field(default_factory=list)
+
+
+def disturb(team: Team, faults: Sequence[Fault], seed: int, dice: str, limit: int) -> Outcome:
+    """Trains to the end under random faults.
+
+    Args:
+        team: the run. Must not have been started.
+        faults: what may happen.
+        seed: of the run.
+        dice: decides on faults and their times.
+        limit: number of faults after which the run is left alone.
+    """
+    outcome, rng = Outcome(seed, len(team.spaces or [""])), random.Random(dice)
+    possible = [fault for fault in faults if fault.hosts <= outcome.hosts]
+    weights = [fault.weight for fault in possible]
+    team.start()
+    wait_for(lambda: team.newest() > 0 or team.status() is not None, PATIENCE)
+    while outcome.kinds.total() < limit and not outcome.problems:
+        wait_for(lambda: team.status() is not None, rng.uniform(0.05, 1.5))
+        if team.status() is not None:
+            break
+        (fault,) = rng.choices(possible, weights)
+        before = team.newest()
+        if not fault.happen(team, rng):
+            continue
+        outcome.kinds[fault.name] += 1
+        began = time.monotonic()
+        if problem := _recover(team, team.newest() if fault.ends else before, fault.ends):
+            outcome.problems.append(f"{fault.name}: {problem}")
+        elif team.status() is None:
+            outcome.recovered.append((fault.name, time.monotonic() - began))
+    while not outcome.problems and team.status() is None:
+        if problem := _recover(team, team.newest(), may_end=False):
+            outcome.problems.append(f"after the last fault: {problem}")
+    if not outcome.problems and team.status():
+        outcome.problems.append(f"ended with status {team.status()} without a fault: {_last_line(team)}")
+    if not outcome.problems:
+        try:
+            history = audit(team.out)
+            outcome.history, outcome.problems = str(history), history.problems
+            outcome.loss = min(read_summary(team.out)["heldout_loss"])
+        except InputError as error:
+            outcome.problems.append(str(error))
+    outcome.restarts = team.starts() - team.commands * 4
+    outcome.commands = team.commands - 1
+    return outcome
+
+
+def _recover(team: Team, before: int, may_end: bool) -> str | None:
+    """Waits for a newer checkpoint than `before`, or the end of the run. Returns what went wrong instead, or None.
+
+    Args:
+        team: the run.
+        before: number of the newest checkpoint before the fault.
+        may_end: the command may have ended because of the fault.
+    """
+    end = time.monotonic() + PATIENCE
+    while (status := team.status()) != 0:
+        if (newest := team.newest()) < before:
+            return f"checkpoint {newest} after {before}"
+        if newest > before and not team.launchers[0].poll():
+            return None
+        if status is not None:
+            if not may_end:
+                return f"ended with status {status}: {_last_line(team)}"
+            if not wait_for(lambda: not team.learners(), ORPHANS):
+                return "learners outlive their launcher"
+            team.disk.repair()
+            team.start()
+        if time.monotonic() > end:
+            return f"no checkpoint within {PATIENCE:g} s"
+        time.sleep(0.01)
+    return None
+
+
+def _last_line(team: Team) -> str:
+    lines = [line for line in team.log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
+
+
+def soak(
+    strategy: str, kinds: Sequence[Fault], faults: int, minutes: float, first: int, folder: Path, keep: Path | None
+) -> list[Outcome]:  # fmt: skip
+    """Trains under faults until there were enough of them, or the time is over.
+
+    Args:
+        strategy: name of the strategy.
+        kinds: what may happen.
+        faults: number of faults.
+        minutes: after which no run begins.
+        first: seed of the first run.
+        folder: for the runs.
+        keep: folder for what runs with a problem have left, or None.
+    """
+    egs_dir = write_examples(folder / "egs", frames_U=(60,) * 12)
+    references = []
+    for number in range(UNDISTURBED):
+        outcome = _one(strategy, (), egs_dir, folder / f"undisturbed{number}", number, "", 0, keep)
+        if outcome.problems:
+            raise SystemExit(f"{strategy}, without faults: {'; '.join(outcome.problems)}")
+        references.append(outcome.loss)
+    end = time.monotonic() + 60 * minutes
+    outcomes: list[Outcome] = []
+    seed = first
+    while (left := faults - total(outcomes).total()) > 0 and time.monotonic() < end:
+        outcome = _one(strategy, kinds, egs_dir, folder / f"{seed}", seed, f"{strategy} {seed}", left, keep)
+        outcomes.append(outcome)
+        verdict = "; ".join(outcome.problems) or "no problem"
+        print(f"{strategy} seed {seed}: {outcome.kinds.total()} faults, {verdict}", flush=True)
+        seed += 1
+    print(section(strategy, outcomes, references), flush=True)
+    if faults > 1:
+        record(SECTION, strategy, summary(outcomes, references))
+    return outcomes
+
+
+def _one(
+    strategy: str, kinds: Sequence[Fault], egs_dir: Path, folder: Path, seed: int, dice: str, limit: int,
+    keep: Path | None,
+) -> Outcome:  # fmt: skip
+    """Trains once, on two hosts if the seed is odd."""
+    with ExitStack() as stack:
+        spaces = stack.enter_context(network(str(os.getpid()))) if seed % 2 else []
+        team = Team(strategy, egs_dir, folder, EPOCHS, spaces)
+        stack.callback(team.close)
+        outcome = disturb(team, kinds, seed, dice, limit)
+        if outcome.problems and keep is not None:
+            left = keep / f"{strategy}-{seed}"
+            shutil.copytree(team.out, left / "run", ignore_dangling_symlinks=True, dirs_exist_ok=True)
+            shutil.copyfile(team.log, left / "log")
+    return outcome
+
+
+def total(outcomes: Sequence[Outcome]) -> Counter[str]:
+    """Returns the number of faults by name."""
+    return sum((outcome.kinds for outcome in outcomes), Counter())
+
+
+def relative_losses(outcomes: Sequence[Outcome], references: Sequence[float]) -> list[float]:
+    """Returns the held-out losses of the runs that have ended, in percent against the mean without faults."""
+    reference = statistics.mean(references)
+    return [100 * outcome.loss / reference - 100 for outcome in outcomes if math.isfinite(outcome.loss)]
+
+
+def summary(outcomes: Sequence[Outcome], references: Sequence[float]) -> dict[str, object]:
+    """Returns a strategy's row for RESULTS.md: counts, losses relative to those without faults, seconds to recover."""
+    losses = relative_losses(outcomes, references)
+    seconds = [seconds for outcome in outcomes for _, seconds in outcome.recovered] or [math.nan]
+    return {
+        "faults": total(outcomes).total(),
+        "runs": len(outcomes),
+        "with a problem": sum(bool(outcome.problems) for outcome in outcomes),
+        "learners started again": sum(outcome.restarts for outcome in outcomes),
+        "commands started again": sum(outcome.commands for outcome in outcomes),
+        "held-out loss": f"{min(losses, default=0):+.1f} to {max(losses, default=0):+.1f} %",
+        "to recover, median": f"{statistics.median(seconds):.1f} s",
+        "longest": f"{max(seconds):.1f} s",
+    }
+
+
+def section(strategy: str, outcomes: Sequence[Outcome], references: Sequence[float]) -> str:
+    """Returns the tables of a strategy: its kinds of faults, and its runs with the verdict on each history."""
+    reference = statistics.mean(references)
+    kinds, recovered = total(outcomes), [entry for outcome in outcomes for entry in outcome.recovered]
+    lines = [f"## {strategy}", "", *KINDS]
+    for name, count in [*kinds.most_common(), ("all", kinds.total())]:
+        seconds = [seconds for fault, seconds in recovered if name in (fault, "all")]
+        times = f"{statistics.median(seconds):.1f} s | {max(seconds):.1f} s" if seconds else "- | -"
+        lines.append(f"| {name} | {count} | {times} |")
+    lines += ["", *RUNS]
+    for outcome in outcomes:
+        verdict = outcome.history if outcome.history != "-" else "; ".join(outcome.problems)
+        loss = f"{100 * outcome.loss / reference - 100:+.1f} %" if math.isfinite(outcome.loss) else "-"
+        cells = [outcome.seed, outcome.hosts, outcome.kinds.total(), verdict, loss]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("faults", type=int, nargs="?", default=200, help="faults per strategy (default: 200)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after this time")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first run (default: 0)")
+    parser.add_argument("--strategy", choices=STRATEGIES, help="test only this strategy")
+    parser.add_argument("--fault", choices=[fault.name for fault in FAULTS], action="append", help="default: all")
+    parser.add_argument("--keep", type=Path, help="keep the logs and files of runs with a problem in this folder")
+    arguments = parser.parse_args()
+    if os.geteuid():
+        sys.exit("needs root, for network namespaces and mounts")
+    mount_privately()
+    kinds = [fault for fault in FAULTS if arguments.fault is None or fault.name in arguments.fault]
+    failed = False
+    for strategy in [arguments.strategy] if arguments.strategy else STRATEGIES:
+        with ended_by_sigterm(), tempfile.TemporaryDirectory() as folder:
+            outcomes = soak(
+                strategy, kinds, arguments.faults, arguments.minutes, arguments.first, Path(folder), arguments.keep
+            )  # fmt: skip
+        failed = failed or any(outcome.problems for outcome in outcomes)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
