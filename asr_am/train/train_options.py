@@ -21,8 +21,8 @@ from asr_am.distributed.optimizer import OptimizerOptions
 from asr_am.egs.augment import Masking
 from asr_am.egs.epoch_plan import BUFFER
 from asr_am.errors import InputError
-from asr_am.model.blstm import BlstmOptions
-from asr_am.model.build import Options, model_options
+from asr_am.models.acoustic import ModelOptions, model_options
+from asr_am.models.blstm import BlstmOptions
 from asr_am.options import build
 from asr_am.train.mmi_loss import MmiOptions
 from asr_am.train.schedule import Newbob, Plateau, Schedule
@@ -78,7 +78,7 @@ class TrainOptions:
     seed: int = 1
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     schedule: Schedule | Newbob | Plateau = field(default_factory=Schedule)
-    model: Options = field(default_factory=BlstmOptions)
+    model: ModelOptions = field(default_factory=BlstmOptions)
     masking: Masking = field(default_factory=Masking)
     ivector_noise: float = 0.0
     random_offset: bool = False
@@ -104,14 +104,8 @@ class TrainOptions:
         for name in positive:
             if getattr(self, name) < 1:
                 raise InputError(f"train.{name}={getattr(self, name)}: must be at least 1")
-        for name, least in (("layers", 1), ("cells", 1), ("projection", 1), ("lookahead", 0)):
-            if getattr(self.model, name, least) < least:
-                raise InputError(f"model.{name}={getattr(self.model, name)}: must be at least {least}")
-        shares = (self.label_smoothing, self.model.dropout, self.optimizer.momentum)
-        if not all(0 <= share < 1 for share in shares):
-            raise InputError(
-                "train.label_smoothing, model.dropout and train.optimizer.momentum must be at least 0 and below 1"
-            )
+        if not all(0 <= share < 1 for share in (self.label_smoothing, self.optimizer.momentum)):
+            raise InputError("train.label_smoothing and train.optimizer.momentum must be at least 0 and below 1")
         if self.chunk < 0:
             raise InputError(f"train.chunk={self.chunk}: must be at least 1, or 0 for that of the examples")
         if self.mmi and self.label_smoothing:

@@ -20,7 +20,7 @@ from asr_am.distributed.strategies.ps_sync import PsSync
 from asr_am.distributed.strategies.psp import Psp
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.egs.store import EgsInfo, Index
-from asr_am.model.blstm import BlstmOptions
+from asr_am.models.blstm import BlstmOptions
 from asr_am.train.run_setup import StrategyFactory
 from asr_am.train.schedule import Schedule
 from asr_am.train.train_options import TrainOptions

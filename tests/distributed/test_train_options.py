@@ -21,7 +21,7 @@ from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.hybrid import Hybrid
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.team import LearnerLost
-from asr_am.model.blstm import BlstmOptions
+from asr_am.models.blstm import BlstmOptions
 from asr_am.train import gradient
 from asr_am.train.schedule import Schedule
 from asr_am.train.simulate import train_virtually

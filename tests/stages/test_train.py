@@ -223,7 +223,10 @@ def test_the_key_of_finished_runs_does_not_change() -> None:
             "optimizer": {"kind": "adam", "momentum": 0.9, "weight_decay": 0.0, "clip_norm": 5.0},
             "masking": {"bands": 0, "band_width": 0, "spans": 0, "span_width": 0, "streams": 3},
         },
-        "model": {"name": "blstm", "layers": 2, "cells": 128, "projection": 256, "dropout": 0.2},
+        "model": {
+            "name": "blstm", "_target_": "asr_am.models.blstm.BlstmOptions", "layers": 2, "cells": 128,
+            "projection": 256, "dropout": 0.2,
+        },
         "schedule": {"base": 0.003, "anneal_from": 6, "anneal": 0.6, "warmup_batches": 50},
         "strategy": {
             "name": "sync", "_target_": "asr_am.distributed.sync.Sync", "_partial_": True, "form": "gradients",

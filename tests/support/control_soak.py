@@ -51,7 +51,7 @@ from asr_am.distributed.simulator.team import SimTeam
 from asr_am.distributed.team import LearnerLost
 from asr_am.egs.loader import Batch, EpochPlan, Loader
 from asr_am.errors import ConnectionLost, InputError
-from asr_am.model.blstm import Blstm, BlstmOptions
+from asr_am.models.blstm import Blstm, BlstmOptions
 from asr_am.stages.target import git_commit
 from asr_am.stages.train_worker import report_failure
 from asr_am.train.audit import History, audit

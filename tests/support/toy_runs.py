@@ -14,7 +14,7 @@ from asr_am.distributed.strategies.adpsgd import Adpsgd
 from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.hybrid import Hybrid
 from asr_am.distributed.strategies.sync import Sync
-from asr_am.model.blstm import BlstmOptions
+from asr_am.models.blstm import BlstmOptions
 from asr_am.train.run_setup import StrategyFactory
 from asr_am.train.schedule import Schedule
 from asr_am.train.simulate import train_virtually

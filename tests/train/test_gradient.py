@@ -14,9 +14,8 @@ from asr_am.distributed.team import SingleProcess
 from asr_am.egs.epoch_plan import EpochPlan
 from asr_am.egs.loader import IGNORE, Batch, Loader
 from asr_am.egs.store import EgsSet
-from asr_am.model.blstm import Blstm, BlstmOptions
-from asr_am.model.build import make_model
-from asr_am.model.lstm_lookahead import LstmOptions
+from asr_am.models.blstm import Blstm, BlstmOptions
+from asr_am.models.lstm import LstmOptions
 from asr_am.train.gradient import GradientComputer, ModelState, Validator
 from asr_am.train.schedule import Schedule
 from asr_am.train.train_options import TrainOptions
@@ -72,7 +71,7 @@ def test_padding_changes_neither_loss_nor_gradient(egs_dir: Path) -> None:
 def test_a_step_never_waits_for_the_device(egs_dir: Path, precision: str, model: BlstmOptions | LstmOptions) -> None:
     """On the meta device, where tensors have no values: reading one, as item() and cpu() do, raises an error."""
     learner = make_learner(egs_dir, batch_size=9, precision=precision, accumulation=2, label_smoothing=0.1)
-    network = make_model(model, 6, 6).to("meta")
+    network = model.make(6, 6).to("meta")
     params = FlatParams(network)
     optimizer = Optimizer(params, OptimizerOptions("adam", clip_norm=1.0))
     optimizer.lr = 0.1

@@ -10,8 +10,8 @@ import torch
 from asr_am.egs.loader import Loader
 from asr_am.egs.store import EgsInfo, EgsSet
 from asr_am.errors import InputError
-from asr_am.model.blstm import BlstmOptions
-from asr_am.model.model_file import load_acoustic_model
+from asr_am.models.blstm import BlstmOptions
+from asr_am.models.model_file import load_acoustic_model
 from asr_am.train.run_setup import RunSetup
 from asr_am.train.schedule import Schedule
 from asr_am.train.train_options import TrainOptions

@@ -6,7 +6,7 @@ import pytest
 
 from asr_am.distributed.strategies.bmuf import Bmuf
 from asr_am.errors import InputError
-from asr_am.model.blstm import BlstmOptions
+from asr_am.models.blstm import BlstmOptions
 from asr_am.train.schedule import Newbob, Schedule
 from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainer import train

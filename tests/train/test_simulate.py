@@ -21,7 +21,7 @@ from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.team import LearnerLost
 from asr_am.egs.loader import Loader
 from asr_am.errors import InputError
-from asr_am.model.model_file import load_acoustic_model
+from asr_am.models.model_file import load_acoustic_model
 from asr_am.train.audit import audit
 from asr_am.train.run_setup import StrategyFactory
 from asr_am.train.schedule import Schedule

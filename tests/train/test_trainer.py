@@ -16,8 +16,8 @@ import torch
 
 from asr_am.egs.augment import Masking
 from asr_am.errors import InputError
-from asr_am.model.blstm import BlstmOptions
-from asr_am.model.model_file import load_acoustic_model
+from asr_am.models.blstm import BlstmOptions
+from asr_am.models.model_file import load_acoustic_model
 from asr_am.train.run_log import RunLog
 from asr_am.train.schedule import Schedule
 from asr_am.train.tracking import NoTracker, WandbTracker
