@@ -58,7 +58,7 @@ from asr_am.train.audit import History, audit
 from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.run_log import RunLog, TrainingBar
 from asr_am.train.run_setup import RunSetup
-from asr_am.train.schedule import Schedule
+from asr_am.train.schedule import Anneal
 from asr_am.train.trainer import Trainer
 from tests.support.egs_examples import write_examples
 from tests.support.sim_disk import SimDisk
@@ -68,7 +68,7 @@ from tests.support.toy_runs import WORKLOAD, cluster
 
 OPTIONS = replace(
     TOY_OPTIONS, epochs=3, batch_size=12, model=BlstmOptions(1, 3, 4),
-    schedule=Schedule(base=0.2, anneal_from=2),
+    schedule=Anneal(base=0.2, anneal_from=2),
     random_offset=False, checkpoint_every=2, report_every=2,
 )  # fmt: skip
 UTTERANCES = (60,) * 6  # frames
