@@ -192,7 +192,7 @@ def _speed(part: Speeds, order: Sequence[str], figures: FigureWriter, further: S
         "of the distance of their weights from the mean, after the last epoch.",
         tables.measured(several, run_labels.labels(several, ("strategy", "learners"))),
     ]
-    if served := [group for group in several if any(group.pull_seconds)]:  # some delay is above 0
+    if served := [group for group in several if any(group.pull_latency)]:  # some delay is above 0
         labels = run_labels.labels(served, ("strategy", "learners"))
         figure = draw_pulls(served, labels, _styles(served, order), f"{config.corpus}: how long pulls take")
         sections.append(figures.add(figure, f"pulls-{place}", "Delays of pulls"))
