@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from asr_am.data import disk
 from asr_am.egs.store import log_priors
 from asr_am.errors import InputError
-from asr_am.model.model_file import load_acoustic_model
+from asr_am.models.model_file import load_acoustic_model
 
 TOLERANCE = 1e-4  # largest difference of a log-likelihood that is accepted
 INFO = "asr_am.json"  # in a .pt2 file: kind of features, frames of a window, dimensions

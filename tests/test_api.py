@@ -21,8 +21,8 @@ from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.team import SingleProcess, Team
 from asr_am.errors import InputError
-from asr_am.model.build import make_model, model_options
-from asr_am.model.model_file import save_model
+from asr_am.models.blstm import BlstmOptions
+from asr_am.models.model_file import save_model
 from tests.support.spoken_tones import RATE, Voice
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,12 +82,12 @@ def test_the_built_package_has_configurations_and_recipes(tmp_path: Path) -> Non
     inside = {"asr_am/recipe_files" / path.relative_to(ROOT) for path in recipes if path.suffix != ".pyc"}
     assert {path.relative_to(lib) for path in lib.rglob("*") if path.is_file()} == library | inside
     program = (
-        "import asr_am.stages.config_targets as t, asr_am.stages.recipe_files as f\n"
+        "import asr_am.stages.data as d, asr_am.stages.recipe_files as f\n"
         "from asr_am.stages.option_checks import compose_job\n"
         "from asr_am.stages.overrides import configurations\n"
         "with configurations():\n"
         "    cfg = compose_job(['corpus=minicts'])\n"
-        "print(f.ROOT, t.find_function(cfg.corpus.prepare._target_, 'x', 'local').__code__.co_filename)\n"
+        "print(f.ROOT, d.corpus_function(cfg.corpus.prepare._target_, 'x').__code__.co_filename)\n"
     )
     env = os.environ | {"PYTHONPATH": str(lib)}
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True)
@@ -139,7 +139,7 @@ def test_one_learner_in_this_process_takes_every_batch_in_turn() -> None:
 
 def test_an_exported_network_has_the_same_scores(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = make_model(model_options("blstm", layers=1, cells=8, projection=6), 5, 7)
+    model = BlstmOptions(layers=1, cells=8, projection=6).make(5, 7)
     model.set_normalisation(torch.randn(5), torch.rand(5) + 0.5)
     info = {"kind": "logmel", "chunk": 5, "pdf_counts": torch.arange(1, 8)}
     save_model(tmp_path / "best.pt", model, info)

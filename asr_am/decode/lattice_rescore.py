@@ -34,8 +34,8 @@ from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.lang.mixture import MIN_LOGPROB, mixed
 from asr_am.lang.ngram_automaton import LmPair, NgramAutomaton
 from asr_am.lang.units import Units
-from asr_am.model.lm_states import LmStates
-from asr_am.model.lstm_lm import LstmLm
+from asr_am.models.lm_states import LmStates
+from asr_am.models.lstm_lm import LstmLm
 
 BATCH = 64  # states that are expanded together
 MAX_EXPANDED = 20_000  # states of a lattice

@@ -16,8 +16,8 @@ from asr_am.lang.arpa import Arpa
 from asr_am.lang.mixture import Sentences, best_weight, counted, mixed, ngram_logprobs, perplexity
 from asr_am.lang.transcripts import read_transcripts
 from asr_am.lang.units import Units
-from asr_am.model.lm_scorer import word_logprobs
-from asr_am.model.lstm_lm import LstmLm
+from asr_am.models.lm_scorer import word_logprobs
+from asr_am.models.lstm_lm import LstmLm
 
 log = logging.getLogger(__name__)
 

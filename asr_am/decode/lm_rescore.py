@@ -34,8 +34,8 @@ from asr_am.decode.system import System
 from asr_am.lang.arpa import read_arpa
 from asr_am.lang.lang_dir import Lang, vocabulary
 from asr_am.lang.ngram_automaton import NgramAutomaton
-from asr_am.model.device import choose_device
-from asr_am.model.lm_file import load_lm
+from asr_am.models.device import choose_device
+from asr_am.models.lm_file import load_lm
 
 log = logging.getLogger(__name__)
 

@@ -68,6 +68,6 @@ def load_ivector_models(folder: Path) -> Estimator:
 @lru_cache(maxsize=1)
 def load_network(path: Path) -> tuple[nn.Module, dict[str, Any]]:
     """Returns the network at `path` in eval mode and its info, see `load_acoustic_model`."""
-    from asr_am.model.model_file import load_acoustic_model
+    from asr_am.models.model_file import load_acoustic_model
 
     return load_acoustic_model(path)

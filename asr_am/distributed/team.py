@@ -65,7 +65,7 @@ class CommStats:
         bytes_sent: bytes really sent, by destination rank. An all-reduce or a broadcast counts what a ring sends, to
             the next member.
         modelled_bytes: bytes sent as the workload of a virtual cluster sizes them.
-        idle_seconds: seconds that the training task waited for others.
+        waiting_seconds: seconds that the training task waited for others.
         pull_latency: number of weight shards by seconds (as text, two digits) from the push to the reply with the
             updated shard. Shards that are served on the learner's own rank are not counted.
         messages_sent: messages handed to the network.
@@ -77,7 +77,7 @@ class CommStats:
 
     bytes_sent: Counter[int] = field(default_factory=Counter)
     modelled_bytes: float = 0.0
-    idle_seconds: float = 0.0
+    waiting_seconds: float = 0.0
     pull_latency: Counter[str] = field(default_factory=Counter)
     messages_sent: int = 0
     rejected: int = 0

@@ -60,9 +60,9 @@ def draw_pulls(groups: Sequence[RunGroup], labels: Sequence[str], styles: Sequen
     """Plots the probability density of the delay between a push and the arrival of the shard that answers it."""
     figure = new_figure(6.8, 4.2)
     axes = figure.subplots()
-    edges = np.linspace(0.0, 1.02 * max(max(group.pull_seconds) for group in groups), BINS + 1)
+    edges = np.linspace(0.0, 1.02 * max(max(group.pull_latency) for group in groups), BINS + 1)
     for group, label, style in zip(groups, labels, styles, strict=True):
-        pulls = group.pull_seconds
+        pulls = group.pull_latency
         counts, _ = np.histogram(list(pulls), edges, weights=list(pulls.values()))
         density = counts / np.diff(edges) / counts.sum()
         density[density == 0] = np.nan
@@ -116,7 +116,7 @@ def draw_all(groups: Sequence[RunGroup], out: Path) -> list[Path]:
     """Writes the figures for which there are runs into the folder `out`. Returns their paths."""
     order = strategies(groups)
     trained = [group for group in groups if len(group.mean_loss_E()) > 1]
-    served = [group for group in groups if any(group.pull_seconds)]  # some delay is above 0
+    served = [group for group in groups if any(group.pull_latency)]  # some delay is above 0
     figures: dict[str, Figure | None] = {"staleness": draw_staleness(groups, order, "staleness and loss by learners")}
     if trained:
         figures["error"] = draw_error(trained, _labels(trained), _styles(trained), "held-out frame error")

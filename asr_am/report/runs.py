@@ -81,7 +81,7 @@ class TrainingRun:
         bytes_sent: actual bytes.
         modelled_bytes: bytes of a simulated workload.
         waiting_seconds: summed over all learners.
-        pull_seconds: number of pulled shards by delay in seconds.
+        pull_latency: number of pulled shards by delay in seconds.
     """
 
     name: str
@@ -98,7 +98,7 @@ class TrainingRun:
     bytes_sent: float | None
     modelled_bytes: float | None
     waiting_seconds: float | None
-    pull_seconds: Mapping[float, int]
+    pull_latency: Mapping[float, int]
     consensus_distance_E: Sequence[float]
     config_hash: str | None
     commit: str | None
@@ -143,9 +143,9 @@ class RunGroup:
         return sorted(run.seed for run in self.runs if run.seed is not None)
 
     @property
-    def pull_seconds(self) -> Counter[float]:
+    def pull_latency(self) -> Counter[float]:
         """Pull delays of all runs together."""
-        return sum((Counter(run.pull_seconds) for run in self.runs), Counter())
+        return sum((Counter(run.pull_latency) for run in self.runs), Counter())
 
     def of_seeds(self, seeds: Sequence[int]) -> RunGroup:
         return RunGroup(self.name, self.config, [run for run in self.runs if run.seed in seeds])
@@ -238,7 +238,7 @@ def _run(folder: Path, summary: Mapping[str, Any]) -> TrainingRun:
         bytes_sent=_optional(summary, "bytes_sent", _amount),
         modelled_bytes=_optional(summary, "modelled_bytes", _amount),
         waiting_seconds=_optional(summary, "waiting_seconds", lambda value: sum(_amounts(value))),
-        pull_seconds=_optional(summary, "pull_seconds", _delays) or {},
+        pull_latency=_optional(summary, "pull_latency", _delays) or {},
         consensus_distance_E=_optional(summary, "consensus_distance", _amounts) or [],
         config_hash=_optional(summary, "config_hash", str),
         commit=_optional(summary, "commit", str),

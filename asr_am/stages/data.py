@@ -1,20 +1,23 @@
 """Stage 0, data: the corpus as lhotse manifests, NIST references, lexicon and LM text in exp/<corpus>/data.
 
-`corpus.prepare` names the function that prepares the corpus, in local/<corpus>/prepare.py.
+`corpus.prepare` names the function that prepares the corpus, in local/<corpus>/prepare.py or an installed package.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
+from asr_am.extensions import find_function
 from asr_am.stages.app import corpus_dir, stage, values
-from asr_am.stages.config_targets import find_function
+from asr_am.stages.recipe_files import make_local_importable
 from asr_am.stages.target import Target
 
 log = logging.getLogger(__name__)
@@ -30,7 +33,7 @@ def targets(cfg: DictConfig) -> list[Target]:
     below = cfg.speed_perturb_below
     build = partial(prepare, dict(options), speeds, below, cfg.nj, list(cfg.corpus.sets))
     if "stamp" in cfg.corpus:
-        options["stamp"] = find_function(cfg.corpus.stamp, "corpus.stamp", "local")(**options)
+        options["stamp"] = corpus_function(cfg.corpus.stamp, "corpus.stamp")(**options)
     options |= {"speed_perturb": speeds} if speeds != [] else {}
     options |= {"speed_perturb_below": below} if speeds and below < inf else {}
     inputs = [Path(cfg.data_dir)] if cfg.data_dir else []
@@ -58,7 +61,7 @@ def prepare(target: dict, speeds: list[float], below: float, jobs: int, sets: li
 
     check_speeds(speeds)
     options = {name: value for name, value in target.items() if name != "_target_"}
-    find_function(target["_target_"], "corpus.prepare._target_", "local")(out=out, jobs=jobs, **options)
+    corpus_function(target["_target_"], "corpus.prepare._target_")(out=out, jobs=jobs, **options)
     allow_commands = options.get("allow_pipes", False)
     if speeds:
         hours = sum(segment.duration for segment in read_supervisions(out, "train")) / 3600
@@ -67,6 +70,12 @@ def prepare(target: dict, speeds: list[float], below: float, jobs: int, sets: li
         else:
             log.info("%.1f hours of training speech: no copies at other speeds (speed_perturb_below=%g)", hours, below)
     validate_data_dir(out, sets, jobs=jobs, allow_commands=allow_commands)
+
+
+def corpus_function(target: str, option: str) -> Callable[..., Any]:
+    """Returns a function of a corpus in `local`, or of an installed package. Raises InputError for any other."""
+    make_local_importable()
+    return find_function(target, option, "local", "asr_am.corpora")
 
 
 main = stage("data", targets)

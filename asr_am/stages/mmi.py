@@ -17,7 +17,7 @@ from asr_am.errors import InputError
 from asr_am.features.fusion import stack_of
 from asr_am.options import build
 from asr_am.stages.app import corpus_dir, values
-from asr_am.train.schedule import for_batch
+from asr_am.train.schedule import for_batch, make_schedule
 
 MMI = "mmi"  # section, and part of the run's name
 
@@ -79,7 +79,7 @@ def mmi_config(cfg: DictConfig) -> DictConfig:
             f"mmi.train=true: the denominator graph has a state for each frame, but {cfg.features.name} joins frames; "
             "use other features, or mmi.train=false"
         )
-    first = for_batch(values(cfg.schedule), cfg.train.batch_size, cfg.train.optimizer.kind)["base"]
+    first = make_schedule(**for_batch(values(cfg.schedule), cfg.train.batch_size, cfg.train.optimizer.kind)).base
     train = {
         "epochs": section.epochs,
         "chunk": section.chunk,

@@ -193,13 +193,13 @@ def gmm_seconds(cfg: DictConfig, train: float, dev: float) -> float:
 
 def training(cfg: DictConfig, train: float, speed: float, inputs: int, outputs: int) -> Need:
     """Returns the needs of stage train."""
-    from asr_am.model.build import make_model, model_options
+    from asr_am.models.acoustic import model_options
 
-    options = {key: value for key, value in values(cfg.model).items() if key != "name"}
-    weights = 4.0 * sum(p.numel() for p in make_model(model_options(**options), inputs, outputs).parameters())
+    model = model_options(**{key: value for key, value in values(cfg.model).items() if key != "name"})
+    weights = 4.0 * sum(p.numel() for p in model.make(inputs, outputs).parameters())
     states = 2 if cfg.train.optimizer.kind == "adam" else 1
     chunks, chunk = cfg.train.batch_size / cfg.learners, cfg.train.get("chunk") or cfg.egs.chunk
-    width = 2 * int(options["layers"]) * int(options["cells"]) * 8 + 2 * outputs
+    width = model.activations() + 2 * outputs
     memory = BASE_MEMORY + weights * (2 + states) + 4.0 * chunks * chunk * width
     frames = train * cfg.train.subset * cfg.train.epochs
     batches = frames / cfg.train.epochs / chunk / cfg.train.batch_size  # of an epoch

@@ -18,8 +18,7 @@ import torch
 from asr_am.data import disk
 from asr_am.errors import InputError
 from asr_am.features.spectral import SpectralExtractor, SpectralOptions
-from asr_am.model.acoustic import AcousticModel
-from asr_am.model.build import make_model, model_options
+from asr_am.models.acoustic import AcousticModel, model_options
 from asr_am.train.frame_loss import batch_loss
 
 SECONDS = 1.0  # of each measurement, after a first call
@@ -75,7 +74,7 @@ def speeds(path: Path, model: dict[str, Any], inputs: int, outputs: int, chunk: 
     try:
         measured = Speeds(
             datetime.now(UTC).isoformat(timespec="minutes"), processor, network, _feature_speed(),
-            _training_speed(make_model(model_options(**model), inputs, outputs), inputs, outputs, chunk),
+            _training_speed(model_options(**model).make(inputs, outputs), inputs, outputs, chunk),
             _disk_speed(path.parent),
         )  # fmt: skip
     finally:

@@ -184,13 +184,12 @@ def run_bytes(cfg: DictConfig) -> float:
     import torch
 
     from asr_am.egs.store import EgsInfo
-    from asr_am.model.build import make_model
     from asr_am.train.checkpoint import KEPT
 
     config = TrainConfig.parse(with_current_targets(cfg), run_dir(cfg))
     info, optimizer = EgsInfo.load(egs_dir(cfg)), config.options.optimizer
     with torch.device("meta"):
-        model = make_model(config.options.model, info.dim, info.num_pdfs)
+        model = config.options.model.make(info.dim, info.num_pdfs)
     weights = 4 * sum(parameter.numel() for parameter in model.parameters())
     vectors = 2 if optimizer.kind == "adam" else int(optimizer.momentum > 0)
     replicas = 1 if small_strategy(config).equal_replicas else config.learners

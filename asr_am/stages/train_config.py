@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
+from asr_am.extensions import find_class
 from asr_am.options import build, check_types
 from asr_am.stages.app import values
-from asr_am.stages.config_targets import find_class
 from asr_am.stages.egs import egs_dir
 from asr_am.stages.mmi import denominator_path
 from asr_am.stages.target import KEY, git_commit

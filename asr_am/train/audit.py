@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_am.errors import InputError
-from asr_am.model.model_file import load_acoustic_model, read_torch
+from asr_am.models.model_file import load_acoustic_model, read_torch
 
 Line = dict[str, Any]
 

@@ -24,7 +24,7 @@ from typing import Any
 from asr_am.data import disk
 from asr_am.distributed.leases import LossSums
 from asr_am.errors import InputError
-from asr_am.model.model_file import read_torch, write_torch
+from asr_am.models.model_file import read_torch, write_torch
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Metrics of a team beside its accuracy: communication, idle time, staleness, distance between the learners."""
+"""Metrics of a team beside its accuracy: communication, waiting, staleness, distance between the learners."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class CommMetrics:
         bytes_sent: bytes really sent.
         bytes_per_link: bytes by "from-to".
         modelled_bytes: bytes sent as the workload of a virtual cluster sizes them.
-        waiting_seconds: idle seconds by rank.
-        pull_seconds: number of weight shards pulled from parameter servers, by latency in seconds.
-        letters: messages sent.
-        refused: messages, connections and packets rejected.
+        waiting_seconds: seconds that the training task waited for others, by rank.
+        pull_latency: number of weight shards pulled from parameter servers, by latency in seconds.
+        messages_sent: messages sent.
+        rejected: messages, connections and packets.
         lost: messages dropped by fault injection.
-        superseded: messages replaced by a newer one before they left.
+        overwritten: messages replaced by a newer one before they left.
         restarts: restarts of learners.
         faults_fired: number of faults that took place, by kind.
         consensus_distance: root mean square over learners of |their weights - consensus|, now.
@@ -42,11 +42,11 @@ class CommMetrics:
     bytes_per_link: dict[str, int]
     modelled_bytes: float
     waiting_seconds: dict[int, float]
-    pull_seconds: dict[str, int]
-    letters: int
-    refused: int
+    pull_latency: dict[str, int]
+    messages_sent: int
+    rejected: int
     lost: int
-    superseded: int
+    overwritten: int
     restarts: int
     faults_fired: dict[str, int]
     consensus_distance: float
@@ -87,12 +87,12 @@ def gather_comm_metrics(team: Team, strategy: Strategy, consensus: Tensor) -> Co
         bytes_sent=sum(links.values()),
         bytes_per_link=links,
         modelled_bytes=sum(comm_stats["modelled_bytes"] for comm_stats in stats),
-        waiting_seconds={rank: round(row["usage"]["idle_seconds"], 3) for rank, row in by_rank.items()},
-        pull_seconds=dict(sorted(pulls.items(), key=lambda pull: float(pull[0]))),
-        letters=sum(comm_stats["messages_sent"] for comm_stats in stats),
-        refused=sum(comm_stats["rejected"] for comm_stats in stats),
+        waiting_seconds={rank: round(row["usage"]["waiting_seconds"], 3) for rank, row in by_rank.items()},
+        pull_latency=dict(sorted(pulls.items(), key=lambda pull: float(pull[0]))),
+        messages_sent=sum(comm_stats["messages_sent"] for comm_stats in stats),
+        rejected=sum(comm_stats["rejected"] for comm_stats in stats),
         lost=sum(comm_stats["lost"] for comm_stats in stats),
-        superseded=sum(comm_stats["overwritten"] for comm_stats in stats),
+        overwritten=sum(comm_stats["overwritten"] for comm_stats in stats),
         restarts=sum(row["restarts"] for row in rows),
         faults_fired=_sum(comm_stats["faults"] for comm_stats in stats),
         consensus_distance=(sum(row["squared_distance"] for row in rows) / len(rows)) ** 0.5,
@@ -113,19 +113,12 @@ def _sum(counters: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-EARLIER_NAMES = {
-    "letters": "messages_sent", "refused": "rejected", "superseded": "overwritten", "pull_seconds": "pull_latency",
-    "waiting_seconds": "idle_seconds",
-}  # fmt: skip
-"""Fields of `CommStats` as checkpoints of earlier versions name them."""
-
-
 def comm_stats_to_dict(comm_stats: CommStats) -> dict[str, Any]:
     """Converts a learner's statistics to plain values for its checkpoint."""
     return {key: dict(value) if isinstance(value, Counter) else value for key, value in vars(comm_stats).items()}
 
 
 def load_comm_stats(comm_stats: CommStats, state: dict[str, Any]) -> None:
-    """Restores statistics from a checkpoint, also from one with the names of earlier versions."""
+    """Restores statistics from a checkpoint."""
     for key, value in state.items():
-        setattr(comm_stats, EARLIER_NAMES.get(key, key), Counter(value) if isinstance(value, dict) else value)
+        setattr(comm_stats, key, Counter(value) if isinstance(value, dict) else value)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from asr_am.egs.loader import IGNORE
-from asr_am.model.acoustic import AcousticModel
+from asr_am.models.acoustic import AcousticModel
 
 CPU_PART, GPU_PART = 2**24, 2**28  # logits of a part: 64 MB and 1 GB in float32
 CACHED = 2**19  # logits that a CPU's caches hold

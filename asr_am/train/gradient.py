@@ -17,7 +17,7 @@ from asr_am.distributed.leases import Lease, Leases, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.egs.loader import Batch, Loader
 from asr_am.egs.stateless_rng import seed_of
-from asr_am.model.acoustic import AcousticModel
+from asr_am.models.acoustic import AcousticModel
 from asr_am.train.frame_loss import batch_loss
 from asr_am.train.schedule import Schedule
 from asr_am.train.train_options import TrainOptions

@@ -25,14 +25,14 @@ class LearnerReport:
         launch: identity of its launch.
         batches: batches that it has completed in the run.
         staleness: mean staleness of its updates.
-        idle_seconds: seconds that it has waited for others.
+        waiting_seconds: seconds that it has waited for others.
         restarts: number of its restarts.
     """
 
     launch: str
     batches: int
     staleness: float
-    idle_seconds: float
+    waiting_seconds: float
     restarts: int
 
 
@@ -94,5 +94,5 @@ class LearnerView:
         state += f", restarted {report.restarts} x" if report.restarts else ""
         return (
             f"  learner {rank:<3} {report.batches:>7,} batches  staleness {report.staleness:.1f}  "
-            f"waited {report.idle_seconds:,.1f} s  {state}"
+            f"waited {report.waiting_seconds:,.1f} s  {state}"
         )

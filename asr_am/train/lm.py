@@ -3,7 +3,7 @@
     LmRun        what the loop needs: model, batches (`lm_text`), dev perplexity, best.pt
     finish       summary.json and lm.json of the best model
 
-The run's directory has best.pt (`asr_am.model.lm_file`), metrics.jsonl, leases.jsonl, summary.json, lm.json and
+The run's directory has best.pt (`asr_am.models.lm_file`), metrics.jsonl, leases.jsonl, summary.json, lm.json and
 checkpoints.
 """
 
@@ -32,9 +32,9 @@ from asr_am.distributed.team import Team
 from asr_am.errors import InputError
 from asr_am.lang.mixture import counted, perplexity
 from asr_am.lang.units import Units
-from asr_am.model.lm_file import load_lm, save_lm
-from asr_am.model.lm_scorer import word_logprobs
-from asr_am.model.lstm_lm import LstmLm, LstmLmOptions
+from asr_am.models.lm_file import load_lm, save_lm
+from asr_am.models.lm_scorer import word_logprobs
+from asr_am.models.lstm_lm import LstmLm, LstmLmOptions
 from asr_am.options import build
 from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.lm_text import LmBatch, LmData, LmPlan, Text

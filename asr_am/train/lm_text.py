@@ -25,7 +25,7 @@ from asr_am.egs.stateless_rng import combine
 from asr_am.errors import InputError
 from asr_am.lang.transcripts import read_sentences
 from asr_am.lang.units import BOUNDARY, Units, make_units
-from asr_am.model.lstm_lm import IGNORED, BatchPart
+from asr_am.models.lstm_lm import IGNORED, BatchPart
 
 log = logging.getLogger(__name__)
 MIN_KNOWN = 0.5  # share of known words below which text and lexicon cannot belong together

@@ -27,7 +27,7 @@ from torch.nn import functional
 from asr_am.egs.loader import IGNORE
 from asr_am.errors import InputError
 from asr_am.hmm.denominator import DenominatorGraph
-from asr_am.model.acoustic import AcousticModel
+from asr_am.models.acoustic import AcousticModel
 
 MEMORY = 2**28  # bytes of the forward probabilities that are kept for a backward pass
 

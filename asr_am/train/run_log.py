@@ -258,13 +258,13 @@ def epoch_curves(progress: TrainProgress, metrics: CommMetrics, clock: str) -> d
     for link, sent in metrics.bytes_per_link.items():
         bytes_by_rank[int(link.partition("-")[0])] += sent
     by_rank: dict[str, Mapping[int, float]] = {
-        "idle_seconds": metrics.waiting_seconds,
+        "waiting_seconds": metrics.waiting_seconds,
         "bytes_sent": bytes_by_rank,
         "batches": progress.batches_per_learner,
     }
     curves: dict[str, float] = {
         "staleness_mean": metrics.mean_staleness,
-        "idle_seconds": sum(metrics.waiting_seconds.values()),
+        "waiting_seconds": sum(metrics.waiting_seconds.values()),
         "bytes_sent": metrics.bytes_sent,
     }
     if clock == "virtual":

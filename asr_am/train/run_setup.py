@@ -21,10 +21,9 @@ from asr_am.egs.loader import Batch, Loader, feature_moments
 from asr_am.egs.store import EgsInfo, EgsSet, load_pdf_counts, log_priors
 from asr_am.errors import InputError
 from asr_am.hmm.denominator import DenominatorGraph
-from asr_am.model.acoustic import AcousticModel
-from asr_am.model.build import make_model
-from asr_am.model.device import choose_device
-from asr_am.model.model_file import load_acoustic_model, save_model
+from asr_am.models.acoustic import AcousticModel
+from asr_am.models.device import choose_device
+from asr_am.models.model_file import load_acoustic_model, save_model
 from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.frame_loss import batch_loss
 from asr_am.train.gradient import BatchLoss, ModelState, Validator, matrix_dtype
@@ -122,7 +121,7 @@ class RunSetup:
     @cached_property
     def _start(self) -> AcousticModel:
         torch.manual_seed(self.options.seed)
-        model = make_model(self.options.model, self.egs.info.dim, self.egs.info.num_pdfs)
+        model = self.options.model.make(self.egs.info.dim, self.egs.info.num_pdfs)
         model.set_normalisation(torch.from_numpy(self._mean_F), torch.from_numpy(self._deviation_F))
         if self.options.init:
             init_weights(Path(self.options.init), model, self.egs.info)

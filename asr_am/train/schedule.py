@@ -1,6 +1,6 @@
-"""Learning rates over a run.
+"""Learning rates over a run. A schedule is a class whose options a configuration sets (conf/schedule).
 
-`Schedule` (Zhang et al., ICASSP 2019, section 3.1, epochs counted from 1): a constant rate, annealed by 1/sqrt(2) per
+`Anneal` (Zhang et al., ICASSP 2019, section 3.1, epochs counted from 1): a constant rate, annealed by 1/sqrt(2) per
 epoch from epoch 11. For a batch r times larger, a linear warm-up from the base rate to r times it over 10 epochs.
 
 `Newbob` ("min-rate newbob" of Ladkat et al., Interspeech 2019, section 3.2): the rate is halved when the held-out loss
@@ -8,7 +8,7 @@ falls too little. The losses are the same at all learners and in every checkpoin
 
 `Plateau`: the rate falls after each epoch whose held-out loss is not the lowest so far.
 
-`for_batch` gives a schedule without a rate the one that fits the total batch.
+`for_batch` gives a schedule without a rate the one that fits the total batch. Its class says how.
 """
 
 from __future__ import annotations
@@ -20,11 +20,66 @@ from dataclasses import dataclass
 from typing import Any
 
 from asr_am.errors import InputError
+from asr_am.extensions import find_class
 from asr_am.options import build
+
+DEFAULT = "asr_am.train.schedule.Anneal"
+
+
+def make_schedule(_target_: str = DEFAULT, **options: Any) -> Schedule:
+    """Returns a schedule, given the values of a configuration.
+
+    Args:
+        _target_: full name of its class, in this module or an entry point `asr_am.schedules`.
+        options: its options by name.
+
+    Raises:
+        InputError: the class is no schedule, or an option is unknown, of another type or out of range.
+    """
+    schedule: Schedule = build(_find(_target_), options, "schedule")
+    return schedule
 
 
 @dataclass(frozen=True)
 class Schedule:
+    """Base class: a constant rate. A subclass is a frozen dataclass of plain values, too.
+
+    Attributes:
+        base: the first rate.
+    """
+
+    base: float
+
+    def after(self, losses: Sequence[float]) -> Schedule | None:
+        """Returns the schedule of the epoch after those with these held-out losses, None if training has ended."""
+        return self
+
+    def rate(self, epoch: int, share: float, updates: float) -> float:
+        """Returns the learning rate of a batch.
+
+        The rate depends on the share of the epoch and not on a learner's own steps, so all learners have the same.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            share: share of the epoch's batches that were handed out before this one.
+            updates: updates of the whole team in the run before it.
+        """
+        return self.base
+
+    @classmethod
+    def scaled(cls, base: float, ratio: float, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the options for another total batch than that of `Reference`.
+
+        Args:
+            base: the rate for the batch of the reference.
+            ratio: the rate for the batch of the run, divided by `base`.
+            given: options of the configuration other than `base`, which stay as they are.
+        """
+        return {**given, "base": base * ratio}
+
+
+@dataclass(frozen=True)
+class Anneal(Schedule):
     """A constant rate with warm-up and annealing.
 
     Attributes:
@@ -51,20 +106,7 @@ class Schedule:
         if self.warmup_epochs < 0 or self.warmup_batches < 0:
             raise InputError("schedule.warmup_epochs and schedule.warmup_batches must not be negative")
 
-    def after(self, losses: Sequence[float]) -> Schedule:
-        """Returns this schedule, which does not depend on the held-out losses of the epochs before."""
-        return self
-
     def rate(self, epoch: int, share: float, updates: float) -> float:
-        """Returns the learning rate of a batch.
-
-        The rate depends on the share of the epoch and not on a learner's own steps, so all learners have the same.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            share: share of the epoch's batches that were handed out before this one.
-            updates: updates of the whole team in the run before it.
-        """
         rate = self.base * self.batch_ratio
         if epoch + share < self.warmup_epochs:
             rate = self.base * (1.0 + (self.batch_ratio - 1.0) * (epoch + share) / self.warmup_epochs)
@@ -73,9 +115,20 @@ class Schedule:
             rate *= min(1.0, (updates + 1) / self.warmup_batches)
         return rate
 
+    @classmethod
+    def scaled(cls, base: float, ratio: float, given: Mapping[str, Any]) -> dict[str, Any]:
+        """A rate above that of the reference is reached by a linear warm-up from there (Zhang et al., section 3.1).
+
+        The warm-up ends when annealing begins.
+        """
+        if ratio <= 1:
+            return super().scaled(base, ratio, given)
+        warmup = max(0, given.get("anneal_from", cls.anneal_from) - 1)
+        return {"batch_ratio": ratio, "warmup_epochs": warmup, **given, "base": base}
+
 
 @dataclass(frozen=True)
-class Newbob:
+class Newbob(Schedule):
     """A constant rate until the held-out loss falls too little, then a smaller one in every epoch.
 
     Training ends before the first epoch with a rate below `minimum`, or after train.epochs.
@@ -85,7 +138,7 @@ class Newbob:
         minimum: lowest rate to train with.
         threshold: share of the held-out loss. The first epoch that lowers the loss by less ends the constant rate.
         factor: factor per epoch from then on.
-        warmup_batches: see `Schedule`.
+        warmup_batches: see `Anneal`.
     """
 
     base: float = 0.1
@@ -106,17 +159,16 @@ class Newbob:
             raise InputError(f"schedule.warmup_batches={self.warmup_batches}: must not be negative")
 
     def after(self, losses: Sequence[float]) -> Schedule | None:
-        """Returns the schedule of the epoch after those with these held-out losses, None if training has ended."""
         slow = [1 - now / before < self.threshold for before, now in itertools.pairwise(losses)]
         halvings = len(slow) - slow.index(True) if True in slow else 0
         rate = self.base * self.factor**halvings
         if rate < self.minimum * (1 - 1e-9):  # 0.01 x 0.7 is to reach 0.007
             return None
-        return Schedule(base=rate, anneal=1.0, warmup_batches=self.warmup_batches)
+        return Anneal(base=rate, anneal=1.0, warmup_batches=self.warmup_batches)
 
 
 @dataclass(frozen=True)
-class Plateau:
+class Plateau(Schedule):
     """A rate that falls after each epoch that has not lowered the held-out loss.
 
     Attributes:
@@ -132,7 +184,6 @@ class Plateau:
     threshold: float = 1e-3
 
     def after(self, losses: Sequence[float]) -> Schedule | None:
-        """Returns the schedule of the epoch after those with these held-out losses, None if training has ended."""
         lowest, worse, rate = math.inf, 0, self.base
         for loss in losses:
             worse = 0 if loss < lowest - self.threshold else worse + 1
@@ -140,7 +191,7 @@ class Plateau:
             rate *= self.factor if worse else 1.0
             if worse == self.patience:
                 return None
-        return Schedule(base=rate, anneal=1.0)
+        return Anneal(base=rate, anneal=1.0)
 
 
 @dataclass(frozen=True)
@@ -180,25 +231,23 @@ class Reference:
 def for_batch(options: Mapping[str, Any], batch_size: int, optimizer: str) -> dict[str, Any]:
     """Returns the options of a schedule, without its `reference`. A `base` of None becomes the rate for the batch.
 
-    Where that is above the reference rate, it is reached by a linear warm-up from the reference rate that ends when
-    annealing begins (Zhang et al., section 3.1). `Newbob` has no such warm-up. An option that is given stays as it is.
-
     Args:
-        options: options of `Schedule` or `Newbob`, and `reference`, the options of `Reference`.
+        options: `_target_` and options of a schedule, and `reference`, the options of `Reference`.
         batch_size: chunks of all learners together.
         optimizer: kind of `OptimizerOptions`.
 
     Raises:
-        InputError: the reference or the batch is out of range.
+        InputError: the class is no schedule, or the reference or the batch is out of range.
     """
+    schedule = _find(options.get("_target_", DEFAULT))
     given = {name: value for name, value in options.items() if name != "reference"}
     if "reference" not in options or given.get("base") is not None:
         return given
     if not isinstance(batch_size, int) or batch_size < 1:
         raise InputError(f"train.batch_size={batch_size}: must be an integer of at least 1")
     reference = build(Reference, options["reference"], "schedule.reference")
-    ratio = reference.ratio(batch_size, optimizer)
-    if ratio <= 1 or given.get("kind") == "newbob":
-        return given | {"base": reference.base * ratio}
-    warmup = max(0, given.get("anneal_from", Schedule.anneal_from) - 1)
-    return {"batch_ratio": ratio, "warmup_epochs": warmup} | given | {"base": reference.base}
+    return schedule.scaled(reference.base, reference.ratio(batch_size, optimizer), given)
+
+
+def _find(target: str) -> type[Schedule]:
+    return find_class(target, "schedule._target_", "asr_am.train.schedule", Schedule, "asr_am.schedules")

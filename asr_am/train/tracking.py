@@ -65,7 +65,7 @@ class NoTracker:
 
 EPOCH_CURVES = (
     "heldout_loss", "heldout_frame_error", "heldout_perplexity", "train_loss", "train_frame_accuracy",
-    "consensus_distance", "staleness_mean", "idle_seconds", "bytes_sent", "modelled_bytes", "idle_seconds/*",
+    "consensus_distance", "staleness_mean", "waiting_seconds", "bytes_sent", "modelled_bytes", "waiting_seconds/*",
     "bytes_sent/*", "batches/*",
 )  # fmt: skip
 UPDATE_CURVES = ("loss", "frame_accuracy", "lr", "frames_per_second")

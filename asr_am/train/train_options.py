@@ -21,11 +21,12 @@ from asr_am.distributed.optimizer import OptimizerOptions
 from asr_am.egs.augment import Masking
 from asr_am.egs.epoch_plan import BUFFER
 from asr_am.errors import InputError
-from asr_am.model.blstm import BlstmOptions
-from asr_am.model.build import Options, model_options
+from asr_am.extensions import class_path
+from asr_am.models.acoustic import ModelOptions, model_options
+from asr_am.models.blstm import BlstmOptions
 from asr_am.options import build
 from asr_am.train.mmi_loss import MmiOptions
-from asr_am.train.schedule import Newbob, Plateau, Schedule
+from asr_am.train.schedule import Anneal, Schedule, make_schedule
 
 # Not part of the fingerprint. `shuffle_buffer` is, where the examples are more than that: see `RunSetup.checkpoints`.
 _SPEED_ONLY = (
@@ -77,8 +78,8 @@ class TrainOptions:
     batch_size: int = 256
     seed: int = 1
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
-    schedule: Schedule | Newbob | Plateau = field(default_factory=Schedule)
-    model: Options = field(default_factory=BlstmOptions)
+    schedule: Schedule = field(default_factory=Anneal)
+    model: ModelOptions = field(default_factory=BlstmOptions)
     masking: Masking = field(default_factory=Masking)
     ivector_noise: float = 0.0
     random_offset: bool = False
@@ -104,14 +105,8 @@ class TrainOptions:
         for name in positive:
             if getattr(self, name) < 1:
                 raise InputError(f"train.{name}={getattr(self, name)}: must be at least 1")
-        for name, least in (("layers", 1), ("cells", 1), ("projection", 1), ("lookahead", 0)):
-            if getattr(self.model, name, least) < least:
-                raise InputError(f"model.{name}={getattr(self.model, name)}: must be at least {least}")
-        shares = (self.label_smoothing, self.model.dropout, self.optimizer.momentum)
-        if not all(0 <= share < 1 for share in shares):
-            raise InputError(
-                "train.label_smoothing, model.dropout and train.optimizer.momentum must be at least 0 and below 1"
-            )
+        if not all(0 <= share < 1 for share in (self.label_smoothing, self.optimizer.momentum)):
+            raise InputError("train.label_smoothing and train.optimizer.momentum must be at least 0 and below 1")
         if self.chunk < 0:
             raise InputError(f"train.chunk={self.chunk}: must be at least 1, or 0 for that of the examples")
         if self.mmi and self.label_smoothing:
@@ -148,7 +143,7 @@ class TrainOptions:
             "optimizer": build(OptimizerOptions, train.get("optimizer", {}), "train.optimizer"),
             "masking": build(Masking, train.get("masking", {}), "train.masking"),
             "model": model_options(**model),
-            "schedule": _schedule(**schedule),
+            "schedule": make_schedule(**schedule),
             "seed": seed,
             "mmi": build(MmiOptions, train["mmi"], "train.mmi") if train.get("mmi") else None,
         }
@@ -161,6 +156,7 @@ class TrainOptions:
     def fingerprint(self) -> str:
         """Returns a digest of the options that change the result. A run is not resumed under another one."""
         values = {name: value for name, value in asdict(self).items() if name not in _SPEED_ONLY}
+        values["classes"] = [class_path(self.model), class_path(self.schedule)]
         if self.init is None and self.subset == 1.0:  # runs of earlier versions, without these options, resume
             del values["init"], values["subset"]
         if not self.one_speed:  # likewise
@@ -170,12 +166,6 @@ class TrainOptions:
         if self.optimizer.kind != "adagrad":  # likewise
             del values["optimizer"]["accumulator"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _schedule(kind: Literal["anneal", "newbob"] = "anneal", **options: Any) -> Schedule | Newbob:
-    if kind not in ("anneal", "newbob"):
-        raise InputError(f"schedule.kind={kind}: must be anneal or newbob")
-    return build(Newbob, options, "schedule") if kind == "newbob" else build(Schedule, options, "schedule")
 
 
 def cores() -> int:

@@ -354,7 +354,7 @@ class Trainer:
         """Shows this learner on the terminal, after so many batches of its own."""
         team = self.team
         if self._view.due(team.rank):
-            idle, staleness = team.comm_stats.idle_seconds, self._mean_staleness()
+            idle, staleness = team.comm_stats.waiting_seconds, self._mean_staleness()
             report = LearnerReport(team.launch, batches, staleness, idle, team.incarnation)
             self._view.report(team.rank, report, team.live_ranks())
 

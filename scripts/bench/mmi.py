@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from asr_am.hmm.denominator import DenominatorGraph
-from asr_am.model.acoustic import AcousticModel
-from asr_am.model.model_file import load_acoustic_model
+from asr_am.models.acoustic import AcousticModel
+from asr_am.models.model_file import load_acoustic_model
 from asr_am.train.frame_loss import batch_loss
 from asr_am.train.mmi_loss import MmiLoss, MmiOptions
 

@@ -2,7 +2,7 @@
 
     python scripts/bench/parallax_hosts.py [--learners 4] [--gbits 1] [--rounds 5] [--steps 3] [--sentences 2] ...
 
-`--learners` processes on each host (namespaces.py, needs root) train asr_am.model.lstm_lm with its sampled softmax on
+`--learners` processes on each host (namespaces.py, needs root) train asr_am.models.lstm_lm with its sampled softmax on
 batches of `--sentences` sentences of 8 words, drawn by Zipf's law from 200,000. After a warm-up round, all methods take
 turns of `--steps` steps in each round, in reverse order every other time. A turn ends when all servers have applied the
 last update. All methods clip by the norm of the whole gradient and use SGD. The methods (Kim et al., 2018):
@@ -61,7 +61,7 @@ from asr_am.distributed.runtime.connect import connect
 from asr_am.distributed.runtime.team import ProcessTeam
 from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.distributed.team import Gather, Message, Team
-from asr_am.model.lstm_lm import IGNORED, LstmLm, LstmLmOptions
+from asr_am.models.lstm_lm import IGNORED, LstmLm, LstmLmOptions
 from asr_am.parallax import Config, Runner
 from asr_am.parallax.placement import transfer
 

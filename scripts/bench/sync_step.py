@@ -32,7 +32,7 @@ from asr_am.distributed.runtime.connect import connect
 from asr_am.distributed.runtime.launcher import launch
 from asr_am.distributed.runtime.team import ProcessTeam
 from asr_am.distributed.strategies.sync import Sync
-from asr_am.model.blstm import Blstm, BlstmOptions
+from asr_am.models.blstm import Blstm, BlstmOptions
 
 CHUNK, INPUTS, RATE = 21, 120, 0.01
 SIZES = {"small": (2, 128, 1000, 32), "medium": (3, 256, 2000, 32)}  # layers, cells, outputs, chunks of a batch

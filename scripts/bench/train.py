@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
-from asr_am.model.blstm import Blstm, BlstmOptions
+from asr_am.models.blstm import Blstm, BlstmOptions
 from asr_am.train.frame_loss import CACHED, batch_loss
 
 CHUNK = 21

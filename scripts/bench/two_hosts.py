@@ -47,7 +47,7 @@ from asr_am.distributed.strategies.htm import Htm
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
-from asr_am.model.lstm_lookahead import Lstm, LstmOptions
+from asr_am.models.lstm import Lstm, LstmOptions
 from asr_am.train.frame_loss import batch_loss
 
 PER_HOST = 2  # learners per host and per group of htm

@@ -21,7 +21,7 @@ from asr_am.distributed.leases import GradientFn, Leases, Segment, StepResult
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.simulator import SimCluster, SimTeam
 from asr_am.distributed.strategies.sync import Sync
-from asr_am.model.blstm import Blstm, BlstmOptions
+from asr_am.models.blstm import Blstm, BlstmOptions
 from asr_am.train.frame_loss import batch_loss
 
 CHUNK, INPUTS, OUTPUTS = 21, 120, 1000

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from asr_am.decode.scorer import Window, log_posteriors
-from asr_am.model.blstm import Blstm, BlstmOptions
+from asr_am.models.blstm import Blstm, BlstmOptions
 from scripts.gpu_check.check import Check
 
 LIMIT = 0.05  # nats

@@ -20,9 +20,9 @@ from asr_am.distributed.strategies.ps_sync import PsSync
 from asr_am.distributed.strategies.psp import Psp
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.egs.store import EgsInfo, Index
-from asr_am.model.blstm import BlstmOptions
+from asr_am.models.blstm import BlstmOptions
 from asr_am.train.run_setup import StrategyFactory
-from asr_am.train.schedule import Schedule
+from asr_am.train.schedule import Anneal
 from asr_am.train.train_options import TrainOptions
 from scripts.gpu_check.check import Check
 
@@ -72,7 +72,7 @@ def small_options(check: Check, **changes: object) -> TrainOptions:
     """Returns the options of a short run."""
     values = {
         "epochs": EPOCHS, "batch_size": 16, "model": BlstmOptions(1, 16, 12, dropout=0.1), "checkpoint_every": 4,
-        "schedule": Schedule(base=0.05), "optimizer": OptimizerOptions("adam", clip_norm=5.0), "report_every": 2,
+        "schedule": Anneal(base=0.05), "optimizer": OptimizerOptions("adam", clip_norm=5.0), "report_every": 2,
         "random_offset": True, "device": check.device, "threads": 1,
     }  # fmt: skip
     return TrainOptions(**(values | changes))  # type: ignore[arg-type]

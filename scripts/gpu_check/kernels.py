@@ -12,9 +12,9 @@ from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.strategies.threshold_codec import decode, encode
 from asr_am.egs.loader import IGNORE
-from asr_am.model.acoustic import AcousticModel
-from asr_am.model.blstm import Blstm, BlstmOptions
-from asr_am.model.lstm_lookahead import Lstm, LstmOptions
+from asr_am.models.acoustic import AcousticModel
+from asr_am.models.blstm import Blstm, BlstmOptions
+from asr_am.models.lstm import Lstm, LstmOptions
 from asr_am.train.frame_loss import batch_loss, frame_loss
 from scripts.gpu_check.check import Check
 

@@ -12,7 +12,7 @@ from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.egs.loader import Batch, Loader
 from asr_am.egs.store import EgsSet
-from asr_am.model.blstm import Blstm, BlstmOptions
+from asr_am.models.blstm import Blstm, BlstmOptions
 from asr_am.train.gradient import ModelState
 from asr_am.train.train_options import TrainOptions
 from scripts.gpu_check.check import Check

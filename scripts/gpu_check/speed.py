@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
-from asr_am.model.blstm import Blstm, BlstmOptions
+from asr_am.models.blstm import Blstm, BlstmOptions
 from asr_am.train.frame_loss import batch_loss, frame_loss
 from scripts.bench.train import CHUNK, SIZES, Plain, operations_per_frame
 from scripts.gpu_check.check import Check

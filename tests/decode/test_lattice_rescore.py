@@ -15,9 +15,9 @@ from asr_am.lang.arpa import Arpa
 from asr_am.lang.mixture import mixed
 from asr_am.lang.ngram_automaton import NgramAutomaton
 from asr_am.lang.units import Units
-from asr_am.model.lm_scorer import word_logprobs
-from asr_am.model.lm_states import LmStates
-from asr_am.model.lstm_lm import LstmLm, LstmLmOptions
+from asr_am.models.lm_scorer import word_logprobs
+from asr_am.models.lm_states import LmStates
+from asr_am.models.lstm_lm import LstmLm, LstmLmOptions
 from tests.support.lattice_paths import NAMES, WORDS, cost_of, paths, random_lattice, random_lm, sentence_cost
 
 SCALE = LmScale(10.0, 0.3)

@@ -25,8 +25,8 @@ from asr_am.errors import InputError
 from asr_am.lang.arpa import read_arpa
 from asr_am.lang.lang_dir import Lang, vocabulary
 from asr_am.lang.units import make_units
-from asr_am.model.lm_file import load_lm, save_lm
-from asr_am.model.lstm_lm import LstmLm, LstmLmOptions
+from asr_am.models.lm_file import load_lm, save_lm
+from asr_am.models.lstm_lm import LstmLm, LstmLmOptions
 from tests.support.decoding_corpus import write_system
 
 GRID = [LmScale(5.0), LmScale(10.0), LmScale(10.0, 0.5), LmScale(20.0, -0.5)]

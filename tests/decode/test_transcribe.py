@@ -25,7 +25,7 @@ from asr_am.decode.system import System
 from asr_am.errors import InputError
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
-from asr_am.model import model_file
+from asr_am.models import model_file
 from asr_am.transcribe import MAX_SEGMENT, MIN_SEGMENT, load, main, read_audio, split_at_pauses
 from tests.support.decoding_corpus import write_network, write_system
 from tests.support.manifest_corpus import RATE

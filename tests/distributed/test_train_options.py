@@ -21,9 +21,9 @@ from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.hybrid import Hybrid
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.team import LearnerLost
-from asr_am.model.blstm import BlstmOptions
+from asr_am.models.blstm import BlstmOptions
 from asr_am.train import gradient
-from asr_am.train.schedule import Schedule
+from asr_am.train.schedule import Anneal
 from asr_am.train.simulate import train_virtually
 from asr_am.train.train_options import TrainOptions
 from tests.support import reference_algorithms as reference
@@ -96,7 +96,7 @@ def run(egs_dir: Path, tmp_path: Path) -> Train:
         out = tmp_path / (into or str(runs))
         chosen = TrainOptions(**{
             "epochs": 2, "batch_size": 8, "model": BlstmOptions(1, 8, 6, dropout=dropout), "threads": 1,
-            "schedule": Schedule(base=0.3), "device": "cpu", "checkpoint_every": 2, **options,
+            "schedule": Anneal(base=0.3), "device": "cpu", "checkpoint_every": 2, **options,
         })  # fmt: skip
         cluster = replace(hardware(), faults=Faults(crashes=[crash] if crash else []))
         train_virtually(

@@ -19,8 +19,8 @@ from asr_am.features.extract import extract_features
 from asr_am.features.fusion import InputReader, middle_labels, repeat_stacks, stack_frames
 from asr_am.features.reader import FeatureReader
 from asr_am.hmm.states import StateTable
-from asr_am.model.lstm_lookahead import Lstm, LstmOptions
-from asr_am.model.model_file import load_acoustic_model, save_model
+from asr_am.models.lstm import Lstm, LstmOptions
+from asr_am.models.model_file import load_acoustic_model, save_model
 from asr_am.transcribe import main
 from tests.support.decoding_corpus import OPTIONS, write_system
 from tests.support.kaldi_scp import load_scp

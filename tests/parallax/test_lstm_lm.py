@@ -14,7 +14,7 @@ from asr_am.distributed.cluster_config import Workload
 from asr_am.distributed.simulator import SimCluster
 from asr_am.distributed.team import Team
 from asr_am.lang.units import Units
-from asr_am.model.lstm_lm import IGNORED, LstmLm, LstmLmOptions
+from asr_am.models.lstm_lm import IGNORED, LstmLm, LstmLmOptions
 from asr_am.parallax import Config
 from asr_am.train.lm_text import Text, encode
 from tests.support.toy_lm import Weights, assert_close, hardware

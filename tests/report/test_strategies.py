@@ -167,7 +167,7 @@ def test_options_that_differ_tell_runs_with_one_strategy_apart(tmp_path: Path) -
     for c, b, seconds in ((4, 1.0, 8.0), (3, 0.75, 4.0)):
         write_distributed(
             tmp_path, "psp", 4, seconds, [3.0, 2.0 / c], name=f"psp-{c}",
-            strategy_options={"servers": 4, "c": c, "b": b}, pull_seconds={"0.12": 7, "4.1": 1},
+            strategy_options={"servers": 4, "c": c, "b": b}, pull_latency={"0.12": 7, "4.1": 1},
         )  # fmt: skip
     write_distributed(tmp_path, "sync", 4, 16.0, [3.0, 1.0], strategy_options={"form": "gradients"})
     text = sections(tmp_path, tmp_path / "out")

@@ -17,7 +17,7 @@ HOURS = 2 * 3 * 0.9 / 3600  # of the training speech of `write_corpus`
 def test_copies_are_made_below_a_number_of_hours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: float, copies: int
 ) -> None:
-    monkeypatch.setattr(data, "find_function", lambda *_: lambda out, jobs: write_corpus(out))
+    monkeypatch.setattr(data, "corpus_function", lambda *_: lambda out, jobs: write_corpus(out))
     data.prepare({"_target_": "local.tiny.prepare"}, [0.9, 1.1], below, 1, ["train", "dev", "test"], tmp_path)
     assert len(list(read_supervisions(tmp_path, "train"))) == 6 * (1 + copies)
     assert len(list(read_supervisions(tmp_path, "dev"))) == 6

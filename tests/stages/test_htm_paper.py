@@ -8,7 +8,7 @@ import pytest
 from omegaconf import DictConfig
 
 from asr_am.errors import InputError
-from asr_am.model.lstm_lookahead import LstmOptions
+from asr_am.models.lstm import LstmOptions
 from asr_am.stages import decode, egs, features, train
 from asr_am.stages.app import values
 from asr_am.stages.train_config import schedule_values

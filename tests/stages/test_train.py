@@ -223,8 +223,14 @@ def test_the_key_of_finished_runs_does_not_change() -> None:
             "optimizer": {"kind": "adam", "momentum": 0.9, "weight_decay": 0.0, "clip_norm": 5.0},
             "masking": {"bands": 0, "band_width": 0, "spans": 0, "span_width": 0, "streams": 3},
         },
-        "model": {"name": "blstm", "layers": 2, "cells": 128, "projection": 256, "dropout": 0.2},
-        "schedule": {"base": 0.003, "anneal_from": 6, "anneal": 0.6, "warmup_batches": 50},
+        "model": {
+            "name": "blstm", "_target_": "asr_am.models.blstm.BlstmOptions", "layers": 2, "cells": 128,
+            "projection": 256, "dropout": 0.2,
+        },
+        "schedule": {
+            "_target_": "asr_am.train.schedule.Anneal", "base": 0.003, "anneal_from": 6, "anneal": 0.6,
+            "warmup_batches": 50,
+        },
         "strategy": {
             "name": "sync", "_target_": "asr_am.distributed.sync.Sync", "_partial_": True, "form": "gradients",
             "overlap": True,
@@ -271,7 +277,8 @@ def test_sequence_training_starts_from_the_run_and_has_its_learners() -> None:
 def test_the_rate_of_a_run_follows_its_batch(overrides: tuple[str, ...], expected: dict[str, float]) -> None:
     cfg = config("schedule.anneal_from=4", *overrides)
     warmup = {"warmup_epochs": 3} if "batch_ratio" in expected else {}
-    assert targets(cfg)[0].config["schedule"] == schedule_values(cfg) == {"anneal_from": 4} | expected | warmup
+    constant = {"_target_": "asr_am.train.schedule.Anneal", "anneal_from": 4}
+    assert targets(cfg)[0].config["schedule"] == schedule_values(cfg) == constant | expected | warmup
 
 
 @pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
@@ -320,7 +327,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("schedule.base=-0.1",), ("schedule.base=x",), ("+schedule.kind=cosine",), ("model.dropout=1.5",),
+        ("schedule.base=-0.1",), ("schedule.base=x",), ("+schedule.kind=cosine",), ("schedule._target_=os.mkdir",),
+        ("model.dropout=1.5",),
         ("model.layers=0",), ("model.cells=x",), ("train.epochs=0",), ("train.epochs=2", "train.device=cuda"),
         ("train.epochs=2", "train.device=tpu"),
         ("train.precision=fp8",), ("train.subset=2",), ("train.optimizer.momentum=1",), ("train.optimizer.kind=lion",),

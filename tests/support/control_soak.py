@@ -43,13 +43,13 @@ from asr_am.distributed.simulator.team import SimTeam
 from asr_am.distributed.team import LearnerLost
 from asr_am.egs.loader import Batch, EpochPlan, Loader
 from asr_am.errors import ConnectionLost, InputError
-from asr_am.model.blstm import Blstm, BlstmOptions
+from asr_am.models.blstm import Blstm, BlstmOptions
 from asr_am.stages.train_worker import report_failure
 from asr_am.train.audit import History, audit
 from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.run_log import RunLog, TrainingBar
 from asr_am.train.run_setup import RunSetup
-from asr_am.train.schedule import Schedule
+from asr_am.train.schedule import Anneal
 from asr_am.train.trainer import Trainer
 from tests.support.sim_disk import SimDisk
 from tests.support.soak import FAULT_TOLERANT, STRATEGIES
@@ -58,7 +58,7 @@ from tests.support.toy_runs import WORKLOAD, cluster
 
 OPTIONS = replace(
     TOY_OPTIONS, epochs=3, batch_size=12, model=BlstmOptions(1, 3, 4),
-    schedule=Schedule(base=0.2, anneal_from=2),
+    schedule=Anneal(base=0.2, anneal_from=2),
     random_offset=False, checkpoint_every=2, report_every=2,
 )  # fmt: skip
 UTTERANCES = (60,) * 6  # frames

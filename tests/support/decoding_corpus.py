@@ -19,8 +19,8 @@ from asr_am.hmm.hmm_topology import phone_states, state_table
 from asr_am.hmm.tree import monophone_tree
 from asr_am.lang.lang_dir import Lang
 from asr_am.lang.prepare import prepare_lang, prepare_lm
-from asr_am.model.blstm import Blstm, BlstmOptions
-from asr_am.model.model_file import save_model
+from asr_am.models.blstm import Blstm, BlstmOptions
+from asr_am.models.model_file import save_model
 from tests.support.manifest_corpus import RATE, write_corpus
 
 

@@ -24,7 +24,7 @@ from asr_am.stages.train_worker import report_failure
 from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.gradient import ModelState
 from asr_am.train.run_setup import StrategyFactory
-from asr_am.train.schedule import Schedule
+from asr_am.train.schedule import Anneal
 from asr_am.train.trainer import Trainer, train
 from tests.support.toy_runs import OPTIONS
 from tests.support.train_worker_main import die_in
@@ -47,7 +47,7 @@ if __name__ == "__main__":
     for rank, incarnation, moment, number in json.loads(faults):
         if (team.rank, team.incarnation) == (rank, incarnation):
             die_in(*MOMENTS[moment], number)
-    options = replace(OPTIONS, epochs=epochs, schedule=Schedule(base=0.03))
+    options = replace(OPTIONS, epochs=epochs, schedule=Anneal(base=0.03))
     try:
         train(Path(egs_dir), Path(out), options, strategy=STRATEGIES[strategy], team=team)
     except Exception as error:

@@ -20,7 +20,7 @@ from asr_am.distributed.strategies.psp import Psp
 from asr_am.errors import InputError
 from asr_am.train.gradient import ModelState
 from asr_am.train.run_setup import StrategyFactory
-from asr_am.train.schedule import Schedule
+from asr_am.train.schedule import Anneal
 from asr_am.train.trainer import train
 from tests.support.toy_runs import OPTIONS
 from tests.support.train_worker_main import die_in
@@ -38,7 +38,7 @@ if __name__ == "__main__":
     if team.rank == int(killed) and team.incarnation == 0:
         die_in(*((ModelState, "backward") if team.rank < WORKERS else (ParameterServer, "update")), 5)
     # Stale gradients with momentum need a low rate: at 0.1 training diverged on a busy machine, with a staleness of 8.
-    options = replace(OPTIONS, schedule=Schedule(base=0.03)) if strategy == "ps_async" else OPTIONS
+    options = replace(OPTIONS, schedule=Anneal(base=0.03)) if strategy == "ps_async" else OPTIONS
     try:
         train(Path(egs_dir), Path(out), options, strategy=SERVED[strategy], team=team, servers=SERVERS)
     except InputError as error:

@@ -46,9 +46,9 @@ from asr_am.lang.fsts import make_grammar, restrict
 from asr_am.lang.lang_dir import Lang, read_symbols
 from asr_am.lang.lexicon import read_lexicon
 from asr_am.lang.units import Units
-from asr_am.model.lm_file import load_lm, save_lm
-from asr_am.model.lstm_lm import LstmLm, LstmLmOptions
-from asr_am.model.model_file import load_acoustic_model
+from asr_am.models.lm_file import load_lm, save_lm
+from asr_am.models.lstm_lm import LstmLm, LstmLmOptions
+from asr_am.models.model_file import load_acoustic_model
 from asr_am.report.results import read_json, read_scores
 from asr_am.report.runs import read_training_run
 from asr_am.score.scoring import Reference

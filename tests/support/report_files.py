@@ -57,8 +57,8 @@ def write_distributed(
     today = {
         "strategy": strategy, "learners": learners, "batch": batch, "epochs": len(losses), "seconds": seconds,
         "clock": "virtual", "launcher": "virtual", "cluster": "ibm_a", "workload": "swb2000_lstm", "faults": {},
-        "model": "blstm", "optimizer": "sgd", "bytes_sent": 0, "modelled_bytes": 0, "refused": 0, "lost": 0,
-        "superseded": 0, "restarts": 0, "waiting_seconds": {str(rank): 0.0 for rank in range(learners)},
+        "model": "blstm", "optimizer": "sgd", "bytes_sent": 0, "modelled_bytes": 0, "rejected": 0, "lost": 0,
+        "overwritten": 0, "restarts": 0, "waiting_seconds": {str(rank): 0.0 for rank in range(learners)},
         "batches_per_learner": {str(rank): 10 * len(losses) for rank in range(learners)},
         "staleness": {"0": 10 * len(losses) * learners}, "consensus_distance": [0.0] * len(losses),
         "seconds_per_epoch": [seconds / len(losses)] * len(losses),

@@ -14,7 +14,7 @@ import numpy as np
 from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.strategies.local import Local
 from asr_am.distributed.team import SingleProcess
-from asr_am.model.lstm_lm import LstmLmOptions
+from asr_am.models.lstm_lm import LstmLmOptions
 from asr_am.parallax.strategy import Parallax
 from asr_am.train.lm import HeldOutText, LmOptions, LmRun
 from asr_am.train.lm_text import read_text

@@ -14,15 +14,15 @@ from asr_am.distributed.strategies.adpsgd import Adpsgd
 from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.hybrid import Hybrid
 from asr_am.distributed.strategies.sync import Sync
-from asr_am.model.blstm import BlstmOptions
+from asr_am.models.blstm import BlstmOptions
 from asr_am.train.run_setup import StrategyFactory
-from asr_am.train.schedule import Schedule
+from asr_am.train.schedule import Anneal
 from asr_am.train.simulate import train_virtually
 from asr_am.train.tracking import NoTracker
 from asr_am.train.train_options import TrainOptions
 
 OPTIONS = TrainOptions(
-    epochs=2, batch_size=8, model=BlstmOptions(1, 8, 6), schedule=Schedule(base=0.1), random_offset=True, threads=1,
+    epochs=2, batch_size=8, model=BlstmOptions(1, 8, 6), schedule=Anneal(base=0.1), random_offset=True, threads=1,
     report_every=3, checkpoint_every=4, device="cpu",
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ import pytest
 
 from asr_am.distributed.runtime.launcher import launch
 from asr_am.distributed.runtime.worker_process import LOCALHOST, free_port
-from asr_am.model.model_file import load_acoustic_model
+from asr_am.models.model_file import load_acoustic_model
 from asr_am.train.audit import History, audit
 from tests.support.egs_examples import write_examples
 from tests.support.toy_runs import lease_log

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from asr_am.egs.loader import IGNORE
-from asr_am.model.blstm import Blstm, BlstmOptions
+from asr_am.models.blstm import Blstm, BlstmOptions
 from asr_am.train import frame_loss as module
 from asr_am.train.frame_loss import batch_loss, frame_loss
 

@@ -14,11 +14,10 @@ from asr_am.distributed.team import SingleProcess
 from asr_am.egs.epoch_plan import EpochPlan
 from asr_am.egs.loader import IGNORE, Batch, Loader
 from asr_am.egs.store import EgsSet
-from asr_am.model.blstm import Blstm, BlstmOptions
-from asr_am.model.build import make_model
-from asr_am.model.lstm_lookahead import LstmOptions
+from asr_am.models.blstm import Blstm, BlstmOptions
+from asr_am.models.lstm import LstmOptions
 from asr_am.train.gradient import GradientComputer, ModelState, Validator
-from asr_am.train.schedule import Schedule
+from asr_am.train.schedule import Anneal
 from asr_am.train.train_options import TrainOptions
 from tests.support.egs_examples import write_examples
 
@@ -72,7 +71,7 @@ def test_padding_changes_neither_loss_nor_gradient(egs_dir: Path) -> None:
 def test_a_step_never_waits_for_the_device(egs_dir: Path, precision: str, model: BlstmOptions | LstmOptions) -> None:
     """On the meta device, where tensors have no values: reading one, as item() and cpu() do, raises an error."""
     learner = make_learner(egs_dir, batch_size=9, precision=precision, accumulation=2, label_smoothing=0.1)
-    network = make_model(model, 6, 6).to("meta")
+    network = model.make(6, 6).to("meta")
     params = FlatParams(network)
     optimizer = Optimizer(params, OptimizerOptions("adam", clip_norm=1.0))
     optimizer.lr = 0.1
@@ -99,7 +98,7 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(egs_dir: Path) -> No
 
 
 def test_each_batch_once_at_the_rate_of_its_share(egs_dir: Path) -> None:
-    schedule = Schedule(base=1.0, batch_ratio=2, warmup_epochs=1)
+    schedule = Anneal(base=1.0, batch_ratio=2, warmup_epochs=1)
     learner = make_learner(egs_dir, batch_size=3)
     plan = learner.loader.plan(0)
     leases = rounds(plan, digests=learner.loader.digests(plan, 0, len(plan)))
@@ -117,13 +116,13 @@ def test_learners_together_compute_the_gradient_of_one(egs_dir: Path) -> None:
     """The plain mean over three learners, one of them without data, is the gradient of the whole round's mean loss."""
     alone = make_learner(egs_dir, batch_size=9)
     plan = alone.loader.plan(0)
-    whole = GradientComputer(alone, plan, rounds(plan), Schedule(), read_ahead=False)
+    whole = GradientComputer(alone, plan, rounds(plan), Anneal(), read_ahead=False)
     parts = []
     for rank in range(3):
         learner = make_learner(egs_dir, batch_size=3)
         plan = learner.loader.plan(0)
         turns = rounds(plan, rank, size=3)
-        parts.append((learner, GradientComputer(learner, plan, turns, Schedule(), read_ahead=rank == 1)))
+        parts.append((learner, GradientComputer(learner, plan, turns, Anneal(), read_ahead=rank == 1)))
     buckets: list[tuple[int, int]] = []
     while whole(None) is not None:
         step_result = [gradient(lambda *bucket: buckets.append(bucket)) for _, gradient in parts]
@@ -141,7 +140,7 @@ def test_dropout_depends_on_the_batch_and_not_on_what_came_before(egs_dir: Path)
     plan = learner.loader.plan(2)
 
     def gradient_of(batch: int, first: int) -> torch.Tensor:
-        gradient = GradientComputer(learner, plan, rounds(plan, begin=first), Schedule(), read_ahead=False)
+        gradient = GradientComputer(learner, plan, rounds(plan, begin=first), Anneal(), read_ahead=False)
         for _ in range(batch - first + 1):
             gradient(None)
         return learner.params.g.clone()

@@ -23,8 +23,8 @@ from asr_am.errors import InputError
 from asr_am.lang.mixture import counted, ngram_logprobs, perplexity
 from asr_am.lang.ngram import estimate
 from asr_am.lang.units import BOUNDARY, Units
-from asr_am.model.lm_file import load_lm
-from asr_am.model.lstm_lm import IGNORED
+from asr_am.models.lm_file import load_lm
+from asr_am.models.lstm_lm import IGNORED
 from asr_am.parallax.strategy import Parallax
 from asr_am.train.lm import HeldOutText, LmOptions, LmRun, finish
 from asr_am.train.lm_text import LmData, encode, read_text

@@ -13,7 +13,7 @@ from torch import Tensor
 from asr_am.egs.loader import IGNORE
 from asr_am.errors import InputError
 from asr_am.hmm.denominator import DenominatorGraph
-from asr_am.model.blstm import Blstm, BlstmOptions
+from asr_am.models.blstm import Blstm, BlstmOptions
 from asr_am.train.frame_loss import batch_loss
 from asr_am.train.mmi_loss import MmiLoss, MmiOptions
 

@@ -18,7 +18,7 @@ from asr_am.egs.loader import IGNORE, Loader
 from asr_am.egs.store import EgsSet
 from asr_am.errors import InputError
 from asr_am.hmm.denominator import DenominatorGraph
-from asr_am.model.model_file import load_acoustic_model
+from asr_am.models.model_file import load_acoustic_model
 from asr_am.train.mmi_loss import MmiOptions
 from asr_am.train.run_setup import RunSetup, StrategyFactory
 from asr_am.train.simulate import simulate_run

@@ -6,13 +6,14 @@ import pytest
 
 from asr_am.distributed.strategies.bmuf import Bmuf
 from asr_am.errors import InputError
-from asr_am.model.blstm import BlstmOptions
-from asr_am.train.schedule import Newbob, Schedule
+from asr_am.models.blstm import BlstmOptions
+from asr_am.train.schedule import Anneal, Newbob
 from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainer import train
 from tests.support.egs_examples import write_examples
 from tests.support.toy_runs import final_state, lines, virtually
 
+TARGET = "asr_am.train.schedule.Newbob"
 NEWBOB = Newbob(base=0.4, minimum=0.05)
 
 
@@ -40,9 +41,9 @@ def test_the_minimum_itself_is_trained_with() -> None:
 def test_values_out_of_range() -> None:
     for wrong in ({"minimum": 0.5}, {"minimum": 0.0}, {"factor": 1.0}, {"threshold": 1.0}, {"warmup_batches": -1}):
         with pytest.raises(InputError, match=f"schedule.{next(iter(wrong))}"):
-            TrainOptions.build({}, {}, {"kind": "newbob", "base": 0.4, **wrong}, seed=1)
-    with pytest.raises(InputError, match="anneal or newbob"):
-        TrainOptions.build({}, {}, {"kind": "cosine"}, seed=1)
+            TrainOptions.build({}, {}, {"_target_": TARGET, "base": 0.4, **wrong}, seed=1)
+    with pytest.raises(InputError, match=r"^schedule\._target_=asr_am\.train\.schedule\.Cosine: cannot be imported"):
+        TrainOptions.build({}, {}, {"_target_": TARGET.replace("Newbob", "Cosine")}, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -74,4 +75,4 @@ def test_a_run_ends_itself_and_a_resumed_one_has_the_same_bits(egs_dir: Path, tm
 def test_all_learners_have_the_same_rates(egs_dir: Path, tmp_path: Path) -> None:
     summary = virtually(egs_dir, tmp_path, Bmuf, options())
     assert rates(summary["heldout_loss"])[-1] is None and summary["epochs_done"] < 30
-    assert summary["schedule"]["minimum"] == NEWBOB.minimum and isinstance(NEWBOB.after([]), Schedule)
+    assert summary["schedule"]["minimum"] == NEWBOB.minimum and isinstance(NEWBOB.after([]), Anneal)

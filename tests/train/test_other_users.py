@@ -33,6 +33,6 @@ def test_another_user_of_the_host_reaches_nothing(strategy: str) -> None:
 
             assert side.status == 0
             summary = json.loads((side.out / "summary.json").read_text())
-            assert summary["restarts"] == 0 and summary["refused"] == 0
+            assert summary["restarts"] == 0 and summary["rejected"] == 0
             done = [(record["epoch"], batch) for record in lease_log(side.out) for batch in record["batch"]]
             assert len(done) == len(set(done)) == sum(summary["batches_per_learner"].values())

@@ -124,8 +124,8 @@ def test_an_offline_run_has_configuration_curves_and_summary(trained: Path) -> N
     assert options["train"]["batch_size"] == 8
     rows = history(records)
     epochs = [row for row in rows if "heldout_loss" in row]
-    per_rank = {f"{name}/rank{rank}" for name in ("bytes_sent", "idle_seconds", "batches") for rank in (0, 1)}
-    expected = {"epoch", "virtual_seconds", "heldout_frame_error", "train_loss", "staleness_mean", "idle_seconds"}
+    per_rank = {f"{name}/rank{rank}" for name in ("bytes_sent", "waiting_seconds", "batches") for rank in (0, 1)}
+    expected = {"epoch", "virtual_seconds", "heldout_frame_error", "train_loss", "staleness_mean", "waiting_seconds"}
     assert len(epochs) == 2 and expected | {"bytes_sent", "modelled_bytes"} | per_rank <= epochs[-1].keys()
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert "virtual_seconds" not in lines[0] and "staleness_mean" not in lines[-1]

@@ -6,14 +6,14 @@ import math
 import pytest
 
 from asr_am.errors import InputError
-from asr_am.train.schedule import Schedule, for_batch
+from asr_am.train.schedule import Anneal, for_batch
 
 ANNEAL = {"base": None, "reference": {"base": 0.1, "batch": 256}, "anneal_from": 11, "warmup_batches": 3}
 
 
 def test_constant_then_anneal_as_in_the_paper() -> None:
     """Zhang et al., section 3.1: 0.1 for 10 epochs, then times 1/sqrt(2) in each epoch from the 11th to the 16th."""
-    schedule = Schedule(base=0.1)
+    schedule = Anneal(base=0.1)
     rates = [schedule.rate(epoch, share, 0) for epoch in range(16) for share in (0.0, 0.999)]
     assert rates[:20] == [0.1] * 20
     assert rates[20::2] == pytest.approx([0.1 / math.sqrt(2) ** n for n in range(1, 7)])
@@ -23,7 +23,7 @@ def test_constant_then_anneal_as_in_the_paper() -> None:
 
 def test_linear_warmup_for_a_batch_ten_times_larger() -> None:
     """The rate rises from 0.1 to 1 within 10 epochs, with every batch, and is annealed from the 11th epoch."""
-    schedule = Schedule(base=0.1, batch_ratio=10, warmup_epochs=10)
+    schedule = Anneal(base=0.1, batch_ratio=10, warmup_epochs=10)
     assert schedule.rate(0, 0.0, 0) == pytest.approx(0.1)
     assert schedule.rate(4, 0.5, 450) == pytest.approx(0.1 + 0.9 * 4.5 / 10)
     assert schedule.rate(9, 1.0, 999) == pytest.approx(1.0)
@@ -34,7 +34,7 @@ def test_linear_warmup_for_a_batch_ten_times_larger() -> None:
 
 
 def test_warmup_over_batches() -> None:
-    schedule = Schedule(base=0.2, warmup_batches=4, anneal_from=2, anneal=0.5)
+    schedule = Anneal(base=0.2, warmup_batches=4, anneal_from=2, anneal=0.5)
     assert [schedule.rate(0, 0.0, batch) for batch in range(6)] == pytest.approx([0.05, 0.1, 0.15, 0.2, 0.2, 0.2])
     assert schedule.rate(1, 0.0, 100) == pytest.approx(0.1)
 
@@ -43,20 +43,21 @@ def test_the_rate_follows_the_batch_as_in_the_paper() -> None:
     """Zhang et al., section 3.1: batch 256 has 0.1. Batch 2,560 rises from 0.1 to 1 in the first 10 epochs."""
     same = {"base": 0.1, "anneal_from": 11, "warmup_batches": 3}
     assert for_batch(ANNEAL, 256, "sgd") == same  # exactly the keys of finished runs
-    assert Schedule(**for_batch(ANNEAL, 2560, "sgd")) == Schedule(0.1, 10.0, 10, 11, warmup_batches=3)
+    assert Anneal(**for_batch(ANNEAL, 2560, "sgd")) == Anneal(0.1, 10.0, 10, 11, warmup_batches=3)
     assert for_batch(ANNEAL, 64, "nesterov") == same | {"base": 0.025}
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
 def test_the_rate_of_adaptive_optimizers_follows_the_root_of_the_batch(optimizer: str) -> None:
     assert for_batch(ANNEAL, 64, optimizer)["base"] == pytest.approx(0.05)
-    larger = Schedule(**for_batch(ANNEAL, 1024, optimizer))
+    larger = Anneal(**for_batch(ANNEAL, 1024, optimizer))
     assert larger.rate(0, 0.0, 100) == pytest.approx(0.1) and larger.rate(9, 1.0, 100) == pytest.approx(0.2)
 
 
 def test_newbob_starts_with_the_rate_of_the_batch() -> None:
-    options = {"kind": "newbob", "base": None, "reference": {"base": 0.003, "batch": 64}, "minimum": 1e-4}
-    assert for_batch(options, 256, "adam") == {"kind": "newbob", "base": 0.006, "minimum": 1e-4}
+    target = "asr_am.train.schedule.Newbob"
+    options = {"_target_": target, "base": None, "reference": {"base": 0.003, "batch": 64}, "minimum": 1e-4}
+    assert for_batch(options, 256, "adam") == {"_target_": target, "base": 0.006, "minimum": 1e-4}
 
 
 def test_what_is_given_does_not_follow() -> None:

@@ -21,10 +21,10 @@ from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.team import LearnerLost
 from asr_am.egs.loader import Loader
 from asr_am.errors import InputError
-from asr_am.model.model_file import load_acoustic_model
+from asr_am.models.model_file import load_acoustic_model
 from asr_am.train.audit import audit
 from asr_am.train.run_setup import StrategyFactory
-from asr_am.train.schedule import Schedule
+from asr_am.train.schedule import Anneal
 from asr_am.train.simulate import train_virtually
 from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainer import Trainer, train
@@ -172,7 +172,7 @@ def test_a_batch_that_is_computed_again_in_place_of_another_ends_the_run(
 
 def test_a_run_that_fails_ends_its_tracking(egs_dir: Path, tmp_path: Path) -> None:
     tracker = Ended()
-    wild = replace(OPTIONS, schedule=Schedule(base=1e30))
+    wild = replace(OPTIONS, schedule=Anneal(base=1e30))
     with pytest.raises(InputError, match="the loss is"):
         train_virtually(
             egs_dir, tmp_path, wild, learners=4, cluster=cluster(), workload=WORKLOAD, strategy=Sync, tracker=tracker

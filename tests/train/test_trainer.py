@@ -16,10 +16,10 @@ import torch
 
 from asr_am.egs.augment import Masking
 from asr_am.errors import InputError
-from asr_am.model.blstm import BlstmOptions
-from asr_am.model.model_file import load_acoustic_model
+from asr_am.models.blstm import BlstmOptions
+from asr_am.models.model_file import load_acoustic_model
 from asr_am.train.run_log import RunLog
-from asr_am.train.schedule import Schedule
+from asr_am.train.schedule import Anneal
 from asr_am.train.tracking import NoTracker, WandbTracker
 from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainer import train
@@ -28,7 +28,7 @@ from tests.support.toy_runs import Ended, final_state, lines
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = TrainOptions(
-    epochs=3, batch_size=3, model=BlstmOptions(1, 8, 6, dropout=0.2), schedule=Schedule(base=0.3), random_offset=True,
+    epochs=3, batch_size=3, model=BlstmOptions(1, 8, 6, dropout=0.2), schedule=Anneal(base=0.3), random_offset=True,
     masking=Masking(1, 2, 1, 2, streams=1), threads=1, report_every=4, checkpoint_every=3, precision="bfloat16",
     device="cpu",
 )  # fmt: skip
@@ -68,7 +68,7 @@ def undisturbed(egs_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def test_it_learns(tmp_path: Path) -> None:
     egs_dir = write_examples(tmp_path / "egs", frames_U=(60,) * 20)
-    options = TrainOptions(epochs=4, batch_size=8, model=BlstmOptions(1, 16, 8), schedule=Schedule(base=0.3), threads=1)
+    options = TrainOptions(epochs=4, batch_size=8, model=BlstmOptions(1, 16, 8), schedule=Anneal(base=0.3), threads=1)
     train(egs_dir, tmp_path, options)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["heldout_loss"][-1] < 0.5 * math.log(6)  # the loss of a uniform distribution

@@ -106,7 +106,7 @@ def test_clients_without_the_key_are_rejected_and_do_no_harm(
     assert min(counts) >= least
 
     summary = json.loads((out / "summary.json").read_text())
-    assert sum(counts) <= summary["refused"] and summary["restarts"] == 0 and "SIG" not in caplog.text
+    assert sum(counts) <= summary["rejected"] and summary["restarts"] == 0 and "SIG" not in caplog.text
     log = lease_log(out)
     done = Counter((record["epoch"], batch) for record in log for batch in record["batch"])
     assert set(done.values()) == {1} and sum(done.values()) == sum(summary["batches_per_learner"].values())

@@ -49,10 +49,10 @@ class PendingWait:
 
 
 class WaitMonitor:
-    """Lock and conditions of one learner. Created in the training task, whose waits count as idle time.
+    """Lock and conditions of one learner. Created in the training task, whose waits are counted.
 
     Args:
-        comm_stats: statistics with the idle time of the training task.
+        comm_stats: statistics with the seconds waited by the training task.
 
     Attributes:
         clock: clock of all timeouts.
@@ -117,14 +117,14 @@ class WaitMonitor:
         self._wait(lambda: False, seconds)
 
     def count(self, seconds: float) -> None:
-        """Adds to the idle time if the caller is the training task."""
+        """Counts the wait if the caller is the training task."""
         if threading.get_ident() == self._training:
-            self._comm_stats.idle_seconds += seconds
+            self._comm_stats.waiting_seconds += seconds
 
     @property
-    def idle_seconds(self) -> float:
+    def waiting_seconds(self) -> float:
         """Seconds that the training task has waited for others."""
-        return self._comm_stats.idle_seconds
+        return self._comm_stats.waiting_seconds
 
     def busy_since(self) -> float | None:
         """Returns when the training task ended its last wait. None while it waits. By `clock`."""

@@ -98,7 +98,7 @@ class ComputeEmulator:
         def stretched(on_bucket: BucketHook | None) -> StepResult | None:
             buckets: list[tuple[float, int, int]] = []
             self._synchronize()
-            idle_before, begin = self._comm_stats.idle_seconds, time.monotonic()
+            waited_before, begin = self._comm_stats.waiting_seconds, time.monotonic()
 
             def record(first: int, last: int) -> None:
                 self._synchronize()
@@ -109,7 +109,7 @@ class ComputeEmulator:
             end = time.monotonic()
             if step_result is None:
                 return None
-            begin += self._comm_stats.idle_seconds - idle_before
+            begin += self._comm_stats.waiting_seconds - waited_before
             elapsed = max(end - begin, 1e-9)
             target = self._seconds(step_result.num_frames, elapsed)
             for ready, first, last in buckets:

@@ -40,13 +40,13 @@ class StepWatch:
         """Returns the same closure, watched."""
 
         def watched(on_bucket: BucketHook | None) -> StepResult | None:
-            clock, idle = self._wait_monitor.clock, self._wait_monitor.idle_seconds
+            clock, waited = self._wait_monitor.clock, self._wait_monitor.waiting_seconds
             self._begin = begin = clock.now()
             try:
                 return gradient(on_bucket)
             finally:
                 self._begin = None
-                self._seconds.append(clock.now() - begin - (self._wait_monitor.idle_seconds - idle))
+                self._seconds.append(clock.now() - begin - (self._wait_monitor.waiting_seconds - waited))
 
         return watched
 

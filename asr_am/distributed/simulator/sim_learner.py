@@ -44,7 +44,7 @@ class SimLearner(SimProcess):
         return self.tasks[0]
 
     def waited(self, seconds: float) -> None:
-        self.comm_stats.idle_seconds += seconds
+        self.comm_stats.waiting_seconds += seconds
 
 
 def random_stream(seed: int, rank: int, incarnation: int, purpose: str) -> np.random.Generator:

@@ -89,10 +89,10 @@ def test_the_training_task_counts_what_it_waits_for_others() -> None:
     comm_stats = CommStats()
     wait_monitor = WaitMonitor(comm_stats)
     TeamEvent(wait_monitor).wait(0.05)
-    assert 0.05 <= comm_stats.idle_seconds < 5
-    counted = comm_stats.idle_seconds
+    assert 0.05 <= comm_stats.waiting_seconds < 5
+    counted = comm_stats.waiting_seconds
     wait_monitor.pause(0.05)
-    assert comm_stats.idle_seconds == counted, "a sleep is not for others"
+    assert comm_stats.waiting_seconds == counted, "a sleep is not for others"
     lock = TeamLock(wait_monitor)
     held = threading.Event()
 
@@ -104,12 +104,12 @@ def test_the_training_task_counts_what_it_waits_for_others() -> None:
     threading.Thread(target=hold).start()
     held.wait()
     with lock:
-        assert comm_stats.idle_seconds > counted
-    counted = comm_stats.idle_seconds
+        assert comm_stats.waiting_seconds > counted
+    counted = comm_stats.waiting_seconds
     thread = threading.Thread(target=lambda: TeamEvent(wait_monitor).wait(0.05))
     thread.start()
     thread.join()
-    assert comm_stats.idle_seconds == counted, "another task's"
+    assert comm_stats.waiting_seconds == counted, "another task's"
 
 
 def test_a_timeout_does_not_pass_while_the_process_is_stopped() -> None:

@@ -31,7 +31,7 @@ class Clock:
 
     def gradient(self, on_bucket: object) -> StepResult:
         self.now += 1.0
-        self.comm_stats.idle_seconds += 1.0  # for its lease
+        self.comm_stats.waiting_seconds += 1.0  # for its lease
         for passed in (1.0, 2.0):
             self.now += passed
             if on_bucket is not None:

@@ -40,7 +40,7 @@ def test_learners_synchronous(tmp_path: Path) -> None:
         assert comm_stats["bytes_sent"] == {str((rank + 1) % 3): messages + collectives, str((rank + 2) % 3): messages}
         counts = {key: comm_stats[key] for key in ("messages_sent", "rejected", "lost", "overwritten")}
         assert counts == {"messages_sent": 10, "rejected": 0, "lost": 0, "overwritten": 0}
-        assert comm_stats["idle_seconds"] > 0.05
+        assert comm_stats["waiting_seconds"] > 0.05
 
 
 def test_learners_synchronous_without_a_supervisor_notice_a_death_themselves(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_the_mean_is_added_in_rank_order_and_costs_the_rings_time() -> None:
 
     cluster = cluster_of()
     assert cluster.run(main) == dict.fromkeys(range(4), (True, 4.0 + X10))
-    assert [comm_stats.idle_seconds for comm_stats in cluster.comm_stats] == [X10, 1 + X10, 2 + X10, 3 + X10]
+    assert [comm_stats.waiting_seconds for comm_stats in cluster.comm_stats] == [X10, 1 + X10, 2 + X10, 3 + X10]
     for rank, comm_stats in enumerate(cluster.comm_stats):
         assert comm_stats.bytes_sent == {(rank + 1) % 4: 60} and comm_stats.modelled_bytes == 60
 

@@ -30,7 +30,7 @@ def test_a_batch_takes_its_share_of_the_largest_batchs_time() -> None:
     cluster = cluster_of(2, faults={"slow": {1: 10.0}})
     assert cluster.run(main) == {0: [3.0, 4.5, 4.5, 4.5], 1: [30.0, 45.0, 45.0, 45.0]}
     assert [comm_stats.faults for comm_stats in cluster.comm_stats] == [{}, {"slow": 2}]
-    assert [comm_stats.idle_seconds for comm_stats in cluster.comm_stats] == [0.0, 0.0]
+    assert [comm_stats.waiting_seconds for comm_stats in cluster.comm_stats] == [0.0, 0.0]
     by_speed = Workload("self", frames_per_second={"abacus": 20.0})
     assert run(main, 1, workload=by_speed) == {0: [0.5, 0.75, 0.75, 0.75]}
 
@@ -113,7 +113,7 @@ def test_costs_are_queued_where_the_hardware_is_shared() -> None:
 
     cluster = cluster_of()
     assert cluster.run(main) == {0: (2.0, 4.0), 1: (2.0, 6.0), 2: (2.0, 4.0), 3: (2.0, 6.0)}
-    assert cluster.comm_stats[1].idle_seconds == 0.0
+    assert cluster.comm_stats[1].waiting_seconds == 0.0
 
 
 def test_updates_share_their_hosts_bus() -> None:

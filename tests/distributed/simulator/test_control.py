@@ -19,7 +19,7 @@ def test_gather_waits_for_all_and_takes_no_time() -> None:
     rows = {0: [], 1: [0.0], 2: [0.0, 1.0], 3: [0.0, 1.0, 2.0]}
     cluster = cluster_of()
     assert cluster.run(main) == dict.fromkeys(range(4), (rows, torch.float64, 3.0))
-    assert [comm_stats.idle_seconds for comm_stats in cluster.comm_stats] == [3.0, 2.0, 1.0, 0.0]
+    assert [comm_stats.waiting_seconds for comm_stats in cluster.comm_stats] == [3.0, 2.0, 1.0, 0.0]
 
 
 def test_average_is_added_in_rank_order_and_leaves_its_argument_alone() -> None:
@@ -114,4 +114,4 @@ def test_leases_of_the_dead_come_back_also_at_the_very_end() -> None:
 
     cluster = cluster_of(3, faults={"crashes": [{"learner": 2, "at": 20.0}]})
     assert cluster.run(main) == {0: ([0, 3], 21.0), 1: ([1, 2], 21.0)}  # 1 has waited for longer
-    assert cluster.comm_stats[2].faults == {"crash": 1} and cluster.comm_stats[1].idle_seconds == 19.0
+    assert cluster.comm_stats[2].faults == {"crash": 1} and cluster.comm_stats[1].waiting_seconds == 19.0

@@ -181,7 +181,7 @@ def test_who_waits_for_nothing_waits_until_the_timeout() -> None:
 
     cluster = cluster_of()
     assert set(cluster.run(main).values()) == {(None, 2.5)}
-    assert cluster.comm_stats[0].idle_seconds == 2.5
+    assert cluster.comm_stats[0].waiting_seconds == 2.5
 
 
 @pytest.mark.parametrize("lengths", [(), (24,), (25, 1)], ids=str)

@@ -107,7 +107,7 @@ def test_locks_are_passed_on_in_order_and_waiting_is_counted() -> None:
     cluster = cluster_of(1)
     cluster.run(main)
     assert order == ["a 0", "c 5", "b 6", "training 7"]
-    assert cluster.comm_stats[0].idle_seconds == 4.0  # of the training task, from 3 to 7; sleeping is not waiting
+    assert cluster.comm_stats[0].waiting_seconds == 4.0  # of the training task, from 3 to 7; sleeping is not waiting
 
 
 def test_a_lock_is_left_by_an_error_and_refuses_its_holder() -> None:

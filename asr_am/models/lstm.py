@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from asr_am.model.acoustic import AcousticModel
-from asr_am.model.lstm import reset_lstm, run_lstm
+from asr_am.models.acoustic import AcousticModel, ModelOptions, check_dropout
+from asr_am.models.lstm_layers import reset_lstm, run_lstm
 
 
 @dataclass(frozen=True)
-class LstmOptions:
+class LstmOptions(ModelOptions):
     """Sizes of an `Lstm`.
 
     Attributes:
@@ -30,6 +30,17 @@ class LstmOptions:
     lookahead: int = 3
     dropout: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Raises InputError if a value is out of range."""
+        self.check_least(layers=1, cells=1, lookahead=0)
+        check_dropout(self.dropout)
+
+    def make(self, inputs: int, outputs: int) -> Lstm:
+        return Lstm(self, inputs, outputs)
+
+    def activations(self) -> int:
+        return 8 * self.layers * self.cells
+
 
 class Lstm(AcousticModel):
     """Stack of layers x (LSTM from left to right, dropout) and a linear output.
@@ -38,6 +49,8 @@ class Lstm(AcousticModel):
     its end. The last A frames of a chunk are trained with repeated frames, which is why overlapping windows decode
     better.
     """
+
+    options: LstmOptions
 
     def __init__(self, options: LstmOptions, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)

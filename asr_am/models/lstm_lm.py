@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from asr_am.errors import InputError
-from asr_am.model.sampled_softmax import LogUniform, sampled_loss
+from asr_am.models.sampled_softmax import LogUniform, sampled_loss
 
 IGNORED = -1  # target of padding
 warnings.filterwarnings("ignore", message="LSTM with projections is not supported with oneDNN")

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from asr_am.lang.units import BOUNDARY, Units
-from asr_am.model.lm_scorer import LOGITS
-from asr_am.model.lstm_lm import LstmLm
+from asr_am.models.lm_scorer import LOGITS
+from asr_am.models.lstm_lm import LstmLm
 
 FIRST_CAPACITY = 256  # states
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 
-from asr_am.model.lstm import BiLSTM
-from asr_am.model.lstm_lookahead import Lstm, LstmOptions
+from asr_am.models.lstm import Lstm, LstmOptions
+from asr_am.models.lstm_layers import BiLSTM
 
 FRAMES, BATCH, INPUTS, CELLS = 6, 5, 4, 3
 LENGTHS = [torch.tensor([6, 2, 4, 1, 6]), torch.tensor([3, 3, 2, 1, 1]), torch.full((BATCH,), FRAMES), None]

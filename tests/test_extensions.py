@@ -10,8 +10,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
-from asr_am.stages.config_targets import find_class, find_function
-from asr_am.stages.data import prepare
+from asr_am.extensions import find_class
+from asr_am.stages.data import corpus_function, prepare
 from asr_am.stages.recipe_files import ROOT
 from asr_am.stages.train_config import TrainConfig, strategy_factory
 from asr_am.train.tracking import Tracker
@@ -73,9 +73,9 @@ def test_a_class_of_another_kind_is_no_tracker() -> None:
 
 
 def test_a_corpus_is_prepared_by_local_functions_only(tmp_path: Path) -> None:
-    assert find_function("local.an4.prepare.prepare", "corpus.prepare._target_", "local").__name__ == "prepare"
+    assert corpus_function("local.an4.prepare.prepare", "corpus.prepare._target_").__name__ == "prepare"
     for target, said in (
-        ("shutil.rmtree", "must be in local;"),
+        ("shutil.rmtree", "must be in local, or an entry point asr_am.corpora"),
         ("local.an4.prepare.Path", "is no function of that module"),
         ("local.an4.prepare.write_set", "is no function of that module"),
     ):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from asr_am.errors import InputError
-from asr_am.model.model_file import read_torch, write_torch
+from asr_am.models.model_file import read_torch, write_torch
 
 
 def test_one_wrong_bit_in_the_weights_is_detected(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from torch import nn
 
 from asr_am.data import disk
 from asr_am.errors import InputError, is_disk_full
-from asr_am.model.acoustic import AcousticModel
-from asr_am.model.build import kind_of, make_model, model_options
+from asr_am.extensions import class_path
+from asr_am.models.acoustic import AcousticModel, model_options
 
 FORMAT = "asr_am acoustic model 1"
 
@@ -46,7 +46,7 @@ def save_model(path: Path, model: AcousticModel, info: Mapping[str, Any]) -> Non
     """Writes a model, and `info` (plain values and tensors), which `load_acoustic_model` returns."""
     value = {
         "format": FORMAT,
-        "model": kind_of(model.options),
+        "model": class_path(model.options),
         "options": asdict(model.options),
         "inputs": model.inputs,
         "outputs": model.outputs,
@@ -69,8 +69,8 @@ def load_acoustic_model(path: Path) -> tuple[nn.Module, dict[str, Any]]:
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise InputError(f"{path}: is not an acoustic model of this program; {remedy}")
     try:
-        options = model_options(value.get("model", "blstm"), **value["options"])
-        model = make_model(options, int(value["inputs"]), int(value["outputs"]))
+        options = model_options(value["model"], **value["options"])
+        model = options.make(int(value["inputs"]), int(value["outputs"]))
         model.load_state_dict(value["weights"])
         info = {"dim": model.inputs, "num_pdfs": model.outputs, **value["info"]}
     except (InputError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from asr_am.errors import InputError
-from asr_am.model.lstm_lookahead import Lstm, LstmOptions
-from asr_am.model.model_file import load_acoustic_model, save_model
+from asr_am.models.lstm import Lstm, LstmOptions
+from asr_am.models.model_file import load_acoustic_model, save_model
 from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainer import train
 from tests.support.egs_examples import write_examples
@@ -75,11 +75,18 @@ def test_a_saved_model_is_the_same_model(tmp_path: Path) -> None:
 
 def test_it_is_trained_from_its_configuration(tmp_path: Path) -> None:
     egs_dir = write_examples(tmp_path / "egs", frames_U=(60,) * 20)
-    sizes = {"kind": "lstm", "layers": 1, "cells": 16, "lookahead": 1}
+    sizes = {"_target_": "asr_am.models.lstm.LstmOptions", "layers": 1, "cells": 16, "lookahead": 1}
     options = TrainOptions.build({"epochs": 3, "batch_size": 8, "threads": 1}, sizes, {"base": 0.3}, seed=1)
     train(egs_dir, tmp_path / "run", options)
     model, info = load_acoustic_model(tmp_path / "run/best.pt")
     assert isinstance(model, Lstm) and model.options.lookahead == 1 and info["heldout_loss"] < 1.2 < 1.79  # of chance
-    for wrong in ({"kind": "gru"}, {"kind": "lstm", "lookahead": -1}, {"kind": "lstm", "projection": 8}):
-        with pytest.raises(InputError, match=r"model"):
-            TrainOptions.build({}, wrong, {}, seed=1)
+    for wrong, said in (
+        ({"_target_": "asr_am.models.gru.GruOptions"}, "_target_=.* cannot be imported"),
+        ({"_target_": "asr_am.models.lstm.Lstm"}, "_target_=.* is no model options"),
+        ({"_target_": "os.mkdir"}, "_target_=os.mkdir: must be in asr_am.models, or an entry point asr_am.models"),
+        ({"lookahead": -1}, "lookahead=-1: must be at least 0"),
+        ({"dropout": 1.0}, "dropout=1.0: must be at least 0 and below 1"),
+        ({"projection": 8}, "projection: there is no such option"),
+    ):
+        with pytest.raises(InputError, match=rf"^model\.{said}"):
+            TrainOptions.build({}, sizes | wrong, {}, seed=1)

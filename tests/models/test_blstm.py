@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from asr_am.errors import InputError
-from asr_am.model.blstm import Blstm, BlstmOptions
-from asr_am.model.model_file import load_acoustic_model, save_model
+from asr_am.models.blstm import Blstm, BlstmOptions
+from asr_am.models.model_file import load_acoustic_model, save_model
 
 
 @pytest.fixture

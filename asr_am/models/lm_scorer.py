@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asr_am.lang.units import BOUNDARY, Units
-from asr_am.model.lstm_lm import LstmLm
+from asr_am.models.lstm_lm import LstmLm
 from asr_am.progress import track
 
 POSITIONS = 4096  # units of a batch with padding, unless one sentence is longer

@@ -11,8 +11,8 @@ import torch
 
 from asr_am.errors import InputError
 from asr_am.lang.units import Units
-from asr_am.model.lstm_lm import LstmLm, LstmLmOptions
-from asr_am.model.model_file import read_torch, write_torch
+from asr_am.models.lstm_lm import LstmLm, LstmLmOptions
+from asr_am.models.model_file import read_torch, write_torch
 
 FORMAT = "asr_am language model 1"
 REMEDY = "remove its folder and run stage 8 (rescore) again"

@@ -10,10 +10,10 @@ import torch
 
 from asr_am.errors import InputError
 from asr_am.lang.units import BOUNDARY, Units
-from asr_am.model import lm_scorer
-from asr_am.model.lm_file import load_lm, save_lm
-from asr_am.model.lm_scorer import word_logprobs
-from asr_am.model.lstm_lm import IGNORED, LstmLm, LstmLmOptions
+from asr_am.models import lm_scorer
+from asr_am.models.lm_file import load_lm, save_lm
+from asr_am.models.lm_scorer import word_logprobs
+from asr_am.models.lstm_lm import IGNORED, LstmLm, LstmLmOptions
 
 UNITS = Units(["</s>", "<unk>", "▁GO", "ING", "▁SEE"], {"GO": (2,), "GOING": (2, 3), "SEE": (4,), "SEEING": (4, 3)})
 SMALL = LstmLmOptions(embedding=6, cells=8, projection=5)

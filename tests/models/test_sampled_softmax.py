@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from asr_am.errors import InputError
-from asr_am.model import sampled_softmax
-from asr_am.model.sampled_softmax import LogUniform, sampled_loss
+from asr_am.models import sampled_softmax
+from asr_am.models.sampled_softmax import LogUniform, sampled_loss
 
 V, P = 30, 4
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from asr_am.model.acoustic import AcousticModel
-from asr_am.model.lstm import BiLSTM
+from asr_am.models.acoustic import AcousticModel, ModelOptions, check_dropout
+from asr_am.models.lstm_layers import BiLSTM
 
 
 @dataclass(frozen=True)
-class BlstmOptions:
+class BlstmOptions(ModelOptions):
     """Sizes of a `Blstm`.
 
     Attributes:
@@ -30,6 +30,17 @@ class BlstmOptions:
     cells: int = 128
     projection: int = 256
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises InputError if a value is out of range."""
+        self.check_least(layers=1, cells=1, projection=1)
+        check_dropout(self.dropout)
+
+    def make(self, inputs: int, outputs: int) -> Blstm:
+        return Blstm(self, inputs, outputs)
+
+    def activations(self) -> int:
+        return 16 * self.layers * self.cells
 
 
 class Blstm(AcousticModel):

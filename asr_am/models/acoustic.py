@@ -1,0 +1,109 @@
+"""Base classes of acoustic models, which normalise features and map them to logits of pdfs, and of their options.
+
+A model is a file with both. A configuration names the options (conf/model), and these make the model.
+
+Shapes: B chunks or utterances, T frames, F features, P pdfs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asr_am.errors import InputError
+from asr_am.extensions import find_class
+from asr_am.options import build
+
+DEFAULT = "asr_am.models.blstm.BlstmOptions"
+
+
+def model_options(_target_: str = DEFAULT, **options: Any) -> ModelOptions:
+    """Returns the options of a model, given the values of a configuration.
+
+    Args:
+        _target_: full name of their class, in this package or an entry point `asr_am.models`.
+        options: their values by name.
+
+    Raises:
+        InputError: the class is no such options, or an option is unknown, of another type or out of range.
+    """
+    found = find_class(_target_, "model._target_", "asr_am.models", ModelOptions, "asr_am.models")
+    return build(found, options, "model")
+
+
+@dataclass(frozen=True)
+class ModelOptions(ABC):
+    """Base class of the options of acoustic models. A subclass is a frozen dataclass of plain values."""
+
+    @abstractmethod
+    def make(self, inputs: int, outputs: int) -> AcousticModel:
+        """Makes the model with random weights from torch's default generator.
+
+        Args:
+            inputs: dimension of the features, F.
+            outputs: number of pdfs, P.
+        """
+
+    def activations(self) -> int:
+        """Returns the values per frame that a training step keeps for the backward pass, for the plan. 0: not known."""
+        return 0
+
+    def check_least(self, **least: int) -> None:
+        """Raises InputError if an option is below its least value."""
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise InputError(f"model.{name}={getattr(self, name)}: must be at least {value}")
+
+
+def check_dropout(share: float) -> None:
+    """Raises InputError unless the option `dropout` is a share below 1."""
+    if not 0 <= share < 1:
+        raise InputError(f"model.dropout={share}: must be at least 0 and below 1")
+
+
+class AcousticModel(nn.Module):
+    """Base class. Maps x_BTF and lengths_B (None: all T) to logits [B, T, P], without a softmax.
+
+    A subclass has all layers but the last in `hidden`. Training takes these and `output` apart, see `frame_loss`.
+    Frames at or past a sequence's length do not influence others, and their own logits have no meaning.
+
+    Attributes:
+        options: Options that have made the model.
+        inputs: Dimension of the features, F.
+        outputs: Number of pdfs, P.
+        mean_F: Buffer, subtracted from the features.
+        scale_F: Buffer, multiplied with the features after that.
+        output: The last layer, linear.
+    """
+
+    options: ModelOptions
+    mean_F: Tensor
+    scale_F: Tensor
+    output: nn.Linear
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.inputs, self.outputs = inputs, outputs
+        self.register_buffer("mean_F", torch.zeros(inputs))
+        self.register_buffer("scale_F", torch.ones(inputs))
+
+    def set_normalisation(self, mean_F: Tensor, deviation_F: Tensor) -> None:
+        """Sets mean and standard deviation of the features, so that inputs get zero mean and unit variance."""
+        self.mean_F.copy_(mean_F)
+        self.scale_F.copy_(1.0 / deviation_F.clamp_min(1e-5))
+
+    def normalise(self, x_BTF: Tensor) -> Tensor:
+        """Returns features of zero mean and unit variance [B, T, F]."""
+        return (x_BTF - self.mean_F) * self.scale_F
+
+    def hidden(self, x_BTF: Tensor, lengths_B: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Returns the inputs of the output layer [B, T, H], with matrix products in `dtype`. Weights stay float32."""
+        raise NotImplementedError
+
+    def forward(self, x_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        """Returns logits [B, T, P]."""
+        return self.output(self.hidden(x_BTF, lengths_B))
