@@ -60,6 +60,7 @@ class Options:
     g2p_voice: str = "en-US"
     max_bad_audio: float = 0.05
     max_words: int = 200_000
+    unify_words: bool = False
 
     def check(self) -> None:
         """Raises InputError for an option that is missing or out of range."""
@@ -92,12 +93,14 @@ def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
     chosen = build(Options, options, "corpus.prepare")
     chosen.check()
     out.mkdir(parents=True, exist_ok=True)
+    issues_by_set = {name: IssueCounter() for name in ("train", "dev", "test", "lm", "lexicon")}
     if chosen.folder:
-        source = write_kaldi_dir(Path(chosen.folder), out / "source")
+        source = write_kaldi_dir(Path(chosen.folder), out / "source", issues_by_set["train"])
         chosen = replace(chosen, train=str(source), g2p=chosen.g2p or (None if chosen.lexicon else LETTERS))
     chosen = _from_manifests(chosen, out / "source")
-    issues_by_set = {name: IssueCounter() for name in ("train", "dev", "test", "lm", "lexicon")}
-    lexicon = read_lexicon(Path(chosen.lexicon), issues_by_set["lexicon"]) if chosen.lexicon else Lexicon()
+    lexicon = Lexicon()
+    if chosen.lexicon:
+        lexicon = read_lexicon(Path(chosen.lexicon), issues_by_set["lexicon"], unify=chosen.unify_words)
     sets, unknown = read_sets(chosen, lexicon, out, issues_by_set, jobs)
     lost = {subset: left_out(issues_by_set[subset]) for subset in sets}
     sentences = _sentences(chosen, lexicon, sets, unknown, issues_by_set)
@@ -144,7 +147,7 @@ def read_sets(
     unknown: dict[str, Counter[str]] = {}
     root = Path(options.audio_root).resolve() if options.audio_root else None
     for subset, source in _sources(options, issues_by_set).items():
-        normalise = _normaliser(lexicon)
+        normalise = _normaliser(options, lexicon)
         audio = AudioOptions(root, options.allow_pipes, out / "wav" / subset)
         sets[subset] = read_set(
             source, subset, normalise, audio, issues_by_set[subset], max_bad_audio=options.max_bad_audio, jobs=jobs
@@ -190,8 +193,8 @@ def _own_stm(options: Options, subset: str) -> Path | None:
     return path if path and path.exists() else None
 
 
-def _normaliser(lexicon: Lexicon) -> Normaliser:
-    return Normaliser(lexicon.vocabulary, lexicon.silence, lexicon.unknown)
+def _normaliser(options: Options, lexicon: Lexicon) -> Normaliser:
+    return Normaliser(lexicon.vocabulary, lexicon.silence, lexicon.unknown, unify=options.unify_words)
 
 
 def _note_rates(corpus: CorpusSet, rate: int, issues: IssueCounter) -> None:
@@ -220,7 +223,7 @@ def _sentences(
         )
     if options.text is None:
         return [utterance.text or "" for utterance in sets["train"].utterances]
-    normalise = _normaliser(lexicon)
+    normalise = _normaliser(options, lexicon)
     sentences = read_text(Path(options.text), normalise, issues_by_set["lm"])
     unknown["lm"] = normalise.unknown
     if options.dev is None:
