@@ -11,6 +11,7 @@ command |           run whenever the audio is read, if the user allows it. `flac
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
 import signal
@@ -35,6 +36,8 @@ OVERSHOOT = 0.5  # seconds that a segment may exceed its recording by, as in Kal
 # Exit status of `sox F -t wav - | head -c N`, alone and in a shell.
 STOPPED_READING = (-signal.SIGPIPE, 128 + signal.SIGPIPE)
 MIN_DURATION = 0.001  # of an utterance, in seconds
+# Folders that relative paths may begin at after the data directory and those above it: where the user, and we, stand.
+STARTED_IN = tuple(map(Path, dict.fromkeys([os.environ.get("ASR_AM_STARTED_IN", os.getcwd()), os.getcwd()])))
 MISSING = "missing audio: left out"
 SIXTEEN_BITS = ("PCM_S8", "PCM_16", "MPEG_LAYER_III")  # (almost) lossless as 16-bit integers
 
@@ -52,8 +55,8 @@ class AudioOptions:
     """Options of finding and reading audio.
 
     Attributes:
-        root: folder that relative paths begin at. None: the data directory, or the nearest folder above it that has the
-            file.
+        root: folder that relative paths begin at. None: the data directory, the nearest folder above it that has the
+            file, or the folder where the user stands.
         allow_pipes: run commands.
         copies: folder for audio that cannot be read in place (made if needed).
     """
@@ -276,6 +279,7 @@ def _find(value: str, entry: TableEntry, options: AudioOptions) -> Path | None:
             scp = Path(entry.where.rsplit(":", 1)[0])
             folders = dict.fromkeys((scp.absolute().parent, scp.resolve().parent))  # wav.scp may be a link
             candidates = [above / path for folder in folders for above in (folder, *folder.parents)]
+            candidates += [folder / path for folder in STARTED_IN]
         return next((candidate.resolve() for candidate in candidates if candidate.is_file()), None)
     except (OSError, RuntimeError):  # an impossible file name, or the home of an unknown user
         return None

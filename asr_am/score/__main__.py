@@ -76,11 +76,8 @@ def _run(options: argparse.Namespace) -> None:
             stream.reconfigure(errors="backslashreplace")
     write_table(score, sys.stdout)
     if not options.case_sensitive and (pair := _differ_in_case(options.stm)):
-        print(
-            f"asr_am.score: {options.stm}: words that differ only in case, such as {' and '.join(pair)}, were taken for "
-            "one, as sclite does; --case-sensitive keeps them apart",
-            file=sys.stderr,
-        )
+        what = f"words that differ only in case, such as {' and '.join(pair)}, were taken for one, as sclite does"
+        print(f"asr_am.score: {options.stm}: {what}; --case-sensitive keeps them apart", file=sys.stderr)
 
 
 def _differ_in_case(stm: Path) -> tuple[str, str] | None:

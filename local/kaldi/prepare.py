@@ -97,7 +97,7 @@ def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
     if chosen.folder:
         source = write_kaldi_dir(Path(chosen.folder), out / "source", issues_by_set["train"])
         chosen = replace(chosen, train=str(source), g2p=chosen.g2p or (None if chosen.lexicon else LETTERS))
-    chosen = _from_manifests(chosen, out / "source")
+    chosen = _from_manifests(chosen, out / "source", issues_by_set)
     lexicon = Lexicon()
     if chosen.lexicon:
         lexicon = read_lexicon(Path(chosen.lexicon), issues_by_set["lexicon"], unify=chosen.unify_words)
@@ -130,13 +130,19 @@ def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
     _report(lexicon, unknown, issues_by_set)
 
 
-def _from_manifests(options: Options, out: Path) -> Options:
+def _from_manifests(options: Options, out: Path, issues_by_set: dict[str, IssueCounter]) -> Options:
     """Returns the options with a Kaldi data directory in place of each set that is given as lhotse manifests."""
+    root = _audio_root(options)
     for subset in ("train", "dev", "test"):
         given = getattr(options, subset)
         if given and (files := manifest_files(Path(given))):
-            options = replace(options, **{subset: str(write_from_manifests(files, out / subset))})  # type: ignore[arg-type]
+            folder = write_from_manifests(files, out / subset, issues_by_set[subset], root)
+            options = replace(options, **{subset: str(folder)})  # type: ignore[arg-type]
     return options
+
+
+def _audio_root(options: Options) -> Path | None:
+    return Path(options.audio_root).resolve() if options.audio_root else None
 
 
 def read_sets(
@@ -145,7 +151,7 @@ def read_sets(
     """Returns the sets train, dev and test with disjoint speakers, and the words of each that the lexicon lacks."""
     sets: dict[str, CorpusSet] = {}
     unknown: dict[str, Counter[str]] = {}
-    root = Path(options.audio_root).resolve() if options.audio_root else None
+    root = _audio_root(options)
     for subset, source in _sources(options, issues_by_set).items():
         normalise = _normaliser(options, lexicon)
         audio = AudioOptions(root, options.allow_pipes, out / "wav" / subset)
