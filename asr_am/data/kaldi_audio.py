@@ -27,7 +27,7 @@ from lhotse import AudioSource, Recording, SupervisionSegment
 from asr_am.data.audio import is_plain_file, read_utterances
 from asr_am.data.kaldi_archive import Entry, read_entry
 from asr_am.data.kaldi_dir import TableEntry, UtteranceSpan
-from asr_am.data.length import decode_blocks, has_length, is_endless, is_truncated
+from asr_am.data.length import decode_blocks, has_length, hides_samples, is_endless, is_truncated, stream_hides_samples
 from asr_am.data.shorten import is_shortened, read_shortened, sphere_header
 from asr_am.errors import InputError
 
@@ -125,6 +125,8 @@ def check_recording(source: ScpRecording, options: AudioOptions) -> CheckedRecor
                 ("recording of several channels: the first is used, as Kaldi does", source.entry.where)
             )
     checked.recording = recording
+    if (file := audio_file(source.entry, options)) is not None and hides_samples(file):
+        checked.notes.append(("file that goes on after the samples that its header gives: all are used", str(file)))
     truncated = is_plain_file(recording) and is_truncated(Path(recording.sources[0].source))
     if truncated:
         checked.notes.append(
@@ -289,7 +291,7 @@ def _from_file(name: str, entry: TableEntry, path: Path, options: AudioOptions) 
     try:
         if is_shortened(path):
             path = _decompress(path, entry, options)
-        elif not has_length(path):  # copied, as the manifest is checked against the header again
+        elif not has_length(path) or hides_samples(path):  # copied, as the manifest is checked against the header again
             path = _decode(path, entry, options)
     except (soundfile.SoundFileError, OSError, TypeError) as error:
         reason = "damaged, empty, without a header or of an unknown format"
@@ -351,6 +353,9 @@ def _from_command(name: str, entry: TableEntry, options: AudioOptions) -> Record
             if is_endless(file):
                 remedy = "a FLAC stream does not say how long it is; let the command write a wav file"
                 raise AudioProblem("command that gives no audio: left out", f"{entry.where}: {remedy}")
+            if stream_hides_samples(io.BytesIO(done.stdout)):
+                what = "command whose audio goes on after the samples that its header gives: left out"
+                raise AudioProblem(what, f"{entry.where}: let it write a complete header")
             frames = len(file.read(dtype="int16", always_2d=True))  # headers of streams may be wrong
             header = _Header(frames, file.samplerate, file.channels)
     except (soundfile.SoundFileError, RuntimeError) as error:
