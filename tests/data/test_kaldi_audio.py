@@ -264,10 +264,14 @@ def test_two_wav_files_or_data_chunks_in_one_are_left_out(tmp_path: Path, begin:
 
 
 def test_an_aiff_file_that_goes_on_after_its_samples_is_left_out(tmp_path: Path) -> None:
-    soundfile.write(tmp_path / "one.aiff", speech(), RATE)
-    content = (tmp_path / "one.aiff").read_bytes()
-    (tmp_path / "two.aiff").write_bytes(content + content)
-    ((what, where),) = check_line(tmp_path, tmp_path / "two.aiff", WHOLE).problems
+    soundfile.write(tmp_path / "a.aiff", speech(), RATE)
+    content = bytearray((tmp_path / "a.aiff").read_bytes())
+    frames, size = content.index(b"COMM") + 10, content.index(b"SSND") + 4
+    content[frames : frames + 4] = (len(speech()) // 2).to_bytes(4, "big")
+    content[size : size + 4] = (len(speech()) + 8).to_bytes(4, "big")
+    (tmp_path / "a.aiff").write_bytes(content)
+    assert soundfile.info(tmp_path / "a.aiff").frames == len(speech()) // 2
+    ((what, where),) = check_line(tmp_path, tmp_path / "a.aiff", WHOLE).problems
     assert what == "audio that cannot be read: left out" and "goes on after the samples that its header" in where
 
 
