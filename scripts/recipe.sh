@@ -5,6 +5,7 @@
 # shellcheck shell=bash
 set -euo pipefail
 started_in=$PWD                            # paths in options are relative to it
+export ASR_AM_STARTED_IN=$PWD              # and those in files too, as a last resort
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 for kind in path_options value_options flag_options; do
     declare -p "$kind" >/dev/null 2>&1 || declare -A "$kind"

@@ -1,9 +1,12 @@
-"""Download of a corpus archive over HTTP."""
+"""Download of a corpus archive over HTTP, and its unpacking."""
 
 from __future__ import annotations
 
+import lzma
 import os
+import tarfile
 import urllib.request
+import zlib
 from collections.abc import Iterator
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -45,6 +48,26 @@ def download(url: str, target: Path, remedy: str, max_bytes: int) -> None:
         raise InputError(f"{url}: cannot be downloaded ({error}); {remedy}") from error
     finally:
         disk.remove(temporary)
+
+
+def unpack(archive: Path, folder: Path, remedy: str) -> None:
+    """Unpacks a tar archive into `folder`, where all of it stays: no links out of it, no devices, no absolute paths.
+
+    Args:
+        archive: the archive, compressed or not.
+        folder: made if needed.
+        remedy: advice for error messages.
+
+    Raises:
+        InputError: the archive is damaged, or has a member that would be outside the folder.
+    """
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="data")
+    except tarfile.FilterError as error:
+        raise InputError(f"{archive}: its member {error.tarinfo.name} is refused ({error}); {remedy}") from error
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError) as error:
+        raise InputError(f"{archive}: cannot be unpacked ({error}); {remedy}") from error
 
 
 def _blocks(response: HTTPResponse) -> Iterator[bytes]:

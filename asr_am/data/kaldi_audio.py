@@ -11,6 +11,7 @@ command |           run whenever the audio is read, if the user allows it. `flac
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
 import signal
@@ -27,7 +28,7 @@ from asr_am.data import disk
 from asr_am.data.audio import is_plain_file, read_utterances
 from asr_am.data.kaldi_archive import Entry, read_entry
 from asr_am.data.kaldi_dir import TableEntry, UtteranceSpan
-from asr_am.data.length import decode_blocks, has_length, is_endless, is_truncated
+from asr_am.data.length import decode_blocks, has_length, hides_samples, is_endless, is_truncated, stream_hides_samples
 from asr_am.data.shorten import is_shortened, read_shortened, sphere_header
 from asr_am.errors import InputError
 
@@ -36,6 +37,8 @@ OVERSHOOT = 0.5  # seconds that a segment may exceed its recording by, as in Kal
 # Exit status of `sox F -t wav - | head -c N`, alone and in a shell.
 STOPPED_READING = (-signal.SIGPIPE, 128 + signal.SIGPIPE)
 MIN_DURATION = 0.001  # of an utterance, in seconds
+# Folders that relative paths may begin at after the data directory and those above it: where the user, and we, stand.
+STARTED_IN = tuple(map(Path, dict.fromkeys([os.environ.get("ASR_AM_STARTED_IN", os.getcwd()), os.getcwd()])))
 MISSING = "missing audio: left out"
 SIXTEEN_BITS = ("PCM_S8", "PCM_16", "MPEG_LAYER_III")  # (almost) lossless as 16-bit integers
 
@@ -53,8 +56,8 @@ class AudioOptions:
     """Options of finding and reading audio.
 
     Attributes:
-        root: folder that relative paths begin at. None: the data directory, or the nearest folder above it that has the
-            file.
+        root: folder that relative paths begin at. None: the data directory, the nearest folder above it that has the
+            file, or the folder where the user stands.
         allow_pipes: run commands.
         copies: folder for audio that cannot be read in place (made if needed).
     """
@@ -123,6 +126,8 @@ def check_recording(source: ScpRecording, options: AudioOptions) -> CheckedRecor
                 ("recording of several channels: the first is used, as Kaldi does", source.entry.where)
             )
     checked.recording = recording
+    if (file := audio_file(source.entry, options)) is not None and hides_samples(file):
+        checked.notes.append(("file that goes on after the samples that its header gives: all are used", str(file)))
     truncated = is_plain_file(recording) and is_truncated(Path(recording.sources[0].source))
     if truncated:
         checked.notes.append(
@@ -277,6 +282,7 @@ def _find(value: str, entry: TableEntry, options: AudioOptions) -> Path | None:
             scp = Path(entry.where.rsplit(":", 1)[0])
             folders = dict.fromkeys((scp.absolute().parent, scp.resolve().parent))  # wav.scp may be a link
             candidates = [above / path for folder in folders for above in (folder, *folder.parents)]
+            candidates += [folder / path for folder in STARTED_IN]
         return next((candidate.resolve() for candidate in candidates if candidate.is_file()), None)
     except (OSError, RuntimeError):  # an impossible file name, or the home of an unknown user
         return None
@@ -286,7 +292,7 @@ def _from_file(name: str, entry: TableEntry, path: Path, options: AudioOptions) 
     try:
         if is_shortened(path):
             path = _decompress(path, entry, options)
-        elif not has_length(path):  # copied, as the manifest is checked against the header again
+        elif not has_length(path) or hides_samples(path):  # copied, as the manifest is checked against the header again
             path = _decode(path, entry, options)
     except (soundfile.SoundFileError, OSError, TypeError) as error:
         reason = "damaged, empty, without a header or of an unknown format"
@@ -348,6 +354,9 @@ def _from_command(name: str, entry: TableEntry, options: AudioOptions) -> Record
             if is_endless(file):
                 remedy = "a FLAC stream does not say how long it is; let the command write a wav file"
                 raise AudioProblem("command that gives no audio: left out", f"{entry.where}: {remedy}")
+            if stream_hides_samples(io.BytesIO(done.stdout)):
+                what = "command whose audio goes on after the samples that its header gives: left out"
+                raise AudioProblem(what, f"{entry.where}: let it write a complete header")
             frames = len(file.read(dtype="int16", always_2d=True))  # headers of streams may be wrong
             header = _Header(frames, file.samplerate, file.channels)
     except (soundfile.SoundFileError, RuntimeError) as error:

@@ -3,7 +3,8 @@
 flac    written to a pipe has no number of samples. libsndfile takes that for the largest possible number.
 mp3     without a Xing or Info frame: libsndfile divides the file's size, tags included, by that of its first frame. At
         a variable bit rate, or with a picture in a tag, that is far off, and reading stops there if it is too small.
-wav     and sphere files that end too early are shorter files to libsndfile.
+wav     and sphere files that end too early are shorter files to libsndfile. So are those whose header gives too few
+        samples: a recorder or a pipe that was stopped left 0, or what was written until then.
 
 Shapes: C channels, N samples.
 """
@@ -12,13 +13,15 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import struct
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from os import SEEK_CUR
+from os import SEEK_CUR, SEEK_END
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 import soundfile
@@ -29,6 +32,7 @@ MAX_SECONDS = 7 * 24 * 3600  # a header that claims more does not know the lengt
 BLOCK = 1 << 16  # samples decoded at once
 STREAMED_SIZE = 0x7FFF0000  # from this size on, a wav header was written to a pipe (0x7FFFFFFF and others)
 SIZE_TOLERANCE = 512  # bytes, for headers that count themselves or padding
+WITH_SOUND = (b"data", b"SSND", b"RIFF", b"RIFX", b"FORM")  # chunks: another one means more audio
 ID3, ID3_HEADER, ID3_FOOTER_FLAG = b"ID3", 10, 0x10
 
 
@@ -80,14 +84,134 @@ def is_truncated(path: Path) -> bool:
     return end is not None and end > path.stat().st_size + SIZE_TOLERANCE
 
 
-def _riff_end(file: BinaryIO) -> int | None:
-    """Returns the byte after the last sample, None if unknown."""
+def hides_samples(path: Path) -> bool:
+    """True if a wav, sphere, AU or AIFF file goes on after the samples that its header gives: a streamed file whose
+    header was never completed, or two files in one. Raises OSError if it cannot be read.
+    """
+    with path.open("rb") as file:
+        return stream_hides_samples(file)
+
+
+def stream_hides_samples(file: BinaryIO) -> bool:
+    """As `hides_samples`, of an open file."""
+    data = _data_chunk(file)
+    if data is None:
+        return False
+    total = file.seek(0, SEEK_END)
+    end = data.begin + data.size
+    if end + SIZE_TOLERANCE >= total:
+        return False
+    file.seek(end)
+    if file.read(len(ID3)) == ID3:
+        return False
+    if data.order:  # chunks begin at even bytes
+        file.seek(end + end % 2)
+        return _ends_in_samples(file, total, data.order)
+    file.seek(end)
+    return any(block.strip(b"\0") for block in iter(lambda: file.read(BLOCK), b""))  # padding is no sound
+
+
+def _ends_in_samples(file: BinaryIO, total: int, order: str) -> bool:
+    """True unless what follows is chunks that hold no sound, up to the end of the file, or padding."""
     while len(head := file.read(8)) == 8:
-        name, size = struct.unpack("<4sI", head)
-        if name == b"data":
-            return file.tell() + size if size < STREAMED_SIZE else None
+        name, size = struct.unpack(f"{order}4sI", head)
+        if name in WITH_SOUND:
+            return True
+        if not (name.isascii() and name.decode().isprintable()) or file.tell() + size > total + SIZE_TOLERANCE:
+            file.seek(-8, SEEK_CUR)
+            return any(block.strip(b"\0") for block in iter(lambda: file.read(BLOCK), b""))
+        file.seek(size + size % 2, SEEK_CUR)
+    return False
+
+
+class _Data(NamedTuple):
+    """Where samples are, in bytes.
+
+    Attributes:
+        begin: their first byte.
+        size: their number by the header.
+        order: byte order of chunks in struct's notation, "" without chunks.
+        size_at: place of a number of four bytes that is `size`, None if the header cannot be completed here.
+    """
+
+    begin: int
+    size: int
+    order: str = ""
+    size_at: int | None = None
+
+
+def _data_chunk(file: BinaryIO) -> _Data | None:
+    """Returns where the samples are, None for another format, or if the header does not say how long they are."""
+    file.seek(0)
+    magic = file.read(12)
+    if magic[:4] in (b"RIFF", b"RIFX") and magic[8:] == b"WAVE":
+        return _find_chunk(file, "<" if magic[:4] == b"RIFF" else ">", b"data")
+    if magic.startswith(b"FORM") and magic[8:] in (b"AIFF", b"AIFC"):
+        found = _find_chunk(file, ">", b"SSND")
+        return found and found._replace(size_at=None)  # COMM has a number of samples too
+    if magic.startswith(b".snd"):
+        begin, size = struct.unpack(">2I", magic[4:])
+        return _Data(begin, size, size_at=8) if size < STREAMED_SIZE else None
+    if magic.startswith(b"NIST_1A\n"):
+        file.seek(0)
+        header = file.read(1 << 14)
+        end = None if b"shorten" in header.partition(b"end_head")[0] else _sphere_end(header)
+        begin = int(header.split(b"\n", 2)[1]) if end is not None else 0
+        return _Data(begin, end - begin) if end is not None else None
+    return None
+
+
+def _find_chunk(file: BinaryIO, order: str, wanted: bytes) -> _Data | None:
+    while len(head := file.read(8)) == 8:
+        name, size = struct.unpack(f"{order}4sI", head)
+        if name == wanted:
+            return _Data(file.tell(), size, order, file.tell() - 4) if size < STREAMED_SIZE else None
         file.seek(size + size % 2, SEEK_CUR)  # chunks begin at even bytes
     return None
+
+
+@contextmanager
+def completed(path: Path) -> Iterator[Path]:
+    """Yields a file whose header counts all samples: `path`, or a temporary copy.
+
+    Raises:
+        InputError: the header cannot be completed here.
+    """
+    if not hides_samples(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        shutil.copyfile(path, copy)
+        with copy.open("r+b") as file:
+            data = _data_chunk(file)
+            total = file.seek(0, SEEK_END)
+            if data is not None and data.size_at is not None and total < STREAMED_SIZE:
+                file.seek(data.size_at)
+                file.write(struct.pack(f"{data.order or '>'}I", total - data.begin))
+            elif data is not None and not data.order and data.size_at is None:
+                _complete_sphere(file, data, total)
+            else:
+                raise InputError(
+                    f"{path}: goes on after the samples that its header gives; write it again, e.g. by sox"
+                )
+        yield copy
+
+
+def _complete_sphere(file: BinaryIO, data: _Data, total: int) -> None:
+    file.seek(0)
+    header = file.read(data.begin)
+    fields = dict(re.findall(rb"^(\w+) -i (\d+)", header, re.MULTILINE))
+    width = int(fields[b"sample_n_bytes"]) * int(fields.get(b"channel_count", 1))
+    new = re.sub(rb"(?m)^sample_count -i \d+", b"sample_count -i %d" % ((total - data.begin) // width), header)
+    file.seek(0)
+    file.write(new[: data.begin].ljust(data.begin))
+
+
+def _riff_end(file: BinaryIO) -> int | None:
+    """Returns the byte after the last sample, None if unknown."""
+    data = _find_chunk(file, "<", b"data")
+    return data.begin + data.size if data else None
 
 
 def _sphere_end(header: bytes) -> int | None:
@@ -103,7 +227,7 @@ def _sphere_end(header: bytes) -> int | None:
 def decode_blocks(path: Path) -> Iterator[np.ndarray]:
     """Yields float32 blocks [N, C] to the end of the file, whatever its header says. Raises InputError on damage."""
     try:
-        with _open_forward(path, soundfile.info(path).format) as file:
+        with completed(path) as whole, _open_forward(whole, soundfile.info(whole).format) as file:
             while len(block_NC := file.read(out=np.empty((BLOCK, file.channels), np.float32))) > 0:
                 yield block_NC
     except (soundfile.SoundFileError, OSError) as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from asr_am.errors import InputError
 from asr_am.score.cli import CommandLineParser
+from asr_am.score.files import STM_FIELDS, read_stm, show
 from asr_am.score.output import write_alignments, write_json, write_table
 from asr_am.score.scoring import ALL, Reference
 from asr_am.score.sctk import score_files_sctk
@@ -44,6 +45,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--subset", action="append", metavar="NAME=PREFIX",
         help="files whose names begin with PREFIX (repeatable, default: swb=sw_ and ch=en_ if there are such files)",
     )  # fmt: skip
+    parser.add_argument(
+        "--case-sensitive", action="store_true", help="words that differ only in case are different, as with sclite -s"
+    )
     parser.add_argument("--errors", type=Path, help="write the alignments and the most frequent errors here")
     parser.add_argument("--validate", action="store_true", help="fail on words that hubscr's validators reject")
     parser.add_argument(
@@ -55,7 +59,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def _run(options: argparse.Namespace) -> None:
     subsets = _subsets(options.subset) if options.subset else None
-    reference = Reference(options.stm, options.glm, subsets)
+    reference = Reference(options.stm, options.glm, subsets, case_sensitive=options.case_sensitive)
     if options.validate and (words := reference.unexpected_words(options.ctm)):
         raise InputError(
             f"{words[0]}: NIST's validators reject this word ({len(words)} such); correct it or add a rule"
@@ -64,12 +68,27 @@ def _run(options: argparse.Namespace) -> None:
     if options.errors:
         write_alignments(score, options.errors)
     if options.sctk:
-        score = score_files_sctk(options.stm, options.ctm, options.glm, subsets)
+        score = score_files_sctk(options.stm, options.ctm, options.glm, subsets, case_sensitive=options.case_sensitive)
     if options.json:
         write_json(score, options.json)
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     write_table(score, sys.stdout)
+    if not options.case_sensitive and (pair := _differ_in_case(options.stm)):
+        what = f"words that differ only in case, such as {' and '.join(pair)}, were taken for one, as sclite does"
+        print(f"asr_am.score: {options.stm}: {what}; --case-sensitive keeps them apart", file=sys.stderr)
+
+
+def _differ_in_case(stm: Path) -> tuple[str, str] | None:
+    """Returns two words of a reference that differ only in case, None if there are none."""
+    folded: dict[bytes, bytes] = {}
+    for line in read_stm(stm)[1]:
+        for word in b"".join(line.text.split(None, len(STM_FIELDS))[len(STM_FIELDS) :]).split():
+            other = folded.setdefault(word.lower(), word)
+            if other != word and not word.startswith(b"<"):
+                return show(other), show(word)
+    return None
 
 
 def _subsets(options: list[str]) -> dict[str, str]:

@@ -96,7 +96,7 @@ def _expand(where: str, fields: list[bytes]) -> list[Slot]:
     """Last step of csrfilt on a CTM line: splits the time between words and turns `a / b` into branches."""
     fields = re.sub(rb"([{}])", rb" \1 ", b" ".join(fields)).split()
     if len(fields) == 5:
-        return [word_slot(where, fields[0], fields[1], float(fields[2]), float(fields[3]), fields[4])]
+        return [word_slot(where, fields[0], fields[1], float(fields[2]), float(fields[3]), fields[4].lower())]
     words = fields[4:-1] if _CONFIDENCE.fullmatch(fields[-1]) else fields[4:]
     alternatives = b" ".join(words).rstrip(b"/").split(b"/") if b" ".join(words).strip(b"/") else []
     branches = [re.sub(rb"[{}]", b"", alternative).lower().split() for alternative in alternatives]

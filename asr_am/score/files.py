@@ -3,7 +3,8 @@
     STM    file channel speaker begin end [<label,label>] text
     CTM    file channel begin duration word [confidence]
 
-Everything is bytes: the NIST programs know no encoding, fold the case of A-Z only, and compare bytes. The validators
+Everything is bytes: the NIST programs know no encoding, fold the case of A-Z only (with `sclite -s` that of names only,
+here), and compare bytes. The validators
 (stmValidator.pl, ctmValidator.pl) list the words that a filtered English STM or CTM may hold. They warn of tokens that
 the rules forgot and do not affect the score.
 """
@@ -38,7 +39,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSegment:
-    """One STM line as sclite reads it: lower case, times in seconds. `text` still has its alternations."""
+    """One STM line as sclite reads it: lower case (`text` only if case does not matter), times in seconds. `text` still
+    has its alternations.
+    """
 
     where: str
     file: bytes
@@ -51,7 +54,8 @@ class ReferenceSegment:
 
     @property
     def ignored(self) -> bool:
-        return any(mark in self.text for mark in (b"ignore_time_segment_in_scoring", b"ignoretimesegmentinscoring"))
+        text = self.text.lower()
+        return any(mark in text for mark in (b"ignore_time_segment_in_scoring", b"ignoretimesegmentinscoring"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,26 +114,29 @@ def read_ctm(path: Path) -> list[Line]:
     return sorted(words, key=lambda line: _sort_key(line.text, time_field=2))
 
 
-def parse_stm(line: Line) -> ReferenceSegment:
+def parse_stm(line: Line, *, case_sensitive: bool = False) -> ReferenceSegment:
     """Splits an STM line into its fields as sclite does: the sixth is a label if it begins with '<'."""
     fields = line.text.lower().split(None, 5)
     text = fields[5] if len(fields) > 5 else b""
+    if case_sensitive and text:
+        text = line.text.split(None, 5)[5]
     label = b""
     if text.startswith(b"<"):
         label, _, text = text.replace(b"\t", b" ").partition(b" ")
+        label = label.lower()
     begin, end = (_float32(float(time)) for time in fields[3:5])
     return ReferenceSegment(line.where, fields[0], fields[1], fields[2], begin, end, label.strip(), text.strip())
 
 
-def parse_ctm(line: Line) -> Slot:
+def parse_ctm(line: Line, *, case_sensitive: bool = False) -> Slot:
     """Parses a CTM line as one word. Confidence and further fields do not affect the score."""
     file, channel, begin, duration, word = line.text.split()[:5]
-    return word_slot(line.where, file, channel, float(begin), float(duration), word)
+    return word_slot(line.where, file, channel, float(begin), float(duration), word if case_sensitive else word.lower())
 
 
 def word_slot(where: str, file: bytes, channel: bytes, begin: float, duration: float, word: bytes) -> Slot:
     """Makes a slot of a single word from `begin` for `duration` seconds."""
-    return Slot(where, file.lower(), channel.lower(), begin + duration / 2.0, ((word.lower(),),))
+    return Slot(where, file.lower(), channel.lower(), begin + duration / 2.0, ((word,),))
 
 
 def _check_stm(where: str, text: bytes) -> None:

@@ -45,7 +45,7 @@ def write_json(score: Score, path: Path) -> None:
 
 def write_alignments(score: Score, path: Path) -> None:
     """Writes the alignment of every segment (REF, HYP, Eval), then the most frequent errors."""
-    blocks = [_alignment(segment) for segment in score.segments]
+    blocks = [_alignment(segment, case_sensitive=score.case_sensitive) for segment in score.segments]
     blocks += _frequent_errors(score)
     _write_renamed(path, "\n".join(blocks))
 
@@ -74,8 +74,8 @@ def _counts_json(counts: Counts) -> dict[str, Any]:
     return {name: getattr(counts, name) for name in names}
 
 
-def _alignment(segment: SegmentScore) -> str:
-    columns = [_column(pair) for pair in segment.pairs]
+def _alignment(segment: SegmentScore, *, case_sensitive: bool) -> str:
+    columns = [_column(pair, case_sensitive=case_sensitive) for pair in segment.pairs]
     counts = segment.counts
     where = f"{segment.file} {segment.channel} {segment.speaker} {segment.begin:.2f} {segment.end:.2f} {segment.label}"
     lines = [
@@ -87,12 +87,12 @@ def _alignment(segment: SegmentScore) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _column(pair: Pair) -> tuple[str, str, str]:
-    """Returns the three cells of one pair, errors in capitals, padded to one width."""
+def _column(pair: Pair, *, case_sensitive: bool) -> tuple[str, str, str]:
+    """Returns the three cells of one pair, errors in capitals unless case matters, padded to one width."""
     words = [str(word) if word else "" for word in (pair.reference, pair.hypothesis)]
     width = max(1, *map(len, words))
     if pair.operation != CORRECT:
-        words = [word.upper() or "*" * width for word in words]
+        words = [(word if case_sensitive else word.upper()) or "*" * width for word in words]
     mark = " " if pair.operation == CORRECT else pair.operation
     return f"{words[0]:<{width}}", f"{words[1]:<{width}}", f"{mark:<{width}}"
 

@@ -79,6 +79,7 @@ class Score:
 
     segments: list[SegmentScore]
     subsets: dict[str, list[int]] = field(default_factory=dict)
+    case_sensitive: bool = False
 
     @property
     def total(self) -> Counts:
@@ -114,15 +115,25 @@ class Reference:
         stm: reference file.
         glm: rules for reference and hypothesis.
         subsets: name to prefix of file names. By default `swb` and `ch` if there are such files.
+        case_sensitive: words that differ only in case are different words, as with `sclite -s`.
+
+    Raises:
+        InputError: a file is malformed, or rules are given for a case-sensitive score.
     """
 
-    def __init__(self, stm: Path, glm: Path | None = None, subsets: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, stm: Path, glm: Path | None = None, subsets: Mapping[str, str] | None = None, *,
+        case_sensitive: bool = False,
+    ) -> None:  # fmt: skip
+        if glm and case_sensitive:
+            raise InputError(f"{glm}: NIST's rules ignore case; leave them out, or score without regard to case")
         comments, lines = read_stm(stm)
         if glm:
             reference_filter = Filter.for_reference(glm)
             lines = [reference_filter.stm_line(line) for line in lines]
         self.stm = stm
-        self.segments = [parse_stm(line) for line in lines]
+        self.segments = [parse_stm(line, case_sensitive=case_sensitive) for line in lines]
+        self.case_sensitive = case_sensitive
         self.subset_rules = SubsetRules.of(self.segments, comments, subsets)
         self._hypothesis_filter = Filter.for_hypothesis(glm) if glm else None
         self._networks = [None if segment.ignored else _network(segment) for segment in self.segments]
@@ -138,7 +149,7 @@ class Reference:
             network = self._networks[number]
             if network is not None:
                 scored.append(_score_segment(self.segments[number], network, hypothesis_network(words)))
-        return Score(scored, self.subset_rules.split(scored))
+        return Score(scored, self.subset_rules.split(scored), case_sensitive=self.case_sensitive)
 
     def unexpected_words(self, ctm: Path) -> list[str]:
         """Returns the words of both files that hubscr's validators reject, as "path:line: word"."""
@@ -147,7 +158,7 @@ class Reference:
     def _slots(self, ctm: Path) -> list[Slot]:
         lines = read_ctm(ctm)
         if self._hypothesis_filter is None:
-            return [parse_ctm(line) for line in lines]
+            return [parse_ctm(line, case_sensitive=self.case_sensitive) for line in lines]
         return [slot for line in lines for slot in self._hypothesis_filter.ctm_line(line)]
 
     def _assign(self, slots: list[Slot]) -> Iterator[tuple[int, Sequence[Slot]]]:

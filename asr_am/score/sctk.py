@@ -37,7 +37,10 @@ def find_sctk() -> Path | None:
     return None
 
 
-def score_files_sctk(stm: Path, ctm: Path, glm: Path | None = None, subsets: Mapping[str, str] | None = None) -> Score:
+def score_files_sctk(
+    stm: Path, ctm: Path, glm: Path | None = None, subsets: Mapping[str, str] | None = None, *,
+    case_sensitive: bool = False,
+) -> Score:  # fmt: skip
     """Scores like `asr_am.score.score_files` with hubscr's sort, csrfilt and sclite.
 
     Segments are ordered by speaker and have no alignments.
@@ -47,6 +50,7 @@ def score_files_sctk(stm: Path, ctm: Path, glm: Path | None = None, subsets: Map
         ctm: hypothesis file.
         glm: rules for both.
         subsets: name to prefix of file names.
+        case_sensitive: run sclite with -s.
 
     Raises:
         InputError: the programs are missing or reject the files.
@@ -60,7 +64,19 @@ def score_files_sctk(stm: Path, ctm: Path, glm: Path | None = None, subsets: Map
         work = Path(name)
         reference = _prepare(directory, stm, "stm", "ref", glm, work)
         hypothesis = _prepare(directory, ctm, "ctm", "hyp", glm, work)
-        options = ["-F", "-D", "-f", "0", "-o", "pra", "-O", str(work), "-n", "out"]
+        options = [
+            "-F",
+            "-D",
+            "-f",
+            "0",
+            "-o",
+            "pra",
+            "-O",
+            str(work),
+            "-n",
+            "out",
+            *(["-s"] if case_sensitive else []),
+        ]
         _run(directory, ["sclite", "-r", str(reference), "stm", "-h", str(hypothesis), "ctm", *options], work)
         report = (work / "out.pra").read_text(encoding="utf-8", errors="backslashreplace")
     segments = [_segment(match) for match in _FIELDS.finditer(report)]

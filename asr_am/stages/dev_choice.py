@@ -67,7 +67,7 @@ def choose_on_dev(data_dir: Path, words: Path, grid: Sequence[LmScale], jobs: in
     from asr_am.parallel import parallel_map
     from asr_am.score.scoring import Reference
 
-    dev = Reference(data_dir / "dev/ref.stm", glm_rules(data_dir), {})
+    dev = Reference(data_dir / "dev/ref.stm", glm_rules(data_dir), {}, case_sensitive=case_matters(data_dir))
     ctms = [words / "ctm" / ctm_name("dev", scale) for scale in grid]
     totals = parallel_map(partial(_count_errors, dev), ctms, jobs, f"scoring {words.stem} on dev")
     best = choose(grid, [errors for errors, _ in totals])
@@ -79,6 +79,16 @@ def glm_rules(data_dir: Path) -> Path | None:
     """Returns the GLM of a corpus, None if it has none."""
     glm = data_dir / "en.glm"
     return glm if glm.exists() else None
+
+
+def case_matters(data_dir: Path) -> bool:
+    """True if the lexicon has words that differ only in case, as NIST's programs fold it, and no GLM makes them one."""
+    from asr_am.data.textfile import numbered_lines
+
+    if glm_rules(data_dir) is not None:
+        return False
+    words = {line.split(maxsplit=1)[0].encode() for _, line in numbered_lines(data_dir / "lexicon.txt") if line.strip()}
+    return len({word.lower() for word in words}) < len(words)
 
 
 def _count_errors(reference: Reference, ctm: Path) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 from asr_am.errors import InputError
 from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
-from asr_am.stages.dev_choice import DevChoice, glm_rules
+from asr_am.stages.dev_choice import DevChoice, case_matters, glm_rules
 from asr_am.stages.rescore import mixture_name
 from asr_am.stages.systems import SystemPlan, language_models, plans
 from asr_am.stages.target import Target, git_commit
@@ -91,17 +91,20 @@ def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict,
     """
     from asr_am.decode.decode_set import ctm_name
     from asr_am.score.output import write_alignments, write_table
-    from asr_am.score.scoring import Reference, Score
+    from asr_am.score.scoring import Reference
     from asr_am.stages.train_config import tracker_factory
 
     tracker = tracker_factory(logger)()
     run = words.name
     on_dev = DevChoice.load(words)
-    test = Reference(root / "data/test/ref.stm", glm_rules(root / "data"), options["subsets"])
+    case = case_matters(root / "data")
+    if case:
+        log.info("%s: scored with regard to case, as the lexicon has words that differ only in case (sclite -s)", run)
+    test = Reference(root / "data/test/ref.stm", glm_rules(root / "data"), options["subsets"], case_sensitive=case)
     score = test.score(words / "ctm" / ctm_name("test", on_dev.scale))
-    score = Score(
-        score.segments, {name: score.subsets[name] for name in options["subsets"]}
-    )  # without the other labels of the STM
+    score = replace(  # without the other labels of the STM
+        score, subsets={name: score.subsets[name] for name in options["subsets"]}
+    )
     head = {
         "system": plan.name, "lm": lm, "seed": plan.seed, "lm_weight": on_dev.lm,
         "insertion_penalty": on_dev.insertion, "dev_wer": 100.0 * on_dev.errors / max(1, on_dev.words),

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from asr_am.data import disk
-from asr_am.data.download import download
+from asr_am.data.download import download, unpack
 from asr_am.data.textfile import numbered_lines, write_lines
 from asr_am.errors import InputError
 from local.hvb.calls import NOISES, SPLITS, STARTS, Side, describe, find_root, read_sides, split_speakers, usable
@@ -120,10 +119,7 @@ def _download(folder: Path, url: str) -> Path:
         archive, unpacked = folder / "hvb.tar.gz", folder / "hvb.partial"
         download(url, archive, REMEDY, max_bytes=MAX_BYTES)
         try:
-            with tarfile.open(archive) as tar:
-                tar.extractall(unpacked, filter="data")
-        except (OSError, EOFError, tarfile.TarError) as error:
-            raise InputError(f"{archive}: cannot be unpacked ({error}); {REMEDY}") from error
+            unpack(archive, unpacked, REMEDY)
         finally:
             disk.remove(archive)
         unpacked.rename(target)

@@ -1,7 +1,8 @@
 """A folder of recordings, each with its transcript beside it (a.wav and a.txt), as a Kaldi data directory.
 
 The speaker is the name of the subfolder that a recording is in. In the folder itself it is the part of the name before
-the first `-` or `_`, and the whole name where there is neither. Transcripts lose their case and punctuation.
+the first `-` or `_`, and the whole name where there is neither. Transcripts lose their case and punctuation, which is
+counted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import unicodedata
 from pathlib import Path
 
+from asr_am.data.issue_counter import IssueCounter
 from asr_am.data.textfile import read_lines, write_lines
 from asr_am.errors import InputError
 from local.kaldi.words import clean, is_mark
@@ -18,7 +20,7 @@ from local.kaldi.words import clean, is_mark
 AUDIO = (".wav", ".flac", ".mp3", ".ogg", ".sph")
 
 
-def write_kaldi_dir(folder: Path, out: Path) -> Path:
+def write_kaldi_dir(folder: Path, out: Path, issues: IssueCounter) -> Path:
     """Writes wav.scp, text and utt2spk for all recordings with a transcript. Returns `out`.
 
     Raises:
@@ -37,7 +39,12 @@ def write_kaldi_dir(folder: Path, out: Path) -> Path:
         utterance = name if name.startswith(speaker) else f"{speaker}-{name}"
         if utterance in rows:
             raise InputError(f"{audio}: has the same name as {rows[utterance][0]}; rename one of them")
-        words = " ".join(plain_words(" ".join(read_lines(text, "write its words"))))
+        written = " ".join(read_lines(text, "write its words"))
+        words = " ".join(plain_words(written))
+        if written.lower() != written:
+            issues.add("transcripts with upper case: in lower case", str(text))
+        if words != " ".join(written.lower().split()):
+            issues.add("transcripts with punctuation: without", str(text))
         rows[utterance] = audio.absolute(), words, speaker
     if transcripts:
         raise InputError(f"{next(iter(transcripts.values()))}: has no recording beside it; add it, or move the file")
@@ -54,16 +61,20 @@ def plain_words(text: str) -> list[str]:
     words = []
     for word in clean(text).split():
         if not is_mark(word):
-            parts = re.split(r"[^\w']+", word.lower())
-            words += [part for part in (part.strip("_'") for part in parts) if part]
+            letters = "".join(c if c == "'" or _is_letter(c) else " " for c in word.lower())
+            words += [part for part in (part.strip("_'") for part in letters.split()) if part]
         else:
             words.append(word)
     return words
 
 
 def spell(word: str) -> tuple[str, ...]:
-    """Returns the letters and digits of a word as its phones."""
-    return tuple(c for c in unicodedata.normalize("NFC", word).lower() if c.isalnum())
+    """Returns the letters, marks (vowel signs of Indic scripts) and digits of a word as its phones."""
+    return tuple(c for c in unicodedata.normalize("NFC", word).lower() if c != "_" and _is_letter(c))
+
+
+def _is_letter(character: str) -> bool:
+    return character == "_" or character.isalnum() or unicodedata.category(character).startswith("M")
 
 
 def folder_stamp(folder: Path) -> str:

@@ -3,11 +3,15 @@
 Phones of silence and noise are named SIL, SPN and NSN, whatever their case. Further ones may be listed in
 silence_phones.txt next to the lexicon, as in Kaldi. A word with the single phone SIL (`!SIL`) is silence, `<UNK>` and
 the like are the unknown word, and any other word with one such phone is a noise.
+
+Names of phones stay as they are: in X-SAMPA, t` and t' are two phones. Words lose invisible characters and have one
+form of apostrophe, except where two words of the lexicon would become one: these stay as they are.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,12 +19,14 @@ from asr_am.data.issue_counter import IssueCounter
 from asr_am.data.textfile import numbered_lines, write_lines
 from asr_am.errors import InputError
 from asr_am.lang.lexicon import NONSPOKEN_NOISE, RESERVED_WORDS, SILENCE, SPOKEN_NOISE, UNKNOWN
-from local.kaldi.words import clean, is_mark
+from local.kaldi.words import clean, count_cleaned, is_mark
 
 VARIANT = re.compile(r"(?P<word>.+)\((?:\d+)\)")  # WORD(2) in CMUdict
 POSITION = re.compile(r".+_[BIES]")
 UNKNOWNS = frozenset({UNKNOWN, "<unknown>", "<oov>", "[unk]", "[oov]", "<spoken_noise>"})
 NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)(e[+-]?\d+)?", re.IGNORECASE)
+APART = "words of the lexicon that differ only in case, apostrophes or invisible characters: kept apart (--unify-words)"
+ONE = "words of the lexicon that differ only in case, apostrophes or invisible characters: one"
 FORM = "every line is `WORD PHONE PHONE ...`, or every line `WORD PROBABILITY PHONE ...`"
 
 
@@ -70,8 +76,13 @@ class Lexicon:
             write_lines(data_dir / "nonspeech.txt", [f"{word} {phone}" for word, phone in sorted(self.noises.items())])
 
 
-def read_lexicon(path: Path, issues: IssueCounter) -> Lexicon:
+def read_lexicon(path: Path, issues: IssueCounter, *, unify: bool = False) -> Lexicon:
     """Reads a lexicon.
+
+    Args:
+        path: the user's file.
+        issues: counts issues.
+        unify: make words that differ only in case, apostrophes or invisible characters one, spelt as the first of them.
 
     Raises:
         InputError: with file and line, for a word without phones, a silence phone among others, a reserved name, or a
@@ -83,13 +94,14 @@ def read_lexicon(path: Path, issues: IssueCounter) -> Lexicon:
     marked = all(
         POSITION.fullmatch(p) for _, _, phones in lines for p in phones[with_probability:] if p not in silence_phones
     )
+    spelling = _spelling(lines, issues, unify=unify)
+    _count_alike(lines, silence_phones, issues)
     lexicon = Lexicon()
     for where, word, fields in lines:
         phones = tuple(_phone(name, silence_phones, marked, where) for name in fields[with_probability:])
         if not phones:
             raise InputError(f"{where}: {word!r} has no phones; {FORM}")
-        variant = VARIANT.fullmatch(word)
-        name = variant["word"] if variant else word
+        name = spelling[_without_number(word)]
         _add(lexicon, name, phones, where, silence_phones, issues)
         if with_probability:
             lexicon.probabilities.setdefault((name, phones), float(fields[0]))
@@ -104,7 +116,7 @@ def _split(path: Path) -> list[tuple[str, str, list[str]]]:
     """Returns (where, word, other fields) of each line that is neither blank nor a comment."""
     lines = []
     for number, line in numbered_lines(path, FORM):
-        fields = clean(line).split()
+        fields = [field for field in line.split() if clean(field)]
         if "#" in fields[2:]:  # a comment in CMUdict
             fields = fields[: fields.index("#", 2)]
         if fields and not fields[0].startswith((";;;", "##")):
@@ -112,6 +124,51 @@ def _split(path: Path) -> list[tuple[str, str, list[str]]]:
     if not lines:
         raise InputError(f"{path}: is empty; {FORM}")
     return lines
+
+
+def _without_number(word: str) -> str:
+    """Returns WORD for WORD(2)."""
+    variant = VARIANT.fullmatch(word)
+    return variant["word"] if variant else word
+
+
+def _spelling(lines: list[tuple[str, str, list[str]]], issues: IssueCounter, *, unify: bool) -> dict[str, str]:
+    """Maps each word of the file to our spelling of it, and counts what changes or could be taken for another word."""
+    groups: dict[str, dict[str, str]] = {}  # words that differ only in case and forms of characters, with their places
+    for where, word, _ in lines:
+        name = _without_number(word)
+        groups.setdefault(clean(name).casefold(), {}).setdefault(name, where)
+    spelling = {}
+    for words in groups.values():
+        spoken = [word for word in words if word.lower() not in UNKNOWNS | RESERVED_WORDS]
+        cleaned = {word: clean(word) for word in words}
+        several = len(spoken) > 1
+        if several:
+            issues.add(ONE if unify else APART, f"{words[spoken[1]]}: {' '.join(spoken)}", len(spoken))
+        if several and unify:
+            cleaned = dict.fromkeys(words, cleaned[spoken[0]])
+        elif len(set(cleaned.values())) < len(words):
+            cleaned = {word: word for word in words}
+        for word, spelt in cleaned.items():
+            if not (several and unify) and spelt != word:
+                count_cleaned(word, words[word], issues)
+        spelling |= cleaned
+    return spelling
+
+
+def _count_alike(lines: list[tuple[str, str, list[str]]], silence: dict[str, str], issues: IssueCounter) -> None:
+    """Counts phones that look like one name, which stay apart, and phones of silence whose names become one."""
+    phones: dict[str, dict[str, str]] = {}  # by how they look, or by our name of silence
+    for where, _, fields in lines:
+        for name in fields:
+            phones.setdefault(silence.get(name, clean(name, apostrophes=False)), {}).setdefault(name, where)
+    for seen, names in phones.items():
+        if len(names) > 1:
+            if seen in silence.values():
+                what = f"names of the silence phone {seen}: one"
+            else:
+                what = "phones that differ only in invisible characters or Unicode form: kept apart"
+            issues.add(what, f"{list(names.values())[1]}: {seen}", len(names))
 
 
 def _has_probabilities(path: Path, lines: list[tuple[str, str, list[str]]]) -> bool:
@@ -153,6 +210,8 @@ def _silence_phones(path: Path) -> dict[str, str]:
 def _phone(name: str, silence: dict[str, str], marked: bool, where: str) -> str:
     if name == "<eps>" or name.startswith("#"):
         raise InputError(f"{where}: the phone name {name} is reserved; rename the phone")
+    if any(unicodedata.category(c) == "Cc" for c in name):
+        raise InputError(f"{where}: the phone name {name!r} has a control character; remove it")
     if _is_fraction(name):
         raise InputError(
             f"{where}: {name} is a number where a phone should be; {FORM}, with one number above 0 and up to 1; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -65,16 +66,20 @@ def read_given_arpa(path: Path, lexicon: Collection[str], spoken: Counter[str], 
     spelling = _spelling({word for (word,) in arpa.logprobs[0]}, lexicon)
     if outside := len(arpa.logprobs[0]) - len(spelling):
         issues.add("words of the LM outside the lexicon: left out", str(path), outside)
+    if other := sorted(word for word, spelt in spelling.items() if word != spelt):
+        issues.add("words of the LM in another spelling: as in the lexicon", f"{path}: {other[0]}", len(other))
+    several = {spelt: count for spelt, count in Counter(spelling.values()).items() if count > 1}
+    if several:
+        first = " ".join(word for word, spelt in spelling.items() if spelt == min(several))
+        what = "spellings in the LM of one word of the lexicon: their probabilities are added"
+        issues.add(what, f"{path}: {first}", sum(several.values()))
     heard = sum(count for word, count in spoken.items() if word in set(spelling.values()))
     if heard < (1 - MAX_UNKNOWN) * spoken.total():
         raise InputError(
             f"{path}: has {heard} of the {spoken.total()} words of the training transcripts; "
             "check that the LM is of this language"
         )
-    return Arpa(
-        [{_spelt(n, spelling): p for n, p in level.items() if spelling.keys() >= set(n)} for level in arpa.logprobs],
-        {_spelt(n, spelling): b for n, b in arpa.backoffs.items() if spelling.keys() >= set(n)},
-    )
+    return respelt(arpa, spelling)
 
 
 def _check_size(path: Path) -> None:
@@ -92,20 +97,79 @@ def _check_size(path: Path) -> None:
 
 
 def _spelling(words: set[str], lexicon: Collection[str]) -> dict[str, str]:
-    """Maps words of the model to the spelling of the lexicon. Each word of the lexicon is used once."""
+    """Maps words of the model to the spelling of the lexicon. Several may have the same one."""
     spelling = Spelling(lexicon)
     same = {word: word for word in words if word in lexicon or word in SYMBOLS or word.lower() == UNKNOWN}
-    taken = set(same)
     for word in sorted(words - same.keys()):
         found = spelling.find(clean(word))
-        if found is not None and found not in taken:
+        if found is not None:
             same[word] = found
-            taken.add(found)
     return same
+
+
+def respelt(arpa: Arpa, spelling: dict[str, str]) -> Arpa:
+    """Returns the model over new names of words, without the words that have none.
+
+    Words of one new name become one word. Its probability is the sum of theirs. After it, each of them counts by its
+    share of the probability (exact for bigrams, and for longer n-grams where their shorter histories agree).
+    """
+    variants: dict[str, list[str]] = {}
+    for word, spelt in spelling.items():
+        variants.setdefault(spelt, []).append(word)
+    merged = {spelt for spelt, words in variants.items() if len(words) > 1}
+    kept = spelling.keys()
+    backoffs = {
+        key: weight
+        for ngram, weight in arpa.backoffs.items()
+        if kept >= set(ngram) and merged.isdisjoint(key := _spelt(ngram, spelling))
+    }
+    logprobs: list[dict[Ngram, float]] = []
+    for n, level in enumerate(arpa.logprobs):
+        histories = _histories(arpa, n, spelling, merged) if merged else {}
+        found: dict[Ngram, float] = {}
+        for ngram, logprob in level.items():
+            if not kept >= set(ngram):
+                continue
+            key = _spelt(ngram, spelling)
+            if merged.isdisjoint(key):
+                found[key] = logprob
+            elif key not in found:
+                shares = histories.get(key[:-1], [(1.0, ngram[:-1])])
+                total = sum(
+                    share * 10 ** arpa.logprob(history, word) for share, history in shares for word in variants[key[-1]]
+                )
+                found[key] = min(math.log10(total), 0.0) if total > 0 else Arpa.ZERO
+        logprobs.append(found)
+        for key, shares in histories.items():
+            weight = math.log10(sum(share * 10 ** arpa.backoffs.get(history, 0.0) for share, history in shares))
+            if weight != 0.0:
+                backoffs[key] = weight
+    return Arpa(logprobs, backoffs)
 
 
 def _spelt(ngram: Ngram, spelling: dict[str, str]) -> Ngram:
     return tuple(spelling[word] for word in ngram)
+
+
+def _histories(
+    arpa: Arpa, n: int, spelling: dict[str, str], merged: set[str]
+) -> dict[Ngram, list[tuple[float, Ngram]]]:
+    """Returns the histories of `n` words that contain a merged one, by their new names: (share of the probability,
+    history).
+    """
+    groups: dict[Ngram, dict[Ngram, float]] = {}
+    for history in dict.fromkeys([*(arpa.logprobs[n - 1] if n else ()), *(ngram[:-1] for ngram in arpa.logprobs[n])]):
+        if spelling.keys() >= set(history) and not merged.isdisjoint(key := _spelt(history, spelling)):
+            groups.setdefault(key, {})[history] = 0.0
+    for group in groups.values():
+        for history in group:
+            logprobs = (arpa.logprob(history[:i], word) for i, word in enumerate(history) if word != "<s>")
+            group[history] = 10 ** sum(logprobs)
+    totals = {key: sum(group.values()) for key, group in groups.items()}
+    return {
+        key: [(p / totals[key] if totals[key] else 1 / len(group), history) for history, p in group.items()]
+        for key, group in groups.items()
+    }
 
 
 def without_words(arpa: Arpa, dropped: Collection[str]) -> Arpa:

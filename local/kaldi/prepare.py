@@ -60,6 +60,7 @@ class Options:
     g2p_voice: str = "en-US"
     max_bad_audio: float = 0.05
     max_words: int = 200_000
+    unify_words: bool = False
 
     def check(self) -> None:
         """Raises InputError for an option that is missing or out of range."""
@@ -92,12 +93,14 @@ def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
     chosen = build(Options, options, "corpus.prepare")
     chosen.check()
     out.mkdir(parents=True, exist_ok=True)
-    if chosen.folder:
-        source = write_kaldi_dir(Path(chosen.folder), out / "source")
-        chosen = replace(chosen, train=str(source), g2p=chosen.g2p or (None if chosen.lexicon else LETTERS))
-    chosen = _from_manifests(chosen, out / "source")
     issues_by_set = {name: IssueCounter() for name in ("train", "dev", "test", "lm", "lexicon")}
-    lexicon = read_lexicon(Path(chosen.lexicon), issues_by_set["lexicon"]) if chosen.lexicon else Lexicon()
+    if chosen.folder:
+        source = write_kaldi_dir(Path(chosen.folder), out / "source", issues_by_set["train"])
+        chosen = replace(chosen, train=str(source), g2p=chosen.g2p or (None if chosen.lexicon else LETTERS))
+    chosen = _from_manifests(chosen, out / "source", issues_by_set)
+    lexicon = Lexicon()
+    if chosen.lexicon:
+        lexicon = read_lexicon(Path(chosen.lexicon), issues_by_set["lexicon"], unify=chosen.unify_words)
     sets, unknown = read_sets(chosen, lexicon, out, issues_by_set, jobs)
     lost = {subset: left_out(issues_by_set[subset]) for subset in sets}
     sentences = _sentences(chosen, lexicon, sets, unknown, issues_by_set)
@@ -127,13 +130,19 @@ def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
     _report(lexicon, unknown, issues_by_set)
 
 
-def _from_manifests(options: Options, out: Path) -> Options:
+def _from_manifests(options: Options, out: Path, issues_by_set: dict[str, IssueCounter]) -> Options:
     """Returns the options with a Kaldi data directory in place of each set that is given as lhotse manifests."""
+    root = _audio_root(options)
     for subset in ("train", "dev", "test"):
         given = getattr(options, subset)
         if given and (files := manifest_files(Path(given))):
-            options = replace(options, **{subset: str(write_from_manifests(files, out / subset))})  # type: ignore[arg-type]
+            folder = write_from_manifests(files, out / subset, issues_by_set[subset], root)
+            options = replace(options, **{subset: str(folder)})  # type: ignore[arg-type]
     return options
+
+
+def _audio_root(options: Options) -> Path | None:
+    return Path(options.audio_root).resolve() if options.audio_root else None
 
 
 def read_sets(
@@ -142,9 +151,9 @@ def read_sets(
     """Returns the sets train, dev and test with disjoint speakers, and the words of each that the lexicon lacks."""
     sets: dict[str, CorpusSet] = {}
     unknown: dict[str, Counter[str]] = {}
-    root = Path(options.audio_root).resolve() if options.audio_root else None
+    root = _audio_root(options)
     for subset, source in _sources(options, issues_by_set).items():
-        normalise = _normaliser(lexicon)
+        normalise = _normaliser(options, lexicon)
         audio = AudioOptions(root, options.allow_pipes, out / "wav" / subset)
         sets[subset] = read_set(
             source, subset, normalise, audio, issues_by_set[subset], max_bad_audio=options.max_bad_audio, jobs=jobs
@@ -190,8 +199,8 @@ def _own_stm(options: Options, subset: str) -> Path | None:
     return path if path and path.exists() else None
 
 
-def _normaliser(lexicon: Lexicon) -> Normaliser:
-    return Normaliser(lexicon.vocabulary, lexicon.silence, lexicon.unknown)
+def _normaliser(options: Options, lexicon: Lexicon) -> Normaliser:
+    return Normaliser(lexicon.vocabulary, lexicon.silence, lexicon.unknown, unify=options.unify_words)
 
 
 def _note_rates(corpus: CorpusSet, rate: int, issues: IssueCounter) -> None:
@@ -220,7 +229,7 @@ def _sentences(
         )
     if options.text is None:
         return [utterance.text or "" for utterance in sets["train"].utterances]
-    normalise = _normaliser(lexicon)
+    normalise = _normaliser(options, lexicon)
     sentences = read_text(Path(options.text), normalise, issues_by_set["lm"])
     unknown["lm"] = normalise.unknown
     if options.dev is None:

@@ -94,8 +94,11 @@ def _translated(stm: Path, corpus: CorpusSet, spelling: Spelling, issues: IssueC
 
 def _spelt(text: str, spelling: Spelling) -> str:
     """Respells labels and words of a reference. Tokens are separated by blanks and `( { / } @ )`."""
-    words = " ".join(clean(text).split())
-    return re.sub(r"[^ (){}/@]+", lambda match: spelling.find(match[0]) or match[0], words)
+
+    def word(match: re.Match[str]) -> str:
+        return match[0] if match[0] in spelling.vocabulary else spelling.find(clean(match[0])) or clean(match[0])
+
+    return " ".join(re.sub(r"[^\s(){}/@]+", word, text).split())
 
 
 def _fields(line: str, where: str) -> tuple[str, int, float, float, str, str]:

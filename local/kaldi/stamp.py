@@ -10,6 +10,7 @@ from asr_am.data.kaldi_dir import TableEntry
 from asr_am.data.textfile import numbered_lines
 from asr_am.errors import InputError
 from local.kaldi.folder import folder_stamp
+from local.kaldi.manifests import manifest_files
 
 
 def audio_stamp(
@@ -25,6 +26,9 @@ def audio_stamp(
         return folder_stamp(Path(folder))
     options = AudioOptions(Path(audio_root) if audio_root else None, False, Path())
     digest = hashlib.sha256()
+    for given in (Path(path) for path in (train, dev, test) if path and Path(path).is_file()):
+        for partner in manifest_files(given):  # the file itself is an input of the stage
+            digest.update(_stamp(partner).encode(errors="surrogateescape") if partner != given else b"")
     try:
         for scp in (Path(directory) / "wav.scp" for directory in (train, dev, test) if directory):
             for number, line in numbered_lines(scp):
@@ -32,7 +36,7 @@ def audio_stamp(
                 path = audio_file(TableEntry(value[0].strip(), f"{scp}:{number}"), options) if value else None
                 digest.update(_stamp(path).encode(errors="surrogateescape"))
     except InputError:
-        return ""
+        return "" if digest.digest() == hashlib.sha256().digest() else digest.hexdigest()[:16]
     return digest.hexdigest()[:16]
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import tarfile
 from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
 
-from lhotse.recipes.librispeech import LIBRISPEECH, MINI_LIBRISPEECH, download_librispeech
+from lhotse.recipes.librispeech import LIBRISPEECH, MINI_LIBRISPEECH
+from lhotse.utils import resumable_download
 
-from asr_am.data.download import download
+from asr_am.data.download import download, unpack
 from asr_am.data.textfile import numbered_lines, write_lines
 from asr_am.errors import InputError
 from local.kaldi import prepare as kaldi
@@ -104,10 +104,23 @@ def _find(data_dir: Path, parts: Sequence[str]) -> Path:
 
 
 def _download(folder: Path, parts: Sequence[str], url: str) -> Path:
-    try:
-        return Path(download_librispeech(folder, list(parts), base_url=url))
-    except (OSError, HTTPException, tarfile.TarError, EOFError) as error:
-        raise InputError(f"{url}: {', '.join(parts)} cannot be downloaded ({error}); {REMEDY}") from error
+    """Returns the folder of the parts. Downloads go on where they ended."""
+    root = folder / "LibriSpeech"
+    for part in parts:
+        complete, archive = root / part / ".completed", folder / f"{part}.tar.gz"
+        if complete.is_file():
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        address = f"{url}/{'31' if part in MINI_LIBRISPEECH else '12'}/{archive.name}"
+        try:
+            resumable_download(address, archive, force_download=False)
+        except (OSError, HTTPException, ValueError) as error:
+            raise InputError(f"{address}: cannot be downloaded ({error}); {REMEDY}") from error
+        unpack(archive, folder, REMEDY)
+        if not complete.parent.is_dir():
+            raise InputError(f"{archive}: does not hold LibriSpeech/{part}; {REMEDY}")
+        complete.touch()
+    return root
 
 
 def _language_file(folder: Path, name: str, url: str) -> str:

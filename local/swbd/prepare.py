@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from asr_am.data import disk
-from asr_am.data.download import download
+from asr_am.data.download import download, unpack
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from local.kaldi import prepare as kaldi
@@ -130,10 +129,7 @@ def _download(folder: Path, url: str) -> Path:
         archive = folder / url.rsplit("/", 1)[-1]
         download(url, archive, REMEDY, max_bytes=MAX_BYTES)
         try:
-            with tarfile.open(archive) as tar:
-                tar.extractall(folder, filter="data")
-        except (OSError, EOFError, tarfile.TarError) as error:
-            raise InputError(f"{archive}: cannot be unpacked ({error}); {REMEDY}") from error
+            unpack(archive, folder, REMEDY)
         finally:
             disk.remove(archive)
     return target

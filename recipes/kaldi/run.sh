@@ -21,6 +21,8 @@
 #                         the repository)
 #   --sampling-rate N     8000 or 16000 (default). Audio of other rates is resampled when read
 #   --allow-pipes         run the commands in wav.scp
+#   --unify-words         words that differ only in case, apostrophes or invisible characters are one word. Otherwise
+#                         those that the lexicon has twice stay two words, and scoring keeps them apart too
 # Uses the first of two channels unless segments or reco2file_and_channel name another. Utterances without audio, words or
 # speaker are left out and counted. The log of stage 0 ends with a table of everything that was corrected.
 [ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"      # sh run.sh
@@ -30,7 +32,7 @@ declare -A path_options=(
     [--audio-root]=corpus.prepare.audio_root [--folder]=+corpus.prepare.folder
 )
 declare -A value_options=([--name]=corpus.name [--sampling-rate]=corpus.sampling_rate [--g2p]=corpus.prepare.g2p)
-declare -A flag_options=([--allow-pipes]=corpus.prepare.allow_pipes=true)
+declare -A flag_options=([--allow-pipes]=corpus.prepare.allow_pipes=true [--unify-words]=+corpus.prepare.unify_words=true)
 source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/recipe.sh" kaldi "$@"
 overridden corpus.name || fail "--name is missing; give the data a name"
 if overridden corpus.prepare.arpa; then

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import tarfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_am.data.download import download
+from asr_am.data.download import download, unpack
 from asr_am.errors import InputError
 
 CONTENTS = bytes(range(256)) * 5000
@@ -59,3 +61,30 @@ def test_a_file_without_end_is_refused(tmp_path: Path, address: str) -> None:
     with pytest.raises(InputError, match="more than 1000 bytes; get it by hand"):
         download(f"{address}/whole", tmp_path / "file", "get it by hand", max_bytes=1000)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "link"),
+    [
+        ("../out", tarfile.REGTYPE, ""),
+        ("inner", tarfile.SYMTYPE, "../out"),
+        ("inner", tarfile.SYMTYPE, "/etc"),
+        ("inner", tarfile.LNKTYPE, "../out"),
+        ("device", tarfile.CHRTYPE, ""),
+    ],
+)
+def test_members_outside_the_folder_are_refused_by_name(tmp_path: Path, name: str, kind: bytes, link: str) -> None:
+    (tmp_path / "out").write_text("mine")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = kind, link
+        tar.addfile(member)
+    with pytest.raises(InputError, match=re.escape(f"a.tar: its member {name} is refused")) as refused:
+        unpack(tmp_path / "a.tar", tmp_path / "folder", "get another")
+    assert "\n" not in str(refused.value) and (tmp_path / "out").read_text() == "mine"
+
+
+def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(b"\x1f\x8b no archive")
+    with pytest.raises(InputError, match=r"a.tar.gz: cannot be unpacked .*; get another"):
+        unpack(tmp_path / "a.tar.gz", tmp_path / "folder", "get another")

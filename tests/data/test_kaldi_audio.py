@@ -11,6 +11,7 @@ import soundfile
 from asr_am.data.audio import read_utterances
 from asr_am.data.kaldi_audio import AudioOptions, CheckedRecording, ScpRecording, check_recording
 from asr_am.data.kaldi_dir import TableEntry, UtteranceSpan
+from asr_am.data.length import decode_blocks
 from asr_am.data.validate import check_header
 from tests.support.manifest_corpus import utterance
 from tests.support.sphere_files import write_sphere
@@ -208,3 +209,73 @@ def test_a_sphere_file_compressed_by_shorten_is_decompressed(tmp_path: Path, ula
 @pytest.mark.parametrize("path", ["~nosuchuser/x.wav", f"/{'x' * 300}.wav"])
 def test_a_path_that_cannot_be_is_missing_audio(tmp_path: Path, path: str) -> None:
     assert check_line(tmp_path, path, WHOLE).problems[0][0].startswith("missing audio")
+
+
+def write_with_length(path: Path, samples_N: np.ndarray, share: float, tail: bytes = b"") -> Path:
+    """Writes a file whose header gives this share of its samples."""
+    if path.suffix == ".sph":
+        write_sphere(path, samples_N[:, None], ulaw=False)
+    else:
+        soundfile.write(path, samples_N, RATE, subtype="PCM_16")
+    content = bytearray(path.read_bytes())
+    size, part = 2 * len(samples_N), round(share * len(samples_N))
+    if path.suffix == ".sph":
+        content = content.replace(f"-i {len(samples_N)}\n".encode(), f"-i {part}\n".encode())
+        content[:] = content[: content.index(b"end_head\n") + 9].ljust(1024) + content[-size:]
+    else:
+        order, at = ("big", 8) if path.suffix == ".au" else ("little", content.index(b"data") + 4)
+        assert int.from_bytes(content[at : at + 4], order) == size
+        content[at : at + 4] = (2 * part).to_bytes(4, order)
+    path.write_bytes(content + tail)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["wav", "au", "sph"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
+def test_all_samples_are_used_of_a_file_whose_header_gives_fewer(tmp_path: Path, kind: str, share: float) -> None:
+    path = write_with_length(tmp_path / f"a.{kind}", speech(), share)
+    found = check_line(tmp_path, path, WHOLE)
+    assert np.array_equal(samples(found), speech())
+    assert [what for what, _ in found.notes] == [
+        "file that goes on after the samples that its header gives: all are used"
+    ]
+    assert sum(map(len, decode_blocks(path))) == len(speech())  # as transcription reads it
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [b"", b"LIST" + (1000).to_bytes(4, "little") + bytes(range(250)) * 4, bytes(4096), b"ID3\x04" + 999 * b"\1",
+     b"bext" + (602).to_bytes(4, "little") + 602 * b"x" + b"cue " + (4).to_bytes(4, "little") + 4 * b"c"],
+)  # fmt: skip
+def test_what_follows_the_samples_of_a_wav_file_is_no_audio(tmp_path: Path, tail: bytes) -> None:
+    path = write_with_length(tmp_path / "a.wav", speech(), 1.0, tail)
+    found = check_line(tmp_path, path, WHOLE)
+    assert np.array_equal(samples(found), speech()) and found.notes == []
+    assert found.recording is not None and found.recording.sources[0].source == str(path)
+
+
+@pytest.mark.parametrize("begin", [0, 36])
+def test_two_wav_files_or_data_chunks_in_one_are_left_out(tmp_path: Path, begin: int) -> None:
+    soundfile.write(tmp_path / "one.wav", speech(), RATE)
+    content = (tmp_path / "one.wav").read_bytes()
+    (tmp_path / "two.wav").write_bytes(content + content[begin:])
+    ((what, _),) = check_line(tmp_path, tmp_path / "two.wav", WHOLE).problems
+    assert what == "audio that cannot be read: left out"
+
+
+def test_an_aiff_file_that_goes_on_after_its_samples_is_left_out(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.aiff", speech(), RATE)
+    content = bytearray((tmp_path / "a.aiff").read_bytes())
+    frames, size = content.index(b"COMM") + 10, content.index(b"SSND") + 4
+    content[frames : frames + 4] = (len(speech()) // 2).to_bytes(4, "big")
+    content[size : size + 4] = (len(speech()) + 8).to_bytes(4, "big")
+    (tmp_path / "a.aiff").write_bytes(content)
+    assert soundfile.info(tmp_path / "a.aiff").frames == len(speech()) // 2
+    ((what, where),) = check_line(tmp_path, tmp_path / "a.aiff", WHOLE).problems
+    assert what == "audio that cannot be read: left out" and "goes on after the samples that its header" in where
+
+
+def test_a_command_whose_header_gives_too_few_samples_is_left_out(tmp_path: Path) -> None:
+    path = write_with_length(tmp_path / "a.wav", speech(), 0.5)
+    ((what, _),) = check_line(tmp_path, f"cat < {path} |", WHOLE, pipes=True).problems
+    assert what == "command whose audio goes on after the samples that its header gives: left out"

@@ -123,3 +123,49 @@ def test_noises_are_words_of_one_silence_phone(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_lexicon_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         lexicon_of(tmp_path, text)
+
+
+def test_phones_are_names(tmp_path: Path) -> None:
+    text = "kart k a r t`\nkart' k a r t'\na a\u0301\nb \u00e1\n"
+    issues = IssueCounter()
+    (tmp_path / "mine.txt").write_text(text, encoding="utf-8")
+    lexicon = read_lexicon(tmp_path / "mine.txt", issues)
+    assert [variants[0][-1] for variants in lexicon.entries.values()] == ["t`", "t'", "a\u0301", "\u00e1"]
+    assert issues.counts == {"phones that differ only in invisible characters or Unicode form: kept apart": 2}
+
+
+APART = "words of the lexicon that differ only in case, apostrophes or invisible characters: kept apart (--unify-words)"
+ONE = "words of the lexicon that differ only in case, apostrophes or invisible characters: one"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("sAr", "SAr"), ("ka`", "ka'"), ("don\u2019t", "don't"), ("ab", "a\u200bb"), ("caf\u00e9", "cafe\u0301")],
+)
+def test_two_words_of_the_lexicon_stay_two_unless_the_user_makes_them_one(
+    tmp_path: Path, first: str, second: str
+) -> None:
+    (tmp_path / "mine.txt").write_text(f"{first} S\n{second} Z\nother T\n", encoding="utf-8")
+    lexicon = read_lexicon(tmp_path / "mine.txt", apart := IssueCounter())
+    assert lexicon.entries == {first: [("S",)], second: [("Z",)], "other": [("T",)]}
+    assert apart.counts == {APART: 2}
+    normalise = Normaliser(lexicon.vocabulary, (), ())
+    assert normalise(f"{second} {first} Other", "here", IssueCounter()) == [second, first, "other"]
+    united = read_lexicon(tmp_path / "mine.txt", one := IssueCounter(), unify=True)
+    assert list(united.entries.values()) == [[("S",), ("Z",)], [("T",)]] and one.counts[ONE] == 2
+    normalise = Normaliser(united.vocabulary, (), (), unify=True)
+    assert len(set(normalise(f"{second} {first}", "here", IssueCounter()))) == 1
+
+
+def test_what_is_unified_is_counted_under_its_name() -> None:
+    normalise, issues = Normaliser(["it's", "caf\u00e9", "sure", "Sar", "SAr"], (), ()), IssueCounter()
+    words = normalise("it\u2019s cafe\u0301 su\u200bre SURE, SAR", "here", issues)
+    assert words == ["it's", "caf\u00e9", "sure", "sure", "SAr"]
+    assert issues.counts == {
+        "words with apostrophes of other forms: with '": 1,
+        "words with decomposed characters: composed (Unicode NFC)": 1,
+        "words with invisible characters: without": 1,
+        "words with punctuation: without": 1,
+        "words in another case: as in the lexicon": 1,
+        "words in another case than several of the lexicon: the first of these": 1,
+    }

@@ -80,6 +80,23 @@ def test_parts_are_downloaded(corpus: Path, tmp_path: Path) -> None:
             )  # fmt: skip
 
 
+def test_an_archive_writes_nothing_outside_its_folder(corpus: Path, tmp_path: Path) -> None:
+    site, outside = tmp_path / "site/31", tmp_path / "outside"
+    site.mkdir(parents=True)
+    outside.mkdir()
+    link = tarfile.TarInfo("LibriSpeech/dev-clean-2/31")
+    link.type, link.linkname = tarfile.SYMTYPE, str(outside)
+    for part in ("train-clean-5", "dev-clean-2"):
+        with tarfile.open(site / f"{part}.tar.gz", "w:gz") as tar:
+            if part == "dev-clean-2":
+                tar.addfile(link)
+            tar.add(corpus / "LibriSpeech" / part, f"LibriSpeech/{part}")
+    refused = r"dev-clean-2.tar.gz: its member LibriSpeech/dev-clean-2/31 is refused"
+    with served(site.parent) as url, pytest.raises(InputError, match=refused):
+        prepare(tmp_path / "exp/data", data_dir=None, **SETS, **language(corpus), **OPTIONS | {"url": url})
+    assert not list(outside.iterdir())
+
+
 class served:
     """Serves a folder over HTTP on this host."""
 

@@ -18,7 +18,7 @@ def test_delays_and_errors_are_drawn_for_each_setting(
     runs = [
         write_distributed(
             tmp_path, "psp", 4, seconds, [3.0, 2.0 / c], name=f"psp-{c}",
-            strategy_options={"servers": 4, "c": c, "b": b}, pull_seconds={"0.12": 7, "4.1": 1},
+            strategy_options={"servers": 4, "c": c, "b": b}, pull_latency={"0.12": 7, "4.1": 1},
         )
         for c, b, seconds in ((4, 1.0, 8.0), (3, 0.75, 4.0))
     ]  # fmt: skip

@@ -140,3 +140,19 @@ def test_long_segments_align_as_short_ones(tmp_path: Path) -> None:
         from asr_am.score.sctk import score_files_sctk
 
         assert score_files_sctk(tmp_path / "ref.stm", tmp_path / "hyp.ctm").total == total
+
+
+@pytest.mark.parametrize("programs", [pytest.param(False, id="own"), pytest.param(True, id="sclite")])
+def test_case_may_matter(tmp_path: Path, programs: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "ref.stm").write_text("f A amy 0 1 <O> sAr SAr\n")
+    (tmp_path / "hyp.ctm").write_text("f A 0 0.4 sAr 1\nf A 0.5 0.4 sAr 1\n")
+    options = ["--stm", str(tmp_path / "ref.stm"), "--ctm", str(tmp_path / "hyp.ctm"), "--json", str(tmp_path / "json")]
+    if programs and find_sctk() is None:
+        pytest.skip("NIST's programs are not installed")
+    for case, errors in ((["--case-sensitive"], 1), ([], 0)):
+        assert main([*options, *case, *(["--sctk"] if programs else [])]) == 0
+        assert json.loads((tmp_path / "json").read_text())["all"]["errors"] == errors
+        told = "words that differ only in case, such as sAr and SAr, were taken for one" in capsys.readouterr().err
+        assert told == (case == [])
+    (tmp_path / "en.glm").write_text("; * name '' * desc '' * format = 'NIST1'\n")
+    assert main([*options, "--case-sensitive", "--glm", str(tmp_path / "en.glm")]) == 1
