@@ -13,8 +13,9 @@ The options are the overrides that recipes/*/run.sh takes (recipes/README.md). E
 out of date, also after an interruption. A wrong option, or input that cannot be used, raises `InputError`. Progress is
 logged: `logging.basicConfig(level="INFO")` shows it.
 
-`train_model` trains any torch model with any strategy, and `simulate` does so with several learners in this process
-(asr_am/train/any_model.py). `export_network` writes a trained network for other programs (asr_am/network_export.py).
+`train_model` trains any torch model with any strategy (asr_am/train/any_model.py): as one learner in this process, with
+`simulate` as several in this process, and in processes that `launch` or torchrun starts, which call `connect`.
+`export_network` writes a trained network for other programs (asr_am/network_export.py).
 """
 
 from __future__ import annotations
@@ -26,15 +27,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from asr_am.distributed.cluster_config import Cluster, Workload
+from asr_am.distributed.runtime.connect import connect
+from asr_am.distributed.runtime.launcher import launch
 from asr_am.distributed.simulator import SimCluster
 from asr_am.distributed.team import Team
+from asr_am.errors import InputError
 from asr_am.network_export import export_network
 from asr_am.stages.app import corpus_dir, values
 from asr_am.stages.option_checks import check_jobs, compose_job
 from asr_am.stages.overrides import configurations
 from asr_am.train.any_model import train_model
 
-__all__ = ["Recipe", "export_network", "simulate", "train_model"]
+__all__ = ["Recipe", "connect", "export_network", "launch", "simulate", "train_model"]
 Result = TypeVar("Result")
 PREPARE = ("data", "lang", "features", "align", "speaker", "egs")
 
@@ -110,6 +114,8 @@ def simulate(
     Returns:
         What `learner` returned, by rank, without learners that died.
     """
+    if learners < 1:
+        raise InputError(f"simulate: learners={learners}: must be at least 1")
     overrides = ["launcher=virtual", f"learners={learners}", f"cluster={cluster}"]
     with configurations(overrides):
         cfg = compose_job(overrides)

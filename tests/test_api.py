@@ -5,21 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 import soundfile
 import torch
-from torch import Tensor, nn
 
 from asr_am import network_export
-from asr_am.api import Recipe, simulate, train_model
-from asr_am.distributed.strategies.adpsgd import Adpsgd
-from asr_am.distributed.strategies.dpsgd import Dpsgd
-from asr_am.distributed.strategies.sync import Sync
-from asr_am.distributed.team import SingleProcess, Team
+from asr_am.api import Recipe
 from asr_am.errors import InputError
 from asr_am.models.blstm import BlstmOptions
 from asr_am.models.model_file import save_model
@@ -93,48 +86,6 @@ def test_the_built_package_has_configurations_and_recipes(tmp_path: Path) -> Non
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True)
     files = lib / "asr_am/recipe_files"
     assert done.stdout.split() == [str(files), str(files / "local/minicts/prepare.py")], done.stderr
-
-
-def line_batches() -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(0)
-    x_NF = torch.randn(320, 3, generator=generator)
-    y_N1 = x_NF @ torch.tensor([[1.0], [-2.0], [0.5]]) + 0.3
-    return list(zip(x_NF.split(8), y_N1.split(8), strict=True))
-
-
-def squared_error(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
-    x_BF, y_B1 = batch
-    return (model(x_BF) - y_B1).square().sum(), len(x_BF)
-
-
-def fit(strategy: Callable[..., object], team: Team) -> tuple[Tensor, list[float]]:
-    torch.manual_seed(0)
-    model = nn.Linear(3, 1)
-    losses = train_model(model, line_batches(), squared_error, strategy, team, epochs=6, lr=0.03)  # type: ignore[arg-type]
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]), losses
-
-
-@pytest.mark.parametrize("strategy", [Sync, Adpsgd, Dpsgd])
-def test_any_model_is_trained_with_a_strategy(strategy: Callable[..., object]) -> None:
-    results = simulate(partial(fit, strategy), learners=4)
-    assert len(results) == 4
-    for weights, losses in results.values():
-        assert torch.equal(weights, results[0][0]) and losses[-1] < 0.05 * losses[0]
-        assert torch.allclose(weights, torch.tensor([1.0, -2.0, 0.5, 0.3]), atol=0.1)
-
-
-def test_one_learner_in_this_process_takes_every_batch_in_turn() -> None:
-    weights, losses = fit(Sync, SingleProcess())
-    torch.manual_seed(0)
-    model = nn.Linear(3, 1)
-    rule = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
-    for batch in line_batches() * 6:
-        rule.zero_grad()
-        loss_sum, examples = squared_error(model, batch)
-        (loss_sum / examples).backward()
-        rule.step()
-    assert torch.allclose(weights, torch.cat([p.detach().flatten() for p in model.parameters()]), atol=1e-6)
-    assert len(losses) == 6
 
 
 def test_an_exported_network_has_the_same_scores(tmp_path: Path) -> None:

@@ -1,118 +1,530 @@
-"""Trains any torch model with a strategy, without the files, checkpoints and schedules of recipes.
+"""Trains any torch model with any strategy, by the training loop of the recipes (asr_am/train/trainer.py).
 
+    from torch.utils.data import DataLoader
     from asr_am.api import simulate, train_model
     from asr_am.distributed.strategies.adpsgd import Adpsgd
 
     def learner(team):
-        torch.manual_seed(0)                      # the same first weights at all learners
         model = torch.nn.Linear(3, 1)
-        losses = train_model(model, batches, loss, Adpsgd, team, epochs=4, lr=0.05)
-        return model, losses
+        loader = DataLoader(dataset, batch_size=8, shuffle=True)
+        history = train_model(model, loader, loss, Adpsgd, team, epochs=4, lr=0.05, out="runs/first")
+        return model, history
 
     results = simulate(learner, learners=4)       # by rank
 
 `learner` runs in real processes too: call `learner(connect())` (asr_am/distributed/runtime/connect.py) in a program
-that `launch` or torchrun starts, and `learner(SingleProcess())` for one learner in this process.
+that `launch` or torchrun starts. `learner(None)` is one learner in this process.
+
+Shapes: N elements of all parameters together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import hashlib
+import itertools
+import json
+import logging
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data.distributed import DistributedSampler
 
 from asr_am.distributed.flat_params import BucketHook, FlatParams
-from asr_am.distributed.leases import Leases, Segment, StepResult
+from asr_am.distributed.launch_spec import EXIT_FAILURE
+from asr_am.distributed.leases import SegmentRecord
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.strategy import Strategy
-from asr_am.distributed.team import Team
+from asr_am.distributed.team import SingleProcess, Team
+from asr_am.egs.stateless_rng import seed_of
+from asr_am.errors import InputError
+from asr_am.models.model_file import write_torch
+from asr_am.train.checkpoint import Checkpoints
+from asr_am.train.learner_view import LearnerView
+from asr_am.train.run_log import RunLog, TrainingBar
+from asr_am.train.schedule import Schedule
+from asr_am.train.tracking import NoTracker
+from asr_am.train.train_options import TrainOptions
+from asr_am.train.trainable import first_batch, running_statistics
+from asr_am.train.trainer import Trainer
 
-Batch = TypeVar("Batch")
+log = logging.getLogger(__name__)
+Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, int]]
+Batches = Sequence[Any] | DataLoader[Any] | Dataset[Any]
+NEVER = 1 << 40  # updates
+
+
+class Epoch(NamedTuple):
+    """Results of an epoch: training loss per example, while weights changed, and what `validate` returned for the
+    consensus weights at its end.
+    """
+
+    train_loss: float
+    heldout_loss: float | None
 
 
 def train_model(
     model: nn.Module,
-    batches: Sequence[Batch],
-    loss: Callable[[nn.Module, Batch], tuple[Tensor, int]],
+    batches: Batches,
+    loss: Loss,
     strategy: Callable[[FlatParams, Optimizer, Team], Strategy],
-    team: Team,
+    team: Team | None = None,
     *,
     epochs: int = 1,
     lr: float | Callable[[float], float] = 0.1,
     optimizer: OptimizerOptions | None = None,
+    validate: Callable[[nn.Module], float] | None = None,
+    out: str | Path | None = None,
+    batch_size: int = 32,
     sizes: Sequence[int] | None = None,
-) -> list[float]:
+    seed: int = 1,
+    checkpoint_every: int = 500,
+) -> list[Epoch]:
     """Trains as one learner of a team. All learners call it with the same arguments but for `team`.
 
-    Every batch of an epoch is computed by exactly one learner. At the end the model has the consensus weights. A
-    learner that dies is not replaced, because there are no checkpoints: fault-tolerant strategies go on without it.
+    Every batch of an epoch is computed by exactly one learner. All begin with the weights of learner 0, and end with
+    the consensus weights. Statistics of normalisation layers are averaged over the learners.
 
     Args:
-        model: the model, with the same weights at all learners.
-        batches: batches of an epoch, in the same order at all learners.
-        loss: returns the loss of a batch, summed over its examples, and the number of examples.
+        model: the model, on its device. It is trained in place.
+        batches: a `DataLoader`, a dataset to divide into shuffled batches of `batch_size` examples, or a list of
+            batches, which each epoch takes in this order. A sampler's order follows from `seed` and the epoch.
+        loss: returns the mean loss of a batch over its examples, or the loss summed over its examples and their
+            number. It must use the model it is given.
         strategy: makes the strategy, e.g. its class or `partial(Bmuf, block_size=10)`.
-        team: this learner's end of the team.
+        team: this learner's end of the team. None: a single learner in this process.
         epochs: number of passes over `batches`.
         lr: learning rate, or a function of the share of the training that is done, from 0 to 1.
         optimizer: options of the update rule. Default: SGD with momentum 0.9.
-        sizes: number of examples of each batch. Default: the length of the batch, or of its first part.
+        validate: returns the held-out loss of a model. One learner calls it after each epoch.
+        out: folder of the run, the same at all learners. It gets checkpoints, from which the same call continues after
+            an interruption, metrics.jsonl, summary.json and the weights of the best epoch, best.pt. None: no files. A
+            learner that dies is then not replaced, and fault-tolerant strategies go on without it.
+        batch_size: examples of a batch of one learner, for a dataset.
+        sizes: number of examples of each batch of a list. Default: the length of the batch, or of its first part.
+        seed: seed of the order of examples, and of dropout.
+        checkpoint_every: updates of the team between two checkpoints. There is also one after each epoch.
 
     Returns:
-        The mean loss per example of each epoch, measured while the weights changed.
+        The results of each epoch.
+
+    Raises:
+        InputError: there are no batches, or an argument does not fit.
+        LearnerLost: a learner died and the strategy cannot go on.
     """
-    params = FlatParams(model)
-    rule = Optimizer(params, optimizer or OptimizerOptions())
-    learner = strategy(params, rule, team)
-    frames = tuple(sizes if sizes is not None else map(_size, batches))
-    losses = []
-    for epoch in range(epochs):
-        before = epoch * -(-len(batches) // team.size)
-        segment = Segment(epoch, 0, len(batches), len(batches), frames, before, team.size)
-        leases = team.leases(segment, learner.synchronous)
+    team = team or SingleProcess()
+    options = TrainOptions(
+        epochs=epochs, batch_size=1, seed=seed, optimizer=optimizer or OptimizerOptions(),
+        schedule=Rate.of(lr, epochs), report_every=50, checkpoint_every=checkpoint_every if out else NEVER,
+    )  # fmt: skip
+    run = ModelRun(model, _make_data(batches, batch_size, sizes, seed), loss, strategy, options, validate, out, team)
+    trainer = Trainer(run, team)
+    try:
+        trainer.train()
+    finally:
+        run.run_log.close()
+    run.finish(trainer.strategy.consensus())
+    return [Epoch(record["train_loss"], record.get("heldout_loss")) for record in trainer.progress.history]
 
-        def rate(progress: float, epoch: int = epoch) -> float:
-            return lr((epoch + progress) / epochs) if callable(lr) else lr
 
-        gradient = team.timed(_Gradient(model, params, rule, batches, loss, leases, rate))
-        while (result := learner.step(gradient)) is not None:
-            leases.complete(result)
-        learner.drain()
-        params.check()
-        leases.record().audit(frames)
-        losses.append(leases.totals().mean_loss)
-    params.w.copy_(learner.consensus())
-    return losses
+@dataclass(frozen=True)
+class Rate(Schedule):
+    """A learning rate that is a function of the share of the training that is done.
+
+    Attributes:
+        rates: the rate at the begin of each epoch.
+    """
+
+    rates: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, lr: float | Callable[[float], float], epochs: int) -> Rate:
+        """Returns the schedule of a constant or a function."""
+        function = lr if callable(lr) else lambda share: lr
+        rate = cls(float(function(0.0)), tuple(float(function(epoch / epochs)) for epoch in range(epochs)))
+        object.__setattr__(rate, "_function", function)
+        return rate
+
+    def rate(self, epoch: int, share: float, updates: float) -> float:
+        return float(self._function((epoch + share) / len(self.rates)))  # type: ignore[attr-defined]
+
+
+# batches
+
+
+@dataclass(frozen=True)
+class OneBatch:
+    """A batch of the user's (`trainable.Batch`). It counts as one example of so many frames."""
+
+    id: int
+    frames: int
+    digest: int
+    content: Any
+
+    def __len__(self) -> int:
+        return 1
+
+
+class EpochOrder(NamedTuple):
+    """The batches of one epoch (`trainable.Plan`).
+
+    Attributes:
+        epoch: number of the epoch.
+        batches: what identifies each batch: its examples' indices, or its place in a list.
+        sizes: examples of each.
+    """
+
+    epoch: int
+    batches: Sequence[Sequence[int]]
+    sizes: Sequence[int]
+
+    @property
+    def batch_size(self) -> int:
+        return 1
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def num_frames(self) -> int:
+        return sum(self.sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def frames(self, rows: slice) -> np.ndarray:
+        return np.array(self.sizes[rows])
+
+
+class ListData:
+    """A list of batches (`trainable.Data`)."""
+
+    def __init__(self, batches: Sequence[Any], sizes: Sequence[int] | None) -> None:
+        self._batches = batches
+        self._sizes = list(sizes if sizes is not None else map(_size, batches))
+        if not self._sizes or len(self._sizes) != len(batches):
+            raise InputError(
+                f"train_model: {len(batches)} batches, {len(self._sizes)} sizes; give as many, and not none"
+            )
+
+    def plan(self, epoch: int) -> EpochOrder:
+        return EpochOrder(epoch, [(number,) for number in range(len(self._sizes))], self._sizes)
+
+    def batch(self, plan: EpochOrder, number: int) -> OneBatch:
+        return OneBatch(number, self._sizes[number], _digest(plan.batches[number]), self._batches[number])
+
+    def batches(self, plan: EpochOrder, numbers: Iterable[int]) -> Iterator[OneBatch]:
+        return (self.batch(plan, number) for number in numbers)
+
+    def digests(self, plan: EpochOrder, first: int, end: int) -> tuple[int, ...]:
+        return tuple(_digest(batch) for batch in plan.batches[first:end])
+
+
+class LoaderData:
+    """The batches of a `DataLoader` (`trainable.Data`), in an order that follows from seed and epoch alone."""
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+            raise InputError(
+                "train_model: learners share out batches by number; give a DataLoader with a dataset that has a length "
+                "and indices, and with a batch size, or a list of batches"
+            )
+        if isinstance(loader.sampler, DistributedSampler):
+            raise InputError("train_model: divides the batches itself; give the DataLoader no DistributedSampler")
+        self._loader, self._seed = loader, seed
+
+    def plan(self, epoch: int) -> EpochOrder:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed := seed_of(self._seed, epoch))
+            for generator in {self._loader.generator, getattr(self._loader.sampler, "generator", None)} - {None}:
+                generator.manual_seed(seed)
+            assert self._loader.batch_sampler is not None
+            batches = [tuple(map(int, batch)) for batch in self._loader.batch_sampler]
+        if not batches:
+            raise InputError("train_model: the DataLoader has no batches")
+        return EpochOrder(epoch, batches, [len(batch) for batch in batches])
+
+    def batch(self, plan: EpochOrder, number: int) -> OneBatch:
+        content = self._loader.collate_fn([self._loader.dataset[index] for index in plan.batches[number]])
+        return self._named(plan, number, content)
+
+    def batches(self, plan: EpochOrder, numbers: Iterable[int]) -> Iterator[OneBatch]:
+        """Assembles batches with the worker processes of the user's loader."""
+        numbers, loader = list(numbers), self._loader
+        ahead = DataLoader(
+            loader.dataset, batch_sampler=[list(plan.batches[number]) for number in numbers],
+            num_workers=loader.num_workers, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory,
+            timeout=loader.timeout, worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+        )  # fmt: skip
+        return (self._named(plan, number, content) for number, content in zip(numbers, ahead, strict=True))
+
+    def digests(self, plan: EpochOrder, first: int, end: int) -> tuple[int, ...]:
+        return tuple(_digest(batch) for batch in plan.batches[first:end])
+
+    def _named(self, plan: EpochOrder, number: int, content: Any) -> OneBatch:
+        return OneBatch(number, plan.sizes[number], _digest(plan.batches[number]), content)
+
+
+def _make_data(batches: Batches, batch_size: int, sizes: Sequence[int] | None, seed: int) -> ListData | LoaderData:
+    if isinstance(batches, DataLoader):
+        return LoaderData(batches, seed)
+    if isinstance(batches, IterableDataset) or not hasattr(batches, "__len__") or not hasattr(batches, "__getitem__"):
+        raise InputError(
+            f"train_model: batches are a {type(batches).__name__}; give a DataLoader, a dataset with a length and "
+            "indices, or a list of batches"
+        )
+    if isinstance(batches, Dataset):
+        return LoaderData(DataLoader(batches, batch_size, shuffle=True), seed)
+    return ListData(batches, sizes)
 
 
 def _size(batch: object) -> int:
+    if isinstance(batch, Mapping):
+        batch = next(iter(batch.values()))
     part = batch[0] if isinstance(batch, tuple | list) else batch
     return len(part)  # type: ignore[arg-type]
 
 
-class _Gradient:
-    """The gradient closure of one epoch: each call leases a batch and fills `params.g`."""
+def _digest(indices: Sequence[int]) -> int:
+    return zlib.crc32(np.array(indices, dtype=np.int64).tobytes())
+
+
+# the run
+
+
+@dataclass
+class AnyState:
+    """One learner's model (`trainable.LearnerState`)."""
+
+    model: nn.Module
+    params: FlatParams
+    optimizer: Optimizer
+    loader: ListData | LoaderData
+    options: TrainOptions
+    device: torch.device
+    loss: Callable[[nn.Module, OneBatch], tuple[Tensor, float]]
+
+    def backward(self, batch: OneBatch, loss_denominator: float, on_bucket: BucketHook | None) -> tuple[Tensor, Tensor]:
+        """See `LearnerState.backward`. No example counts as correct."""
+        self.params.g.zero_()
+        loss_sum, _ = self.loss(self.model, batch)
+        if not loss_sum.requires_grad:
+            raise InputError("train_model: the loss does not depend on the model that the loss function was given")
+        with self.params.notify_buckets(on_bucket):
+            (loss_sum / loss_denominator).backward()
+        return loss_sum.detach(), torch.zeros((), device=self.device)
+
+
+class ModelRun:
+    """One training run of a user's model (`trainable.Trainable`), as one learner sees it.
+
+    Args:
+        model: the model.
+        data: its batches.
+        loss: see `train_model`.
+        strategy: makes the strategy.
+        options: options of the training loop.
+        validate: see `train_model`.
+        out: folder of the run, or None.
+        team: this learner's end of the team.
+    """
+
+    unit = "examples"
+    remedy = "lower lr, or set clip_norm of the optimizer"
 
     def __init__(
-        self, model: nn.Module, params: FlatParams, optimizer: Optimizer, batches: Sequence[Batch],
-        loss: Callable[[nn.Module, Batch], tuple[Tensor, int]], leases: Leases, rate: Callable[[float], float],
+        self, model: nn.Module, data: ListData | LoaderData, loss: Loss,
+        strategy: Callable[[FlatParams, Optimizer, Team], Strategy], options: TrainOptions,
+        validate: Callable[[nn.Module], float] | None, out: str | Path | None, team: Team,
     ) -> None:  # fmt: skip
-        self._model, self._params, self._optimizer = model, params, optimizer
-        self._batches, self._loss, self._leases, self._rate = batches, loss, leases, rate
+        _share_first_weights(model, team)
+        self.loader, self.options, self.learners, self.provenance = data, options, team.size, dict[str, object]()
+        self._model, self._loss, self._factory, self._validate = model, loss, strategy, validate
+        self._parameters = [(module, dict(module._parameters)) for module in model.modules()]
+        self._whole = deepcopy(model)  # a strategy may take parameters out of `model`
+        self._whole_params = FlatParams(self._whole)
+        self.num_weights = len(self._whole_params)
+        self.validation = None if validate is None else ""
+        self._has_files, self.out = out is not None, Path(out) if out is not None else Path("train_model")
+        if out is None:
+            self.run_log: RunLog = NoRunLog(options.epochs)
+        else:
+            self.out.mkdir(parents=True, exist_ok=True)
+            plain = {"epochs": options.epochs, "optimizer": asdict(options.optimizer)}
+            self.run_log = RunLog(self.out, NoTracker(), TrainingBar(options.epochs), plain)
+        self._plan: EpochOrder | None = None
 
-    def __call__(self, on_bucket: BucketHook | None) -> StepResult | None:
-        lease = self._leases.lease()
-        if lease is None:
-            return None
-        lr = self._optimizer.lr = self._rate(lease.progress)
-        self._params.g.zero_()
-        nothing = torch.zeros(())
-        if lease.batch is None:  # an idle turn: a gradient of zero, so that all learners take part in the step
-            self._params.notify_all_buckets(on_bucket)
-            return StepResult(lease, 0, 0, lr, nothing, nothing)
-        loss_sum, examples = self._loss(self._model, self._batches[lease.batch])
-        with self._params.notify_buckets(on_bucket):
-            (loss_sum / lease.loss_denominator).backward()
-        return StepResult(lease, examples, examples, lr, loss_sum.detach(), nothing)
+    def learner(self, team: Team) -> tuple[AnyState, Strategy]:
+        """Makes a learner of `team` and its strategy."""
+        params = FlatParams(self._model)
+        strategy = self._factory(params, Optimizer(params, self.options.optimizer), team)
+        strategy.attach(self._model, self._summed_loss, partial(first_batch, self, team.rank))
+        device = params.w.device
+        return AnyState(
+            self._model, strategy.params, strategy.optimizer, self.loader, self.options, device, self._summed_loss
+        ), strategy
+
+    def plan(self, epoch: int) -> EpochOrder:
+        """Returns the batches of an epoch."""
+        if self._plan is None or self._plan.epoch != epoch:
+            self._plan = self.loader.plan(epoch)
+        return self._plan
+
+    def validator(self, w: Tensor, statistics: Sequence[Tensor]) -> tuple[float, float]:
+        """Returns the user's held-out loss of weights [N] and running statistics, and 0."""
+        self._load_whole(w, statistics)
+        assert self._validate is not None
+        self._whole.eval()
+        with torch.no_grad():
+            return float(self._validate(self._whole)), 0.0
+
+    def save_best(self, path: Path, record: Mapping[str, float]) -> None:
+        """Saves the weights that were validated last."""
+        if self._has_files:
+            write_torch({"model": self._whole.state_dict(), **record}, path)
+
+    def checkpoints(self, strategy: str) -> Checkpoints:
+        """Returns the run's checkpoints. Those of another model, data, rule or strategy are refused."""
+        if not self._has_files:
+            return NoCheckpoints()
+        options, plan = self.options, self.loader.plan(0)
+        shapes = [list(parameter.shape) for parameter in self._whole.parameters()]
+        decides = [options.seed, asdict(options.optimizer), asdict(options.schedule), strategy, self.learners, shapes]
+        digests = self.loader.digests(plan, 0, len(plan))
+        fingerprint = hashlib.sha256(json.dumps([decides, digests, list(plan.sizes)]).encode()).hexdigest()[:16]
+        return Checkpoints(self.out / "checkpoints", fingerprint)
+
+    def finish(self, w: Tensor) -> None:
+        """Gives the user's model all of its parameters again, with the weights [N]."""
+        self._load_whole(w, running_statistics(self._model))
+        for module, parameters in self._parameters:
+            for name in parameters.keys() - module._parameters.keys():
+                delattr(module, name)
+            module._parameters.clear()  # so that they keep their order
+            module._parameters.update(parameters)
+        FlatParams(self._model).w.copy_(self._whole_params.w)
+
+    def _load_whole(self, w: Tensor, statistics: Sequence[Tensor]) -> None:
+        self._whole_params.w.copy_(w)
+        for own, given in zip(running_statistics(self._whole), statistics, strict=True):
+            own.copy_(given)
+
+    def _summed_loss(self, model: nn.Module, batch: OneBatch) -> tuple[Tensor, float]:
+        """Returns the loss summed over the examples of a batch, and their number."""
+        found = self._loss(model, batch.content)
+        if isinstance(found, Tensor):
+            if found.numel() != 1:
+                raise InputError(
+                    f"train_model: the loss has shape {list(found.shape)}; return its mean, or its sum and the number "
+                    "of examples"
+                )
+            return found.reshape(()) * batch.frames, float(batch.frames)
+        loss_sum, examples = found
+        if examples != batch.frames:
+            raise InputError(
+                f"train_model: the loss counts {examples} examples in a batch of {batch.frames}; give `sizes`, the "
+                "examples of each batch"
+            )
+        return loss_sum, float(examples)
+
+
+def _share_first_weights(model: nn.Module, team: Team) -> None:
+    """Gives all learners parameters and buffers of learner 0. A restarted learner copies others' weights later."""
+    if team.size == 1 or team.rejoins:
+        return
+    tensors = list(itertools.chain(model.parameters(), model.buffers()))
+    own = torch.cat([tensor.detach().reshape(-1).double().cpu() for tensor in tensors])
+    rows = team.gather(own if team.rank == 0 else own[:0])
+    if not len(first := rows[0]) == len(own):
+        raise InputError("train_model: the learners have different models")
+    with torch.no_grad():
+        for tensor, part in zip(tensors, first.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+# without files
+
+
+class NoCheckpoints(Checkpoints):
+    """What the training loop asks of checkpoints, for a run without files."""
+
+    def __init__(self) -> None:
+        self.fingerprint = ""
+
+    def open(self, launch: str, rejoins: bool = False) -> None:
+        if rejoins:
+            log.error("a learner that died can rejoin only a run with checkpoints: give train_model `out`")
+            sys.exit(EXIT_FAILURE)  # the others go on
+
+    def claim(self, leader: str, confirm: Callable[[], None]) -> None:
+        pass
+
+    def resign(self) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    def save_learner(self, updates: int, rank: int, state: dict[str, Any]) -> None:
+        pass
+
+    def best_model(self, updates: int) -> Path:
+        return Path()
+
+    def completed(self, updates: int) -> bool:
+        return False
+
+    def commit(self, updates: int, state: dict[str, Any]) -> None:
+        pass
+
+    def publish(self, out: Path) -> None:
+        pass
+
+    def load(self) -> dict[str, Any] | None:
+        return None
+
+    def newest(self) -> str:
+        return "none"
+
+    @property
+    def writer(self) -> str:
+        return ""
+
+
+class NoRunLog(RunLog):
+    """What the training loop asks of its log, for a run without files."""
+
+    def __init__(self, epochs: int) -> None:
+        super().__init__(Path(), NoTracker(), TrainingBar(epochs), {})
+
+    def open(self, keep: tuple[int | None, int], writer: str = "", check: Callable[[], None] = lambda: None) -> None:
+        pass
+
+    def learner_view(self, learners: int, one_process: bool) -> LearnerView:
+        return super().learner_view(learners, one_process=True)
+
+    def sync(self) -> tuple[int, int]:
+        return 0, 0
+
+    def metrics(self, record: Mapping[str, Any], step: int, curves: Mapping[str, float]) -> None:
+        pass
+
+    def epoch(self, record: Mapping[str, Any], updates: int, curves: Mapping[str, float]) -> None:
+        pass
+
+    def leases(self, record: SegmentRecord, launch: str) -> None:
+        pass
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        pass

@@ -70,21 +70,28 @@ class TrainProgress:
     batches_per_learner: dict[int, int] = field(default_factory=dict)
     pace: int = 0
 
-    def after_epoch(self, loss: float, error: float | None, consensus_distance: float) -> TrainProgress:
+    def after_epoch(
+        self, validation: str | None, loss: float, error: float, consensus_distance: float
+    ) -> TrainProgress:
         """Returns the progress after the current epoch, whose last segment is finished.
 
         Args:
-            loss: held-out loss.
-            error: held-out share of wrong frames. None: the model classifies no frames, and has a perplexity.
+            validation: see `trainable.Trainable`.
+            loss: held-out loss. Without a validation, the training loss.
+            error: held-out share of wrong frames.
             consensus_distance: distance of the learners from their consensus.
         """
         totals = LossSums(*self.totals)  # type: ignore[arg-type]
-        record = {"epoch": self.epoch + 1, "heldout_loss": round(loss, 6)}
-        if error is None:
-            record |= {"heldout_perplexity": round(math.exp(loss), 4), "train_loss": round(totals.mean_loss, 6)}
-        else:
-            record |= {"heldout_frame_error": round(error, 6), "train_loss": round(totals.mean_loss, 6)}
-            record |= {"train_frame_accuracy": round(totals.accuracy, 6)}
+        record: dict[str, float] = {"epoch": self.epoch + 1}
+        if validation is not None:
+            record["heldout_loss"] = round(loss, 6)
+        if validation == "frame error":
+            record["heldout_frame_error"] = round(error, 6)
+        elif validation == "perplexity":
+            record["heldout_perplexity"] = round(math.exp(loss), 4)
+        record["train_loss"] = round(totals.mean_loss, 6)
+        if validation == "frame error":
+            record["train_frame_accuracy"] = round(totals.accuracy, 6)
         record["consensus_distance"] = consensus_distance
         seconds = round(self.seconds - sum(self.seconds_per_epoch), 3)
         return replace(

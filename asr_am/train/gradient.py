@@ -5,7 +5,7 @@ Shapes: B chunks, T frames, F features, N parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ from asr_am.train.frame_loss import batch_loss
 from asr_am.train.schedule import Schedule
 from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainable import Batch as AnyBatch
-from asr_am.train.trainable import LearnerState, Plan
+from asr_am.train.trainable import LearnerState, Plan, running_statistics
 
 BatchLoss = Callable[[AcousticModel, Tensor, Tensor | None, Tensor, torch.dtype], tuple[Tensor, Tensor]]
 """Loss and number of correct frames, both summed over frames (`frame_loss.batch_loss`, `mmi_loss.MmiLoss`)."""
@@ -151,9 +151,16 @@ class Validator:
         self._loader, self._options, self._device, self._loss = loader, options, device, loss
 
     @torch.no_grad()
-    def __call__(self, w: Tensor) -> tuple[float, float]:
-        """Returns the mean loss per frame and the share of wrong frames under the weights `w` [N]."""
+    def __call__(self, w: Tensor, statistics: Sequence[Tensor] = ()) -> tuple[float, float]:
+        """Returns the mean loss per frame and the share of wrong frames.
+
+        Args:
+            w: weights [N].
+            statistics: the model's running statistics.
+        """
         self._params.w.copy_(w)
+        for own, given in zip(running_statistics(self.model), statistics, strict=True):
+            own.copy_(given)
         sums_2 = torch.zeros(2, dtype=torch.float64, device=self._device)
         frames, dtype = 0, matrix_dtype(self._options)
         for batch in self._loader.batches(self._plan, range(len(self._plan))):

@@ -189,7 +189,7 @@ class LmRun:
 
     unit = "units"
     remedy = "lower lm.train.rate"
-    classifies = False
+    validation: str | None = "perplexity"
 
     def __init__(
         self, out: Path, options: LmOptions, units: Units, text: Text, dev: HeldOutText,
@@ -264,8 +264,8 @@ class LmValidator:
         self.model, self._units, self._dev = model.eval(), units, dev
         self._params = FlatParams(model)
 
-    def __call__(self, w: Tensor) -> tuple[float, float]:
-        """Returns the logarithm under the weights `w` [N], and 0."""
+    def __call__(self, w: Tensor, statistics: Sequence[Tensor] = ()) -> tuple[float, float]:
+        """Returns the logarithm under the weights `w` [N], and 0. The model has no running statistics."""
         self._params.w.copy_(w)
         return math.log(self._dev.perplexity(self.model, self._units)), 0.0
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # they import torch, which stage report does without
     from asr_am.train.train_options import TrainOptions
 
 log = logging.getLogger(__name__)
+HELD_OUT = ("heldout_loss", "heldout_frame_error", "heldout_perplexity")
 
 
 def saved_config(directory: Path) -> dict[str, Any]:
@@ -203,12 +204,15 @@ class RunLog:
         line = {**record, "batch": updates}
         if json.dumps(line) not in (self.out / "metrics.jsonl").read_text().splitlines():
             self.metrics(line, updates, curves)
-        message = f"epoch {record['epoch']}: held-out loss {record['heldout_loss']:.4f}, "
+        parts = [f"training loss {record['train_loss']:.4f}"]
+        if (perplexity := record.get("heldout_perplexity")) is not None:
+            parts.insert(0, f"perplexity {perplexity:.2f}")
         if (error := record.get("heldout_frame_error")) is not None:
-            message += f"frame error {error:.2%}"
-        else:
-            message += f"perplexity {record['heldout_perplexity']:.2f}"
-        log.info("%s, training loss %.4f", message, record["train_loss"])
+            parts.insert(0, f"frame error {error:.2%}")
+        if (loss := record.get("heldout_loss")) is not None:
+            parts.insert(0, f"held-out loss {loss:.4f}")
+        message = f"epoch {record['epoch']}: {', '.join(parts)}"
+        log.info(message)
         self.progress_bar.status(message)
 
     def leases(self, record: SegmentRecord, launch: str) -> None:
@@ -226,11 +230,9 @@ class RunLog:
         content = (json.dumps(summary, indent=1) + "\n").encode()
         disk.replace(self.out / "summary.json", lambda file: file.write(content), self._writer, self._check)
         best = summary["best_epoch"] - 1
-        score = next(key for key in ("heldout_frame_error", "heldout_perplexity") if key in summary)
         self.tracker.summarize({
             "best_epoch": summary["best_epoch"],
-            "best_heldout_loss": summary["heldout_loss"][best],
-            f"best_{score}": summary[score][best],
+            **{f"best_{key}": summary[key][best] for key in HELD_OUT if key in summary},
             "parameters": summary["parameters"],
             "training_seconds": summary["seconds"],
         })  # fmt: skip
@@ -291,8 +293,8 @@ def make_summary(
         parameters: number of weights.
         threads: threads of arithmetic of each learner.
     """
-    best = min(progress.history, key=lambda record: record["heldout_loss"])
-    score = "heldout_frame_error" if "heldout_frame_error" in best else "heldout_perplexity"
+    judged = "heldout_loss" if "heldout_loss" in progress.history[0] else "train_loss"
+    best = min(progress.history, key=lambda record: record[judged])
     return {
         "strategy": strategy,
         "learners": learners,
@@ -300,8 +302,7 @@ def make_summary(
         "epochs": options.epochs,
         "epochs_done": progress.epoch,
         "best_epoch": best["epoch"],
-        "heldout_loss": [record["heldout_loss"] for record in progress.history],
-        score: [record[score] for record in progress.history],
+        **{key: [record[key] for record in progress.history] for key in HELD_OUT if key in best},
         "train_loss": [record["train_loss"] for record in progress.history],
         "seconds": round(progress.seconds, 3),
         "seconds_per_epoch": progress.seconds_per_epoch,

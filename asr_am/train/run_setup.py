@@ -88,7 +88,7 @@ class RunSetup:
 
     unit = "frames"
     remedy = "lower schedule.base or train.optimizer.clip_norm"
-    classifies = True
+    validation: str | None = "frame error"
 
     def __init__(
         self, egs_dir: Path, out: Path, options: TrainOptions, strategy: StrategyFactory, *, learners: int = 1,

@@ -9,13 +9,13 @@ A batch is counted in frames: frames of speech, or units of a text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from asr_am.distributed.flat_params import BucketHook, FlatParams
 from asr_am.distributed.optimizer import Optimizer
@@ -71,6 +71,8 @@ class LearnerState(Protocol):
     """One learner's model and all that its gradients need."""
 
     @property
+    def model(self) -> nn.Module: ...
+    @property
     def params(self) -> FlatParams: ...
     @property
     def optimizer(self) -> Optimizer: ...
@@ -101,13 +103,16 @@ class Trainable(Protocol):
     Attributes:
         unit: what a frame of a batch is called.
         remedy: what to do about a loss that is not finite.
-        classifies: the model has a right class for each frame, so that frame errors are counted.
-        validator: returns held-out loss per frame and share of wrong frames (0 if not `classifies`) of weights [N].
+        validation: what is measured on held-out data beside the loss: "frame error", where the model has a right class
+            for each frame, "perplexity", or "" for nothing. None: there is no validation, and the best epoch is the
+            one with the lowest training loss.
+        validator: returns held-out loss per frame and share of wrong frames (0 without "frame error") of weights [N]
+            and running statistics (`running_statistics`).
     """
 
     unit: str
     remedy: str
-    classifies: bool
+    validation: str | None
     out: Path
     options: TrainOptions
     learners: int
@@ -119,7 +124,7 @@ class Trainable(Protocol):
     @property
     def loader(self) -> Data: ...
     @property
-    def validator(self) -> Callable[[Tensor], tuple[float, float]]: ...
+    def validator(self) -> Callable[[Tensor, Sequence[Tensor]], tuple[float, float]]: ...
 
     def learner(self, team: Team) -> tuple[LearnerState, Strategy]:
         """Makes a learner of `team` and its strategy. All learners call it."""
@@ -136,6 +141,15 @@ class Trainable(Protocol):
     def checkpoints(self, strategy: str) -> Checkpoints:
         """Returns the run's checkpoints. Those of other options, learners or examples are refused."""
         ...
+
+
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """Returns the statistics that normalisation layers gather in training. They are no parameters, so no strategy sees
+    them: learners average them when they are drained.
+    """
+    layers = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+    buffers = [(layer.running_mean, layer.running_var, layer.num_batches_tracked) for layer in layers]
+    return [buffer for group in buffers for buffer in group if buffer is not None]
 
 
 def first_batch(run: Trainable, rank: int) -> Batch | None:

@@ -50,7 +50,7 @@ from asr_am.train.run_setup import RunSetup, StrategyFactory
 from asr_am.train.schedule import Schedule
 from asr_am.train.tracking import Tracker
 from asr_am.train.train_options import TrainOptions, cores
-from asr_am.train.trainable import Plan, Trainable
+from asr_am.train.trainable import Plan, Trainable, running_statistics
 
 log = logging.getLogger(__name__)
 REPLICA = {"weights", "optimizer"}  # of a strategy's state. Saved by the first learner only where replicas are equal
@@ -138,6 +138,7 @@ class Trainer:
         self.setup, self.options, self.team = setup, setup.options, team
         self.run_log, self.learners = setup.run_log, setup.learners
         self.model_state, self.strategy = setup.learner(team)
+        self._statistics = running_statistics(self.model_state.model)
         self.checkpoints = setup.checkpoints(self.strategy.name)
         self.progress = TrainProgress()
         self._view = setup.run_log.learner_view(self.learners, one_process=team.clock == "virtual" or team.size == 1)
@@ -160,7 +161,8 @@ class Trainer:
 
     def _schedule(self) -> Schedule | None:
         """Returns the schedule of the current epoch, or None if the training has ended."""
-        return self.options.schedule.after([record["heldout_loss"] for record in self.progress.history])
+        judged = "train_loss" if self.setup.validation is None else "heldout_loss"
+        return self.options.schedule.after([record[judged] for record in self.progress.history])
 
     # start of a run
 
@@ -259,6 +261,8 @@ class Trainer:
             if not strategy_state.keys() >= REPLICA:
                 strategy_state = self.checkpoints.load_learner(first)["strategy"] | strategy_state
             self.strategy.load_state_dict(strategy_state)
+            for statistic, saved in zip(self._statistics, part["statistics"], strict=True):
+                statistic.copy_(saved)
             load = self.checkpoints.load_learner
             self.strategy.load_moved(lambda: (load(rank)["strategy"] for rank in state["members"]))
             if own_part is None:  # the counts are the other learner's
@@ -341,7 +345,7 @@ class Trainer:
             "epoch": self.progress.epoch + 1,
             "batch": update,
             "loss": round(new.mean_loss, 6),
-            **({"frame_accuracy": round(new.accuracy, 6)} if self.setup.classifies else {}),
+            **({"frame_accuracy": round(new.accuracy, 6)} if self.setup.validation == "frame error" else {}),
             "lr": step_result.lr,
             "frames_per_second": round(speed),
         }
@@ -393,6 +397,7 @@ class Trainer:
         totals += LossSums(*progress.totals)  # type: ignore[arg-type]
         self._require_finite(totals.mean_loss)
         self.model_state.params.check()
+        self._average_statistics()
         batches = range(segment.begin, segment.end)
         record.audit([min(plan.batch_size, plan.num_examples - n * plan.batch_size) for n in batches])
         for completion in record.completions:
@@ -418,6 +423,17 @@ class Trainer:
             record = replace(record, lost=leases.record().lost)
         return replace(record, servers=tuple(sorted(servers, key=lambda server: server.shard)))
 
+    def _average_statistics(self) -> None:
+        """Gives all learners the mean of their running statistics."""
+        if not self._statistics:
+            return
+        own = torch.cat([statistic.reshape(-1).double().cpu() for statistic in self._statistics])
+        rows = self.team.gather(own if self.team.rank < self.learners else own[:0])
+        mean = torch.stack([row for row in rows.values() if len(row)]).mean(0)
+        parts = mean.split([statistic.numel() for statistic in self._statistics])
+        for statistic, part in zip(self._statistics, parts, strict=True):
+            statistic.copy_((part if statistic.is_floating_point() else part.round()).view_as(statistic))
+
     # end of an epoch
 
     def _finish_epoch(self) -> None:
@@ -435,11 +451,14 @@ class Trainer:
         self.progress = self._after_epoch(loss, error, metrics)
 
     def _after_epoch(self, loss: float, error: float, metrics: CommMetrics) -> TrainProgress:
-        return self.progress.after_epoch(loss, error if self.setup.classifies else None, metrics.consensus_distance)
+        return self.progress.after_epoch(self.setup.validation, loss, error, metrics.consensus_distance)
 
     def _validate(self, consensus: Tensor, metrics: CommMetrics) -> tuple[float, float]:
         """Returns held-out loss and frame error of the weights [N], and writes the files of the epoch."""
-        loss, error = self.setup.validator(consensus)
+        if self.setup.validation is None:
+            loss, error = LossSums(*self.progress.totals).mean_loss, 0.0  # type: ignore[arg-type]
+        else:
+            loss, error = self.setup.validator(consensus, self._statistics)
         self.checkpoints.check()
         if math.isfinite(loss):
             progress = self._after_epoch(loss, error, metrics)
@@ -472,6 +491,7 @@ class Trainer:
             "usage": comm_stats_to_dict(self.team.comm_stats),
             "rng": torch.get_rng_state(),
             "threads": torch.get_num_threads(),
+            "statistics": self._statistics,
         }
         self.checkpoints.save_learner(self.progress.updates, self.team.rank, state)
         members = self.team.gather(torch.zeros(0, dtype=torch.float64))

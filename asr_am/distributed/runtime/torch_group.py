@@ -211,8 +211,9 @@ class TorchBackend:
 
     def leases(self, segment: Segment, synchronous: bool) -> Leases:
         if not synchronous:
-            raise RuntimeError(
-                "torch.distributed serves synchronous strategies only: start the team with synchronous=False"
+            raise InputError(
+                "the strategy is asynchronous, and a team that torchrun starts serves synchronous ones only; start the "
+                "learners by asr_am.api.launch(command, learners, synchronous=False), or recipes with launcher=process"
             )
         return RoundRobinLeases(segment, self._membership.rank, self._membership.size, self.gather)
 

@@ -1,0 +1,298 @@
+"""Any torch model from Python: data of every kind, every launcher, checkpoints, validation, and what a user forgets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+
+from asr_am.api import launch, simulate, train_model
+from asr_am.distributed.optimizer import OptimizerOptions
+from asr_am.distributed.strategies.adpsgd import Adpsgd
+from asr_am.distributed.strategies.bmuf import Bmuf
+from asr_am.distributed.strategies.dpsgd import Dpsgd
+from asr_am.distributed.strategies.ps_async import PsAsync
+from asr_am.distributed.strategies.sync import Sync
+from asr_am.distributed.team import Team
+from asr_am.errors import InputError
+from asr_am.parallax.strategy import Parallax
+from asr_am.train.any_model import Epoch, Loss
+
+ROOT = Path(__file__).resolve().parents[2]
+STRATEGIES = {"sync": Sync, "bmuf": partial(Bmuf, block_size=2), "adpsgd": Adpsgd, "ps_async": PsAsync}
+TRUE = torch.tensor([1.0, -2.0, 0.5, 0.3])
+
+
+def line(examples: int = 320) -> TensorDataset:
+    """Points x_NF and y_N1 on a plane with the coefficients TRUE."""
+    x_NF = torch.randn(examples, 3, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(x_NF, x_NF @ TRUE[:3, None] + TRUE[3])
+
+
+def batches_of(size: int = 8) -> list[tuple[Tensor, ...]]:
+    return list(zip(*(part.split(size) for part in line().tensors), strict=True))
+
+
+def squared_error(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
+    x_BF, y_B1 = batch
+    return (model(x_BF) - y_B1).square().sum(), len(x_BF)
+
+
+def mean_error(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    x_BF, y_B1 = batch
+    return nn.functional.mse_loss(model(x_BF), y_B1)
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def fit(
+    strategy: Callable[..., Any], team: Team | None = None, data: Any = None, loss: Loss = squared_error, **how: Any
+) -> tuple[Tensor, list[Epoch]]:
+    """Trains a plane from weights that differ between learners. Returns its coefficients and the losses."""
+    torch.manual_seed(team.rank if team else 0)
+    model = nn.Linear(3, 1)
+    slow = strategy in (PsAsync, STRATEGIES["bmuf"])  # stale gradients, or momentum of blocks
+    how = {"epochs": 12 if slow else 6, "lr": 0.03, "optimizer": OptimizerOptions(momentum=0.0 if slow else 0.9), **how}
+    history = train_model(model, data or batches_of(), loss, strategy, team, **how)
+    return flat(model), history
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES.values(), Dpsgd])
+def test_learners_of_a_virtual_cluster_begin_and_end_with_the_same_weights(strategy: Callable[..., Any]) -> None:
+    results = simulate(partial(fit, strategy), learners=4)
+    assert len(results) == 4
+    for weights, history in results.values():
+        assert torch.equal(weights, results[0][0]) and history[-1].train_loss < 0.05 * history[0].train_loss
+        assert torch.allclose(weights, TRUE, atol=0.1)
+
+
+def test_one_learner_takes_every_batch_in_turn() -> None:
+    weights, history = fit(Sync)
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    rule = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
+    for batch in batches_of() * 6:
+        rule.zero_grad()
+        mean_error(model, batch).backward()  # type: ignore[arg-type]
+        rule.step()
+    assert torch.allclose(weights, flat(model), atol=1e-6) and len(history) == 6
+
+
+def test_synchronous_learners_do_what_one_does_with_their_batches_together() -> None:
+    four = simulate(partial(fit, Sync), learners=4)[0]
+    one = fit(Sync, None, batches_of(32))
+    assert torch.allclose(four[0], one[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", [squared_error, mean_error])
+@pytest.mark.parametrize("kind", ["loader", "dataset", "workers", "generator"])
+def test_data_of_torch(kind: str, loss: Loss) -> None:
+    data: Any = line()
+    if kind == "loader":
+        data = DataLoader(line(), batch_size=16, shuffle=True)
+    elif kind == "workers":
+        data = DataLoader(line(), batch_size=16, num_workers=1)
+    elif kind == "generator":
+        data = DataLoader(line(), batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(7))
+    state = torch.get_rng_state()
+    weights, history = fit(Sync, None, data, loss, epochs=8)
+    assert torch.allclose(weights, TRUE, atol=0.05) and history[-1].train_loss < 0.05 * history[0].train_loss
+    again, same = fit(Sync, None, data, loss, epochs=8)
+    assert torch.equal(weights, again) and history == same, "the order follows from the seed alone"
+    other, _ = fit(Sync, None, data, loss, epochs=1, seed=2)
+    assert kind == "workers" or not torch.equal(other, fit(Sync, None, data, loss, epochs=1)[0])
+    assert len(state) == len(torch.get_rng_state())
+
+
+def test_learners_share_out_a_loader(tmp_path: Path) -> None:
+    seen: dict[int, list[float]] = {0: [], 1: []}
+
+    def learner(team: Team) -> None:
+        def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            seen[team.rank] += batch[0][:, 0].tolist()
+            return mean_error(model, batch)
+
+        train_model(nn.Linear(3, 1), DataLoader(line(), 8, shuffle=True), loss, Sync, team)
+
+    simulate(learner, learners=2)
+    assert sorted(seen[0] + seen[1]) == sorted(line().tensors[0][:, 0].tolist()) and len(seen[0]) == len(seen[1]) == 160
+
+
+class Normalised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        return self.layers(x_BF)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("strategy", [Sync, Adpsgd])
+def test_statistics_of_normalisation_layers_are_the_same_at_all(strategy: Callable[..., Any], tmp_path: Path) -> None:
+    held_out = line().tensors
+
+    def learner(team: Team) -> tuple[dict[str, Tensor], list[Epoch]]:
+        torch.manual_seed(team.rank)
+        model = Normalised()
+        validate = lambda found: mean_error(found, held_out).item()  # type: ignore[arg-type] # noqa: E731
+        history = train_model(model, line(), mean_error, strategy, team, epochs=8, validate=validate, out=tmp_path)
+        model.eval()
+        assert mean_error(model, held_out).item() == pytest.approx(history[-1].heldout_loss, abs=1e-5)  # type: ignore[arg-type]
+        return model.state_dict(), history
+
+    (first, history), *others = simulate(learner, learners=4).values()
+    assert float(first["layers.1.num_batches_tracked"]) > 0 and history[-1].heldout_loss < history[0].heldout_loss  # type: ignore[operator]
+    for state, _ in others:
+        assert all(torch.equal(first[name], state[name]) for name in first)
+    best = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert best["model"].keys() == first.keys() and best["heldout_loss"] == min(epoch.heldout_loss for epoch in history)  # type: ignore[type-var]
+
+
+class Words(nn.Module):
+    """Predicts a number from a word, by a table of which a batch touches a few rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(500, 4), nn.Linear(4, 1)
+
+    def forward(self, word_B: Tensor) -> Tensor:
+        return self.out(self.table(word_B))  # type: ignore[no-any-return]
+
+
+def fit_words(strategy: Callable[..., Any], team: Team) -> tuple[Tensor, int]:
+    torch.manual_seed(0)
+    model, word_N = Words(), torch.arange(64) * 7
+    table = model.table.weight
+    data = list(zip(word_N.split(8), (word_N[:, None] % 3).float().split(8), strict=True))
+    train_model(model, data, mean_error, strategy, team, epochs=3, lr=0.1, optimizer=OptimizerOptions(momentum=0.0))
+    assert model.table.weight is table and next(name for name, _ in model.named_parameters()) == "table.weight"
+    return flat(model), sum(team.comm_stats.bytes_sent.values())
+
+
+def test_parallax_sends_the_touched_rows_only_and_gives_the_parameters_back() -> None:
+    sync, parallax = (simulate(partial(fit_words, strategy), learners=2) for strategy in (Sync, Parallax))
+    assert torch.allclose(parallax[0][0], sync[0][0], atol=1e-6)
+    assert parallax[0][1] < 0.5 * sync[0][1]
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("strategy", [Sync, STRATEGIES["bmuf"]])
+def test_an_interrupted_training_continues_in_its_folder(strategy: Callable[..., Any], tmp_path: Path) -> None:
+    def train(team: Team, out: Path, stop_at: int | None) -> Tensor:
+        count = 0
+
+        def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            nonlocal count
+            count += 1
+            if count == stop_at:
+                raise Interrupted
+            return mean_error(model, batch)
+
+        return fit(strategy, team, DataLoader(line(), 8, shuffle=True), loss, out=out, checkpoint_every=4)[0]
+
+    whole = simulate(partial(train, out=tmp_path / "whole", stop_at=None), learners=2)
+    with pytest.raises(Interrupted):
+        simulate(partial(train, out=tmp_path / "parts", stop_at=53), learners=2)
+    parts = simulate(partial(train, out=tmp_path / "parts", stop_at=None), learners=2)
+    assert torch.equal(parts[0], whole[0]), "the same bits"
+    whole_losses, losses = (
+        json.loads((tmp_path / name / "summary.json").read_text())["train_loss"] for name in ("whole", "parts")
+    )
+    assert losses == whole_losses and len(losses) >= 6
+    with pytest.raises(InputError, match="belongs to a run with other options"):
+        fit(strategy, None, out=tmp_path / "parts")
+
+
+PROGRAM = """
+import sys, json, torch
+sys.path.insert(0, {root!r})
+from tests.train.test_any_model import fit, STRATEGIES
+from asr_am.api import connect
+team = connect()
+weights, history = fit(STRATEGIES[sys.argv[1]], team)
+torch.save(weights, f"{{sys.argv[2]}}/{{team.rank}}.pt")
+team.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "launcher"), [*((name, "launch") for name in STRATEGIES), ("sync", "torchrun"), ("ps_async", "torchrun")]
+)
+def test_processes(name: str, launcher: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(root=str(ROOT)))
+    synchronous = name in ("sync", "bmuf")
+    if launcher == "launch":
+        launch([sys.executable, str(program), name, str(tmp_path)], 2, synchronous=synchronous)
+    else:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        done = subprocess.run(
+            [*torchrun, str(program), name, str(tmp_path)], capture_output=True, text=True, timeout=120,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        if not synchronous:
+            assert "asynchronous" in done.stderr and "asr_am.api.launch" in done.stderr
+            return
+        assert done.returncode == 0, done.stderr
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert torch.equal(first, second) and torch.allclose(first, TRUE, atol=0.15)
+    if synchronous:
+        virtual = simulate(partial(fit, STRATEGIES[name]), learners=2)[0][0]
+        assert torch.allclose(first, virtual, atol=1e-6)
+
+
+class Endless(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        yield torch.zeros(3)
+
+
+class NoLength(Dataset[Tensor]):
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "0 batches"),
+        (DataLoader(line(4), batch_size=8, drop_last=True), "no batches"),
+        (Endless(), "give a DataLoader"),
+        (DataLoader(Endless()), "give a DataLoader with a dataset that has a length"),
+        (DataLoader(line(), sampler=DistributedSampler(line(), 2, 0)), "no DistributedSampler"),
+        (NoLength(), "give a DataLoader"),
+        (iter(batches_of()), "give a DataLoader"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_data_that_cannot_be_shared_out(data: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        train_model(nn.Linear(3, 1), data, mean_error, Sync)
+
+
+def test_mistakes_are_named() -> None:
+    model = nn.Linear(3, 1)
+    with pytest.raises(InputError, match="learners=0"):
+        simulate(partial(fit, Sync), learners=0)
+    with pytest.raises(InputError, match=r"shape \[8, 1\]; return its mean"):
+        train_model(model, batches_of(), lambda m, batch: m(batch[0]), Sync)
+    with pytest.raises(InputError, match="counts 1 examples in a batch of 8"):
+        train_model(model, batches_of(), lambda m, batch: (m(batch[0]).sum(), 1), Sync)
+    with pytest.raises(InputError, match="does not depend on the model"):
+        train_model(model, batches_of(), lambda m, batch: batch[0].mean(), Sync)
+    with pytest.raises(InputError, match="the loss is nan"):
+        train_model(model, batches_of(), lambda m, batch: mean_error(m, batch) * float("nan"), Sync)
