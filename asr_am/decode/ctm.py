@@ -14,8 +14,7 @@ from lhotse import SupervisionSegment
 
 from asr_am.data.stm import channel_letter
 from asr_am.data.textfile import write_lines
-
-FRAME_SHIFT = 0.01  # seconds
+from asr_am.features.kinds import FRAME_SHIFT
 
 
 class CtmWord(NamedTuple):

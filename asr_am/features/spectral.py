@@ -17,7 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from asr_am.errors import InputError
+from asr_am.features.kinds import FRAME_SHIFT, FeatureKind
 
+FRAME_LENGTH = 0.025  # seconds
 PREEMPHASIS = np.float32(0.97)
 WINDOW_POWER = 0.85  # the Povey window is a Hann window to this power
 LIFTER = 22.0
@@ -26,20 +28,16 @@ BLOCK_FRAMES = 128  # frames processed at a time, few enough to stay in the proc
 
 
 @dataclass(frozen=True)
-class SpectralOptions:
-    """Options of feature extraction.
+class SpectralOptions(FeatureKind):
+    """Options of log-mel energies and MFCCs.
 
     Attributes:
-        sampling_rate: in Hz.
         num_bins: mel bins.
         num_ceps: number of MFCCs. None: log-mel.
         low_freq: lower edge of the first mel bin in Hz.
         high_freq: upper edge of the last mel bin in Hz. Values up to 0 are relative to the Nyquist frequency.
-        frame_length: in seconds.
-        frame_shift: in seconds.
     """
 
-    sampling_rate: int
     num_bins: int
     num_ceps: int | None = None
     low_freq: float = 20.0
@@ -67,8 +65,15 @@ class SpectralOptions:
 
     @property
     def dim(self) -> int:
-        """Features per frame, D."""
         return self.num_ceps or self.num_bins
+
+    @property
+    def normalises_variance(self) -> bool:
+        """True for log-mel (networks). GMMs take mean-normalised MFCCs, as in Kaldi."""
+        return self.num_ceps is None
+
+    def extractor(self) -> SpectralExtractor:
+        return SpectralExtractor(self)
 
 
 class SpectralExtractor:
@@ -76,8 +81,8 @@ class SpectralExtractor:
 
     def __init__(self, options: SpectralOptions) -> None:
         self.options = options
-        self.width = int(options.sampling_rate * options.frame_length)
-        self.shift = int(options.sampling_rate * options.frame_shift)
+        self.width = int(options.sampling_rate * FRAME_LENGTH)
+        self.shift = int(options.sampling_rate * FRAME_SHIFT)
         self.fft_size = 1 << (self.width - 1).bit_length()
         self.window_W = _povey_window(self.width)
         self.mel_KM = _mel_banks(options, self.fft_size)
