@@ -19,7 +19,8 @@ from asr_am.extensions import find_class
 from asr_am.options import build
 
 DEFAULT = "asr_am.features.spectral.SpectralOptions"
-FRAME_SHIFT = 0.01  # seconds
+FRAME_LENGTH = 0.025  # seconds
+FRAME_SHIFT = 0.01
 REMEDY = "run stage 2 (features) again"
 
 
@@ -44,7 +45,10 @@ class FeatureKind(ABC):
 
     @abstractmethod
     def extractor(self) -> Callable[[np.ndarray], np.ndarray]:
-        """Returns what computes features, float32 [T, D], of float32 samples [N] on a 16-bit scale, 100 frames/s."""
+        """Returns what computes features, float32 [T, D], of float32 samples [N] on a 16-bit scale.
+
+        T is the number of `whole_frames`.
+        """
 
     @property
     def normalises_variance(self) -> bool:
@@ -55,6 +59,14 @@ class FeatureKind(ABC):
     def width(self) -> int:
         """Features per frame as models take them, F."""
         return 3 * self.dim if self.deltas else self.dim
+
+
+def whole_frames(samples_N: np.ndarray, sampling_rate: int) -> np.ndarray:
+    """Returns the frames of 25 ms every 10 ms that are whole (Kaldi's snip-edges), a view [T, W] of the samples."""
+    width, shift = int(sampling_rate * FRAME_LENGTH), int(sampling_rate * FRAME_SHIFT)
+    if len(samples_N) < width:
+        return samples_N[:0].reshape(0, width)
+    return np.lib.stride_tricks.sliding_window_view(samples_N, width)[::shift]
 
 
 def feature_kind(where: str, _target_: str = DEFAULT, **options: Any) -> FeatureKind:

@@ -44,7 +44,7 @@ def _choice(group: str, name: str, target: str) -> dict[str, Any]:
 
 
 def _options(name: str, target: str) -> dict[str, Any]:
-    """Returns what NAME.yaml beside the module of `target` has, {} without it. Raises InputError if it is no mapping."""
+    """Returns what `name`.yaml beside the module of `target` has, {} without a file."""
     try:
         spec = find_spec(target.rpartition(".")[0])
     except ModuleNotFoundError:
