@@ -23,7 +23,6 @@ from omegaconf import DictConfig
 from asr_am.errors import InputError
 from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
-from asr_am.stages.dev_choice import DevChoice, glm_rules
 from asr_am.stages.rescore import mixture_name
 from asr_am.stages.systems import SystemPlan, language_models, plans
 from asr_am.stages.target import Target, git_commit
@@ -89,7 +88,8 @@ def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict,
         logger: the group `logger`.
         out: directory to write into.
     """
-    from asr_am.decode.decode_set import ctm_name
+    from asr_am.decode.ctm import ctm_name
+    from asr_am.decode.dev_choice import DevChoice, glm_rules
     from asr_am.score.output import write_alignments, write_table
     from asr_am.score.scoring import Reference, Score
     from asr_am.stages.train_config import tracker_factory
