@@ -40,7 +40,7 @@ from asr_am.decode.system import System
 from asr_am.errors import InputError
 from asr_am.features.adapted import Projection, read_transforms
 from asr_am.features.fusion import InputReader
-from asr_am.features.reader import read_options
+from asr_am.features.kinds import read_kind
 from asr_am.hmm.alignments import read_alignments
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.gmm_system import PROJECTION, TRANSFORMS, GmmSystem
@@ -167,9 +167,7 @@ def _write_alignments(folder: Path, subset: str, target: Path) -> None:
 
 def _write_adaptation(root: Path, folder: Path, subset: str, target: Path) -> None:
     """Writes the LDA+MLLT matrix and, of a speaker-adapted system, the speakers' transforms."""
-    num_ceps = read_options(root / "features/mfcc").num_ceps
-    assert num_ceps is not None  # of MFCCs
-    projection = Projection.load(folder / PROJECTION, num_ceps)
+    projection = Projection.load(folder / PROJECTION, read_kind(root / "features/mfcc").dim)
     projection.save(target / "final.mat")
     write_lines(target / "splice_opts", [f"--left-context={projection.context} --right-context={projection.context}"])
     write_lines(target / "cmvn_opts", [""])

@@ -24,7 +24,8 @@ from asr_am.data.textfile import write_lines
 from asr_am.decode.aligned import aligned_phones, aligned_words
 from asr_am.decode.ctm import FRAME_SHIFT, CtmWord
 from asr_am.errors import InputError
-from asr_am.features.reader import REMEDY, FeatureReader, read_options
+from asr_am.features.kinds import REMEDY, read_kind
+from asr_am.features.reader import FeatureReader
 from asr_am.hmm.alignments import read_alignments
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
@@ -97,7 +98,7 @@ def feature_set(root: Path, kind: str, subset: str, supervisions: SupervisionSet
         index: an .scp file to write, with absolute paths. Those of exp/<corpus> are relative.
     """
     folder = (root / "features" / kind).absolute()
-    options, reader = read_options(folder), FeatureReader(root / "features", kind, subset)
+    options, reader = read_kind(folder), FeatureReader(root / "features", kind, subset)
     places = read_scp(folder / f"{subset}.scp", REMEDY)
     write_lines(index, [f"{name} {Path(place.path).absolute()}:{place.offset}" for name, place in places.items()])
     by_id = {segment.id: segment for segment in supervisions}

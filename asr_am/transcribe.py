@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from asr_am.decode.ctm import CtmWord
     from asr_am.decode.search_graph import SearchGraph
     from asr_am.decode.system import System
-    from asr_am.features.spectral import SpectralExtractor
+    from asr_am.features.kinds import FeatureKind
     from asr_am.hmm.states import StateTable
     from asr_am.lang.lang_dir import Lang
     from asr_am.lang.ngram_automaton import LmPair
@@ -49,7 +49,7 @@ class Transcriber:
 
     Attributes:
         system: the decoding run.
-        extractors: extractors of the static features, by kind.
+        kinds: how to compute the static features, by name.
         graph: HCLG.
         lms: models to rescore lattices with, None if the graph has its whole LM.
         lang: phones and words.
@@ -57,7 +57,7 @@ class Transcriber:
     """
 
     system: System
-    extractors: dict[str, SpectralExtractor]
+    kinds: dict[str, FeatureKind]
     graph: SearchGraph
     lms: LmPair | None
     lang: Lang
@@ -65,7 +65,7 @@ class Transcriber:
 
     @property
     def sampling_rate(self) -> int:
-        return next(iter(self.extractors.values())).options.sampling_rate
+        return next(iter(self.kinds.values())).sampling_rate
 
     def words(self, samples_N: np.ndarray) -> list[CtmWord]:
         """Recognizes the words of one channel, given at the model's rate and on the 16-bit scale.
@@ -75,7 +75,7 @@ class Transcriber:
         from asr_am.decode.adhoc_features import SET, write_recording
         from asr_am.decode.shards import DecodeOptions, Decoder
 
-        static = {kind: extractor(samples_N) for kind, extractor in self.extractors.items()}
+        static = {name: kind.extractor()(samples_N) for name, kind in self.kinds.items()}
         static_TD = next(iter(static.values()))
         if len(static_TD) < MIN_FRAMES or samples_N.min() == samples_N.max():
             return []
@@ -97,14 +97,12 @@ def load(folder: Path) -> Transcriber:
     from asr_am.decode.adhoc_features import computed_kinds
     from asr_am.decode.loading import load_graph, load_lang, load_lm_pair, load_states
     from asr_am.decode.system import System
-    from asr_am.features.reader import read_options
-    from asr_am.features.spectral import SpectralExtractor
+    from asr_am.features.kinds import read_kind
 
     system = System.load(folder)
-    kinds = computed_kinds(system.feature_kind)
-    extractors = {kind: SpectralExtractor(read_options(system.features_dir / kind)) for kind in kinds}
+    kinds = {name: read_kind(system.features_dir / name) for name in computed_kinds(system.feature_kind)}
     return Transcriber(
-        system, extractors, load_graph(system.graph), load_lm_pair(system.graph), load_lang(system.lang_dir),
+        system, kinds, load_graph(system.graph), load_lm_pair(system.graph), load_lang(system.lang_dir),
         load_states(system.states),
     )  # fmt: skip
 

@@ -45,7 +45,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "decode/net_lm").mkdir(parents=True)
     decode_sets(
         type(system)(**vars(system) | {"model": model, "feature_kind": "logmel"}), root / "data",
-        root / "decode/net_lm", OPTIONS, choose_scale=lambda: OPTIONS.grid[1],
+        root / "decode/net_lm", OPTIONS,
     )  # fmt: skip
     return root
 

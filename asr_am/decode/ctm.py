@@ -8,14 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lhotse import SupervisionSegment
 
 from asr_am.data.stm import channel_letter
 from asr_am.data.textfile import write_lines
+from asr_am.features.kinds import FRAME_SHIFT
 
-FRAME_SHIFT = 0.01  # seconds
+if TYPE_CHECKING:
+    from asr_am.decode.lattice import LmScale
+
+
+def ctm_name(subset: str, scale: LmScale) -> str:
+    """Returns the name of a CTM file, e.g. `dev_10_0.5.ctm`."""
+    return f"{subset}_{scale.lm:g}_{scale.insertion:g}.ctm"
 
 
 class CtmWord(NamedTuple):

@@ -4,12 +4,11 @@ Writes for each set:
     lattices/<set>.ark: raw lattices.
     nbest/<set>.txt: utterance, graph cost, acoustic cost, words. Best first.
     ctm/<set>_<LM weight>_<insertion penalty>.ctm: the words. On dev for every LM scale of the grid, on other sets for
-        those that are chosen on dev.
-and decode.json (chosen scales, costs and failures) and system.json.
+        the one that is chosen on dev.
+and decode.json (chosen window and scale, costs and failures), best_on_dev.json and system.json.
 
-The score that chooses the window and the scale of system.json is plain word errors against the transcripts. The scale
-that stage score uses has the fewest errors by the field's rules (`asr_am.stages.dev_choice`). Other sets get words for
-both.
+What is chosen is what is scored: window and LM scale have the fewest errors on dev as stage score counts them
+(`asr_am.decode.dev_choice`).
 """
 
 from __future__ import annotations
@@ -18,54 +17,30 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import kaldialign
 from lhotse import SupervisionSegment
 
 from asr_am.data import disk
 from asr_am.data.manifests import read_supervisions
-from asr_am.decode.ctm import FRAME_SHIFT, write_ctm
-from asr_am.decode.hypotheses import nonspeech_words
+from asr_am.decode.ctm import FRAME_SHIFT, ctm_name, write_ctm
+from asr_am.decode.dev_choice import DevChoice, choose_on_dev, read_reference
 from asr_am.decode.lattice import LmScale
-from asr_am.decode.loading import load_lang
 from asr_am.decode.scorer import Window
 from asr_am.decode.shards import Decoded, DecodeOptions, Job, decode_shards, read_shards
 from asr_am.decode.system import System
 from asr_am.errors import InputError
 from asr_am.features.fusion import InputReader
+from asr_am.score.scoring import Reference
 
 log = logging.getLogger(__name__)
 
 Segments = Mapping[str, SupervisionSegment]
 
 WORK = "shards"  # folder of finished shards, removed at the end
-
-
-def word_errors(references: Mapping[str, Sequence[str]], decoded: Sequence[Decoded]) -> list[int]:
-    """Counts the word errors of a set under each LM scale of the grid.
-
-    `references` has the words of every utterance.
-    """
-    grid = range(len(decoded[0].words))
-    return [
-        sum(kaldialign.edit_distance(references[d.utterance], [w.word for w in d.words[k]])["total"] for d in decoded)
-        for k in grid
-    ]
-
-
-def choose(grid: Sequence[LmScale], errors: Sequence[int]) -> int:
-    """Returns the index of the LM scale with the fewest errors.
-
-    Ties go to the insertion penalty closest to 0, then to the middle LM weight, which is the least sensitive.
-    """
-    fewest = [k for k, count in enumerate(errors) if count == min(errors)]
-    smallest = min(abs(grid[k].insertion) for k in fewest)
-    candidates = sorted((k for k in fewest if abs(grid[k].insertion) == smallest), key=lambda k: grid[k].lm)
-    return candidates[(len(candidates) - 1) // 2]
 
 
 def reference_words(text: str, dropped: frozenset[str]) -> list[str]:
@@ -75,7 +50,7 @@ def reference_words(text: str, dropped: frozenset[str]) -> list[str]:
 
 def decode_sets(
     system: System, data_dir: Path, out: Path, options: DecodeOptions, *, sets: Sequence[str] = ("dev", "test"),
-    windows: Sequence[Window] = (), choose_scale: Callable[[], LmScale] | None = None, jobs: int = 1,
+    windows: Sequence[Window] = (), jobs: int = 1,
 ) -> System:  # fmt: skip
     """Decodes sets with the scales and the window that are best on dev.
 
@@ -87,8 +62,6 @@ def decode_sets(
         sets: names of the sets, the dev set first.
         windows: windows to try for a network. The one with the fewest dev errors is kept (of equals the first). If
             empty, the system's own window is used.
-        choose_scale: called when the CTM files of dev are written. Returns an LM scale of the grid for which other sets
-            get words, beside the scale with the fewest plain errors.
         jobs: number of processes.
 
     Returns:
@@ -99,15 +72,18 @@ def decode_sets(
     segments = decodable(system, data_dir, dev)
     tried = windows if system.model is not None and windows else [system.window]
     # Words are read again from the shards of the best window: under every scale they are 0.6 GB for 5 hours of dev.
-    trials = [_decode_dev(replace(system, window=window), dev, segments, out, options, jobs) for window in tried]
-    errors, system = min(trials, key=lambda trial: trial[0])
-    report: dict[str, Any] = {"windows": {str(trial.window): count for count, trial in trials}}
-    report |= {"chosen": {"window": str(system.window), **system.lm_scale._asdict(), "dev_errors": errors}}
+    reference = read_reference(data_dir, dev)
+    choices = {
+        window: _decode_dev(replace(system, window=window), dev, segments, reference, out, options, jobs)
+        for window in tried
+    }
+    window, choice = min(choices.items(), key=lambda item: item[1].errors)
+    choice.save(out)
+    system = replace(system, window=window, lm_scale=choice.scale)
+    report: dict[str, Any] = {"windows": {str(window): choice.errors for window, choice in choices.items()}}
+    report |= {"chosen": {"window": str(window), **choice.scale._asdict(), "dev_errors": choice.errors}}
     report |= {dev: write_set(out, dev, segments, options.grid, _shard_folder(out, dev, system))}
-    scales = [system.lm_scale]
-    if choose_scale is not None:
-        scales.append(choose_scale())
-    options = replace(options, grid=tuple(dict.fromkeys(scales)))
+    options = replace(options, grid=(choice.scale,))
     for subset in others:
         segments = decodable(system, data_dir, subset)
         folder = _decode(system, subset, segments, out, options, jobs)
@@ -137,21 +113,16 @@ def decodable(system: System, data_dir: Path, subset: str) -> Segments:
 
 
 def _decode_dev(
-    system: System, dev: str, segments: Segments, out: Path, options: DecodeOptions, jobs: int
-) -> tuple[int, System]:
-    """Decodes dev. Returns its word errors, and the system with the best LM scale."""
-    results = read_shards(_decode(system, dev, segments, out, options, jobs))
-    lang = load_lang(system.lang_dir)
-    dropped = frozenset(lang.word_names[word] for word in nonspeech_words(lang))
-    references = {utterance: reference_words(s.text or "", dropped) for utterance, s in segments.items()}
-    errors = word_errors(references, results)
-    best = choose(options.grid, errors)
-    total = sum(map(len, references.values()))
+    system: System, dev: str, segments: Segments, reference: Reference, out: Path, options: DecodeOptions, jobs: int
+) -> DevChoice:
+    """Decodes dev, writes its words under each LM scale, and returns the best scale."""
+    write_words(out, dev, segments, options.grid, read_shards(_decode(system, dev, segments, out, options, jobs)))
+    choice = choose_on_dev(reference, out, dev, options.grid, jobs)
     log.info(
         "%s, window %s: %d errors in %d words (%.2f %%) at LM weight %g, insertion penalty %g", dev, system.window,
-        errors[best], total, 100 * errors[best] / max(1, total), *options.grid[best],
+        choice.errors, choice.words, 100 * choice.errors / max(1, choice.words), *choice.scale,
     )  # fmt: skip
-    return errors[best], replace(system, lm_scale=options.grid[best])
+    return choice
 
 
 def _decode(system: System, subset: str, segments: Segments, out: Path, options: DecodeOptions, jobs: int) -> Path:
@@ -183,15 +154,13 @@ def write_set(out: Path, subset: str, segments: Segments, grid: Sequence[LmScale
         Statistics of the set, see `statistics`.
     """
     results = read_shards(shards)
-    for name in ("ctm", "nbest", "lattices"):
+    for name in ("nbest", "lattices"):
         (out / name).mkdir(exist_ok=True)
     with (out / "lattices" / f"{subset}.ark").open("wb") as archive:
         for shard in sorted(shards.glob("*.lat")):
             with shard.open("rb") as file:
                 shutil.copyfileobj(file, archive)
-    for k, scale in enumerate(grid):
-        words = {d.utterance: d.words[k] for d in results}
-        write_ctm(out / "ctm" / ctm_name(subset, scale), segments, words)
+    write_words(out, subset, segments, grid, results)
     lines = [
         f"{d.utterance} {entry.graph} {entry.acoustic} {' '.join(entry.words)}".rstrip() + "\n"
         for d in results
@@ -201,9 +170,13 @@ def write_set(out: Path, subset: str, segments: Segments, grid: Sequence[LmScale
     return statistics(subset, results)
 
 
-def ctm_name(subset: str, scale: LmScale) -> str:
-    """Returns the name of a CTM file, e.g. `dev_10_0.5.ctm`."""
-    return f"{subset}_{scale.lm:g}_{scale.insertion:g}.ctm"
+def write_words(
+    out: Path, subset: str, segments: Segments, grid: Sequence[LmScale], results: Sequence[Decoded]
+) -> None:
+    """Writes a CTM file for each LM scale."""
+    (out / "ctm").mkdir(parents=True, exist_ok=True)
+    for k, scale in enumerate(grid):
+        write_ctm(out / "ctm" / ctm_name(subset, scale), segments, {d.utterance: d.words[k] for d in results})
 
 
 def statistics(subset: str, results: Sequence[Decoded]) -> dict[str, Any]:

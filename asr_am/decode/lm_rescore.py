@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-import kaldialign
-import numpy as np
-
 from asr_am.data.manifests import read_supervisions
 from asr_am.data.textfile import write_lines
-from asr_am.decode.ctm import CtmWord, write_ctm
-from asr_am.decode.decode_set import ctm_name, reference_words
-from asr_am.decode.hypotheses import hypotheses, nonspeech_words
+from asr_am.decode.ctm import CtmWord, ctm_name, write_ctm
+from asr_am.decode.dev_choice import choose_on_dev, read_reference
+from asr_am.decode.hypotheses import hypotheses
 from asr_am.decode.lattice import Lattice, LmScale
 from asr_am.decode.lattice_map import map_lattices
 from asr_am.decode.lattice_rescore import LatticeModels, LatticeOptions
@@ -32,7 +29,7 @@ from asr_am.decode.loading import load_lang, load_states
 from asr_am.decode.nbest_rescore import rescore_lists
 from asr_am.decode.system import System
 from asr_am.lang.arpa import read_arpa
-from asr_am.lang.lang_dir import Lang, vocabulary
+from asr_am.lang.lang_dir import vocabulary
 from asr_am.lang.ngram_automaton import NgramAutomaton
 from asr_am.models.device import choose_device
 from asr_am.models.lm_file import load_lm
@@ -44,9 +41,9 @@ Words = dict[str, list[list[CtmWord]]]  # by utterance and LM scale
 
 def rescore(
     decoded: Path, data_dir: Path, arpa: Path, lm: Path, out: Path, *, grid: Sequence[LmScale],
-    choose_scale: Callable[[], LmScale], how: LatticeOptions | int, jobs: int, device: str = "auto",
+    how: LatticeOptions | int, jobs: int, device: str = "auto",
 ) -> None:  # fmt: skip
-    """Rescores dev and test of a decoding run. Writes the CTM files and rescore.json.
+    """Rescores dev and test of a decoding run. Writes the CTM files, best_on_dev.json and rescore.json.
 
     Args:
         decoded: folder of the decoding run.
@@ -55,7 +52,6 @@ def rescore(
         lm: checkpoint of the recurrent LM.
         out: output folder.
         grid: LM scales to write CTM files of dev for.
-        choose_scale: called when these are written. Returns the LM scale for the CTM file of test.
         how: options for lattices, or the maximum length of n-best lists.
         jobs: number of processes.
         device: where the recurrent LM scores sentences, see `choose_device`. Lattices are rescored on the CPU.
@@ -74,13 +70,15 @@ def rescore(
         if isinstance(how, LatticeOptions):
             words = rescore_lattices(decoded, subset, mixture, grid, how, jobs)
         else:
-            words = rescore_lists(decoded, data_dir, subset, mixture, grid, how, jobs)
+            words = rescore_lists(decoded, subset, mixture, grid, how, jobs)
         _write_set(out, subset, data_dir, words, grid)
         record: dict[str, object] = {"perplexity": asdict(perplexities[subset])}
         if subset == "dev":
-            record["errors"] = _fewest_errors(words, data_dir, lang, grid)
-            log.info("dev: %d errors", record["errors"])
-            grid = [choose_scale()]
+            choice = choose_on_dev(read_reference(data_dir, subset), out, subset, grid, jobs)
+            choice.save(out)
+            record["errors"] = choice.errors
+            log.info("dev: %d errors", choice.errors)
+            grid = [choice.scale]
         report[subset] = record
     write_lines(out / "rescore.json", [json.dumps(report, indent=1)])
 
@@ -104,17 +102,6 @@ def _rescored_words(
 ) -> list[list[CtmWord]]:
     rescored = Lattice.from_arrays(rescore_lattice(lattice, models, system.lm_scale, options))
     return hypotheses(rescored, grid, load_states(system.states), load_lang(system.lang_dir))
-
-
-def _fewest_errors(words: Words, data_dir: Path, lang: Lang, grid: Sequence[LmScale]) -> int:
-    """Counts the word errors on dev at the best scale."""
-    dropped = frozenset(lang.word_names[word] for word in nonspeech_words(lang))
-    errors_K = np.zeros(len(grid), dtype=np.int64)
-    for segment in read_supervisions(data_dir, "dev"):
-        reference = reference_words(segment.text or "", dropped)
-        for k, found in enumerate(words.get(segment.id, [])):
-            errors_K[k] += kaldialign.edit_distance(reference, [word.word for word in found])["total"]
-    return int(errors_K.min())
 
 
 def _write_set(out: Path, subset: str, data_dir: Path, words: Words, grid: Sequence[LmScale]) -> None:

@@ -7,19 +7,15 @@ Shapes: C candidates of an utterance, K LM scales, N words and sentence ends.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import kaldialign
 import numpy as np
 from scipy.special import softmax
 
-from asr_am.data.manifests import read_supervisions
 from asr_am.decode.ctm import CtmWord
-from asr_am.decode.decode_set import reference_words
 from asr_am.decode.hypotheses import nonspeech_words, time_words
 from asr_am.decode.lattice import Lattice, LmScale
 from asr_am.decode.lattice_map import map_lattices
@@ -28,10 +24,7 @@ from asr_am.decode.loading import load_lang, load_states
 from asr_am.decode.nbest import nbest
 from asr_am.decode.system import System
 from asr_am.errors import InputError
-from asr_am.lang.lang_dir import Lang
 from asr_am.lang.mixture import mixed
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -138,13 +131,12 @@ class Costs:
 
 
 def rescore_lists(
-    decoded: Path, data_dir: Path, subset: str, mixture: LmMixture, grid: Sequence[LmScale], count: int, jobs: int
+    decoded: Path, subset: str, mixture: LmMixture, grid: Sequence[LmScale], count: int, jobs: int
 ) -> dict[str, list[list[CtmWord]]]:
     """Rescores a set.
 
     Args:
         decoded: folder of the decoding run.
-        data_dir: output of stage data.
         subset: name of the set.
         mixture: the mixture.
         grid: the LM scales.
@@ -156,9 +148,6 @@ def rescore_lists(
     """
     candidates = read_candidates(decoded, subset, count, jobs)
     rescored = dict(zip(candidates, score_candidates(mixture, candidates), strict=True))
-    if subset == "dev":
-        errors = dev_errors(candidates, rescored, data_dir, load_lang(System.load(decoded).lang_dir), grid)
-        log.info("dev errors in the n-best lists: %s", ", ".join(f"{name} {count}" for name, count in errors.items()))
     return {utterance: _best_words(group, rescored[utterance], grid) for utterance, group in candidates.items()}
 
 
@@ -189,23 +178,3 @@ def score_candidates(mixture: LmMixture, candidates: Candidates) -> list[Costs]:
         result.append(Costs(graph_C - ngram_N[rows], acoustic_C, length_C, *costs))
         first += len(group)
     return result
-
-
-def dev_errors(
-    candidates: Candidates, rescored: dict[str, Costs], data_dir: Path, lang: Lang, grid: Sequence[LmScale]
-) -> dict[str, int]:
-    """Counts word errors on dev at the best scale: each LM alone, the mixture, and the oracle of the n-best lists."""
-    dropped = frozenset(lang.word_names[word] for word in nonspeech_words(lang))
-    total_K = {name: np.zeros(len(grid), dtype=np.int64) for name in ("ngram", "lstm", "mixture")}
-    oracle = 0
-    for segment in read_supervisions(data_dir, "dev"):
-        reference = reference_words(segment.text or "", dropped)
-        group = candidates.get(segment.id)
-        if group is None:
-            continue
-        wrong_C = np.array([kaldialign.edit_distance(reference, [w.word for w in c.timed])["total"] for c in group])
-        scores = rescored[segment.id]
-        oracle += int(wrong_C.min())
-        for name, errors_K in total_K.items():
-            errors_K += wrong_C[scores.costs(getattr(scores, f"{name}_C"), grid).argmin(axis=0)]
-    return {name: int(errors_K.min()) for name, errors_K in total_K.items()} | {"oracle": oracle}

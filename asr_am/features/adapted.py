@@ -23,7 +23,8 @@ from asr_am.data.kaldi_archive import Entry, read_entry, read_scp, reason, write
 from asr_am.data.temporary import replacing
 from asr_am.errors import InputError
 from asr_am.features.feature_archive import DAMAGE, REMEDY_ALIGN, load_matrix
-from asr_am.features.reader import FeatureReader, read_options
+from asr_am.features.kinds import read_kind
+from asr_am.features.reader import FeatureReader
 
 REMEDY = "run stage 4 (speaker) again"
 BASE = "mfcc"  # the features that matrices are applied to
@@ -159,7 +160,7 @@ def open_features(features_dir: Path, kind: str, subset: str) -> Features:
 
 def load_projection(features_dir: Path, path: Path) -> Projection:
     """Loads the matrix at `path` for the MFCCs in `features_dir`."""
-    return Projection.load(path, read_options(features_dir / BASE).dim)
+    return Projection.load(path, read_kind(features_dir / BASE).dim)
 
 
 class AdaptedReader:

@@ -20,7 +20,7 @@ import json
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -35,13 +35,15 @@ from asr_am.data.manifests import SETS, read_recordings, read_supervisions
 from asr_am.data.temporary import replacing
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
+from asr_am.extensions import class_path
 from asr_am.features.cmvn_deltas import accumulate
-from asr_am.features.spectral import SpectralExtractor, SpectralOptions
+from asr_am.features.kinds import FRAME_SHIFT, FeatureKind
+from asr_am.features.spectral import SpectralOptions
 from asr_am.parallel import parallel_map
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("mfcc", "logmel", "lfbe64")
+GMM_KIND = "mfcc"  # of GMMs and i-vectors
 
 MIN_FRAMES = 9  # three phones of three states
 CLIPPED_LEVEL = 32112.0  # the largest value of mu-law is 32124
@@ -85,14 +87,9 @@ class ArchiveResult:
 def extract_features(
     data_dir: Path,
     out: Path,
-    *,
     kind: str,
-    sampling_rate: int,
-    num_bins: int,
-    num_ceps: int | None = None,
-    low_freq: float = 20.0,
-    high_freq: float = 0.0,
-    resample: bool = False,
+    options: FeatureKind,
+    *,
     sets: Sequence[str] = SETS,
     jobs: int = 1,
     allow_commands: bool = False,
@@ -102,13 +99,8 @@ def extract_features(
     Args:
         data_dir: output of stage data.
         out: output folder.
-        kind: "mfcc", "logmel", or "lfbe64" (log-mel read without deltas).
-        sampling_rate: in Hz.
-        num_bins: mel bins, and values per frame of log-mel kinds.
-        num_ceps: values per frame of "mfcc". None for other kinds.
-        low_freq: lower edge of the first mel bin in Hz.
-        high_freq: upper edge of the last mel bin in Hz. Values up to 0 are relative to the Nyquist frequency.
-        resample: resample audio of another rate, instead of raising an error.
+        kind: name of the kind.
+        options: how to compute it.
         sets: sets to extract.
         jobs: worker processes.
         allow_commands: as for `read_recordings`.
@@ -117,18 +109,16 @@ def extract_features(
         InputError: options are inconsistent, or audio is missing, truncated, all zero, not finite or of another rate.
             Names the utterance.
     """
-    if kind not in KINDS or (kind == "mfcc") != (num_ceps is not None):
-        raise InputError(f"features: kind={kind} with num_ceps={num_ceps}; choose mfcc with num_ceps or logmel without")
-    options = SpectralOptions(sampling_rate, num_bins, num_ceps, low_freq, high_freq)
     finished = out / "finished"  # archives of a killed run on several hosts
     out.mkdir(parents=True, exist_ok=True)
     for subset in sets:
-        tasks = make_tasks(data_dir, subset, out, sampling_rate, resample, allow_commands)
+        tasks = make_tasks(data_dir, subset, out, options.sampling_rate, options.resample, allow_commands)
         extract = partial(extract_archive, options=options)
         results = parallel_map(extract, tasks, jobs, f"{kind} {subset}", keep=finished)
         write_lists(out, subset, results, kind, options)
     disk.remove(finished)
-    (out / "options.json").write_text(json.dumps({"kind": kind, **asdict(options)}, indent=2) + "\n", encoding="utf-8")
+    saved = {"kind": kind, "_target_": class_path(options), **asdict(options)}
+    (out / "options.json").write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
 
 
 def make_tasks(
@@ -166,9 +156,9 @@ def _at_rate(recording: Recording, sampling_rate: int, resample: bool) -> Record
     return recording.resample(sampling_rate)
 
 
-def extract_archive(task: ExtractTask, options: SpectralOptions) -> ArchiveResult:
+def extract_archive(task: ExtractTask, options: FeatureKind) -> ArchiveResult:
     """Computes and writes the features of one archive."""
-    result, extractor = ArchiveResult(task.archive), SpectralExtractor(options)
+    result, extractor = ArchiveResult(task.archive), options.extractor()
     with replacing(task.archive) as temporary, temporary.open("wb") as file:
         for recording, segments in task.items:
             for segment, samples_N in read_utterances(recording, segments):
@@ -187,7 +177,10 @@ def extract_archive(task: ExtractTask, options: SpectralOptions) -> ArchiveResul
 
 
 def _checked_features(
-    recording: Recording, segment: SupervisionSegment, samples_N: np.ndarray, extractor: SpectralExtractor
+    recording: Recording,
+    segment: SupervisionSegment,
+    samples_N: np.ndarray,
+    extractor: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
     where = f"{recording.sources[0].source}: utterance {segment.id}"
     if len(samples_N) and samples_N.min() == samples_N.max():
@@ -198,7 +191,7 @@ def _checked_features(
     return features_TD
 
 
-def write_lists(out: Path, subset: str, results: Sequence[ArchiveResult], kind: str, options: SpectralOptions) -> None:
+def write_lists(out: Path, subset: str, results: Sequence[ArchiveResult], kind: str, options: FeatureKind) -> None:
     """Writes the files that cover all archives of a set: .scp, utt2spk, CMVN statistics, manifest, dropped utterances.
 
     Args:
@@ -215,7 +208,7 @@ def write_lists(out: Path, subset: str, results: Sequence[ArchiveResult], kind: 
     write_cmvn(out, subset, results)
     manifest = [_manifest_item(segment, frames, str(entry), kind, options) for segment, entry, frames in rows]
     FeatureSet.from_features(manifest).to_file(out / f"{subset}_features.jsonl.gz")
-    seconds = sum(frames for _, _, frames in rows) * options.frame_shift
+    seconds = sum(frames for _, _, frames in rows) * FRAME_SHIFT
     logger.info(
         "%s: %d utterances, %.2f hours, %d %s features", out / subset, len(rows), seconds / 3600, options.dim, kind
     )
@@ -231,22 +224,28 @@ def write_cmvn(out: Path, subset: str, results: Sequence[ArchiveResult]) -> None
 
 
 def _manifest_item(
-    segment: SupervisionSegment, frames: int, location: str, kind: str, options: SpectralOptions
+    segment: SupervisionSegment, frames: int, location: str, kind: str, options: FeatureKind
 ) -> Features:
     return Features(
-        type="mfcc" if kind == "mfcc" else "fbank",
+        type=_lhotse_type(kind, options),
         num_frames=frames,
         num_features=options.dim,
-        frame_shift=options.frame_shift,
+        frame_shift=FRAME_SHIFT,
         sampling_rate=options.sampling_rate,
         start=segment.start,
-        duration=round(frames * options.frame_shift, 6),  # lhotse requires exactly num_frames * frame_shift
+        duration=round(frames * FRAME_SHIFT, 6),  # lhotse requires exactly num_frames * frame_shift
         storage_type="kaldiio",
         storage_path=location,
         storage_key=segment.id,
         recording_id=segment.recording_id,
         channels=segment.channel,
     )
+
+
+def _lhotse_type(kind: str, options: FeatureKind) -> str:
+    if not isinstance(options, SpectralOptions):
+        return kind
+    return "fbank" if options.num_ceps is None else "mfcc"
 
 
 def _report(out: Path, subset: str, results: Sequence[ArchiveResult], kept: int) -> None:

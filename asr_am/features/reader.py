@@ -10,23 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from asr_am.data.kaldi_archive import read_scp
-from asr_am.data.textfile import load_json, read_lines
+from asr_am.data.textfile import read_lines
 from asr_am.errors import InputError
 from asr_am.features.cmvn_deltas import add_deltas, normalise
 from asr_am.features.feature_archive import load_matrix
-from asr_am.features.spectral import SpectralOptions
-
-REMEDY = "run stage 2 (features) again"
-
-
-def normalises_variance(kind: str) -> bool:
-    """Returns True for log-mel (networks). GMMs take mean-normalised MFCCs without it, as in Kaldi."""
-    return kind in ("logmel", "lfbe64")
-
-
-def has_deltas(kind: str) -> bool:
-    """Returns False for lfbe64, whose models stack frames in place of deltas."""
-    return kind != "lfbe64"
+from asr_am.features.kinds import REMEDY, read_kind
 
 
 class FeatureReader:
@@ -42,9 +30,9 @@ class FeatureReader:
     def __init__(self, features_dir: Path, kind: str, subset: str, *, variance: bool | None = None) -> None:
         """Raises InputError if the files of `subset` are missing or inconsistent."""
         folder = features_dir / kind
-        self.deltas = has_deltas(kind)
-        self.dim = (3 if self.deltas else 1) * read_options(folder).dim
-        self.variance = normalises_variance(kind) if variance is None else variance
+        made = read_kind(folder)
+        self.deltas, self.dim = made.deltas, made.width
+        self.variance = made.normalises_variance if variance is None else variance
         self._locations = read_scp(folder / f"{subset}.scp", REMEDY)
         self._speakers = _read_utt2spk(folder / f"{subset}_utt2spk")
         cmvn_scp = folder / f"{subset}_cmvn.scp"
@@ -93,17 +81,6 @@ class FeatureReader:
                 f"{stats.shape[1] - 1}; {REMEDY}"
             )
         return static_TD
-
-
-def read_options(folder: Path) -> SpectralOptions:
-    """Returns how the features in `folder` (of one kind) were computed."""
-    path = folder / "options.json"
-    try:
-        fields = load_json(path)
-        fields.pop("kind")
-        return SpectralOptions(**fields)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, InputError) as error:
-        raise InputError(f"{path}: missing or damaged ({error}); {REMEDY}") from error
 
 
 def _read_utt2spk(path: Path) -> dict[str, str]:

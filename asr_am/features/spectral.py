@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from asr_am.errors import InputError
+from asr_am.features.kinds import FRAME_LENGTH, FeatureKind, whole_frames
 
 PREEMPHASIS = np.float32(0.97)
 WINDOW_POWER = 0.85  # the Povey window is a Hann window to this power
@@ -26,20 +27,16 @@ BLOCK_FRAMES = 128  # frames processed at a time, few enough to stay in the proc
 
 
 @dataclass(frozen=True)
-class SpectralOptions:
-    """Options of feature extraction.
+class SpectralOptions(FeatureKind):
+    """Options of log-mel energies and MFCCs.
 
     Attributes:
-        sampling_rate: in Hz.
         num_bins: mel bins.
         num_ceps: number of MFCCs. None: log-mel.
         low_freq: lower edge of the first mel bin in Hz.
         high_freq: upper edge of the last mel bin in Hz. Values up to 0 are relative to the Nyquist frequency.
-        frame_length: in seconds.
-        frame_shift: in seconds.
     """
 
-    sampling_rate: int
     num_bins: int
     num_ceps: int | None = None
     low_freq: float = 20.0
@@ -67,8 +64,15 @@ class SpectralOptions:
 
     @property
     def dim(self) -> int:
-        """Features per frame, D."""
         return self.num_ceps or self.num_bins
+
+    @property
+    def normalises_variance(self) -> bool:
+        """True for log-mel (networks). GMMs take mean-normalised MFCCs, as in Kaldi."""
+        return self.num_ceps is None
+
+    def extractor(self) -> SpectralExtractor:
+        return SpectralExtractor(self)
 
 
 class SpectralExtractor:
@@ -76,23 +80,16 @@ class SpectralExtractor:
 
     def __init__(self, options: SpectralOptions) -> None:
         self.options = options
-        self.width = int(options.sampling_rate * options.frame_length)
-        self.shift = int(options.sampling_rate * options.frame_shift)
+        self.width = int(options.sampling_rate * FRAME_LENGTH)
         self.fft_size = 1 << (self.width - 1).bit_length()
         self.window_W = _povey_window(self.width)
         self.mel_KM = _mel_banks(options, self.fft_size)
         self.dct_MC = None if options.num_ceps is None else _liftered_dct(options.num_bins, options.num_ceps)
 
-    def num_frames(self, num_samples: int) -> int:
-        """Returns the number of whole frames in `num_samples`."""
-        return max(0, 1 + (num_samples - self.width) // self.shift)
-
     def __call__(self, samples_N: np.ndarray) -> np.ndarray:
         """Returns features, float32 [T, D], of float32 samples [N] on Kaldi's 16-bit scale (-32768 to 32767)."""
-        features_TD = np.empty((self.num_frames(len(samples_N)), self.options.dim), dtype=np.float32)
-        if len(features_TD) == 0:
-            return features_TD
-        frames_TW = np.lib.stride_tricks.sliding_window_view(samples_N, self.width)[:: self.shift]
+        frames_TW = whole_frames(samples_N, self.options.sampling_rate)
+        features_TD = np.empty((len(frames_TW), self.options.dim), dtype=np.float32)
         for begin in range(0, len(features_TD), BLOCK_FRAMES):
             block = slice(begin, begin + BLOCK_FRAMES)
             features_TD[block] = self._features(frames_TW[block])

@@ -32,7 +32,8 @@ SPEED_ONLY = (
     "device", "threads", "workers", "report_every", "checkpoint_every", "checkpoint_minutes", "shuffle_buffer"
 )  # fmt: skip
 NO_TRAINING_DATA = (  # options of the corpus for language models, the test set, sizes and where files are
-    "name", "lms", "subsets", "sets", "sizes", "size", "stamp", "inputs", "anneal_from", "test_words",
+    "name", "lms", "subsets", "sets", "sizes", "size", "stamp", "inputs", "anneal_from", "cells", "dropout",
+    "test_words",
     "prepare._target_", "prepare.data_dir", "prepare.test", "prepare.test_words", "prepare.text", "prepare.arpa",
     "prepare.audio_root", "prepare.allow_pipes", "prepare.max_words",
 )  # fmt: skip

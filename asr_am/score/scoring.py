@@ -21,6 +21,8 @@ from asr_am.score.word_network import Network, hypothesis_network, reference_net
 ALL = "all"
 FILE_PREFIX_SUBSETS = {"swb": "sw_", "ch": "en_"}  # Switchboard and CallHome halves of Hub5'00
 
+Branches = tuple[tuple[bytes, ...], ...]  # of a slot
+
 _LABEL_LINE = re.compile(rb';; LABEL [^"]*"([^"]*)"[^"]*"([^"]*)"[^"]*"([^"]*)"')
 
 
@@ -137,6 +139,7 @@ class Reference:
         self.subset_rules = SubsetRules.of(self.segments, comments, subsets)
         self._hypothesis_filter = Filter.for_hypothesis(glm) if glm else None
         self._networks = [None if segment.ignored else _network(segment) for segment in self.segments]
+        self._scores: dict[tuple[int, tuple[Branches, ...]], SegmentScore] = {}
 
     def score(self, ctm: Path) -> Score:
         """Scores one CTM file.
@@ -147,8 +150,12 @@ class Reference:
         scored = []
         for number, words in self._assign(self._slots(ctm)):
             network = self._networks[number]
-            if network is not None:
-                scored.append(_score_segment(self.segments[number], network, hypothesis_network(words)))
+            if network is None:
+                continue
+            key = number, tuple(slot.branches for slot in words)
+            if key not in self._scores:  # many LM scales have the same words
+                self._scores[key] = _score_segment(self.segments[number], network, hypothesis_network(words))
+            scored.append(self._scores[key])
         return Score(scored, self.subset_rules.split(scored), case_sensitive=self.case_sensitive)
 
     def unexpected_words(self, ctm: Path) -> list[str]:

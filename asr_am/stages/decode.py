@@ -101,7 +101,7 @@ def decode_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     build_run = partial(
         decode, root, system, lm, graph_dir(cfg, system, lm), unseen_graph, grid, options, cfg.nj, cfg.train.device
     )
-    return Target(root / "decode" / f"{system.name}_{lm}", inputs, options, build_run, version=3)
+    return Target(root / "decode" / f"{system.name}_{lm}", inputs, options, build_run, version=4)
 
 
 def likelihood_target(cfg: DictConfig, run: str) -> Target:
@@ -153,7 +153,6 @@ def decode(
     from asr_am.decode.shards import DecodeOptions
     from asr_am.decode.system import System, feature_kind_of
     from asr_am.lang.prepare import UNSEEN, knows_dev
-    from asr_am.stages.dev_choice import choose_on_dev
 
     align_dir, model = root / "align" / plan.gmm, plan.model / "best.pt" if plan.model else None
     search, windows = search_and_windows(options)
@@ -166,8 +165,7 @@ def decode(
         unseen = replace(system, graph_dir=out / UNSEEN / "graph")
         windows = [choose_without_dev(unseen, root / "data", how, windows, jobs, unseen_graph, out)]
     how = replace(how, grid=tuple(scales_to_try(root / "lm" / lm, grid, out)))
-    choose_scale = partial(choose_on_dev, root / "data", out, how.grid, jobs)
-    decode_sets(system, root / "data", out, how, windows=windows, jobs=jobs, choose_scale=choose_scale)
+    decode_sets(system, root / "data", out, how, windows=windows, jobs=jobs)
 
 
 def choose_without_dev(

@@ -6,15 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
 from asr_am.errors import InputError
-from asr_am.features.fusion import base_of
+from asr_am.features.fusion import IVECTOR, base_of, stack_of
 from asr_am.options import build, choices
 from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.target import Target
+
+if TYPE_CHECKING:
+    from asr_am.features.kinds import FeatureKind
 
 
 @dataclass(frozen=True)
@@ -32,17 +35,6 @@ class FeatureOptions:
     random_phase: bool = False
 
 
-@dataclass(frozen=True)
-class KindOptions:
-    """The options of one kind: those of `extract_features`."""
-
-    num_bins: int
-    num_ceps: int | None = None
-    low_freq: float = 20.0
-    high_freq: float = 0.0
-    resample: bool = False
-
-
 def targets(cfg: DictConfig) -> list[Target]:
     """Returns a target per kind of features."""
     data_dir = corpus_dir(cfg) / "data"
@@ -51,7 +43,7 @@ def targets(cfg: DictConfig) -> list[Target]:
         out = corpus_dir(cfg) / "features" / kind
         options = {"sampling_rate": cfg.corpus.sampling_rate, "sets": list(cfg.corpus.sets)} | options
         build = partial(extract, data_dir, kind, options, cfg.nj, bool(cfg.corpus.prepare.get("allow_pipes")))
-        size = partial(archive_bytes, data_dir, options)
+        size = partial(archive_bytes, data_dir, kind, options)
         made.append(Target(out, [data_dir], options, build, num_bytes=size, checked_in_parts=("*.ark",)))
     return made
 
@@ -62,41 +54,51 @@ def extract(data_dir: Path, kind: str, options: dict, jobs: int, allow_pipes: bo
     Args:
         data_dir: output of stage data.
         kind: kind of the features.
-        options: options of `extract_features`.
+        options: the sets, and the options of the kind.
         jobs: parallel jobs.
         allow_pipes: the user has allowed the commands in wav.scp.
         out: directory to write into.
     """
     from asr_am.features.extract import extract_features
 
-    extract_features(data_dir, out, kind=kind, jobs=jobs, allow_commands=allow_pipes, **options)
+    made, sets = made_kind(kind, options), options["sets"]
+    extract_features(data_dir, out, kind, made, sets=sets, jobs=jobs, allow_commands=allow_pipes)
 
 
-def archive_bytes(data_dir: Path, options: Mapping[str, Any]) -> float:
+def made_kind(name: str, options: Mapping[str, Any]) -> FeatureKind:
+    """Returns the options of a kind. Raises InputError if one is unknown, of another type or out of range."""
+    from asr_am.features.kinds import feature_kind
+
+    where = f"features.kinds.{name}"
+    if name in ("lda", "fmllr", IVECTOR) or "+" in name or stack_of(name) > 1:
+        raise InputError(f"{where}: is the name of features that are made of others; choose another name")
+    made = feature_kind(where, **{key: value for key, value in options.items() if key != "sets"})
+    if name == "mfcc" and getattr(made, "num_ceps", made) is None:
+        raise InputError(f"{where}.num_ceps: is missing; GMMs and i-vectors take cepstra")
+    return made
+
+
+def archive_bytes(data_dir: Path, kind: str, options: Mapping[str, Any]) -> float:
     """Returns the size of the archives in bytes: float32, 100 frames per second.
 
     Args:
         data_dir: output of stage data.
-        options: options of `extract_features`.
+        kind: kind of the features.
+        options: the sets, and the options of the kind.
     """
     from asr_am.data.manifests import read_supervisions
 
     segments = (segment for subset in options["sets"] for segment in read_supervisions(data_dir, subset))
-    return 4 * 100 * sum(segment.duration for segment in segments) * (options.get("num_ceps") or options["num_bins"])
+    return 4 * 100 * sum(segment.duration for segment in segments) * made_kind(kind, options).dim
 
 
 def check_options(cfg: DictConfig) -> None:
     """Raises InputError if an option of this stage is unknown, of another type or out of range."""
-    from asr_am.features.extract import KINDS
     from asr_am.features.fusion import streams_of
-    from asr_am.features.spectral import SpectralOptions
 
     options = build(FeatureOptions, values(cfg.features), "features")
     for kind, given in options.kinds.items():
-        if kind not in KINDS:
-            raise InputError(f"features.kinds.{kind}: there is no such kind{choices(kind, KINDS)}")
-        made = build(KindOptions, given, f"features.kinds.{kind}")
-        SpectralOptions(cfg.corpus.sampling_rate, made.num_bins, made.num_ceps, made.low_freq, made.high_freq)
+        made_kind(kind, {"sampling_rate": cfg.corpus.sampling_rate, **given})
     known = [*options.kinds, "lda", "fmllr", "ivector"]
     for stream in streams_of(options.name):
         if base_of(stream) not in known:

@@ -25,7 +25,9 @@ from hydra import initialize_config_dir
 from omegaconf import DictConfig
 
 from asr_am.errors import InputError
+from asr_am.features.fusion import base_of, stack_of, streams_of
 from asr_am.stages.app import corpus_dir, ends_on_signals, reports_errors, values
+from asr_am.stages.features import made_kind
 from asr_am.stages.mmi import mmi_config
 from asr_am.stages.option_checks import compose_job
 from asr_am.stages.recipe_files import CONF
@@ -33,6 +35,7 @@ from asr_am.stages.resolvers import hours_of, register_resolvers
 from asr_am.stages.systems import GMM_FEATURES, lm_scale_grid
 
 if TYPE_CHECKING:
+    from asr_am.features.kinds import FeatureKind
     from asr_am.stages.speeds import Speeds
 
 FRAMES = 360_000  # of an hour
@@ -106,9 +109,8 @@ def plan(cfg: DictConfig) -> tuple[list[Need], Speeds]:
         core_hours = core_seconds / 3600
         return Need(stage, core_hours, core_hours / cfg.nj + disk / known.disk / 3600, disk, memory, note)
 
-    kinds = values(cfg.features.kinds)
-    widths = [options.get("num_ceps") or options["num_bins"] for options in kinds.values()]
-    extraction = (train + evaluated) * (len(kinds) / known.features + PER_FRAME["extraction"] * slower)
+    widths = [kind.dim for kind in made_kinds(cfg).values()]
+    extraction = (train + evaluated) * (len(widths) / known.features + PER_FRAME["extraction"] * slower)
     generated = hours if cfg.corpus.name == "minicts" else 0.0
     note = "" if generated else "without audio that it copies"
     needs = [
@@ -151,11 +153,15 @@ def training_hours(cfg: DictConfig) -> float:
 
 def num_columns(cfg: DictConfig) -> dict[str, int]:
     """Returns the width of each stream of the network's inputs."""
-    kinds = values(cfg.features.kinds)
     widths = {"fmllr": 40, "lda": 40, "ivector": int(cfg.ivectors.dim)}
-    for name, options in kinds.items():
-        widths[name] = 3 * int(options.get("num_ceps") or options["num_bins"])
-    return {name: widths.get(name, 40) for name in str(cfg.features.name).split("+")}
+    widths |= {name: kind.width for name, kind in made_kinds(cfg).items()}
+    return {name: stack_of(name) * widths[base_of(name)] for name in streams_of(str(cfg.features.name))}
+
+
+def made_kinds(cfg: DictConfig) -> dict[str, FeatureKind]:
+    """Returns the options of each feature kind."""
+    rate = {"sampling_rate": cfg.corpus.sampling_rate}
+    return {name: made_kind(name, rate | options) for name, options in values(cfg.features.kinds).items()}
 
 
 def num_pdfs(cfg: DictConfig) -> int:

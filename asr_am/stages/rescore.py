@@ -75,7 +75,7 @@ def rescore_target(cfg: DictConfig, run: str, lm: str) -> Target:
     method = cfg.lm.rescore
     options = {"rescore": method, method: values(cfg.lm)[method], "grid": lm_scale_grid(cfg)}
     rescored = partial(rescore, root, decoded, arpa, recurrent, options, cfg.nj, cfg.train.device)
-    return Target(out, [root / "data", decoded, arpa, recurrent], options, rescored, version=2)
+    return Target(out, [root / "data", decoded, arpa, recurrent], options, rescored, version=3)
 
 
 def train(cfg: DictConfig, text: Path, out: Path) -> None:
@@ -95,13 +95,12 @@ def rescore(
     """Chooses the mixture and the LM scale on dev, and writes the words of dev and test."""
     from asr_am.decode.lattice_rescore import LatticeOptions
     from asr_am.decode.lm_rescore import rescore as rescore_run
-    from asr_am.stages.dev_choice import choose_on_dev
 
     how = LatticeOptions(**options["lattice"]) if options["rescore"] == "lattice" else options["nbest"]
     grid = scales_to_try(arpa, options["grid"], decoded)
     rescore_run(
-        decoded, root / "data", arpa / "lm.arpa", recurrent / "best.pt", out, grid=grid,
-        choose_scale=partial(choose_on_dev, root / "data", out, grid, jobs), how=how, jobs=jobs, device=device,
+        decoded, root / "data", arpa / "lm.arpa", recurrent / "best.pt", out, grid=grid, how=how, jobs=jobs,
+        device=device,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 
 from asr_am.data import disk
 from asr_am.errors import InputError
+from asr_am.stages.installed import register_installed
 
 
 def hours_of(data_dir: str) -> float:
@@ -67,7 +68,8 @@ def temporary_dir() -> str:
 
 
 def register_resolvers() -> None:
-    """Registers the resolvers. May be called again."""
+    """Registers the resolvers, and the choices of installed packages. May be called again."""
+    register_installed()
     OmegaConf.register_new_resolver("hours_of", hours_of, replace=True)
     OmegaConf.register_new_resolver("row_for_hours", row_for_hours, replace=True)
     OmegaConf.register_new_resolver("beside", sibling, replace=True)

@@ -23,7 +23,6 @@ from omegaconf import DictConfig
 from asr_am.errors import InputError
 from asr_am.options import build
 from asr_am.stages.app import corpus_dir, stage, values
-from asr_am.stages.dev_choice import DevChoice, case_matters, glm_rules
 from asr_am.stages.rescore import mixture_name
 from asr_am.stages.systems import SystemPlan, language_models, plans
 from asr_am.stages.target import Target, git_commit
@@ -89,18 +88,17 @@ def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict,
         logger: the group `logger`.
         out: directory to write into.
     """
-    from asr_am.decode.decode_set import ctm_name
+    from asr_am.decode.ctm import ctm_name
+    from asr_am.decode.dev_choice import DevChoice, read_reference
     from asr_am.score.output import write_alignments, write_table
-    from asr_am.score.scoring import Reference
     from asr_am.stages.train_config import tracker_factory
 
     tracker = tracker_factory(logger)()
     run = words.name
     on_dev = DevChoice.load(words)
-    case = case_matters(root / "data")
-    if case:
+    test = read_reference(root / "data", "test", options["subsets"])
+    if test.case_sensitive:
         log.info("%s: scored with regard to case, as the lexicon has words that differ only in case (sclite -s)", run)
-    test = Reference(root / "data/test/ref.stm", glm_rules(root / "data"), options["subsets"], case_sensitive=case)
     score = test.score(words / "ctm" / ctm_name("test", on_dev.scale))
     score = replace(  # without the other labels of the STM
         score, subsets={name: score.subsets[name] for name in options["subsets"]}

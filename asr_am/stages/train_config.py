@@ -226,7 +226,7 @@ def _strategy_factory(strategy: dict[str, Any], where: str, base: type) -> parti
         options["inner"] = _strategy_factory(options["inner"], f"{where}.inner", base)
     own = current_target(str(strategy.get("_target_"))) == PARALLAX
     package = "asr_am.parallax.strategy" if own else "asr_am.distributed.strategies"
-    return _factory(options, where, package, base)
+    return _factory(options, where, package, base, "asr_am.strategies")
 
 
 def tracker_factory(logger: dict[str, Any]) -> Callable[[], Tracker]:
@@ -248,9 +248,9 @@ def tracker_factory(logger: dict[str, Any]) -> Callable[[], Tracker]:
 HYDRA_KEYS = ("_target_", "_partial_", "_convert_")  # no options of a class
 
 
-def _factory(group: dict[str, Any], where: str, package: str, base: type) -> partial[Any]:
+def _factory(group: dict[str, Any], where: str, package: str, base: type, points: str = "") -> partial[Any]:
     """Returns a `functools.partial` of the class that `_target_` names, with the other values as its arguments."""
-    found = find_class(current_target(str(group["_target_"])), f"{where}._target_", package, base)
+    found = find_class(current_target(str(group["_target_"])), f"{where}._target_", package, base, points)
     options = {name: value for name, value in group.items() if name not in HYDRA_KEYS}
     check_types(found.__init__, options, where)  # type: ignore[misc]
     return partial(found, **options)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from lhotse import SupervisionSegment
 from asr_am.data.manifests import channel_of, read_recordings, read_supervisions, write_set
 from asr_am.errors import InputError
 from asr_am.features.extract import extract_features
+from asr_am.features.spectral import SpectralOptions
 from tests.support.manifest_corpus import utterance, write_corpus, write_recording
 
 
@@ -104,12 +106,12 @@ def test_no_command_of_a_manifest_is_run_unless_the_user_allows_it(tmp_path: Pat
     response = {"id": "rir", "sources": [command], "sampling_rate": 8000, "num_samples": 32000, "duration": 4.0}
     reverb = {"name": "ReverbWithImpulseResponse", "kwargs": {"rir": response}}
     path = foreign(tmp_path, "train", **({"sources": [command]} if place == "source" else {"transforms": [reverb]}))
-    options = {"kind": "logmel", "sampling_rate": 8000, "num_bins": 8, "sets": ["train"]}
+    extract = partial(extract_features, tmp_path, tmp_path / "out", "logmel", SpectralOptions(8000, 8), sets=["train"])
     with pytest.raises(InputError, match=rf"^{path}: train0: .*(add --allow-pipes|is not known here)"):
-        extract_features(tmp_path, tmp_path / "out", **options)
+        extract()
     assert not (tmp_path / "ran").exists()
     if place == "source":
-        extract_features(tmp_path, tmp_path / "out", allow_commands=True, **options)
+        extract(allow_commands=True)
         assert (tmp_path / "ran").exists()
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from asr_am.decode import shards
-from asr_am.decode.ctm import CtmWord
-from asr_am.decode.decode_set import choose, ctm_name, decode_sets, word_errors
+from asr_am.decode.ctm import ctm_name
+from asr_am.decode.decode_set import decode_sets
+from asr_am.decode.dev_choice import DevChoice, choose, read_reference
 from asr_am.decode.graph import read_hclg
 from asr_am.decode.lattice import LmScale, read_lattices
 from asr_am.decode.scorer import Window
-from asr_am.decode.shards import Decoded
 from asr_am.decode.system import System
 from asr_am.errors import InputError
 from asr_am.hmm.states import StateTable
@@ -36,12 +36,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> System:
 def decode(system: System, out: Path, jobs: int = 1) -> dict[str, bytes]:
     """Runs the decoding and returns every file of it, without timings."""
     out.mkdir(exist_ok=True)
-
-    def second() -> LmScale:
-        assert {ctm.name for ctm in (out / "ctm").iterdir()} >= {ctm_name("dev", scale) for scale in GRID}
-        return GRID[1]
-
-    decode_sets(system, system.lang_dir.parent / "data", out, OPTIONS, choose_scale=second, jobs=jobs)
+    decode_sets(system, system.lang_dir.parent / "data", out, OPTIONS, jobs=jobs)
     files = {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
     report = json.loads(files.pop("decode.json"))
     for subset in ("dev", "test"):
@@ -53,17 +48,21 @@ def test_every_file_is_there_and_agrees_with_the_others(system: System, tmp_path
     files = decode(system, tmp_path / "run")
     assert set(files) >= {"system.json", "nbest/dev.txt"} and not any(name.startswith("shards") for name in files)
     ctms = {name.removeprefix("ctm/") for name in files if name.startswith("ctm/")}
-    chosen = {System.load(tmp_path / "run").lm_scale, GRID[1]}
-    assert ctms == {ctm_name("dev", scale) for scale in GRID} | {ctm_name("test", scale) for scale in chosen}
-    lattices = dict(read_lattices(tmp_path / "run" / "lattices" / "test.ark"))
+    choice = DevChoice.load(tmp_path / "run")
+    assert choice.scale == System.load(tmp_path / "run").lm_scale
+    assert ctms == {*(ctm_name("dev", scale) for scale in GRID), ctm_name("test", choice.scale)}
+    reference = read_reference(system.lang_dir.parent / "data", "dev")
+    errors = [reference.score(tmp_path / "run/ctm" / ctm_name("dev", scale)).total.errors for scale in GRID]
+    assert choice.errors == min(errors) == json.loads(files["report"])["chosen"]["dev_errors"]
+    lattices = dict(read_lattices(tmp_path / "run" / "lattices" / "dev.ark"))
     assert len(lattices) == 6
-    lines = [line.split() for line in files["nbest/test.txt"].decode().splitlines()]
+    lines = [line.split() for line in files["nbest/dev.txt"].decode().splitlines()]
     assert {line[0] for line in lines} == set(lattices)
     best = {}
     for utterance, graph, acoustic, *words in lines:
         best.setdefault(utterance, (float(graph) + float(acoustic) / 10.0, words))
         assert float(graph) + float(acoustic) / 10.0 >= best[utterance][0] - 1e-3, "n-best lists are sorted"
-    in_ctm = [line.split()[4] for line in files["ctm/test_10_0.ctm"].decode().splitlines()]
+    in_ctm = [line.split()[4] for line in files["ctm/dev_10_0.ctm"].decode().splitlines()]
     assert sorted(in_ctm) == sorted(word for _, words in best.values() for word in words if word != "<unk>")
 
 
@@ -206,16 +205,6 @@ def test_a_set_without_features_is_refused(system: System, tmp_path: Path) -> No
     (root / "features" / "mfcc" / "test.scp").unlink()
     with pytest.raises(InputError, match=r"test\.scp"):
         decode(System(root / "align", root / "features", root / "lang", root / "graph", "mfcc"), root / "out")
-
-
-def decoded(utterance: str, *hypotheses: str) -> Decoded:
-    words = [[CtmWord(i, 1, word, 1.0) for i, word in enumerate(text.split())] for text in hypotheses]
-    return Decoded(utterance, 10, True, 1.0, 0.1, words)
-
-
-def test_errors_are_counted_for_every_weighting() -> None:
-    results = [decoded("a", "ONE TWO", "ONE", ""), decoded("b", "NO", "NO NO", "YES")]
-    assert word_errors({"a": ["ONE", "TWO"], "b": ["NO"]}, results) == [0, 2, 3]
 
 
 def test_of_equal_weightings_the_least_extreme_is_chosen() -> None:

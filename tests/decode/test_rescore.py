@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from asr_am.decode.ctm import CtmWord
-from asr_am.decode.decode_set import ctm_name, decode_sets
+from asr_am.decode.ctm import CtmWord, ctm_name
+from asr_am.decode.decode_set import decode_sets
+from asr_am.decode.dev_choice import DevChoice, read_reference
 from asr_am.decode.lattice import LmScale
 from asr_am.decode.lattice_rescore import LatticeOptions
 from asr_am.decode.lm_mixture import LmMixture
 from asr_am.decode.lm_rescore import rescore
-from asr_am.decode.nbest_rescore import Candidate, confidences, dev_errors, read_candidates, score_candidates
+from asr_am.decode.nbest_rescore import Candidate, confidences, read_candidates, score_candidates
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import DecodeOptions
 from asr_am.decode.system import System
@@ -93,30 +94,19 @@ def test_costs_are_those_written_out(root: Path) -> None:
 
 
 def test_files_hold_the_best_sentences_with_their_times(root: Path, tmp_path: Path) -> None:
-    def second() -> LmScale:
-        assert {path.name for path in (tmp_path / "ctm").iterdir()} == {ctm_name("dev", scale) for scale in GRID}
-        return GRID[1]
-
-    rescore(
-        root / "run", root / "data", root / "lm/lm.arpa", root / "lstm.pt", tmp_path, grid=GRID, choose_scale=second,
-        how=MANY, jobs=1,
-    )  # fmt: skip
-    report = json.loads((tmp_path / "rescore.json").read_text())
-    assert [path.name for path in (tmp_path / "ctm").glob("test*")] == [ctm_name("test", GRID[1])]
+    rescore(root / "run", root / "data", root / "lm/lm.arpa", root / "lstm.pt", tmp_path, grid=GRID, how=MANY, jobs=1)
+    report, choice = json.loads((tmp_path / "rescore.json").read_text()), DevChoice.load(tmp_path)
+    assert [path.name for path in (tmp_path / "ctm").glob("test*")] == [ctm_name("test", choice.scale)]
     for subset in ("dev", "test"):
         assert report[subset]["perplexity"]["mixture"] <= max(report[subset]["perplexity"].values())
     assert report["dev"]["perplexity"]["mixture"] <= min(report["dev"]["perplexity"].values()) * 1.0001
-    candidates = read_candidates(root / "run", "dev", MANY, 1)
-    scores = dict(zip(candidates, score_candidates(mixture(root, report["weight"]), candidates), strict=True))
-    errors = dev_errors(candidates, scores, root / "data", Lang.load(root / "lang"), GRID)
-    assert errors["mixture"] == report["dev"]["errors"]
-    assert errors["oracle"] <= min(errors["ngram"], errors["lstm"], errors["mixture"])
-    chosen = json.loads((root / "run/decode.json").read_text())["chosen"]
-    assert errors["ngram"] == chosen["dev_errors"]
-    for subset, scale in (*(("dev", scale) for scale in GRID), ("test", GRID[1])):
+    reference = read_reference(root / "data", "dev")
+    errors = [reference.score(tmp_path / "ctm" / ctm_name("dev", scale)).total.errors for scale in GRID]
+    assert choice.errors == min(errors) == report["dev"]["errors"]
+    for subset, scale in (*(("dev", scale) for scale in GRID), ("test", choice.scale)):
         found = ctm_words(tmp_path / "ctm" / ctm_name(subset, scale))
         assert found == rescored_words(root, report["weight"], scale, subset)
-    lines = [line.split() for line in (tmp_path / "ctm" / ctm_name("test", GRID[1])).read_text().splitlines()]
+    lines = [line.split() for line in (tmp_path / "ctm" / ctm_name("test", choice.scale)).read_text().splitlines()]
     assert all(float(line[3]) > 0 and 0 < float(line[5]) <= 1 for line in lines)
 
 
@@ -128,7 +118,7 @@ def test_lattices_give_the_words_of_the_longest_lists(root: Path, tmp_path: Path
         (tmp_path / name).mkdir()
         rescore(
             root / "run", root / "data", root / "lm/lm.arpa", root / "lstm.pt", tmp_path / name, grid=[scale],
-            choose_scale=lambda: scale, how=how, jobs=jobs,
+            how=how, jobs=jobs,
         )  # fmt: skip
     for subset in ("dev", "test"):
         lists, lattices = (tmp_path / name / "ctm" / ctm_name(subset, scale) for name in ("lists", "lattices"))
@@ -166,8 +156,7 @@ def test_damaged_or_missing_lattices(root: Path, tmp_path: Path) -> None:
 def test_missing_models_and_counts_out_of_range(root: Path, tmp_path: Path) -> None:
     def run(arpa: str, lm: str, count: int) -> None:
         rescore(
-            root / "run", root / "data", root / arpa, root / lm, tmp_path, grid=GRID,
-            choose_scale=lambda: GRID[0], how=count, jobs=1,
+            root / "run", root / "data", root / arpa, root / lm, tmp_path, grid=GRID, how=count, jobs=1,
         )  # fmt: skip
 
     with pytest.raises(InputError, match=r"lm\.nbest=0"):

@@ -11,6 +11,7 @@ from asr_am.egs.store import EgsSet, load_pdf_counts
 from asr_am.errors import InputError
 from asr_am.features.extract import extract_features
 from asr_am.features.reader import FeatureReader
+from asr_am.features.spectral import SpectralOptions
 from asr_am.hmm.states import StateTable
 from tests.support.egs_alignments import PDFS, write_alignments
 from tests.support.manifest_corpus import RATE, write_corpus
@@ -20,7 +21,7 @@ from tests.support.manifest_corpus import RATE, write_corpus
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("features")
     data = write_corpus(root / "data")
-    extract_features(data, root / "features" / "logmel", kind="logmel", sampling_rate=RATE, num_bins=40)
+    extract_features(data, root / "features" / "logmel", "logmel", SpectralOptions(RATE, 40))
     return root / "features"
 
 

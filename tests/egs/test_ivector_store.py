@@ -16,6 +16,7 @@ from asr_am.errors import InputError
 from asr_am.features.extract import extract_features
 from asr_am.features.fusion import InputReader
 from asr_am.features.ivector.ivector_archive import IvectorInfo
+from asr_am.features.spectral import SpectralOptions
 from tests.support.egs_alignments import write_alignments
 from tests.support.manifest_corpus import RATE, write_corpus
 
@@ -28,8 +29,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("fused")
     data, rng = write_corpus(root / "data"), np.random.default_rng(1)
     features = root / "features"
-    extract_features(data, features / "mfcc", kind="mfcc", sampling_rate=RATE, num_bins=23, num_ceps=13)
-    extract_features(data, features / "logmel", kind="logmel", sampling_rate=RATE, num_bins=40)
+    extract_features(data, features / "mfcc", "mfcc", SpectralOptions(RATE, 23, 13))
+    extract_features(data, features / "logmel", "logmel", SpectralOptions(RATE, 40))
     (features / "ivector").mkdir()
     labels = {}
     for subset, by in (("train", "utterance"), ("dev", "speaker")):

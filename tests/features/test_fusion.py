@@ -13,6 +13,7 @@ from asr_am.features.adapted import MATRIX, Projection, open_features, write_tra
 from asr_am.features.extract import extract_features
 from asr_am.features.fusion import InputReader, columns
 from asr_am.features.ivector.ivector_archive import IvectorInfo
+from asr_am.features.spectral import SpectralOptions
 from tests.support.manifest_corpus import RATE, write_corpus
 
 FUSION = "fmllr+ivector+logmel"
@@ -25,8 +26,8 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All kinds: real MFCCs and log-mel, and random projections, transforms and i-vectors of the paper's sizes."""
     root = tmp_path_factory.mktemp("features")
     data = write_corpus(root / "data")
-    extract_features(data, root / "mfcc", kind="mfcc", sampling_rate=RATE, num_bins=23, num_ceps=13)
-    extract_features(data, root / "logmel", kind="logmel", sampling_rate=RATE, num_bins=40)
+    extract_features(data, root / "mfcc", "mfcc", SpectralOptions(RATE, 23, 13))
+    extract_features(data, root / "logmel", "logmel", SpectralOptions(RATE, 40))
     rng = np.random.default_rng(0)
     (root / "fmllr").mkdir()
     (root / "ivector").mkdir()

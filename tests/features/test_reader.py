@@ -10,6 +10,7 @@ import pytest
 from asr_am.errors import InputError
 from asr_am.features.extract import extract_features
 from asr_am.features.reader import FeatureReader
+from asr_am.features.spectral import SpectralOptions
 from asr_am.parallel import parallel_map
 from tests.support.kaldi_scp import load_scp
 from tests.support.manifest_corpus import RATE, write_corpus
@@ -21,8 +22,8 @@ KINDS = [("mfcc", 39), ("logmel", 120)]
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("features")
     data = write_corpus(root / "data")
-    extract_features(data, root / "made" / "mfcc", kind="mfcc", sampling_rate=RATE, num_bins=23, num_ceps=13)
-    extract_features(data, root / "made" / "logmel", kind="logmel", sampling_rate=RATE, num_bins=40)
+    extract_features(data, root / "made" / "mfcc", "mfcc", SpectralOptions(RATE, 23, 13))
+    extract_features(data, root / "made" / "logmel", "logmel", SpectralOptions(RATE, 40))
     return (root / "made").rename(root / "moved")  # the reader must still find its archives
 
 

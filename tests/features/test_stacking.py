@@ -18,6 +18,7 @@ from asr_am.errors import InputError
 from asr_am.features.extract import extract_features
 from asr_am.features.fusion import InputReader, middle_labels, repeat_stacks, stack_frames
 from asr_am.features.reader import FeatureReader
+from asr_am.features.spectral import SpectralOptions
 from asr_am.hmm.states import StateTable
 from asr_am.models.lstm import Lstm, LstmOptions
 from asr_am.models.model_file import load_acoustic_model, save_model
@@ -51,7 +52,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("corpus")
     write_system(root)
     out = root / "features/lfbe64"
-    extract_features(root / "data", out, kind="lfbe64", sampling_rate=RATE, num_bins=64)
+    extract_features(root / "data", out, "lfbe64", SpectralOptions(RATE, 64, deltas=False))
     states = StateTable.load(root / "align/states.npz")
     rng = np.random.default_rng(3)
     (root / "align/ali").mkdir()

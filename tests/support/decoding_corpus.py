@@ -14,6 +14,7 @@ from asr_am.decode.shards import DecodeOptions
 from asr_am.decode.system import System
 from asr_am.features.extract import extract_features
 from asr_am.features.reader import FeatureReader
+from asr_am.features.spectral import SpectralOptions
 from asr_am.hmm.gmm import single_gaussians
 from asr_am.hmm.hmm_topology import phone_states, state_table
 from asr_am.hmm.tree import monophone_tree
@@ -33,9 +34,7 @@ def write_system(root: Path) -> System:
     prepare_lm(root / "data", root / "lang", root / "lm", name="lm", order=2, arpa=None, text="train")
     for kind, num_bins, num_ceps in (("mfcc", 23, 13), ("logmel", 20, None)):
         out = root / "features" / kind
-        extract_features(
-            root / "data", out, kind=kind, sampling_rate=RATE, num_bins=num_bins, num_ceps=num_ceps, jobs=1
-        )
+        extract_features(root / "data", out, kind, SpectralOptions(RATE, num_bins, num_ceps), jobs=1)
     lang = Lang.load(root / "lang")
     states_P = phone_states(lang.nonsilence_phones, lang.silence_phones)
     tree = monophone_tree(lang.roots, states_P)

@@ -18,7 +18,8 @@ from asr_am.features.ivector.extract_ivectors import Group, write_ivectors
 from asr_am.features.ivector.ivector_archive import IvectorInfo
 from asr_am.features.ivector.kaldi_extractor import FILES, NORMALISED, PERIOD, read_extractor
 from asr_am.features.ivector.speech import BASE, Speech
-from asr_am.features.reader import FeatureReader, read_options
+from asr_am.features.kinds import read_kind
+from asr_am.features.reader import FeatureReader
 
 REMEDY = "give a directory that steps/online/nnet2/extract_ivectors_online.sh wrote for this set"
 ONE_EXTRACTOR = "give i-vectors of one extractor"
@@ -94,7 +95,7 @@ def write_online(copy: Path, features_dir: Path, out: Path, restarts: Mapping[st
     extractor = read_extractor(copy)
     for subset, restart in restarts.items():
         speech = Speech(features_dir, subset, normalise=False)
-        if (found := read_options(features_dir / BASE).dim) != extractor.num_ceps:
+        if (found := read_kind(features_dir / BASE).dim) != extractor.num_ceps:
             raise InputError(
                 f"{features_dir / BASE}: {found} MFCCs per frame, but Kaldi's extractor takes {extractor.num_ceps}; "
                 "set features.kinds.mfcc as in conf/mfcc_hires.conf, which it was trained with"

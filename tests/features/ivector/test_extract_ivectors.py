@@ -19,6 +19,7 @@ from asr_am.features.ivector.ivector_archive import IvectorReader
 from asr_am.features.ivector.speech import Speech
 from asr_am.features.ivector.train_extractor import IvectorOptions
 from asr_am.features.reader import FeatureReader
+from asr_am.features.spectral import SpectralOptions
 from tests.support.kaldi_scp import load_scp
 from tests.support.manifest_corpus import RATE, write_corpus
 
@@ -32,7 +33,7 @@ SETS = ("train", "dev", "test")
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("features")
     data = write_corpus(root / "data", speakers=4)
-    extract_features(data, root / "mfcc", kind="mfcc", sampling_rate=RATE, num_bins=23, num_ceps=13)
+    extract_features(data, root / "mfcc", "mfcc", SpectralOptions(RATE, 23, 13))
     return root
 
 

@@ -15,6 +15,7 @@ from asr_am.features.ivector import kaldi_extractor, kaldi_ivectors
 from asr_am.features.ivector.ivector_archive import IvectorReader
 from asr_am.features.ivector.kaldi_extractor import read_extractor
 from asr_am.features.reader import FeatureReader
+from asr_am.features.spectral import SpectralOptions
 from asr_am.stages import speaker
 from tests.support.configurations import config
 from tests.support.kaldi_bytes import (
@@ -149,7 +150,7 @@ def test_online_ivectors_are_those_of_kaldi(tmp_path: Path, normalised: bool) ->
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("exp") / "an4/features"
     data = write_corpus(root / "data", speakers=2)
-    extract_features(data, root / "mfcc", kind="mfcc", sampling_rate=RATE, num_bins=23, num_ceps=CEPS)
+    extract_features(data, root / "mfcc", "mfcc", SpectralOptions(RATE, 23, CEPS))
     return root
 
 

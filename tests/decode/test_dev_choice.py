@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from asr_am.decode.dev_choice import FILE, DevChoice, choose_on_dev, read_reference
 from asr_am.decode.lattice import LmScale
 from asr_am.errors import InputError
-from asr_am.stages.dev_choice import FILE, DevChoice, choose_on_dev
 
 GRID = [LmScale(8.0, 0.0), LmScale(12.0, 0.0), LmScale(12.0, 0.5)]
 WORDS = ["one two", "one two three", "two"]  # under each LM scale. The transcript is `one two three`.
@@ -28,15 +28,15 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_scale_with_the_fewest_errors_is_kept(run: Path) -> None:
-    assert choose_on_dev(run.parents[1] / "data", run, GRID, 1) == GRID[1]
-    choice = DevChoice.load(run)
+    choice = choose_on_dev(read_reference(run.parents[1] / "data", "dev"), run, "dev", GRID, 1)
     assert (choice.scale, choice.errors, choice.words) == (GRID[1], 0, 3)
+    choice.save(run)
+    assert DevChoice.load(run) == choice
 
 
 def test_the_glm_of_the_corpus_counts(run: Path) -> None:
     (run.parents[1] / "data/en.glm").write_text(";; a GLM\n[TWO] => [TWO WORDS] / [ ] __ [ ]\n")
-    choose_on_dev(run.parents[1] / "data", run, GRID, 1)
-    assert DevChoice.load(run).words == 4
+    assert choose_on_dev(read_reference(run.parents[1] / "data", "dev"), run, "dev", GRID, 1).words == 4
 
 
 @pytest.mark.parametrize(
