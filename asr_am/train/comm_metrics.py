@@ -113,19 +113,12 @@ def _sum(counters: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-EARLIER_NAMES = {
-    "letters": "messages_sent", "refused": "rejected", "superseded": "overwritten", "pull_seconds": "pull_latency",
-    "waiting_seconds": "idle_seconds",
-}  # fmt: skip
-"""Fields of `CommStats` as checkpoints of earlier versions name them."""
-
-
 def comm_stats_to_dict(comm_stats: CommStats) -> dict[str, Any]:
     """Converts a learner's statistics to plain values for its checkpoint."""
     return {key: dict(value) if isinstance(value, Counter) else value for key, value in vars(comm_stats).items()}
 
 
 def load_comm_stats(comm_stats: CommStats, state: dict[str, Any]) -> None:
-    """Restores statistics from a checkpoint, also from one with the names of earlier versions."""
+    """Restores statistics from a checkpoint."""
     for key, value in state.items():
-        setattr(comm_stats, EARLIER_NAMES.get(key, key), Counter(value) if isinstance(value, dict) else value)
+        setattr(comm_stats, key, Counter(value) if isinstance(value, dict) else value)
