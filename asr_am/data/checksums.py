@@ -74,7 +74,7 @@ def _read_record(done: Path, _mtime_ns: int) -> Mapping[str, int]:
     try:
         recorded = json.loads(done.read_bytes())[FIELD]
     except (ValueError, TypeError, KeyError):
-        return {}  # of an older version, or of another program
+        return {}  # of another program
     return recorded if isinstance(recorded, dict) else {}
 
 

@@ -119,10 +119,10 @@ def read_hclg(path: Path) -> SearchGraph:
     Raises:
         InputError: the graph is missing or damaged.
     """
-    digest = _description(path).get("sha256")  # absent in graphs of older versions
+    digest = _description(path).get("sha256")
     if not path.is_file():
         raise InputError(f"{path}: no such file; run the stage that makes it again")
-    if digest not in (None, _digest(path)):
+    if digest != _digest(path):
         raise InputError(f"{path}: damaged, its checksum is not that in graph.json; remove it and {REMEDY}")
     try:
         return SearchGraph.from_bytes(np.asarray(np.memmap(path, np.uint8, "r")))
@@ -131,7 +131,7 @@ def read_hclg(path: Path) -> SearchGraph:
 
 
 def lm_of(path: Path) -> Path | None:
-    """Returns the folder of the LM that the graph `path` was made from, None for graphs of older versions."""
+    """Returns the folder of the LM that the graph `path` was made from, None for a graph of Kaldi."""
     lm = _description(path).get("lm")
     return None if lm is None else Path(os.path.normpath(path.parent / str(lm)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from asr_am.data.textfile import load_json, write_lines
@@ -89,7 +89,7 @@ class System:
                 value[name] = None if optional else Path(os.path.normpath(folder / value[name]))
             value |= {"window": Window.parse(value["window"]), "search": SearchOptions(**value["search"])}
             value |= {"lm_scale": LmScale(**value.pop("weights"))}
-            system = cls(**{"feature_kind": ""} | value)
+            system = cls(**value)
             if not all(isinstance(number, int | float) for number in system.lm_scale) or not system.lm_scale.lm > 0:
                 raise ValueError(f"weights {system.lm_scale}")
         except (InputError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -99,8 +99,6 @@ class System:
         for needed in (system.states, system.graph, system.lang_dir, system.features_dir, system.model):
             if needed is not None and not os.path.exists(needed):  # False for an impossible name, too
                 raise InputError(f"{needed}: is missing, but {path} needs it; run the stage that makes it again")
-        if not system.feature_kind:  # written by an older version
-            system = replace(system, feature_kind=feature_kind_of(system.align_dir, system.model))
         return system
 
 

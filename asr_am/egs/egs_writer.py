@@ -162,7 +162,8 @@ def _write_targets(
         raise InputError(f"{ali}: no utterance of {subset} is aligned; run stage 3 (align) again")
     np.save(out / f"targets.{shard}.npy", np.concatenate([*pending, np.zeros(chunk, dtype)]))
     shard_U, begin_U, frames_U = np.array(rows, dtype=np.int64).T
-    return Index(utterances, shard_U, begin_U, frames_U), counts_P
+    unknown_U = np.zeros(len(utterances), dtype=np.uint32)  # until the examples are written
+    return Index(utterances, shard_U, begin_U, frames_U, unknown_U), counts_P
 
 
 def _read_pdfs(ali: Path, subset: str, states: StateTable) -> Iterator[tuple[str, np.ndarray]]:

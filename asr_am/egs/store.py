@@ -120,24 +120,24 @@ class Index:
         shard_U: Shard of each utterance.
         begin_U: Its first row in the shard.
         frames_U: Its number of frames.
-        crc32_U: CRC-32 of its targets and features, uint32. None in examples of older versions.
+        crc32_U: CRC-32 of its targets and features, uint32.
     """
 
     utterances: list[str]
     shard_U: np.ndarray
     begin_U: np.ndarray
     frames_U: np.ndarray
-    crc32_U: np.ndarray | None = None
+    crc32_U: np.ndarray
 
     def part(self, begin: int, end: int) -> Index:
         """Returns the utterances from `begin` to `end` (exclusive)."""
         rows = slice(begin, end)
-        crc32_U = None if self.crc32_U is None else self.crc32_U[rows]
-        return Index(self.utterances[rows], self.shard_U[rows], self.begin_U[rows], self.frames_U[rows], crc32_U)
+        columns = (self.shard_U[rows], self.begin_U[rows], self.frames_U[rows], self.crc32_U[rows])
+        return Index(self.utterances[rows], *columns)
 
     def save(self, directory: Path) -> None:
         arrays = {"utterance": np.array(self.utterances), "shard": self.shard_U, "begin": self.begin_U}
-        arrays |= {"frames": self.frames_U} | ({} if self.crc32_U is None else {"crc32": self.crc32_U})
+        arrays |= {"frames": self.frames_U, "crc32": self.crc32_U}
         write_npz(directory / "index.npz", arrays)
 
     @classmethod
@@ -146,11 +146,10 @@ class Index:
         intact(path)
         try:
             with np.load(path, allow_pickle=False) as file:
-                crc32_U = file.get("crc32")
-                index = cls([str(u) for u in file["utterance"]], file["shard"], file["begin"], file["frames"], crc32_U)
+                columns = (file["shard"], file["begin"], file["frames"], file["crc32"])
+                index = cls([str(u) for u in file["utterance"]], *columns)
         except Exception as error:  # zipfile, zlib and numpy raise many types
             raise InputError(f"{path}: not a readable index ({error}); {REMEDY}") from error
-        columns = [index.shard_U, index.begin_U, index.frames_U, *([] if crc32_U is None else [crc32_U])]
         sizes = {len(index.utterances), *(column.size for column in columns)}
         if sizes == {0} or len(sizes) != 1:
             raise InputError(f"{path}: is empty, or its columns differ in length; {REMEDY}")
@@ -183,7 +182,7 @@ class EgsSet:
         self.targets = [self._map("targets", k, ("int16", "int32"), 1) for k in shards]
         self._check()
         self.ivectors = self._open_ivectors()
-        self._verified_U = np.full(len(self.index.utterances), self.index.crc32_U is None)
+        self._verified_U = np.zeros(len(self.index.utterances), bool)
 
     def verify(self, utterances: np.ndarray) -> None:
         """Compares the checksums of utterances, given by their positions in the index, unless it was done before.
@@ -193,7 +192,6 @@ class EgsSet:
         """
         index = self.index
         for u in np.unique(utterances[~self._verified_U[utterances]]).tolist():
-            assert index.crc32_U is not None
             shard, rows = index.shard_U[u], slice(int(index.begin_U[u]), int(index.begin_U[u] + index.frames_U[u]))
             if crc32_of(self.targets[shard][rows], self.features[shard][rows]) != index.crc32_U[u]:
                 raise InputError(

@@ -192,8 +192,7 @@ class Runner(AbstractContextManager["Runner"]):
             self._partitioned.close()
 
     def _made_with(self) -> dict[str, Any]:
-        later = {"average_dense": True, "average_sparse": True}.items()  # what checkpoints of earlier versions imply
-        options = {f"parallax.{name}": value for name, value in vars(self.config).items() - later}
+        options = {f"parallax.{name}": value for name, value in vars(self.config).items()}
         return {"learners on machines": list(self.team.hosts), "the optimizer": self._spec.summary(), **options}
 
     @property

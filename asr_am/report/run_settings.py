@@ -1,8 +1,7 @@
 """The options that a training run was made with, as text, read from its config.yaml and .done.
 
 config.yaml is the resolved configuration of the run. It is read as plain YAML: nothing in it is imported or resolved.
-An option that is off (null, false, 0 or empty) counts like one that is missing, so that runs of earlier versions, which
-lack newer options, compare with those of today.
+An option that is off (null, false, 0 or empty) counts like one that is missing.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class RunSettings:
 
 
 def read_settings(folder: Path, seed: int | None) -> RunSettings:
-    """Reads config.yaml and .done of a run. A run of an earlier version may have its options in .done only.
+    """Reads config.yaml and .done of a run.
 
     Args:
         folder: directory of the run.
@@ -77,16 +76,12 @@ def read_settings(folder: Path, seed: int | None) -> RunSettings:
 def _settings(
     folder: Path, config: Mapping[str, Any] | None, done: Mapping[str, Any], seed: int | None
 ) -> RunSettings:  # fmt: skip
-    options = _flatten(done.get("config") or {} if config is None else config)
-    if not options:
+    if config is None:
         return RunSettings()
+    options = _flatten(config)
     data = {"train.subset": _text(options.get("train.subset") or 1)}
     init = options.get("train.init")
-    if config is None:
-        data |= dict([NO_CONFIG])
-        init = next((name for name in done.get("inputs", []) if Path(name).parent.name != "egs"), None)
-    else:
-        data |= _select(options, _is_data(str(options.get("features.name", "")), str(options.get("align.system", ""))))
+    data |= _select(options, _is_data(str(options.get("features.name", "")), str(options.get("align.system", ""))))
     data |= _examples(folder, done)
     masked = any(options.get(f"train.masking.{kind}") for kind in ("bands", "spans"))
     method = {
@@ -241,20 +236,11 @@ def _examples(folder: Path, done: Mapping[str, Any]) -> dict[str, str]:
 def _is_source(record: Mapping[str, Any], egs: Path, inputs: Sequence[Path], done: Mapping[str, Any]) -> bool:
     """Returns True if a run was made from the examples with this record, which were made again from the same sources.
 
-    Computes the digests of `asr_am.stages.target.Target`. A run of an earlier version has none but its key.
+    Computes the digests of `asr_am.stages.target.Target`.
     """
-    if digests := done.get("sources"):
-        files = {name: size for name, size in (record.get("files") or {}).items() if name not in (DONE, ".key")}
-        return bool(_digest([egs.name, [record.get("key"), files]]) == digests[inputs.index(egs)])
-    sources: dict[str, object] = {}
-    for path in inputs:
-        if path == egs:
-            files = record.get("files") or {}
-            kept = {name: size for name, size in files.items() if name not in (DONE, ".key")}
-            sources[str(path)] = [record.get("key"), kept]
-        elif path.is_file():
-            sources[str(path)] = [path.stat().st_size, path.stat().st_mtime_ns]
-    return _digest([1, done.get("config"), sources]) == done.get("key")
+    digests: list[str] = done.get("sources") or []
+    files = {name: size for name, size in (record.get("files") or {}).items() if name not in (DONE, ".key")}
+    return bool(digests) and _digest([egs.name, [record.get("key"), files]]) == digests[inputs.index(egs)]
 
 
 def _digest(value: object) -> str:

@@ -23,7 +23,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Configuration of a run without its seed. None for a field that an older record lacks.
+    """Configuration of a run without its seed. None for a field that its record lacks.
 
     Equal configurations mean that runs differ only by seed, in everything that changes a result.
 
@@ -198,7 +198,7 @@ def read_training_runs(corpus_dir: Path) -> list[TrainingRun]:
 
 
 def read_training_run(folder: Path) -> TrainingRun:
-    """Reads summary.json, config.yaml and .done of train/<run>. Keys that older records lack may be missing.
+    """Reads summary.json, config.yaml and .done of train/<run>. Keys of times and counts may be missing.
 
     Raises:
         InputError: the directory or its summary.json is missing, or a file is malformed.
@@ -326,6 +326,6 @@ def _options(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _amounts(value: Any) -> list[float]:
-    """Reads a list, a mapping by rank or epoch, or the single number of older records."""
-    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
+    """Reads a list, or a mapping by rank or epoch."""
+    values = value.values() if isinstance(value, Mapping) else value
     return [_amount(each) for each in values]

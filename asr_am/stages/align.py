@@ -18,7 +18,6 @@ from asr_am.stages.target import Target
 
 KALDI = "kaldi"  # align.system of an imported one
 ALIGNED_SETS = ["train", "dev"]
-UTTERANCES = {"tri": 30_000, "lda_mllt": 100_000, "sat": 100_000}  # not in the keys of earlier versions
 
 
 def targets(cfg: DictConfig) -> list[Target]:
@@ -35,8 +34,7 @@ def targets(cfg: DictConfig) -> list[Target]:
         build_kaldi = partial(import_kaldi, root, folders)
         return [Target(out, [*inputs[1:], *folders.values()], {"system": KALDI}, build_kaldi)]
     sets = list(cfg.corpus.get("aligned_sets", ALIGNED_SETS))
-    key = key_values(options) if sets == ALIGNED_SETS else key_values(options) | {"aligned_sets": sets}
-    made = [Target(out, inputs, key, partial(align, root, options, sets, cfg.nj))]
+    made = [Target(out, inputs, {**options, "aligned_sets": sets}, partial(align, root, options, sets, cfg.nj))]
     if graph_lang(cfg) != root / "lang":
         probs, system = graph_lang(cfg), cfg.align.system
         made.append(Target(probs, [*inputs[:2], out], {"system": system}, partial(lexicon_probs, root, system)))
@@ -44,15 +42,6 @@ def targets(cfg: DictConfig) -> list[Target]:
         write = partial(write_alignments, root, cfg.align.system)
         made.append(Target(root / "alignments", [*inputs[:2], out], {"system": cfg.align.system}, write))
     return made
-
-
-def key_values(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values that finished systems depend on. Sizes of subsets only if they are not the usual ones."""
-    return {
-        name: {key: value for key, value in section.items() if (key, value) != ("utterances", UTTERANCES.get(name))}
-        if isinstance(section, dict) else section
-        for name, section in options.items()
-    }  # fmt: skip
 
 
 def graph_lang(cfg: DictConfig) -> Path:

@@ -19,7 +19,7 @@ from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.lm_config import find_text, held_out, lm_config
 from asr_am.stages.systems import language_models, lm_scale_grid, plans, scales_to_try
 from asr_am.stages.target import Target
-from asr_am.stages.train import SPEED_ONLY, check_strategy, start, strategy_key
+from asr_am.stages.train import SPEED_ONLY, check_strategy, start
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def lm_key(cfg: DictConfig) -> dict[str, Any]:
     lm = values(cfg.lm)
     train = {key: value for key, value in lm["train"].items() if key not in SPEED_ONLY}
     key = {name: lm[name] for name in ("name", "text", "units", "pieces", "model")}
-    key |= {"train": train, "strategy": strategy_key(cfg.lm.strategy)}
+    key |= {"train": train, "strategy": lm["strategy"]}
     if cfg.lm.learners == 1:
         return key
     key |= {"launcher": cfg.lm.launcher.name, "learners": cfg.lm.learners, "faults": values(cfg.cluster.faults)}

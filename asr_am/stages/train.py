@@ -29,7 +29,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.distributed.runtime.slurm import slurm_environment
 from asr_am.distributed.runtime.worker_process import end_process
-from asr_am.egs.epoch_plan import BUFFER
 from asr_am.errors import InputError
 from asr_am.options import choices
 from asr_am.stages.app import stage, values
@@ -38,10 +37,8 @@ from asr_am.stages.mmi import denominator_path, mmi_config, run_dir
 from asr_am.stages.target import Target, held_locks
 from asr_am.stages.train_config import (
     TrainConfig,
-    key_target,
     num_dedicated_servers,
     schedule_values,
-    with_current_targets,
     with_schedule,
 )
 from asr_am.stages.train_worker import run_worker
@@ -54,14 +51,6 @@ log = logging.getLogger(__name__)
 SPEED_ONLY = (  # change rounding at most
     "device", "threads", "workers", "report_every", "checkpoint_every", "checkpoint_minutes",
 )  # fmt: skip
-# in the key only if set: earlier versions had none
-OPTIONAL_KEYS = ("init", "subset", "shuffle_buffer", "one_speed", "chunk", "mmi")
-LATER_OPTIONS: dict[str, dict[str, object]] = {  # the same for options of strategies, with what earlier versions did
-    "adpsgd": {"group_size": 1, "partners": "ring", "delay_by_one": False, "seed": 0},
-    "bmuf": {"inner": None, "group_size": 1},
-    "dpsgd": {"averagings": 1},
-    "parallax": {"average_dense": True, "average_sparse": True},
-}
 LAUNCHERS = ("alone", "virtual", "process", "torchrun")
 SETTINGS = "config.yaml"
 OTHERS = ("wandb", "tensorboard", "checkpoints")  # folders of a run that change or go while its results stay
@@ -116,23 +105,17 @@ def check_launcher(cfg: DictConfig) -> None:
 def check_options(cfg: DictConfig) -> None:
     """Raises InputError if an option of this stage is unknown, of another type or out of range."""
     check_launcher(cfg)
-    for each in configs(with_current_targets(cfg)):
+    for each in configs(cfg):
         check_strategy(TrainConfig.parse(each, run_dir(each)))
 
 
 def key_values(cfg: DictConfig) -> dict[str, object]:
-    """Returns the values that a finished run depends on. Any other content would outdate all finished runs."""
-    train = {key: value for key, value in values(cfg.train).items() if key not in SPEED_ONLY + OPTIONAL_KEYS}
-    train |= {"subset": cfg.train.subset} if cfg.train.subset != 1 else {}
-    train |= {"one_speed": True} if cfg.train.get("one_speed") else {}
-    train |= {name: values(cfg.train)[name] for name in ("chunk", "mmi") if cfg.train.get(name)}
-    buffer = cfg.train.get("shuffle_buffer", BUFFER)
-    train |= {"shuffle_buffer": buffer} if buffer != BUFFER else {}
+    """Returns the values that a finished run depends on. A model to start from is an input, not a value."""
     found = {
-        "train": train,
+        "train": {key: value for key, value in values(cfg.train).items() if key not in (*SPEED_ONLY, "init")},
         "model": values(cfg.model),
         "schedule": schedule_values(cfg),
-        "strategy": strategy_key(cfg.strategy),
+        "strategy": values(cfg.strategy),
         "seed": cfg.seed,
     }
     if cfg.launcher.name == "alone":
@@ -141,13 +124,6 @@ def key_values(cfg: DictConfig) -> dict[str, object]:
     if cfg.launcher.name == "virtual" or cfg.workload.emulate:
         return found | {"cluster": values(cfg.cluster), "workload": values(cfg.workload)}
     return found | {"faults": values(cfg.cluster.faults)}
-
-
-def strategy_key(strategy: DictConfig) -> dict[str, object]:
-    """Returns the part of the key for the strategy."""
-    later = LATER_OPTIONS.get(strategy.name, {})
-    found = {key: value for key, value in values(strategy).items() if key not in later or value != later[key]}
-    return found | {"_target_": key_target(strategy._target_)}
 
 
 def train_run(cfg: DictConfig, is_leader: bool, out: Path) -> None:
@@ -160,7 +136,6 @@ def train_run(cfg: DictConfig, is_leader: bool, out: Path) -> None:
     """
     from asr_am.train.run_setup import training_device
 
-    cfg = with_current_targets(cfg)
     config = TrainConfig.parse(cfg, out)
     if is_leader:
         training_device(config.options)
@@ -186,7 +161,7 @@ def run_bytes(cfg: DictConfig) -> float:
     from asr_am.egs.store import EgsInfo
     from asr_am.train.checkpoint import KEPT
 
-    config = TrainConfig.parse(with_current_targets(cfg), run_dir(cfg))
+    config = TrainConfig.parse(cfg, run_dir(cfg))
     info, optimizer = EgsInfo.load(egs_dir(cfg)), config.options.optimizer
     with torch.device("meta"):
         model = config.options.model.make(info.dim, info.num_pdfs)

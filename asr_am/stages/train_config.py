@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOVED = [f"asr_am.distributed.strategies.{module}" for module in (
-    "local", "sync", "hybrid", "dpsgd", "adpsgd", "gtc", "bmuf", "htm", "ps_sync", "ps_async", "psp",
-)] + ["asr_am.train.tracking", "asr_am.parallax.strategy"]  # fmt: skip
 PARALLAX = "asr_am.parallax.strategy.Parallax"
 
 
@@ -224,7 +221,7 @@ def _strategy_factory(strategy: dict[str, Any], where: str, base: type) -> parti
     options = {name: value for name, value in strategy.items() if name != "name"}
     if isinstance(options.get("inner"), dict):
         options["inner"] = _strategy_factory(options["inner"], f"{where}.inner", base)
-    own = current_target(str(strategy.get("_target_"))) == PARALLAX
+    own = strategy.get("_target_") == PARALLAX
     package = "asr_am.parallax.strategy" if own else "asr_am.distributed.strategies"
     return _factory(options, where, package, base, "asr_am.strategies")
 
@@ -250,7 +247,7 @@ HYDRA_KEYS = ("_target_", "_partial_", "_convert_")  # no options of a class
 
 def _factory(group: dict[str, Any], where: str, package: str, base: type, points: str = "") -> partial[Any]:
     """Returns a `functools.partial` of the class that `_target_` names, with the other values as its arguments."""
-    found = find_class(current_target(str(group["_target_"])), f"{where}._target_", package, base, points)
+    found = find_class(str(group["_target_"]), f"{where}._target_", package, base, points)
     options = {name: value for name, value in group.items() if name not in HYDRA_KEYS}
     check_types(found.__init__, options, where)  # type: ignore[misc]
     return partial(found, **options)
@@ -280,37 +277,3 @@ def num_dedicated_servers(cfg: DictConfig) -> int:
     if not isinstance(cfg.strategy.servers, int) or cfg.strategy.servers < 1:
         raise InputError("strategy.apart=true: needs the number of servers, for instance strategy.servers=2")
     return int(cfg.strategy.servers)
-
-
-# Modules have moved. A user's own config may have the old paths, and the keys of finished runs keep them.
-
-
-def _old_target(target: str) -> str:
-    """Returns the path that an earlier version had for a strategy or a tracker of this one."""
-    if target in (PARALLAX, "asr_am.distributed.strategies.parallax.Parallax"):
-        return "asr_am.distributed.parallax.strategy.Parallax"
-    if target.startswith("asr_am.train.tracking."):
-        return target.replace(".tracking.", ".run_log.")
-    return target.replace("asr_am.distributed.strategies.", "asr_am.distributed.")
-
-
-def key_target(target: str) -> str:
-    """Returns a strategy's path as keys of training runs name it: with the old path, if it has one."""
-    return _old_target(target) if target.rpartition(".")[0] in MOVED else target
-
-
-def current_target(target: str) -> str:
-    """Returns the present path of a strategy or a tracker, given the present or an old one."""
-    name, old = target.rpartition(".")[2], _old_target(target)
-    return next((f"{module}.{name}" for module in MOVED if _old_target(f"{module}.{name}") == old), target)
-
-
-def with_current_targets(cfg: DictConfig) -> DictConfig:
-    """Returns the configuration with the present paths of strategy and tracker. Logs each one that it replaces."""
-    current = cfg.copy()
-    for group in ("strategy", "logger"):
-        old = cfg[group]._target_
-        if (new := current_target(old)) != old:
-            log.info("%s._target_=%s: has moved, please write %s", group, old, new)
-            OmegaConf.update(current, f"{group}._target_", new)
-    return current

@@ -195,8 +195,6 @@ class RunSetup:
         info = self.egs.info
         examples = f"{info.num_pdfs}-{info.dim}-{info.chunk}-{self.egs.frames}"
         fingerprint = f"{self.options.fingerprint()}-{strategy}-{self.learners}-{examples}"
-        if self.loader.order.num_groups > 1:  # else any buffer gives the order of earlier versions
-            fingerprint += f"-{self.options.shuffle_buffer}"
         return Checkpoints(self.out / "checkpoints", fingerprint)
 
 

@@ -28,7 +28,7 @@ from asr_am.options import build
 from asr_am.train.mmi_loss import MmiOptions
 from asr_am.train.schedule import Anneal, Schedule, make_schedule
 
-# Not part of the fingerprint. `shuffle_buffer` is, where the examples are more than that: see `RunSetup.checkpoints`.
+# Not part of the fingerprint.
 _SPEED_ONLY = (
     "device",
     "threads",
@@ -37,7 +37,6 @@ _SPEED_ONLY = (
     "checkpoint_every",
     "checkpoint_minutes",
     "epochs",
-    "shuffle_buffer",
 )
 
 
@@ -157,14 +156,6 @@ class TrainOptions:
         """Returns a digest of the options that change the result. A run is not resumed under another one."""
         values = {name: value for name, value in asdict(self).items() if name not in _SPEED_ONLY}
         values["classes"] = [class_path(self.model), class_path(self.schedule)]
-        if self.init is None and self.subset == 1.0:  # runs of earlier versions, without these options, resume
-            del values["init"], values["subset"]
-        if not self.one_speed:  # likewise
-            del values["one_speed"]
-        if not self.chunk and not self.mmi:  # likewise
-            del values["chunk"], values["mmi"]
-        if self.optimizer.kind != "adagrad":  # likewise
-            del values["optimizer"]["accumulator"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 

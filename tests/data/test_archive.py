@@ -52,7 +52,7 @@ def test_a_name_that_is_a_command_is_not_run(tmp_path):
 
 
 def test_a_copied_index_names_the_archive_beside_it(tmp_path):
-    """Also an index with absolute paths, as earlier versions wrote. Kaldi's own may name an archive elsewhere."""
+    """Also an index with absolute paths. Kaldi's own may name an archive elsewhere."""
     original, copy = tmp_path / "original", tmp_path / "copy"
     original.mkdir()
     write_archive(original, "x", [("b", np.zeros((2, 3), dtype=np.float32)), ("a", np.eye(3, dtype=np.float32))])

@@ -68,8 +68,7 @@ def test_without_shuffling_the_stored_order_is_kept() -> None:
     assert keys == sorted(keys)
 
 
-def test_a_small_set_has_the_order_that_it_always_had() -> None:
-    """One permutation of all chunks, so runs of earlier versions resume to the same bits."""
+def test_a_small_set_is_one_permutation_of_all_chunks() -> None:
     plan = EpochPlan(order(10**6), 2, 16)
     offset_U = (combine(1, 2, KEYS) % np.uint64(7)).astype(np.int64)
     columns = np.stack(cut(FRAMES, 7, offset_U))

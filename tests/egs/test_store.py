@@ -3,14 +3,13 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from asr_am.egs.loader import Loader, feature_moments
-from asr_am.egs.store import EgsSet, Index, load_pdf_counts
+from asr_am.egs.store import EgsSet, load_pdf_counts
 from asr_am.errors import InputError
 from tests.support.egs_examples import CHUNK, write_examples
 
@@ -107,11 +106,3 @@ def test_every_changed_bit_of_an_utterance_is_found(directory: Path, name: str) 
             feature_moments(egs)
     path.write_bytes(content)
     assert len(list(loader.batches(plan, range(len(plan))))) == len(plan)
-
-
-def test_examples_without_checksums_are_read(directory: Path) -> None:
-    index = Index.load(directory / "train/index.npz")
-    replace(index, crc32_U=None).save(directory / "train")
-    egs = EgsSet(directory, "train")
-    egs.verify(np.arange(8))
-    assert egs.index.crc32_U is None

@@ -12,7 +12,7 @@ from asr_am.errors import InputError
 from asr_am.report.formatting import describe_faults, duration, size, spans
 from asr_am.report.run_labels import labels, shared
 from asr_am.report.runs import group_runs, read_training_run
-from tests.support.report_files import write_distributed, write_run
+from tests.support.report_files import write_distributed
 
 
 def test_a_run_of_today(tmp_path: Path) -> None:
@@ -27,16 +27,6 @@ def test_a_run_of_today(tmp_path: Path) -> None:
     assert (config.faults, config.slow) == ("learner 1 slowed 10x", ((1, 10.0),))
     assert (run.seed, run.family, run.best_epoch, run.best_loss, run.epoch_seconds) == (7, "adpsgd2-b64", 2, 1.5, 10.0)
     assert (run.waiting_seconds, run.consensus_distance_E, run.staleness) == (1.75, [0.5, 0.25, 0.125], {1: 3, 4: 1})
-
-
-def test_an_older_run_lacks_keys(tmp_path: Path) -> None:
-    run = read_training_run(write_run(tmp_path, "x-s1", 1, [2.0], waiting_seconds=2.5, consensus_distance=0.0))
-    assert (run.config.cluster, run.config.workload, run.config.model, run.config.faults) == (None, None, None, "")
-    assert (run.bytes_sent, run.batches_per_learner) == (None, {})
-    assert (run.waiting_seconds, run.consensus_distance_E) == (
-        2.5,
-        [0.0],
-    )  # old records have one number instead of a list
 
 
 @pytest.mark.parametrize("by_rank", [[1.0, 2.0, 0.5], {"0": 1.0, "1": 2.0, "2": 0.5}])

@@ -54,7 +54,7 @@ def test_a_start_is_a_source_of_the_run_and_nothing_is_where_none_is_given(tmp_p
         return list(target.inputs), target.config["train"]
 
     plain_inputs, plain = sources()
-    assert isinstance(plain, dict) and not {"init", "subset"} & plain.keys()
+    assert isinstance(plain, dict) and "init" not in plain and plain["subset"] == 1.0
     inputs, with_init = sources(f"train.init={tmp_path}/best.pt")
     assert inputs == [*plain_inputs, tmp_path / "best.pt"] and with_init == plain
     assert sources("train.subset=0.125")[1] == plain | {"subset": 0.125}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,19 +16,15 @@ from asr_am.errors import InputError
 from asr_am.stages.app import values
 from asr_am.stages.egs import egs_dir
 from asr_am.stages.mmi import denominator_path
-from asr_am.stages.rescore import lm_key
 from asr_am.stages.target import KEY
-from asr_am.stages.train import strategy_key, targets, train_simulated, warn_if_crowded
+from asr_am.stages.train import targets, train_simulated, warn_if_crowded
 from asr_am.stages.train_config import (
     LaunchOptions,
     TrainConfig,
-    current_target,
-    key_target,
     schedule_values,
     strategy_factory,
-    with_current_targets,
 )
-from asr_am.train import simulate, tracking, train_options
+from asr_am.train import simulate, train_options
 from asr_am.train.tracking import NoTracker
 from tests.support.configurations import CONF, config
 from tests.support.egs_examples import write_examples
@@ -172,53 +167,14 @@ def test_a_wrong_option_is_named(tmp_path: Path, override: str, message: str) ->
         TrainConfig.parse(config("strategy=sync", "learners=4", "launcher=process", override), tmp_path)
 
 
-OLD_TARGETS = {
-    "local": "asr_am.distributed.local.Local",
-    "sync": "asr_am.distributed.sync.Sync",
-    "hybrid": "asr_am.distributed.hybrid.Hybrid",
-    "dpsgd": "asr_am.distributed.dpsgd.Dpsgd",
-    "adpsgd": "asr_am.distributed.adpsgd.Adpsgd",
-    "gtc": "asr_am.distributed.gtc.Gtc",
-    "bmuf": "asr_am.distributed.bmuf.Bmuf",
-    "htm": "asr_am.distributed.htm.Htm",
-    "ps_sync": "asr_am.distributed.ps_sync.PsSync",
-    "ps_async": "asr_am.distributed.ps_async.PsAsync",
-    "psp": "asr_am.distributed.psp.Psp",
-    "parallax": "asr_am.distributed.parallax.strategy.Parallax",
-}
-
-
-@pytest.mark.parametrize("name", OLD_TARGETS)
-def test_an_old_path_of_a_strategy_is_accepted_and_is_the_same_run(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    new = config(f"strategy={name}", "learners=16", "launcher=virtual")
-    old = config(f"strategy={name}", "learners=16", "launcher=virtual", f"strategy._target_={OLD_TARGETS[name]}")
-    assert targets(old)[0].config == targets(new)[0].config
-    assert key_target(new.strategy._target_) == OLD_TARGETS[name]
-    with caplog.at_level(logging.INFO):
-        assert with_current_targets(new) == new and not caplog.text
-        assert with_current_targets(old) == new
-    expected = f"strategy._target_={OLD_TARGETS[name]}: has moved, please write {new.strategy._target_}"
-    assert caplog.messages == [expected]
-
-
-def test_old_paths_of_trackers_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "find_spec", lambda name: True)  # as if tensorboard were installed
-    for logger in choices("logger"):
-        target = config(f"logger={logger}").logger._target_
-        old = target.replace("tracking", "run_log")
-        assert old != target and current_target(old) == target == current_target(target)
-        parsed = TrainConfig.parse(config(f"logger={logger}", f"logger._target_={old}"), tmp_path)
-        assert type(parsed.make_tracker()).__name__ == target.rpartition(".")[2]
-    assert current_target("my.own.Strategy") == "my.own.Strategy"
-
-
 def test_the_key_of_finished_runs_does_not_change() -> None:
     """Any change of these values would train every finished run again."""
     base = config("strategy=sync", "learners=4", "launcher=process", "corpus=an4")
     (target,) = targets(base)
     assert target.version == 1 and target.config == {
         "train": {
-            "epochs": 10, "batch_size": 64, "random_offset": True, "ivector_noise": 1.0, "label_smoothing": 0.0,
+            "epochs": 10, "batch_size": 64, "subset": 1.0, "one_speed": False, "random_offset": True,
+            "ivector_noise": 1.0, "label_smoothing": 0.0, "shuffle_buffer": 262144, "chunk": 0, "mmi": None,
             "accumulation": 1, "precision": "float32",
             "optimizer": {"kind": "adam", "momentum": 0.9, "weight_decay": 0.0, "clip_norm": 5.0},
             "masking": {"bands": 0, "band_width": 0, "spans": 0, "span_width": 0, "streams": 3},
@@ -232,8 +188,8 @@ def test_the_key_of_finished_runs_does_not_change() -> None:
             "warmup_batches": 50,
         },
         "strategy": {
-            "name": "sync", "_target_": "asr_am.distributed.sync.Sync", "_partial_": True, "form": "gradients",
-            "overlap": True,
+            "name": "sync", "_target_": "asr_am.distributed.strategies.sync.Sync", "_partial_": True,
+            "form": "gradients", "overlap": True,
         },
         "seed": 1,
         "launcher": "process",
@@ -286,25 +242,6 @@ def test_an_experiment_with_a_batch_has_a_rate(path: Path) -> None:
     """The results of an experiment were made with this rate, so it follows nothing."""
     file = yaml.safe_load(path.read_text())
     assert "batch_size" not in file.get("train", {}) or "base" in file.get("schedule", {})
-
-
-@pytest.mark.parametrize(
-    ("name", "options"), [("dpsgd", {"mixing": "pairs"}), ("powersgd", {"rank": 4}), ("adpsgd", {"timeout": 60.0})]
-)
-def test_options_of_later_versions_are_in_the_key_only_if_they_matter(name: str, options: dict[str, object]) -> None:
-    (target,) = targets(config(f"strategy={name}", "learners=4", "launcher=process"))
-    strategy = target.config["strategy"]
-    assert options.items() <= strategy.items() and "averagings" not in strategy and "group_size" not in strategy
-    (other,) = targets(config("strategy=dpsgd", "strategy.averagings=2", "learners=4", "launcher=process"))
-    assert other.config["strategy"]["averagings"] == 2
-
-
-def test_sums_of_parallax_are_in_the_keys_only_if_they_are_asked_for() -> None:
-    options = {"average_dense", "average_sparse"}
-    assert not options & strategy_key(config("strategy=parallax").strategy).keys()
-    chosen = strategy_key(config("strategy=parallax", "strategy.average_dense=false").strategy)
-    assert options & chosen.keys() == {"average_dense"}
-    assert not options & lm_key(config("corpus=an4", "rescore=true"))["strategy"].keys()
 
 
 TINY = (

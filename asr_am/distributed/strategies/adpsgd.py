@@ -261,7 +261,7 @@ class Adpsgd(Strategy):
         super().load_state_dict(state)
         self._x.copy_(state["x"])
         self._merged = state["merged"]
-        self._exchanges = state["exchanges"] if "exchanges" in state else int(state["side"] < 0)  # of earlier versions
+        self._exchanges = state["exchanges"]
 
 
 def _check(learners: int, timeout: float, group_size: int, partners: str) -> None:
