@@ -256,7 +256,7 @@ def run_part(make: Callable[[], Case], name: str, numbers: range, pipe: Connecti
     expected = case.read()
     assert case.read() == expected, f"{name}: reads the same files differently"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    virtual = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    virtual = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (virtual + 4 * MEMORY, -1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number_ in numbers:
@@ -309,10 +309,10 @@ def fuzz(name: str, root: Path, work: Path, numbers: range) -> Counts:
 
 def write_row(table: Path, name: str, row: str) -> None:
     """Writes one reader's row into a file, which keeps the latest row of every other reader."""
-    lines = table.read_text().splitlines() if table.exists() else []
+    lines = table.read_text(encoding="utf-8").splitlines() if table.exists() else []
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines if line.startswith("| ")} | {name: row}
     text = ["# Damaged files", "", "Written by `python scripts/fuzz_readers.py --out FILE`.", "", *HEAD]
-    table.write_text("\n".join([*text, *(rows[name] for name in CASES if name in rows)]) + "\n")
+    table.write_text("\n".join([*text, *(rows[name] for name in CASES if name in rows)]) + "\n", encoding="utf-8")
 
 
 def main() -> None:

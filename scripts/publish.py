@@ -77,9 +77,11 @@ def publish(corpus: str) -> None:
 
 def update_tables(path: Path, tables: list[str]) -> None:
     """Puts tables of papers into TABLES.md, in place of those with the same titles."""
-    old = re.split(r"^(?=### )", path.read_text(), flags=re.MULTILINE)[1:] if path.exists() else []
+    old = re.split(r"^(?=### )", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:] if path.exists() else []
     by_title = {text.partition("\n")[0]: text.strip() for text in [*old, *tables]}
-    path.write_text("\n\n".join([TABLES_HEAD, *(by_title[title] for title in sorted(by_title))]) + "\n")
+    path.write_text(
+        "\n\n".join([TABLES_HEAD, *(by_title[title] for title in sorted(by_title))]) + "\n", encoding="utf-8"
+    )
 
 
 def error_rates(results: str) -> dict[tuple[str, str], dict[str, str]]:

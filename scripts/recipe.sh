@@ -89,6 +89,7 @@ done
 
 scripts/setup.sh
 PATH=$PWD/.venv/bin:$PATH
+export PYTHONUTF8=1                        # files are UTF-8 in every locale, those that libraries write too
 export PYTHONUNBUFFERED=1 ASR_AM_RECIPE=$$   # a stage ends when this shell does
 
 overridden() {                             # NAME: true if the user gave a value for it

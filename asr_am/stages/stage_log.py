@@ -15,7 +15,7 @@ class LogFile(logging.FileHandler):
     """A log file, which a full disk cuts short."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
         self.path = path
 
     def handleError(self, record: logging.LogRecord) -> None:

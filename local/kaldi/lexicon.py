@@ -138,7 +138,7 @@ def _spelling(lines: list[tuple[str, str, list[str]]], issues: IssueCounter, *, 
     for where, word, _ in lines:
         name = _without_number(word)
         groups.setdefault(clean(name).casefold(), {}).setdefault(name, where)
-    spelling = {}
+    spelling: dict[str, str] = {}
     for words in groups.values():
         spoken = [word for word in words if word.lower() not in UNKNOWNS | RESERVED_WORDS]
         cleaned = {word: clean(word) for word in words}

@@ -20,7 +20,7 @@ from asr_am.stages.target import Target
 
 
 def copy_of(source: Path) -> Callable[[Path], None]:
-    return lambda folder: (folder / "copy.txt").write_text(source.read_text() + "!") and None
+    return lambda folder: (folder / "copy.txt").write_text(source.read_text(encoding="utf-8") + "!") and None
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_made_once_then_up_to_date(tmp_path: Path, source: Path) -> None:
 @pytest.mark.parametrize("in_place", [False, True])
 def test_redone_when_a_source_a_value_or_an_output_changes(tmp_path: Path, source: Path, in_place: bool) -> None:
     assert target(tmp_path, source, in_place=in_place).run()
-    source.write_text("other words")
+    source.write_text("other words", encoding="utf-8")
     assert target(tmp_path, source, in_place=in_place).run()
     assert (tmp_path / "out/copy.txt").read_text() == "other words!"
     assert target(tmp_path, source, in_place=in_place, config={"a": 2}).run()
@@ -74,7 +74,7 @@ def test_an_unfinished_or_failed_run_replaces_no_finished_one(tmp_path: Path, so
         }
 
     run(1)
-    source.write_text("second")
+    source.write_text("second", encoding="utf-8")
     run(2)
     finished = {"out": "second!", "out.old": "words!"}
     assert folders() == finished
@@ -262,7 +262,7 @@ def test_a_copy_of_everything_is_up_to_date(tmp_path: Path, source: Path) -> Non
     shutil.copytree(old, new, copy_function=shutil.copyfile)
     shutil.rmtree(old)
     assert not any(target.run() for target in chain(new, source))
-    source.write_text("other words")
+    source.write_text("other words", encoding="utf-8")
     assert all(target.run() for target in chain(new, source))
 
 
@@ -297,7 +297,7 @@ def test_outputs_of_earlier_versions_are_up_to_date_also_in_another_place(tmp_pa
     assert not any(target.run() for target in targets)
     (tmp_path / "old").rename(tmp_path / "new")
     assert not any(target.run() for target in chain(tmp_path / "new", source))
-    source.write_text("other words")
+    source.write_text("other words", encoding="utf-8")
     assert all(target.run() for target in chain(tmp_path / "new", source))
 
 

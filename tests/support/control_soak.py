@@ -461,7 +461,7 @@ HEADINGS = ("## Outcome", "## Faults that took place")
 
 def read_tables(path: Path) -> list[dict[str, list[str]]]:
     """Returns the rows of each table in a file, by strategy."""
-    text = path.read_text() if path.exists() else ""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
     tables = []
     for heading in HEADINGS:
         part = text.partition(heading)[2].partition("\n## ")[0]
@@ -477,7 +477,7 @@ def write_tables(path: Path, report: SoakReport, name: str) -> None:
         rows = old | {name: row}
         table = [names, [":--", *["--:"] * (len(names) - 1)], *(rows[known] for known in STRATEGIES if known in rows)]
         text.append("\n".join([heading, "", *(f"| {' | '.join(line)} |" for line in table), ""]))
-    path.write_text("\n".join(text))
+    path.write_text("\n".join(text), encoding="utf-8")
 
 
 def report_before(path: Path, name: str, first: int) -> SoakReport:

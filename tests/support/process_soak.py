@@ -256,9 +256,9 @@ def section(strategy: str, outcomes: Sequence[Outcome], references: Sequence[flo
 
 def write_section(table: Path, strategy: str, text: str) -> None:
     """Writes one strategy's section into a file, which keeps those of the other strategies."""
-    old = table.read_text().split("\n## ")[1:] if table.exists() else []
+    old = table.read_text(encoding="utf-8").split("\n## ")[1:] if table.exists() else []
     sections = {part.split("\n")[0]: f"## {part.rstrip()}\n" for part in old} | {strategy: text}
-    table.write_text("\n".join([TITLE, *(sections[name] for name in STRATEGIES if name in sections)]))
+    table.write_text("\n".join([TITLE, *(sections[name] for name in STRATEGIES if name in sections)]), encoding="utf-8")
 
 
 def main() -> int:

@@ -85,7 +85,7 @@ def finish(stage: str, exp: Path, log: Path) -> float:
         kill(process, whole_group=True)
         status = "no end"
     if status != 0:
-        raise StageFailed(f"stage {stage}: {status}\n{log.read_text(errors='replace')[-2000:]}")
+        raise StageFailed(f"stage {stage}: {status}\n{log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
     return time.monotonic() - begin
 
 
@@ -243,10 +243,12 @@ def prepare(folder: Path, stages: Sequence[str]) -> tuple[dict[str, float], set[
 
 def write_row(table: Path, stage: str, row: str) -> None:
     """Writes one stage's row into a file, which keeps the latest row of every other stage."""
-    lines = table.read_text().splitlines() if table.exists() else []
+    lines = table.read_text(encoding="utf-8").splitlines() if table.exists() else []
     rows = {line.split()[2]: line for line in lines if line.startswith("| ")} | {stage: row}
     text = ["# Stages that were killed", "", "Written by `python -m tests.support.recipe_kills 50 --out FILE`.", ""]
-    table.write_text("\n".join([*text, *HEAD, *(rows[name] for name in STAGES if name in rows)]) + "\n")
+    table.write_text(
+        "\n".join([*text, *HEAD, *(rows[name] for name in STAGES if name in rows)]) + "\n", encoding="utf-8"
+    )
 
 
 def main() -> int:
