@@ -287,6 +287,6 @@ def test_a_silent_channel_beside_one_that_speaks_is_told(tmp_path: Path) -> None
     ((what, where),) = check_line(tmp_path, path, WHOLE).problems
     assert what == "the first channel is silent and another is not: left out"
     assert f"u0: channel 2 of {path} is not silent" in where and "`r FILE 2` into reco2file_and_channel" in where
-    assert np.array_equal(samples(check_line(tmp_path, path, WHOLE._replace(channel=1)), channel=1), speech())
+    assert check_line(tmp_path, path, WHOLE._replace(channel=1)).utterances == {"u0": (0.0, SECONDS, 1)}
     soundfile.write(path, np.zeros((RATE, 2)), RATE)
     assert check_line(tmp_path, path, WHOLE).problems == [("digital silence: left out", "u0")]
