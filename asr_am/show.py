@@ -216,13 +216,14 @@ def show(root: Path, run: Path, utterances: Sequence[str], paths: int) -> None:
         utterances: their ids.
         paths: number of paths of the lattice to print.
     """
+    from asr_am.data.textfile import file_name
     from asr_am.decode.inspection import inspect
 
     for number, utterance in enumerate(utterances):
         found = inspect(run, root / "data", utterance)
         if number:
             print("\n" + "-" * WIDTH)
-        picture = root / "show" / f"{utterance.replace('/', '_')}.png"
+        picture = root / "show" / f"{file_name(utterance)}.png"
         draw(found, picture)  # first: the reader may close the pipe after some lines
         for line in report(found, paths):
             print(line)

@@ -116,9 +116,9 @@ def stragglers(record: str, out: Path) -> None:
 def main() -> None:
     match sys.argv[1:]:
         case ["architecture", out]:
-            Path(out).write_text(architecture())
+            Path(out).write_text(architecture(), encoding="utf-8")
         case ["stragglers", source, out]:
-            stragglers(Path(source).read_text(), Path(out))
+            stragglers(Path(source).read_text(encoding="utf-8"), Path(out))
         case _:
             sys.exit(__doc__)
 

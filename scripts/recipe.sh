@@ -71,6 +71,7 @@ while [ $# -gt 0 ]; do
             else
                 [[ $2 =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] ||
                     fail "$1 takes one word of letters, digits, . _ and -, not '$2'"
+                [ "${#2}" -le 100 ] || fail "$1 takes a word of at most 100 characters, not of ${#2}"
                 if [ "$1" = --name ]; then
                     [ ! -e "recipes/$2/run.sh" ] || fail "--name $2 is taken by recipes/$2; choose another name"
                     overrides+=("${value_options[$1]}='$2'")     # quoted, so that Hydra reads 2024, 1e3 or null as text
@@ -89,6 +90,7 @@ done
 
 scripts/setup.sh
 PATH=$PWD/.venv/bin:$PATH
+export PYTHONUTF8=1                        # files are UTF-8 in every locale, those that libraries write too
 export PYTHONUNBUFFERED=1 ASR_AM_RECIPE=$$   # a stage ends when this shell does
 
 overridden() {                             # NAME: true if the user gave a value for it

@@ -17,7 +17,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ from asr_am.data.audio import is_plain_file, read_utterances
 from asr_am.data.kaldi_archive import Entry, read_entry
 from asr_am.data.kaldi_dir import TableEntry, UtteranceSpan
 from asr_am.data.length import decode_blocks, has_length, hides_samples, is_endless, is_truncated, stream_hides_samples
+from asr_am.data.manifests import channel_of
 from asr_am.data.shorten import is_shortened, read_shortened, sphere_header
 from asr_am.errors import InputError
 
@@ -39,6 +40,7 @@ STOPPED_READING = (-signal.SIGPIPE, 128 + signal.SIGPIPE)
 MIN_DURATION = 0.001  # of an utterance, in seconds
 # Folders that relative paths may begin at after the data directory and those above it: where the user, and we, stand.
 STARTED_IN = tuple(map(Path, dict.fromkeys([os.environ.get("ASR_AM_STARTED_IN", os.getcwd()), os.getcwd()])))
+SILENCE = "digital silence: left out"
 MISSING = "missing audio: left out"
 SIXTEEN_BITS = ("PCM_S8", "PCM_16", "MPEG_LAYER_III")  # (almost) lossless as 16-bit integers
 
@@ -177,7 +179,7 @@ def _check_samples(recording: Recording, checked: CheckedRecording) -> None:
             for segment, samples_N in read_utterances(recording, batch):
                 del unread[segment.id]
                 if problem := _samples_problem(samples_N):
-                    unread[segment.id] = (problem, segment.id)
+                    unread[segment.id] = _speaking(recording, segment) or (problem, segment.id)
         except InputError as error:
             unread = {name: (what, str(error)) for name, (what, _) in unread.items()}
         for name, problem_and_example in unread.items():
@@ -189,8 +191,24 @@ def _samples_problem(samples_N: np.ndarray) -> str | None:
     if not np.isfinite(samples_N).all():
         return "samples that are not numbers: left out"
     if len(samples_N) == 0 or samples_N.min() == samples_N.max():
-        return "digital silence: left out"
+        return SILENCE
     return None
+
+
+def _speaking(recording: Recording, segment: SupervisionSegment) -> tuple[str, str] | None:
+    """Returns a problem that names the channel that is not silent, None if all are alike or it is not about silence."""
+    number = channel_of(segment)
+    every = [replace(segment, id=str(channel), channel=channel) for channel in recording.channel_ids]
+    problems = {int(found.id): _samples_problem(samples_N) for found, samples_N in read_utterances(recording, every)}
+    others = [channel for channel, problem in problems.items() if problem is None]
+    if problems[number] != SILENCE or not others:
+        return None
+    silent = "the first channel" if number == 0 else f"channel {number + 1}"
+    where = f"{segment.id}: channel {others[0] + 1} of {recording.sources[0].source} is not silent; to use it write"
+    remedy = (
+        f"`{recording.id} FILE {others[0] + 1}` into reco2file_and_channel, or {others[0]} as fifth field of segments"
+    )
+    return f"{silent} is silent and another is not: left out", f"{where} {remedy}"
 
 
 def open_recording(name: str, entry: TableEntry, options: AudioOptions) -> tuple[Recording, int | None]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
+import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,7 +18,17 @@ from asr_am.errors import InputError
 
 # Only these separate words: str.split() would also split at a no-break space, which a word may contain.
 BLANKS = " \t\r\n\f\v"
+MAX_NAME = 180  # bytes of a file's name, to which suffixes are added. File systems take 255
 GZIP = b"\x1f\x8b"  # magic number, as names are unreliable
+
+
+def file_name(name: str) -> str:
+    """Returns an id as the name of a file: itself, or if it cannot be one a similar name with a digest of it."""
+    plain = re.sub(r"[/\0]", "_", name)
+    if plain == name and name not in ("", ".", "..") and len(os.fsencode(name)) <= MAX_NAME:
+        return name
+    digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:12]
+    return os.fsencode(plain)[: MAX_NAME - 13].decode(errors="ignore").lstrip(".") + f"-{digest}"
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from lhotse import SupervisionSegment
 
 from asr_am.data.stm import channel_letter
-from asr_am.data.textfile import write_lines
+from asr_am.data.textfile import file_name, write_lines
 from asr_am.decode.ctm import FRAME_SHIFT, CtmWord
 
 Interval = tuple[float, float, str]  # begin and end in seconds, name
@@ -18,7 +18,7 @@ Interval = tuple[float, float, str]  # begin and end in seconds, name
 def write_textgrids(
     folder: Path, segments: Mapping[str, SupervisionSegment], tiers: Mapping[str, Mapping[str, Sequence[CtmWord]]]
 ) -> list[Path]:
-    """Writes <recording>-<A|B>.TextGrid for every side with alignments.
+    """Writes <recording>-<A|B>.TextGrid for every side with alignments. `/` in names is `_`, with a digest of the name.
 
     Args:
         folder: output folder, created where it is missing.
@@ -40,7 +40,7 @@ def write_textgrids(
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for name, intervals in sorted(sides.items()):
-        files.append(folder / f"{name}.TextGrid")
+        files.append(folder / f"{file_name(name)}.TextGrid")
         write_lines(files[-1], _lines(intervals))
     return files
 

@@ -48,7 +48,7 @@ class Machine:
 def read_hosts(path: Path) -> tuple[Machine, ...]:
     """Reads a hosts file. Raises InputError with the line that is wrong."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as a hosts file ({error})") from None
     machines: list[Machine] = []

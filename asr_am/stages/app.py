@@ -264,7 +264,7 @@ def tell_torchrun(message: str) -> None:
     """Gives torchrun, if it has started this process, the message to end its report with, which is 40 lines long."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         error = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
-        Path(path).write_text(json.dumps(error))
+        Path(path).write_text(json.dumps(error), encoding="utf-8")
 
 
 def _log_hint() -> str:

@@ -18,7 +18,7 @@ class LogFile(logging.FileHandler):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, encoding="utf-8", delay=True)
+        super().__init__(path, encoding="utf-8", errors="backslashreplace", delay=True)
         self.path = path
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -441,6 +441,6 @@ def _is_running(owner: str) -> bool:
     if not found or found[2] != socket.gethostname():
         return True
     try:
-        return Path("/proc", found[1], "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path("/proc", found[1], "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False

@@ -73,7 +73,7 @@ def read_summary(run: Path) -> Line:
 
 def _read_lines(path: Path) -> list[Line]:
     try:
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not readable ({error}): is {path.parent} a finished run?") from error
 

@@ -184,7 +184,7 @@ class Checkpoints:
     def _is_own(self, term: Path) -> bool:
         """Returns True if a term is of this launch."""
         try:
-            return term.read_text().split()[0] == self._launch
+            return term.read_text(encoding="utf-8").split()[0] == self._launch
         except (OSError, IndexError):  # it has just been removed by the next leader
             return False
 

@@ -76,7 +76,9 @@ def growth(gmms: DiagGmms, frames: int) -> float:
         groups = [Streamed(gmms, names, frames) for names in in_groups([str(number) for number in range(count)])]
         adapt_speakers(groups, gmms, FmllrOptions(sweeps=SWEEPS), 1, "memory")
         ctypes.CDLL(None).malloc_trim(0)  # returns free memory to the system, otherwise noise of tens of MiB
-        held.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20)
+        held.append(
+            int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize() / 2**20
+        )
     return held[1] - held[0]
 
 

@@ -49,7 +49,7 @@ def _measured(work: Callable[[], object]) -> tuple[float, float]:
 def write_lexicon(source: Path, count: int, out: Path) -> list[str]:
     """Writes `count` words, invented ones after those of `source`. Returns the words."""
     chosen = random.Random(0)
-    entries = [line.split(maxsplit=1) for line in source.read_text().splitlines()]
+    entries = [line.split(maxsplit=1) for line in source.read_text(encoding="utf-8").splitlines()]
     known = {word: pronunciation.split() for word, pronunciation in entries if not word.startswith(("<", "!", "["))}
     words = dict(list(known.items())[:count])
     names = list(known)
@@ -57,7 +57,7 @@ def write_lexicon(source: Path, count: int, out: Path) -> list[str]:
         first, second = chosen.choice(names), chosen.choice(names)
         phones = known[first][: len(known[first]) // 2 + 1] + known[second][len(known[second]) // 2 :]
         words[f"{first}-{second}"] = phones
-    fixed = [line for line in source.read_text().splitlines() if line.startswith(("<", "!", "["))]
+    fixed = [line for line in source.read_text(encoding="utf-8").splitlines() if line.startswith(("<", "!", "["))]
     write_lines(out, [*fixed, *(f"{word} {' '.join(phones)}" for word, phones in words.items())])
     return list(words)
 

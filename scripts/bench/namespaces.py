@@ -42,7 +42,7 @@ def sent_bytes(interface: str) -> int | None:
     """Returns the bytes that this host has sent over LINK or LOOPBACK, with headers. None if the interface does not
     exist.
     """
-    for line in Path("/proc/net/dev").read_text().splitlines():
+    for line in Path("/proc/net/dev").read_text(encoding="utf-8").splitlines():
         name, _, figures = line.partition(":")
         if name.strip() == interface:
             return int(figures.split()[8])

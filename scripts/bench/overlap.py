@@ -129,7 +129,7 @@ def learner(options: argparse.Namespace) -> None:
             row.own.append(own)
             row.exchanges += (strategy.metrics["exchanges"] - before) / (options.rounds * (options.steps + 1))
     if team.rank == 0:
-        Path(results).write_text(json.dumps({"alone": alone, "rows": [vars(row) for row in rows]}))
+        Path(results).write_text(json.dumps({"alone": alone, "rows": [vars(row) for row in rows]}), encoding="utf-8")
     team.close()
 
 

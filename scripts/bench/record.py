@@ -20,7 +20,7 @@ HEAD = "# Benchmarks\n\nWritten by `scripts/bench/record.py`; each section is th
 
 def machine() -> str:
     """Returns the processor and number of cores."""
-    names = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    names = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     return f"{len(os.sched_getaffinity(0))} cores of {names[0] if names else 'an unknown processor'}"
 
 

@@ -39,7 +39,9 @@ def train(arguments: argparse.Namespace, name: str, *overrides: str) -> float:
 
 def audit(path: Path) -> int:
     """Returns the number of batches in a lease log. Raises SystemExit unless each was completed exactly once."""
-    done = Counter(batch for line in path.read_text().splitlines() for batch in json.loads(line)["batch"])
+    done = Counter(
+        batch for line in path.read_text(encoding="utf-8").splitlines() for batch in json.loads(line)["batch"]
+    )
     if set(done) != set(range(len(done))) or set(done.values()) != {1}:
         raise SystemExit(f"{path}: not every batch was done exactly once")
     return len(done)

@@ -92,7 +92,7 @@ def learner(size: str, steps: int, rounds: int, results: Path) -> None:
                 seconds[name].append((time.perf_counter() - begin) / steps)
     check_equal(models)
     if team.rank == 0:
-        results.write_text(json.dumps(seconds))
+        results.write_text(json.dumps(seconds), encoding="utf-8")
     team.close()
 
 

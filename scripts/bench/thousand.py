@@ -164,7 +164,7 @@ def resident_bytes() -> int:
     """Returns the memory that this process needs now, without what earlier runs have freed."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize()
 
 
 def measure(name: str, learners: int, steps: int, chunks: int, rounds: int) -> dict[str, float]:

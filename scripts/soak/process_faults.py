@@ -96,7 +96,7 @@ class Disk:
         device = subprocess.run(
             ["findmnt", "-no", "SOURCE", self.path], check=True, capture_output=True, text=True
         ).stdout.strip()
-        Path("/sys/fs/ext4", Path(device).name, "trigger_fs_error").write_text("1")
+        Path("/sys/fs/ext4", Path(device).name, "trigger_fs_error").write_text("1", encoding="utf-8")
         self.broken = True
 
     def repair(self) -> None:
@@ -219,7 +219,7 @@ class Team:
 def _is_learner(pid: int) -> bool:
     """Returns False for a process that has ended, or is another one with the same number."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return fields[0] != "Z" and int(fields[3]) == pid  # it leads a session
     except OSError:
         return False

@@ -256,7 +256,7 @@ def run_part(make: Callable[[], Case], name: str, numbers: range, pipe: Connecti
     expected = case.read()
     assert case.read() == expected, f"{name}: reads the same files differently"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    virtual = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    virtual = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (virtual + 4 * MEMORY, -1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number_ in numbers:

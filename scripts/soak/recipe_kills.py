@@ -80,7 +80,7 @@ def finish(stage: str, exp: Path, log: Path) -> float:
         kill(process, whole_group=True)
         status = "no end"
     if status != 0:
-        raise StageFailed(f"stage {stage}: {status}\n{log.read_text(errors='replace')[-2000:]}")
+        raise StageFailed(f"stage {stage}: {status}\n{log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
     return time.monotonic() - begin
 
 

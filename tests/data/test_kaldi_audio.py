@@ -279,3 +279,14 @@ def test_a_command_whose_header_gives_too_few_samples_is_left_out(tmp_path: Path
     path = write_with_length(tmp_path / "a.wav", speech(), 0.5)
     ((what, _),) = check_line(tmp_path, f"cat < {path} |", WHOLE, pipes=True).problems
     assert what == "command whose audio goes on after the samples that its header gives: left out"
+
+
+def test_a_silent_channel_beside_one_that_speaks_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.stack([0 * speech(), speech()], axis=1), RATE)
+    ((what, where),) = check_line(tmp_path, path, WHOLE).problems
+    assert what == "the first channel is silent and another is not: left out"
+    assert f"u0: channel 2 of {path} is not silent" in where and "`r FILE 2` into reco2file_and_channel" in where
+    assert check_line(tmp_path, path, WHOLE._replace(channel=1)).utterances == {"u0": (0.0, SECONDS, 1)}
+    soundfile.write(path, np.zeros((RATE, 2)), RATE)
+    assert check_line(tmp_path, path, WHOLE).problems == [("digital silence: left out", "u0")]

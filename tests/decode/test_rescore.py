@@ -66,7 +66,7 @@ def rescored_words(root: Path, weight: float, scale: LmScale, subset: str = "tes
 
 
 def ctm_words(path: Path) -> list[str]:
-    return sorted(line.split()[4] for line in path.read_text().splitlines())
+    return sorted(line.split()[4] for line in path.read_text(encoding="utf-8").splitlines())
 
 
 @pytest.mark.parametrize("scale", GRID, ids=str)

@@ -75,7 +75,7 @@ def pool(tmp_path: Path, *names: str, timeout: float = 60.0) -> JobPool:
 
 def running(process: int) -> bool:
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
@@ -150,7 +150,7 @@ def test_an_item_that_ends_every_worker_is_an_error(
         for number in range(TRIES):
             pipes.wait_for_readers(2)
             for worker in hosts.processes("a")[2 * number :]:
-                os.kill(int(Path(f"/proc/{worker}/task/{worker}/children").read_text()), signal.SIGKILL)
+                os.kill(int(Path(f"/proc/{worker}/task/{worker}/children").read_text(encoding="utf-8")), signal.SIGKILL)
             wait_for(lambda: not any(map(running, hosts.processes("a")[: 2 * number + 2])))  # noqa: B023
             pipes.forget_readers()
 

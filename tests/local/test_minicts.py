@@ -93,7 +93,7 @@ def test_utterances_are_short_and_never_overlap_on_a_channel(corpus: Path) -> No
 
 
 def stm_records(path: Path) -> list[list[str]]:
-    return [line.split() for line in path.read_text().splitlines() if not line.startswith(";;")]
+    return [line.split() for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith(";;")]
 
 
 @pytest.mark.parametrize("subset", ["dev", "test"])

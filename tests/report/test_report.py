@@ -127,9 +127,9 @@ def test_utterances_that_stage_data_left_out_are_told(tmp_path: Path) -> None:
 
 def edit(change: Callable[[dict], object]) -> Callable[[Path], None]:
     def damage(path: Path) -> None:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
         change(content)
-        path.write_text(json.dumps(content))
+        path.write_text(json.dumps(content), encoding="utf-8")
 
     return damage
 

@@ -19,7 +19,8 @@ needs_sctk = pytest.mark.skipif(shutil.which("sctk") is None, reason="sctk is no
 
 def write(path: Path, *rows: tuple[float, float, str, float], file: str = "f") -> Path:
     path.write_text(
-        "".join(f"{file} A {begin} {length} {word} {confidence}\n" for begin, length, word, confidence in rows)
+        "".join(f"{file} A {begin} {length} {word} {confidence}\n" for begin, length, word, confidence in rows),
+        encoding="utf-8",
     )
     return path
 

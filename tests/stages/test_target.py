@@ -22,7 +22,7 @@ from asr_am.stages.target import Target
 
 
 def copy_of(source: Path) -> Callable[[Path], None]:
-    return lambda folder: (folder / "copy.txt").write_text(source.read_text() + "!") and None
+    return lambda folder: (folder / "copy.txt").write_text(source.read_text(encoding="utf-8") + "!") and None
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_made_once_then_up_to_date(tmp_path: Path, source: Path) -> None:
 @pytest.mark.parametrize("in_place", [False, True])
 def test_redone_when_a_source_a_value_or_an_output_changes(tmp_path: Path, source: Path, in_place: bool) -> None:
     assert target(tmp_path, source, in_place=in_place).run()
-    source.write_text("other words")
+    source.write_text("other words", encoding="utf-8")
     assert target(tmp_path, source, in_place=in_place).run()
     assert (tmp_path / "out/copy.txt").read_text() == "other words!"
     assert target(tmp_path, source, in_place=in_place, config={"a": 2}).run()
@@ -76,7 +76,7 @@ def test_an_unfinished_or_failed_run_replaces_no_finished_one(tmp_path: Path, so
         }
 
     run(1)
-    source.write_text("second")
+    source.write_text("second", encoding="utf-8")
     run(2)
     finished = {"out": "second!", "out.old": "words!"}
     assert folders() == finished
@@ -349,5 +349,5 @@ def test_a_copy_of_everything_is_up_to_date(tmp_path: Path, source: Path) -> Non
     shutil.copytree(old, new, copy_function=shutil.copyfile)
     shutil.rmtree(old)
     assert not any(target.run() for target in chain(new, source))
-    source.write_text("other words")
+    source.write_text("other words", encoding="utf-8")
     assert all(target.run() for target in chain(new, source))

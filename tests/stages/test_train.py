@@ -240,7 +240,7 @@ def test_the_rate_of_a_run_follows_its_batch(overrides: tuple[str, ...], expecte
 @pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
 def test_an_experiment_with_a_batch_has_a_rate(path: Path) -> None:
     """The results of an experiment were made with this rate, so it follows nothing."""
-    file = yaml.safe_load(path.read_text())
+    file = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert "batch_size" not in file.get("train", {}) or "base" in file.get("schedule", {})
 
 

@@ -137,13 +137,17 @@ def listening(pid: int) -> list[tuple[str, int]]:
 def abstract_sockets(pids: list[int]) -> list[str]:
     """Returns the names of Unix sockets of processes that have no file."""
     inodes = {inode for pid in pids for inode in socket_inodes(pid)}
-    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    rows = [line.split() for line in Path("/proc/net/unix").read_text(encoding="utf-8").splitlines()[1:]]
     return [row[7] for row in rows if len(row) > 7 and row[7].startswith("@") and row[6] in map(str, inodes)]
 
 
 def peak_memory(pid: int) -> int:
     """Returns the largest memory that a process has had, in KiB."""
-    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    (line,) = [
+        line
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+        if line.startswith("VmHWM")
+    ]
     return int(line.split()[1])
 
 

@@ -47,6 +47,6 @@ def write_kaldi_dir(
 
 def edit(path: Path, old: str, new: str) -> None:
     """Replaces the first `old` in a file, which must contain it."""
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     assert old in text, f"{old!r} is not in {path}"
-    path.write_text(text.replace(old, new, 1))
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")

@@ -55,7 +55,7 @@ def attempt(action: Callable[[], str]) -> str:
 
 def sockets_in(folder: Path) -> list[str]:
     """Returns the Unix sockets in a directory, from what every user of the host can see."""
-    paths = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    paths = [line.split()[-1] for line in Path("/proc/net/unix").read_text(encoding="utf-8").splitlines()[1:]]
     return sorted({path for path in paths if Path(path).parent == folder})
 
 
@@ -181,7 +181,7 @@ def command_line(pid: int) -> str:
 
 def lock(path: Path) -> str:
     """Locks a lock file, so that its owner has to wait."""
-    with path.open() as file:
+    with path.open(encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return "locked"
 

@@ -36,7 +36,7 @@ def state_file(task: str, what: str) -> Path:
 def sbatch(script: str) -> None:
     """Starts the tasks of a batch script in the background, and prints the number of the job."""
     job = str(len(list(state_file("x", "x").parent.glob("*.sh"))) + 1)
-    state_file(job, "sh").write_text(Path(script).read_text())
+    state_file(job, "sh").write_text(Path(script).read_text(encoding="utf-8"))
     subprocess.Popen(
         [sys.executable, __file__, "run", job], start_new_session=True, stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -34,7 +34,7 @@ def tcp_sockets() -> list[TcpSocket]:
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
+            for line in Path(table).read_text(encoding="utf-8").splitlines()[1:]:
                 _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
                 local, remote = local.removeprefix(IPV4_IN_IPV6), remote.removeprefix(IPV4_IN_IPV6)
                 found.append(TcpSocket(local, remote, state, int(uid), inode))

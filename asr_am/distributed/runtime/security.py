@@ -31,7 +31,7 @@ def make_key_file(path: Path) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise InputError(f"{path}: cannot be created ({error.strerror}): give the name of a new file") from error
-    with os.fdopen(descriptor, "w") as file:
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(new_key() + "\n")
 
 

@@ -131,7 +131,7 @@ def _is_ancestor(process: int) -> bool:
     parent = os.getppid()
     while parent not in (0, process):
         try:
-            parent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+            parent = int(Path(f"/proc/{parent}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
         except OSError:  # it has ended, and this process was given another parent
             return os.getppid() == process
     return parent == process

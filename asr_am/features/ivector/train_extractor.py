@@ -289,7 +289,7 @@ def _iteration(path: Path) -> int:
 def _report(path: Path, iteration: int, likelihood: float) -> None:
     """Logs the likelihood before an update, and appends it to the file of earlier ones."""
     logger.debug("i-vector extractor, iteration %d: log-likelihood per frame %.4f", iteration + 1, likelihood)
-    earlier = json.loads(path.read_text())[:iteration] if iteration else []
+    earlier = json.loads(path.read_text(encoding="utf-8"))[:iteration] if iteration else []
     write_lines(path, [json.dumps([*earlier, likelihood])])
 
 

@@ -152,7 +152,7 @@ def test_a_flood_of_malformed_messages_is_logged_once(caplog: pytest.LogCaptureF
 
 def resident_memory() -> int:
     """Returns the memory of this process in MiB."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
 def test_a_message_of_many_frames_fills_memory_only_where_nothing_is_encrypted() -> None:

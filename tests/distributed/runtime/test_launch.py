@@ -64,7 +64,7 @@ def await_gone(folder: Path) -> None:
     deadline = time.monotonic() + 30
     for noted in left(folder).values():
         status = Path(f"/proc/{noted['pid']}/stat")
-        while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+        while status.exists() and status.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z":
             assert time.monotonic() < deadline, f"learner {noted['RANK']} is still there"
             time.sleep(0.01)
 
