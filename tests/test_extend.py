@@ -55,13 +55,9 @@ def test_strategy_model_and_schedule_of_a_users_own(installed: Path, tmp_path: P
     summary = json.loads((tmp_path / "toy/train/mine/summary.json").read_text())
     assert summary["strategy"] == "signsgd" and summary["strategy_options"] == {"scale": 0.01}
     assert summary["schedule"] == {"base": 0.1, "epochs": 3} and summary["heldout_loss"][-1] < 1.6 < 1.79  # of chance
-    for option, said in (
-        ("strategy.scale=much", "strategy.scale=much: input should be a valid number"),
-        ("+model.layers=2", "model.layers: there is no such option; there are cells"),
-        ("strategy._target_=my_asr.model.FeedForward", "must be in asr_am.distributed.strategies, or an entry point"),
-    ):
-        wrong = stage(installed, "train", *options, option)
-        assert wrong.returncode == 1 and said in wrong.stderr and len(wrong.stderr.splitlines()) == 1
+    wrong = stage(installed, "train", *options, "strategy.scale=much")
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("ERROR stage train: strategy.scale=much: input should be a valid number")
     without = stage(None, "train", *options)
     assert without.returncode == 1 and "strategy=signsgd: there is no such choice" in without.stderr
 

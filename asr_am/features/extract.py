@@ -43,8 +43,6 @@ from asr_am.parallel import parallel_map
 
 logger = logging.getLogger(__name__)
 
-GMM_KIND = "mfcc"  # of GMMs and i-vectors
-
 MIN_FRAMES = 9  # three phones of three states
 CLIPPED_LEVEL = 32112.0  # the largest value of mu-law is 32124
 CLIPPED_FRACTION = 0.01  # share of clipped samples from which an utterance is reported

@@ -44,7 +44,7 @@ def targets(cfg: DictConfig) -> list[Target]:
         options = {"sampling_rate": cfg.corpus.sampling_rate, "sets": list(cfg.corpus.sets)} | options
         build = partial(extract, data_dir, kind, options, cfg.nj, bool(cfg.corpus.prepare.get("allow_pipes")))
         size = partial(archive_bytes, data_dir, kind, options)
-        made.append(Target(out, [data_dir], options, build, num_bytes=size, checked_in_parts=("*.ark",)))
+        made.append(Target(out, [data_dir], options, build, version=2, num_bytes=size, checked_in_parts=("*.ark",)))
     return made
 
 
