@@ -19,6 +19,7 @@ import yaml  # type: ignore[import-untyped]
 from asr_am.data.checksums import intact
 from asr_am.errors import InputError
 from asr_am.report.results import GMM_SYSTEMS, corpus_of, explain, without_seed
+from asr_am.train.identity import SPEED_ONLY
 
 Settings = tuple[tuple[str, str], ...]  # option and value, sorted
 
@@ -26,10 +27,6 @@ CONFIG, DONE = "config.yaml", ".done"
 NO_CONFIG = (CONFIG, "missing")  # in `data` of a run without config.yaml
 SHOWN_ELSEWHERE = ("train.batch_size", "train.epochs", "model.name", "schedule.name")
 OFF_AT_ONE = ("train.accumulation", "schedule.batch_ratio")
-# Of train. The order of examples in `shuffle_buffer` is no other method.
-SPEED_ONLY = (
-    "device", "threads", "workers", "report_every", "checkpoint_every", "checkpoint_minutes", "shuffle_buffer"
-)  # fmt: skip
 NO_TRAINING_DATA = (  # options of the corpus for language models, the test set, sizes and where files are
     "name", "lms", "subsets", "sets", "sizes", "size", "stamp", "inputs", "anneal_from", "cells", "dropout",
     "test_words",

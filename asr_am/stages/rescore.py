@@ -19,7 +19,8 @@ from asr_am.stages.app import corpus_dir, stage, values
 from asr_am.stages.lm_config import find_text, held_out, lm_config
 from asr_am.stages.systems import language_models, lm_scale_grid, plans, scales_to_try
 from asr_am.stages.target import Target
-from asr_am.stages.train import SPEED_ONLY, check_strategy, start
+from asr_am.stages.train import check_strategy, start
+from asr_am.train.identity import deciding
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def lm_target(cfg: DictConfig) -> Target:
 def lm_key(cfg: DictConfig) -> dict[str, Any]:
     """Returns the values that a trained LM depends on."""
     lm = values(cfg.lm)
-    train = {key: value for key, value in lm["train"].items() if key not in SPEED_ONLY}
+    train = deciding(lm["train"])
     key = {name: lm[name] for name in ("name", "text", "units", "pieces", "model")}
     key |= {"train": train, "strategy": lm["strategy"]}
     if cfg.lm.learners == 1:

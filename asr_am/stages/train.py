@@ -42,15 +42,13 @@ from asr_am.stages.train_config import (
     with_schedule,
 )
 from asr_am.stages.train_worker import run_worker
+from asr_am.train.identity import run_identity
 
 if TYPE_CHECKING:
     from asr_am.distributed.strategy import Strategy
 
 log = logging.getLogger(__name__)
 
-SPEED_ONLY = (  # change rounding at most
-    "device", "threads", "workers", "report_every", "checkpoint_every", "checkpoint_minutes",
-)  # fmt: skip
 LAUNCHERS = ("alone", "virtual", "process", "torchrun")
 SETTINGS = "config.yaml"
 OTHERS = ("wandb", "tensorboard", "checkpoints")  # folders of a run that change or go while its results stay
@@ -110,20 +108,10 @@ def check_options(cfg: DictConfig) -> None:
 
 
 def key_values(cfg: DictConfig) -> dict[str, object]:
-    """Returns the values that a finished run depends on. A model to start from is an input, not a value."""
-    found = {
-        "train": {key: value for key, value in values(cfg.train).items() if key not in (*SPEED_ONLY, "init")},
-        "model": values(cfg.model),
-        "schedule": schedule_values(cfg),
-        "strategy": values(cfg.strategy),
-        "seed": cfg.seed,
-    }
-    if cfg.launcher.name == "alone":
-        return found
-    found |= {"launcher": cfg.launcher.name, "learners": cfg.learners}
-    if cfg.launcher.name == "virtual" or cfg.workload.emulate:
-        return found | {"cluster": values(cfg.cluster), "workload": values(cfg.workload)}
-    return found | {"faults": values(cfg.cluster.faults)}
+    """Returns the values that a finished run depends on."""
+    sections = ("train", "model", "strategy", "launcher", "cluster", "workload")
+    plain = {name: values(cfg[name]) for name in sections}
+    return run_identity({**plain, "schedule": schedule_values(cfg), "seed": cfg.seed, "learners": cfg.learners})
 
 
 def train_run(cfg: DictConfig, is_leader: bool, out: Path) -> None:

@@ -25,19 +25,9 @@ from asr_am.extensions import class_path
 from asr_am.models.acoustic import ModelOptions, model_options
 from asr_am.models.blstm import BlstmOptions
 from asr_am.options import build
+from asr_am.train.identity import MORE_OF_THE_SAME, deciding
 from asr_am.train.mmi_loss import MmiOptions
 from asr_am.train.schedule import Anneal, Schedule, make_schedule
-
-# Not part of the fingerprint.
-_SPEED_ONLY = (
-    "device",
-    "threads",
-    "workers",
-    "report_every",
-    "checkpoint_every",
-    "checkpoint_minutes",
-    "epochs",
-)
 
 
 @dataclass(frozen=True)
@@ -154,7 +144,7 @@ class TrainOptions:
 
     def fingerprint(self) -> str:
         """Returns a digest of the options that change the result. A run is not resumed under another one."""
-        values = {name: value for name, value in asdict(self).items() if name not in _SPEED_ONLY}
+        values = {name: value for name, value in deciding(asdict(self)).items() if name not in MORE_OF_THE_SAME}
         values["classes"] = [class_path(self.model), class_path(self.schedule)]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
