@@ -115,7 +115,8 @@ def draw_staleness(groups: Sequence[RunGroup], order: Sequence[str], title: str)
 def draw_all(groups: Sequence[RunGroup], out: Path) -> list[Path]:
     """Writes the figures for which there are runs into the folder `out`. Returns their paths."""
     order = strategies(groups)
-    trained = [group for group in groups if len(group.mean_loss_E()) > 1]
+    timed = [group for group in groups if all(run.seconds_E for run in group.runs)]
+    trained = [group for group in timed if len(group.mean_loss_E()) > 1]
     served = [group for group in groups if any(group.pull_latency)]  # some delay is above 0
     figures: dict[str, Figure | None] = {"staleness": draw_staleness(groups, order, "staleness and loss by learners")}
     if trained:

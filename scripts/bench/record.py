@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-HEAD = "# Benchmarks\n\nWritten by `scripts/bench/record.py`; each section is the latest run of its command.\n"
+HEAD = "# Speed\n\nWritten by `scripts/bench/record.py`. Each section is the latest run of its command.\n"
 
 
 def machine() -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from asr_am.stages.target import git_commit
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
+COMMIT = git_commit()  # before RESULTS.md itself is a change
 
 
 def record(section: str, name: str, values: Mapping[str, object], path: Path = RESULTS) -> None:
@@ -28,7 +29,7 @@ def record(section: str, name: str, values: Mapping[str, object], path: Path = R
     lines = parts[number].rstrip().splitlines() if number < len(parts) else [section, ""]
     header = f"| | {' | '.join([*values, 'commit', 'date'])} |"
     rule = f"|:--|{'--:|' * len(values)}:--|:--|"
-    cells = [name, *map(str, values.values()), git_commit(), str(datetime.date.today())]
+    cells = [name, *map(str, values.values()), COMMIT, str(datetime.date.today())]
     text = [line for line in lines if not line.startswith("|")]
     rows = [line for line in lines if line.startswith("|")][2:] if header in lines else []
     mine = f"| {' | '.join(cells)} |"
