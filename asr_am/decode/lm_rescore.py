@@ -1,9 +1,8 @@
 """Stage rescore: a decoding run under a mixture of its n-gram LM and a recurrent LM.
 
-The mixture (`asr_am.decode.lm_mixture`) replaces the n-gram LM in the graph costs. Costs of pronunciations and
-transitions, acoustic costs and times stay. It rescores lattices (`asr_am.decode.lattice_rescore`) or n-best lists
-(`asr_am.decode.nbest_rescore`). The best words go into CTM files as in stage decode: for dev under every LM
-scale of the grid, for test under the best one on dev.
+The mixture (`asr_am.decode.lm_mixture`) replaces the n-gram LM in the graph costs of lattices
+(`asr_am.decode.lattice_rescore`). Costs of pronunciations and transitions, acoustic costs and times stay. The best
+words go into CTM files as in stage decode: for dev under every LM scale of the grid, for test under the best on dev.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from asr_am.decode.lattice_rescore import LatticeModels, LatticeOptions
 from asr_am.decode.lattice_rescore import rescore as rescore_lattice
 from asr_am.decode.lm_mixture import LmMixture, fit_weight
 from asr_am.decode.loading import load_lang, load_states
-from asr_am.decode.nbest_rescore import rescore_lists
 from asr_am.decode.system import System
 from asr_am.lang.arpa import read_arpa
 from asr_am.lang.lang_dir import vocabulary
@@ -41,7 +39,7 @@ Words = dict[str, list[list[CtmWord]]]  # by utterance and LM scale
 
 def rescore(
     decoded: Path, data_dir: Path, arpa: Path, lm: Path, out: Path, *, grid: Sequence[LmScale],
-    how: LatticeOptions | int, jobs: int, device: str = "auto",
+    how: LatticeOptions, jobs: int, device: str = "auto",
 ) -> None:  # fmt: skip
     """Rescores dev and test of a decoding run. Writes the CTM files, best_on_dev.json and rescore.json.
 
@@ -52,25 +50,21 @@ def rescore(
         lm: checkpoint of the recurrent LM.
         out: output folder.
         grid: LM scales to write CTM files of dev for.
-        how: options for lattices, or the maximum length of n-best lists.
+        how: beam and contexts.
         jobs: number of processes.
         device: where the recurrent LM scores sentences, see `choose_device`. Lattices are rescored on the CPU.
 
     Raises:
-        InputError: a length below 1, or a file is missing or damaged.
+        InputError: a file is missing or damaged.
     """
     lang = load_lang(System.load(decoded).lang_dir)
     lstm, units, _ = load_lm(lm)
     lstm.to(choose_device(device))
     mixture, perplexities = fit_weight(LmMixture(read_arpa(arpa), lstm, units), data_dir, vocabulary(lang.words))
-    if isinstance(how, LatticeOptions):
-        lstm.cpu()  # forked processes cannot use the GPU
+    lstm.cpu()  # forked processes cannot use the GPU
     report: dict[str, object] = {"weight": round(mixture.weight, 4)}
     for subset in ("dev", "test"):
-        if isinstance(how, LatticeOptions):
-            words = rescore_lattices(decoded, subset, mixture, grid, how, jobs)
-        else:
-            words = rescore_lists(decoded, subset, mixture, grid, how, jobs)
+        words = rescore_lattices(decoded, subset, mixture, grid, how, jobs)
         _write_set(out, subset, data_dir, words, grid)
         record: dict[str, object] = {"perplexity": asdict(perplexities[subset])}
         if subset == "dev":

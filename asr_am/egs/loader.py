@@ -1,10 +1,11 @@
 """Loads batches from shards, by the plan of an epoch.
 
-Shapes: N chunks of an epoch, U utterances, B chunks of a batch, T frames of a chunk, F feature dimension.
+Shapes: N chunks of an epoch, U utterances, B chunks of a batch, T frames of a chunk, F feature dimension, R rows of a
+shard, C stored values of a frame, M distinct i-vectors of a chunk, S values of an i-vector.
 
-Worker threads copy with numba and mask with NumPy, in the stored precision. A thread that used torch's arithmetic
-would start a thread pool of its own. Before a group of the plan is trained on, the system is asked to read its blocks,
-so that chunks come from memory. Learners of a host share what was read.
+Worker threads copy with numba, which releases the GIL, and mask with NumPy, in the stored precision. A thread that used
+torch's arithmetic would start a thread pool of its own. Before a group of the plan is trained on, the system is asked
+to read its blocks, so that chunks come from memory. Learners of a host share what was read.
 
 Any learner can assemble any batch by its number.
 """
@@ -16,12 +17,12 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numba
 import numpy as np
 import torch
 
 from asr_am.egs.augment import Masking, draw_ivector_noise, mask_chunks
 from asr_am.egs.epoch_plan import BUFFER, ChunkOrder, EpochPlan, Versions
-from asr_am.egs.gather import gather_frames, set_vectors
 from asr_am.egs.stateless_rng import combine, string_keys, uniform_NK
 from asr_am.egs.store import REMEDY, EgsSet
 from asr_am.errors import InputError
@@ -242,3 +243,47 @@ def feature_moments(egs: EgsSet, limit: int = 1_000_000) -> tuple[np.ndarray, np
         for frames_F, vector_S in zip(moments_F, egs.ivectors.moments, strict=True)
     )
     return mean_V, deviation_V
+
+
+# Values are unsigned integers of the size of the stored floats, which numba need not know.
+
+
+@numba.njit(nogil=True, cache=True)
+def gather_frames(
+    x_RC: np.ndarray, y_R: np.ndarray, row_B: np.ndarray, at_B: np.ndarray, gap: tuple[int, int], x_BTF: np.ndarray,
+    y_BT: np.ndarray,
+) -> None:  # fmt: skip
+    """Copies chunks of one shard.
+
+    Args:
+        x_RC: features of the shard. What lies beyond its last row is a copy of that row.
+        y_R: its targets.
+        row_B: first row of each chunk.
+        at_B: where each goes in the batch.
+        gap: columns of the i-vector, from and to, which are left as they are.
+        x_BTF: features of the batch, changed in place.
+        y_BT: targets of the batch, changed in place.
+    """
+    begin, end = gap
+    num_frames, width, last = y_BT.shape[1], x_RC.shape[1], len(y_R) - 1
+    for k in range(len(row_B)):
+        b = at_B[k]
+        for t in range(num_frames):
+            row = min(row_B[k] + t, last)
+            row_C, out_F = x_RC[row], x_BTF[b, t]
+            for c in range(begin):
+                out_F[c] = row_C[c]
+            for c in range(begin, width):
+                out_F[end - begin + c] = row_C[c]
+            y_BT[b, t] = y_R[row]
+
+
+@numba.njit(nogil=True, cache=True)
+def set_vectors(vector_BMS: np.ndarray, which_BT: np.ndarray, begin: int, x_BTF: np.ndarray) -> None:
+    """Sets the columns from `begin` on of each frame to vector `which_BT` of its chunk."""
+    size = vector_BMS.shape[2]
+    for b in range(len(x_BTF)):
+        for t in range(x_BTF.shape[1]):
+            vector_S, out_F = vector_BMS[b, which_BT[b, t]], x_BTF[b, t]
+            for s in range(size):
+                out_F[begin + s] = vector_S[s]

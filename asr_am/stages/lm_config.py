@@ -31,9 +31,7 @@ class LmSection:
     text: str
     units: Literal["word", "sentencepiece"]
     pieces: int
-    rescore: Literal["lattice", "nbest"]
     lattice: Mapping[str, Any]
-    nbest: int
     learners: int
     launcher: Mapping[str, Any]
     strategy: Mapping[str, Any]
@@ -42,7 +40,7 @@ class LmSection:
 
     def __post_init__(self) -> None:
         """Raises InputError if a value is out of range."""
-        for name in ("pieces", "nbest", "learners"):
+        for name in ("pieces", "learners"):
             if getattr(self, name) < 1:
                 raise InputError(f"lm.{name}={getattr(self, name)}: must be at least 1")
         launcher = self.launcher["name"]

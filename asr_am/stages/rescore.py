@@ -73,8 +73,7 @@ def rescore_target(cfg: DictConfig, run: str, lm: str) -> Target:
     root = corpus_dir(cfg)
     decoded, out = root / "decode" / run, root / "rescore" / f"{run}+{cfg.lm.name}"
     arpa, recurrent = root / "lm" / lm, root / "lm" / cfg.lm.name
-    method = cfg.lm.rescore
-    options = {"rescore": method, method: values(cfg.lm)[method], "grid": lm_scale_grid(cfg)}
+    options = {"lattice": values(cfg.lm.lattice), "grid": lm_scale_grid(cfg)}
     rescored = partial(rescore, root, decoded, arpa, recurrent, options, cfg.nj, cfg.train.device)
     return Target(out, [root / "data", decoded, arpa, recurrent], options, rescored, version=3)
 
@@ -97,7 +96,7 @@ def rescore(
     from asr_am.decode.lattice_rescore import LatticeOptions
     from asr_am.decode.lm_rescore import rescore as rescore_run
 
-    how = LatticeOptions(**options["lattice"]) if options["rescore"] == "lattice" else options["nbest"]
+    how = LatticeOptions(**options["lattice"])
     grid = scales_to_try(arpa, options["grid"], decoded)
     rescore_run(
         decoded, root / "data", arpa / "lm.arpa", recurrent / "best.pt", out, grid=grid, how=how, jobs=jobs,

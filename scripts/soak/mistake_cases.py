@@ -23,7 +23,7 @@ SMALL = (
     f"exp={EXP}", "+experiment=try", "corpus.hours=0.08", "align.mono.iterations=6", "align.mono.realign=[1,2,3]",
     "align.mono.increase_until=4", "align.tri.iterations=6", "align.tri.realign=[3]", "align.tri.increase_until=4",
     "model.cells=32", "train.epochs=2", "train.checkpoint_every=10", "logger=none", "rescore=true",
-    "lm.train.epochs=2", "lm.nbest=5", "decode.lm_weights=[8,12]", "decode.search.beam=5", "systems=[nnet]",
+    "lm.train.epochs=2", "decode.lm_weights=[8,12]", "decode.search.beam=5", "systems=[nnet]",
 )  # fmt: skip
 RUN = ("recipes/minicts/run.sh", *SMALL)
 OWN_RUN = (

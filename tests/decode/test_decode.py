@@ -100,7 +100,7 @@ def test_a_shard_of_which_a_file_is_gone_is_made_again(
     """Simulates a kill during the removal of the finished shards."""
     whole = decode(system, tmp_path / "whole")
 
-    def dies(folder: Path) -> None:
+    def dies(folder: Path, **_: object) -> None:
         (folder / "test_whole" / "00000.lat").unlink()
         raise KeyboardInterrupt
 
@@ -114,7 +114,7 @@ def test_a_shard_of_which_a_file_is_gone_is_made_again(
 def test_a_shard_that_is_damaged_is_made_again(
     system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    def killed(*_: object) -> None:
+    def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     whole = decode(system, tmp_path / "whole")

@@ -159,7 +159,7 @@ def test_a_configuration_is_parsed_once_into_types(tmp_path: Path) -> None:
         ("+launcher.ports=3", r"^launcher\.ports: there is no such option"),
         ("logger._target_=wandb.Traker", r"^logger\._target_=wandb\.Traker: must be in asr_am\.train\.tracking;"),
         ("logger._target_=asr_am.train.tracking.Traker", r"^logger\._target_=.*Traker: cannot be imported"),
-        ("strategy._target_=x.Sync", r"^strategy\._target_=x\.Sync: must be in asr_am\.distributed\.strategies;"),
+        ("strategy._target_=x.Sync", r"^strategy\._target_=x\.Sync: must be in asr_am\.distributed\.strategies,"),
     ],
 )
 def test_a_wrong_option_is_named(tmp_path: Path, override: str, message: str) -> None:
