@@ -45,6 +45,8 @@ if overridden +corpus.prepare.folder; then
 fi
 
 stage 0 data
+by_size=$(python -m local.kaldi.small "${overrides[@]}")
+[ -z "$by_size" ] || mapfile -t -O "${#overrides[@]}" overrides <<< "$by_size"
 stage 1 lang
 stage 2 features
 stage 3 align
