@@ -39,7 +39,7 @@ OVERSHOOT = 0.5  # seconds that a segment may exceed its recording by, as in Kal
 STOPPED_READING = (-signal.SIGPIPE, 128 + signal.SIGPIPE)
 MIN_DURATION = 0.001  # of an utterance, in seconds
 # Folders that relative paths may begin at after the data directory and those above it: where the user, and we, stand.
-STARTED_IN = tuple(map(Path, dict.fromkeys([os.environ.get("ASR_AM_STARTED_IN", os.getcwd()), os.getcwd()])))
+STARTED_IN = (Path(os.environ.get("ASR_AM_STARTED_IN", "")), Path())
 SILENCE = "digital silence: left out"
 MISSING = "missing audio: left out"
 SIXTEEN_BITS = ("PCM_S8", "PCM_16", "MPEG_LAYER_III")  # (almost) lossless as 16-bit integers
@@ -196,7 +196,9 @@ def _samples_problem(samples_N: np.ndarray) -> str | None:
 
 
 def _speaking(recording: Recording, segment: SupervisionSegment) -> tuple[str, str] | None:
-    """Returns a problem that names the channel that is not silent, None if all are alike or it is not about silence."""
+    """Returns a problem that names a channel that is not silent beside the silent one of the utterance, else None."""
+    if recording.num_channels == 1:
+        return None
     number = channel_of(segment)
     every = [replace(segment, id=str(channel), channel=channel) for channel in recording.channel_ids]
     problems = {int(found.id): _samples_problem(samples_N) for found, samples_N in read_utterances(recording, every)}

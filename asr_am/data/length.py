@@ -143,7 +143,8 @@ class _Data(NamedTuple):
 def _data_chunk(file: BinaryIO) -> _Data | None:
     """Returns where the samples are, None for another format, or if the header does not say how long they are."""
     file.seek(0)
-    magic = file.read(12)
+    if len(magic := file.read(12)) < 12:
+        return None
     if magic[:4] in (b"RIFF", b"RIFX") and magic[8:] == b"WAVE":
         return _find_chunk(file, "<" if magic[:4] == b"RIFF" else ">", b"data")
     if magic.startswith(b"FORM") and magic[8:] in (b"AIFF", b"AIFC"):
@@ -199,10 +200,11 @@ def completed(path: Path) -> Iterator[Path]:
 
 
 def _complete_sphere(file: BinaryIO, data: _Data, total: int) -> None:
+    """Writes the number of samples per channel into the header, whose size stays."""
     file.seek(0)
     header = file.read(data.begin)
     fields = dict(re.findall(rb"^(\w+) -i (\d+)", header, re.MULTILINE))
-    width = int(fields[b"sample_n_bytes"]) * int(fields.get(b"channel_count", 1))
+    width = max(1, int(fields[b"sample_n_bytes"]) * int(fields.get(b"channel_count", 1)))
     new = re.sub(rb"(?m)^sample_count -i \d+", b"sample_count -i %d" % ((total - data.begin) // width), header)
     file.seek(0)
     file.write(new[: data.begin].ljust(data.begin))

@@ -92,7 +92,10 @@ def align(
         total, aligned, retried = total + part.total, aligned + part.frames, retried + part.retried
         failed += [frames.utterances[index] for index in part.failed]
     if aligned == 0:
-        raise InputError(f"{description}: no utterance could be aligned; check transcripts, lexicon and features")
+        raise InputError(
+            f"{description}: no utterance could be aligned; check transcripts, lexicon and features. Minutes of speech "
+            "are too few for an adapted system: align=triphone features=logmel"
+        )
     return Alignment(labels.read(), total / aligned, retried, failed)
 
 

@@ -1,4 +1,4 @@
-"""Pronounces words that the lexicon lacks with espeak-ng, in the phones of the lexicon.
+"""Pronounces words that the lexicon lacks with espeak-ng, in the phones of the lexicon, or without one in espeak's.
 
 espeak returns IPA symbols. The phones for each symbol are learnt from words that both know: every symbol becomes none,
 one or two phones, by Viterbi training of a one-state joint model (a small Sequitur, Bisani and Ney, Speech
@@ -93,7 +93,7 @@ def pronounce(words: Collection[str], lexicon: Lexicon, voice: str) -> dict[str,
 
     Args:
         words: words to pronounce.
-        lexicon: known pronunciations.
+        lexicon: known pronunciations. Without any, the phones are espeak's IPA symbols.
         voice: espeak-ng voice, such as "en-US".
 
     Raises:
@@ -106,6 +106,11 @@ def pronounce(words: Collection[str], lexicon: Lexicon, voice: str) -> dict[str,
         )
     from local.minicts.espeak import Espeak
 
+    if not lexicon.entries:
+        with Espeak(seed=0) as espeak:
+            espeak.set_voice(voice)
+            spoken = {word: tuple(_symbols(espeak, word)) for word in words if letters(word)}
+        return {word: phones for word, phones in spoken.items() if phones}
     known = sample(word for word in lexicon.entries if letters(word))[:MAX_WORDS]
     alphabet = set().union(*map(letters, known))
     spelt = [word for word in words if letters(word) and letters(word) <= alphabet]
@@ -163,4 +168,5 @@ def sample(words: Iterable[str]) -> list[str]:
 
 
 def _symbols(espeak: object, word: str) -> list[str]:
-    return [symbol for group in espeak.ipa(word.lower()) for symbol in group]  # type: ignore[attr-defined]
+    groups = espeak.ipa(word.lower())  # type: ignore[attr-defined]
+    return [symbol for group in groups for symbol in group if "(" not in symbol]  # (en) marks another language

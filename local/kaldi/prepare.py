@@ -66,17 +66,19 @@ class Options:
         """Raises InputError for an option that is missing or out of range."""
         if self.folder and (self.train or self.test or self.dev):
             raise InputError("--folder: all sets are taken from it; leave out --train, --dev and --test")
+        without = f", or without one --g2p {ESPEAK} (sounds of espeak-ng) or --g2p {LETTERS} (words by their letters)"
         for name in ("train", "test", "lexicon"):
-            if not getattr(self, name) and not (self.folder or (name == "lexicon" and self.g2p == LETTERS)):
-                raise InputError(f"corpus.prepare.{name}: missing; give recipes/kaldi/run.sh --{name}")
+            if not getattr(self, name) and not (self.folder or (name == "lexicon" and self.g2p in (ESPEAK, LETTERS))):
+                remedy = f"give recipes/kaldi/run.sh --{name}{without if name == 'lexicon' else ''}"
+                raise InputError(f"corpus.prepare.{name}: missing; {remedy}")
         if self.sampling_rate not in RATES:
             raise InputError(f"--sampling-rate: {self.sampling_rate} is not one of {RATES}; choose one")
         if self.text and self.arpa:
             raise InputError("--text and --arpa: give one of them, a text to estimate an LM on or an LM")
         if self.g2p not in (None, ESPEAK, TRAINED, LETTERS):
             raise InputError(f"--g2p: {self.g2p} is unknown; choose {ESPEAK}, {TRAINED} or {LETTERS}")
-        if self.g2p in (ESPEAK, TRAINED) and not self.lexicon:
-            raise InputError(f"--g2p {self.g2p}: uses the phones of a lexicon; give --lexicon, or --g2p {LETTERS}")
+        if self.g2p == TRAINED and not self.lexicon:
+            raise InputError(f"--g2p {TRAINED}: learns from a lexicon; give --lexicon{without}")
 
 
 def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
@@ -288,7 +290,7 @@ def _check_unknown(lexicon: Lexicon, train: CorpusSet) -> None:
         raise InputError(
             f"{train.folder / 'text'}: {lacking.total()} of {counts.total()} words are not in the lexicon "
             f"({most_frequent(lacking)}); check that the lexicon belongs to this corpus, "
-            f"add pronunciations, or try --g2p {ESPEAK} or {TRAINED}"
+            f"add pronunciations, or try --g2p {ESPEAK}, {TRAINED} or {LETTERS}"
         )
 
 

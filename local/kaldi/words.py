@@ -92,6 +92,11 @@ class Normaliser:
         self._lower = lower > 0.8 * len(cased) or (unify and not self._upper)
         self.unknown: Counter[str] = Counter()
 
+    @property
+    def has_lexicon(self) -> bool:
+        """False if all words will be pronounced later."""
+        return self._spelling.vocabulary > {UNKNOWN}
+
     def __call__(self, text: str, where: str, issues: IssueCounter) -> list[str]:
         """Returns the words of `text` and counts corrections in `issues`."""
         words = []

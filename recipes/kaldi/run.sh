@@ -11,8 +11,10 @@
 #   --dev DIR             default: hold out about 8 % of the training speech, at least two speakers, at most 5 hours
 #   --folder DIR          a.wav and a.txt, b.wav and b.txt, ... The subfolder is the speaker, or the name up to - or _.
 #                         dev and test are held out. TextGrids of all go to exp/NAME/alignments
-#   --lexicon FILE        WORD [PROBABILITY] PHONE PHONE ... Other words become the unknown word and are counted
-#   --g2p espeak          pronounce those of --train and --text with espeak-ng, in the phones of the lexicon
+#   --lexicon FILE        WORD [PROBABILITY] PHONE PHONE ... Other words become the unknown word and are counted.
+#                         Without a lexicon: --g2p espeak or --g2p letters
+#   --g2p espeak          pronounce those of --train and --text with espeak-ng (.venv/bin/pip install '.[minicts]'), in
+#                         the phones of the lexicon, or without --lexicon in espeak's own
 #   --g2p phonetisaurus   ... with a model trained on the lexicon (.venv/bin/pip install phonetisaurus)
 #   --g2p letters         their letters are their phones. The default with --folder and without --lexicon
 #   --text FILE           sentences to estimate a trigram LM on (default: the training transcripts)
@@ -43,6 +45,8 @@ if overridden +corpus.prepare.folder; then
 fi
 
 stage 0 data
+by_size=$(python -m local.kaldi.small "${overrides[@]}")
+[ -z "$by_size" ] || mapfile -t -O "${#overrides[@]}" overrides <<< "$by_size"
 stage 1 lang
 stage 2 features
 stage 3 align

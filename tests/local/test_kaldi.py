@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import shutil
@@ -22,6 +23,8 @@ from asr_am.errors import InputError
 from asr_am.score.scoring import score_files
 from local.kaldi.prepare import prepare
 from tests.support.kaldi_corpus import LEXICON, RATE, WORDS, edit, noise, write_kaldi_dir
+
+needs_espeak = pytest.mark.skipif(importlib.util.find_spec("espeakng_loader") is None, reason="no espeakng-loader")
 
 
 @dataclass
@@ -534,8 +537,22 @@ def test_a_large_lexicon_is_limited_without_looking_at_the_test_set(corpus: Corp
         ({"sampling_rate": 11025}, "11025 is not one of"),
         ({"g2p": "magic"}, "--g2p"),
         ({"text": "a", "arpa": "b"}, "give one of them"),
+        ({"lexicon": None}, r"--lexicon, or without one --g2p espeak .* or --g2p letters"),
+        ({"lexicon": None, "g2p": "phonetisaurus"}, r"--lexicon, or without one --g2p espeak .* or --g2p letters"),
     ],
 )
 def test_options_are_checked(tmp_path: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         prepare(tmp_path / "data", **({"train": "x", "test": "x", "lexicon": "x", "sampling_rate": RATE} | options))
+
+
+@pytest.mark.parametrize("g2p", ["letters", pytest.param("espeak", marks=needs_espeak)])
+def test_without_a_lexicon_words_are_pronounced_by_espeak_or_their_letters(corpus: Corpus, g2p: str) -> None:
+    (corpus.root / "text").write_text("yes two\nnever\n", encoding="utf-8")
+    out = corpus.root / "data"
+    options = {"train": str(corpus.train), "test": str(corpus.test), "sampling_rate": RATE}
+    prepare(out, **options, lexicon=None, g2p=g2p, text=str(corpus.root / "text"))
+    lines = [line.split() for line in (out / "lexicon.txt").read_text("utf-8").splitlines()]
+    lexicon = {word: phones for word, *phones in lines}
+    assert lexicon.keys() == {*WORDS, "yes", "two", "never"}
+    assert lexicon["TWO"] == lexicon["two"] == {"letters": list("two"), "espeak": ["t", "u\u02d0"]}[g2p]

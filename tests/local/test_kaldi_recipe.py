@@ -43,6 +43,7 @@ def test_stages_data_lang_and_features(tmp_path: Path) -> None:
     done = recipe(*options, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "recordings at 44100 Hz: resampled to 8000 Hz when read" in done.stdout
+    assert "minutes of training speech are too few for speaker adaptation" in done.stderr
     root = tmp_path / "exp/mine"
     assert [path.name for path in (root / "lm").iterdir() if path.is_dir()] == ["given"]
     assert json.loads((root / "features/mfcc/options.json").read_text())["sampling_rate"] == 8000
