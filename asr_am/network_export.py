@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.egs.store import log_priors
 from asr_am.errors import InputError
 from asr_am.models.model_file import load_acoustic_model

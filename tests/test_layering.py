@@ -9,8 +9,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
-    "errors", "disk", "options", "extensions", "progress", "parent_death", "jobs", "parallel", "data", "lang", "features",
-    "hmm", "egs", "models", "distributed", "parallax", "train", "score", "decode", "report", "stages", "papers",
+    "errors", "disk", "options", "extensions", "progress", "parent_death", "jobs", "parallel", "data", "lang",
+    "features", "hmm", "egs", "models", "distributed", "parallax", "train", "score", "decode", "report", "stages",
+    "papers",
 )  # fmt: skip
 ENTRY_POINTS = {
     "api",
@@ -49,7 +50,9 @@ def test_imports_point_down(path: Path) -> None:
     if package not in ("stages", "papers"):
         assert not {name for name in used if name.split(".")[0] in ("hydra", "omegaconf", "local")}
     if package == "distributed":
-        assert own <= {"errors", "disk", "options", "extensions", "distributed"}, "distributed must not import code for speech"
+        assert own <= {"errors", "disk", "options", "extensions", "distributed"}, (
+            "distributed must not import code for speech"
+        )
 
 
 def test_every_stage_has_its_module() -> None:

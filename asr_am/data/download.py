@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.errors import InputError
 from asr_am.progress import track
 

@@ -24,7 +24,7 @@ import numpy as np
 import soundfile
 from lhotse import AudioSource, Recording, SupervisionSegment
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.data.audio import is_plain_file, read_utterances
 from asr_am.data.kaldi_archive import Entry, read_entry
 from asr_am.data.kaldi_dir import TableEntry, UtteranceSpan

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.errors import is_disk_full
 
 PREFIX = "tmp.asr_am."  # of names that nobody else chooses

@@ -24,7 +24,7 @@ from typing import Any
 
 from lhotse import SupervisionSegment
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.data.manifests import read_supervisions
 from asr_am.decode.ctm import FRAME_SHIFT, ctm_name, write_ctm
 from asr_am.decode.dev_choice import DevChoice, choose_on_dev, read_reference

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from asr_am.data import disk
-from asr_am.data.disk import write_at
+from asr_am import disk
+from asr_am.disk import write_at
 from asr_am.egs.ivector_store import write_ivectors
 from asr_am.egs.stateless_rng import string_keys
 from asr_am.egs.store import EgsInfo, Index, crc32_of

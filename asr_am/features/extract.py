@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from lhotse import Features, FeatureSet, Recording, SupervisionSegment
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.data.audio import read_utterances
 from asr_am.data.kaldi_archive import Entry, save_entry, write_archive, write_index
 from asr_am.data.manifests import SETS, read_recordings, read_supervisions

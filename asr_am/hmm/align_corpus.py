@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.errors import InputError
 from asr_am.features.reader import FeatureReader
 from asr_am.hmm.frames import FrameStore

@@ -16,7 +16,7 @@ from pathlib import Path
 import kaldifst
 import numpy as np
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.data.npz import read_npz, write_npz
 from asr_am.errors import InputError
 from asr_am.hmm import REMEDY

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.data.checksums import intact
-from asr_am.data.disk import write_at
 from asr_am.data.kaldi_archive import read_archive, reason, write_archive
 from asr_am.data.npz import DAMAGE
 from asr_am.data.temporary import PREFIX
+from asr_am.disk import write_at
 from asr_am.errors import InputError
 from asr_am.hmm import REMEDY
 from asr_am.hmm.frames import FrameStore

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.errors import InputError, is_disk_full
 from asr_am.extensions import class_path
 from asr_am.models.acoustic import AcousticModel, model_options

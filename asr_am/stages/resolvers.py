@@ -18,7 +18,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.errors import InputError
 from asr_am.stages.installed import register_installed
 

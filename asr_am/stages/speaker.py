@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.errors import InputError
 from asr_am.options import build, choices
 from asr_am.stages.align import kaldi_extractor, kaldi_ivectors

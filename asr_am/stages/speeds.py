@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.errors import InputError
 from asr_am.features.spectral import SpectralExtractor, SpectralOptions
 from asr_am.models.acoustic import AcousticModel, model_options

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.data.checksums import FIELD, file_crc32s
 from asr_am.data.ownership import DONE, KEY, files_in, refuse_foreign, refuse_unsigned
 from asr_am.data.temporary import remove_leftovers

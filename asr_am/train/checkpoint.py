@@ -21,7 +21,7 @@ from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.distributed.leases import LossSums
 from asr_am.errors import InputError
 from asr_am.models.model_file import read_torch, write_torch

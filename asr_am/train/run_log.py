@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.data.checksums import intact
 from asr_am.progress import ProgressBar
 from asr_am.train.learner_view import LearnerView

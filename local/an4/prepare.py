@@ -19,7 +19,7 @@ import numpy as np
 import soundfile
 from lhotse import AudioSource, Recording, SupervisionSegment
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.data.download import download
 from asr_am.data.manifests import write_set
 from asr_am.data.stm import write_reco2file_and_channel, write_stm

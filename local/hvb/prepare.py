@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.data.download import download, unpack
 from asr_am.data.textfile import numbered_lines, write_lines
 from asr_am.errors import InputError

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.data.download import download, unpack
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asr_am.data.disk import write_at
+from asr_am.disk import write_at
 from asr_am.egs.egs_writer import _create_array, make_egs
 from asr_am.egs.store import EgsSet, load_pdf_counts
 from asr_am.errors import InputError

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.data.ownership import SIGNED
 from asr_am.errors import InputError
 from asr_am.stages.target import Target
@@ -180,7 +180,7 @@ def test_one_function_removes() -> None:
     removal = re.compile(r"\b(rmtree|unlink|removedirs|rmdir)\(|\bos\.remove\(")
     files = [path for folder in ("asr_am", "local") for path in (root / folder).rglob("*.py")]
     found = [str(path.relative_to(root)) for path in files if removal.search(path.read_text(encoding="utf-8"))]
-    assert found == ["asr_am/data/disk.py"]
+    assert found == ["asr_am/disk.py"]
 
 
 def test_of_a_symbolic_link_only_the_link_is_removed(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A disk that fails, fills up, takes time, and loses what was not synced when the power goes.
 
-It is a layer over a real directory, in place of the steps in `asr_am.data.disk`. What processes see is in the real
+It is a layer over a real directory, in place of the steps in `asr_am.disk`. What processes see is in the real
 directory. Beside it is kept what is durable: the content of each file as of its last sync, and the names in each
 directory as of its last sync. After a loss of power each directory has an arbitrary number of the changes since, in
 their order, and each file its durable content, or a part of the new one.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from unittest import mock
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.distributed.simulator.scheduler import Scheduler
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.distributed.team import SingleProcess
 from asr_am.errors import InputError
 from asr_am.train import checkpoint

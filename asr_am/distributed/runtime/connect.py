@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.distributed.cluster_config import Faults, Workload
 from asr_am.distributed.coordinated_backend import RELIABLE, CoordinatedBackend
 from asr_am.distributed.leases import LearnerLost

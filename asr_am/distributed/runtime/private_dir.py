@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.errors import InputError
 
 MAX_SOCKET_PATH = 107  # bytes of the path of a Unix socket (Linux)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.data.kaldi_archive import write_archive
 from asr_am.data.textfile import load_json, read_lines, write_lines
 from asr_am.errors import InputError

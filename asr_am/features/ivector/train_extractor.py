@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr_am.data import disk
+from asr_am import disk
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.features.ivector.extractor import Extractor, initial_extractor
