@@ -15,7 +15,8 @@ logged: `logging.basicConfig(level="INFO")` shows it.
 
 `train_model` trains any torch model with any strategy (asr_am/train/any_model.py): as one learner in this process, with
 `simulate` as several in this process, and in processes that `launch` or torchrun starts, which call `connect`.
-`export_network` writes a trained network for other programs (asr_am/network_export.py).
+`load_system` loads a trained system, which transcribes files and arrays (asr_am/transcribe.py). `export_network` writes
+a trained network for other programs (asr_am/network_export.py).
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ from asr_am.stages.app import corpus_dir, values
 from asr_am.stages.option_checks import check_jobs, compose_job
 from asr_am.stages.overrides import configurations
 from asr_am.train.any_model import train_model
+from asr_am.transcribe import load_system
 
-__all__ = ["Recipe", "connect", "export_network", "launch", "simulate", "train_model"]
+__all__ = ["Recipe", "connect", "export_network", "launch", "load_system", "simulate", "train_model"]
 Result = TypeVar("Result")
 PREPARE = ("data", "lang", "features", "align", "speaker", "egs")
 

@@ -1,4 +1,10 @@
-"""Prints the words of recordings: `python -m asr_am.transcribe --model exp/<corpus>/decode/<run> FILE.wav ...`
+"""Recognises recordings: `python -m asr_am.transcribe --model exp/<corpus>/decode/<run> FILE.wav ...`, or from Python
+
+    from asr_am.api import load_system
+
+    system = load_system("exp/minicts/decode/sat_kn3")
+    for word in system.transcribe("call.wav"):             # or samples with sampling_rate=16000
+        print(word.channel, word.begin, word.text, word.confidence)
 
 Reads any format, sampling rate and number of channels that soundfile reads. The two channels of a telephone call, A and
 B, are two speakers. What depends on the speaker (CMVN statistics, fMLLR, i-vector) is estimated from the whole channel.
@@ -17,7 +23,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,6 +32,7 @@ from asr_am.errors import InputError
 
 if TYPE_CHECKING:
     from asr_am.decode.ctm import CtmWord
+    from asr_am.decode.scorer import Scorer
     from asr_am.decode.search_graph import SearchGraph
     from asr_am.decode.system import System
     from asr_am.features.kinds import FeatureKind
@@ -41,6 +48,16 @@ MIN_FRAMES = 9  # as in stage features: three phones of three states
 MAX_AMPLITUDE = 1e10  # full scale is 1; features of larger samples would overflow
 MAX_SEGMENT, MIN_SEGMENT = 2000, 500  # frames
 SMOOTHING_FRAMES = 31  # width of the moving average of the level that finds quiet points
+
+
+class Word(NamedTuple):
+    """A recognised word. Times are in seconds from the start of the recording, the confidence is from 0 to 1."""
+
+    text: str
+    begin: float
+    end: float
+    confidence: float
+    channel: str
 
 
 @dataclass(frozen=True)
@@ -67,39 +84,111 @@ class Transcriber:
     def sampling_rate(self) -> int:
         return next(iter(self.kinds.values())).sampling_rate
 
+    def transcribe(
+        self, audio: str | Path | np.ndarray, sampling_rate: int | None = None, channels: Channels = "auto"
+    ) -> list[Word]:
+        """Recognises a recording.
+
+        Args:
+            audio: a file, or samples [N] or [N, C], with full scale at 1 if they are floats.
+            sampling_rate: of samples, in Hz. A file says its own.
+            channels: see `read_audio`.
+
+        Returns:
+            Its words, channel by channel.
+
+        Raises:
+            InputError: the recording cannot be used.
+        """
+        from asr_am.decode.ctm import FRAME_SHIFT
+
+        found = self._channels(audio, sampling_rate, channels)
+        return [
+            Word(
+                word.word, word.start * FRAME_SHIFT, (word.start + word.frames) * FRAME_SHIFT, word.confidence,
+                channel_name(number, len(found)),
+            )
+            for number, samples_N in enumerate(found)
+            for word in self.words(samples_N)
+        ]  # fmt: skip
+
+    def features(
+        self, audio: str | Path | np.ndarray, sampling_rate: int | None = None, channels: Channels = "average"
+    ) -> list[dict[str, np.ndarray]]:
+        """Returns for each channel the static features [T, D] by kind, such as "mfcc". Arguments as of `transcribe`."""
+        return [self._static(samples_N) for samples_N in self._channels(audio, sampling_rate, channels)]
+
+    def log_likelihoods(
+        self, audio: str | Path | np.ndarray, sampling_rate: int | None = None, channels: Channels = "average"
+    ) -> list[np.ndarray]:
+        """Returns for each channel the acoustic scores [T, P] by pdf, of a network up to a constant per frame.
+
+        Arguments as of `transcribe`.
+        """
+        scores = []
+        for samples_N in self._channels(audio, sampling_rate, channels):
+            parts = [scorer.log_likelihoods(name) for scorer, name, _ in self._segments(samples_N)]
+            scores.append(np.concatenate(parts) if parts else np.zeros((0, self.states.num_pdfs), np.float32))
+        return scores
+
     def words(self, samples_N: np.ndarray) -> list[CtmWord]:
-        """Recognizes the words of one channel, given at the model's rate and on the 16-bit scale.
+        """Recognises the words of one channel, given at the model's rate and on the 16-bit scale.
 
         Their times are frames from the start of the recording. A channel of equal samples has no words.
         """
-        from asr_am.decode.adhoc_features import SET, write_recording
         from asr_am.decode.shards import DecodeOptions, Decoder
 
-        static = {name: kind.extractor()(samples_N) for name, kind in self.kinds.items()}
+        words: list[CtmWord] = []
+        options = DecodeOptions(self.system.search, (self.system.lm_scale,), nbest=0)
+        for scorer, name, begin in self._segments(samples_N):
+            decoded, _ = Decoder(scorer, self.graph, self.lms, self.lang, self.states, options).decode(name)
+            words += [word._replace(start=word.start + begin) for word in decoded.words[0]]
+        return words
+
+    def _channels(
+        self, audio: str | Path | np.ndarray, sampling_rate: int | None, channels: Channels
+    ) -> list[np.ndarray]:
+        if not isinstance(audio, np.ndarray):
+            return read_audio(Path(audio), self.sampling_rate, channels)
+        if sampling_rate is None or sampling_rate < 1:
+            raise InputError(f"sampling_rate={sampling_rate}: give the rate of the samples in Hz")
+        if audio.ndim not in (1, 2) or not audio.size:
+            raise InputError(f"samples of shape {list(audio.shape)}: give [N] or [N, channels]")
+        scale = 1.0 / (np.iinfo(audio.dtype).max + 1) if np.issubdtype(audio.dtype, np.integer) else 1.0
+        block_NC = audio.reshape(len(audio), -1).astype(np.float32) * np.float32(scale)
+        return prepare_channels([block_NC], sampling_rate, self.sampling_rate, channels, "samples")
+
+    def _static(self, samples_N: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: kind.extractor()(samples_N) for name, kind in self.kinds.items()}
+
+    def _segments(self, samples_N: np.ndarray) -> Iterator[tuple[Scorer, str, int]]:
+        """Yields what scores the segments of a channel, and the name and first frame of each."""
+        from asr_am.decode.adhoc_features import SET, write_recording
+
+        static = self._static(samples_N)
         static_TD = next(iter(static.values()))
         if len(static_TD) < MIN_FRAMES or samples_N.min() == samples_N.max():
-            return []
+            return
         cuts = list(split_at_pauses(static_TD))
-        words: list[CtmWord] = []
         with tempfile.TemporaryDirectory() as folder:
             names = write_recording(self.system.feature_kind, static, cuts, self.system.features_dir, Path(folder))
             scorer = replace(self.system, features_dir=Path(folder)).source(SET).load()
-            options = DecodeOptions(self.system.search, (self.system.lm_scale,), nbest=0)
-            decoder = Decoder(scorer, self.graph, self.lms, self.lang, self.states, options)
             for name, (begin, _) in zip(names, cuts, strict=True):
-                decoded, _ = decoder.decode(name)
-                words += [word._replace(start=word.start + begin) for word in decoded.words[0]]
-        return words
+                yield scorer, name, begin
 
 
-def load(folder: Path) -> Transcriber:
-    """Loads the system of a decoding run. Raises InputError if one of its files is missing or damaged."""
+def load_system(folder: str | Path) -> Transcriber:
+    """Loads the system of a decoding run, exp/<corpus>/decode/<run>.
+
+    Raises:
+        InputError: one of its files is missing or damaged.
+    """
     from asr_am.decode.adhoc_features import computed_kinds
     from asr_am.decode.loading import load_graph, load_lang, load_lm_pair, load_states
     from asr_am.decode.system import System
     from asr_am.features.kinds import read_kind
 
-    system = System.load(folder)
+    system = System.load(Path(folder))
     kinds = {name: read_kind(system.features_dir / name) for name in computed_kinds(system.feature_kind)}
     return Transcriber(
         system, kinds, load_graph(system.graph), load_lm_pair(system.graph), load_lang(system.lang_dir),
@@ -160,18 +249,41 @@ def read_audio(path: Path, sampling_rate: int, channels: Channels = "auto") -> l
         raise InputError(f"{path}: cannot be read as audio ({error}); convert it to WAV or FLAC") from error
     if not blocks:
         raise InputError(f"{path}: holds no samples; record it again")
+    return prepare_channels(blocks, rate, sampling_rate, channels, str(path), (lowest, highest))
+
+
+def prepare_channels(
+    blocks: list[np.ndarray], rate: int, sampling_rate: int, channels: Channels, name: str,
+    limits: tuple[float, float] | None = None,
+) -> list[np.ndarray]:  # fmt: skip
+    """Checks samples and returns channels as `read_audio` does.
+
+    Args:
+        blocks: consecutive samples [N, C], with full scale at 1. Emptied, as hours of speech are gigabytes.
+        rate: their rate in Hz.
+        sampling_rate: the rate to resample to, in Hz.
+        channels: see `read_audio`.
+        name: what the samples are, for messages.
+        limits: lowest and highest sample before channels were averaged. None: those of `blocks`.
+
+    Raises:
+        InputError: the samples cannot be used.
+    """
+    lowest, highest = limits or (min(float(b.min()) for b in blocks), max(float(b.max()) for b in blocks))
     if not -MAX_AMPLITUDE < lowest <= highest < MAX_AMPLITUDE:
         raise InputError(
-            f"{path}: has samples that are NaN, Inf or far beyond full scale ({lowest:g} to {highest:g}, where 1 is "
+            f"{name}: has samples that are NaN, Inf or far beyond full scale ({lowest:g} to {highest:g}, where 1 is "
             "full scale); convert it again"
         )
     if lowest == highest:
-        raise InputError(f"{path}: every sample is {lowest:g}; record it again")
-    same = channels == "auto" and blocks[0].shape[1] == 2 and abs(correlation(blocks)) > SAME_SIGNAL
-    samples_NC = np.concatenate([block.mean(axis=1, keepdims=True) for block in blocks] if same else blocks)
-    del blocks  # hours of speech are gigabytes
+        raise InputError(f"{name}: every sample is {lowest:g}; record it again")
+    two = blocks[0].shape[1] == 2
+    same = channels == "auto" and two and abs(correlation(blocks)) > SAME_SIGNAL
+    average = same or channels == "average" or (channels == "auto" and not two)
+    samples_NC = np.concatenate([block.mean(axis=1, keepdims=True) for block in blocks] if average else blocks)
+    blocks.clear()
     if max(samples_NC.max(), -samples_NC.min()) < CANCELLATION * max(highest, -lowest):
-        raise InputError(f"{path}: its channels cancel each other; transcribe them one by one with --separate")
+        raise InputError(f"{name}: its channels cancel each other; transcribe them one by one (--separate)")
     return [resample(channel_N, rate, sampling_rate) * INT16_SCALE for channel_N in samples_NC.T]
 
 
@@ -238,7 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="audio files")
     options = parser.parse_args(arguments)
     try:
-        transcriber = load(options.model)
+        transcriber = load_system(options.model)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

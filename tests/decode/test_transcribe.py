@@ -25,7 +25,7 @@ from asr_am.errors import InputError
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
 from asr_am.models import model_file
-from asr_am.transcribe import MAX_SEGMENT, MIN_SEGMENT, load, main, read_audio, split_at_pauses
+from asr_am.transcribe import MAX_SEGMENT, MIN_SEGMENT, load_system, main, read_audio, split_at_pauses
 from tests.support.decoding_corpus import write_network, write_system
 from tests.support.manifest_corpus import RATE
 
@@ -99,6 +99,34 @@ def test_channels_and_times(run: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert all(len(word) == 6 and 0 <= float(word[5]) <= 1 for word in words)
 
 
+def test_from_python(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run.parent / "data" / "wav" / "test0.wav"
+    system = load_system(run)
+    words = system.transcribe(path)
+    assert main(["--model", str(run), "--times", str(path)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [(word.channel, word.text, f"{word.begin:.2f}", f"{word.confidence:.2f}") for word in words] == [
+        (line[1], line[4], line[2], line[5]) for line in lines
+    ]
+    assert all(0 <= word.begin < word.end for word in words)
+    samples_N2, rate = soundfile.read(path, dtype="int16")
+    assert system.transcribe(samples_N2, rate) == words
+    assert system.transcribe(samples_N2[:, 1], rate) == [
+        word._replace(channel="A") for word in words if word.channel == "B"
+    ]
+    assert system.transcribe((samples_N2[:, 0] / 32768).astype(np.float32), rate) == system.transcribe(
+        samples_N2[:, 0], rate
+    )
+    (scores_TP,), (features,) = system.log_likelihoods(path), system.features(path)
+    assert {len(static_TD) for static_TD in features.values()} == {len(scores_TP)} and np.isfinite(scores_TP).all()
+    for wrong, rate, message in (
+        (samples_N2, None, "give the rate"), (np.zeros(0), 8000, "give .N. or"), (np.zeros(800), 8000, "every sample"),
+        (np.full(800, np.nan), 8000, "NaN"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            system.transcribe(wrong, rate)
+
+
 def count_calls(patch: pytest.MonkeyPatch, counts: Counter[str], owner: object, name: str) -> None:
     """Makes the function `name` of a module or class count its calls in `counts`."""
     call: Callable = getattr(owner, name)
@@ -140,7 +168,7 @@ def test_any_rate_and_channels_become_the_models(tmp_path: Path, rate: int, chan
 
 
 def test_a_recording_shorter_than_a_phone_has_no_words(run: Path, tmp_path: Path) -> None:
-    assert load(run).words((32768 * tone(RATE, 0.05)[:, 0]).astype(np.float32)) == []
+    assert load_system(run).words((32768 * tone(RATE, 0.05)[:, 0]).astype(np.float32)) == []
 
 
 def test_long_recordings_are_cut_where_it_is_quiet() -> None:
@@ -211,4 +239,4 @@ def test_a_bad_recording_does_not_keep_the_others_from_being_transcribed(
 
 def test_a_folder_that_is_no_decoding_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"run stage 7 \(decode\)"):
-        load(tmp_path)
+        load_system(tmp_path)
