@@ -47,7 +47,7 @@ def _options(name: str, target: str) -> dict[str, Any]:
     """Returns what `name`.yaml beside the module of `target` has, {} without a file."""
     try:
         spec = find_spec(target.rpartition(".")[0])
-    except ModuleNotFoundError:
+    except ImportError:
         spec = None
     path = Path(spec.origin).with_name(f"{name}.yaml") if spec and spec.origin else None
     if path is None or not path.is_file():
