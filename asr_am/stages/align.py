@@ -13,7 +13,8 @@ from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.options import build, no_such_option
-from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.app import layout, stage, values
+from asr_am.stages.layout import Layout
 from asr_am.stages.target import Target
 
 KALDI = "kaldi"  # align.system of an imported one
@@ -25,46 +26,46 @@ def targets(cfg: DictConfig) -> list[Target]:
 
     With `corpus.aligned_sets`, exp/<corpus>/alignments has the alignments of these sets as CTM and TextGrid files.
     """
-    root = corpus_dir(cfg)
-    inputs = [root / "data", root / "lang", root / "features/mfcc"]
+    paths = layout(cfg)
+    inputs = [paths.data, paths.lang(), paths.features / "mfcc"]
     options = values(cfg.align)
-    out = root / "align"
+    out = paths.align
     if options.get("system") == KALDI:
         folders = kaldi_folders(options)
-        build_kaldi = partial(import_kaldi, root, folders)
+        build_kaldi = partial(import_kaldi, paths, folders)
         return [Target(out, [*inputs[1:], *folders.values()], {"system": KALDI}, build_kaldi)]
     sets = list(cfg.corpus.get("aligned_sets", ALIGNED_SETS))
-    made = [Target(out, inputs, {**options, "aligned_sets": sets}, partial(align, root, options, sets, cfg.nj))]
-    if graph_lang(cfg) != root / "lang":
+    made = [Target(out, inputs, {**options, "aligned_sets": sets}, partial(align, paths, options, sets, cfg.nj))]
+    if graph_lang(cfg) != paths.lang():
         probs, system = graph_lang(cfg), cfg.align.system
-        made.append(Target(probs, [*inputs[:2], out], {"system": system}, partial(lexicon_probs, root, system)))
+        made.append(Target(probs, [*inputs[:2], out], {"system": system}, partial(lexicon_probs, paths, system)))
     if sets != ALIGNED_SETS:
-        write = partial(write_alignments, root, cfg.align.system)
-        made.append(Target(root / "alignments", [*inputs[:2], out], {"system": cfg.align.system}, write))
+        write = partial(write_alignments, paths, cfg.align.system)
+        made.append(Target(paths.alignments, [*inputs[:2], out], {"system": cfg.align.system}, write))
     return made
 
 
 def graph_lang(cfg: DictConfig) -> Path:
     """Returns the lang directory of decoding graphs."""
     estimated = cfg.lexicon_probs and cfg.align.system != KALDI
-    return corpus_dir(cfg) / ("lang_probs" if estimated else "lang")
+    return layout(cfg).lang(probs=estimated)
 
 
-def lexicon_probs(root: Path, system: str, out: Path) -> None:
+def lexicon_probs(paths: Layout, system: str, out: Path) -> None:
     """Writes the lang directory with probabilities of pronunciations and silence from the alignments of a system."""
     from asr_am.decode.aligned import count_pairs
     from asr_am.lang.lang_dir import Lang
     from asr_am.lang.prepare import add_probs
 
-    counts = count_pairs(root / "data", root / "align" / system, Lang.load(root / "lang"))
-    add_probs(root / "data", root / "lang", counts, out)
+    counts = count_pairs(paths.data, paths.align / system, Lang.load(paths.lang()))
+    add_probs(paths.data, paths.lang(), counts, out)
 
 
-def align(root: Path, options: dict, sets: list[str], jobs: int, out: Path) -> None:
+def align(paths: Layout, options: dict, sets: list[str], jobs: int, out: Path) -> None:
     """Trains the systems that have a section in `align`, each from the one before. Aligns the sets with each.
 
     Args:
-        root: exp/<corpus>.
+        paths: those of exp/<corpus>.
         options: the group `align`.
         sets: names of the sets to align.
         jobs: parallel jobs.
@@ -73,16 +74,16 @@ def align(root: Path, options: dict, sets: list[str], jobs: int, out: Path) -> N
     from asr_am.hmm.align_corpus import align_corpus
 
     systems = gmm_options(options)
-    folders, whole = (root / "data", root / "lang", root / "features", out), options["system"]
+    folders, whole = (paths.data, paths.lang(), paths.features, out), options["system"]
     align_corpus(*folders, sets=sets, jobs=jobs, whole=whole, **systems)
 
 
-def write_alignments(root: Path, system: str, out: Path) -> None:
+def write_alignments(paths: Layout, system: str, out: Path) -> None:
     """Writes the alignments of a system as CTM and TextGrid files."""
     from asr_am.decode.aligned import write_alignment_ctms
     from asr_am.lang.lang_dir import Lang
 
-    write_alignment_ctms(root / "data", root / "align" / system, Lang.load(root / "lang"), out)
+    write_alignment_ctms(paths.data, paths.align / system, Lang.load(paths.lang()), out)
 
 
 def kaldi_folders(options: dict[str, Any]) -> dict[str, Path]:
@@ -113,11 +114,11 @@ def kaldi_extractor(options: dict[str, Any]) -> Path | None:
     return Path(folder) if folder else None
 
 
-def import_kaldi(root: Path, folders: dict[str, Path], out: Path) -> None:
+def import_kaldi(paths: Layout, folders: dict[str, Path], out: Path) -> None:
     """Writes Kaldi's system and alignments as a system of its own."""
     from asr_am.hmm.kaldi_system import import_system
 
-    import_system(folders, root / "lang", root / "features", out / KALDI)
+    import_system(folders, paths.lang(), paths.features, out / KALDI)
 
 
 def check_options(cfg: DictConfig) -> None:

@@ -35,6 +35,7 @@ from asr_am.options import build, check_name
 from asr_am.parent_death import signal_on_parent_death
 from asr_am.progress import mute
 from asr_am.stages import end_with_recipe, started_by_recipe, terminate_at_once
+from asr_am.stages.layout import Layout
 from asr_am.stages.overrides import check_sweep, explain, given_overrides, home_hint, sweeps
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.resolvers import register_resolvers
@@ -95,7 +96,7 @@ def stage(
 
     def run(cfg: DictConfig) -> float | None:
         with reports_job(name, cfg):
-            log_file = corpus_dir(cfg) / "log" / f"{name}.log"
+            log_file = layout(cfg).logs / f"{name}.log"
             start_logging(log_file)
             begin = time.monotonic()
             with job_hosts(cfg):
@@ -273,6 +274,11 @@ def _log_hint() -> str:
     return f" (log: {files[0]})" if files else ""
 
 
+def layout(cfg: DictConfig) -> Layout:
+    """Returns the paths of `exp/<corpus>`. Raises InputError as `corpus_dir`."""
+    return Layout(corpus_dir(cfg))
+
+
 def corpus_dir(cfg: DictConfig) -> Path:
     """Returns `exp/<corpus>`, the directory of everything made from a corpus.
 
@@ -312,7 +318,7 @@ def job_hosts(cfg: DictConfig) -> AbstractContextManager[None]:
     from asr_am.jobs.pool import JobPool
     from asr_am.parallel import on_hosts
 
-    return on_hosts(JobPool(options, corpus_dir(cfg) / "log" / "jobs"))
+    return on_hosts(JobPool(options, layout(cfg).logs / "jobs"))
 
 
 def values(node: DictConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from asr_am.stages.app import corpus_dir, ends_on_signals, reports_errors
+from asr_am.stages.app import ends_on_signals, layout, reports_errors
 from asr_am.stages.overrides import first_values
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.systems import plans
@@ -27,10 +27,10 @@ def closing_lines(cfg: DictConfig, corpus: str, overrides: Sequence[str]) -> lis
         corpus: name of the recipe.
         overrides: those of the command.
     """
-    root = corpus_dir(cfg)
+    paths = layout(cfg)
     wers, runs = [], []
     for system in plans(cfg):
-        scores = [json.loads(path.read_text()) for path in sorted(root.glob(f"score/{system.name}_*/wer.json"))]
+        scores = [json.loads(path.read_text()) for path in sorted(paths.root.glob(f"score/{system.name}_*/wer.json"))]
         scores = [score for score in scores if score["system"] == system.name]
         if scores:
             best = min(scores, key=lambda score: score["dev_wer"])
@@ -42,10 +42,10 @@ def closing_lines(cfg: DictConfig, corpus: str, overrides: Sequence[str]) -> lis
         command = [f"recipes/{corpus}/run.sh", "--stage", "6", *overrides]
         command += ["strategy=sync", "launcher=virtual", "learners=4"]
     else:
-        command = ["python", "-m", "asr_am.transcribe", "--model", str(root / "decode" / runs[-1]), "my.wav"]
+        command = ["python", "-m", "asr_am.transcribe", "--model", str(paths.decoded(runs[-1])), "my.wav"]
     return [
         f"word error rate: {', '.join(wers)}",
-        f"report: {root / 'report/index.html'}, as Markdown {root / 'RESULTS.md'}",
+        f"report: {paths.report / 'index.html'}, as Markdown {paths.results}",
         f"next, for example: {shlex.join(command)}",
     ]
 

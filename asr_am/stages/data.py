@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.extensions import find_function
-from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.app import layout, stage, values
 from asr_am.stages.recipe_files import make_local_importable
 from asr_am.stages.target import Target
 
@@ -27,7 +27,7 @@ def targets(cfg: DictConfig) -> list[Target]:
     """Returns exp/<corpus>/data."""
     if cfg.data_dir and "data_dir" not in cfg.corpus.prepare:
         raise InputError(f"data_dir={cfg.data_dir}: corpus {cfg.corpus.name} takes none; leave it out")
-    out = corpus_dir(cfg) / "data"
+    out = layout(cfg).data
     speeds = list(cfg.speed_perturb) if OmegaConf.is_list(cfg.speed_perturb) else cfg.speed_perturb
     options = values(cfg.corpus.prepare)
     below = cfg.speed_perturb_below

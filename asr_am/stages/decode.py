@@ -15,8 +15,9 @@ from asr_am import disk
 from asr_am.errors import InputError
 from asr_am.options import build, choices
 from asr_am.stages.align import graph_lang
-from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.app import layout, stage, values
 from asr_am.stages.egs import input_dirs
+from asr_am.stages.layout import Layout
 from asr_am.stages.mmi import mmi_section
 from asr_am.stages.systems import (
     SYSTEMS,
@@ -74,63 +75,63 @@ def targets(cfg: DictConfig) -> list[Target]:
 
 def graph_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     """Returns the graph HCLG of a system's states with an LM."""
-    root = corpus_dir(cfg)
+    paths = layout(cfg)
     options = {"self_loop_scale": cfg.decode.self_loop_scale}
     if source := cfg.align.get("graph"):
         if len(cfg.lms) != 1:
             raise InputError(f"lms={list(cfg.lms)}: align.graph is the graph of one LM; name it, lms=[NAME]")
         model = Path(cfg.align.dir) / "final.mdl"
-        inputs = [root / "lang", Path(source), model]
+        inputs = [paths.lang(), Path(source), model]
         return Target(
-            graph_dir(cfg, system, lm), inputs, {"kaldi": True}, partial(kaldi_graph, root, Path(source), model)
+            graph_dir(cfg, system, lm), inputs, {"kaldi": True}, partial(kaldi_graph, paths, Path(source), model)
         )
     lang = graph_lang(cfg)
-    inputs = [lang, root / "lm" / lm, root / "align"]
-    return Target(graph_dir(cfg, system, lm), inputs, options, partial(graph, root, lang, system.gmm, lm, options))
+    inputs = [lang, paths.lm(lm), paths.align]
+    return Target(graph_dir(cfg, system, lm), inputs, options, partial(graph, paths, lang, system.gmm, lm, options))
 
 
 def decode_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     """Returns the decoding run of a system with an LM, on dev and test."""
-    root = corpus_dir(cfg)
+    paths = layout(cfg)
     grid, options = lm_scale_grid(cfg), values(cfg.decode)
     options |= {"windows": list(system.windows)} if system.windows else {}
-    inputs = [root / "data", root / "align", *input_dirs(cfg, system.features), graph_dir(cfg, system, lm)]
+    inputs = [paths.data, paths.align, *input_dirs(cfg, system.features), graph_dir(cfg, system, lm)]
     inputs += [system.model] if system.model else []
     scale = {"self_loop_scale": cfg.decode.self_loop_scale}
-    unseen_graph = partial(graph, root, graph_lang(cfg), system.gmm, f"{lm}/unseen", scale)
+    unseen_graph = partial(graph, paths, graph_lang(cfg), system.gmm, f"{lm}/unseen", scale)
     build_run = partial(
-        decode, root, system, lm, graph_dir(cfg, system, lm), unseen_graph, grid, options, cfg.nj, cfg.train.device
+        decode, paths, system, lm, graph_dir(cfg, system, lm), unseen_graph, grid, options, cfg.nj, cfg.train.device
     )
-    return Target(root / "decode" / f"{system.name}_{lm}", inputs, options, build_run, version=4)
+    return Target(paths.decoded(f"{system.name}_{lm}"), inputs, options, build_run, version=4)
 
 
 def likelihood_target(cfg: DictConfig, run: str) -> Target:
     """Returns the log-likelihoods of a decoding run as Kaldi archives, for Kaldi's decoders."""
-    root = corpus_dir(cfg)
-    decoded, out = root / "decode" / run, root / "likelihoods" / run
+    paths = layout(cfg)
+    decoded, out = paths.decoded(run), paths.likelihoods(run)
     return Target(out, [decoded], {}, partial(likelihoods, decoded, cfg.train.device))
 
 
-def graph(root: Path, lang: Path, gmm: str, lm: str, options: dict, out: Path) -> None:
+def graph(paths: Layout, lang: Path, gmm: str, lm: str, options: dict, out: Path) -> None:
     """Builds one decoding graph."""
     from asr_am.decode.graph import build_hclg
     from asr_am.hmm.states import StateTable
     from asr_am.hmm.tree import DecisionTree
 
-    folder = root / "align" / gmm
+    folder = paths.align / gmm
     states, tree = StateTable.load(folder / "states.npz"), DecisionTree.load(folder / "tree.json")
-    build_hclg(lang, root / "lm" / lm, states, tree, out, **options)
+    build_hclg(lang, paths.lm(lm), states, tree, out, **options)
 
 
-def kaldi_graph(root: Path, source: Path, model: Path, out: Path) -> None:
+def kaldi_graph(paths: Layout, source: Path, model: Path, out: Path) -> None:
     """Converts Kaldi's decoding graph."""
     from asr_am.decode.kaldi_graph import import_graph
 
-    import_graph(source, model, root / "lang", out)
+    import_graph(source, model, paths.lang(), out)
 
 
 def decode(
-    root: Path, plan: SystemPlan, lm: str, graph_folder: Path, unseen_graph: Callable[[Path], None],
+    paths: Layout, plan: SystemPlan, lm: str, graph_folder: Path, unseen_graph: Callable[[Path], None],
     grid: list[list[float]], options: dict, jobs: int, device: str, out: Path,
 ) -> None:  # fmt: skip
     """Decodes dev, chooses LM weight, penalty and window on it, and decodes test.
@@ -138,7 +139,7 @@ def decode(
     If the LM knows dev, all three are those that are best on dev with an LM that does not.
 
     Args:
-        root: exp/<corpus>.
+        paths: those of exp/<corpus>.
         plan: the system.
         lm: name of the LM.
         graph_folder: its graph.
@@ -154,18 +155,18 @@ def decode(
     from asr_am.decode.system import System, feature_kind_of
     from asr_am.lang.prepare import UNSEEN, knows_dev
 
-    align_dir, model = root / "align" / plan.gmm, plan.model / "best.pt" if plan.model else None
+    align_dir, model = paths.align / plan.gmm, plan.model / "best.pt" if plan.model else None
     search, windows = search_and_windows(options)
     system = System(
-        align_dir, features_dir=root / "features", lang_dir=root / "lang", graph_dir=graph_folder,
+        align_dir, features_dir=paths.features, lang_dir=paths.lang(), graph_dir=graph_folder,
         feature_kind=feature_kind_of(align_dir, model), model=model, search=search,
     )  # fmt: skip
     how = DecodeOptions(search, tuple(lm_scales(grid)), options["nbest"], device)
-    if knows_dev(root / "lm" / lm) and (root / "lm" / lm / UNSEEN).is_dir():
+    if knows_dev(paths.lm(lm)) and (paths.lm(lm) / UNSEEN).is_dir():
         unseen = replace(system, graph_dir=out / UNSEEN / "graph")
-        windows = [choose_without_dev(unseen, root / "data", how, windows, jobs, unseen_graph, out)]
-    how = replace(how, grid=tuple(scales_to_try(root / "lm" / lm, grid, out)))
-    decode_sets(system, root / "data", out, how, windows=windows, jobs=jobs)
+        windows = [choose_without_dev(unseen, paths.data, how, windows, jobs, unseen_graph, out)]
+    how = replace(how, grid=tuple(scales_to_try(paths.lm(lm), grid, out)))
+    decode_sets(system, paths.data, out, how, windows=windows, jobs=jobs)
 
 
 def choose_without_dev(

@@ -16,7 +16,8 @@ from omegaconf import DictConfig
 from asr_am.errors import InputError
 from asr_am.features.fusion import base_of
 from asr_am.options import build
-from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.app import layout, stage, values
+from asr_am.stages.layout import Layout
 from asr_am.stages.mmi import denominator_path
 from asr_am.stages.target import Target
 
@@ -40,37 +41,37 @@ class EgsOptions:
 
 def targets(cfg: DictConfig) -> list[Target]:
     """Returns the examples, named by their features and their alignment, and the denominator graph if it is needed."""
-    root = corpus_dir(cfg)
+    paths = layout(cfg)
     kind, system = cfg.features.name, cfg.align.system
     options = {"kind": kind, "system": system} | values(cfg.egs)
     options |= {"random_phase": True} if cfg.features.get("random_phase") else {}
-    build_egs = partial(pair, root, options, cfg.nj)
-    inputs = [*input_dirs(cfg, kind), root / "align"]
-    size, parts = partial(examples_bytes, root, options), ("features.*.npy", "targets.*.npy")
+    build_egs = partial(pair, paths, options, cfg.nj)
+    inputs = [*input_dirs(cfg, kind), paths.align]
+    size, parts = partial(examples_bytes, paths, options), ("features.*.npy", "targets.*.npy")
     examples = Target(egs_dir(cfg), inputs, options, build_egs, num_bytes=size, checked_in_parts=parts)
     if not (cfg.mmi.train or cfg.train.get("mmi")):
         return [examples]
-    align_dir = root / "align" / system
-    return [examples, Target(denominator_path(cfg).parent, [root / "align"], {}, partial(denominator, align_dir))]
+    align_dir = paths.align / system
+    return [examples, Target(denominator_path(cfg).parent, [paths.align], {}, partial(denominator, align_dir))]
 
 
 def input_dirs(cfg: DictConfig, kind: str) -> list[Path]:
     """Returns the directory of each feature kind that `kind` joins by `+`."""
-    return [corpus_dir(cfg) / "features" / base_of(stream) for stream in kind.split("+")]
+    return [layout(cfg).features / base_of(stream) for stream in kind.split("+")]
 
 
 def egs_dir(cfg: DictConfig) -> Path:
     """Returns the directory of the examples."""
-    return corpus_dir(cfg) / "egs" / f"{cfg.features.name}-{cfg.align.system}"
+    return layout(cfg).egs(cfg.features.name, cfg.align.system)
 
 
-def pair(root: Path, options: dict, jobs: int, out: Path) -> None:
+def pair(paths: Layout, options: dict, jobs: int, out: Path) -> None:
     """Writes the examples of train and dev."""
     from asr_am.egs.egs_writer import make_egs
 
     plain = dict(options)
     kind, system = plain.pop("kind"), plain.pop("system")
-    make_egs(root / "features", kind, root / "align" / system, out, jobs=jobs, **plain)
+    make_egs(paths.features, kind, paths.align / system, out, jobs=jobs, **plain)
 
 
 def denominator(align_dir: Path, out: Path) -> None:
@@ -85,18 +86,18 @@ def denominator(align_dir: Path, out: Path) -> None:
     log.info("denominator graph of %d states, %d arcs", len(graph.pdf_S), graph.arcs_SS.nnz)
 
 
-def examples_bytes(root: Path, options: dict) -> float:
+def examples_bytes(paths: Layout, options: dict) -> float:
     """Returns the size of the examples in bytes. An aligned frame has 5 bytes in its archive.
 
     Args:
-        root: exp/<corpus>.
+        paths: those of exp/<corpus>.
         options: as for `pair`.
     """
     from asr_am.features.fusion import InputReader
 
-    archives = [root / "align" / options["system"] / "ali" / f"{subset}.ark" for subset in ("train", "dev")]
+    archives = [paths.align / options["system"] / "ali" / f"{subset}.ark" for subset in ("train", "dev")]
     frames = sum(path.stat().st_size for path in archives if path.exists()) / 5
-    reader = InputReader(root / "features", options["kind"], "train")
+    reader = InputReader(paths.features, options["kind"], "train")
     dim = reader.dim - (reader.vectors.dim if reader.vectors else 0)
     return frames / reader.stack * (dim * int(options["dtype"].removeprefix("float")) / 8 + 2)
 

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from asr_am.errors import InputError
 from asr_am.features.fusion import IVECTOR, base_of, stack_of
 from asr_am.options import build, choices
-from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.app import layout, stage, values
 from asr_am.stages.target import Target
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ class FeatureOptions:
 
 def targets(cfg: DictConfig) -> list[Target]:
     """Returns a target per kind of features."""
-    data_dir = corpus_dir(cfg) / "data"
+    data_dir = layout(cfg).data
     made = []
     for kind, options in values(cfg.features.kinds).items():
-        out = corpus_dir(cfg) / "features" / kind
+        out = layout(cfg).features / kind
         options = {"sampling_rate": cfg.corpus.sampling_rate, "sets": list(cfg.corpus.sets)} | options
         build = partial(extract, data_dir, kind, options, cfg.nj, bool(cfg.corpus.prepare.get("allow_pipes")))
         size = partial(archive_bytes, data_dir, kind, options)

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.options import build
-from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.app import layout, stage, values
 from asr_am.stages.target import Target
 
 
@@ -42,20 +42,20 @@ class NgramOptions:
 
 def targets(cfg: DictConfig) -> list[Target]:
     """Returns the lexicon and each LM of `corpus.lms`."""
-    root = corpus_dir(cfg)
+    paths = layout(cfg)
     options = values(cfg.corpus.lang)
-    inputs = [root / "data"]
+    inputs = [paths.data]
     if source := cfg.align.get("lang"):
         options |= {"kaldi": True}
         inputs.append(Path(source))
-    lang = Target(root / "lang", inputs, options, partial(lexicon, root / "data", options, source))
+    lang = Target(paths.lang(), inputs, options, partial(lexicon, paths.data, options, source))
     lms = []
     for name, lm in values(cfg.corpus.lms).items():
-        inputs = [root / "data", root / "lang"]
-        if lm.get("arpa") and not (root / "data/lm" / lm["arpa"]).is_file():  # a file outside the corpus
+        inputs = [paths.data, paths.lang()]
+        if lm.get("arpa") and not (paths.texts / lm["arpa"]).is_file():  # a file outside the corpus
             inputs += [path for path in [Path(lm["arpa"]).expanduser()] if path.is_file()]
-        estimate = partial(language_model, root / "data", root / "lang", name, lm)
-        lms.append(Target(root / "lm" / name, inputs, lm, estimate))
+        estimate = partial(language_model, paths.data, paths.lang(), name, lm)
+        lms.append(Target(paths.lm(name), inputs, lm, estimate))
     return [lang, *lms]
 
 

@@ -12,7 +12,8 @@ from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.options import build
-from asr_am.stages.app import corpus_dir, values
+from asr_am.stages.app import layout, values
+from asr_am.stages.layout import Layout
 from asr_am.stages.train_config import TrainConfig
 
 if TYPE_CHECKING:
@@ -68,21 +69,21 @@ def lm_config(cfg: DictConfig, out: Path) -> TrainConfig:
 
     section = build(LmSection, values(cfg.lm), "lm")
     options = LmOptions.build(section.model, {"device": cfg.train.device, **section.train})
-    open_run = partial(_open_run, corpus_dir(cfg), section, options)
+    open_run = partial(_open_run, layout(cfg), section, options)
     return TrainConfig.parse_for(cfg, out, options.train_options(), open_run, cfg.lm, {"model": section.name}, "lm.")
 
 
 def _open_run(
-    root: Path, section: LmSection, options: LmOptions, config: TrainConfig, _: TrainOptions
+    paths: Layout, section: LmSection, options: LmOptions, config: TrainConfig, _: TrainOptions
 ) -> Trainable:  # fmt: skip
     from asr_am.train.lm import LmRun
     from asr_am.train.lm_text import read_text
 
-    words = _vocabulary(root)
-    text = find_text(root / "data/lm", section.text)
+    words = _vocabulary(paths)
+    text = find_text(paths.texts, section.text)
     units, rows = read_text(text, words, options.longest, kind=section.units, pieces=section.pieces)
     return LmRun(
-        config.out, options, units, rows, held_out(root, "dev"), config.strategy, learners=config.learners,
+        config.out, options, units, rows, held_out(paths, "dev"), config.strategy, learners=config.learners,
         tracker=config.make_tracker(), provenance=config.provenance, share_gpus=config.launch_options.share_gpus,
     )  # fmt: skip
 
@@ -101,15 +102,15 @@ def find_text(folder: Path, text: str) -> Path:
     )
 
 
-def held_out(root: Path, subset: str) -> HeldOutText:
+def held_out(paths: Layout, subset: str) -> HeldOutText:
     """Returns the transcripts of dev or test."""
     from asr_am.lang.transcripts import read_transcripts
     from asr_am.train.lm import HeldOutText
 
-    return HeldOutText([sentence for _, sentence in read_transcripts(root / "data", subset)], _vocabulary(root))
+    return HeldOutText([sentence for _, sentence in read_transcripts(paths.data, subset)], _vocabulary(paths))
 
 
-def _vocabulary(root: Path) -> list[str]:
+def _vocabulary(paths: Layout) -> list[str]:
     from asr_am.lang.lang_dir import read_symbols, vocabulary
 
-    return vocabulary(read_symbols(root / "lang/words.txt"))
+    return vocabulary(read_symbols(paths.lang() / "words.txt"))

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from asr_am.errors import InputError
 from asr_am.features.fusion import stack_of
 from asr_am.options import build
-from asr_am.stages.app import corpus_dir, values
+from asr_am.stages.app import layout, values
 from asr_am.train.schedule import for_batch, make_schedule
 
 MMI = "mmi"  # section, and part of the run's name
@@ -98,9 +98,9 @@ def mmi_config(cfg: DictConfig) -> DictConfig:
 
 def run_dir(cfg: DictConfig) -> Path:
     """Returns the directory of the training run."""
-    return corpus_dir(cfg) / "train" / cfg.run
+    return layout(cfg).run(cfg.run)
 
 
 def denominator_path(cfg: DictConfig) -> Path:
     """Returns the file of the denominator graph, which stage egs makes."""
-    return corpus_dir(cfg) / "egs" / f"denominator-{cfg.align.system}" / "graph.npz"
+    return layout(cfg).denominator(cfg.align.system) / "graph.npz"

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.options import choices, nearest
-from asr_am.stages.app import RecipeOptions, check, corpus_dir, job_options
+from asr_am.stages.app import RecipeOptions, check, job_options, layout
 from asr_am.stages.overrides import single_values
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.train_config import with_schedule
@@ -105,7 +105,7 @@ def trained_with(cfg: DictConfig) -> bool:
 
     The directory `exp` may have been copied or moved since.
     """
-    run = corpus_dir(cfg) / "train" / cfg.run
+    run = layout(cfg).run(cfg.run)
     saved = run / "config.yaml"
     if not (run / ".done").exists() or not saved.exists():
         return False

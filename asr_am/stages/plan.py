@@ -26,7 +26,7 @@ from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.features.fusion import base_of, stack_of, streams_of
-from asr_am.stages.app import corpus_dir, ends_on_signals, reports_errors, values
+from asr_am.stages.app import ends_on_signals, layout, reports_errors, values
 from asr_am.stages.features import made_kind
 from asr_am.stages.mmi import mmi_config
 from asr_am.stages.option_checks import compose_job
@@ -145,7 +145,7 @@ def plan(cfg: DictConfig) -> tuple[list[Need], Speeds]:
 
 def training_hours(cfg: DictConfig) -> float:
     """Returns the hours of training speech: of the data if stage data has run, else of the configuration."""
-    hours = cfg.corpus.get("hours") or hours_of(str(corpus_dir(cfg) / "data"))
+    hours = cfg.corpus.get("hours") or hours_of(str(layout(cfg).data))
     if not isinstance(hours, int | float) or not 0 < hours < math.inf:
         raise InputError("the hours of speech are not known before stage 0 (data); give them with corpus.hours=HOURS")
     return float(hours)

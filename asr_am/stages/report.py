@@ -14,7 +14,8 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.app import layout, stage, values
+from asr_am.stages.layout import Layout
 from asr_am.stages.recipe_files import ROOT
 from asr_am.stages.target import Target
 
@@ -27,13 +28,13 @@ LEFT_OUT = ("corpus", "nj", *JOBS, "data_dir", "logger", "run")  # overrides tha
 
 def targets(cfg: DictConfig) -> list[Target]:
     """Returns the report, made again when a file that it shows is new or changed."""
-    root = corpus_dir(cfg)
-    shown = sorted(path for pattern in SHOWN for path in root.glob(pattern))
+    paths = layout(cfg)
+    shown = sorted(path for pattern in SHOWN for path in paths.root.glob(pattern))
     command = command_line(cfg.corpus.name)
-    model = root / "train" / cfg.run if "nnet" in cfg.systems else None
-    build = partial(write, root, command, model, values(cfg.logger))
+    model = paths.run(cfg.run) if "nnet" in cfg.systems else None
+    build = partial(write, paths, command, model, values(cfg.logger))
     sources = {"command": command_line(cfg.corpus.name, (*LEFT_OUT, "exp"))}  # the same in a copied exp
-    return [Target(root / "report", shown, sources, build, extra_outputs=[root / "RESULTS.md"])]
+    return [Target(paths.report, shown, sources, build, extra_outputs=[paths.results])]
 
 
 def command_line(corpus: str, left_out: Sequence[str] = LEFT_OUT) -> str:
@@ -52,11 +53,11 @@ def command_line(corpus: str, left_out: Sequence[str] = LEFT_OUT) -> str:
     return shlex.join([recipe, *given])
 
 
-def write(root: Path, command: str, model: Path | None, logger: dict[str, Any], out: Path) -> None:
+def write(paths: Layout, command: str, model: Path | None, logger: dict[str, Any], out: Path) -> None:
     """Writes tables and plots, prints the word error rates, and adds RESULTS.md to the tracking of a training run.
 
     Args:
-        root: exp/<corpus>.
+        paths: those of exp/<corpus>.
         command: command that makes these results.
         model: directory of the training run of the configuration, None without one.
         logger: the group `logger`.
@@ -64,10 +65,10 @@ def write(root: Path, command: str, model: Path | None, logger: dict[str, Any], 
     """
     from asr_am.report.write import write_report
 
-    write_report(root, out, command)
-    log.info("word error rate on the test set:\n%s", wer_table(root))
+    write_report(paths.root, out, command)
+    log.info("word error rate on the test set:\n%s", wer_table(paths))
     if model is not None and model.is_dir():
-        track(model, logger, root / "RESULTS.md")
+        track(model, logger, paths.results)
 
 
 def track(model: Path, logger: dict[str, Any], report: Path) -> None:
@@ -81,9 +82,9 @@ def track(model: Path, logger: dict[str, Any], report: Path) -> None:
     tracker.finish()
 
 
-def wer_table(root: Path) -> str:
+def wer_table(paths: Layout) -> str:
     """Returns a table with the WER in percent of every scored run, on all of the test set and on each subset."""
-    scores = [json.loads(path.read_text()) for path in sorted(root.glob("score/*/wer.json"))]
+    scores = [json.loads(path.read_text()) for path in sorted(paths.root.glob("score/*/wer.json"))]
     subsets = list(dict.fromkeys(name for score in scores for name in score if "errors" in _counts(score, name)))
     rows = [["run", *subsets]]
     for score in scores:

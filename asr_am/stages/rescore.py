@@ -15,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.options import build
-from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.app import layout, stage, values
+from asr_am.stages.layout import Layout
 from asr_am.stages.lm_config import find_text, held_out, lm_config
 from asr_am.stages.systems import language_models, lm_scale_grid, plans, scales_to_try
 from asr_am.stages.target import Target
@@ -43,13 +44,13 @@ def mixture_name(cfg: DictConfig, lm: str) -> str:
 
 def lm_target(cfg: DictConfig) -> Target:
     """Returns the recurrent LM, trained on a text of the corpus or on any text file."""
-    root = corpus_dir(cfg)
+    paths = layout(cfg)
     if cfg.lm.name in cfg.corpus.lms:
         raise InputError(f"lm.name={cfg.lm.name}: is the name of an n-gram LM of this corpus; choose another name")
-    text = find_text(root / "data/lm", cfg.lm.text)
-    inputs = [root / "data", root / "lang", text]
+    text = find_text(paths.texts, cfg.lm.text)
+    inputs = [paths.data, paths.lang(), text]
     return Target(
-        root / "lm" / cfg.lm.name, inputs, lm_key(cfg), partial(train, cfg, text), version=2,
+        paths.lm(cfg.lm.name), inputs, lm_key(cfg), partial(train, cfg, text), version=2,
         exclude=("wandb", "tensorboard", "checkpoints"),
     )  # fmt: skip
 
@@ -70,12 +71,12 @@ def lm_key(cfg: DictConfig) -> dict[str, Any]:
 
 def rescore_target(cfg: DictConfig, run: str, lm: str) -> Target:
     """Returns the rescoring of dev and test of one decoding run."""
-    root = corpus_dir(cfg)
-    decoded, out = root / "decode" / run, root / "rescore" / f"{run}+{cfg.lm.name}"
-    arpa, recurrent = root / "lm" / lm, root / "lm" / cfg.lm.name
+    paths = layout(cfg)
+    decoded, out = paths.decoded(run), paths.rescored(run, cfg.lm.name)
+    arpa, recurrent = paths.lm(lm), paths.lm(cfg.lm.name)
     options = {"lattice": values(cfg.lm.lattice), "grid": lm_scale_grid(cfg)}
-    rescored = partial(rescore, root, decoded, arpa, recurrent, options, cfg.nj, cfg.train.device)
-    return Target(out, [root / "data", decoded, arpa, recurrent], options, rescored, version=3)
+    rescored = partial(rescore, paths, decoded, arpa, recurrent, options, cfg.nj, cfg.train.device)
+    return Target(out, [paths.data, decoded, arpa, recurrent], options, rescored, version=3)
 
 
 def train(cfg: DictConfig, text: Path, out: Path) -> None:
@@ -86,11 +87,11 @@ def train(cfg: DictConfig, text: Path, out: Path) -> None:
     check_strategy(config)
     OmegaConf.save(cfg, out / "config.yaml", resolve=True)  # the worker processes read it
     start(config)
-    finish(out, cfg.lm.name, text, *(held_out(corpus_dir(cfg), subset) for subset in ("dev", "test")))
+    finish(out, cfg.lm.name, text, *(held_out(layout(cfg), subset) for subset in ("dev", "test")))
 
 
 def rescore(
-    root: Path, decoded: Path, arpa: Path, recurrent: Path, options: dict, jobs: int, device: str, out: Path
+    paths: Layout, decoded: Path, arpa: Path, recurrent: Path, options: dict, jobs: int, device: str, out: Path
 ) -> None:
     """Chooses the mixture and the LM scale on dev, and writes the words of dev and test."""
     from asr_am.decode.lattice_rescore import LatticeOptions
@@ -99,7 +100,7 @@ def rescore(
     how = LatticeOptions(**options["lattice"])
     grid = scales_to_try(arpa, options["grid"], decoded)
     rescore_run(
-        decoded, root / "data", arpa / "lm.arpa", recurrent / "best.pt", out, grid=grid, how=how, jobs=jobs,
+        decoded, paths.data, arpa / "lm.arpa", recurrent / "best.pt", out, grid=grid, how=how, jobs=jobs,
         device=device,
     )  # fmt: skip
 
@@ -108,7 +109,7 @@ def check_options(cfg: DictConfig) -> None:
     """Raises InputError if an option of this stage is unknown, of another type or out of range."""
     from asr_am.decode.lattice_rescore import LatticeOptions
 
-    check_strategy(lm_config(cfg, corpus_dir(cfg) / "lm" / cfg.lm.name))
+    check_strategy(lm_config(cfg, layout(cfg).lm(cfg.lm.name)))
     build(LatticeOptions, values(cfg.lm)["lattice"], "lm.lattice")
 
 

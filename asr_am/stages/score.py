@@ -22,7 +22,8 @@ from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.options import build
-from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.app import layout, stage, values
+from asr_am.stages.layout import Layout
 from asr_am.stages.rescore import mixture_name
 from asr_am.stages.systems import SystemPlan, language_models, plans
 from asr_am.stages.target import Target, git_commit
@@ -53,7 +54,7 @@ class ScoreOptions:
 
 def targets(cfg: DictConfig) -> list[Target]:
     """Returns a target per system and LM, and with rescore=true another per system and mixture."""
-    root = corpus_dir(cfg)
+    paths = layout(cfg)
     made = []
     options = values(cfg.score)
     check_options(cfg)
@@ -62,9 +63,9 @@ def targets(cfg: DictConfig) -> list[Target]:
             lms = {"decode": name} | ({"rescore": mixture_name(cfg, name)} if cfg.rescore else {})
             for part, lm in lms.items():
                 run = f"{system.name}_{lm}"
-                words = root / part / run
-                score = partial(score_run, root, words, system, lm, options, values(cfg.logger))
-                made.append(Target(root / "score" / run, [root / "data", words], options, score))
+                words = paths.root / part / run
+                score = partial(score_run, paths, words, system, lm, options, values(cfg.logger))
+                made.append(Target(paths.scored(run), [paths.data, words], options, score))
     return made
 
 
@@ -73,14 +74,14 @@ def check_options(cfg: DictConfig) -> None:
     build(ScoreOptions, values(cfg.score), "score")
 
 
-def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict, logger: dict, out: Path) -> None:
+def score_run(paths: Layout, words: Path, plan: SystemPlan, lm: str, options: dict, logger: dict, out: Path) -> None:
     """Scores test with the weight and penalty chosen on dev.
 
     Writes table, errors, wer.json and segments.json, and for dev and test the words and the reference that were scored:
     <set>/hyp.ctm and <set>/ref.stm.
 
     Args:
-        root: exp/<corpus>.
+        paths: those of exp/<corpus>.
         words: the decoding or rescoring run.
         plan: its system.
         lm: name of its language model.
@@ -96,7 +97,7 @@ def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict,
     tracker = tracker_factory(logger)()
     run = words.name
     on_dev = DevChoice.load(words)
-    test = read_reference(root / "data", "test", options["subsets"])
+    test = read_reference(paths.data, "test", options["subsets"])
     if test.case_sensitive:
         log.info("%s: scored with regard to case, as the lexicon has words that differ only in case (sclite -s)", run)
     score = test.score(words / "ctm" / ctm_name("test", on_dev.scale))
@@ -107,13 +108,13 @@ def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict,
         "system": plan.name, "lm": lm, "seed": plan.seed, "lm_weight": on_dev.lm,
         "insertion_penalty": on_dev.insertion, "dev_wer": 100.0 * on_dev.errors / max(1, on_dev.words),
         "commit": git_commit(), "date": datetime.datetime.now().isoformat(timespec="seconds"),
-        "reference": hashlib.sha256((root / "data/test/ref.stm").read_bytes()).hexdigest()[:16],
+        "reference": hashlib.sha256((paths.data / "test/ref.stm").read_bytes()).hexdigest()[:16],
     }  # fmt: skip
     counts = summary(score, options["bootstrap"])
     for subset in ("dev", "test"):
         (out / subset).mkdir(exist_ok=True)
         shutil.copyfile(words / "ctm" / ctm_name(subset, on_dev.scale), out / subset / "hyp.ctm")
-        shutil.copyfile(root / "data" / subset / "ref.stm", out / subset / "ref.stm")
+        shutil.copyfile(paths.data / subset / "ref.stm", out / subset / "ref.stm")
     (out / "wer.json").write_text(json.dumps(head | counts, indent=1) + "\n")
     (out / "segments.json").write_text(json.dumps(per_segment(score)) + "\n")
     write_alignments(score, out / "errors.txt")
@@ -122,7 +123,7 @@ def score_run(root: Path, words: Path, plan: SystemPlan, lm: str, options: dict,
     (out / "table.txt").write_text(table.getvalue())
     test_wers = ", ".join(f"{name} {100.0 * value['errors'] / value['words']:.2f} %" for name, value in counts.items())
     log.info("%s: dev WER %.2f %% with LM weight %g, insertion penalty %g", run, head["dev_wer"], *on_dev.scale)
-    log.info("%s: test WER %s (table: %s)", run, test_wers, root / "score" / run / "table.txt")
+    log.info("%s: test WER %s (table: %s)", run, test_wers, paths.scored(run) / "table.txt")
     log.debug("test:\n%s", table.getvalue())
     if plan.model is not None:
         track(tracker, plan.model, lm, head | counts, score)

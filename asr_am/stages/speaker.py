@@ -20,8 +20,9 @@ from asr_am import disk
 from asr_am.errors import InputError
 from asr_am.options import build, choices
 from asr_am.stages.align import kaldi_extractor, kaldi_ivectors
-from asr_am.stages.app import corpus_dir, stage, values
+from asr_am.stages.app import layout, stage, values
 from asr_am.stages.decode import graph_target
+from asr_am.stages.layout import Layout
 from asr_am.stages.systems import SystemPlan, graph_dir
 from asr_am.stages.target import Target
 
@@ -33,17 +34,17 @@ GMM = "sat"
 
 def targets(cfg: DictConfig) -> list[Target]:
     """Returns the matrix, the graph of the first pass, the speakers' transforms and their i-vectors."""
-    root = corpus_dir(cfg)
+    paths = layout(cfg)
     made = []
     if "lda_mllt" in cfg.align:
-        made.append(Target(root / "features/lda", [root / "align"], {}, partial(copy_matrix, root / "align/lda_mllt")))
+        made.append(Target(paths.features / "lda", [paths.align], {}, partial(copy_matrix, paths.align / "lda_mllt")))
     if GMM in cfg.align:
         plan, lm = SystemPlan(GMM, GMM, "fmllr", None, None), cfg.speaker.lm or next(iter(cfg.corpus.lms))
         graph = graph_dir(cfg, plan, lm)
-        inputs = [root / "lang", root / "features/mfcc", root / "align", graph]
+        inputs = [paths.lang(), paths.features / "mfcc", paths.align, graph]
         options = values(cfg.speaker) | {"sets": [name for name in cfg.corpus.sets if name != "train"]}
-        build_fmllr = partial(adapt, root, graph, options, cfg.nj)
-        made += [graph_target(cfg, plan, lm), Target(root / "features/fmllr", inputs, options, build_fmllr, version=2)]
+        build_fmllr = partial(adapt, paths, graph, options, cfg.nj)
+        made += [graph_target(cfg, plan, lm), Target(paths.features / "fmllr", inputs, options, build_fmllr, version=2)]
     if "ivector" in cfg.features.name.split("+"):
         made.append(ivector_target(cfg))
     return made
@@ -56,18 +57,18 @@ def copy_matrix(system: Path, out: Path) -> None:
     shutil.copyfile(system / PROJECTION, out / PROJECTION)
 
 
-def adapt(root: Path, graph: Path, options: dict, jobs: int, out: Path) -> None:
+def adapt(paths: Layout, graph: Path, options: dict, jobs: int, out: Path) -> None:
     """Copies the matrix and the training speakers' transforms, and estimates those of the other sets in two passes."""
     from asr_am.decode.adapt import AdaptationPaths, adapt_set, save_adaptation
     from asr_am.features.adapted import read_transforms, write_transforms
     from asr_am.hmm.gmm_system import TRANSFORMS
 
-    system, work = root / "align" / GMM, out / "work"
+    system, work = paths.align / GMM, out / "work"
     how = adapt_options({name: value for name, value in options.items() if name not in ("lm", "sets")})
     copy_matrix(system, out)
     known = read_transforms(system / TRANSFORMS, "train")
     write_transforms(out, "train", known)
-    place = AdaptationPaths(system, root / "features", root / "lang", graph / "HCLG.fst", work)
+    place = AdaptationPaths(system, paths.features, paths.lang(), graph / "HCLG.fst", work)
     for subset in options["sets"]:
         write_transforms(out, subset, adapt_set(place, subset, how, jobs))
     save_adaptation(out, place, how)
@@ -76,19 +77,19 @@ def adapt(root: Path, graph: Path, options: dict, jobs: int, out: Path) -> None:
 
 def ivector_target(cfg: DictConfig) -> Target:
     """Returns UBM, extractor and i-vectors, made from the MFCCs. Or i-vectors of Kaldi's or of its extractor."""
-    root, sets = corpus_dir(cfg), list(cfg.corpus.sets)
-    out, inputs = root / "features/ivector", [root / "features/mfcc"]
+    paths, sets = layout(cfg), list(cfg.corpus.sets)
+    out, inputs = paths.features / "ivector", [paths.features / "mfcc"]
     options = {key: value for key, value in values(cfg.ivectors).items() if key not in ("name", "device")}
     if folders := kaldi_ivectors(values(cfg.align)):
         if missing := [subset for subset in sets if subset not in folders]:
             raise InputError(f"align.ivectors: lacks the set {missing[0]}; give a directory for each set")
-        build_import = partial(import_kaldi_ivectors, root / "features", folders)
+        build_import = partial(import_kaldi_ivectors, paths.features, folders)
         return Target(out, [*inputs, *folders.values()], {"kaldi": sorted(folders)}, build_import)
     if folder := kaldi_extractor(values(cfg.align)):
         restarts = {subset: options["online_utterances"] if subset in options["online"] else 0 for subset in sets}
-        build_extract = partial(extract_by_kaldi, folder, root / "features", restarts, cfg.nj)
+        build_extract = partial(extract_by_kaldi, folder, paths.features, restarts, cfg.nj)
         return Target(out, [*inputs, folder], {"extractor": restarts}, build_extract)
-    build_ivectors = partial(extract_ivectors, root / "features", options, sets, cfg.nj, cfg.ivectors.device)
+    build_ivectors = partial(extract_ivectors, paths.features, options, sets, cfg.nj, cfg.ivectors.device)
     return Target(out, inputs, options | {"sets": sets}, build_ivectors)
 
 

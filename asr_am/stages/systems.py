@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, ListConfig
 
 from asr_am.errors import InputError
-from asr_am.stages.app import corpus_dir
+from asr_am.stages.app import layout
 from asr_am.stages.mmi import mmi_run
 
 if TYPE_CHECKING:
@@ -103,13 +103,13 @@ class SystemPlan:
 
 def plans(cfg: DictConfig) -> list[SystemPlan]:
     """Returns the systems that `systems` lists: GMMs by name, nnet for the networks of the configured run."""
-    root = corpus_dir(cfg)
+    paths = layout(cfg)
     found = []
     for name in cfg.systems:
         if name == "nnet":
             runs = [(cfg.run, None), *([(mmi_run(cfg), tuple(cfg.mmi.windows))] if cfg.mmi.train else [])]
             found += [
-                SystemPlan(run, cfg.align.system, cfg.features.name, root / "train" / run, cfg.seed, windows)
+                SystemPlan(run, cfg.align.system, cfg.features.name, paths.run(run), cfg.seed, windows)
                 for run, windows in runs
             ]
         elif name not in GMM_FEATURES:
@@ -133,4 +133,4 @@ def language_models(cfg: DictConfig) -> list[str]:
 
 def graph_dir(cfg: DictConfig, system: SystemPlan, lm: str) -> Path:
     """Returns the directory of a decoding graph, shared by all systems with the same states."""
-    return corpus_dir(cfg) / "graph" / f"{system.gmm}_{lm}"
+    return layout(cfg).graph(system.gmm, lm)

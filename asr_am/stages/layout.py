@@ -1,0 +1,97 @@
+"""Every path of exp/<corpus> that one stage writes and another reads, on one page.
+
+log/<stage>.log                     messages of a stage
+data/                               stage 0: manifests of each set, lexicon, texts (lm/), references, GLM
+lang/, lang_probs/                  stage 1: lexicon, phones, L; stage 3: with probabilities of pronunciations
+lm/<name>/                          stage 1: an n-gram LM, G; stage 8: a recurrent LM
+features/<kind>/                    stages 2 and 4: mfcc, logmel, lda, fmllr, ivector
+align/<system>/                     stage 3: GMM systems and their alignments
+alignments/                         stage 3: the same as CTM and TextGrid
+egs/<features>-<system>/            stage 5: training examples
+egs/denominator-<system>/           stage 5: the graph of sequence training
+train/<run>/                        stage 6: a network
+graph/<system>_<lm>/                stages 4 and 7: HCLG
+decode/<system or run>_<lm>/        stage 7: lattices, words, what dev has chosen
+likelihoods/<system or run>_<lm>/   stage 7: scores for Kaldi's decoders
+rescore/<decoded>+<recurrent LM>/   stage 8
+score/<decoded or rescored>/        stage 9: error rates
+report/, RESULTS.md                 stage 10
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The folders of exp/<corpus>. All but `root` are outputs of a stage, or hold outputs of several.
+
+    Attributes:
+        root: exp/<corpus>.
+    """
+
+    root: Path
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "log"
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+    @property
+    def texts(self) -> Path:
+        return self.data / "lm"
+
+    def lang(self, *, probs: bool = False) -> Path:
+        return self.root / ("lang_probs" if probs else "lang")
+
+    def lm(self, name: str) -> Path:
+        return self.root / "lm" / name
+
+    @property
+    def features(self) -> Path:
+        return self.root / "features"
+
+    @property
+    def align(self) -> Path:
+        return self.root / "align"
+
+    @property
+    def alignments(self) -> Path:
+        return self.root / "alignments"
+
+    def egs(self, features: str, system: str) -> Path:
+        return self.root / "egs" / f"{features}-{system}"
+
+    def denominator(self, system: str) -> Path:
+        return self.root / "egs" / f"denominator-{system}"
+
+    def run(self, name: str) -> Path:
+        return self.root / "train" / name
+
+    def graph(self, system: str, lm: str) -> Path:
+        return self.root / "graph" / f"{system}_{lm}"
+
+    def decoded(self, run: str) -> Path:
+        return self.root / "decode" / run
+
+    def likelihoods(self, run: str) -> Path:
+        return self.root / "likelihoods" / run
+
+    def rescored(self, run: str, lm: str) -> Path:
+        return self.root / "rescore" / f"{run}+{lm}"
+
+    def scored(self, run: str) -> Path:
+        return self.root / "score" / run
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report"
+
+    @property
+    def results(self) -> Path:
+        return self.root / "RESULTS.md"
