@@ -54,7 +54,8 @@ SETTINGS = "config.yaml"
 OTHERS = ("wandb", "tensorboard", "checkpoints")  # folders of a run that change or go while its results stay
 MADE = (
     SETTINGS, "metrics.jsonl", "leases.jsonl", "summary.json", "best.pt", ".*.tmp", "wandb/**/*", "tensorboard/**/*",
-    "checkpoints/checkpoint-?????????/*", "checkpoints/checkpoint-*partial/*", "checkpoints/.*", "checkpoints/.*/**/*",
+    "checkpoints/checkpoint-?????????/*", "checkpoints/checkpoint-*partial/*", "checkpoints/checkpoint-*.damaged/*",
+    "checkpoints/.*", "checkpoints/.*/**/*",
 )  # fmt: skip
 
 

@@ -491,6 +491,9 @@ class NoCheckpoints(Checkpoints):
     def publish(self, out: Path) -> None:
         pass
 
+    def set_damaged_aside(self) -> None:
+        pass
+
     def load(self) -> dict[str, Any] | None:
         return None
 

@@ -247,6 +247,28 @@ class Checkpoints:
         """Name of the present term, for the names of temporary files."""
         return f"{self._term.name.removeprefix(TERM)}." if self._term else ""
 
+    def set_damaged_aside(self) -> None:
+        """Renames checkpoints that are newer than the newest intact one to `<name>.damaged`. Called by the leader.
+
+        Raises:
+            InputError: none is intact.
+        """
+        damaged: list[tuple[Path, InputError]] = []
+        for path in reversed(self.paths()):
+            try:
+                state = read_torch(path / "run.pt", self._remedy())
+                for rank in state["members"] if isinstance(state, dict) else ():
+                    read_torch(path / f"learner-{rank}.pt", self._remedy())
+                break
+            except InputError as error:
+                damaged.append((path, error))
+        else:
+            if damaged:
+                raise damaged[0][1]
+        for path, problem in damaged:
+            log.warning("%s; it is kept as %s.damaged, and the checkpoint before it is taken", problem, path.name)
+            disk.rename(path, path.with_name(f"{path.name}.damaged"))
+
     def load(self) -> dict[str, Any] | None:
         """Returns `run.pt` of the newest checkpoint, or None if there is no checkpoint.
 
@@ -281,4 +303,4 @@ class Checkpoints:
         return self.directory / f"checkpoint-{updates:09d}.{self._launch}.partial"
 
     def _remedy(self) -> str:
-        return f"remove it to continue from the checkpoint before, or {self.directory} to start anew"
+        return f"remove {self.directory} to start anew"

@@ -187,6 +187,7 @@ class Trainer:
             self.checkpoints.open(self.team.launch)
             if self._is_leader:
                 self._claim()
+                self.checkpoints.set_damaged_aside()
             rows = self.team.gather(torch.zeros(0, dtype=torch.float64))  # no earlier launch writes any more
             if self._leader in rows:
                 self._resume()

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -150,8 +151,11 @@ def test_other_options_or_a_damaged_checkpoint_are_refused(egs_dir: Path, tmp_pa
     train(egs_dir, tmp_path, one)
     with pytest.raises(InputError, match="other options"):
         train(egs_dir, tmp_path, TrainOptions(**{**one.__dict__, "seed": 2}))
+    *others, newest = sorted((tmp_path / "checkpoints").glob("checkpoint-*"))
+    for other in others:
+        shutil.rmtree(other)
     for name, key in (("run.pt", "cursor"), ("learner-0.pt", "strategy")):
-        part = sorted((tmp_path / "checkpoints").iterdir())[-1] / name
+        part = newest / name
         whole = part.read_bytes()
         state = torch.load(part, weights_only=True)
         for damaged in (b"", whole[: len(whole) // 2]):
@@ -162,6 +166,27 @@ def test_other_options_or_a_damaged_checkpoint_are_refused(egs_dir: Path, tmp_pa
         with pytest.raises(InputError, match="not complete"):
             train(egs_dir, tmp_path, OPTIONS)
         part.write_bytes(whole)
+
+
+def test_a_damaged_newest_checkpoint_is_kept_aside_and_the_one_before_is_taken(
+    egs_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    two = TrainOptions(**{**OPTIONS.__dict__, "epochs": 2})
+    train(egs_dir, tmp_path / "whole", two)
+    train(egs_dir, tmp_path / "damaged", two)
+    before, newest = sorted((tmp_path / "damaged/checkpoints").glob("checkpoint-*"))
+    part = newest / "learner-0.pt"
+    part.write_bytes(part.read_bytes()[:-100])
+    train(egs_dir, tmp_path / "damaged", two)
+    assert f"{newest.name}.damaged" in caplog.text and f"resuming from {before}" in caplog.text
+    assert (newest.parent / f"{newest.name}.damaged/learner-0.pt").exists()
+    weights = [
+        torch.load(tmp_path / name / f"checkpoints/{newest.name}/learner-0.pt", weights_only=True)["strategy"][
+            "weights"
+        ]
+        for name in ("whole", "damaged")
+    ]
+    assert torch.equal(*weights), "the same bits"
 
 
 def test_a_loss_that_is_not_finite_names_the_last_good_checkpoint(egs_dir: Path, tmp_path: Path) -> None:
