@@ -85,9 +85,10 @@ def case_matters(data_dir: Path) -> bool:
     """True if the lexicon has words that differ only in case, as NIST's programs fold it, and no GLM makes them one."""
     from asr_am.data.textfile import numbered_lines
 
-    if glm_rules(data_dir) is not None:
+    lexicon = data_dir / "lexicon.txt"
+    if glm_rules(data_dir) is not None or not lexicon.exists():
         return False
-    words = {line.split(maxsplit=1)[0].encode() for _, line in numbered_lines(data_dir / "lexicon.txt") if line.strip()}
+    words = {line.split(maxsplit=1)[0].encode() for _, line in numbered_lines(lexicon) if line.strip()}
     return len({word.lower() for word in words}) < len(words)
 
 
