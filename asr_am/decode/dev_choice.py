@@ -62,11 +62,11 @@ def read_reference(data_dir: Path, subset: str, subsets: Mapping[str, str] | Non
         subset: name of the set.
         subsets: rules of the subsets that are scored apart, see `Reference`.
     """
-    glm = data_dir / "en.glm"
+    glm, lexicon = data_dir / "en.glm", data_dir / "lexicon.txt"
     stm = data_dir / subset / "ref.stm"
-    if glm.exists():
-        return Reference(stm, glm, subsets or {})
-    lines = numbered_lines(data_dir / "lexicon.txt")
+    if glm.exists() or not lexicon.exists():
+        return Reference(stm, glm if glm.exists() else None, subsets or {})
+    lines = numbered_lines(lexicon)
     words = {line.split(maxsplit=1)[0].encode() for _, line in lines if line.strip()}
     return Reference(stm, None, subsets or {}, case_sensitive=len({word.lower() for word in words}) < len(words))
 

@@ -3,11 +3,12 @@
 # recordings with transcripts beside them, for error rates and for TextGrids of all words and phones.
 #   recipes/kaldi/run.sh --name NAME --train DIR --test DIR [--dev DIR] --lexicon FILE [--text FILE | --arpa FILE]
 #   recipes/kaldi/run.sh --name NAME --folder DIR [--lexicon FILE]
-# Repeat the same options with --stage N. Results go to exp/NAME.
+# Repeat the same options with --stage N. Results go to exp/NAME. Below 3 minutes of training speech the GMMs are not
+# adapted to speakers (align=triphone features=logmel), which a line says.
 #   --name NAME           name of the data, not that of a recipe
 #   --train, --test DIR   wav.scp (wav, flac, mp3, ogg, sphere, Kaldi archives), text, utt2spk. Optional: segments,
-#                         reco2file_and_channel, spk2gender, stm, glm. Or lhotse manifests: a file of cuts, or a folder
-#                         with recordings.jsonl.gz and supervisions.jsonl.gz
+#                         reco2file_and_channel, spk2gender, stm, glm. Or lhotse manifests: a file of cuts or recordings,
+#                         or a folder with one set of them. Their names are those that lhotse gives
 #   --dev DIR             default: hold out about 8 % of the training speech, at least two speakers, at most 5 hours
 #   --folder DIR          a.wav and a.txt, b.wav and b.txt, ... The subfolder is the speaker, or the name up to - or _.
 #                         dev and test are held out. TextGrids of all go to exp/NAME/alignments
@@ -19,8 +20,8 @@
 #   --g2p letters         their letters are their phones. The default with --folder and without --lexicon
 #   --text FILE           sentences to estimate a trigram LM on (default: the training transcripts)
 #   --arpa FILE           an n-gram LM instead
-#   --audio-root DIR      base of relative paths in wav.scp (default: its folder or the nearest one above; in commands:
-#                         the repository)
+#   --audio-root DIR      base of relative paths in wav.scp and manifests (default: their folder, the nearest one above, or
+#                         the working folder; in commands: the repository)
 #   --sampling-rate N     8000 or 16000 (default). Audio of other rates is resampled when read
 #   --allow-pipes         run the commands in wav.scp
 #   --unify-words         words that differ only in case, apostrophes or invisible characters are one word. Otherwise

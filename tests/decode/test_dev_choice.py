@@ -34,6 +34,15 @@ def test_the_scale_with_the_fewest_errors_is_kept(run: Path) -> None:
     assert DevChoice.load(run) == choice
 
 
+@pytest.mark.parametrize(("lexicon", "errors"), [("one W\ntwo T\n", 0), ("one W\nTWO T\ntwo D\n", 1)])
+def test_case_matters_if_words_of_the_lexicon_differ_only_in_it(run: Path, lexicon: str, errors: int) -> None:
+    data = run.parents[1] / "data"
+    (data / "lexicon.txt").write_text(lexicon)
+    (data / "dev/ref.stm").write_text("call 1 anna 0.0 3.0 <O> one TWO three\n")
+    choose_on_dev(data, run, GRID, 1)
+    assert DevChoice.load(run).errors == errors
+
+
 def test_the_glm_of_the_corpus_counts(run: Path) -> None:
     (run.parents[1] / "data/en.glm").write_text(";; a GLM\n[TWO] => [TWO WORDS] / [ ] __ [ ]\n")
     assert choose_on_dev(read_reference(run.parents[1] / "data", "dev"), run, "dev", GRID, 1).words == 4
