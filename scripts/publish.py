@@ -48,18 +48,22 @@ def publish(corpus: str) -> None:
 
 def update_results(path: Path, results: str) -> None:
     """Puts a report into RESULTS.md, above the runs that were added by hand."""
-    old = path.read_text() if path.exists() else ""
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
     further = old[old.index(FURTHER) :] if FURTHER in old else ""
     text = _ABSOLUTE_EXP.sub(r"\1", results)
     text = "\n".join(line for line in text.splitlines() if not line.startswith("!["))
-    path.write_text("\n\n".join(filter(None, [re.sub(r"\n{3,}", "\n\n", text).strip(), further.strip()])) + "\n")
+    path.write_text(
+        "\n\n".join(filter(None, [re.sub(r"\n{3,}", "\n\n", text).strip(), further.strip()])) + "\n", encoding="utf-8"
+    )
 
 
 def update_tables(path: Path, tables: list[str]) -> None:
     """Puts tables of papers into TABLES.md, in place of those with the same titles."""
-    old = re.split(r"^(?=### )", path.read_text(), flags=re.MULTILINE)[1:] if path.exists() else []
+    old = re.split(r"^(?=### )", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:] if path.exists() else []
     by_title = {text.partition("\n")[0]: shorten(text) for text in [*old, *tables]}
-    path.write_text("\n\n".join([TABLES_HEAD, *(by_title[title] for title in sorted(by_title))]) + "\n")
+    path.write_text(
+        "\n\n".join([TABLES_HEAD, *(by_title[title] for title in sorted(by_title))]) + "\n", encoding="utf-8"
+    )
 
 
 def shorten(table: str) -> str:

@@ -30,12 +30,15 @@ def named(pattern: re.Pattern[str]) -> dict[str, Path]:
 
 def anchors(path: Path) -> set[str]:
     """Returns the anchors of the headings of a file, as GitHub makes them."""
-    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in HEADING.findall(path.read_text())}
+    return {
+        re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-")
+        for head in HEADING.findall(path.read_text(encoding="utf-8"))
+    }
 
 
 @pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
-    for link in LINK.findall(path.read_text()):
+    for link in LINK.findall(path.read_text(encoding="utf-8")):
         name, _, anchor = link.partition("#")
         if name.startswith("http"):
             continue

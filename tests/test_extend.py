@@ -64,6 +64,8 @@ def test_strategy_model_and_schedule_of_a_users_own(installed: Path, tmp_path: P
 
 def test_a_feature_kind_of_a_users_own(installed: Path, tmp_path: Path) -> None:
     write_corpus(tmp_path / "toy/data")
+    (tmp_path / "toy/features").mkdir()
+    (tmp_path / "toy/features/.key").touch()  # so that exp/toy is taken for a folder of this program
     done = stage(installed, "features", f"exp={tmp_path}", "corpus.name=toy", "features=power")
     assert done.returncode == 0, done.stderr
     program = (

@@ -104,7 +104,7 @@ def test_options_of_strategies_are_of_their_types(strategy: str) -> None:
         ("speed_perturb_below=-1", r"^speed_perturb_below=-1: must be at least 0"),
         ("systems=nnet", r"^systems=nnet: input should be a valid list"),
         ("run=3", r"""^run=3: input should be a valid string; quote it .* "run='3'"$"""),
-        ("run=a/b", r"^run=a/b: must be the name of a directory"),
+        ("run=a/b", r"^run=a/b: becomes the name of a folder"),
         ("exp=null", r"^exp=None: input should be a valid string$"),
     ],
 )

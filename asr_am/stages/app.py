@@ -302,7 +302,8 @@ def check(cfg: DictConfig) -> None:
     for section in ("corpus.lms", "corpus.sets"):
         for name in OmegaConf.select(cfg, section) or ():
             check_name(section, name)
-    check_corpus_dir(corpus_dir(cfg))
+    if not OmegaConf.is_missing(cfg.corpus, "name"):
+        check_corpus_dir(corpus_dir(cfg))
 
 
 def job_options(cfg: DictConfig) -> JobOptions:

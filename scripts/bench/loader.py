@@ -24,7 +24,7 @@ import torch
 from asr_am.egs.augment import Masking
 from asr_am.egs.epoch_plan import BUFFER, ChunkOrder, EpochPlan
 from asr_am.egs.loader import Loader
-from asr_am.egs.store import EgsInfo, EgsSet, Index
+from asr_am.egs.store import EgsInfo, EgsSet, Index, crc32_of
 
 CHUNK = 21  # frames
 
@@ -34,6 +34,7 @@ def write_random(directory: Path, frames: int = 1_000_000, dim: int = 260, shard
     rng = np.random.default_rng(0)
     (directory / "train").mkdir()
     each, utterances = frames // shards, frames // shards // 500
+    crc32s: list[int] = []
     for shard in range(shards):
         with (directory / "train" / f"features.{shard}.npy").open("wb") as file:
             rows = each + CHUNK
@@ -42,13 +43,18 @@ def write_random(directory: Path, frames: int = 1_000_000, dim: int = 260, shard
             for begin in range(0, rows, 100_000):
                 size = min(100_000, rows - begin), dim - ivector
                 file.write(rng.standard_normal(size, dtype=np.float32).astype(np.float16).tobytes())
-        np.save(directory / "train" / f"targets.{shard}.npy", rng.integers(0, 32000, each + CHUNK).astype(np.int16))
+        targets_T = rng.integers(0, 32000, each + CHUNK).astype(np.int16)
+        np.save(directory / "train" / f"targets.{shard}.npy", targets_T)
+        features_TF = np.load(directory / "train" / f"features.{shard}.npy", mmap_mode="r")
+        spans = [slice(500 * number, 500 * (number + 1)) for number in range(utterances)]
+        crc32s += [crc32_of(targets_T[span], features_TF[span]) for span in spans]
     total = shards * utterances
     Index(
         [f"u{i:06d}" for i in range(total)],
         np.repeat(np.arange(shards), utterances),
         np.tile(np.arange(utterances) * 500, shards),
         np.full(total, 500),
+        np.array(crc32s, dtype=np.uint32),
     ).save(directory / "train")
     streams = {"logmel": dim - ivector}
     if ivector:

@@ -19,7 +19,7 @@ from asr_am.distributed.strategies.ps_async import PsAsync
 from asr_am.distributed.strategies.ps_sync import PsSync
 from asr_am.distributed.strategies.psp import Psp
 from asr_am.distributed.strategies.sync import Sync
-from asr_am.egs.store import EgsInfo, Index
+from asr_am.egs.store import EgsInfo, Index, crc32_of
 from asr_am.models.blstm import BlstmOptions
 from asr_am.train.run_setup import StrategyFactory
 from asr_am.train.schedule import Anneal
@@ -54,8 +54,11 @@ def write_examples(directory: Path, *, utterances: int, dim: int, pdfs: int, fra
         y_T = np.repeat(rng.integers(0, pdfs, -(-count * frames // 5) + CHUNK), 5)[: count * frames + CHUNK]
         x_TF = (means_PF[y_T] + rng.standard_normal((len(y_T), dim), dtype=np.float32)).astype(np.float16)
         np.save(folder / "features.0.npy", x_TF)
-        np.save(folder / "targets.0.npy", y_T.astype(np.int16))
-        columns = np.zeros(count, dtype=np.int64), np.arange(count) * frames, np.full(count, frames - 7)
+        y_T = y_T.astype(np.int16)
+        np.save(folder / "targets.0.npy", y_T)
+        begins, length = np.arange(count) * frames, frames - 7
+        crc32s = [crc32_of(y_T[begin : begin + length], x_TF[begin : begin + length]) for begin in begins]
+        columns = np.zeros(count, dtype=np.int64), begins, np.full(count, length), np.array(crc32s, dtype=np.uint32)
         Index([f"{subset}-{number:06d}" for number in range(count)], *columns).save(folder)
         sizes[subset] = {"utterances": count, "frames": count * (frames - 7)}
     np.save(directory / "pdf_counts.npy", np.full(pdfs, 10, dtype=np.int64))

@@ -23,7 +23,7 @@ def record(section: str, name: str, values: Mapping[str, object], path: Path = R
         values: the other cells by column. Commit and date follow.
         path: file with the sections.
     """
-    parts = (path.read_text() if path.exists() else "# Soaks\n").split("\n## ")
+    parts = (path.read_text(encoding="utf-8") if path.exists() else "# Soaks\n").split("\n## ")
     headings = [part.partition("\n")[0] for part in parts]
     number = headings.index(section, 1) if section in headings[1:] else len(parts)
     lines = parts[number].rstrip().splitlines() if number < len(parts) else [section, ""]
@@ -36,4 +36,4 @@ def record(section: str, name: str, values: Mapping[str, object], path: Path = R
     same = [row.startswith(f"| {name} |") for row in rows]
     rows = [mine if old else row for row, old in zip(rows, same, strict=True)] + ([] if any(same) else [mine])
     parts[number : number + 1] = ["\n".join(["\n".join(text).rstrip(), "", header, rule, *rows, ""])]
-    path.write_text("\n## ".join(part.rstrip() + "\n" for part in parts))
+    path.write_text("\n## ".join(part.rstrip() + "\n" for part in parts), encoding="utf-8")

@@ -39,8 +39,7 @@ def test_case_matters_if_words_of_the_lexicon_differ_only_in_it(run: Path, lexic
     data = run.parents[1] / "data"
     (data / "lexicon.txt").write_text(lexicon)
     (data / "dev/ref.stm").write_text("call 1 anna 0.0 3.0 <O> one TWO three\n")
-    choose_on_dev(data, run, GRID, 1)
-    assert DevChoice.load(run).errors == errors
+    assert choose_on_dev(read_reference(data, "dev"), run, "dev", GRID, 1).errors == errors
 
 
 def test_the_glm_of_the_corpus_counts(run: Path) -> None:

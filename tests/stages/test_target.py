@@ -92,7 +92,7 @@ def test_an_unfinished_or_failed_run_replaces_no_finished_one(tmp_path: Path, so
     assert folders() == {**finished, "out.new": "half"}
     run(2)
     assert folders() == {**finished, "out.new": "half"}, "and it is up to date"
-    source.write_text("fourth")
+    source.write_text("fourth", encoding="utf-8")
     run(4)
     assert folders() == {"out": "fourth!", "out.old": "second!", "out.new": "half"}, "what is unfinished stays"
 
@@ -115,7 +115,7 @@ def test_a_folder_of_the_user_is_never_touched(tmp_path: Path, source: Path, fol
     made = target(tmp_path, source, in_place=in_place)
     if folder != "out":
         assert made.run()
-        source.write_text("changed")
+        source.write_text("changed", encoding="utf-8")
     mine = tmp_path / folder / "deep/notes.txt"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
@@ -135,7 +135,7 @@ def test_a_file_of_the_user_in_an_output_is_never_removed(tmp_path: Path, source
     mine = tmp_path / "out/plots/mine.png"
     mine.parent.mkdir()
     mine.write_text("mine")
-    source.write_text("changed")
+    source.write_text("changed", encoding="utf-8")
     with pytest.raises(InputError, match=r"mine\.png: not made by this program"):
         made.run()
     assert mine.read_text() == "mine" and (tmp_path / "out/copy.txt").read_text() == "words!"
@@ -153,7 +153,7 @@ def test_notes_written_beside_a_training_run_are_not_its_output(tmp_path: Path, 
     assert "notes.txt" not in json.loads((tmp_path / "out/.done").read_text())["files"]
     (tmp_path / "out/notes.txt").write_text("looks even better")
     assert not made.run()
-    source.write_text("changed")
+    source.write_text("changed", encoding="utf-8")
     with pytest.raises(InputError, match=r"notes\.txt: not made by this program"):
         made.run()
 

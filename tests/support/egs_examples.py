@@ -39,4 +39,5 @@ def write_examples(directory: Path, *, frames_U: tuple[int, ...] = (30, 7, 12, 3
         Index(names, *columns).save(folder)
         sizes[subset] = {"utterances": len(frames_U), "frames": sum(frames_U)}
     EgsInfo(kind="logmel", dim=dim, num_pdfs=dim, chunk=CHUNK, sets=sizes).save(directory)
+    (directory.parent / ".key").touch()  # so that exp/<corpus> is taken for a folder of this program
     return directory
