@@ -69,6 +69,10 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def save_png(figure: Figure, path: Path) -> None:
+    from matplotlib.text import Text
+
+    for text in figure.findobj(lambda artist: isinstance(artist, Text) and artist.get_text() != ""):
+        text.set_parse_math(False)  # a name with two dollars is no formula. Powers at ticks have no text yet
     _write(figure, path, {"Software": None})
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import html
 import json
 import re
+from base64 import b64encode
+from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -110,3 +113,80 @@ def test_figures_take_the_colours_of_the_page(corpus_dir: Path) -> None:
     assert svg.startswith("<svg") and "#ffffff" not in svg and "var(--page)" in svg and "<text" in svg
     width = re.search(r'width="([\d.]+)pt"', svg)
     assert width and f'style="min-width: {0.8 * float(width[1]):.0f}pt"' in svg  # text stays legible on a phone
+
+
+HOSTILE = (
+    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "![a](b)", "[a](javascript:alert(1))", "a|b", "`a`",
+    "**a**", '"><b>', "&lt;b&gt;", "_a_", "__a__b", "\\*a*", "</title><b>", r"$\x$", "a\nb", "a\n\n# b",
+)  # fmt: skip
+
+
+class Shown(HTMLParser):
+    """Collects the texts of elements of one kind, outside of figures, and all tags and attributes."""
+
+    def __init__(self, text: str, kind: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.attributes: list[str] = []
+        self._kind, self._inside = kind, False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.attributes += [name for name, _ in attributes]
+        if tag == self._kind:
+            self.texts.append("")
+            self._inside = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = self._inside and tag != self._kind
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.texts[-1] += data
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_names_commits_and_words_are_shown_as_they_are(tmp_path: Path, text: str) -> None:
+    corpus, name = tmp_path / "exp" / text.replace("/", "-"), f"{text.replace('/', '-')}-s1"
+    run = write_run(corpus, name, 1, [2.0, 1.0], commit=text, config_hash=text, strategy=text, model=text)
+    (run / "metrics.jsonl").write_text(json.dumps({"batch": 1, "loss": 3.0, "lr": 0.1}) + "\n")
+    write_run(corpus, f"other-{name}", 1, [2.0, 1.5], strategy="sync", learners=2, model=text)
+    for system in ("sat", name):
+        folder = write_score(corpus, system, text.replace("/", "-"), [1] * SEGMENTS)
+        wer = json.loads((folder / "wer.json").read_text())
+        wer |= {"commit": text, "lm": text, f"in {text}": wer["swb"]}
+        (folder / "wer.json").write_text(json.dumps(wer))
+        word = text.replace("\n", "")
+        lines = ERRORS.format(substitutions=1).replace("A_b", word.replace(" ", "")).replace("<B>PLAYED</B>", word)
+        (folder / "errors.txt").write_text(lines)
+    model = {"name": text, "source": text, "ngrams": [1], "dev_perplexity": 2.0, "dev_words": 5, "dev_oov": 1}
+    (corpus / "lm/kn").mkdir(parents=True)
+    (corpus / "lm/kn/lm.json").write_text(json.dumps(model))
+    write_report(corpus, corpus / "report", f"recipes/x/run.sh run={text}")
+    page = (corpus / "report/index.html").read_text()
+    harmless = Page(page)
+    allowed = {"html", "head", "meta", "title", "link", "style", "body", "nav", "a", "main", "h1", "h2", "h3", "p",
+               "pre", "code", "div", "span", "table", "thead", "tbody", "tr", "th", "td", "strong", "details",
+               "summary", "small", "mark", "script"}  # fmt: skip
+    outside_of_figures = re.sub(r"<svg.*?</svg>", "", page, flags=re.S)
+    assert set(Page(outside_of_figures).tags) <= allowed and harmless.tags.count("script") == 1
+    assert not {each for each in Shown(page, "p").attributes if each.startswith("on")}
+    assert {link for link in harmless.links if not link.startswith("#")} == {"data:,"}
+    line = re.sub(r"\s", " ", text)
+    cells = Shown(outside_of_figures, "td").texts
+    assert {line, name.replace("\n", " "), f"{name}_{text.replace('/', '-')}".replace("\n", " ")} <= set(cells)
+    assert f"in {line} (300 words)" in Shown(outside_of_figures, "h3").texts
+    assert any(f"other-{name}".replace("\n", " ") in shown for shown in cells)
+    assert f"Results: {corpus.name}".replace("\n", " ") in Shown(outside_of_figures, "h1").texts
+    assert any(word in shown for shown in Shown(outside_of_figures, "pre").texts)
+
+
+def test_no_script_but_the_pages_own_may_run(corpus_dir: Path) -> None:
+    write_report(corpus_dir, corpus_dir / "report", "recipes/tiny/run.sh")
+    text = (corpus_dir / "report/index.html").read_text()
+    found = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
+    script = re.search(r"<script>(.*)</script>", text, re.DOTALL)
+    assert found and script
+    policy = dict(part.strip().split(" ", 1) for part in html.unescape(found[1]).split(";"))
+    digest = b64encode(sha256(script[1].encode()).digest()).decode()
+    assert policy["default-src"] == "'none'" and policy["script-src"] == f"'sha256-{digest}'"
