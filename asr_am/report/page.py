@@ -95,7 +95,7 @@ def _html(text: str, figures: Path) -> tuple[Markup, list[tuple[str, str]]]:
         # figures of report/ are in `figures`, whose name is not the final one yet
         svg = inline_svg(figures / path.name if path.parts[0] == "report" else figures.parent / path)
         label = self.renderInlineAsText(token.children, options, env)
-        return f'<span class="figure" role="img" aria-label="{escape(label)}">{svg}</span>'
+        return f'<span class="wide figure" tabindex="0" role="img" aria-label="{escape(label)}">{svg}</span>'
 
     def table(self: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
         return '<div class="wide" tabindex="0"><table>'
@@ -124,7 +124,8 @@ def anchor(heading: str) -> str:
 def inline_svg(path: Path) -> Markup:
     """Returns an SVG for use inside HTML: its black, white, grey and blue become the colours of the page.
 
-    On a narrow screen it is shown at 80 % of its size or more, so that its text stays legible, and can be scrolled.
+    On a narrow screen it is shown at 80 % of its size or more, so that its text stays legible, and can be scrolled. It
+    has no background of its own: a shade behind it shows that there is more.
     """
     svg = path.read_text(encoding="utf-8")
     svg = re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])  # ids would occur in several figures

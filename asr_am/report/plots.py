@@ -12,7 +12,7 @@ from asr_am.report.runs import TrainingRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.container import BarContainer
+    from matplotlib.patches import Rectangle
 
 LEGEND_LINES = 12  # more runs are labelled by family, more families get a legend outside
 
@@ -71,7 +71,7 @@ def plot_wer(families: Sequence[Family], corpus: str, path: Path) -> None:
 
 def _draw_wer(
     axes: Axes, families: Sequence[Family], subset: str, systems: list[str], lms: list[str]
-) -> dict[str, BarContainer]:
+) -> dict[str, Rectangle]:
     """Draws the bars of one subset. Returns a bar of each LM, for the legend."""
     width, bars = 0.8 / len(lms), {}
     for family in families:
@@ -79,7 +79,7 @@ def _draw_wer(
         x = systems.index(family.system) + (nth - (len(lms) - 1) / 2) * width
         wer, (low, high) = family.wer(subset), family.interval(subset)
         colour, hatch = COLOURS[nth % len(COLOURS)], HATCHES[nth % len(HATCHES)]
-        bars[family.lm] = axes.bar(x, wer, 0.92 * width, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
+        bars[family.lm] = axes.bar(x, wer, 0.92 * width, color=colour, hatch=hatch, edgecolor="white", linewidth=0)[0]
         axes.errorbar(x, wer, [[max(wer - low, 0)], [max(high - wer, 0)]], color="black", capsize=3, linewidth=1)
         each = [score.subsets[subset].wer for score in family.scores]
         if len(each) > 1:

@@ -35,13 +35,14 @@ from asr_am.score.significance import SAMPLES
 log = logging.getLogger(__name__)
 
 
-def write_report(corpus_dir: Path, out: Path, command: str) -> None:
+def write_report(corpus_dir: Path, out: Path, command: str, description: str = "") -> None:
     """Writes corpus_dir/RESULTS.md, out/index.html and the plots: wer, heldout, and those that compare strategies.
 
     Args:
         corpus_dir: exp/<corpus>.
         out: directory of the page and of the plots.
         command: command line that reproduces the results, printed for the reader.
+        description: what the reader must know of the corpus.
 
     Raises:
         InputError: there are no scores, or a file is missing or broken.
@@ -59,6 +60,7 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
     text = "\n\n".join(
         [
             f"# Results: {literal(corpus_dir.name)}",
+            *([literal(description)] if description else []),
             f"Made again by\n\n{code(command)}",
             *_retrained(corpus_dir, scores),
             *_wer_sections(families, comparisons, read_coverage(corpus_dir)),

@@ -11,11 +11,15 @@ from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 
 from asr_am.report.page import inline_svg
 from asr_am.report.utterance_errors import read_utterances
 from asr_am.report.write import write_report
+from tests.support.browser import needs_browser
+from tests.support.page_checks import check_page
 from tests.support.report_files import SEGMENTS, write_run, write_score
 
 ERRORS = """\
@@ -110,15 +114,30 @@ def test_alignments(corpus_dir: Path) -> None:
 def test_figures_take_the_colours_of_the_page(corpus_dir: Path) -> None:
     write_report(corpus_dir, corpus_dir / "report", "recipes/tiny/run.sh")
     svg = inline_svg(corpus_dir / "report/wer.svg")
-    assert svg.startswith("<svg") and "#ffffff" not in svg and "var(--page)" in svg and "<text" in svg
+    assert svg.startswith("<svg") and "#ffffff" not in svg and "currentColor" in svg and "<text" in svg
     width = re.search(r'width="([\d.]+)pt"', svg)
     assert width and f'style="min-width: {0.8 * float(width[1]):.0f}pt"' in svg  # text stays legible on a phone
+
+
+@needs_browser
+def test_in_a_browser(corpus_dir: Path, tmp_path: Path) -> None:
+    (corpus_dir / "data/wav").mkdir()
+    soundfile.write(corpus_dir / "data/wav/a call.wav", np.zeros((24000, 2)), 8000, subtype="ULAW")
+    write_report(corpus_dir, corpus_dir / "report", "recipes/tiny/run.sh")
+    check_page(corpus_dir / "report/index.html", tmp_path / "profile")
 
 
 HOSTILE = (
     "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "![a](b)", "[a](javascript:alert(1))", "a|b", "`a`",
     "**a**", '"><b>', "&lt;b&gt;", "_a_", "__a__b", "\\*a*", "</title><b>", r"$\x$", "a\nb", "a\n\n# b",
 )  # fmt: skip
+
+
+HARMLESS = {
+    "a", "body", "code", "details", "div", "em", "h1", "h2", "h3", "head", "html", "link", "main", "mark", "meta",
+    "nav", "p", "pre", "script", "small", "span", "strong", "style", "summary", "table", "tbody", "td", "th", "thead",
+    "title", "tr",
+}  # fmt: skip
 
 
 class Shown(HTMLParser):
@@ -145,40 +164,55 @@ class Shown(HTMLParser):
             self.texts[-1] += data
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_names_commits_and_words_are_shown_as_they_are(tmp_path: Path, text: str) -> None:
-    corpus, name = tmp_path / "exp" / text.replace("/", "-"), f"{text.replace('/', '-')}-s1"
-    run = write_run(corpus, name, 1, [2.0, 1.0], commit=text, config_hash=text, strategy=text, model=text)
-    (run / "metrics.jsonl").write_text(json.dumps({"batch": 1, "loss": 3.0, "lr": 0.1}) + "\n")
-    write_run(corpus, f"other-{name}", 1, [2.0, 1.5], strategy="sync", learners=2, model=text)
-    for system in ("sat", name):
-        folder = write_score(corpus, system, text.replace("/", "-"), [1] * SEGMENTS)
+def test_names_commits_and_words_are_shown_as_they_are(tmp_path: Path) -> None:
+    corpus, subset = tmp_path / "exp" / "<b>_$x$_[a](b)|", "in <img src=x onerror=alert(1)> ![a](b)"
+    (corpus / "lm").mkdir(parents=True)
+    write_run(corpus, "local-s1", 1, [2.0, 1.0], model="m")
+    words = [re.sub(r"\s", "", text) for text in HOSTILE]
+    for nth, text in enumerate(HOSTILE):
+        plain = text.replace("/", "-")
+        settings = {"commit": text, "config_hash": text, "strategy": text, "model": "m", "learners": 2}
+        run = write_run(corpus, f"{plain}-s1", 1, [2.0, 1.0], **settings)
+        if nth == 0:
+            (run / "metrics.jsonl").write_text(json.dumps({"batch": 1, "loss": 3.0, "lr": 0.1}) + "\n")
+        lm = HOSTILE[nth % 2].replace("/", "-")
+        folder = write_score(corpus, f"{plain}-s1", lm, [min(nth, 1)] * SEGMENTS)  # the best has errors.txt
         wer = json.loads((folder / "wer.json").read_text())
-        wer |= {"commit": text, "lm": text, f"in {text}": wer["swb"]}
+        wer |= {"commit": text, "lm": HOSTILE[nth % 2], subset: wer.pop("swb")}
         (folder / "wer.json").write_text(json.dumps(wer))
-        word = text.replace("\n", "")
-        lines = ERRORS.format(substitutions=1).replace("A_b", word.replace(" ", "")).replace("<B>PLAYED</B>", word)
-        (folder / "errors.txt").write_text(lines)
-    model = {"name": text, "source": text, "ngrams": [1], "dev_perplexity": 2.0, "dev_words": 5, "dev_oov": 1}
-    (corpus / "lm/kn").mkdir(parents=True)
-    (corpus / "lm/kn/lm.json").write_text(json.dumps(model))
-    write_report(corpus, corpus / "report", f"recipes/x/run.sh run={text}")
+        if nth == 0:
+            blocks = (
+                ERRORS.format(substitutions=1).replace("A_b", word).replace("<B>PLAYED</B>", word) for word in words
+            )
+            (folder / "errors.txt").write_text("\n".join(blocks))
+        model = {"name": text, "source": f"of {text}", "ngrams": [1], "dev_perplexity": 2.0}
+        (corpus / f"lm/{nth}").mkdir()
+        (corpus / f"lm/{nth}/lm.json").write_text(json.dumps({**model, "dev_words": 5, "dev_oov": 1}))
+    write_report(corpus, corpus / "report", f"recipes/x/run.sh {HOSTILE}", HOSTILE[0])
     page = (corpus / "report/index.html").read_text()
-    harmless = Page(page)
-    allowed = {"html", "head", "meta", "title", "link", "style", "body", "nav", "a", "main", "h1", "h2", "h3", "p",
-               "pre", "code", "div", "span", "table", "thead", "tbody", "tr", "th", "td", "strong", "details",
-               "summary", "small", "mark", "script"}  # fmt: skip
-    outside_of_figures = re.sub(r"<svg.*?</svg>", "", page, flags=re.S)
-    assert set(Page(outside_of_figures).tags) <= allowed and harmless.tags.count("script") == 1
-    assert not {each for each in Shown(page, "p").attributes if each.startswith("on")}
+    outside_of_figures = re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)
+    harmless = Page(outside_of_figures)
+    assert set(harmless.tags) <= HARMLESS and harmless.tags.count("script") == 1
     assert {link for link in harmless.links if not link.startswith("#")} == {"data:,"}
-    line = re.sub(r"\s", " ", text)
-    cells = Shown(outside_of_figures, "td").texts
-    assert {line, name.replace("\n", " "), f"{name}_{text.replace('/', '-')}".replace("\n", " ")} <= set(cells)
-    assert f"in {line} (300 words)" in Shown(outside_of_figures, "h3").texts
-    assert any(f"other-{name}".replace("\n", " ") in shown for shown in cells)
-    assert f"Results: {corpus.name}".replace("\n", " ") in Shown(outside_of_figures, "h1").texts
-    assert any(word in shown for shown in Shown(outside_of_figures, "pre").texts)
+    shown = {kind: Shown(outside_of_figures, kind) for kind in ("h1", "h3", "p", "td", "th", "pre", "summary")}
+    assert not {name for name in shown["p"].attributes if name.startswith("on")}
+    assert f"Results: {corpus.name}" in shown["h1"].texts and f"{subset} (300 words)" in shown["h3"].texts
+    assert HOSTILE[0] in shown["p"].texts
+    assert set(HOSTILE[:2]) <= set(shown["th"].texts)
+    assert all(any(word in line for line in shown["pre"].texts) for word in words)
+    for text in HOSTILE:
+        line = re.sub(r"\s", " ", text)
+        run = f"{line.replace('/', '-')}-s1"
+        assert {line, f"of {line}", run} <= set(shown["td"].texts)
+        assert any(f"{line}, 2 learners" in cell for cell in shown["td"].texts), text  # among the strategies
+        assert any(f"commit {text}" in words for words in shown["summary"].texts)
+
+
+def test_what_a_corpus_is_comes_first(corpus_dir: Path) -> None:
+    write_report(corpus_dir, corpus_dir / "report", "recipes/tiny/run.sh", "Speech of <machines>.")
+    results, page = (corpus_dir / "RESULTS.md").read_text(), (corpus_dir / "report/index.html").read_text()
+    assert results.index("# Results: tiny") < results.index("Speech of \\<machines>.") < results.index("Made again by")
+    assert page.index("<p>Speech of &lt;machines&gt;.</p>") < page.index("Made again by")
 
 
 def test_no_script_but_the_pages_own_may_run(corpus_dir: Path) -> None:
