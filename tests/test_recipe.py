@@ -23,8 +23,10 @@ import pytest
 from asr_am.errors import InputError
 from asr_am.hmm.states import StateTable
 from asr_am.score.scoring import Reference
+from tests.support.browser import needs_browser
 from tests.support.configurations import config
 from tests.support.kaldi_scp import load_scp
+from tests.support.page_checks import check_page
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = "recipes/minicts/run.sh"
@@ -84,6 +86,13 @@ def test_every_stage_leaves_its_output(exp: Path) -> None:
     assert {name.removesuffix("_kn3") for name in errors} == {"mono", "sat", *networks}
     for name, (wrong, words) in errors.items():
         assert words > 100 and 0 < wrong < words, f"{name} recognised nothing: {wrong} errors in {words} words"
+
+
+@needs_browser
+def test_the_report_in_a_browser(exp: Path, tmp_path: Path) -> None:
+    page = exp / "minicts/report/index.html"
+    assert "Synthetic speech" in page.read_text() and "Synthetic speech" in (exp / "minicts/RESULTS.md").read_text()
+    check_page(page, tmp_path)
 
 
 def test_the_words_and_the_reference_that_were_scored_are_beside_the_score(exp: Path) -> None:

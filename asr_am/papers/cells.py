@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from asr_am.errors import InputError
 from asr_am.options import build
+from asr_am.report.markup import table
 from asr_am.report.results import read_json
-from asr_am.report.tables import markdown
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def format_rows(made: Sequence[Row]) -> str:
         cells = [row.cell, row.measure.replace("_", " "), number(row.published), number(row.mean)]
         cells += [", ".join(map(number, row.ours))] if several else []
         lines.append([*cells, number(row.ratio, 3), _remark(row)])
-    return markdown(header, lines)
+    return table(header, lines)
 
 
 def _remark(row: Row) -> str:

@@ -12,13 +12,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.papers.cells import MadeTable, count_predictions
+from asr_am.report.markup import Formatted, literal, table
 from asr_am.report.page import anchor, write_page
 from asr_am.report.runs import TrainingRun, read_training_runs
-from asr_am.report.tables import markdown
 
 
 def table_files(corpus_dir: Path) -> list[Path]:
@@ -33,14 +34,16 @@ def write_tables(corpus_dir: Path) -> Path:
     made = [(MadeTable.read(path.with_name("table.json")), path) for path in table_files(corpus_dir)]
     if not made:
         raise InputError(f"{corpus_dir}: has no tables; run asr_am.papers.table first")
-    for table, path in sorted(made, key=lambda each: each[0].title):
-        values = sum(row.published is not None for row in table.rows)
-        independent, predictions = count_predictions(table.rows)
-        title = f"[{table.title}](#{anchor(table.title)})"
-        rows.append([title, str(values), str(len(table.unmet)), f"{predictions} of {independent}"])
+    for each, path in sorted(made, key=lambda pair: pair[0].title):
+        values = sum(row.published is not None for row in each.rows)
+        independent, predictions = count_predictions(each.rows)
+        title = Formatted(f"[{literal(each.title)}](#{anchor(each.title)})")
+        rows.append([title, str(values), str(len(each.unmet)), f"{predictions} of {independent}"])
         sections.append(path.read_text(encoding="utf-8").strip())
-        sections.append(f"![Published values and ours]({os.path.relpath(path.with_name('table.png'), corpus_dir)})")
-    summary = markdown(["table", "values", "not as published", "predictions"], rows)
+        sections.append(
+            f"![Published values and ours]({quote(os.path.relpath(path.with_name('table.png'), corpus_dir))})"
+        )
+    summary = table(["table", "values", "not as published", "predictions"], rows)
     text = "\n\n".join(["# Tables of papers", summary, *sections])
     write_lines(corpus_dir / "TABLES.md", [text])
     out = corpus_dir / "tables"

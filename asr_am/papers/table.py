@@ -33,6 +33,7 @@ from asr_am.papers.cells import Measures, Row, Table, count_predictions, format_
 from asr_am.papers.members import WORK, Member, plain_name, recipe
 from asr_am.papers.plots import plot_table
 from asr_am.parallel import Failure, isolated_map
+from asr_am.report.markup import code, literal
 from asr_am.stages.app import check, corpus_dir, ends_on_signals, given_overrides, reports_errors, values
 from asr_am.stages.option_checks import TABLE, compose_job
 from asr_am.stages.recipe_files import CONF
@@ -151,7 +152,7 @@ def describe(table: Table, made: Sequence[Row], problems: Sequence[str], constan
     counted = "1 constant" if len(constants) == 1 else f"{len(constants)} constants"
     many = f"{counted} fitted ({', '.join(constants)})" if constants else "No constant fitted"
     parts = [
-        f"### {table.title}", f"    {made_by}", format_rows(made),
+        f"### {literal(table.title)}", code(made_by), format_rows(made),
         f"{many}; {predictions} of {independent} independent cells are predictions.",
         f"Not as published: {'; '.join(problems)}." if problems else "", table.note.strip(),
     ]  # fmt: skip

@@ -22,6 +22,7 @@ from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.report import tables
 from asr_am.report.comparisons import describe_sets
+from asr_am.report.markup import code
 from asr_am.report.plots import plot_heldout
 from asr_am.report.results import SystemScore, read_scores
 from asr_am.report.runs import TrainingRun, group_runs, read_training_run
@@ -66,7 +67,7 @@ def compare(folders: Sequence[Path], out: Path, command: str) -> None:
     plot_heldout(runs, ", ".join(corpora), out / "heldout.png")
     sections = [
         "# Training runs compared",
-        f"Made again by\n\n    {command}",
+        f"Made again by\n\n{code(command)}",
         "![Held-out loss by epoch](heldout.png)",
         "Held-out loss (nats per frame) and frame error rate of the best epoch.",
         tables.training(runs),

@@ -1,22 +1,28 @@
 """Writes report/index.html: the report as one page, with the curves and the configuration of every run, and the
 utterances with errors. It needs no server and no network.
+
+Nothing from data is HTML: Markdown is read without it, and the page has a content security policy, under which no other
+script than its own runs and nothing is fetched but recordings.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import jinja2
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from asr_am.data.textfile import numbered_lines, write_lines
 from asr_am.report.plot_style import COLOURS, new_figure, save, tidy
@@ -61,12 +67,23 @@ def write_page(
     utterances, total = read_utterances(corpus_dir, [score.run for score in best], MOST_UTTERANCES)
     body, headings = _html(text, out)
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    template = TEMPLATE.read_text(encoding="utf-8")
+    page = environment.from_string(template).render(
         corpus=corpus_dir.name, body=body, headings=headings, runs=[_details(run, out) for run in runs],
-        utterances=utterances, num_utterances=total,
+        utterances=utterances, num_utterances=total, policy=_policy(template),
     )  # fmt: skip
     write_lines(out / "index.html", [page])
     return out / "index.html"
+
+
+def _policy(template: str) -> str:
+    """Returns the content security policy: the script of the page by its hash, styles, and recordings."""
+    script = template.partition("<script>")[2].partition("</script>")[0]
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
+        "media-src 'self' file:; base-uri 'none'; form-action 'none'"
+    )
 
 
 def _html(text: str, figures: Path) -> tuple[Markup, list[tuple[str, str]]]:
@@ -74,27 +91,29 @@ def _html(text: str, figures: Path) -> tuple[Markup, list[tuple[str, str]]]:
 
     def figure(self: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
         token = tokens[index]
-        path = Path(str(token.attrGet("src"))).with_suffix(".svg")
+        path = Path(unquote(str(token.attrGet("src")))).with_suffix(".svg")
         # figures of report/ are in `figures`, whose name is not the final one yet
         svg = inline_svg(figures / path.name if path.parts[0] == "report" else figures.parent / path)
-        return f'<span class="figure" role="img" aria-label="{token.content}">{svg}</span>'
+        label = self.renderInlineAsText(token.children, options, env)
+        return f'<span class="wide figure" tabindex="0" role="img" aria-label="{escape(label)}">{svg}</span>'
 
     def table(self: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
         return '<div class="wide" tabindex="0"><table>'
 
-    markdown = MarkdownIt("commonmark").enable("table")
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     markdown.add_render_rule("image", figure)
     markdown.add_render_rule("table_open", table)
     markdown.add_render_rule("table_close", lambda *_: "</table></div>")
-    tokens = markdown.parse(text)
+    tokens, renderer = markdown.parse(text), markdown.renderer
+    assert isinstance(renderer, RendererHTML)
     headings = []
     for token, inline in pairwise(tokens):
         if token.type == "heading_open":
             name = anchor(inline.content)
             token.attrSet("id", name)
             if token.tag == "h2":
-                headings.append((name, inline.content))
-    return Markup(markdown.renderer.render(tokens, markdown.options, {})), headings
+                headings.append((name, renderer.renderInlineAsText(inline.children, markdown.options, {})))
+    return Markup(renderer.render(tokens, markdown.options, {})), headings
 
 
 def anchor(heading: str) -> str:
@@ -105,7 +124,8 @@ def anchor(heading: str) -> str:
 def inline_svg(path: Path) -> Markup:
     """Returns an SVG for use inside HTML: its black, white, grey and blue become the colours of the page.
 
-    On a narrow screen it is shown at 80 % of its size or more, so that its text stays legible, and can be scrolled.
+    On a narrow screen it is shown at 80 % of its size or more, so that its text stays legible, and can be scrolled. It
+    has no background of its own: a shade behind it shows that there is more.
     """
     svg = path.read_text(encoding="utf-8")
     svg = re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])  # ids would occur in several figures

@@ -60,18 +60,23 @@ def whole_numbers(axis: Axis) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a PNG for Markdown, and the same as SVG beside it for the page, with text as text."""
+    """Writes a PNG for Markdown, and the same as SVG beside it for the page, with text as text and no background."""
     from matplotlib import rc_context
 
     save_png(figure, path)
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}):  # the same bytes for the same figure
-        _write(figure, path.with_suffix(".svg"), {"Date": None})
+        _write(figure, path.with_suffix(".svg"), {"Date": None}, transparent=True)
 
 
 def save_png(figure: Figure, path: Path) -> None:
+    from matplotlib.text import Text
+
+    for artist in figure.findobj(Text):
+        if isinstance(artist, Text) and artist.get_text():  # powers at ticks have no text yet
+            artist.set_parse_math(False)  # a name with two dollars is no formula
     _write(figure, path, {"Software": None})
 
 
-def _write(figure: Figure, path: Path, metadata: dict[str, None]) -> None:
+def _write(figure: Figure, path: Path, metadata: dict[str, None], transparent: bool = False) -> None:
     with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150, metadata=metadata)
+        figure.savefig(temporary, dpi=150, metadata=metadata, transparent=transparent)

@@ -12,6 +12,7 @@ from asr_am.report.runs import TrainingRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.patches import Rectangle
 
 LEGEND_LINES = 12  # more runs are labelled by family, more families get a legend outside
 
@@ -57,29 +58,28 @@ def plot_wer(families: Sequence[Family], corpus: str, path: Path) -> None:
     figure = new_figure(max(7.0, 1.6 + len(systems) * max(1.6, 0.75 * len(lms))), 1.2 + 3.0 * len(subsets))
     panels = figure.subplots(len(subsets), 1, sharex=True, squeeze=False)[:, 0]
     for axes, subset in zip(panels, subsets, strict=True):
-        _draw_wer(axes, families, subset, systems, lms)
+        bars = _draw_wer(axes, families, subset, systems, lms)
     crowded = len(systems) > 5
     rotation, side = (20, "right") if crowded else (0, "center")
     panels[-1].set_xticks(range(len(systems)), systems, fontsize=9, rotation=rotation, ha=side)
-    bars, labels = panels[0].get_legend_handles_labels()
-    of_lm = dict(zip(labels, bars, strict=True))
-    legend_bars = [of_lm[lm] for lm in lms]
-    figure.legend(legend_bars, lms, title="LM", frameon=False, loc="outside right upper", fontsize=9)
+    figure.legend([bars[lm] for lm in lms], lms, title="LM", frameon=False, loc="outside right upper", fontsize=9)
     seeds = max(len(family.scores) for family in families)
     note = f"; bars are means of up to {seeds} seeds, dots the seeds" if seeds > 1 else ""
     figure.suptitle(f"{corpus}: word error rate by system\n(whiskers: 95 % bootstrap interval{note})", fontsize=11)
     save(figure, path)
 
 
-def _draw_wer(axes: Axes, families: Sequence[Family], subset: str, systems: list[str], lms: list[str]) -> None:
-    """Draws the bars of one subset."""
-    width = 0.8 / len(lms)
+def _draw_wer(
+    axes: Axes, families: Sequence[Family], subset: str, systems: list[str], lms: list[str]
+) -> dict[str, Rectangle]:
+    """Draws the bars of one subset. Returns a bar of each LM, for the legend."""
+    width, bars = 0.8 / len(lms), {}
     for family in families:
         nth = lms.index(family.lm)
         x = systems.index(family.system) + (nth - (len(lms) - 1) / 2) * width
         wer, (low, high) = family.wer(subset), family.interval(subset)
         colour, hatch = COLOURS[nth % len(COLOURS)], HATCHES[nth % len(HATCHES)]
-        axes.bar(x, wer, 0.92 * width, color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=family.lm)
+        bars[family.lm] = axes.bar(x, wer, 0.92 * width, color=colour, hatch=hatch, edgecolor="white", linewidth=0)[0]
         axes.errorbar(x, wer, [[max(wer - low, 0)], [max(high - wer, 0)]], color="black", capsize=3, linewidth=1)
         each = [score.subsets[subset].wer for score in family.scores]
         if len(each) > 1:
@@ -92,3 +92,4 @@ def _draw_wer(axes: Axes, families: Sequence[Family], subset: str, systems: list
     axes.margins(y=0.12)
     axes.set_ylim(bottom=0)
     tidy(axes, "y")
+    return bars

@@ -11,6 +11,7 @@ from pathlib import Path
 from asr_am.errors import InputError
 from asr_am.report import tables
 from asr_am.report.comparisons import VERDICT_RULE, Versus, compare, shared_seeds, verdict
+from asr_am.report.markup import table
 from asr_am.report.results import Family, explain, read_json
 
 MODELS = ("ngram", "lstm", "mixture")
@@ -46,12 +47,12 @@ def rescored_sections(corpus_dir: Path, families: Sequence[Family]) -> list[str]
         "## Rescored by the recurrent LM",
         "Words under the linear mixture of n-gram and recurrent LM, its weight chosen on dev. Perplexity per "
         "word and sentence end, words outside the lexicon left out.",
-        tables.markdown(
+        table(
             ["LM", "weight", *(f"{subset}: {model}" for subset in SETS for model in ("n-gram", "recurrent", "both"))],
             [_perplexity_row(lm) for lm in lms.values()],
         ),
         "Against the n-gram alone, paired bootstrap over segments; WER in percent absolute. " + VERDICT_RULE,
-        tables.markdown(
+        table(
             ["system", "LM", "against", "difference [95 %]", "verdict"], map(_row, against_ngram(families, rescored))
         ),
     ]

@@ -28,8 +28,8 @@ NO_CONFIG = (CONFIG, "missing")  # in `data` of a run without config.yaml
 SHOWN_ELSEWHERE = ("train.batch_size", "train.epochs", "model.name", "schedule.name")
 OFF_AT_ONE = ("train.accumulation", "schedule.batch_ratio")
 NO_TRAINING_DATA = (  # options of the corpus for language models, the test set, sizes and where files are
-    "name", "lms", "subsets", "sets", "sizes", "size", "stamp", "inputs", "anneal_from", "cells", "dropout",
-    "test_words",
+    "name", "description", "lms", "subsets", "sets", "sizes", "size", "stamp", "inputs", "anneal_from", "cells",
+    "dropout", "test_words",
     "prepare._target_", "prepare.data_dir", "prepare.test", "prepare.test_words", "prepare.text", "prepare.arpa",
     "prepare.audio_root", "prepare.allow_pipes", "prepare.max_words",
 )  # fmt: skip

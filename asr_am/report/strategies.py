@@ -23,6 +23,7 @@ from asr_am.report.comparisons import (
     unlike,
     widest,
 )
+from asr_am.report.markup import literal
 from asr_am.report.plot_style import Style, save
 from asr_am.report.results import SystemScore
 from asr_am.report.run_settings import describe, describe_data, differing
@@ -74,9 +75,9 @@ def strategy_sections(runs: Sequence[TrainingRun], scores: Sequence[SystemScore]
         further = [*_data(timed_alike.groups, apart), *_timing(timed_alike, groups)]
         sections += _speed(timed_alike, order, figures, further)
     notes = [
-        f"Not compared with each other, because their training data differ: {'; '.join(describe_sets(part))}. To "
-        "compare them, train with equal values of these options."
-        for part in apart
+        f"Not compared with each other, because their training data differ: {literal(sets)}. To compare them, train "
+        "with equal values of these options."
+        for sets in ("; ".join(describe_sets(part)) for part in apart)
     ]
     return ["## Strategies", *notes, *sections] if sections else []
 
@@ -119,7 +120,7 @@ def _accuracy(
     fields = ("strategy", "learners", *differ)
     sections = [
         f"### By strategy: {_heading(groups, ('corpus', 'model', 'optimizer', 'batch', 'epochs'), data)}",
-        f"All: {run_labels.shared(groups)}.",
+        f"All: {literal(run_labels.shared(groups))}.",
     ]
     drawn = [group for group in widest(groups) if len(group.mean_loss_E()) > 1]
     if len(drawn) < 2 and baseline is None:
@@ -134,7 +135,7 @@ def _accuracy(
     if baseline is not None:
         against = f"differences from {labels[groups.index(baseline)]} ({baseline.name}), over the seeds that both have"
     sections += [
-        f"Held-out loss in nats per frame, mean over seeds; {against}.",
+        f"Held-out loss in nats per frame, mean over seeds; {literal(against)}.",
         tables.losses(groups, labels, baseline),
     ]
     if rates := tables.accuracy(groups, labels, baseline, scores):
@@ -159,7 +160,7 @@ def _batches(groups: Sequence[RunGroup], figures: FigureWriter, data: Sequence[s
     name = f"loss-by-batch-{config.strategy}-{config.learners}"
     return [
         f"### By batch size: {_heading(groups, ('corpus', 'strategy', 'learners', 'model', 'optimizer'), data)}",
-        f"All: {run_labels.shared(groups)}.",
+        f"All: {literal(run_labels.shared(groups))}.",
         figures.add(figure, name, "Held-out loss by batch size"),
         "Held-out loss in nats per frame, mean over seeds; differences from the smallest batch.",
         tables.losses(groups, labels, groups[0]),
@@ -174,7 +175,7 @@ def _speed(part: Speeds, order: Sequence[str], figures: FigureWriter, further: S
     sections = [f"### Speed: {_heading(part.groups, SPEED, further)}"]
     if figure := draw_speedup(part, order, f"{config.corpus}: speed-up by number of learners"):
         sections.append(figures.add(figure, f"speedup-{place}", "Speed-up by number of learners"))
-    sections.append(f"Speed-up against {describe_reference(part)}.")
+    sections.append(f"Speed-up against {literal(describe_reference(part))}.")
     if table := tables.speed(part, tables.sound_rows(part)):
         sections.append(table)
     if table := tables.speed(part, tables.faulty_rows(part)):
@@ -198,4 +199,4 @@ def _heading(groups: Sequence[RunGroup], fields: Sequence[str], further: Sequenc
     config = groups[0].config
     common = [field for field in fields if len({getattr(group.config, field) for group in groups}) == 1]
     words = [run_labels.phrase(config, field) for field in common if getattr(config, field) is not None]
-    return ", ".join([*words, *further])
+    return literal(", ".join([*words, *further]))

@@ -15,9 +15,10 @@ from asr_am.report.comparisons import (
     strategies,
     verdict,
 )
+from asr_am.report.markup import table
 from asr_am.report.results import Family, SystemScore, corpus_of
 from asr_am.report.runs import RunGroup, TrainingRun
-from asr_am.report.tables import markdown, signed_interval
+from asr_am.report.tables import signed_interval
 
 
 def measured(groups: Sequence[RunGroup], labels: Sequence[str]) -> str:
@@ -32,7 +33,7 @@ def measured(groups: Sequence[RunGroup], labels: Sequence[str]) -> str:
         row += [formatting.size(group.mean(lambda run: _per_epoch(run, run.modelled_bytes)))]
         row += ["–" if stale is None else f"{stale:.2f}", "–" if most is None else str(most)]
         rows.append([*row, "–" if apart is None else f"{apart:.3g}"])
-    return markdown([*header, "consensus distance"], rows)
+    return table([*header, "consensus distance"], rows)
 
 
 def waited_share(run: TrainingRun) -> float | None:
@@ -68,7 +69,7 @@ def losses(groups: Sequence[RunGroup], labels: Sequence[str], baseline: RunGroup
         for best in (True, False):
             row += [f"{_loss(group, best):.4f}", _relative(group, baseline, best)]
         rows.append(row)
-    return markdown(header, rows)
+    return table(header, rows)
 
 
 def _loss(group: RunGroup, best: bool) -> float:
@@ -132,7 +133,7 @@ def accuracy(
             change = "–" if pair is None else f"{pair[0].wer(name) - pair[1].wer(name):+.2f}"
             row += [f"{family.wer(name):.2f}", change]
         rows.append(row)
-    return markdown(header, rows)
+    return table(header, rows)
 
 
 def group_by_lm(group: RunGroup, label: str, scores: Sequence[SystemScore]) -> list[Family]:
@@ -167,7 +168,7 @@ def speed(speeds: Speeds, rows: Sequence[tuple[int, str]]) -> str:
             ratio = speeds.speedup(key)
             cells += [formatting.duration(speeds.seconds.get(key)), "–" if ratio is None else f"{ratio:.2f}"]
         lines.append([str(learners), faults or "none", *cells])
-    return markdown(header, lines) if lines else ""
+    return table(header, lines) if lines else ""
 
 
 def sound_rows(speeds: Speeds) -> list[tuple[int, str]]:

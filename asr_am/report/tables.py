@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from asr_am.report.comparisons import Versus, verdict
+from asr_am.report.markup import Formatted, table
 from asr_am.report.results import Family, LanguageModel, SystemScore
 from asr_am.report.runs import TrainingRun
 from asr_am.score.significance import Interval
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Formats a Markdown table, the first column left-aligned and the others right-aligned."""
-    lines = ["| " + " | ".join(header) + " |", "|" + "|".join([":--"] + ["--:"] * (len(header) - 1)) + "|"]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join(lines)
 
 
 def by_system(families: Sequence[Family], subset: str) -> str:
@@ -22,14 +16,14 @@ def by_system(families: Sequence[Family], subset: str) -> str:
     lms = sorted({family.lm for family in families})
     cells = {(family.system, family.lm): _wer(family, subset) for family in families}
     systems = dict.fromkeys(family.system for family in families)
-    return markdown(["system", *lms], [[system, *(cells.get((system, lm), "–") for lm in lms)] for system in systems])
+    return table(["system", *lms], [[system, *(cells.get((system, lm), "–") for lm in lms)] for system in systems])
 
 
 def _wer(family: Family, subset: str) -> str:
-    mean = f"**{family.wer(subset):.2f}**"
+    mean = Formatted(f"**{family.wer(subset):.2f}**")
     if len(family.scores) == 1:
         return mean
-    return f"{mean} ({', '.join(f'{score.subsets[subset].wer:.2f}' for score in family.scores)})"
+    return Formatted(f"{mean} ({', '.join(f'{score.subsets[subset].wer:.2f}' for score in family.scores)})")
 
 
 def by_run(scores: Sequence[SystemScore]) -> str:
@@ -51,7 +45,7 @@ def by_run(scores: Sequence[SystemScore]) -> str:
         errors = f"{total.substitutions}/{total.deletions}/{total.insertions}"
         tuned = [f"{score.dev_wer:.2f}", f"{score.lm_weight:g}", f"{score.insertion_penalty:g}"]
         rows.append([score.run, *cells, errors, str(total.words), *tuned, score.commit, score.date])
-    return markdown([*header, "commit", "date"], rows)
+    return table([*header, "commit", "date"], rows)
 
 
 def significance(pairs: Sequence[Versus]) -> str:
@@ -61,7 +55,7 @@ def significance(pairs: Sequence[Versus]) -> str:
         change = signed_interval(pair.outcome.difference)
         share = f"{100 * pair.outcome.probability_b_better:.1f} %"
         rows.append([pair.system.system, pair.baseline.system, pair.system.lm, change, share, verdict(pair)])
-    return markdown(["system", "against", "LM", "difference [95 %]", "better in samples", "verdict"], rows)
+    return table(["system", "against", "LM", "difference [95 %]", "better in samples", "verdict"], rows)
 
 
 def signed_interval(difference: Interval) -> str:
@@ -80,7 +74,7 @@ def training(runs: Sequence[TrainingRun]) -> str:
         results = [str(run.best_epoch), f"{run.loss_E[best]:.4f}", f"{run.frame_error_E[best]:.2f} %"]
         made = [run.frames_per_second, config.clock, run.seconds, run.config_hash, run.commit]
         rows.append([*settings, *results, *map(_cell, made)])
-    return markdown(header, rows)
+    return table(header, rows)
 
 
 def _epochs(run: TrainingRun) -> str:
@@ -95,7 +89,7 @@ def language_models(models: Sequence[LanguageModel]) -> str:
         size = " + ".join(f"{count:,}" for count in model.ngrams) or f"{model.parameters:,} parameters"
         outside = f"{model.dev_oov:,} of {model.dev_words:,}"
         rows.append([model.name, model.source, size, f"{model.dev_perplexity:.1f}", outside])
-    return markdown(["LM", "made from", "n-grams", "dev perplexity", "dev words outside"], rows)
+    return table(["LM", "made from", "n-grams", "dev perplexity", "dev words outside"], rows)
 
 
 def _cell(value: str | float | None) -> str:

@@ -125,8 +125,12 @@ def _audio_links(corpus_dir: Path) -> Mapping[str, str]:
         return {}
     recordings = (json.loads(line) for _, line in numbered_lines(manifest, "run stage 0 (data) again"))
     return {
-        recording["id"]: quote(f"{'' if source['source'].startswith('/') else '../data/'}{source['source']}")
+        recording["id"]: quote(_from_report(source["source"]))
         for recording in recordings
         for source in recording["sources"][:1]
         if source["type"] == "file"
     }
+
+
+def _from_report(source: str) -> str:
+    return f"/{source.lstrip('/')}" if source.startswith("/") else f"../data/{source}"  # //x would be a host

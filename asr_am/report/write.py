@@ -13,6 +13,7 @@ from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.report import tables
 from asr_am.report.comparisons import VERDICT_RULE, Versus, against_gmm
+from asr_am.report.markup import code, literal
 from asr_am.report.page import write_page
 from asr_am.report.plots import plot_heldout, plot_wer
 from asr_am.report.rescored import rescored_sections
@@ -34,13 +35,14 @@ from asr_am.score.significance import SAMPLES
 log = logging.getLogger(__name__)
 
 
-def write_report(corpus_dir: Path, out: Path, command: str) -> None:
+def write_report(corpus_dir: Path, out: Path, command: str, description: str = "") -> None:
     """Writes corpus_dir/RESULTS.md, out/index.html and the plots: wer, heldout, and those that compare strategies.
 
     Args:
         corpus_dir: exp/<corpus>.
         out: directory of the page and of the plots.
         command: command line that reproduces the results, printed for the reader.
+        description: what the reader must know of the corpus.
 
     Raises:
         InputError: there are no scores, or a file is missing or broken.
@@ -57,8 +59,9 @@ def write_report(corpus_dir: Path, out: Path, command: str) -> None:
         plot_heldout(runs, corpus_dir.name, out / "heldout.png")
     text = "\n\n".join(
         [
-            f"# Results: {corpus_dir.name}",
-            f"Made again by\n\n    {command}",
+            f"# Results: {literal(corpus_dir.name)}",
+            *([literal(description)] if description else []),
+            f"Made again by\n\n{code(command)}",
             *_retrained(corpus_dir, scores),
             *_wer_sections(families, comparisons, read_coverage(corpus_dir)),
             "## Every run",
@@ -92,7 +95,7 @@ def _retrained(corpus_dir: Path, scores: Sequence[SystemScore]) -> list[str]:
         f"Trained again since they were scored: {', '.join(outdated)}. Run stages 7 to 9 (decode to score) for them."
     )
     log.warning("%s: %s", corpus_dir, warning)
-    return [f"**{warning}**"]
+    return [f"**{literal(warning)}**"]
 
 
 def _families(scores: Sequence[SystemScore], runs: Sequence[TrainingRun]) -> list[Family]:
@@ -116,7 +119,7 @@ def _wer_sections(families: Sequence[Family], comparisons: Sequence[Versus], cov
     if coverage:
         sections.append(_coverage(coverage))
     for subset, counts in families[0].scores[0].subsets.items():
-        sections += [f"### {subset} ({counts.words:,} words)", tables.by_system(families, subset)]
+        sections += [f"### {literal(subset)} ({counts.words:,} words)", tables.by_system(families, subset)]
     if comparisons:
         sections += [
             "### Against the GMM",
@@ -125,7 +128,9 @@ def _wer_sections(families: Sequence[Family], comparisons: Sequence[Versus], cov
             tables.significance(comparisons),
         ]
     if unlike := {f"{family.system} ({family.other_data})": None for family in families if family.other_data}:
-        sections.append(f"Not compared with the GMM, because their training data differ from its: {', '.join(unlike)}.")
+        sections.append(
+            f"Not compared with the GMM, because their training data differ from its: {literal(', '.join(unlike))}."
+        )
     return sections
 
 
@@ -134,7 +139,7 @@ def _coverage(coverage: Coverage) -> str:
     lost = sum(coverage.left_out.values())
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in coverage.left_out.items())
     total = coverage.utterances + lost
-    return f"{coverage.utterances:,} of {total:,} utterances; {lost:,} left out ({reasons})."
+    return f"{coverage.utterances:,} of {total:,} utterances; {lost:,} left out ({literal(reasons)})."
 
 
 def _training_section(runs: Sequence[TrainingRun]) -> list[str]:

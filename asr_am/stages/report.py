@@ -32,8 +32,10 @@ def targets(cfg: DictConfig) -> list[Target]:
     shown = sorted(path for pattern in SHOWN for path in paths.root.glob(pattern))
     command = command_line(cfg.corpus.name)
     model = paths.run(cfg.run) if "nnet" in cfg.systems else None
-    build = partial(write, paths, command, model, values(cfg.logger))
+    description = cfg.corpus.get("description") or ""
+    build = partial(write, paths, command, description, model, values(cfg.logger))
     sources = {"command": command_line(cfg.corpus.name, (*LEFT_OUT, "exp"))}  # the same in a copied exp
+    sources |= {"description": description} if description else {}
     return [Target(paths.report, shown, sources, build, extra_outputs=[paths.results])]
 
 
@@ -53,19 +55,22 @@ def command_line(corpus: str, left_out: Sequence[str] = LEFT_OUT) -> str:
     return shlex.join([recipe, *given])
 
 
-def write(paths: Layout, command: str, model: Path | None, logger: dict[str, Any], out: Path) -> None:
+def write(
+    paths: Layout, command: str, description: str, model: Path | None, logger: dict[str, Any], out: Path
+) -> None:  # fmt: skip
     """Writes tables and plots, prints the word error rates, and adds RESULTS.md to the tracking of a training run.
 
     Args:
         paths: those of exp/<corpus>.
         command: command that makes these results.
+        description: of the corpus.
         model: directory of the training run of the configuration, None without one.
         logger: the group `logger`.
         out: directory of the page and of the plots.
     """
     from asr_am.report.write import write_report
 
-    write_report(paths.root, out, command)
+    write_report(paths.root, out, command, description)
     log.info("word error rate on the test set:\n%s", wer_table(paths))
     if model is not None and model.is_dir():
         track(model, logger, paths.results)

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
+from asr_am.train.wandb_segments import PointJournal
 
 log = logging.getLogger(__name__)
 
@@ -76,26 +77,33 @@ class WandbTracker:
     """Weights & Biases. Its first failure becomes one warning and ends the tracking, never the run.
 
     A run directory belongs to one W&B run, whose id is in wandb/run-id. Each process that continues it, such as a
-    resumed training or stage score, adds a segment offline, and `wandb sync` merges the segments. wandb is imported on
-    `start`.
+    resumed training or stage score, adds a segment offline, and `wandb sync` merges the segments. Points that a killed
+    process has logged and W&B has not written are added to the next segment. wandb is imported on `start`.
 
     Args:
         project: name of the project.
-        mode: offline (files in the run's directory, uploaded by `wandb sync`), online or disabled.
+        mode: offline (files in the run's directory, uploaded by `wandb sync`), online or disabled. None: disabled if
+            WANDB_DISABLED is true, else that of WANDB_MODE, else offline.
+        dir: folder of W&B's files, in its subfolder wandb. None: that of WANDB_DIR, else the run's directory.
         name: name of the run, by default that of its directory.
         entity: user or team that owns the project, by default that of the account.
         group: runs with the same group are shown together.
         tags: labels of the run.
+
+    Raises:
+        InputError: WANDB_MODE is none of W&B's modes.
     """
 
     def __init__(
-        self, project: str = "asr_am", mode: Literal["offline", "online", "disabled"] = "offline",
+        self, project: str = "asr_am", mode: Literal["offline", "online", "disabled"] | None = None,
         name: str | None = None, entity: str | None = None, group: str | None = None, tags: list[str] | None = None,
+        dir: str | None = None,
     ) -> None:  # fmt: skip
-        self.project, self.mode, self.name, self.entity, self.group = project, mode, name, entity, group
+        self.project, self.mode, self.name = project, mode or wandb_mode(os.environ), name
+        self.entity, self.group, self.dir = entity, group, dir or os.environ.get("WANDB_DIR")
         self.tags = [tag[:64] for tag in tags or []]  # W&B refuses longer tags
         self._run: Any = None
-        self._has_curves = False
+        self._journal: PointJournal | None = None
 
     def start(self, directory: Path, config: Mapping[str, Any]) -> None:
         self._directory = directory
@@ -106,9 +114,13 @@ class WandbTracker:
         os.environ.setdefault("WANDB_SILENT", "true")
         import wandb
 
+        files = self._files(directory)
+        files.mkdir(parents=True, exist_ok=True)
+        pattern = f"wandb/offline-run-*-{wandb_id(directory)}/*.wandb"
+        self._segments = sorted(files.glob(pattern)) if self.mode == "offline" else []
         self._run = wandb.init(
             entity=self.entity, project=self.project, name=self.name or directory.name, group=self.group,
-            job_type="train", tags=self.tags, id=wandb_id(directory), resume="allow", dir=str(directory),
+            job_type="train", tags=self.tags, id=wandb_id(directory), resume="allow", dir=str(files),
             config=dict(config), mode=self.mode, settings=WANDB_TIMEOUTS,
         )  # fmt: skip
         axes = dict.fromkeys(EPOCH_CURVES, "epoch")
@@ -120,8 +132,13 @@ class WandbTracker:
             self._run.define_metric(name, step_metric=axis)
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
-        self._has_curves = True
-        self._attempt(lambda: self._run.log(dict(record), step=step))
+        def add() -> None:
+            if self._journal is None:
+                self._journal = PointJournal(self._directory / "wandb" / "points.jsonl", self._segments)
+            for at, point in self._journal.add(record, step):
+                self._run.log(point, step=at)
+
+        self._attempt(add)
 
     def summarize(self, values: Mapping[str, Any]) -> None:
         self._attempt(lambda: self._run.summary.update(dict(values)))
@@ -147,10 +164,17 @@ class WandbTracker:
     def finish(self) -> None:
         failed = sys.exception() is not None  # called while an exception ends the run
         self._attempt(lambda: self._run.finish(exit_code=int(failed)))
-        if self._run is not None and self._has_curves and self.mode == "offline":
+        if self._journal is not None:
+            self._journal.close()
+        if self._run is not None and self._journal is not None and self.mode == "offline":
             final = self._directory.with_name(self._directory.name.removesuffix(".new"))  # renamed when it is finished
-            log.info("W&B offline run: wandb sync %s", final / "wandb")
-        self._run = None
+            files = self._files(final) / "wandb"
+            own = f"/offline-run-*-{wandb_id(self._directory)}" if self.dir else ""
+            log.info("W&B offline run: wandb sync %s%s", files, own)
+        self._run = self._journal = None
+
+    def _files(self, directory: Path) -> Path:
+        return Path(self.dir) if self.dir else directory
 
     def _attempt(self, action: Callable[[], object]) -> None:
         if self._run is not None and not attempt("wandb", action):
@@ -222,6 +246,20 @@ def attempt(what: str, action: Callable[[], object]) -> bool:
         )  # fmt: skip
         return False
     return True
+
+
+def wandb_mode(environment: Mapping[str, str]) -> Literal["offline", "online", "disabled"]:
+    """Returns the mode that W&B's variables ask for, offline without any."""
+    if environment.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on"):
+        return "disabled"
+    match mode := environment.get("WANDB_MODE", "").lower():
+        case "" | "offline" | "dryrun":
+            return "offline"
+        case "online" | "run":
+            return "online"
+        case "disabled":
+            return "disabled"
+    raise InputError(f"WANDB_MODE={mode}: must be offline, online or disabled; change it, or give logger.mode")
 
 
 def wandb_id(directory: Path) -> str:

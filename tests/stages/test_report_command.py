@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 from hydra.core.hydra_config import HydraConfig
 
-from asr_am.stages.report import command_line
+from asr_am.stages.report import command_line, targets
+from tests.support.configurations import config
 
 
 @pytest.mark.parametrize(
@@ -29,3 +31,9 @@ def test_options_that_change_results_are_in_the_command(
     monkeypatch.setattr(HydraConfig, "initialized", staticmethod(lambda: True))
     monkeypatch.setattr(sys, "argv", ["stage", *words])
     assert command_line(corpus) == command
+
+
+def test_what_a_corpus_is_reaches_the_report(tmp_path: Path) -> None:
+    minicts, an4 = (targets(config(f"corpus={corpus}", f"exp={tmp_path}", "run=a"))[0] for corpus in ("minicts", "an4"))
+    assert "say nothing about human speech" in minicts.config["description"]
+    assert "description" not in an4.config

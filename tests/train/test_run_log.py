@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from asr_am.stages.train import targets
 from asr_am.stages.train_config import TrainConfig, tracker_factory
 from asr_am.train import tracking
 from asr_am.train.tracking import NoTracker, TensorboardTracker, WandbTracker, attempt, wandb_id
+from asr_am.train.wandb_segments import messages
 from tests.support.egs_examples import write_examples
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -42,27 +42,13 @@ def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
     for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "HOME"):
         monkeypatch.setenv(name, str(home))
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.delenv("WANDB_MODE", raising=False)
+    for name in ("MODE", "DIR", "DISABLED", "PROJECT", "ENTITY", "NAME", "RUN_GROUP"):
+        monkeypatch.delenv(f"WANDB_{name}", raising=False)
 
 
 def config(*overrides: str) -> DictConfig:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", overrides=list(overrides))
-
-
-def chunks(data: bytes) -> Iterator[bytes]:
-    """Splits a W&B transaction log into messages. It is LevelDB's log format after a header of 7 bytes."""
-    position, message = 7, b""
-    while position + 7 <= len(data):
-        if left := -position % 32768 < 7 and -position % 32768:
-            position += left  # the rest of a block is too short for a header
-            continue
-        length, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
-        message += data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):  # whole message, or its last part
-            yield message
-            message = b""
 
 
 def segments(run: Path) -> list[list[Record]]:
@@ -71,7 +57,7 @@ def segments(run: Path) -> list[list[Record]]:
     deadline = time.monotonic() + 30
     while any(path.stat().st_size <= 7 for path in files) and time.monotonic() < deadline:
         time.sleep(0.05)  # W&B's service may write after `finish`
-    return [[Record.FromString(message) for message in chunks(path.read_bytes())] for path in files]
+    return [[Record.FromString(message) for message in messages(path.read_bytes())] for path in files]
 
 
 def run_record(records: list[Record]) -> Any:
@@ -150,6 +136,80 @@ def test_a_resumed_run_continues_the_same_wandb_run(cfg: DictConfig, trained: Pa
         tracker.finish()
     ids = [run_record(records).run_id for records in segments(tmp_path)]
     assert len(ids) == 2 and len(set(ids)) == 1 and ids[0] != wandb_id(trained)
+
+
+def test_a_resumed_run_adds_the_points_that_a_kill_has_lost(tmp_path: Path) -> None:
+    def log_points(steps: range, lot: int) -> None:
+        tracker = WandbTracker()
+        tracker.start(tmp_path, {})
+        for step in steps:
+            tracker.log({"loss": float(step)}, step)
+            tracker.log({"lot": lot}, step)
+        tracker.finish()
+
+    log_points(range(400), 1)
+    segments(tmp_path)  # waits for the file
+    (segment,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    with segment.open("r+b") as file:  # what had been written when the process was killed
+        file.truncate(segment.stat().st_size // 2)
+    log_points(range(380, 420), 2)  # from its checkpoint on
+    first, second = map(history, segments(tmp_path))
+    assert 50 < len(first) < 380
+    assert [row["loss"] for row in [*first, *second]] == list(range(420)), "none is missing, none is there twice"
+    assert [row["lot"] for row in second if row["loss"] >= 380] == [2] * 40
+    log_points(range(410, 430), 3)  # nothing was lost this time
+    third = history(segments(tmp_path)[-1])
+    assert [row["loss"] for row in third] == list(range(420, 430))
+
+
+@pytest.mark.parametrize(
+    ("variables", "overrides", "mode"),
+    [
+        ({}, (), "offline"),
+        ({"MODE": "online"}, (), "online"),
+        ({"MODE": "dryrun"}, (), "offline"),
+        ({"MODE": "online"}, ("logger.mode=offline",), "offline"),
+        ({"DISABLED": "true"}, (), "disabled"),
+        ({"DISABLED": "false"}, (), "offline"),
+        ({"DISABLED": "true", "MODE": "online"}, (), "disabled"),
+        ({"DISABLED": "true"}, ("logger.mode=online",), "online"),
+    ],
+)
+def test_the_environment_wins_over_defaults_and_options_over_it(
+    variables: dict[str, str], overrides: tuple[str, ...], mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in {**variables, "PROJECT": "theirs", "NAME": "x", "RUN_GROUP": "y", "DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    tracker = tracker_factory(values(config("corpus=an4", "run=r", *overrides).logger))()
+    assert isinstance(tracker, WandbTracker)
+    assert (tracker.mode, tracker.dir) == (mode, str(tmp_path))
+    assert (tracker.project, tracker.name, tracker.group) == ("theirs", "x", "y")
+    own = ("logger.project=ours", "logger.name=a", "logger.group=b", "logger.dir=c")
+    tracker = tracker_factory(values(config("corpus=an4", "run=r", *own).logger))()
+    assert isinstance(tracker, WandbTracker)
+    assert (tracker.project, tracker.name, tracker.group, tracker.dir) == ("ours", "a", "b", "c")
+
+
+def test_a_mode_in_the_environment_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "ofline")
+    with pytest.raises(InputError, match=r"^WANDB_MODE=ofline: must be offline, online or disabled; change"):
+        tracker_factory(values(config().logger))
+
+
+def test_files_are_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "theirs"))
+    run = tmp_path / "run"
+    run.mkdir()
+    tracker = WandbTracker()
+    with caplog.at_level(logging.INFO, logger="asr_am"):
+        tracker.start(run, {})
+        tracker.log({"loss": 1.0}, 1)
+        tracker.finish()
+    (records,) = segments(tmp_path / "theirs")
+    assert run_record(records).run_id == wandb_id(run) and not list(run.rglob("*.wandb"))
+    assert f"wandb sync {tmp_path}/theirs/wandb/offline-run-*-{wandb_id(run)}" in caplog.text
 
 
 def test_training_names_the_command_that_uploads_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
