@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -254,6 +255,17 @@ def test_processes(name: str, launcher: str, tmp_path: Path) -> None:
     if synchronous:
         virtual = simulate(partial(fit, STRATEGIES[name]), learners=2)[0][0]
         assert torch.allclose(first, virtual, atol=1e-6)
+
+
+def test_the_program_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "recipes/README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (program,) = [block for block in blocks if "train_model(" in block]
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    launch([sys.executable, "train.py"], 2, synchronous=False, env={"PYTHONPATH": str(ROOT)})
+    summary = json.loads((tmp_path / "runs/first/summary.json").read_text(encoding="utf-8"))
+    assert summary["strategy"] == "adpsgd" and summary["learners"] == 2 and len(summary["heldout_loss"]) == 4
+    assert (tmp_path / "runs/first/best.pt").exists()
 
 
 class Endless(IterableDataset[Tensor]):
