@@ -259,9 +259,7 @@ def wandb_mode(environment: Mapping[str, str]) -> Literal["offline", "online", "
             return "online"
         case "disabled":
             return "disabled"
-    raise InputError(
-        f"WANDB_MODE={mode}: must be offline, online or disabled; change it, or give logger.mode"
-    )
+    raise InputError(f"WANDB_MODE={mode}: must be offline, online or disabled; change it, or give logger.mode")
 
 
 def wandb_id(directory: Path) -> str:
