@@ -61,6 +61,15 @@ class Strategy(ABC):
     def check(self, faults: Faults) -> None:  # noqa: B027
         """Raises InputError if the algorithm cannot cope with the faults of its cluster."""
 
+    def idle_options(self, steps: int, epochs: int) -> list[str]:
+        """Returns a warning, with a remedy, for each option that cannot act in so short a training.
+
+        Args:
+            steps: steps of each learner in an epoch.
+            epochs: number of epochs.
+        """
+        return []
+
     def attach(self, model: nn.Module, loss: LossFn, first_batch: Callable[[], Any]) -> None:  # noqa: B027
         """Prepares for a model of which not all parameters are dense. All learners call it before anything else.
 

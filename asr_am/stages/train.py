@@ -102,8 +102,11 @@ def check_launcher(cfg: DictConfig) -> None:
 
 
 def check_options(cfg: DictConfig) -> None:
-    """Raises InputError if an option of this stage is unknown, of another type or out of range."""
+    """Raises InputError if an option of this stage is unknown, of another type, out of range or needs a missing GPU."""
+    from asr_am.models.device import choose_device
+
     check_launcher(cfg)
+    choose_device(cfg.train.device)
     for each in configs(cfg):
         check_strategy(TrainConfig.parse(each, run_dir(each)))
 

@@ -66,6 +66,15 @@ class Schedule:
         """
         return self.base
 
+    def idle_options(self, steps: int, epochs: int) -> list[str]:
+        """Returns a warning, with a remedy, for each option that cannot act in so short a training.
+
+        Args:
+            steps: updates of an epoch.
+            epochs: number of epochs.
+        """
+        return []
+
     @classmethod
     def scaled(cls, base: float, ratio: float, given: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the options for another total batch than that of `Reference`.
@@ -114,6 +123,16 @@ class Anneal(Schedule):
         if updates < self.warmup_batches:
             rate *= min(1.0, (updates + 1) / self.warmup_batches)
         return rate
+
+    def idle_options(self, steps: int, epochs: int) -> list[str]:
+        found = _long_warmup(self.warmup_batches, steps * epochs)
+        if self.warmup_epochs > epochs and self.batch_ratio != 1:
+            reached = self.rate(epochs - 1, 1.0, math.inf)
+            found.append(
+                f"schedule.warmup_epochs={self.warmup_epochs:g}: training has {epochs} epochs, so that the rate "
+                f"reaches {reached:.3g} of {self.base * self.batch_ratio:.3g}; lower it, or raise train.epochs"
+            )
+        return found
 
     @classmethod
     def scaled(cls, base: float, ratio: float, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,6 +185,9 @@ class Newbob(Schedule):
             return None
         return Anneal(base=rate, anneal=1.0, warmup_batches=self.warmup_batches)
 
+    def idle_options(self, steps: int, epochs: int) -> list[str]:
+        return _long_warmup(self.warmup_batches, steps * epochs)
+
 
 @dataclass(frozen=True)
 class Plateau(Schedule):
@@ -192,6 +214,15 @@ class Plateau(Schedule):
             if worse == self.patience:
                 return None
         return Anneal(base=rate, anneal=1.0)
+
+
+def _long_warmup(warmup: int, updates: int) -> list[str]:
+    if warmup <= updates:
+        return []
+    return [
+        f"schedule.warmup_batches={warmup}: training has {updates} updates, so that the rate reaches "
+        f"{updates / warmup:.0%} of schedule.base; set it to {max(1, updates // 10)} or fewer"
+    ]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from asr_am.stages.app import values
 from asr_am.stages.egs import egs_dir
 from asr_am.stages.mmi import denominator_path
 from asr_am.stages.target import KEY
-from asr_am.stages.train import targets, train_simulated, warn_if_crowded
+from asr_am.stages.train import check_options, small_strategy, targets, train_simulated, warn_if_crowded
 from asr_am.stages.train_config import (
     LaunchOptions,
     TrainConfig,
@@ -287,3 +287,44 @@ def test_a_finished_run_survives_any_typo(finished: Path, overrides: tuple[str, 
     with pytest.raises(InputError):
         targets(config(*TINY, f"exp={finished}", *overrides))[0].run()
     assert files() == before and len(list((finished / "toy/train").iterdir())) == 2, "the run and its lock"
+
+
+@pytest.mark.parametrize("strategy", ["bmuf", "diloco", "slowmo", "htm"])
+def test_a_block_that_never_ends_is_told_with_a_remedy(strategy: str, tmp_path: Path) -> None:
+    groups = ("strategy.group_size=2",) if strategy == "htm" else ()
+    cfg = config(*TINY, *VIRTUAL, f"strategy={strategy}", "strategy.block_size=50", *groups, f"exp={tmp_path}")
+    made = small_strategy(TrainConfig.parse(cfg, tmp_path))
+    (never,), (seldom,) = made.idle_options(steps=7, epochs=4), made.idle_options(steps=28, epochs=4)
+    models = 2 if strategy == "htm" else 4
+    assert never == (
+        "strategy.block_size=50: each learner takes 7 steps in an epoch, and 28 in all, so that no block ends and "
+        f"{models} models never meet; set it to 1, for four blocks in an epoch"
+    )
+    assert f"so that the {models} models meet in some epochs only; set it to 7," in seldom
+    assert made.idle_options(steps=50, epochs=1) == []
+
+
+@pytest.mark.parametrize("strategy", ["htm", "adpsgd", "bmuf"])
+def test_a_group_that_does_not_fit_has_a_remedy(strategy: str, tmp_path: Path) -> None:
+    cfg = config(*TINY, *VIRTUAL, "learners=2", f"strategy={strategy}", "++strategy.group_size=8", f"exp={tmp_path}")
+    with pytest.raises(InputError, match=r"^strategy\.group_size=8: .* choose one of 1, 2, or change learners$"):
+        check_options(cfg)
+
+
+def test_options_that_cannot_act_are_told_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    slow = ("strategy=bmuf", "strategy.block_size=9999", "schedule.warmup_batches=8888")
+    cfg = config(*TINY, *VIRTUAL, "learners=2", *slow, f"exp={tmp_path}")
+    write_examples(egs_dir(cfg))
+    targets(cfg)[0].run()
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    block, warmup = (text for text in warnings if "9999" in text or "8888" in text)
+    assert "no block ends and 2 models never meet" in block
+    assert warmup.startswith("schedule.warmup_batches=8888: training has ") and "set it to" in warmup
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_told_though_all_is_up_to_date(finished: Path) -> None:
+    cfg = config(*TINY, f"exp={finished}", "train.device=cuda")
+    assert not targets(cfg)[0].run()
+    with pytest.raises(InputError, match=r"^train\.device=cuda: this machine has no GPU that torch can use"):
+        check_options(cfg)

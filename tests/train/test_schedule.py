@@ -6,7 +6,7 @@ import math
 import pytest
 
 from asr_am.errors import InputError
-from asr_am.train.schedule import Anneal, for_batch
+from asr_am.train.schedule import Anneal, Newbob, for_batch
 
 ANNEAL = {"base": None, "reference": {"base": 0.1, "batch": 256}, "anneal_from": 11, "warmup_batches": 3}
 
@@ -78,3 +78,15 @@ def test_wrong_references_and_batches_are_named(wrong: dict[str, object], batch:
     options = {"base": None, "reference": {"base": 0.1, "batch": 256} | wrong}
     with pytest.raises(InputError, match=name):
         for_batch(options, batch, "sgd")
+
+
+def test_a_warm_up_beyond_the_training_is_told() -> None:
+    schedule = Anneal(base=0.1, batch_ratio=4.0, warmup_epochs=10, warmup_batches=300)
+    batches, epochs = schedule.idle_options(steps=20, epochs=5)
+    assert batches == (
+        "schedule.warmup_batches=300: training has 100 updates, so that the rate reaches 33% of schedule.base; set it "
+        "to 10 or fewer"
+    )
+    assert epochs.startswith("schedule.warmup_epochs=10: training has 5 epochs, so that the rate reaches 0.25 of 0.4;")
+    assert schedule.idle_options(steps=30, epochs=10) == []
+    assert len(Newbob(warmup_batches=300).idle_options(steps=20, epochs=5)) == 1

@@ -35,7 +35,7 @@ from torch import Tensor
 from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
-from asr_am.distributed.strategies.topology import Partners, is_sender, receivers, require_even
+from asr_am.distributed.strategies.topology import Partners, check_groups, is_sender, receivers, require_even
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Group, Message, Team, Work
 from asr_am.errors import InputError
@@ -269,8 +269,7 @@ def _check(learners: int, timeout: float, group_size: int, partners: str) -> Non
         raise InputError(f"strategy.timeout={timeout}: must be above 0")
     if partners not in get_args(Partners):
         raise InputError(f"strategy.partners={partners}: must be ring, random or exponential")
-    if group_size < 1 or learners % group_size:
-        raise InputError(f"strategy.group_size={group_size}: does not divide learners={learners} into equal groups")
+    check_groups(learners, group_size)
     if group_size == 1:
         require_even(learners, "adpsgd")
     elif learners // group_size > 1 and learners // group_size % 2:

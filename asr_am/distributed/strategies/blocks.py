@@ -18,6 +18,7 @@ from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.strategies.local import Local
+from asr_am.distributed.strategies.topology import check_groups
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import (
     CostKind,
@@ -88,6 +89,17 @@ class BlockStrategy(Strategy):
         if self._steps == 0:
             self._finish_block()
         return step_result
+
+    def idle_options(self, steps: int, epochs: int) -> list[str]:
+        found = self._inner.idle_options(steps, epochs)
+        if self.team.size == 1 or self._block_size // len(self._fragments) <= steps:
+            return found
+        lead = f"strategy.block_size={self._block_size}: each learner takes {steps} steps in an epoch"
+        if self._block_size // len(self._fragments) > steps * epochs:
+            effect = f"and {steps * epochs} in all, so that no block ends and {self.num_models} models never meet"
+        else:
+            effect = f"so that the {self.num_models} models meet in some epochs only"
+        return [*found, f"{lead}, {effect}; set it to {max(1, steps // 4)}, for four blocks in an epoch"]
 
     def _finish(self, part: slice) -> None:
         """Combines the models' elements `part`."""
@@ -183,8 +195,7 @@ def _check(learners: int, block_size: int, momentum: str, group_size: int, fragm
         raise InputError(f"strategy.block_size={block_size}: must be at least 1 step")
     if momentum not in ("keep", "average", "reset"):
         raise InputError(f"the learners' momentum at a block, {momentum}: must be keep, average or reset")
-    if group_size < 1 or learners % group_size:
-        raise InputError(f"strategy.group_size={group_size}: does not divide learners={learners} into equal groups")
+    check_groups(learners, group_size)
     if not 1 <= fragments <= block_size:
         raise InputError(f"strategy.fragments={fragments}: must be from 1 to strategy.block_size={block_size}")
     if fragments > 1 and momentum != "keep":

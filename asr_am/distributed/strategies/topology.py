@@ -87,3 +87,13 @@ def receivers(partners: Partners, sender: int, exchange: int, size: int, seed: i
 def _permutation(count: int, seed: int, number: int) -> tuple[int, ...]:
     """Returns the permutation of range(count) that a seed has for this number."""
     return tuple(np.random.default_rng([seed, number]).permutation(count).tolist())
+
+
+def check_groups(learners: int, group_size: int) -> None:
+    """Raises InputError if the learners cannot be divided into groups of equal size."""
+    if group_size < 1 or learners % group_size:
+        sizes = ", ".join(str(size) for size in range(1, learners + 1) if learners % size == 0)
+        raise InputError(
+            f"strategy.group_size={group_size}: does not divide learners={learners} into equal groups; choose one of "
+            f"{sizes}, or change learners"
+        )
