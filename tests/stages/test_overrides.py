@@ -75,7 +75,7 @@ def test_an_override_of_a_stage_that_does_not_run_is_named(tmp_path: Path, caplo
         ("strategy=snyc", "strategy=snyc: there is no such choice; did you mean sync?"),
         ("corpus=_sizes", "corpus=_sizes: there is no such choice; there are an4,"),
         ("seed=[1", "seed=[1: cannot be read (no viable alternative"), ("run=ü", "and the shell: \"run='ü'\""),
-        ("exp=it's", "and the shell: \"exp=\\\"it's\\\"\""), ("20s.x=3", "20s.x: there is no such option; names consist"),
+        ("exp=it's", "and the shell: \"exp=\\\"it's\\\"\""), ("20s.x=3", "20s.x: there is no such option"),
         ("~20s", "~20s: there is no such option"), ("+strategy=bmuf", "write strategy=bmuf to replace it"),
         ("exp=~/a", "exp=~/a: this shell leaves ~ as it is; write exp=$HOME/a"),
     ],
