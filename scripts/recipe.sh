@@ -81,7 +81,7 @@ while [ $# -gt 0 ]; do
             fi
             shift 2 ;;
         -*) fail "unknown option '$1'" ;;
-        ?*=*) overrides+=("$1"); shift ;;
+        ?*=* | "~"?*) overrides+=("$1"); shift ;;
         *) fail "'$1' is neither an option nor an override of the form name=value" ;;
     esac
 done

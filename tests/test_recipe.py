@@ -226,6 +226,8 @@ def test_killed_in_the_middle_of_stages_a_copy_ends_with_the_same_errors(exp: Pa
         (["--data-dir", "/nowhere"], "unknown option"),
         (["--frobnicate"], "unknown option"),
         (["word"], "neither"),
+        (["exp="], "exp=: is empty"),
+        (["~train.epoch"], "train.epoch"),
         (["--stage"], "needs a value"),
     ],
 )

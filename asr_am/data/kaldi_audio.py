@@ -316,9 +316,20 @@ def _from_file(name: str, entry: TableEntry, path: Path, options: AudioOptions) 
             path = _decode(path, entry, options)
     except (soundfile.SoundFileError, OSError, TypeError) as error:
         reason = "damaged, empty, without a header or of an unknown format"
+        if _is_mpeg4(path):
+            reason = "AAC or other MPEG-4 audio, which is not read; convert it with ffmpeg to flac or wav"
         raise AudioProblem("audio that cannot be read: left out", f"{entry.where}: {path}: {reason}") from error
     header = soundfile.info(path)
     return _recording(name, entry, AudioSource("file", list(range(header.channels)), str(path)), header)
+
+
+def _is_mpeg4(path: Path) -> bool:
+    """True for the container of m4a, mp4 and mov files, which libsndfile does not read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(8)[4:] == b"ftyp"
+    except OSError:
+        return False
 
 
 def _decompress(path: Path, entry: TableEntry, options: AudioOptions) -> Path:
@@ -368,7 +379,11 @@ def _from_command(name: str, entry: TableEntry, options: AudioOptions) -> Record
     if options.root is not None:
         command = f"cd {shlex.quote(str(options.root))} && {command}"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True)
-    stderr_lines = done.stderr.decode(errors="replace").strip().splitlines()
+    lines = done.stderr.decode(errors="replace").strip().splitlines() or [""]
+    if lines[0].startswith("bash: ") and ("syntax error" in lines[0] or "unexpected EOF" in lines[0]):
+        remedy = "put file names with blanks, parentheses or quotes into quotes"
+        raise AudioProblem("syntax error in a command: left out", f"{entry.where}: {lines[0][:100]}; {remedy}")
+    said = lines[-1][:100]
     try:
         with soundfile.SoundFile(io.BytesIO(done.stdout)) as file:
             if is_endless(file):
@@ -380,10 +395,10 @@ def _from_command(name: str, entry: TableEntry, options: AudioOptions) -> Record
             frames = len(file.read(dtype="int16", always_2d=True))  # headers of streams may be wrong
             header = _Header(frames, file.samplerate, file.channels)
     except (soundfile.SoundFileError, RuntimeError) as error:
-        reason = stderr_lines[-1][:100] if stderr_lines else "no audio came out"
+        reason = said or "no audio came out"
         raise AudioProblem("command that gives no audio: left out", f"{entry.where}: {reason}") from error
     if done.returncode not in (0, *STOPPED_READING):
-        reason = f"exit status {done.returncode}{': ' + stderr_lines[-1][:100] if stderr_lines else ''}"
+        reason = f"exit status {done.returncode}{': ' + said if said else ''}"
         raise AudioProblem("command that fails: left out", f"{entry.where}: {reason}")
     return _recording(name, entry, AudioSource("command", list(range(header.channels)), command), header)
 

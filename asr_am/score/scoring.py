@@ -187,6 +187,12 @@ class Reference:
             raise InputError(
                 f"{slot.where}: {name} sorts differently than in {self.stm}; use the same blanks and case in both"
             )
+        channels = sorted({show(segment.channel) for segment in self.segments if segment.file == slot.file})
+        if channels:
+            raise InputError(
+                f"{slot.where}: {name} is not in {self.stm}, which has the file with {', '.join(channels)}; name the "
+                "channels alike"
+            )
         raise InputError(f"{slot.where}: {name} is not in {self.stm}; score it with its own reference")
 
 

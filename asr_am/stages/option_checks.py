@@ -44,6 +44,8 @@ def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
         InputError: an option is unknown, missing, of another type, out of range or does not fit another one.
     """
     check(cfg)
+    if not str(cfg.exp).strip():
+        raise InputError("exp=: is empty; give the folder for all results (is a variable of the shell unset?)")
     check_names("", cfg, [*(field.name for field in fields(RecipeOptions)), *SECTIONS, TABLE])
     for section in SECTIONS:
         if not OmegaConf.is_dict(cfg.get(section)):

@@ -26,6 +26,7 @@ OTHER_NAMES = {  # what other toolkits call an option
     "hidden_size": "model.cells", "num_epochs": "train.epochs", "num_jobs": "nj",
 }  # fmt: skip
 PLUGINS = ("joblib", "submitit_local", "submitit_slurm", "optuna")  # choices of Hydra's plugins
+NAME = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@:/-]*")  # of an option or a group
 TargetsFn = Callable[[DictConfig], list[Target]]
 
 
@@ -49,7 +50,11 @@ def single_values(override: Override) -> list[str]:
     if override.is_interval_sweep():
         values: Iterable[object] = (override.value().start, override.value().end)  # type: ignore[union-attr]
     else:
-        values = override.sweep_string_iterator()
+        key = override.get_key_element()
+        try:
+            values = override.sweep_string_iterator()
+        except HydraException as error:  # glob() needs the group's files, which Hydra alone knows
+            raise InputError(f"{override.input_line}: cannot be listed here; name the values: {key}=A,B") from error
     return [f"{override.get_key_element()}={value}" for value in values]
 
 
@@ -168,6 +173,8 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, OverrideParseException):
         return _explain_syntax(error.override, text)
+    if found := re.match(r"Multiple values for (\S+)\. To override a value use 'override \S+ (\S+)'", text):
+        return f"+{found[1]}={found[2]}: {found[1]} has a value already; write {found[1]}={found[2]} to replace it"
     if found := re.match(r"Could not override '(\S+)'", text):
         key = found[1]
         names = _option_names(overrides)
@@ -182,11 +189,15 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
 def _explain_syntax(override: str, text: str) -> str:
     """Returns what to write instead of an override that does not follow Hydra's grammar."""
     key, _, value = override.partition("=")
+    if not NAME.fullmatch(key):
+        return f"{key}: there is no such option; names consist of letters, digits, . and _"
     if value.startswith("~"):
         return home_hint(key, value)
     reason = text.partition(" See https:")[0]
-    example = f"{key}='{value}'" if value else "name='value'"
-    return f'{override}: cannot be read ({reason}); quote special characters for Hydra and the shell: "{example}"'
+    example = f"\"{key}='{value}'\"" if value else "\"name='value'\""
+    if "'" in value:  # Hydra reads these within double quotes
+        example = f'"{key}=\\"{value}\\""'
+    return f"{override}: cannot be read ({reason}); quote special characters for Hydra and the shell: {example}"
 
 
 def home_hint(key: str, path: str) -> str:

@@ -181,6 +181,20 @@ def test_what_is_not_audio_is_left_out(tmp_path: Path, name: str) -> None:
     assert check_line(tmp_path, path, WHOLE).problems[0][0] == "audio that cannot be read: left out"
 
 
+def test_an_mpeg4_file_is_told_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "talk.m4a"
+    path.write_bytes(b"\0\0\0\x20ftypM4A \0\0\0\0M4A mp42isom\0\0\0\0")
+    ((what, where),) = check_line(tmp_path, path, WHOLE).problems
+    assert what == "audio that cannot be read: left out" and "MPEG-4" in where and "convert it with ffmpeg" in where
+
+
+@pytest.mark.parametrize("command", ["cat {0} (1).wav | cat |", "cat 'it{0} | cat |"])
+def test_a_command_that_bash_cannot_parse_is_told_with_its_first_message(tmp_path: Path, command: str) -> None:
+    ((what, where),) = check_line(tmp_path, command.format(tmp_path / "a"), WHOLE, pipes=True).problems
+    assert what == "syntax error in a command: left out" and "bash: " in where
+    assert ("syntax error" in where or "unexpected EOF" in where) and "into quotes" in where
+
+
 @pytest.mark.parametrize("subtype", ["PCM_U8", "ULAW", "PCM_24"])
 def test_an_archive_of_another_sample_format_is_left_out(tmp_path: Path, subtype: str) -> None:
     soundfile.write(tmp_path / "talk.wav", speech(), RATE, subtype=subtype)

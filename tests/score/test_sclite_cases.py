@@ -163,6 +163,7 @@ def test_accidents_of_the_tools_are_errors(
     [
         ("f A s 0 1 a\n", "g A 0 1 a\n", "hyp.ctm:1: file 'g' channel 'a' is not in"),
         ("f A s 0 1 a\n", "f A 0 1 a\nf B 0 1 a\n", "hyp.ctm:2"),
+        ("f A s 0 1 a\nf B s 0 1 a\n", "f 1 0 1 a\n", "has the file with a, b; name the channels alike"),
         ("f A s 0\n", "", "ref.stm:1: 4 fields"),
         ("f A s zero 1 a\n", "", "begin time 'zero'"),
         ("f A s nan inf a\n", "", "not a number"),

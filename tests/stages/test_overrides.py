@@ -75,6 +75,8 @@ def test_an_override_of_a_stage_that_does_not_run_is_named(tmp_path: Path, caplo
         ("strategy=snyc", "strategy=snyc: there is no such choice; did you mean sync?"),
         ("corpus=_sizes", "corpus=_sizes: there is no such choice; there are an4,"),
         ("seed=[1", "seed=[1: cannot be read (no viable alternative"), ("run=ü", "and the shell: \"run='ü'\""),
+        ("exp=it's", "and the shell: \"exp=\\\"it's\\\"\""), ("20s.x=3", "20s.x: there is no such option"),
+        ("~20s", "~20s: there is no such option"), ("+strategy=bmuf", "write strategy=bmuf to replace it"),
         ("exp=~/a", "exp=~/a: this shell leaves ~ as it is; write exp=$HOME/a"),
     ],
 )  # fmt: skip
@@ -83,6 +85,12 @@ def test_a_typo_is_one_line_with_the_nearest_names(override: str, expected: str)
         compose("config", overrides=[override])
     message = explain(caught.value, [override])
     assert expected in message and "\n" not in message
+
+
+@pytest.mark.parametrize("override", ["strategy=glob(*)", "seed=glob(*)"])
+def test_a_sweep_over_a_pattern_is_one_line_with_a_remedy(tmp_path: Path, override: str) -> None:
+    with pytest.raises(InputError, match=r"glob\(\*\): cannot be listed here; name the values: \w+=A,B"):
+        check_recipe(0, 10, [f"exp={tmp_path}", override])
 
 
 @pytest.mark.parametrize(
