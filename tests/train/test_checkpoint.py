@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ import torch
 from asr_am import disk
 from asr_am.distributed.team import SingleProcess
 from asr_am.errors import InputError
+from asr_am.stages.target import Target
+from asr_am.stages.train import MADE, OTHERS, SETTINGS
 from asr_am.train import checkpoint
 from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.tracking import NoTracker
@@ -49,6 +52,41 @@ def claimed(directory: Path, launch: str, leader: str = "0.0") -> Checkpoints:
 
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir() if not path.name.startswith(".term-"))
+
+
+def test_checkpoints_that_are_removed_meanwhile_end_the_run_and_nothing_else_goes(tmp_path: Path) -> None:
+    egs_dir, out = write_examples(tmp_path / "egs", frames_U=(60,) * 12), tmp_path / "run"
+
+    class Removed(NoTracker):
+        """Removes the checkpoints in the second epoch, as a user who needs space."""
+
+        def log(self, record: object, step: int) -> None:
+            if isinstance(record, dict) and record.get("epoch") == 2 and (out / "checkpoints").exists():
+                shutil.rmtree(out / "checkpoints")
+
+    target = Target(
+        out, [egs_dir], {}, lambda folder: train(egs_dir, folder, replace(OPTIONS, report_every=2), tracker=Removed()),
+        in_place=True, makes=MADE, settings=(SETTINGS,), exclude=OTHERS,
+    )  # fmt: skip
+    with pytest.raises(InputError, match=r"checkpoints: was removed while the run wrote there; start it again"):
+        target.run()
+    assert (out / "metrics.jsonl").stat().st_size > 0 and (out / "best.pt").exists()
+    assert replace(
+        target, build=lambda folder: train(egs_dir, folder, replace(OPTIONS, report_every=2))
+    ).run()  # anew, in the same folder
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit, RuntimeError])
+def test_a_run_that_ends_before_its_first_checkpoint_is_kept(tmp_path: Path, end: type[BaseException]) -> None:
+    def build(folder: Path) -> None:
+        (folder / "config.yaml").write_text("seed: 1\n", encoding="utf-8")
+        (folder / "checkpoints").mkdir()
+        raise end
+
+    out = tmp_path / "run"
+    with pytest.raises(end):
+        Target(out, [], {}, build, in_place=True, makes=MADE, settings=(SETTINGS,), exclude=OTHERS).run()
+    assert (out / "config.yaml").exists() and (out / ".key").exists()
 
 
 def test_what_a_killed_run_left_unfinished_is_removed(tmp_path: Path) -> None:
