@@ -57,7 +57,7 @@ def _point(line: str) -> tuple[int, dict[str, Any]] | None:
 def steps(segment: Path) -> Iterator[int]:
     """Yields the steps of the points in a file of W&B, as far as it was written."""
     from google.protobuf.message import DecodeError
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
     for message in messages(segment.read_bytes()):
         try:
