@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from asr_am.errors import InputError
 
@@ -61,13 +62,27 @@ def check_types(signature: Callable[..., Any], values: Mapping[str, Any], where:
             TypeAdapter(types[name]).validate_python(value, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            option, given, reason = _name(where, name, *first["loc"]), first["input"], first["msg"]
-            reason = reason[0].lower() + reason[1:]
+            option, given, reason = _name(where, name, *first["loc"]), first["input"], _reason(first)
             if first["type"] == "string_type" and given is not None:
                 reason += f"; quote it for Hydra and the shell: \"{option}='{given}'\""
             raise InputError(f"{option}={given}: {reason}") from error
         if isinstance(value, float) and math.isnan(value):
             raise InputError(f"{_name(where, name)}={value}: must be a number")
+
+
+EXPECTED = {  # what a value must be, by the kind of pydantic's error
+    "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
+    "bool_type": "true or false", "string_type": "text", "list_type": "a list, such as [1,2]",
+    "dict_type": "a mapping, such as {a: 1}", "none_required": "null", "dataclass_type": "a section with options",
+    "dataclass_exact_type": "a section with options", "is_instance_of": "a section with options",
+}  # fmt: skip
+
+
+def _reason(error: ErrorDetails) -> str:
+    """Returns what is wrong with a value, in plain words."""
+    if error["type"] == "literal_error":
+        return f"must be {error['ctx']['expected']}"
+    return f"must be {EXPECTED[error['type']]}" if error["type"] in EXPECTED else f"is wrong ({error['msg']})"
 
 
 LONGEST_NAME = 120  # bytes: suffixes are added to it, and file systems take 255

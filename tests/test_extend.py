@@ -57,7 +57,7 @@ def test_strategy_model_and_schedule_of_a_users_own(installed: Path, tmp_path: P
     assert summary["schedule"] == {"base": 0.1, "epochs": 3} and summary["heldout_loss"][-1] < 1.6 < 1.79  # of chance
     wrong = stage(installed, "train", *options, "strategy.scale=much")
     assert wrong.returncode == 1
-    assert wrong.stderr.startswith("ERROR stage train: strategy.scale=much: input should be a valid number")
+    assert wrong.stderr.startswith("ERROR stage train: strategy.scale=much: must be a number")
     without = stage(None, "train", *options)
     assert without.returncode == 1 and "strategy=signsgd: there is no such choice" in without.stderr
 

@@ -48,12 +48,12 @@ def test_values_of_the_right_types_are_kept_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"count": 1.5}, r"^o\.count=1\.5: input should be a valid integer"),
+        ({"count": 1.5}, r"^o\.count=1\.5: must be a whole number"),
         ({"count": True}, r"^o\.count=True: "),
         ({"count": "two"}, r"^o\.count=two: "),
-        ({"share": "half"}, r"^o\.share=half: input should be a valid number"),
+        ({"share": "half"}, r"^o\.share=half: must be a number"),
         ({"share": float("nan")}, r"^o\.share=nan: must be a number"),
-        ({"kind": "c"}, r"^o\.kind=c: input should be 'a' or 'b'"),
+        ({"kind": "c"}, r"^o\.kind=c: must be 'a' or 'b'"),
         ({"passes": [1, 2.5]}, r"^o\.passes\.1=2\.5: "),
         ({"passes": "1,2"}, r"^o\.passes=1,2: "),
         ({"seconds": {"a": "x"}}, r"^o\.seconds\.a=x: "),
@@ -97,15 +97,15 @@ def test_options_of_strategies_are_of_their_types(strategy: str) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("nj=two", r"^nj=two: input should be a valid integer"),
+        ("nj=two", r"^nj=two: must be a whole number"),
         ("nj=0", r"^nj=0: must be at least 1"),
         ("learners=1.5", r"^learners=1\.5: "),
         ("seed=-1", r"^seed=-1: must be at least 0"),
         ("speed_perturb_below=-1", r"^speed_perturb_below=-1: must be at least 0"),
-        ("systems=nnet", r"^systems=nnet: input should be a valid list"),
-        ("run=3", r"""^run=3: input should be a valid string; quote it .* "run='3'"$"""),
+        ("systems=nnet", r"^systems=nnet: must be a list"),
+        ("run=3", r"""^run=3: must be text; quote it .* "run='3'"$"""),
         ("run=a/b", r"^run=a/b: becomes the name of a folder"),
-        ("exp=null", r"^exp=None: input should be a valid string$"),
+        ("exp=null", r"^exp=None: must be text$"),
     ],
 )
 @pytest.mark.parametrize("corpus", ["an4", "minicts", "kaldi"])

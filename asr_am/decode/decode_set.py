@@ -127,7 +127,7 @@ def _decode_dev(
 
 def _decode(system: System, subset: str, segments: Segments, out: Path, options: DecodeOptions, jobs: int) -> Path:
     """Decodes a set, and returns the folder of its shards."""
-    job = Job(system.source(subset), system.graph, system.lang_dir, system.states, options)
+    job = Job(system.source(subset), system.graph, system.lang_dir, system.states, options, system.model)
     name = f"{subset} {system.window}" if system.model else subset
     folder = _shard_folder(out, subset, system)
     begin = time.monotonic()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 import zlib
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from asr_am.data.temporary import replacing
 from asr_am.decode.ctm import CtmWord
 from asr_am.decode.hypotheses import hypotheses
 from asr_am.decode.lattice import Lattice, LmScale
-from asr_am.decode.loading import load_graph, load_lang, load_lm_pair, load_states
+from asr_am.decode.loading import load_graph, load_lang, load_lm_pair, load_network, load_states
 from asr_am.decode.nbest import nbest
 from asr_am.decode.ngram_rescore import rescore
 from asr_am.decode.score_server import scores_from_gpu
@@ -40,6 +41,8 @@ from asr_am.parallel import parallel_map
 log = logging.getLogger(__name__)
 
 SHARD = 16  # utterances
+FIRST, EARLY = "00000", 5  # the first shard, and its utterances after which a slow search is told
+MANY_TOKENS = 3500  # in a frame. Systems that recognise have 200 to 2,000, those that guess up to max_active
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Job:
     lang_dir: Path
     states: Path
     options: DecodeOptions
+    network: Path | None = None  # whose scores these are, for messages
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ class Decoded:
         seconds: time of scoring, search and lattice processing.
         words: words under each scale of the grid.
         nbest: the n-best list.
+        active: mean number of tokens that were expanded in a frame.
     """
 
     utterance: str
@@ -100,6 +105,7 @@ class Decoded:
     seconds: float
     words: list[list[CtmWord]]
     nbest: list[NbestEntry] = field(default_factory=list)
+    active: float = 0.0
 
     @property
     def empty(self) -> bool:
@@ -125,7 +131,9 @@ class Decoder:
         self._check(utterance, scores_TP)
         found = search(self.graph, scores_TP, self.states, self.options.search)
         no_words: list[list[CtmWord]] = [[] for _ in self.options.grid]
-        result = Decoded(utterance, len(scores_TP), found.complete, 0.0, time.perf_counter() - begin, no_words)
+        result = Decoded(
+            utterance, len(scores_TP), found.complete, 0.0, time.perf_counter() - begin, no_words, [], found.active
+        )
         if found.arrays is None:
             return result, b""
         arrays, lattice = found.arrays, Lattice.from_arrays(found.arrays)
@@ -136,7 +144,8 @@ class Decoder:
         words = hypotheses(lattice, self.options.grid, self.states, self.lang) if self.options.grid else []
         entries = self._nbest(lattice) if self.options.nbest else []
         seconds = time.perf_counter() - begin
-        result = Decoded(utterance, len(scores_TP), found.complete, lattice.density, seconds, words, entries)
+        density = lattice.density
+        result = Decoded(utterance, len(scores_TP), found.complete, density, seconds, words, entries, found.active)
         return result, arrays.to_lattice_bytes()
 
     def _check(self, utterance: str, scores_TP: np.ndarray) -> None:
@@ -210,16 +219,35 @@ def decode_shard(job: Job, shard: tuple[Path, tuple[str, ...]]) -> None:
     """Decodes the utterances of a shard. Writes the .json last and by a rename, as it marks the shard as finished."""
     path, utterances = shard
     decoder = load_decoder(job)
-    results = []
+    results: list[Decoded] = []
     with replacing(path.with_suffix(".lat")) as temporary, temporary.open("wb") as lattices:
         for utterance in utterances:
             decoded, data = decoder.decode(utterance)
-            results.append(asdict(decoded))
+            results.append(decoded)
+            if path.name == FIRST and len(results) == min(EARLY, len(utterances)):
+                warn_of_slow_search(job, results)
             if data:
                 lattices.write(utterance.encode() + b" " + data)
-    content = json.dumps(results).encode()
+    content = json.dumps([asdict(decoded) for decoded in results]).encode()
     with replacing(path.with_suffix(".json")) as temporary:
         temporary.write_bytes(_checksums(path, content) + content)
+
+
+def warn_of_slow_search(job: Job, results: Sequence[Decoded]) -> None:
+    """Warns if the first results show that the network hardly guides the search, which makes it slow."""
+    frames = sum(decoded.frames for decoded in results)
+    active = sum(decoded.active * decoded.frames for decoded in results) / max(1, frames)
+    if job.network is None or active < MANY_TOKENS:
+        return
+    info = load_network(job.network)[1]
+    loss, guessing = info.get("heldout_loss"), math.log(info["num_pdfs"])
+    frame_loss = loss is not None and "-mmi" not in job.network.parent.name
+    quality = f" (held-out loss {loss:.2f}; equal scores for all senones have {guessing:.2f})" if frame_loss else ""
+    log.warning(
+        "%s: the search expands %.0f tokens in a frame of the first utterances, where 200 to 2000 are usual, so that "
+        "decoding takes many times as long: the network tells the senones badly apart%s; end this by Ctrl-C and train "
+        "it better (train.epochs, schedule.base), or lower decode.search.max_active", job.network, active, quality,
+    )  # fmt: skip
 
 
 def read_shard(path: Path) -> list[Decoded]:

@@ -63,10 +63,14 @@ class LearnerLost(InputError):
     Args:
         rank: the lost learner.
         reason: completes the sentence "learner 3 ...".
+        own_error: it has ended itself, by an error that would come again.
     """
 
-    def __init__(self, rank: int, reason: str) -> None:
-        super().__init__(f"learner {rank} {reason}; start the same command again to continue from the last checkpoint")
+    def __init__(self, rank: int, reason: str, own_error: bool = False) -> None:
+        remedy = "start the same command again to continue from the last checkpoint"
+        if own_error:
+            remedy = "see its message above; when its cause is gone, the same command continues"
+        super().__init__(f"learner {rank} {reason}; {remedy}")
         self.rank, self.reason = rank, reason
 
 

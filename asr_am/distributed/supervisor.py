@@ -221,7 +221,7 @@ class Supervisor:
         elif exit_status.status == EXIT_USER_ERROR:
             raise InputError(f"learner {exit_status.rank} on {host} failed: see its message above")
         elif self._coordinator is None:
-            raise LearnerLost(exit_status.rank, how)
+            raise LearnerLost(exit_status.rank, how, own_error=exit_status.status > 0)
         else:
             deaths = self._deaths[exit_status.rank]
             self._lose(exit_status.rank, how, self._spec.restart_seconds(exit_status.rank, deaths))

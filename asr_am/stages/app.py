@@ -36,7 +36,7 @@ from asr_am.parent_death import signal_on_parent_death
 from asr_am.progress import mute
 from asr_am.stages import end_with_recipe, started_by_recipe, terminate_at_once
 from asr_am.stages.layout import Layout
-from asr_am.stages.overrides import check_sweep, explain, given_overrides, home_hint, sweeps
+from asr_am.stages.overrides import check_sweep, explain, given_overrides, home_hint, is_search, jobs_of, sweeps
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.resolvers import register_resolvers
 from asr_am.stages.stage_log import LogFile, start_logging
@@ -81,8 +81,9 @@ log = logging.getLogger(__name__)
 
 
 def stage(
-    name: str, targets: Callable[[DictConfig], list[Target]], result: Callable[[DictConfig], float] | None = None
-) -> Callable[[], None]:
+    name: str, targets: Callable[[DictConfig], list[Target]], result: Callable[[DictConfig], float] | None = None,
+    sweep_table: Callable[[Sequence[DictConfig]], str] | None = None,
+) -> Callable[[], None]:  # fmt: skip
     """Returns the `main` of a stage module, which composes the configuration and makes the stage's targets in turn.
 
     A user's mistake ends the process with exit status 1 and one line on stderr, Ctrl-C with 130, and SIGTERM with 143.
@@ -92,12 +93,14 @@ def stage(
         name: name of the stage and of its log file.
         targets: returns the targets of a configuration.
         result: returns what a sweep by hydra/sweeper=optuna minimises, after the targets are made.
+        sweep_table: returns the results of the jobs of a sweep, as a table.
     """
 
     def run(cfg: DictConfig) -> float | None:
         with reports_job(name, cfg):
             log_file = layout(cfg).logs / f"{name}.log"
             start_logging(log_file)
+            log_job(cfg)
             begin = time.monotonic()
             with job_hosts(cfg):
                 made = [target.run() for target in targets(cfg)]
@@ -114,9 +117,15 @@ def stage(
         with ends_on_signals(name), reports_errors(name, overrides):
             if sweeps(overrides):
                 check_before_sweep(targets, overrides)
+                os.environ[NUM_JOBS] = "" if is_search(overrides) else str(len(jobs_of(overrides)))
             else:  # Hydra composes four times for --multirun, else twice
                 sys.argv = [word for word in sys.argv if word not in ("--multirun", "-m")]
-            hydra_main()
+            try:
+                hydra_main()
+            except JobFailed:
+                log_table(sweep_table, overrides)
+                raise
+            log_table(sweep_table, overrides)
 
     return main
 
@@ -139,6 +148,25 @@ def check_before_sweep(targets: Callable[[DictConfig], list[Target]], overrides:
         check_sweep(targets, overrides)
 
 
+def log_job(cfg: DictConfig) -> None:
+    """Logs which job of a sweep begins."""
+    job = HydraConfig.get().job
+    if not OmegaConf.is_missing(job, "num"):
+        jobs = os.environ.get(NUM_JOBS, "")
+        log.info("job %d%s: run=%s", int(job.num) + 1, f" of {jobs}" if jobs else "", cfg.run)
+
+
+def log_table(table: Callable[[Sequence[DictConfig]], str] | None, overrides: Sequence[str]) -> None:
+    """Logs the results of the jobs of a sweep, unless a search has chosen them: it has a line of its own."""
+    if table is None or not sweeps(overrides) or is_search(overrides):
+        return
+    from asr_am.stages.option_checks import compose_job
+
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        log.info("%s", table([compose_job(job) for job in jobs_of(overrides)]))
+
+
+NUM_JOBS = "ASR_AM_NUM_JOBS"  # environment: number of jobs of a sweep
 LAUNCHED_BY = "ASR_AM_LAUNCHED_BY"  # environment: process that has started the jobs of a sweep
 
 
@@ -176,8 +204,11 @@ def reports_job(name: str, cfg: DictConfig) -> Iterator[None]:
     except SystemExit as error:
         if error.code != 1:
             raise
-        reason = f" ({error.__context__})" if isinstance(error.__context__, InputError) else ""
-        message = f"run={cfg.run} failed{reason}; the same command continues with what is not finished"
+        continues = "the same command continues with what is not finished"
+        if isinstance(error.__context__, InputError):
+            message = f"run={cfg.run} failed ({error.__context__}); when that is corrected, {continues}"
+        else:
+            message = f"run={cfg.run} failed; when its cause is gone, {continues}"
         raise JobFailed(message) from None
 
 

@@ -10,18 +10,16 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from importlib import import_module
-from itertools import product
 
 import yaml
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.options import choices, nearest
 from asr_am.stages.app import RecipeOptions, check, job_options, layout
-from asr_am.stages.overrides import single_values
+from asr_am.stages.overrides import jobs_of
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.train_config import with_schedule
 
@@ -67,9 +65,8 @@ def check_jobs(overrides: Sequence[str]) -> None:
     Raises:
         InputError: an option is wrong.
     """
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    for job in product(*(single_values(override) for override in parsed)):
-        check_options(compose_job(list(job)), job)
+    for job in jobs_of(overrides):
+        check_options(compose_job(job), job)
 
 
 def compose_job(overrides: list[str]) -> DictConfig:

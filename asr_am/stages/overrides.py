@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ OTHER_NAMES = {  # what other toolkits call an option
     "lr": "schedule.base", "learning_rate": "schedule.base", "gpus": "learners", "num_workers": "train.workers",
     "hidden_size": "model.cells", "num_epochs": "train.epochs", "num_jobs": "nj",
 }  # fmt: skip
+RECIPE_OPTIONS = {"stage": "--stage", "stop_stage": "--stop-stage", "stop-stage": "--stop-stage"}  # of run.sh
 PLUGINS = ("joblib", "submitit_local", "submitit_slurm", "optuna")  # choices of Hydra's plugins
 NAME = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@:/-]*")  # of an option or a group
 TargetsFn = Callable[[DictConfig], list[Target]]
@@ -56,6 +58,17 @@ def single_values(override: Override) -> list[str]:
         except HydraException as error:  # glob() needs the group's files, which Hydra alone knows
             raise InputError(f"{override.input_line}: cannot be listed here; name the values: {key}=A,B") from error
     return [f"{override.get_key_element()}={value}" for value in values]
+
+
+def jobs_of(overrides: Sequence[str]) -> list[list[str]]:
+    """Returns the overrides of every job of a command, in the order of the jobs."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return [list(job) for job in product(*map(single_values, parsed))]
+
+
+def is_search(overrides: Sequence[str]) -> bool:
+    """Returns True if a sweeper of Hydra's plugins chooses the jobs of a sweep."""
+    return any(override.startswith("hydra/sweeper=") for override in overrides)
 
 
 def first_values(overrides: Sequence[str]) -> list[str]:
@@ -181,6 +194,9 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
         last = key.rpartition(".")[2]
         leaf = {name.rpartition(".")[2]: name for name in reversed(names)}
         other = f"; did you mean {OTHER_NAMES[last]}?" if last in OTHER_NAMES else ""
+        if key in RECIPE_OPTIONS:
+            given = [value for name, _, value in (word.partition("=") for word in overrides) if name == key]
+            other = f"; did you mean {RECIPE_OPTIONS[key]} {' '.join(given[:1])}?"
         near = other or nearest(key, names) or nearest(last, leaf, leaf)
         return f"{key}: there is no such option{near}"
     return text

@@ -79,5 +79,5 @@ def start_logging(path: Path, quiet: bool = False) -> None:
     root.setLevel(logging.INFO)
     for ours in ("asr_am", "local"):  # details, such as each pass of the GMM training, go to the file only
         logging.getLogger(ours).setLevel(logging.DEBUG)
-    for noisy in ("matplotlib", "wandb", "lhotse", "fontTools"):
+    for noisy in ("hydra", "matplotlib", "wandb", "lhotse", "fontTools"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

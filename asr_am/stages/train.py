@@ -20,6 +20,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
+from asr_am.data.ownership import DONE
 from asr_am.distributed.runtime.slurm import slurm_environment
 from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.errors import InputError
@@ -243,7 +245,18 @@ def best_loss(cfg: DictConfig) -> float:
     return float(min(summary["heldout_loss"]))
 
 
-main = stage("train", targets, best_loss)
+def sweep_table(jobs: Sequence[DictConfig]) -> str:
+    """Returns the lowest held-out loss of the run of each job as a table, that of a run that is not finished as –."""
+    losses = {
+        run_dir(cfg): f"{best_loss(cfg):.4f}" if (run_dir(cfg) / DONE).exists() else "–"
+        for job in jobs for cfg in configs(job)
+    }  # fmt: skip
+    width = max(map(len, ("run", *(run.name for run in losses))))
+    rows = [("run", "held-out loss"), *((run.name, loss) for run, loss in losses.items())]
+    return "\n  ".join(f"{run:{width}}  {loss:>13}" for run, loss in rows)
+
+
+main = stage("train", targets, best_loss, sweep_table)
 
 if __name__ == "__main__":
     main()

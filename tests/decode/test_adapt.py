@@ -133,9 +133,9 @@ def test_how_it_was_done_is_noted_for_later_speakers(paths: AdaptationPaths, tmp
 @pytest.mark.parametrize("unusable", [None, "wide"])
 def test_beams_weights_and_passes_must_be_numbers(unusable: object) -> None:
     for name in ("first_beam", "lm_weight", "passes"):
-        with pytest.raises(InputError, match=rf"^speaker\.{name}={unusable}: input should be"):
+        with pytest.raises(InputError, match=rf"^speaker\.{name}={unusable}: must be"):
             build(AdaptOptions, {**vars(OPTIONS), name: unusable}, "speaker")
-    with pytest.raises(InputError, match=rf"^speaker\.search\.beam={unusable}: input should be"):
+    with pytest.raises(InputError, match=rf"^speaker\.search\.beam={unusable}: must be"):
         build(SearchOptions, {**vars(OPTIONS.search), "beam": unusable}, "speaker.search")
 
 

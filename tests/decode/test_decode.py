@@ -270,3 +270,21 @@ def test_a_damaged_choice_is_refused(system: System, tmp_path: Path, text: str) 
     plan = known_lm_root(system, tmp_path, text)
     with pytest.raises(InputError, match=r"unseen/decode\.json: damaged .*remove it, and run stage 7"):
         decode_known(system, tmp_path, plan)
+
+
+def test_a_network_that_makes_decoding_slow_is_told_after_the_first_utterances(
+    system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    num_pdfs = StateTable.load(system.states).num_pdfs
+    network = replace(system, model=write_network(system.lang_dir.parent, num_pdfs), feature_kind="logmel")
+    data = system.lang_dir.parent / "data"
+    decode_sets(network, data, tmp_path / "a", OPTIONS, sets=["dev"])
+    assert "tokens in a frame" not in caplog.text
+    monkeypatch.setattr(shards, "MANY_TOKENS", 3)  # the whole graph has fewer states than a real search has tokens
+    decode_sets(system, data, tmp_path / "b", OPTIONS, sets=["dev"])
+    assert "tokens in a frame" not in caplog.text, "it is no network"
+    decode_sets(network, data, tmp_path / "c", OPTIONS, sets=["dev"])
+    (warning,) = [record.getMessage() for record in caplog.records if "tokens in a frame" in record.getMessage()]
+    assert warning.startswith(f"{network.model}: the search expands ")
+    assert f"(held-out loss 2.25; equal scores for all senones have {np.log(num_pdfs):.2f})" in warning
+    assert "train it better (train.epochs, schedule.base), or lower decode.search.max_active" in warning

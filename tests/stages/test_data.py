@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from asr_am.data.manifests import read_supervisions
 from asr_am.stages import data
 from tests.support.manifest_corpus import write_corpus
+from tests.support.toy_stage import ROOT
 
 HOURS = 2 * 3 * 0.9 / 3600  # of the training speech of `write_corpus`
 
@@ -21,3 +25,17 @@ def test_copies_are_made_below_a_number_of_hours(
     data.prepare({"_target_": "local.tiny.prepare"}, [0.9, 1.1], below, 1, ["train", "dev", "test"], tmp_path)
     assert len(list(read_supervisions(tmp_path, "train"))) == 6 * (1 + copies)
     assert len(list(read_supervisions(tmp_path, "dev"))) == 6
+
+
+def test_another_package_local_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local/__init__.py").write_text("")
+    function = "corpus_function('local.minicts.prepare.prepare', 'corpus.prepare._target_')"
+    code = f"from asr_am.stages.data import corpus_function; print({function}.__module__)"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "local.minicts.prepare\n", done.stderr
+    command = [sys.executable, "-c", f"import local; {code}"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert f"{tmp_path}/local/__init__.py: Python has imported this package `local`" in done.stderr

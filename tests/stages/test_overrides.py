@@ -71,6 +71,7 @@ def test_an_override_of_a_stage_that_does_not_run_is_named(tmp_path: Path, caplo
     [
         ("strateg=sync", "did you mean strategy"), ("train.epoch=3", "did you mean train.epochs"),
         ("epochs=3", "did you mean mmi.epochs or train.epochs"),
+        ("stage=6", "did you mean --stage 6?"), ("stop_stage=7", "did you mean --stop-stage 7?"),
         ("train.lr=0.1", "option; did you mean schedule.base?"),
         ("strategy=snyc", "strategy=snyc: there is no such choice; did you mean sync?"),
         ("corpus=_sizes", "corpus=_sizes: there is no such choice; there are an4,"),

@@ -169,7 +169,7 @@ def check_failed_job(exp: Path, process: subprocess.Popen[str]) -> None:
     done = {path.parent.name for path in (exp / "minicts").glob("toy-*/.done")}
     assert process.returncode == 1 and done == {"toy-1", "toy-3"}, errors
     last = errors.splitlines()[-1]
-    assert "stage toy: run=blstm-local-b64-s2 failed (two is wrong); the same command continues" in last
+    assert "stage toy: run=blstm-local-b64-s2 failed (two is wrong); when that is corrected, the same command" in last
     assert "Traceback" not in errors
 
 
@@ -199,3 +199,27 @@ def test_slurm_runs_the_jobs_and_requeues_a_preempted_one(tmp_path: Path, monkey
         "#SBATCH --time=1440",
         "#SBATCH --cpus-per-task=4",
     } <= set(script.splitlines())
+
+
+def test_each_job_has_a_header_and_the_sweep_ends_with_a_table(examples: Path, tmp_path: Path) -> None:
+    copy_examples(examples, tmp_path)
+    process = start(tmp_path, *VIRTUAL, "strategy=sync", "seed=1,2")
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    lines = [line.strip() for line in output.splitlines()]
+    headers = [line for line in lines if line.startswith("job ")]
+    assert headers == [f"job {nth} of 2: run=blstm-sync-v2-b8-s{nth}" for nth in (1, 2)] and lines[0] == headers[0]
+    losses = {name: min(losses) for name, (_, losses) in table(tmp_path).items()}
+    assert [line.split() for line in lines[-3:]] == [
+        ["run", "held-out", "loss"], *([name, f"{losses[name]:.4f}"] for name in sorted(losses)),
+    ]  # fmt: skip
+    assert "#1" not in output
+
+
+def test_a_failed_job_is_in_the_table(examples: Path, tmp_path: Path) -> None:
+    copy_examples(examples, tmp_path)
+    process = start(tmp_path, *VIRTUAL, "strategy=sync", "schedule.base=0.01,1e30", "run=rate-${schedule.base}")
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 1 and "run=rate-1e+30 failed" in errors.splitlines()[-1]
+    rows = [line.split() for line in output.splitlines()[-2:]]
+    assert rows[0][0] == "rate-0.01" and float(rows[0][1]) > 0 and rows[1] == ["rate-1e+30", "–"]

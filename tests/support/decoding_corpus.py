@@ -56,7 +56,8 @@ def write_network(root: Path, num_pdfs: int) -> Path:
     reader = FeatureReader(root / "features", "logmel", "train")
     model = Blstm(BlstmOptions(layers=1, cells=8, projection=8), reader.dim, num_pdfs)
     counts_P = torch.arange(1, num_pdfs + 1)
-    save_model(root / "best.pt", model, {"kind": "logmel", "chunk": 21, "pdf_counts": counts_P})
+    info = {"kind": "logmel", "chunk": 21, "pdf_counts": counts_P, "heldout_loss": 2.25}
+    save_model(root / "best.pt", model, info)
     return root / "best.pt"
 
 

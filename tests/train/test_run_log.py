@@ -258,9 +258,9 @@ def test_scores_and_report_continue_the_run_of_the_network(cfg: DictConfig, trai
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("logger.mode=of-line",), r"^logger\.mode=of-line: input should be 'offline', 'online' or 'disabled'"),
-        (("logger.project=7",), r"^logger\.project=7: input should be a valid string"),
-        (("logger.tags=an4",), r"^logger\.tags=an4: input should be a valid list"),
+        (("logger.mode=of-line",), r"^logger\.mode=of-line: must be 'offline', 'online' or 'disabled'"),
+        (("logger.project=7",), r"^logger\.project=7: must be text"),
+        (("logger.tags=an4",), r"^logger\.tags=an4: must be a list"),
         (("+logger.nane=x",), r"^logger\.nane: there is no such option; did you mean name\?"),
     ],
 )

@@ -31,5 +31,5 @@ def test_only_messages_of_the_tag_are_late() -> None:
 
 
 def test_a_tag_is_text() -> None:
-    with pytest.raises(InputError, match=r"cluster\.faults\.late_tag=3: input should be a valid string"):
+    with pytest.raises(InputError, match=r"cluster\.faults\.late_tag=3: must be text"):
         Faults.build({"late_tag": 3})
