@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from asr_am.data.issue_counter import IssueCounter
-from asr_am.data.textfile import numbered_lines, write_lines
+from asr_am.data.textfile import numbered_lines, split_words, write_lines
 from asr_am.errors import InputError
 from asr_am.lang.lexicon import NONSPOKEN_NOISE, RESERVED_WORDS, SILENCE, SPOKEN_NOISE, UNKNOWN
 from local.kaldi.words import clean, count_cleaned, is_mark
@@ -114,15 +114,22 @@ def read_lexicon(path: Path, issues: IssueCounter, *, unify: bool = False) -> Le
 
 def _split(path: Path) -> list[tuple[str, str, list[str]]]:
     """Returns (where, word, other fields) of each line that is neither blank nor a comment."""
-    lines = []
+    lines, joined = [], []
     for number, line in numbered_lines(path, FORM):
         fields = [field for field in line.split() if clean(field)]
         if "#" in fields[2:]:  # a comment in CMUdict
             fields = fields[: fields.index("#", 2)]
         if fields and not fields[0].startswith((";;;", "##")):
             lines.append((f"{path}:{number}", fields[0], fields[1:]))
+            if len(split_words(line)[0].split()) > 1:
+                joined.append((f"{path}:{number}", split_words(line)[0]))
     if not lines:
         raise InputError(f"{path}: is empty; {FORM}")
+    if 0 < len(joined) < len(lines):  # in all lines it separates the word from its phones
+        where, text = joined[0]
+        raise InputError(
+            f"{where}: {text!a} has a Unicode blank: write _ if it is one word, or a space if phones follow"
+        )
     return lines
 
 

@@ -97,8 +97,10 @@ def _transcribed(source: KaldiDir, normalise: Normaliser, issues: IssueCounter) 
             words[utterance] = " ".join(spelt)
         else:
             issues.add("transcript without words: left out", record.where)
-    for utterance in source.spans.keys() - source.text.keys():
+    for utterance in sorted(source.spans.keys() - source.text.keys()):
         issues.add("utterance without a transcript: left out", utterance)
+    for recording in sorted(source.audio.keys() - {span.recording for span in source.spans.values()}):
+        issues.add("recording without a line in segments: not used", source.audio[recording].where)
     return words
 
 

@@ -182,6 +182,7 @@ MENDED = [
     (segments("a0-0 0 1", "a0-0 0 1.6"), "segment outside", 29),
     (segments("a0-0 0 1", "a0-0 1 0.5"), "segment outside", 29),
     (segments("a0-0 0 1", "a0-0 0.5 0.5"), "segment ends before", 29),
+    (segments("a0-0 a0-0 0 1\n", ""), "recording without a line in segments: not used", 29),
     (segments("a0-0 a0-0", "a0-0 nowhere"), "recording that wav.scp lacks", 29),
 ]
 

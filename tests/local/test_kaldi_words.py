@@ -73,6 +73,8 @@ def lexicon_of(folder: Path, text: str, silence: str | None = None) -> tuple[dic
         "a AH\nab AH B # place, danish\nab(2) AE B #\n".upper(),
         "A AH_S\nAB AH_B B_E\nAB AE_B B_E\n!SIL SIL\n",
         "\r\nA\tAH\r\nAB AH B\r\nAB AE B\r\nAB AE B\r\n",
+        "A\u00a0AH\nAB\u00a0AH\u00a0B\nAB\u3000AE B\n",
+        "\u00a0A AH\nAB\u00a0 AH B\nAB AE\u00a0B\n",
         "<eps> sil\n!SIL SIL\n<UNK> SPN\n<SPOKEN_NOISE> spn\n<s> SIL\nA AH\nAB AH B\nAB AE B\n",
     ],
 )
@@ -114,6 +116,7 @@ def test_noises_are_words_of_one_silence_phone(tmp_path: Path) -> None:
         ("A 0.0 AH\nB 0.0 B\n", "mine.txt:1: 0.0 is a number"),
         ("A 0.99 0.6 1.03 0.98 AX\nB 1 0.5 1.0 1.0 B\n", "mine.txt:1: 0.6 is a number .* give lexiconp.txt"),
         ("A 1.0\nB 1.0 B\n", "mine.txt:1: 1.0 is a number"),
+        ("A AH\nB\u3000C B K\n", "mine.txt:2: 'B.u3000C' has a Unicode blank: write _ if"),
         ("A AH\nB SIL B\n", "mine.txt:2: SIL is a phone of silence"),
         ("A AH #1\n", "mine.txt:1: the phone name #1 is reserved"),
         ("!SIL SIL\n", "no word made of speech phones"),
