@@ -49,15 +49,15 @@ def single_values(override: Override) -> list[str]:
     """
     if not override.is_sweep_override():
         return [str(override.input_line)]
+    key = override.get_key_element()
     if override.is_interval_sweep():
         values: Iterable[object] = (override.value().start, override.value().end)  # type: ignore[union-attr]
     else:
-        key = override.get_key_element()
         try:
             values = override.sweep_string_iterator()
         except HydraException as error:  # glob() needs the group's files, which Hydra alone knows
             raise InputError(f"{override.input_line}: cannot be listed here; name the values: {key}=A,B") from error
-    return [f"{override.get_key_element()}={value}" for value in values]
+    return [f"{key}={value}" for value in values]
 
 
 def jobs_of(overrides: Sequence[str]) -> list[list[str]]:
