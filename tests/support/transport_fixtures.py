@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import zmq
 
@@ -71,10 +71,12 @@ class UnauthenticatedClient:
     def __init__(self, peer: TransportHarness, key: str | None = None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = open_socket(self._context, zmq.DEALER, key)
+        self._socket.sndtimeo = 1000  # milliseconds
         self._socket.connect(peer.transport.address)
 
     def send(self, *frames: bytes | WireHeader) -> None:
-        self._socket.send_multipart([encode(f) if isinstance(f, WireHeader) else f for f in frames])
+        with suppress(zmq.Again):  # the other side has refused the connection already
+            self._socket.send_multipart([encode(f) if isinstance(f, WireHeader) else f for f in frames])
 
     def hears(self, milliseconds: int) -> bool:
         return bool(self._socket.poll(milliseconds))
