@@ -23,8 +23,9 @@ from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
 from asr_am.stages.decode import choose_without_dev
 from asr_am.stages.decode import decode as decode_stage
+from asr_am.stages.layout import Layout
 from asr_am.stages.systems import SystemPlan
-from asr_am.transcribe import load
+from asr_am.transcribe import load_system
 from tests.support.decoding_corpus import GRID, OPTIONS, write_network, write_system
 
 
@@ -152,7 +153,7 @@ def test_the_window_with_the_fewest_dev_errors_is_kept(system: System, tmp_path:
     decode_sets(replace(network, window=chosen.window), data, tmp_path / "alone", OPTIONS)
     for name in ("lattices/test.ark", f"ctm/{ctm_name('test', chosen.lm_scale)}"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
-    load(tmp_path / "run").words(np.random.default_rng(0).normal(0, 900, 12000).astype(np.float32))
+    load_system(tmp_path / "run").words(np.random.default_rng(0).normal(0, 900, 12000).astype(np.float32))
 
 
 def test_a_run_can_be_moved_with_its_experiment(system: System, tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def decode_known(system: System, root: Path, plan: SystemPlan) -> None:
         "lm_weights": [5.0, 10.0], "insertion_penalties": [0.0], "windows": ["21/21", "21/7", "whole"],
     }  # fmt: skip
     grid = [[5.0, 0.0], [10.0, 0.0]]
-    decode_stage(root, plan, "given", system.graph_dir, pytest.fail, grid, section, 1, "cpu", root / "run")
+    decode_stage(Layout(root), plan, "given", system.graph_dir, pytest.fail, grid, section, 1, "cpu", root / "run")
 
 
 def test_what_is_chosen_without_an_lm_that_knows_dev_is_kept(system: System, tmp_path: Path) -> None:
