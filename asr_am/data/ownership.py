@@ -56,6 +56,20 @@ def refuse_foreign(folder: Path, ours: Iterable[str], reason: str) -> None:
         )
 
 
+def check_run_dir(folder: Path) -> None:
+    """Raises InputError if the folder of a run that is trained from Python exists and is not one of this program."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / KEY).exists():
+        raise InputError(
+            f"{folder}: not made by this program, so nothing is written there; give another folder as `out`"
+        )
+
+
+def mark_run_dir(folder: Path) -> None:
+    """Makes the folder of a run that is trained from Python, unless it exists."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / KEY).touch()
+
+
 def refuse_unsigned(path: Path) -> None:
     """Raises InputError if a file that is to be replaced exists and was not made by this program."""
     if path.exists() and not path.read_bytes().startswith(SIGNED.encode()):

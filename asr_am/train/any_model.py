@@ -23,43 +23,34 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import logging
-import sys
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
-from torch.utils.data.distributed import DistributedSampler
 
+from asr_am.data import ownership
 from asr_am.distributed.flat_params import BucketHook, FlatParams
-from asr_am.distributed.launch_spec import EXIT_FAILURE
-from asr_am.distributed.leases import SegmentRecord
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import SingleProcess, Team
-from asr_am.egs.stateless_rng import seed_of
 from asr_am.errors import InputError
 from asr_am.models.model_file import write_torch
 from asr_am.train.checkpoint import Checkpoints
-from asr_am.train.learner_view import LearnerView
+from asr_am.train.no_files import NoCheckpoints, NoRunLog
 from asr_am.train.run_log import RunLog, TrainingBar
 from asr_am.train.schedule import Schedule
 from asr_am.train.tracking import NoTracker
 from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainable import first_batch, running_statistics
 from asr_am.train.trainer import Trainer
+from asr_am.train.user_batches import Batches, EpochOrder, ListData, LoaderData, OneBatch, make_data
 
-log = logging.getLogger(__name__)
 Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, int]]
-Batches = Sequence[Any] | DataLoader[Any] | Dataset[Any]
 NEVER = 1 << 40  # updates
 
 
@@ -126,7 +117,7 @@ def train_model(
         epochs=epochs, batch_size=1, seed=seed, optimizer=optimizer or OptimizerOptions(),
         schedule=Rate.of(lr, epochs), report_every=50, checkpoint_every=checkpoint_every if out else NEVER,
     )  # fmt: skip
-    run = ModelRun(model, _make_data(batches, batch_size, sizes, seed), loss, strategy, options, validate, out, team)
+    run = ModelRun(model, make_data(batches, batch_size, sizes, seed), loss, strategy, options, validate, out, team)
     trainer = Trainer(run, team)
     try:
         trainer.train()
@@ -156,151 +147,6 @@ class Rate(Schedule):
 
     def rate(self, epoch: int, share: float, updates: float) -> float:
         return float(self._function((epoch + share) / len(self.rates)))  # type: ignore[attr-defined]
-
-
-# batches
-
-
-@dataclass(frozen=True)
-class OneBatch:
-    """A batch of the user's (`trainable.Batch`). It counts as one example of so many frames."""
-
-    id: int
-    frames: int
-    digest: int
-    content: Any
-
-    def __len__(self) -> int:
-        return 1
-
-
-class EpochOrder(NamedTuple):
-    """The batches of one epoch (`trainable.Plan`).
-
-    Attributes:
-        epoch: number of the epoch.
-        batches: what identifies each batch: its examples' indices, or its place in a list.
-        sizes: examples of each.
-    """
-
-    epoch: int
-    batches: Sequence[Sequence[int]]
-    sizes: Sequence[int]
-
-    @property
-    def batch_size(self) -> int:
-        return 1
-
-    @property
-    def num_examples(self) -> int:
-        return len(self.sizes)
-
-    @property
-    def num_frames(self) -> int:
-        return sum(self.sizes)
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def frames(self, rows: slice) -> np.ndarray:
-        return np.array(self.sizes[rows])
-
-
-class ListData:
-    """A list of batches (`trainable.Data`)."""
-
-    def __init__(self, batches: Sequence[Any], sizes: Sequence[int] | None) -> None:
-        self._batches = batches
-        self._sizes = list(sizes if sizes is not None else map(_size, batches))
-        if not self._sizes or len(self._sizes) != len(batches):
-            raise InputError(
-                f"train_model: {len(batches)} batches, {len(self._sizes)} sizes; give as many, and not none"
-            )
-
-    def plan(self, epoch: int) -> EpochOrder:
-        return EpochOrder(epoch, [(number,) for number in range(len(self._sizes))], self._sizes)
-
-    def batch(self, plan: EpochOrder, number: int) -> OneBatch:
-        return OneBatch(number, self._sizes[number], _digest(plan.batches[number]), self._batches[number])
-
-    def batches(self, plan: EpochOrder, numbers: Iterable[int]) -> Iterator[OneBatch]:
-        return (self.batch(plan, number) for number in numbers)
-
-    def digests(self, plan: EpochOrder, first: int, end: int) -> tuple[int, ...]:
-        return tuple(_digest(batch) for batch in plan.batches[first:end])
-
-
-class LoaderData:
-    """The batches of a `DataLoader` (`trainable.Data`), in an order that follows from seed and epoch alone."""
-
-    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
-        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
-            raise InputError(
-                "train_model: learners share out batches by number; give a DataLoader with a dataset that has a length "
-                "and indices, and with a batch size, or a list of batches"
-            )
-        if isinstance(loader.sampler, DistributedSampler):
-            raise InputError("train_model: divides the batches itself; give the DataLoader no DistributedSampler")
-        self._loader, self._seed = loader, seed
-
-    def plan(self, epoch: int) -> EpochOrder:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed := seed_of(self._seed, epoch))
-            for generator in {self._loader.generator, getattr(self._loader.sampler, "generator", None)} - {None}:
-                generator.manual_seed(seed)
-            assert self._loader.batch_sampler is not None
-            batches = [tuple(map(int, batch)) for batch in self._loader.batch_sampler]
-        if not batches:
-            raise InputError("train_model: the DataLoader has no batches")
-        return EpochOrder(epoch, batches, [len(batch) for batch in batches])
-
-    def batch(self, plan: EpochOrder, number: int) -> OneBatch:
-        content = self._loader.collate_fn([self._loader.dataset[index] for index in plan.batches[number]])
-        return self._named(plan, number, content)
-
-    def batches(self, plan: EpochOrder, numbers: Iterable[int]) -> Iterator[OneBatch]:
-        """Assembles batches with the worker processes of the user's loader."""
-        numbers, loader = list(numbers), self._loader
-        ahead = DataLoader(
-            loader.dataset, batch_sampler=[list(plan.batches[number]) for number in numbers],
-            num_workers=loader.num_workers, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory,
-            timeout=loader.timeout, worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-        )  # fmt: skip
-        return (self._named(plan, number, content) for number, content in zip(numbers, ahead, strict=True))
-
-    def digests(self, plan: EpochOrder, first: int, end: int) -> tuple[int, ...]:
-        return tuple(_digest(batch) for batch in plan.batches[first:end])
-
-    def _named(self, plan: EpochOrder, number: int, content: Any) -> OneBatch:
-        return OneBatch(number, plan.sizes[number], _digest(plan.batches[number]), content)
-
-
-def _make_data(batches: Batches, batch_size: int, sizes: Sequence[int] | None, seed: int) -> ListData | LoaderData:
-    if isinstance(batches, DataLoader):
-        return LoaderData(batches, seed)
-    if isinstance(batches, IterableDataset) or not hasattr(batches, "__len__") or not hasattr(batches, "__getitem__"):
-        raise InputError(
-            f"train_model: batches are a {type(batches).__name__}; give a DataLoader, a dataset with a length and "
-            "indices, or a list of batches"
-        )
-    if isinstance(batches, Dataset):
-        return LoaderData(DataLoader(batches, batch_size, shuffle=True), seed)
-    return ListData(batches, sizes)
-
-
-def _size(batch: object) -> int:
-    if isinstance(batch, Mapping):
-        batch = next(iter(batch.values()))
-    part = batch[0] if isinstance(batch, tuple | list) else batch
-    return len(part)  # type: ignore[arg-type]
-
-
-def _digest(indices: Sequence[int]) -> int:
-    return zlib.crc32(np.array(indices, dtype=np.int64).tobytes())
-
-
-# the run
 
 
 @dataclass
@@ -348,19 +194,24 @@ class ModelRun:
         strategy: Callable[[FlatParams, Optimizer, Team], Strategy], options: TrainOptions,
         validate: Callable[[nn.Module], float] | None, out: str | Path | None, team: Team,
     ) -> None:  # fmt: skip
+        if out is not None and not team.rejoins:
+            ownership.check_run_dir(Path(out))  # before any learner writes there
         _share_first_weights(model, team)
         self.loader, self.options, self.learners, self.provenance = data, options, team.size, dict[str, object]()
         self._model, self._loss, self._factory, self._validate = model, loss, strategy, validate
         self._parameters = [(module, dict(module._parameters)) for module in model.modules()]
         self._whole = deepcopy(model)  # a strategy may take parameters out of `model`
-        self._whole_params = FlatParams(self._whole)
+        try:
+            self._whole_params = FlatParams(self._whole)
+        except ValueError as error:
+            raise InputError(f"train_model: {error}; give a model whose trained parameters do") from error
         self.num_weights = len(self._whole_params)
         self.validation = None if validate is None else ""
         self._has_files, self.out = out is not None, Path(out) if out is not None else Path("train_model")
         if out is None:
             self.run_log: RunLog = NoRunLog(options.epochs)
         else:
-            self.out.mkdir(parents=True, exist_ok=True)
+            ownership.mark_run_dir(self.out)
             plain = {"epochs": options.epochs, "optimizer": asdict(options.optimizer)}
             self.run_log = RunLog(self.out, NoTracker(), TrainingBar(options.epochs), plain)
         self._plan: EpochOrder | None = None
@@ -430,6 +281,11 @@ class ModelRun:
                     "of examples"
                 )
             return found.reshape(()) * batch.frames, float(batch.frames)
+        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Tensor):
+            raise InputError(
+                f"train_model: the loss function returned a {type(found).__name__}; return the mean loss as a tensor, "
+                "or its sum and the number of examples"
+            )
         loss_sum, examples = found
         if examples != batch.frames:
             raise InputError(
@@ -446,88 +302,8 @@ def _share_first_weights(model: nn.Module, team: Team) -> None:
     tensors = list(itertools.chain(model.parameters(), model.buffers()))
     own = torch.cat([tensor.detach().reshape(-1).double().cpu() for tensor in tensors])
     rows = team.gather(own if team.rank == 0 else own[:0])
-    if not len(first := rows[0]) == len(own):
+    if len(first := rows.get(0, own)) != len(own):  # learner 0 may have died, and `Trainer` compares the others
         raise InputError("train_model: the learners have different models")
     with torch.no_grad():
         for tensor, part in zip(tensors, first.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
-
-
-# without files
-
-
-class NoCheckpoints(Checkpoints):
-    """What the training loop asks of checkpoints, for a run without files."""
-
-    def __init__(self) -> None:
-        self.fingerprint = ""
-
-    def open(self, launch: str, rejoins: bool = False) -> None:
-        if rejoins:
-            log.error("a learner that died can rejoin only a run with checkpoints: give train_model `out`")
-            sys.exit(EXIT_FAILURE)  # the others go on
-
-    def claim(self, leader: str, confirm: Callable[[], None]) -> None:
-        pass
-
-    def resign(self) -> None:
-        pass
-
-    def check(self) -> None:
-        pass
-
-    def save_learner(self, updates: int, rank: int, state: dict[str, Any]) -> None:
-        pass
-
-    def best_model(self, updates: int) -> Path:
-        return Path()
-
-    def completed(self, updates: int) -> bool:
-        return False
-
-    def commit(self, updates: int, state: dict[str, Any]) -> None:
-        pass
-
-    def publish(self, out: Path) -> None:
-        pass
-
-    def set_damaged_aside(self) -> None:
-        pass
-
-    def load(self) -> dict[str, Any] | None:
-        return None
-
-    def newest(self) -> str:
-        return "none"
-
-    @property
-    def writer(self) -> str:
-        return ""
-
-
-class NoRunLog(RunLog):
-    """What the training loop asks of its log, for a run without files."""
-
-    def __init__(self, epochs: int) -> None:
-        super().__init__(Path(), NoTracker(), TrainingBar(epochs), {})
-
-    def open(self, keep: tuple[int | None, int], writer: str = "", check: Callable[[], None] = lambda: None) -> None:
-        pass
-
-    def learner_view(self, learners: int, one_process: bool) -> LearnerView:
-        return super().learner_view(learners, one_process=True)
-
-    def sync(self) -> tuple[int, int]:
-        return 0, 0
-
-    def metrics(self, record: Mapping[str, Any], step: int, curves: Mapping[str, float]) -> None:
-        pass
-
-    def epoch(self, record: Mapping[str, Any], updates: int, curves: Mapping[str, float]) -> None:
-        pass
-
-    def leases(self, record: SegmentRecord, launch: str) -> None:
-        pass
-
-    def summary(self, summary: Mapping[str, Any]) -> None:
-        pass

@@ -44,7 +44,6 @@ from asr_am.errors import InputError
 from asr_am.train.checkpoint import TrainProgress
 from asr_am.train.comm_metrics import CommMetrics, comm_stats_to_dict, gather_comm_metrics, load_comm_stats
 from asr_am.train.gradient import GradientComputer
-from asr_am.train.idle_options import warn_of_idle_options
 from asr_am.train.learner_view import LearnerReport
 from asr_am.train.run_log import epoch_curves, make_summary
 from asr_am.train.run_setup import RunSetup, StrategyFactory
@@ -221,7 +220,10 @@ class Trainer:
             where = f"{self.strategy.name} on {self.learners} learners, {self.model_state.device.type}"
             where += f" and {servers} servers" if (servers := self.team.size - self.learners) else ""
         frames = self.setup.plan(self.progress.epoch).num_frames
-        warn_of_idle_options(self.options, self.strategy, len(self.setup.plan(self.progress.epoch)), self.learners)
+        steps = math.ceil(len(self.setup.plan(self.progress.epoch)) / self.learners)
+        for owner in (self.strategy, self.options.schedule):
+            for warning in owner.idle_options(steps, self.options.epochs):
+                log.warning("%s", warning)
         log.info("%d parameters, %d training %s, %s", self.strategy.num_weights, frames, self.setup.unit, where)
 
     def _elect_leader(self, rows: Mapping[int, object]) -> None:

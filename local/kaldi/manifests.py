@@ -295,7 +295,7 @@ def _joined(files: list[Path], issues: IssueCounter) -> Iterator[Cut]:
             raise InputError(f"{files[0]}: recording {recording.id} is listed twice; remove or rename one")
         known.add(recording.id)
         yield fastcopy(recording.to_cut(), supervisions=segments.get(recording.id, []))
-    for name in segments.keys() - known:
+    for name in sorted(segments.keys() - known):
         issues.add("supervision without its recording: left out", segments[name][0].id, len(segments[name]))
 
 

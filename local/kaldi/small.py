@@ -31,7 +31,7 @@ def overrides_by_size(given: Sequence[str]) -> tuple[tuple[str, ...], str]:
         return (), ""
     corpus = values.get("corpus.name", "")
     hours = hours_of(str(Path(values.get("exp", "exp")) / corpus / "data"))
-    least = float(values.get("corpus.adapted_hours", OmegaConf.load(CONF / "sizes.yaml").corpus.adapted_hours))
+    least = _number(values.get("corpus.adapted_hours", OmegaConf.load(CONF / "sizes.yaml").corpus.adapted_hours))
     if not 0 < hours < least:
         return (), ""
     why = (
@@ -39,6 +39,13 @@ def overrides_by_size(given: Sequence[str]) -> tuple[tuple[str, ...], str]:
         f"{60 * least:g}: {' '.join(UNADAPTED)} (align=sat features=fmllr to try it all the same)"
     )
     return UNADAPTED, why
+
+
+def _number(value: object) -> float:
+    try:
+        return float(str(value))
+    except ValueError as error:
+        raise InputError(f"corpus.adapted_hours={value}: must be a number of hours") from error
 
 
 if __name__ == "__main__":

@@ -296,6 +296,16 @@ def test_data_that_cannot_be_shared_out(data: Any, message: str) -> None:
         train_model(nn.Linear(3, 1), data, mean_error, Sync)
 
 
+@pytest.mark.parametrize("learners", [1, 2])
+def test_a_folder_of_the_user_is_not_written_into(tmp_path: Path, learners: int) -> None:
+    mine = tmp_path / "metrics.jsonl"
+    mine.write_text("mine", encoding="utf-8")
+    with pytest.raises(InputError, match="not made by this program"):
+        simulate(partial(fit, Sync, out=tmp_path), learners)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert mine.read_text(encoding="utf-8") == "mine"
+
+
 def test_mistakes_are_named() -> None:
     model = nn.Linear(3, 1)
     with pytest.raises(InputError, match="learners=0"):
@@ -306,5 +316,11 @@ def test_mistakes_are_named() -> None:
         train_model(model, batches_of(), lambda m, batch: (m(batch[0]).sum(), 1), Sync)
     with pytest.raises(InputError, match="does not depend on the model"):
         train_model(model, batches_of(), lambda m, batch: batch[0].mean(), Sync)
+    with pytest.raises(InputError, match="returned a float; return the mean loss as a tensor"):
+        train_model(model, batches_of(), lambda m, batch: 1.0, Sync)  # type: ignore[arg-type, return-value]
+    with pytest.raises(InputError, match="begins with a int does not say"):
+        train_model(model, [(1, 2)], mean_error, Sync)
+    with pytest.raises(InputError, match="must share one dtype"):
+        train_model(nn.Sequential(nn.Linear(3, 1), nn.Linear(1, 1).double()), batches_of(), mean_error, Sync)
     with pytest.raises(InputError, match="the loss is nan"):
         train_model(model, batches_of(), lambda m, batch: mean_error(m, batch) * float("nan"), Sync)
