@@ -14,6 +14,8 @@ a list of its files, once it is finished (asr_am/stages/target.py).
 - Temporary files: `tmp.asr_am.*` in an unfinished output (asr_am/data/temporary.py), archives that were downloaded, and
   the folders `asr_am-*` for sockets in the folder for temporary files, which have a marker of ours.
 
+The folder that `train_model` is given as `out` is marked by `.key`, too. Of it, only old checkpoints are removed.
+
 Whatever else there is belongs to the user. A folder without a marker is never removed, renamed or written into. Neither
 is an output that holds files which it was not made with. Both end with an error that names the file.
 """
