@@ -3,8 +3,8 @@
 Outputs lie in `exp/<corpus>`. An output is a folder with a marker of ours: `.key` from its beginning, and `.done`, with
 a list of its files, once it is finished (asr_am/stages/target.py).
 
-- A finished output that was made again from other inputs or values is removed, file by file of that list. A finished
-  training run is renamed to `<run>.old` instead, and an earlier `<run>.old` is removed.
+- A finished output that was made again from other inputs or values is removed, unless it has a file beyond that list. A
+  finished training run is renamed to `<run>.old` instead, and an earlier `<run>.old` is removed.
 - `<output>.partial`, what an interrupted stage was making, is emptied when the stage has other inputs or values now.
 - An unfinished training run is never removed. A run with other values is made in `<run>.new`, `<run>.new2` and so on.
   When that is finished, it takes the place of an unfinished one, which is renamed to `<run>.unfinished`.
