@@ -9,7 +9,7 @@ a list of its files, once it is finished (asr_am/stages/target.py).
 - An unfinished training run is never removed. A run with other values is made in `<run>.new`, `<run>.new2` and so on.
   When that is finished, it takes the place of an unfinished one, which is renamed to `<run>.unfinished`.
 - A training run that ends with a user's mistake before it has written more than its settings is removed.
-- `exp/<corpus>/RESULTS.md` is replaced by the next report.
+- `exp/<corpus>/RESULTS.md` and `TABLES.md` are replaced by the next ones, if they begin as ours do.
 - Of the checkpoints of a run, the last two are kept.
 - Temporary files: `tmp.asr_am.*` in an unfinished output (asr_am/data/temporary.py), archives that were downloaded, and
   the folders `asr_am-*` for sockets in the folder for temporary files, which have a marker of ours.

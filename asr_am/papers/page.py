@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
+from asr_am.data.ownership import SIGNED, refuse_unsigned
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.papers.cells import MadeTable, count_predictions
@@ -45,7 +46,8 @@ def write_tables(corpus_dir: Path) -> Path:
         )
     summary = table(["table", "values", "not as published", "predictions"], rows)
     text = "\n\n".join(["# Tables of papers", summary, *sections])
-    write_lines(corpus_dir / "TABLES.md", [text])
+    refuse_unsigned(corpus_dir / "TABLES.md")
+    write_lines(corpus_dir / "TABLES.md", [SIGNED, text])
     out = corpus_dir / "tables"
     out.mkdir(parents=True, exist_ok=True)
     return write_page(corpus_dir, out, text, _trained(corpus_dir, [path for _, path in made]), [])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from asr_am.data.ownership import SIGNED
 from asr_am.errors import InputError
 from asr_am.papers.cells import Row
 from asr_am.papers.page import write_tables
@@ -31,12 +32,16 @@ def test_tables_of_all_trees_are_on_one_page(tmp_path: Path) -> None:
     write_run(other, "toy-c-s1", 1, [2.0, 1.5])
     page = write_tables(corpus_dir).read_text()
     text = (corpus_dir / "TABLES.md").read_text()
-    assert text.startswith("# Tables of papers\n\n| table | values | not as published | predictions |")
+    assert text.startswith(f"{SIGNED}\n# Tables of papers\n\n| table | values | not as published | predictions |")
     assert "| [A toy](#a-toy) | 1 | 1 | 1 of 1 |" in text and "\n\n### A toy\n\n| cell | ours |" in text
     for cell, plot in (("a", "tables/toy/table.png"), ("b", "../papers/tiny/tables/toy/table.png")):
         assert f"![Published values and ours]({plot})" in text
         assert f">{cell}</td>" in page and f">Toy {cell}</text>" in page
     assert "<summary>papers-toy-c-s1 " in page
+    write_tables(corpus_dir)  # again, in place of its own
+    (corpus_dir / "TABLES.md").write_text("mine\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"TABLES\.md: not made by this program"):
+        write_tables(corpus_dir)
 
 
 @pytest.mark.parametrize(
