@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = "asr_am training checkpoint 2"
 KEPT = 2
+CHECKS = 100  # of the newest term, which is removed as soon as the next one is there
 TERM = ".term-"
 CLAIM = ".claim-"
 BEST = "best.pt"
@@ -145,6 +146,8 @@ class Checkpoints:
         while True:
             before = self._terms()
             if before and before[-1] not in (self._earlier or ()) and not self._is_own(before[-1]):
+                if not before[-1].exists():
+                    continue  # the next term has just been claimed
                 disk.remove(own)
                 raise self._taken_over()
             confirm()
@@ -175,11 +178,15 @@ class Checkpoints:
         """Raises InputError if another launch, or another leader, has claimed the directory. Called before writing."""
         if not self.directory.is_dir():
             raise InputError(f"{self.directory}: was removed while the run wrote there; start it again")
-        newest = self._terms()[-1:]
-        leads = newest == [self._term]
-        follows = self._term is None and newest and self._is_own(newest[0])
-        if not leads and not follows:
-            raise self._taken_over()
+        for _ in range(CHECKS):
+            newest = self._terms()[-1:]
+            leads = newest == [self._term]
+            follows = self._term is None and newest and self._is_own(newest[0])
+            if leads or follows:
+                return
+            if newest and newest[0].exists():
+                break  # else the next leader is just replacing the term that was listed
+        raise self._taken_over()
 
     def _is_own(self, term: Path) -> bool:
         """Returns True if a term is of this launch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -163,6 +164,28 @@ def test_a_leader_that_was_replaced_while_it_was_stopped_does_not_claim(tmp_path
     with pytest.raises(InputError, match="another start of this run"):
         late.save_learner(1, 1, {})
     assert names(tmp_path) == ["checkpoint-000000001.next.partial"]
+
+
+def test_learners_may_save_while_their_next_leader_claims(tmp_path: Path) -> None:
+    """A restarted learner is the leader again: it replaces the term that the others are just reading."""
+    follower = Checkpoints(tmp_path, "f")
+    follower.open("launch")
+    claimed(tmp_path, "launch")
+    ended = threading.Event()
+
+    def lead_in_turn() -> None:
+        for number in range(600):
+            claimed(tmp_path, "launch", f"{number % 2}.{number}")
+        ended.set()
+
+    leaders = threading.Thread(target=lead_in_turn)
+    leaders.start()
+    while not ended.is_set():
+        follower.check()
+    leaders.join()
+    claimed(tmp_path, "another")
+    with pytest.raises(InputError, match="another start of this run"):
+        follower.check()
 
 
 def test_a_launch_does_not_come_back_after_a_later_one(tmp_path: Path) -> None:
