@@ -452,8 +452,8 @@ def language_model(root: Path, work: Path) -> Case:
 
 def checkpoint(root: Path, work: Path) -> Case:
     saved = Checkpoints(work, "fingerprint")
-    saved.open("launch")
-    saved.claim("0.0", lambda: None)
+    saved.terms.open("launch")
+    saved.terms.claim("0.0", lambda: None)
     saved.save_learner(7, 0, {"weights": torch.arange(50.0), "rng": torch.arange(9)})
     saved.commit(7, {"progress": {"epoch": 1, "history": [{"loss": 0.5}]}})
     files = sorted(path for path in work.rglob("*.pt"))
