@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from asr_am.errors import InputError
 from asr_am.hmm.train_lda_mllt import LdaOptions
 from asr_am.options import build
-from asr_am.stages.app import check, values
+from asr_am.stages.sections import check, values
 from asr_am.stages.train_config import strategy_factory
 from asr_am.train.train_options import TrainOptions
 

@@ -34,10 +34,12 @@ from asr_am.papers.members import WORK, Member, plain_name, recipe
 from asr_am.papers.plots import plot_table
 from asr_am.parallel import Failure, isolated_map
 from asr_am.report.markup import code, literal
-from asr_am.stages.app import check, corpus_dir, ends_on_signals, given_overrides, reports_errors, values
+from asr_am.stages.app import ends_on_signals, given_overrides, reports_errors
+from asr_am.stages.layout import corpus_dir
 from asr_am.stages.option_checks import TABLE, compose_job
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.resolvers import register_resolvers
+from asr_am.stages.sections import check, values
 from asr_am.stages.stage_log import start_logging
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from asr_am.stages.app import ends_on_signals, layout, reports_errors
+from asr_am.stages.app import ends_on_signals, reports_errors
+from asr_am.stages.layout import layout
 from asr_am.stages.overrides import first_values
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.systems import plans

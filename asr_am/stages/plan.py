@@ -26,12 +26,14 @@ from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.features.fusion import base_of, stack_of, streams_of
-from asr_am.stages.app import ends_on_signals, layout, reports_errors, values
+from asr_am.stages.app import ends_on_signals, reports_errors
 from asr_am.stages.features import made_kind
+from asr_am.stages.layout import layout
 from asr_am.stages.mmi import mmi_config
 from asr_am.stages.option_checks import compose_job
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.resolvers import hours_of, register_resolvers
+from asr_am.stages.sections import values
 from asr_am.stages.systems import GMM_FEATURES, lm_scale_grid
 
 if TYPE_CHECKING:

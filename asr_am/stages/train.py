@@ -33,16 +33,12 @@ from asr_am.distributed.runtime.slurm import slurm_environment
 from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.errors import InputError
 from asr_am.options import choices
-from asr_am.stages.app import stage, values
-from asr_am.stages.egs import egs_dir
-from asr_am.stages.mmi import denominator_path, mmi_config, run_dir
+from asr_am.stages.app import stage
+from asr_am.stages.layout import denominator_path, egs_dir, run_dir
+from asr_am.stages.mmi import mmi_config
+from asr_am.stages.sections import values
 from asr_am.stages.target import Target, held_locks
-from asr_am.stages.train_config import (
-    TrainConfig,
-    num_dedicated_servers,
-    schedule_values,
-    with_schedule,
-)
+from asr_am.stages.train_config import TrainConfig, num_dedicated_servers, schedule_values, with_schedule
 from asr_am.stages.train_worker import run_worker
 from asr_am.train.identity import run_identity
 

@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from asr_am.stages.app import corpus_dir
+from asr_am.stages.layout import corpus_dir
 from asr_am.stages.option_checks import compose_job
 from asr_am.stages.plan import plan, training_hours
 from asr_am.stages.recipe_files import CONF

@@ -13,7 +13,7 @@ from asr_am.errors import InputError
 from asr_am.lang.units import Units
 from asr_am.models.lstm_lm import LstmLm
 from asr_am.stages import decode, rescore, score
-from asr_am.stages.app import values
+from asr_am.stages.sections import values
 from asr_am.train.lm import LmOptions
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

@@ -7,8 +7,8 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from asr_am.stages.app import values
 from asr_am.stages.recipe_files import ROOT
+from asr_am.stages.sections import values
 
 
 @cache

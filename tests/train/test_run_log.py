@@ -15,11 +15,11 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 from asr_am.errors import InputError
 from asr_am.score.scoring import Reference
-from asr_am.stages.app import values
-from asr_am.stages.egs import egs_dir
+from asr_am.stages.layout import egs_dir
 from asr_am.stages.report import track as track_report
 from asr_am.stages.resolvers import experiment_or
 from asr_am.stages.score import summary, track
+from asr_am.stages.sections import values
 from asr_am.stages.train import targets
 from asr_am.stages.train_config import TrainConfig, tracker_factory
 from asr_am.train import tracking
