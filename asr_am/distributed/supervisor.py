@@ -8,19 +8,26 @@ simulator virtual ones.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from asr_am.distributed.coordinator import ControlMessage, Coordinator
-from asr_am.distributed.launch_spec import EXIT_USER_ERROR, HEARTBEAT_TIMEOUT, ExitStatus, LaunchSpec, describe
+from asr_am.distributed.launch_spec import (
+    EXIT_LOST,
+    EXIT_USER_ERROR,
+    HEARTBEAT_TIMEOUT,
+    ExitStatus,
+    LaunchSpec,
+    describe,
+)
 from asr_am.distributed.leases import LearnerLost
 from asr_am.errors import InputError
 
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL = 0.05  # seconds between two checks of the processes
+RESTART_WINDOW = 3600.0  # seconds in which deaths are counted
 
 
 class Workers(Protocol):
@@ -117,7 +124,7 @@ class Supervisor:
         self._running: set[int] = set()  # learners that are alive or will be restarted
         self._restarts: dict[int, float] = {}  # due time, by rank
         self._incarnations: dict[int, int] = {}  # newest incarnation that was started, by rank
-        self._deaths: Counter[int] = Counter()  # by rank
+        self._deaths: list[tuple[float, int]] = []  # time and rank
         self._requests = 0  # of learners to start the team again
         self._finished = False
         self._heartbeat_sent = 0.0
@@ -182,15 +189,21 @@ class Supervisor:
         else:
             self._server.send(self._hosts[node].connection, {"do": "start", "rank": rank, "incarnation": incarnation})
 
+    def _schedule(self, rank: int, after: float) -> None:
+        """Schedules the start of a learner's next incarnation, in `after` seconds."""
+        self._running.add(rank)
+        self._incarnations[rank] += 1
+        self._restarts[rank] = self._clock.now() + after
+
     def _restart(self, rank: int) -> None:
-        assert self._coordinator is not None
-        log.info("restarting learner %d", rank)
-        incarnation = self._incarnations[rank] + 1
-        self._coordinator.expect(rank, incarnation)
+        incarnation = self._incarnations[rank]
+        if self._coordinator is not None:
+            log.info("restarting learner %d", rank)
+            self._coordinator.expect(rank, incarnation)
         self._start(rank, incarnation)
 
-    def _restart_team(self, reason: str) -> None:
-        """Ends all learners, and starts them again from the last checkpoint.
+    def _restart_team(self, reason: str, after: float = 0.0) -> None:
+        """Ends all learners, and starts them again from the last checkpoint, in `after` seconds.
 
         The new team has another identity. It rejects messages of the old one, and the old one's messages are ignored.
         """
@@ -201,11 +214,14 @@ class Supervisor:
         self._connections.clear()
         self._ranks.clear()
         self._last_heard.clear()
-        self._restarts.clear()
-        begin = {rank: self._incarnations[rank] + 1 for rank in sorted(self._running)}
-        self._coordinator = Coordinator(self._spec.size, self._send, begin)
-        for rank, incarnation in begin.items():
-            self._start(rank, incarnation)
+        for rank in sorted(self._running - self._restarts.keys()):
+            self._schedule(rank, after)
+        begin = {rank: self._incarnations[rank] for rank in sorted(self._restarts)}
+        if self._coordinator is not None:
+            self._coordinator = Coordinator(self._spec.size, self._send, begin)
+            self._restarts.clear()
+            for rank, incarnation in begin.items():
+                self._start(rank, incarnation)
 
     def _on_end(self, exit_status: ExitStatus, host: str) -> None:
         """Handles the end of a learner's process."""
@@ -221,20 +237,37 @@ class Supervisor:
         elif exit_status.status == EXIT_USER_ERROR:
             raise InputError(f"learner {exit_status.rank} on {host} failed: see its message above")
         elif self._coordinator is None:
-            raise LearnerLost(exit_status.rank, how, own_error=exit_status.status > 0)
+            self._lose_in_step(exit_status, how)
         else:
-            deaths = self._deaths[exit_status.rank]
+            deaths = self._recent_deaths().count(exit_status.rank)
             self._lose(exit_status.rank, how, self._spec.restart_seconds(exit_status.rank, deaths))
+
+    def _recent_deaths(self) -> list[int]:
+        """Returns the rank of each death that counts against `LaunchSpec.max_restarts`."""
+        since = self._clock.now() - RESTART_WINDOW
+        return [rank for time, rank in self._deaths if time >= since]
+
+    def _lose_in_step(self, end: ExitStatus, how: str) -> None:
+        """Starts a synchronous team again, as it cannot go on without one of its learners.
+
+        Raises:
+            LearnerLost: that was done as often as allowed.
+        """
+        after = self._spec.restart_seconds(end.rank, len(self._recent_deaths()))
+        self._deaths.append((self._clock.now(), end.rank))
+        if after is None:
+            raise LearnerLost(end.rank, how, own_error=end.status > 0 and end.status != EXIT_LOST)
+        self._running, self._finished = set(range(self._spec.size)), False
+        self._restart_team(f"learner {end.rank} {how}", after)
 
     def _lose(self, rank: int, how: str, restart_after: float | None) -> None:
         """Removes a learner that died, and schedules its restart unless `restart_after` is None."""
         assert self._coordinator is not None
-        self._deaths[rank] += 1
+        self._deaths.append((self._clock.now(), rank))
         self._coordinator.leave(rank, how, gone=restart_after is None)
         if restart_after is not None:
             log.warning("learner %d %s; restarting it", rank, how)
-            self._restarts[rank] = self._clock.now() + restart_after
-            self._running.add(rank)
+            self._schedule(rank, restart_after)
         else:
             if not self._spec.has_sockets():
                 how += f" and cannot be restarted, as {self._spec.private_dir} was removed"
@@ -284,7 +317,8 @@ class Supervisor:
             return  # it has just died
         if message.get("op") == "restart":
             self._requests += 1
-            if self._requests > self._deaths.total():  # only a death can take weights away
+            lacks = message.get("whole") and self._running != set(range(self._spec.size))
+            if lacks or self._requests > len(self._deaths):  # only a death can take weights away
                 raise LearnerLost(rank, f"cannot go on: {message.get('reason')}")
             self._restart_team(f"learner {rank}: {message.get('reason')}")
             return

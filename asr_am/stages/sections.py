@@ -120,7 +120,7 @@ class LaunchOptions:
         nodes: hosts.
         node_rank: number of this host.
         address: host:port of node 0.
-        max_restarts: restarts of each learner.
+        max_restarts: restarts of each learner, or of a synchronous team, within an hour.
         restart_after: seconds before a restart.
         timeout: seconds to wait for the others at the start.
         key_file: shared secret of all hosts.

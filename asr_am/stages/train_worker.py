@@ -70,7 +70,7 @@ def read_config(path: Path) -> TrainConfig:
 
 
 def main() -> None:
-    """Runs the program. The exit status is 0, 1 after a user's mistake, or EXIT_FAILURE."""
+    """Runs the program. The exit status is 0, 1 after a user's mistake, or one of `launch_spec`."""
     path = Path(sys.argv[1])
     rank = os.environ.get("RANK", "0")
     corpus = path.absolute().parents[2]  # of exp/<corpus>/train/<run>/config.yaml

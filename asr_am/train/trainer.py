@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,13 +148,18 @@ class Trainer:
 
     def train(self) -> None:
         """Trains from the newest checkpoint to the last epoch, or until the schedule ends the training."""
-        self._begin()
-        while self.progress.epoch < self.options.epochs and (schedule := self._schedule()):
-            try:
-                self._do_segment(schedule)
-            except StaleSegment:
-                self.team.sleep(0.5)  # the others are about to complete a newer checkpoint
-                self._resume()
+        try:
+            self._begin()
+            while self.progress.epoch < self.options.epochs and (schedule := self._schedule()):
+                try:
+                    self._do_segment(schedule)
+                except StaleSegment:
+                    self.team.sleep(0.5)  # the others are about to complete a newer checkpoint
+                    self._resume()
+        except LearnerLost as error:
+            with suppress(LearnerLost):  # this team cannot be started again
+                self.team.restart_team(f"learner {error.rank} {error.reason}", not self.strategy.fault_tolerant)
+            raise
 
     def _schedule(self) -> Schedule | None:
         """Returns the schedule of the current epoch, or None if the training has ended."""

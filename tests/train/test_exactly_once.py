@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from asr_am.distributed.runtime.launcher import launch
 from asr_am.distributed.runtime.worker_process import LOCALHOST, free_port
@@ -45,6 +46,25 @@ def train_with(
     history = audit(out)
     assert not history.problems, str(history)
     return history, json.loads((out / "summary.json").read_text())
+
+
+@pytest.mark.parametrize(("strategy", "hosts"), [("hybrid", 2), ("bmuf", 1), ("ps_sync", 1)])
+def test_a_team_in_step_starts_again_by_itself(egs_dir: Path, tmp_path: Path, strategy: str, hosts: int) -> None:
+    """A learner dies in the second segment, and the leader in the checkpoint of the third."""
+    options = {"synchronous": strategy != "ps_sync"}
+    train_with(egs_dir, tmp_path / "whole", strategy, [], **options)
+    faults = [(hosts, 0, "gradient", 6), (0, 1, "commit", 2)]
+    _, summary = train_with(egs_dir, tmp_path / "killed", strategy, faults, hosts, **options)
+    assert summary["restarts"] >= 8, "all four, twice"
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def contents(run: Path) -> list[Any]:
+    """Returns the weights of the last checkpoint, and what was done."""
+    newest = sorted((run / "checkpoints").glob("checkpoint-?????????"))[-1]
+    weights = torch.load(newest / "learner-0.pt", weights_only=True)["strategy"]["weights"].tolist()
+    varies = ("launch", "incarnation", "owner")  # ps_sync: whoever is ready first
+    return [weights, *({k: v for k, v in line.items() if k not in varies} for line in lease_log(run))]
 
 
 @pytest.mark.parametrize("hosts", [1, 2])

@@ -90,12 +90,13 @@ def launch(
     Args:
         command: command line of a learner.
         learners: number of learners on each host.
-        synchronous: the first death ends the run. Otherwise the others continue, and the dead learner is restarted.
+        synchronous: after a death all learners are started again. They continue from their last checkpoint. Otherwise
+            the others go on, and the dead learner is restarted.
         nodes: number of hosts.
         node_rank: index of this host.
         address: host:port of host 0. Needed with several hosts.
         restart_after: seconds between a death and the restart.
-        max_restarts: number of restarts of one learner.
+        max_restarts: number of restarts within an hour, of one learner or of a synchronous team.
         timeout: seconds in which all hosts must connect.
         key_file: file with the run's secret, the same on all hosts (see security.py). It protects messages and the
             control plane, not torch's collectives.
@@ -106,7 +107,7 @@ def launch(
         inherited_files: descriptors that the learners keep open, such as that of a lock.
 
     Raises:
-        LearnerLost: a synchronous learner died, or no learner is left.
+        LearnerLost: learners died more often than they may be restarted.
         InputError: a learner failed with exit status 1, after its own message, or a host has not connected in time.
     """
     spec = LaunchSpec(
