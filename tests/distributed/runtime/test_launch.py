@@ -301,7 +301,8 @@ class Hosts:
 
 def test_two_hosts_synchronous(tmp_path: Path) -> None:
     hosts = Hosts(
-        tmp_path, "wait_for(4)\nif rank == 3: os.kill(os.getpid(), 9)\ntime.sleep(600)", [2, 2], synchronous=True, max_restarts=0,
+        tmp_path, "wait_for(4)\nif rank == 3: os.kill(os.getpid(), 9)\ntime.sleep(600)", [2, 2],
+        synchronous=True, max_restarts=0,
     )  # fmt: skip
     errors = hosts.wait()
     for node in (0, 1):
