@@ -30,6 +30,7 @@ class LaunchSpec:
         address: host:port of the supervisor on host 0, None on a single host.
         restart_after: seconds between the death of a learner and its restart, or that of its synchronous team.
         max_restarts: number of restarts within an hour, of one learner or of a synchronous team.
+        grace: seconds in which learners that are asked to end must have done so.
         timeout: seconds in which all hosts must connect.
         key: secret for encryption.
         private_dir: directory for sockets and store of a team on one host, which no other user can enter.
@@ -46,6 +47,7 @@ class LaunchSpec:
     address: str | None = None
     restart_after: float = 1.0
     max_restarts: int = 3
+    grace: float = 60.0
     timeout: float = 60.0
     key: str | None = None
     private_dir: Path | None = None

@@ -22,7 +22,7 @@ from asr_am.distributed.launch_spec import (
     describe,
 )
 from asr_am.distributed.leases import LearnerLost
-from asr_am.errors import InputError
+from asr_am.errors import EXIT_PREEMPTED, InputError, Preempted
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,10 @@ class Workers(Protocol):
 
     def kill(self, rank: int) -> None:
         """Kills a learner. `ended` reports it."""
+        ...
+
+    def preempt(self) -> None:
+        """Asks all learners to save a checkpoint and to end."""
         ...
 
     def end(self) -> None:
@@ -107,12 +111,16 @@ class Supervisor:
         new_run: returns the identity of a new team, 32 hexadecimal digits.
         addresses: sent to the agents on other hosts, with the identity.
         poll_interval: seconds between two checks of the processes, if nothing else happens.
+        preempted: returns True once the run is to save its state and to end.
     """
 
     def __init__(
         self, spec: LaunchSpec, server: Server, workers: Workers, clock: Clock, name: str, new_run: Callable[[], str],
         addresses: Mapping[str, Any], poll_interval: float = POLL_INTERVAL,
+        preempted: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
+        self._preempted = preempted
+        self._preempted_since: float | None = None  # a learner, or this process, has been asked to end
         self._spec, self._server, self._workers, self._clock, self._name = spec, server, workers, clock, name
         self._new_run, self._addresses, self._poll_interval = new_run, addresses, poll_interval
         self._run = new_run()
@@ -137,7 +145,12 @@ class Supervisor:
                 self._start(rank, 0)
             while self._running - (self._restarts.keys() if self._finished else set()):  # the rest has nothing to do
                 self._poll()
+            if self._preempted_since is not None:
+                raise Preempted("a checkpoint was written, and the same command continues from there")
             self._notify_hosts({"do": "stop"})
+        except Preempted as error:
+            self._notify_hosts({"do": "stop", "error": str(error), "preempted": True})
+            raise
         except LearnerLost as error:
             self._notify_hosts({"do": "stop", "error": error.reason, "lost": error.rank})
             raise
@@ -150,6 +163,7 @@ class Supervisor:
 
     def _poll(self) -> None:
         self._tick()
+        self._check_preemption()
         for connection, message in self._server.receive(self._seconds_to_wait()):
             self.handle(connection, message)
             self._tick()
@@ -157,7 +171,9 @@ class Supervisor:
         ended = self._workers.ended()
         if self._coordinator is not None:
             self._coordinator.finish(
-                end.rank for end in ended if end.status == 0 and end.incarnation == self._incarnations.get(end.rank)
+                end.rank
+                for end in ended
+                if end.status in (0, EXIT_PREEMPTED) and end.incarnation == self._incarnations.get(end.rank)
             )
         for exit_status in ended:
             self._on_end(exit_status, self._name)
@@ -167,6 +183,24 @@ class Supervisor:
                 del self._restarts[rank]
                 self._restart(rank)
         self._check_heartbeats(now)
+
+    def _check_preemption(self) -> None:
+        """Asks the learners to end if this process has been asked. Raises Preempted if they take too long."""
+        if self._preempted():
+            self._preempt()
+        if self._preempted_since is not None and self._clock.now() - self._preempted_since > self._spec.grace:
+            raise Preempted(
+                f"no checkpoint within {self._spec.grace:g} s (launcher.grace); the same command continues from the "
+                "one before"
+            )
+
+    def _preempt(self) -> None:
+        """Asks all learners to end, unless they were asked before."""
+        if self._preempted_since is None:
+            log.info("asked to end by a signal: the learners save a checkpoint")
+            self._preempted_since = self._clock.now()
+            self._workers.preempt()
+            self._notify_hosts({"do": "preempt"})
 
     def _seconds_to_wait(self) -> float:
         """Returns the seconds until something is due even if no message comes."""
@@ -230,7 +264,9 @@ class Supervisor:
         how = f"on {host} {describe(exit_status.status)}"
         self._last_heard.pop(exit_status.rank, None)
         self._running.discard(exit_status.rank)
-        if exit_status.status == 0:
+        if exit_status.status == EXIT_PREEMPTED:
+            self._preempt()
+        if exit_status.status == 0 or self._preempted_since is not None:
             self._finished = True
             if self._coordinator is not None:
                 self._coordinator.leave(exit_status.rank, None)

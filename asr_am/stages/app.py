@@ -21,20 +21,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
-from hydra import initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from asr_am.errors import DISK_FULL, InputError, is_disk_full
+from asr_am.errors import DISK_FULL, EXIT_PREEMPTED, InputError, Preempted, is_disk_full
 from asr_am.parent_death import signal_on_parent_death
 from asr_am.progress import mute
 from asr_am.stages import end_with_recipe, started_by_recipe, terminate_at_once
 from asr_am.stages.layout import layout
 from asr_am.stages.overrides import check_sweep, explain, given_overrides, is_search, jobs_of, sweeps
 from asr_am.stages.recipe_files import CONF
-from asr_am.stages.resolvers import register_resolvers
+from asr_am.stages.resolvers import composing, register_resolvers
 from asr_am.stages.sections import check, job_options
 from asr_am.stages.stage_log import LogFile, start_logging
 
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 
 # Before numpy is imported: two threads on contended cores are far slower than one. Training sets its own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-register_resolvers()  # before a config is composed
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +84,7 @@ def stage(
         os.environ[LAUNCHED_BY] = str(os.getpid())
         overrides = given_overrides(sys.argv[1:])
         with ends_on_signals(name), reports_errors(name, overrides):
+            register_resolvers()  # before Hydra composes
             if sweeps(overrides):
                 check_before_sweep(targets, overrides)
                 os.environ[NUM_JOBS] = "" if is_search(overrides) else str(len(jobs_of(overrides)))
@@ -113,7 +112,7 @@ def check_before_sweep(targets: Callable[[DictConfig], list[Target]], overrides:
     """
     from asr_am.stages.option_checks import check_jobs
 
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         if not started_by_recipe():
             check_jobs(overrides)
         check_sweep(targets, overrides)
@@ -133,7 +132,7 @@ def log_table(table: Callable[[Sequence[DictConfig]], str] | None, overrides: Se
         return
     from asr_am.stages.option_checks import compose_job
 
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         log.info("%s", table([compose_job(job) for job in jobs_of(overrides)]))
 
 
@@ -195,6 +194,8 @@ def reports_errors(name: str, overrides: Sequence[str]) -> Iterator[None]:
         yield
     except (InputError, JobFailed) as error:
         end_stage(f"stage {name}: {error}", 1)
+    except Preempted as error:
+        end_stage(f"stage {name}: asked to end by a signal: {error}", EXIT_PREEMPTED)
     except (HydraException, OmegaConfBaseException) as error:
         end_stage(f"stage {name}: {explain(error, overrides)}", 1)
     except Exception as error:

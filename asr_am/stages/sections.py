@@ -22,6 +22,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.data.ownership import check_corpus_dir
+from asr_am.distributed.runtime.preemption import SIGNALS, signal_numbers
 from asr_am.errors import InputError
 from asr_am.jobs.hosts import JobOptions
 from asr_am.options import build, check_name
@@ -122,6 +123,8 @@ class LaunchOptions:
         address: host:port of node 0.
         max_restarts: restarts of each learner, or of a synchronous team, within an hour.
         restart_after: seconds before a restart.
+        grace: seconds in which learners that are asked to end must have done so.
+        signals: signals that ask for a checkpoint and the end of the run.
         timeout: seconds to wait for the others at the start.
         key_file: shared secret of all hosts.
         encrypt: what to encrypt, see conf/launcher.
@@ -133,10 +136,18 @@ class LaunchOptions:
     address: str | None = None
     max_restarts: int = 3
     restart_after: float = 1.0
+    grace: float = 60.0
+    signals: Sequence[str] = SIGNALS
     timeout: float = 60.0
     key_file: str | None = None
     encrypt: bool | None = None
     share_gpus: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises InputError if a value is out of range."""
+        signal_numbers(self.signals)
+        if self.grace < 0:
+            raise InputError(f"launcher.grace={self.grace}: must be at least 0 seconds")
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.data.ownership import DONE
+from asr_am.distributed.runtime.preemption import noting
 from asr_am.distributed.runtime.slurm import slurm_environment
 from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.errors import InputError
@@ -197,7 +198,8 @@ def train_alone(config: TrainConfig) -> None:
     from asr_am.distributed.team import SingleProcess
     from asr_am.train.trainer import train_run
 
-    train_run(config.make_run(), SingleProcess())
+    with noting(config.launch_options.signals):
+        train_run(config.make_run(), SingleProcess())
 
 
 def train_simulated(config: TrainConfig) -> None:

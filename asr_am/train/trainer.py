@@ -38,9 +38,10 @@ from asr_am.distributed.leases import (
     StaleSegment,
     StepResult,
 )
+from asr_am.distributed.runtime.preemption import preempted
 from asr_am.distributed.strategies.local import Local
 from asr_am.distributed.team import SingleProcess, Team
-from asr_am.errors import InputError
+from asr_am.errors import InputError, Preempted
 from asr_am.train.checkpoint import TrainProgress
 from asr_am.train.comm_metrics import CommMetrics, comm_stats_to_dict, gather_comm_metrics, load_comm_stats
 from asr_am.train.gradient import GradientComputer
@@ -55,6 +56,8 @@ from asr_am.train.trainable import Plan, Trainable, running_statistics
 
 log = logging.getLogger(__name__)
 REPLICA = {"weights", "optimizer"}  # of a strategy's state. Saved by the first learner only where replicas are equal
+CHECK_SECONDS = 1.0  # between two times that a synchronous team asks whether one of it is to end
+FIRST_STEPS = 5  # between them in the first segment
 REL_TOL = 1e-6  # relative difference of sums that are only added in another order, or by another kind of CPU
 
 
@@ -145,6 +148,7 @@ class Trainer:
         self._view = setup.run_log.learner_view(self.learners, one_process=team.clock == "virtual" or team.size == 1)
         self.leadership = Leadership(team, self.checkpoints.terms, self._take_over)
         self._rejoined = not team.rejoins
+        self._steps_between_checks, self._steps_unchecked = 1 if team.size == 1 else FIRST_STEPS, 0
 
     def train(self) -> None:
         """Trains from the newest checkpoint to the last epoch, or until the schedule ends the training."""
@@ -285,7 +289,8 @@ class Trainer:
     def _do_segment(self, schedule: Schedule) -> None:
         """Trains up to the next checkpoint, or to the end of the epoch."""
         progress, team, plan = self.progress, self.team, self.setup.plan(self.progress.epoch)
-        leases = team.leases(self._segment(plan), self.strategy.synchronous)
+        segment = self._segment(plan)
+        leases = team.leases(segment, self.strategy.synchronous)
         if not self._rejoined:
             self.strategy.rejoin()
             self._rejoined = True
@@ -295,16 +300,36 @@ class Trainer:
         self._segment_begin = begin = team.now()
         self._last_report = Report(begin, LossSums(), progress.updates // self.options.report_every)
         batches = progress.batches_per_learner.get(team.rank, 0)
+        steps, stops = 0, False
         while (step_result := self.strategy.step(gradient)) is not None:
             leases.complete(step_result)
             batches += step_result.lease.batch is not None
             self._show(batches)
             self._report(step_result, leases)
+            steps += 1
+            if not stops and (stops := self._is_preempted()):
+                leases.stop(steps)
+                gradients.stop()
         self.strategy.drain()
         record = self._finish_segment(plan, leases, team.now() - begin)
         if progress.done == len(plan):
             self._finish_epoch()
         self._checkpoint(record)
+        if stops or len(record.segment) < len(segment):
+            raise Preempted(f"{self.setup.out}: a checkpoint was written, and the same command continues from there")
+
+    def _is_preempted(self) -> bool:
+        """Returns True if this learner has been asked to end, or any of a synchronous team, which agrees on it."""
+        if self.team.clock == "virtual":
+            return False
+        if not self.strategy.synchronous:
+            return preempted()
+        self._steps_unchecked += 1
+        if self._steps_unchecked < self._steps_between_checks:
+            return False
+        self._steps_unchecked = 0
+        rows = self.team.gather(torch.tensor([float(preempted())], dtype=torch.float64))
+        return any(bool(row[0]) for row in rows.values())
 
     def _segment(self, plan: Plan) -> Segment:
         """Returns the next batches of the epoch, up to the next checkpoint."""
@@ -405,6 +430,9 @@ class Trainer:
         rows = self.team.gather(torch.tensor([seconds, *applied], dtype=torch.float64))
         longest = max(float(row[0]) for row in rows.values())  # a restarted learner has missed a part of it
         progress.seconds += longest
+        if self.team.size > 1:
+            steps = (segment.end - segment.begin) / self.learners
+            self._steps_between_checks = max(1, round(CHECK_SECONDS * steps / max(longest, 1e-3)))
         if self.options.checkpoint_minutes:
             updates = -(-(segment.end - segment.begin) // self.learners)
             progress.pace = max(1, round(60 * self.options.checkpoint_minutes * updates / max(longest, 1e-3)))

@@ -2,7 +2,7 @@
 
 ARGUMENTS are STRATEGY EGS OUT FAULTS [EPOCHS].
 FAULTS is a JSON list of [rank, incarnation, moment, number]: the learner kills itself with SIGKILL in that call of the
-moment, counted from 1.
+moment, counted from 1. In the moment `preempted` it sends itself SIGUSR1 in that gradient.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from asr_am.distributed.param_server.server import ParameterServer
 from asr_am.distributed.runtime.connect import connect
+from asr_am.distributed.runtime.preemption import noting
 from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.distributed.strategies.adpsgd import Adpsgd
 from asr_am.distributed.strategies.bmuf import Bmuf
@@ -51,7 +52,8 @@ STRATEGIES: dict[str, StrategyFactory] = {
     "powersgd": partial(Powersgd, rank=2), "topk": partial(Topk, density=0.2), "parallax": Parallax,
 }  # fmt: skip
 MOMENTS: dict[str, tuple[type, str]] = {
-    "gradient": (ModelState, "backward"), "update": (ParameterServer, "update"), "validate": (Trainer, "_validate"),
+    "gradient": (ModelState, "backward"), "preempted": (ModelState, "backward"),
+    "update": (ParameterServer, "update"), "validate": (Trainer, "_validate"),
     "save": (Checkpoints, "save_learner"), "commit": (Checkpoints, "commit"), "publish": (Checkpoints, "publish"),
 }  # fmt: skip
 
@@ -62,10 +64,11 @@ if __name__ == "__main__":
     team = connect()
     for rank, incarnation, moment, number in json.loads(faults):
         if (team.rank, team.incarnation) == (rank, incarnation):
-            die_in(*MOMENTS[moment], number)
+            die_in(*MOMENTS[moment], number, "preempt" if moment == "preempted" else "kill")
     options = replace(OPTIONS, epochs=epochs, schedule=Anneal(base=0.03))
     try:
-        train(Path(egs_dir), Path(out), options, strategy=STRATEGIES[strategy], team=team)
+        with noting(("USR1",)):
+            train(Path(egs_dir), Path(out), options, strategy=STRATEGIES[strategy], team=team)
     except Exception as error:
         end_process(report_failure(error, str(team.rank), Path(out)))
     end_process()

@@ -50,7 +50,10 @@ class SimLaunchSpec(LaunchSpec):
 
 
 def _serve_barriers(barriers: Coordinator, connection: bytes, message: ControlMessage) -> None:
-    rank = int(connection.partition(b".")[0])
+    rank, incarnation = map(int, connection.split(b"."))
+    member = barriers.members.get(rank)
+    if member is None or member.incarnation != incarnation:
+        return  # of the team before, which its host has not ended yet
     if message["op"] == "hello":
         barriers.register(rank, message["incarnation"], message["address"])
     elif message["op"] != "live":
@@ -79,6 +82,9 @@ class SimHost:
         """Kills a learner soon: only the event loop can."""
         scheduler, learner = self._cluster.scheduler, self._cluster.learners[rank]
         scheduler.call_at(scheduler.now, partial(self._cluster.end, learner, KILLED, "was killed", learner.incarnation))
+
+    def preempt(self) -> None:
+        raise RuntimeError("a virtual cluster is not preempted")
 
     def end(self) -> None:
         for rank in self.ranks:
@@ -334,10 +340,11 @@ class SimCluster:
             return
         learner.alive = False
         learner.control.connection.closed = True
-        if self._barriers is not None:
-            self._barriers.leave(learner.rank, None if status == 0 else reason)
         self.messaging.lose(learner.rank)
-        self.collectives.lose(learner.rank, reason)
+        if learner.run == self._run:  # else its host has ended it late, and a new team has begun
+            if self._barriers is not None:
+                self._barriers.leave(learner.rank, None if status == 0 else reason)
+            self.collectives.lose(learner.rank, reason)
         for task in learner.tasks:
             self.scheduler.kill(task)
         next(host for host in self._hosts if learner.rank in host.ranks).report(learner, status)
