@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from asr_am.errors import DISK_FULL, EXIT_PREEMPTED, InputError, Preempted, is_disk_full
 from asr_am.parent_death import signal_on_parent_death
 from asr_am.progress import mute
-from asr_am.stages import end_with_recipe, started_by_recipe, terminate_at_once
+from asr_am.stages import PREEMPTION, end_with_recipe, preempt_at_once, started_by_recipe, terminate_at_once
 from asr_am.stages.layout import layout
 from asr_am.stages.overrides import check_sweep, explain, given_overrides, is_search, jobs_of, sweeps
 from asr_am.stages.recipe_files import CONF
@@ -236,21 +236,28 @@ NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 @contextmanager
 def ends_on_signals(name: str) -> Iterator[None]:
-    """Ends the process with one line and exit status 130 on Ctrl-C, 143 on SIGTERM. Ends it with a killed recipe."""
+    """Ends the process with one line: exit status 130 on Ctrl-C, 143 on SIGTERM or with a killed recipe, and 75 on
+    SIGUSR1 and SIGUSR2, which schedulers send before they take a machine away.
+    """
 
-    def terminate(*_: object) -> None:
-        sys.exit(128 + signal.SIGTERM)
+    def terminate(number: int, frame: object) -> None:
+        sys.exit(128 + number)
 
-    signal.signal(signal.SIGTERM, terminate)
+    for number in (signal.SIGTERM, *PREEMPTION):
+        signal.signal(number, terminate)
     end_with_recipe()
     try:
         yield
         signal.signal(signal.SIGTERM, terminate_at_once)
+        for number in PREEMPTION:
+            signal.signal(number, preempt_at_once)
     except KeyboardInterrupt:
         end_stage(f"stage {name}: interrupted; the same command continues", 128 + signal.SIGINT)
     except SystemExit as error:
         if error.code == 128 + signal.SIGTERM:
             end_stage(f"stage {name}: terminated; the same command continues", 128 + signal.SIGTERM)
+        if error.code in [128 + number for number in PREEMPTION]:
+            end_stage(f"stage {name}: asked to end by a signal; the same command continues", EXIT_PREEMPTED)
         raise
 
 
