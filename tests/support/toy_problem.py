@@ -36,7 +36,7 @@ class Batch:
     x_FX: Tensor
     y_FY: Tensor
 
-    @property
+    @cached_property
     def frames(self) -> int:
         return len(self.x_FX)
 

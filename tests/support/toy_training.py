@@ -9,6 +9,7 @@ import io
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -49,7 +50,7 @@ class KeptTerms(NoTerms):
 
 
 class KeptCheckpoints(NoCheckpoints):
-    """Checkpoints of all learners, serialised to bytes as files would be. Only the newest one is kept.
+    """Checkpoints of all learners, of which the newest is kept. What is loaded comes from bytes, as from files.
 
     Attributes:
         updates: updates of the team in the newest checkpoint, 0 without one.
@@ -59,38 +60,32 @@ class KeptCheckpoints(NoCheckpoints):
         super().__init__()
         self.terms = KeptTerms()
         self.updates = 0
-        self._run = b""
-        self._learners: dict[tuple[int, int], bytes] = {}  # by updates and rank
+        self._run: dict[str, Any] = {}
+        self._learners: dict[tuple[int, int], dict[str, Any]] = {}  # by updates and rank
 
     def save_learner(self, updates: int, rank: int, state: dict[str, Any]) -> None:
-        self._learners[updates, rank] = to_bytes(state)
+        self._learners[updates, rank] = deepcopy(state)
 
     def completed(self, updates: int) -> bool:
         return updates == self.updates
 
     def commit(self, updates: int, state: dict[str, Any]) -> None:
-        self.updates, self._run = updates, to_bytes(state)
+        self.updates, self._run = updates, state
         self._learners = {key: part for key, part in self._learners.items() if key[0] == updates}
 
     def load(self) -> dict[str, Any] | None:
-        return from_bytes(self._run) if self.updates else None
+        return through_bytes(self._run) if self.updates else None
 
     def load_learner(self, rank: int) -> dict[str, Any]:
-        return from_bytes(self._learners[self.updates, rank])
+        return through_bytes(self._learners[self.updates, rank])
 
     def newest(self) -> str:
         return f"update {self.updates}"
 
 
-def to_bytes(state: dict[str, Any]) -> bytes:
+def through_bytes(state: dict[str, Any]) -> Any:
     torch.save(state, file := io.BytesIO())
-    return file.getvalue()
-
-
-def from_bytes(data: bytes) -> dict[str, Any]:
-    state = torch.load(io.BytesIO(data), weights_only=True)
-    assert isinstance(state, dict)
-    return state
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
 
 
 @dataclass
@@ -237,11 +232,12 @@ class ToyTrainer(Trainer):
         return None if stops else super()._schedule()
 
     def _finish_segment(self, plan: Plan, leases: Leases, seconds: float) -> SegmentRecord:
-        record, result = super()._finish_segment(plan, leases, seconds), self.result
+        before, result = LossSums(*self.progress.totals), self.result  # type: ignore[arg-type]
+        record = super()._finish_segment(plan, leases, seconds)
         if self.leadership.leads:
             self.run.audit(record, self.team.launch)
         result.records.append(record)
-        result.totals.append(leases.totals())
+        result.totals.append(LossSums(*self.progress.totals) - before)  # type: ignore[arg-type]
         result.consensus.append(self.strategy.consensus().clone())
         result.replica = self.strategy.replica().clone()
         return record
