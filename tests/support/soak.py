@@ -152,7 +152,8 @@ def check_applied(problem: Problem, applied: Applied, results: dict[int, Learner
     records = [record for result in results.values() for record in result.records]  # a restarted learner lacks some
     completed = {
         (problem.segments.index((segment.epoch, range(segment.begin, segment.end))), done.batch): (
-            done.owner, done.incarnation,
+            done.owner,
+            done.incarnation,
         )
         for record in records
         for segment in [record.segment]

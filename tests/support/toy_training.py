@@ -38,8 +38,8 @@ MakeStrategy = Callable[[FlatParams, Optimizer, Team], Strategy]
 WrapGradient = Callable[[Team, Strategy, GradientFn], GradientFn]
 
 
-class Hangs(Exception):
-    """A run takes too long in virtual time."""
+class Hangs(RuntimeError):
+    """A run takes too long in virtual time. Says what its tasks wait for."""
 
 
 class KeptTerms(NoTerms):
@@ -174,7 +174,7 @@ class ToyRun:
             self._counted[team.launch, batch.epoch, batch.id].append((team.rank, team.incarnation))
 
         return ToyState(
-            model, strategy.params, strategy.optimizer, self.loader, self.options, torch.device("cpu"), summed_loss, count
+            model, strategy.params, strategy.optimizer, self.loader, self.options, params.w.device, summed_loss, count
         ), strategy
 
     def plan(self, epoch: int) -> ToyPlan:
@@ -287,7 +287,7 @@ def train(
     simulated = SimCluster(cluster or hardware(), workload, problem.learners + servers, seed)
 
     def stop() -> None:
-        raise Hangs
+        raise Hangs(simulated.scheduler._describe_waits())
 
     simulated.scheduler.call_at(limit, stop)
     return simulated.run(run.run_learner)
