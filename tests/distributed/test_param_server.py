@@ -150,10 +150,8 @@ def logged(log: list[tuple[Push, int]], kind: type[ParameterServer] = AsyncServe
 
 
 def check_async(kind: type[ParameterServer] = AsyncServer, staleness_aware: bool = True) -> None:
-    problem, log = (
-        replace(PROBLEM, batches=105, epochs=1, rounds_per_segment=10, lr=0.05 if staleness_aware else 0.01),
-        [],
-    )
+    lr, log = 0.05 if staleness_aware else 0.01, []
+    problem = replace(PROBLEM, batches=105, epochs=1, rounds_per_segment=10, lr=lr)
     make = partial(logged(log, kind), staleness_aware=True) if staleness_aware else logged(log, kind)  # not by default
     results = train(problem, make, cluster=hardware(jitter=0.4))
     W, V, history = start_weights().double(), torch.zeros(()), []

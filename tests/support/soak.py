@@ -150,15 +150,11 @@ def check_applied(problem: Problem, applied: Applied, results: dict[int, Learner
     for (shard, _), batches in applied.items():
         assert max(Counter(batches).values()) == 1, f"shard {shard}: batches were applied twice"
     records = [record for result in results.values() for record in result.records]  # a restarted learner lacks some
-    completed = {
-        (problem.segments.index((segment.epoch, range(segment.begin, segment.end))), done.batch): (
-            done.owner,
-            done.incarnation,
-        )
-        for record in records
-        for segment in [record.segment]
-        for done in record.completions
-    }
+    completed = {}
+    for record in records:
+        segment = record.segment
+        number = problem.segments.index((segment.epoch, range(segment.begin, segment.end)))
+        completed |= {(number, done.batch): (done.owner, done.incarnation) for done in record.completions}
     for result in results.values():
         server = getattr(result.strategy, "server", None)
         if at_least_once and server is not None and server.team.incarnation == 0:
