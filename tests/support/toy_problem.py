@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.optimizer import OptimizerOptions
 from asr_am.train.schedule import Schedule
+from asr_am.train.user_batches import EpochOrder
 
 X, HIDDEN, Y = 3, 6, 4
 
@@ -77,39 +77,16 @@ def join(number: int, batches: Sequence[Batch]) -> Batch:
     return Batch(batches[0].epoch, number, x_FX, y_FY)
 
 
-@dataclass(frozen=True)
-class ToyPlan:
-    """The batches of one epoch (`trainable.Plan`)."""
-
-    epoch: int
-    batches: Sequence[Batch]
-    batch_size = 1
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    @property
-    def num_examples(self) -> int:
-        return len(self.batches)
-
-    @property
-    def num_frames(self) -> int:
-        return sum(batch.frames for batch in self.batches)
-
-    def frames(self, rows: slice) -> np.ndarray:
-        return np.array([batch.frames for batch in self.batches[rows]])
-
-
 class ToyData:
-    """The batches of all epochs (`trainable.Data`)."""
+    """The batches of all epochs (`trainable.Data`). A plan holds the batches themselves."""
 
-    def batch(self, plan: ToyPlan, number: int) -> Batch:
+    def batch(self, plan: EpochOrder, number: int) -> Batch:
         return plan.batches[number]
 
-    def batches(self, plan: ToyPlan, numbers: Iterable[int]) -> Iterator[Batch]:
+    def batches(self, plan: EpochOrder, numbers: Iterable[int]) -> Iterator[Batch]:
         return (plan.batches[number] for number in numbers)
 
-    def digests(self, plan: ToyPlan, first: int, end: int) -> tuple[int, ...]:
+    def digests(self, plan: EpochOrder, first: int, end: int) -> tuple[int, ...]:
         return tuple(batch.digest for batch in plan.batches[first:end])
 
 

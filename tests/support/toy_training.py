@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +31,8 @@ from asr_am.train.schedule import Schedule
 from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainable import Plan, first_batch
 from asr_am.train.trainer import Trainer
-from tests.support.toy_problem import Batch, Problem, ToyData, ToyPlan, heldout, make_model, squared_error
+from asr_am.train.user_batches import EpochOrder
+from tests.support.toy_problem import Batch, Problem, ToyData, make_model, squared_error
 
 BUCKET_BYTES = 60  # small enough for several buckets
 MakeStrategy = Callable[[FlatParams, Optimizer, Team], Strategy]
@@ -128,7 +129,7 @@ class ToyState(AnyState):
 
 
 class ToyRun:
-    """One run (`trainable.Trainable`), shared by its learners, each of which calls `run_learner`.
+    """What `Trainer` asks of a run (`trainable.Trainable`). Its learners share it, and each calls `run_learner`.
 
     Args:
         problem: the problem.
@@ -157,10 +158,6 @@ class ToyRun:
         # (rank, incarnation) of each gradient, by launch, epoch and batch
         self._counted: defaultdict[tuple[str, int, int], list[tuple[int, int]]] = defaultdict(list)
 
-    @property
-    def num_weights(self) -> int:
-        return len(FlatParams(make_model()))
-
     def learner(self, team: Team) -> tuple[ToyState, Strategy]:
         params = FlatParams(model := make_model())
         params.bucket_bytes = BUCKET_BYTES
@@ -177,11 +174,9 @@ class ToyRun:
             model, strategy.params, strategy.optimizer, self.loader, self.options, params.w.device, summed_loss, count
         ), strategy
 
-    def plan(self, epoch: int) -> ToyPlan:
-        return ToyPlan(epoch, self.problem.of(epoch))
-
-    def validator(self, w: Tensor, statistics: Sequence[Tensor]) -> tuple[float, float]:
-        return heldout(w), 0.0
+    def plan(self, epoch: int) -> EpochOrder:
+        batches = self.problem.of(epoch)
+        return EpochOrder(epoch, batches, [batch.frames for batch in batches])
 
     def save_best(self, path: Path, record: object) -> None:
         pass
