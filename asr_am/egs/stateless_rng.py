@@ -14,8 +14,6 @@ import hashlib
 import numpy as np
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
 _BITS = (1 << 64) - 1
 
 
