@@ -46,7 +46,7 @@ from asr_am.train.run_log import RunLog, TrainingBar
 from asr_am.train.schedule import Schedule
 from asr_am.train.tracking import NoTracker
 from asr_am.train.train_options import TrainOptions
-from asr_am.train.trainable import first_batch, running_statistics
+from asr_am.train.trainable import Data, first_batch, running_statistics
 from asr_am.train.trainer import Trainer
 from asr_am.train.user_batches import Batches, EpochOrder, ListData, LoaderData, OneBatch, make_data
 
@@ -156,7 +156,7 @@ class AnyState:
     model: nn.Module
     params: FlatParams
     optimizer: Optimizer
-    loader: ListData | LoaderData
+    loader: Data
     options: TrainOptions
     device: torch.device
     loss: Callable[[nn.Module, OneBatch], tuple[Tensor, float]]

@@ -39,12 +39,12 @@ class EpochOrder(NamedTuple):
 
     Attributes:
         epoch: number of the epoch.
-        batches: what identifies each batch: its examples' indices, or its place in a list.
+        batches: what identifies each batch: its examples' indices, its place in a list, or the batch itself.
         sizes: examples of each.
     """
 
     epoch: int
-    batches: Sequence[Sequence[int]]
+    batches: Sequence[Any]
     sizes: Sequence[int]
 
     @property

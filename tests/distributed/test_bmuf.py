@@ -169,7 +169,7 @@ def test_htm_between_the_limits() -> None:
     for one, other in ((0, 1), (2, 3)):
         assert torch.equal(results[one].replica, results[other].replica)
     assert torch.equal(results[0].replica, results[2].replica), "42 rounds are seven blocks"
-    stopped = train(problem, make, until=4)  # 21 rounds
+    stopped = train(replace(problem, epochs=1), make)  # 21 rounds
     assert torch.equal(stopped[0].replica, stopped[1].replica) and not torch.equal(
         stopped[1].replica, stopped[2].replica
     )

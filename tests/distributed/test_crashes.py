@@ -20,7 +20,7 @@ from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import LearnerLost, Team
 from tests.support.toy_problem import Problem
-from tests.support.toy_training import Checkpoints, LearnerResult, MakeStrategy, hardware, train
+from tests.support.toy_training import KeptCheckpoints, LearnerResult, MakeStrategy, hardware, train
 
 PROBLEM = Problem(batches=63, epochs=2)
 
@@ -130,12 +130,12 @@ def test_when_all_learners_die_all_batches_since_the_checkpoint_are_done_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     seen: list[Sent | Rejoined] = []
-    checkpoints = Checkpoints()
+    checkpoints = KeptCheckpoints()
     saved: dict[int, Tensor] = {}
 
     def build(params: FlatParams, optimizer: Optimizer, team: Team) -> Strategy:
-        if team.rank not in saved and (state := checkpoints.load(team.rank)):
-            saved[team.rank] = state["x"]
+        if team.rank not in saved and checkpoints.updates:
+            saved[team.rank] = checkpoints.load_learner(team.rank)["strategy"]["x"]
         return watch(Adpsgd, seen)(params, optimizer, team)
 
     cluster = hardware(**crashing((0, 20.0, 1.0), (1, 20.5, 5.0)))

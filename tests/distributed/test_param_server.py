@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from asr_am.distributed.flat_params import BucketHook
-from asr_am.distributed.leases import GradientFn, Lease, StepResult
+from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.param_server.base import ParameterServerStrategy
 from asr_am.distributed.param_server.server import ParameterServer
@@ -29,6 +29,7 @@ from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
 from asr_am.errors import InputError
+from asr_am.train.schedule import Schedule
 from tests.support.reference_algorithms import gradient as reference_gradient
 from tests.support.toy_problem import Batch, Problem, make_batches, start_weights
 from tests.support.toy_training import LearnerResult, MakeStrategy, hardware, train, train_single
@@ -36,14 +37,14 @@ from tests.support.toy_training import LearnerResult, MakeStrategy, hardware, tr
 CLOSE = partial(torch.testing.assert_close, rtol=0.0, atol=2e-5)  # float32 against float64: kernels differ by CPU
 
 
-class Uneven(Problem):
-    """105 rounds of 4 learners, 5 incomplete. The learning rate falls in every round."""
+class FallingByRound(Schedule):
+    """A learning rate that falls in every round."""
 
-    def rate(self, lease: Lease) -> float:
-        return self.lr / (1 + lease.updates / 100)
+    def rate(self, epoch: int, share: float, updates: float) -> float:
+        return self.base / (1 + updates / 100)
 
 
-PROBLEM = Uneven(rounds_per_segment=11)
+PROBLEM = Problem(rounds_per_segment=11, schedule=FallingByRound)  # 105 rounds of 4 learners, 5 incomplete
 
 
 def assert_same(one: dict[int, LearnerResult], other: dict[int, LearnerResult]) -> None:
@@ -149,7 +150,8 @@ def logged(log: list[tuple[Push, int]], kind: type[ParameterServer] = AsyncServe
 
 
 def check_async(kind: type[ParameterServer] = AsyncServer, staleness_aware: bool = True) -> None:
-    problem, log = Uneven(batches=105, epochs=1, rounds_per_segment=10, lr=0.05 if staleness_aware else 0.01), []
+    lr, log = 0.05 if staleness_aware else 0.01, []
+    problem = replace(PROBLEM, batches=105, epochs=1, rounds_per_segment=10, lr=lr)
     make = partial(logged(log, kind), staleness_aware=True) if staleness_aware else logged(log, kind)  # not by default
     results = train(problem, make, cluster=hardware(jitter=0.4))
     W, V, history = start_weights().double(), torch.zeros(()), []
@@ -324,7 +326,8 @@ def test_psp_with_a_part_of_gradients_and_shards(options: dict[str, Any]) -> Non
     short, uneven = replace(PROBLEM, epochs=3), hardware(jitter=0.6)
     full = train(short, partial(Psp, servers=4), cluster=uneven)
     part = train(short, partial(Psp, servers=4, c=3, b=0.5, **options), cluster=uneven)
-    assert part[0].strategy.team.now() < 0.9 * full[0].strategy.team.now()
+    faster = 0.95 if "sparing" in options else 0.8  # of 8 seeds, sparing workers need 0.86 to 0.97, others at most 0.7
+    assert part[0].strategy.team.now() < faster * full[0].strategy.team.now()
     assert part[0].totals[-1].mean_loss < 1.1 * full[0].totals[-1].mean_loss
     assert all(torch.equal(result.replica, part[0].replica) for result in part.values())
     staleness = sum((result.strategy.staleness for result in part.values()), start=type(part[0].strategy.staleness)())

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.param_server.server import ParameterServer
@@ -25,35 +24,17 @@ from asr_am.distributed.param_server.weight_shards import (
     pack_metadata,
     read_answer,
 )
-from asr_am.distributed.simulator import SimCluster
 from asr_am.distributed.strategies.ps_async import PsAsync
 from asr_am.distributed.strategies.psp import Psp
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import Team
 from tests.support.soak import Applied, check_applied, make_cluster, record_applied
 from tests.support.toy_problem import Problem
-from tests.support.toy_training import LearnerResult, MakeStrategy, Training, hardware
+from tests.support.toy_training import LearnerResult, MakeStrategy, hardware, train
 
 PROBLEM = Problem(batches=58, epochs=1, rounds_per_segment=4, lr=0.02)
 ASYNC, PSP = partial(PsAsync, staleness_aware=True, servers=2, timeout=2.0), partial(Psp, servers=2, timeout=2.0)
-
-
-class Hangs(Exception):
-    """The run takes too long in virtual time."""
-
-
-def train(
-    make: MakeStrategy, cluster: Cluster, seed: int = 1, limit: float = 2000.0, servers: int = 0
-) -> dict[int, LearnerResult]:
-    """Trains the problem, and raises `Hangs` if that takes longer than `limit` seconds of virtual time."""
-    shared = Training(PROBLEM, make)
-    simulated = SimCluster(cluster, Workload("toy", seconds_per_batch={"toy": 1.0}), PROBLEM.learners + servers, seed)
-
-    def stop() -> None:
-        raise Hangs
-
-    simulated.scheduler.call_at(limit, stop)
-    return simulated.run(shared.run_learner)
+in_time = partial(train, PROBLEM, limit=2000.0)
 
 
 @pytest.fixture
@@ -64,7 +45,7 @@ def applied() -> Iterator[Applied]:
 
 
 def assert_each_once(applied: Applied, servers: Sequence[tuple[int, int]] = ((0, 0), (1, 0))) -> None:
-    every = [(number, b) for number, segment in enumerate(PROBLEM.segments) for b in range(segment.begin, segment.end)]
+    every = [(number, b) for number, (_, batches) in enumerate(PROBLEM.segments) for b in batches]
     for server in servers:
         assert sorted(applied[server]) == every, f"shard {server[0]}"
 
@@ -107,14 +88,14 @@ def with_unrequested_answers(make: MakeStrategy) -> MakeStrategy:
 
 
 def test_a_push_is_resent_until_that_push_is_acknowledged(applied: Applied) -> None:
-    train(with_unrequested_answers(ASYNC), hardware())
+    in_time(with_unrequested_answers(ASYNC))
     assert_each_once(applied)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_no_gradient_is_lost_where_messages_are_lost_and_late(seed: int, applied: Applied) -> None:
     faults = {"lost_share": 0.1, "late_share": 0.1, "late_seconds": 5.0}
-    results = train(partial(ASYNC, timeout=3.0), hardware(faults=faults), seed)
+    results = in_time(partial(ASYNC, timeout=3.0), cluster=hardware(faults=faults), seed=seed)
     assert_each_once(applied)
     assert duplicates(results) == 0, "a push that is resent is recognised by its identity"
 
@@ -127,7 +108,7 @@ class SatisfiedByVersion(PsAsync):
 
 
 def test_a_worker_that_trusts_versions_is_caught(applied: Applied) -> None:
-    train(with_unrequested_answers(partial(SatisfiedByVersion, servers=2, timeout=2.0)), hardware())
+    in_time(with_unrequested_answers(partial(SatisfiedByVersion, servers=2, timeout=2.0)))
     with pytest.raises(AssertionError, match="shard 0"):
         assert_each_once(applied)
 
@@ -166,7 +147,7 @@ def crash(*learners: int) -> dict[str, Any]:
 def test_a_server_that_lives_on_applies_a_batch_once(make: MakeStrategy, rank: int, applied: Applied) -> None:
     """Learner 1 is only a worker. Learner 2 dies together with its server, of shard 1."""
     stalled: list[int] = []
-    results = train(stalling_after_its_push(make, rank, stalled), hardware(faults=crash(rank)))
+    results = in_time(stalling_after_its_push(make, rank, stalled), cluster=hardware(faults=crash(rank)))
     (batch,) = stalled
     alive = [(0, 0), (1, 0)] if rank == 1 else [(0, 0)]
     for server in alive:
@@ -180,7 +161,7 @@ def test_a_server_that_lives_on_applies_a_batch_once(make: MakeStrategy, rank: i
 def test_a_server_that_applies_a_batch_twice_is_caught(applied: Applied, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ParameterServer, "take_new", lambda server, pushes: pushes)
     stalled: list[int] = []
-    train(stalling_after_its_push(ASYNC, 1, stalled), hardware(faults=crash(1)))
+    in_time(stalling_after_its_push(ASYNC, 1, stalled), cluster=hardware(faults=crash(1)))
     assert all([b for _, b in applied[server]].count(stalled[0]) == 2 for server in ((0, 0), (1, 0)))
 
 
@@ -208,7 +189,7 @@ def losing_pushes(make: MakeStrategy, unreachable: dict[int, int]) -> MakeStrate
 def test_two_learners_that_rejoin_do_not_wait_for_each_other(applied: Applied) -> None:
     """Server 0 has the third push of learner 1, server 2 that of learner 3. Both learners die, and rejoin."""
     make = losing_pushes(partial(ASYNC, bound=0), {1: 2, 3: 0})
-    results = train(make, hardware(faults=crash(1, 3)))
+    results = in_time(make, cluster=hardware(faults=crash(1, 3)))
     assert sorted(results) == [0, 1, 2, 3]
     check_applied(PROBLEM, applied, results, at_least_once=True)
 
@@ -217,7 +198,7 @@ def test_two_learners_that_rejoin_do_not_wait_for_each_other(applied: Applied) -
 def test_a_bound_of_0_never_hangs(seed: int, applied: Applied) -> None:
     """Once, learner 3 pulled for ever with seed 21: its late push arrived when the team was drained, and was kept."""
     cluster = make_cluster("ps_async", seed)
-    results = train(partial(ASYNC, timeout=3.0, bound=0), cluster, seed, limit=20_000.0)
+    results = train(PROBLEM, partial(ASYNC, timeout=3.0, bound=0), cluster=cluster, seed=seed)
     check_applied(PROBLEM, applied, results, at_least_once=True)
     assert all(torch.equal(result.replica, results[0].replica) for result in results.values())
 
@@ -226,7 +207,7 @@ def test_a_bound_of_0_never_hangs(seed: int, applied: Applied) -> None:
 def test_a_dedicated_server_that_rejoins_is_no_worker(bound: int | None) -> None:
     make = partial(PsAsync, staleness_aware=True, servers=2, timeout=2.0, apart=True, bound=bound)
     cluster = hardware(hosts=3, faults={"crashes": [{"learner": 4, "at": 5.1, "restart_after": 1.0}]})
-    assert sorted(train(make, cluster, servers=2)) == [0, 1, 2, 3, 4, 5]
+    assert sorted(in_time(make, cluster=cluster, servers=2)) == [0, 1, 2, 3, 4, 5]
 
 
 # the format

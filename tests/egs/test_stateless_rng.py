@@ -18,6 +18,7 @@ def test_seed_epoch_and_utterance_all_matter() -> None:
     keys = np.concatenate([combine(seed, epoch, utterances) for seed in range(20) for epoch in range(20)])
     assert len(np.unique(keys)) == 800
     assert seed_of(1, 2) != seed_of(2, 1)
+    assert all(seed_of(seed, -1, n) == int(combine(seed, -1, n)[0]) >> 1 for seed in (0, 7, 2**63) for n in range(20))
 
 
 def test_draws_are_uniform_and_uncorrelated() -> None:

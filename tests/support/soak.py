@@ -43,7 +43,7 @@ from asr_am.distributed.strategies.topk import Topk
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import LearnerLost
 from tests.support.toy_problem import Problem, heldout
-from tests.support.toy_training import Checkpoints, LearnerResult, hardware, train
+from tests.support.toy_training import KeptCheckpoints, LearnerResult, hardware, train
 
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "sync": Sync, "sync-weights": partial(Sync, form="weights"), "hybrid": Hybrid, "dpsgd": Dpsgd,
@@ -150,11 +150,11 @@ def check_applied(problem: Problem, applied: Applied, results: dict[int, Learner
     for (shard, _), batches in applied.items():
         assert max(Counter(batches).values()) == 1, f"shard {shard}: batches were applied twice"
     records = [record for result in results.values() for record in result.records]  # a restarted learner lacks some
-    completed = {
-        (problem.segments.index(record.segment), done.batch): (done.owner, done.incarnation)
-        for record in records
-        for done in record.completions
-    }
+    completed = {}
+    for record in records:
+        segment = record.segment
+        number = problem.segments.index((segment.epoch, range(segment.begin, segment.end)))
+        completed |= {(number, done.batch): (done.owner, done.incarnation) for done in record.completions}
     for result in results.values():
         server = getattr(result.strategy, "server", None)
         if at_least_once and server is not None and server.team.incarnation == 0:
@@ -197,7 +197,7 @@ def run(name: str, seed: int) -> Counter[str]:
 
 def train_through_crashes(name: str, seed: int, cluster: Cluster, seen: Counter[str]) -> dict[int, LearnerResult]:
     """Returns all results. A synchronous run resumes after every crash, which must name the lost learner."""
-    checkpoints = Checkpoints()
+    checkpoints = KeptCheckpoints()
     while True:
         try:
             return train(problem_of(name), STRATEGIES[name], seed=seed, cluster=cluster, checkpoints=checkpoints)
@@ -206,7 +206,7 @@ def train_through_crashes(name: str, seed: int, cluster: Cluster, seen: Counter[
             assert name not in FAULT_TOLERANT and len(left) == len(cluster.faults.crashes) - 1, lost
             cluster = replace(cluster, faults=replace(cluster.faults, crashes=left))
             seen["crash"] += 1
-            seen["resumed"] += checkpoints.committed > 0
+            seen["resumed"] += checkpoints.updates > 0
 
 
 @dataclass

@@ -18,7 +18,7 @@ from asr_am.distributed.team import Team
 from tests.support import reference_algorithms as reference
 from tests.support.toy_problem import Problem
 from tests.support.toy_training import (
-    Checkpoints,
+    KeptCheckpoints,
     LearnerResult,
     WrapGradient,
     hardware,
@@ -52,9 +52,9 @@ def check_resume(make: Callable[..., Strategy], options: OptimizerOptions, wrap:
     problem = Problem(batches=43, epochs=2, rounds_per_segment=4, options=options)
     settings = {"wrap": wrap, "cluster": hardware(jitter=0.0)}
     full = train(problem, make, **settings)  # type: ignore[arg-type]
-    saved = Checkpoints()
+    saved = KeptCheckpoints()
     parts: dict[int, list[LearnerResult]] = {rank: [] for rank in full}
-    for until in (1, 2, 4, None):
+    for until in (4, 8, 15, None):  # of 22 updates in six segments
         for rank, result in train(problem, make, checkpoints=saved, until=until, **settings).items():  # type: ignore[arg-type]
             parts[rank].append(result)
     for rank, result in full.items():

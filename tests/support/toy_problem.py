@@ -1,36 +1,51 @@
-"""A small regression problem for the tests of distributed training: unequal batches, a model, and its gradients.
+"""A small regression problem for the tests of distributed training: unequal batches, learning rates, and a model.
 
 Shapes: N weights, and F frames, X inputs, Y outputs of a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 
 import torch
 from torch import Tensor, nn
 
-from asr_am.distributed.flat_params import BucketHook, FlatParams
-from asr_am.distributed.leases import Lease, Leases, Segment, StepResult
-from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
+from asr_am.distributed.flat_params import FlatParams
+from asr_am.distributed.optimizer import OptimizerOptions
+from asr_am.train.schedule import Schedule
+from asr_am.train.user_batches import EpochOrder
 
 X, HIDDEN, Y = 3, 6, 4
-BUCKET_BYTES = 60  # small enough for several buckets
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A few examples of one to five frames each."""
+    """A batch, which counts as one example (`trainable.Batch`).
 
+    Attributes:
+        epoch: its epoch.
+        id: its number in the epoch.
+        x_FX, y_FY: inputs and outputs.
+    """
+
+    epoch: int
+    id: int
     x_FX: Tensor
     y_FY: Tensor
-    examples: int
 
-    @property
+    @cached_property
     def frames(self) -> int:
         return len(self.x_FX)
+
+    @cached_property
+    def digest(self) -> int:
+        return zlib.crc32(self.x_FX.numpy().tobytes())
+
+    def __len__(self) -> int:
+        return 1
 
 
 @cache
@@ -44,24 +59,43 @@ def make_batches(epoch: int, count: int, joined: int = 1) -> tuple[Batch, ...]:
     """
     if joined > 1:
         parts = make_batches(epoch, count)
-        return tuple(join(parts[k : k + joined]) for k in range(0, count, joined))
+        return tuple(join(k, parts[k * joined : (k + 1) * joined]) for k in range(-(-count // joined)))
     rng = torch.Generator().manual_seed(1000 + epoch)
     batches = []
-    for _ in range(count):
+    for number in range(count):
         examples = int(torch.randint(1, 16, (), generator=rng))
         frames = int(torch.randint(1, 6, (examples,), generator=rng).sum())
         x_FX = torch.randn(frames, X, generator=rng)
         noise_FY = torch.randn(frames, Y, generator=rng)
-        batches.append(Batch(x_FX, torch.sin(x_FX[:, [0, 1, 2, 0]]) + 0.5 * noise_FY, examples))
+        batches.append(Batch(epoch, number, x_FX, torch.sin(x_FX[:, [0, 1, 2, 0]]) + 0.5 * noise_FY))
     return tuple(batches)
 
 
-def join(batches: Sequence[Batch]) -> Batch:
-    """Joins the batches of a round into the batch of a single learner."""
-    return Batch(
-        torch.cat([batch.x_FX for batch in batches]), torch.cat([batch.y_FY for batch in batches]),
-        sum(batch.examples for batch in batches),
-    )  # fmt: skip
+def join(number: int, batches: Sequence[Batch]) -> Batch:
+    """Joins the batches of a round into batch `number` of a single learner."""
+    x_FX, y_FY = (torch.cat([getattr(batch, part) for batch in batches]) for part in ("x_FX", "y_FY"))
+    return Batch(batches[0].epoch, number, x_FX, y_FY)
+
+
+class ToyData:
+    """The batches of all epochs (`trainable.Data`). A plan holds the batches themselves."""
+
+    def batch(self, plan: EpochOrder, number: int) -> Batch:
+        return plan.batches[number]
+
+    def batches(self, plan: EpochOrder, numbers: Iterable[int]) -> Iterator[Batch]:
+        return (plan.batches[number] for number in numbers)
+
+    def digests(self, plan: EpochOrder, first: int, end: int) -> tuple[int, ...]:
+        return tuple(batch.digest for batch in plan.batches[first:end])
+
+
+@dataclass(frozen=True)
+class Falling(Schedule):
+    """A learning rate that falls within an epoch and over the run."""
+
+    def rate(self, epoch: int, share: float, updates: float) -> float:
+        return self.base * (1 - 0.5 * share) / (1 + updates / 100)
 
 
 @dataclass(frozen=True)
@@ -76,6 +110,7 @@ class Problem:
         joined: number of batches to join into one.
         options: options of the optimizer.
         lr: initial learning rate.
+        schedule: how it falls.
     """
 
     learners: int = 4
@@ -85,27 +120,18 @@ class Problem:
     joined: int = 1
     options: OptimizerOptions = field(default_factory=lambda: OptimizerOptions(momentum=0.9))
     lr: float = 0.05
+    schedule: type[Schedule] = Falling
 
     def of(self, epoch: int) -> tuple[Batch, ...]:
         """Returns the batches of an epoch."""
         return make_batches(epoch, self.batches, self.joined)
 
     @cached_property
-    def segments(self) -> list[Segment]:
-        """All segments of the run."""
-        step = self.rounds_per_segment * self.learners
-        segments = []
-        for epoch in range(self.epochs):
-            batches = self.of(epoch)
-            before = epoch * -(-len(batches) // self.learners)
-            for begin in range(0, len(batches), step):
-                frames = tuple(batch.frames for batch in batches[begin : begin + step])
-                segments.append(Segment(epoch, begin, begin + len(frames), len(batches), frames, before, self.learners))
-        return segments
-
-    def rate(self, lease: Lease) -> float:
-        """Returns the learning rate, which falls within an epoch and over the run."""
-        return self.lr * (1 - 0.5 * lease.progress) / (1 + lease.updates / 100)
+    def segments(self) -> list[tuple[int, range]]:
+        """(epoch, batches) of each segment of the run."""
+        step, total = self.rounds_per_segment * self.learners, len(self.of(0))
+        begins = range(0, total, step)
+        return [(epoch, range(k, min(k + step, total))) for epoch in range(self.epochs) for k in begins]
 
 
 def make_model() -> nn.Sequential:
@@ -130,45 +156,3 @@ def heldout(w: Tensor) -> float:
     params.w.copy_(w)
     batches = make_batches(-1, 60)
     return float(sum(squared_error(model, batch) for batch in batches)) / sum(batch.frames for batch in batches)
-
-
-class ToyGradients:
-    """The gradient closure of a segment, like that of `asr_am.train.gradient`.
-
-    Args:
-        model: the model.
-        params: its flat parameters.
-        optimizer: its learning rate is set for each batch.
-        problem: the problem.
-        leases: leases of the segment.
-        segment: the segment.
-        count: called as count(batch, examples) for each gradient.
-
-    Attributes:
-        computed: (batch, rate) of each gradient, in order.
-    """
-
-    def __init__(
-        self, model: nn.Module, params: FlatParams, optimizer: Optimizer, problem: Problem, leases: Leases,
-        segment: Segment, count: Callable[[int, int], None],
-    ) -> None:  # fmt: skip
-        self._model, self._params, self._optimizer, self._problem = model, params, optimizer, problem
-        self._leases, self._batches, self._count = leases, problem.of(segment.epoch), count
-        self.computed: list[tuple[int, float]] = []
-
-    def __call__(self, on_bucket: BucketHook | None) -> StepResult | None:
-        lease = self._leases.lease()
-        if lease is None:
-            return None
-        rate = self._optimizer.lr = self._problem.rate(lease)
-        self._params.g.zero_()
-        if lease.batch is None:
-            self._params.notify_all_buckets(on_bucket, BUCKET_BYTES)
-            return StepResult(lease, 0, 0, rate, torch.zeros(()), torch.zeros(()))
-        batch = self._batches[lease.batch]
-        loss_sum = squared_error(self._model, batch)
-        with self._params.notify_buckets(on_bucket, BUCKET_BYTES):
-            (loss_sum / lease.loss_denominator).backward()
-        self._count(lease.batch, batch.examples)
-        self.computed.append((lease.batch, rate))
-        return StepResult(lease, batch.frames, batch.examples, rate, loss_sum.detach(), torch.zeros(()))

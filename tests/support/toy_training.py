@@ -1,6 +1,4 @@
-"""Training of the toy problem, with the same sequence of calls as `asr_am.train.trainer`.
-
-A segment takes leases, steps, drain, record, audit, consensus and checkpoint. A run can continue from a checkpoint.
+"""Training of the toy problem by `asr_am.train.trainer`, with checkpoints in memory.
 
 Shapes: N weights.
 """
@@ -11,7 +9,10 @@ import io
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,48 +20,73 @@ from torch import Tensor, nn
 
 from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.flat_params import BucketHook, FlatParams
-from asr_am.distributed.leases import GradientFn, Leases, LossSums, SegmentRecord, StaleSegment, StepResult
+from asr_am.distributed.leases import GradientFn, Leases, LossSums, SegmentRecord, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.simulator import SimCluster
 from asr_am.distributed.strategy import Strategy
-from asr_am.distributed.team import LearnerLost, SingleProcess, Team
-from tests.support.toy_problem import Problem, ToyGradients, make_model
+from asr_am.distributed.team import SingleProcess, Team
+from asr_am.train.any_model import NEVER, AnyState
+from asr_am.train.no_files import NoCheckpoints, NoRunLog, NoTerms
+from asr_am.train.schedule import Schedule
+from asr_am.train.train_options import TrainOptions
+from asr_am.train.trainable import Plan, first_batch
+from asr_am.train.trainer import Trainer
+from asr_am.train.user_batches import EpochOrder
+from tests.support.toy_problem import Batch, Problem, ToyData, make_model, squared_error
 
+BUCKET_BYTES = 60  # small enough for several buckets
 MakeStrategy = Callable[[FlatParams, Optimizer, Team], Strategy]
 WrapGradient = Callable[[Team, Strategy, GradientFn], GradientFn]
 
 
-class Checkpoints:
-    """Checkpoints of all learners, serialised to bytes as files would be.
+class Hangs(RuntimeError):
+    """A run takes too long in virtual time. Says what its tasks wait for."""
+
+
+class KeptTerms(NoTerms):
+    """The terms of leaders that write to memory. A learner that was restarted finds the checkpoints there."""
+
+    def open(self, launch: str, rejoins: bool = False) -> None:
+        pass
+
+
+class KeptCheckpoints(NoCheckpoints):
+    """Checkpoints of all learners, of which the newest is kept. What is loaded comes from bytes, as from files.
 
     Attributes:
-        committed: number of segments that all learners have saved.
+        updates: updates of the team in the newest checkpoint, 0 without one.
     """
 
     def __init__(self) -> None:
-        self.committed = 0
-        self._saved: dict[tuple[int, int], bytes] = {}
+        super().__init__()
+        self.terms = KeptTerms()
+        self.updates = 0
+        self._run: dict[str, Any] = {}
+        self._learners: dict[tuple[int, int], dict[str, Any]] = {}  # by updates and rank
 
-    def save(self, segments: int, rank: int, state: dict[str, Any]) -> None:
-        torch.save(state, file := io.BytesIO())
-        self._saved[segments, rank] = file.getvalue()
+    def save_learner(self, updates: int, rank: int, state: dict[str, Any]) -> None:
+        self._learners[updates, rank] = deepcopy(state)
 
-    def load(self, rank: int) -> dict[str, Any] | None:
-        """Returns the learner's state of the last committed segment, None if there is none.
+    def completed(self, updates: int) -> bool:
+        return updates == self.updates
 
-        A learner missing from the checkpoint loads another learner's state without its counts.
-        """
-        by_rank = {owner: data for (segments, owner), data in self._saved.items() if segments == self.committed}
-        if not by_rank:
-            return None
-        owner = rank if rank in by_rank else min(by_rank)
-        state = torch.load(io.BytesIO(by_rank[owner]), weights_only=True)
-        return state if owner == rank else {**state, "staleness": {}, "counts": {}}
+    def commit(self, updates: int, state: dict[str, Any]) -> None:
+        self.updates, self._run = updates, state
+        self._learners = {key: part for key, part in self._learners.items() if key[0] == updates}
 
-    def states(self) -> list[dict[str, Any]]:
-        """Returns the states of all learners in the last committed segment."""
-        saved = [data for (segments, _), data in sorted(self._saved.items()) if segments == self.committed]
-        return [torch.load(io.BytesIO(data), weights_only=True) for data in saved]
+    def load(self) -> dict[str, Any] | None:
+        return through_bytes(self._run) if self.updates else None
+
+    def load_learner(self, rank: int) -> dict[str, Any]:
+        return through_bytes(self._learners[self.updates, rank])
+
+    def newest(self) -> str:
+        return f"update {self.updates}"
+
+
+def through_bytes(state: dict[str, Any]) -> Any:
+    torch.save(state, file := io.BytesIO())
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
 
 
 @dataclass
@@ -69,122 +95,147 @@ class LearnerResult:
 
     Attributes:
         strategy: its strategy.
+        computed: (epoch, batch, rate) of each gradient, in order.
         consensus: consensus weights [N] after each segment.
         totals: sums over all learners of each segment.
         records: audit trail of each segment.
-        computed: (epoch, batch, rate) of each gradient, in order.
         replica: its own weights [N] at the end.
     """
 
     strategy: Strategy
+    computed: list[tuple[int, int, float]]
     consensus: list[Tensor] = field(default_factory=list)
     totals: list[LossSums] = field(default_factory=list)
     records: list[SegmentRecord] = field(default_factory=list)
-    computed: list[tuple[int, int, float]] = field(default_factory=list)
     replica: Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
 @dataclass
-class Training:
-    """A training run, shared by its learners, each of which calls `run_learner`.
+class ToyState(AnyState):
+    """One learner's model, which notes the gradients that it computes.
 
     Attributes:
-        problem: the problem.
-        make_strategy: builds a learner's strategy.
-        checkpoints: where learners save.
-        start: returns a learner's initial weights by rank, None for the same on all.
-        wrap: wraps the gradient closure of a strategy, after simulated time was added.
-        until: number of segments to stop after, None for all.
-        counted: (rank, incarnation, examples) of each gradient, by epoch and batch.
+        count: called with each batch.
+        computed: see `LearnerResult`.
     """
 
-    problem: Problem
-    make_strategy: MakeStrategy
-    checkpoints: Checkpoints = field(default_factory=Checkpoints)
-    start: Callable[[int], Tensor] | None = None
-    wrap: WrapGradient = lambda team, strategy, gradient: gradient
-    until: int | None = None
-    counted: defaultdict[tuple[int, int], list[tuple[int, int, int]]] = field(default_factory=lambda: defaultdict(list))
+    count: Callable[[Batch], None]
+    computed: list[tuple[int, int, float]] = field(default_factory=list)
+
+    def backward(self, batch: Any, loss_denominator: float, on_bucket: BucketHook | None) -> tuple[Tensor, Tensor]:
+        self.count(batch)
+        self.computed.append((batch.epoch, batch.id, self.optimizer.lr))
+        return super().backward(batch, loss_denominator, on_bucket)
+
+
+class ToyRun:
+    """What `Trainer` asks of a run (`trainable.Trainable`). Its learners share it, and each calls `run_learner`.
+
+    Args:
+        problem: the problem.
+        make_strategy: builds a learner's strategy.
+        checkpoints: where learners save. Default: none yet.
+        start: returns a learner's initial weights [N] by rank, None for the same on all. Only for `Adpsgd`.
+        wrap: wraps the gradient closure of a strategy, after simulated time was added.
+        until: updates of the team after which to stop, at the next checkpoint. None: the end of the run.
+    """
+
+    unit, remedy, validation = "frames", "lower the learning rate", None
+    out = Path("toy")
+
+    def __init__(
+        self, problem: Problem, make_strategy: MakeStrategy, *, checkpoints: KeptCheckpoints | None = None,
+        start: Callable[[int], Tensor] | None = None, wrap: WrapGradient | None = None, until: int | None = None,
+    ) -> None:  # fmt: skip
+        self.problem, self.learners, self.loader = problem, problem.learners, ToyData()
+        self.start, self.until = start, until
+        self._make_strategy, self._wrap, self._checkpoints = make_strategy, wrap, checkpoints or KeptCheckpoints()
+        self.options = TrainOptions(
+            epochs=problem.epochs, batch_size=1, optimizer=problem.options, schedule=problem.schedule(problem.lr),
+            report_every=NEVER, checkpoint_every=problem.rounds_per_segment,
+        )  # fmt: skip
+        self.run_log, self.provenance = NoRunLog(problem.epochs), dict[str, object]()
+        # (rank, incarnation) of each gradient, by launch, epoch and batch
+        self._counted: defaultdict[tuple[str, int, int], list[tuple[int, int]]] = defaultdict(list)
+
+    def learner(self, team: Team) -> tuple[ToyState, Strategy]:
+        params = FlatParams(model := make_model())
+        params.bucket_bytes = BUCKET_BYTES
+        strategy = self._make_strategy(params, Optimizer(params, self.problem.options), team)
+        strategy.attach(model, summed_loss, partial(first_batch, self, team.rank))
+        if self._wrap is not None:
+            step, wrap = strategy.step, self._wrap
+            strategy.step = lambda gradient: step(wrap(team, strategy, gradient))  # type: ignore[method-assign]
+
+        def count(batch: Batch) -> None:
+            self._counted[team.launch, batch.epoch, batch.id].append((team.rank, team.incarnation))
+
+        return ToyState(
+            model, strategy.params, strategy.optimizer, self.loader, self.options, params.w.device, summed_loss, count
+        ), strategy
+
+    def plan(self, epoch: int) -> EpochOrder:
+        batches = self.problem.of(epoch)
+        return EpochOrder(epoch, batches, [batch.frames for batch in batches])
+
+    def save_best(self, path: Path, record: object) -> None:
+        pass
+
+    def checkpoints(self, strategy: str) -> KeptCheckpoints:
+        return self._checkpoints
+
+    def audit(self, record: SegmentRecord, launch: str) -> None:
+        """Checks that the owner of each batch has computed it, once, and others only if a learner died with it."""
+        released = [batch for batch, _ in record.released]
+        for done in record.completions:
+            counted = self._counted[launch, record.segment.epoch, done.batch]
+            assert counted.count((done.owner, done.incarnation)) == 1, (done, counted)
+            assert len(counted) <= 1 + released.count(done.batch), (done, counted)
 
     def run_learner(self, team: Team) -> LearnerResult:
         """Trains as one learner of the team."""
-        model = make_model()
-        params = FlatParams(model)
-        if self.start is not None:
-            params.w.copy_(self.start(team.rank))
-        optimizer = Optimizer(params, self.problem.options)
-        strategy = self.make_strategy(params, optimizer, team)
-        self._resume(strategy)
-        result, rejoined = LearnerResult(strategy), not team.rejoins
-        if not team.rejoins and team.rank == min(team.ranks):  # the team was restarted: from the last checkpoint
-            again = {segment.epoch: range(segment.begin, segment.total)
-                     for segment in reversed(self.problem.segments[self.checkpoints.committed :])}  # fmt: skip
-            for epoch, batch in [key for key in self.counted if key[1] in again.get(key[0], ())]:
-                del self.counted[epoch, batch]
-        while (number := self.checkpoints.committed) < len(self.problem.segments[: self.until]):
-            try:
-                leases = team.leases(self.problem.segments[number], strategy.synchronous)
-            except StaleSegment:
-                assert team.now() < 1e4, "a restarted learner never finds a newer checkpoint"
-                team.sleep(0.5)
-                self._resume(strategy)
-                continue
-            if not rejoined:
-                strategy.rejoin()
-                rejoined = True
-            self._do_segment(result, model, number, leases)
-            self._save(strategy, number + 1)
-        return result
-
-    def _resume(self, strategy: Strategy) -> None:
-        if (state := self.checkpoints.load(strategy.team.rank)) is not None:
-            strategy.load_state_dict(state)
-            strategy.load_moved(self.checkpoints.states)
-
-    def _do_segment(self, result: LearnerResult, model: nn.Module, number: int, leases: Leases) -> None:
-        strategy, team, segment = result.strategy, result.strategy.team, self.problem.segments[number]
-
-        def count(batch: int, examples: int) -> None:
-            self.counted[segment.epoch, batch].append((team.rank, team.incarnation, examples))
-
-        closure = ToyGradients(model, strategy.params, strategy.optimizer, self.problem, leases, segment, count)
-        gradient = self.wrap(team, strategy, team.timed(closure))
-        if team.rank >= self.problem.learners:
-            gradient = no_gradient
-        while (step_result := strategy.step(gradient)) is not None:
-            leases.complete(step_result)
-        strategy.drain()
-        strategy.params.check()
-        result.computed += [(segment.epoch, *done) for done in closure.computed]
-        result.records.append(record := leases.record())
-        self._audit(record)
-        result.totals.append(leases.totals())
-        result.consensus.append(strategy.consensus().clone())
-        result.replica = strategy.replica().clone()
-
-    def _save(self, strategy: Strategy, segments: int) -> None:
-        team = strategy.team
-        self.checkpoints.save(segments, team.rank, strategy.state_dict())
-        members = team.gather(torch.zeros(0, dtype=torch.float64))
-        lost = set(range(team.size)) - members.keys()
-        if not strategy.fault_tolerant and lost:
-            raise LearnerLost(min(lost), "died")
-        self.checkpoints.committed = segments
-
-    def _audit(self, record: SegmentRecord) -> None:
-        """Checks that every batch was completed once, and computed again only if a learner died with it."""
-        segment = record.segment
-        record.audit([batch.examples for batch in self.problem.of(segment.epoch)[segment.begin : segment.end]])
-        released = [batch for batch, _ in record.released]
-        for done in record.completions:
-            counted = self.counted[segment.epoch, done.batch]
-            assert counted.count((done.owner, done.incarnation, done.examples)) == 1, (done, counted)
-            assert len(counted) <= 1 + released.count(done.batch), (done, counted)
+        trainer = ToyTrainer(self, team)
+        trainer.train()
+        return trainer.result
 
 
-def no_gradient(on_bucket: BucketHook | None) -> StepResult | None:
-    """Gradient closure of a dedicated server rank."""
-    return None
+def summed_loss(model: nn.Module, batch: Any) -> tuple[Tensor, float]:
+    return squared_error(model, batch), float(batch.frames)
+
+
+class ToyTrainer(Trainer):
+    """The training loop, which keeps what each segment ends with.
+
+    Attributes:
+        result: results so far.
+    """
+
+    def __init__(self, run: ToyRun, team: Team) -> None:
+        super().__init__(run, team)
+        self.run = run
+        assert isinstance(self.model_state, ToyState)
+        self.result = LearnerResult(self.strategy, self.model_state.computed)
+
+    def _begin(self) -> None:
+        super()._begin()
+        if self.run.start is not None:  # as after a checkpoint of learners that were apart
+            w = self.run.start(self.team.rank)
+            self.strategy.load_state_dict({**self.strategy.state_dict(), "weights": w, "x": w})
+
+    def _schedule(self) -> Schedule | None:
+        stops = self.run.until is not None and self.progress.updates >= self.run.until
+        return None if stops else super()._schedule()
+
+    def _finish_segment(self, plan: Plan, leases: Leases, seconds: float) -> SegmentRecord:
+        before, result = LossSums(*self.progress.totals), self.result  # type: ignore[arg-type]
+        record = super()._finish_segment(plan, leases, seconds)
+        if self.leadership.leads:
+            self.run.audit(record, self.team.launch)
+        result.records.append(record)
+        result.totals.append(LossSums(*self.progress.totals) - before)  # type: ignore[arg-type]
+        result.consensus.append(self.strategy.consensus().clone())
+        result.replica = self.strategy.replica().clone()
+        return record
 
 
 def hardware(**changes: Any) -> Cluster:
@@ -207,7 +258,8 @@ def train(
     seed: int = 1,
     cluster: Cluster | None = None,
     servers: int = 0,
-    **training: Any,
+    limit: float = 20_000.0,
+    **options: Any,
 ) -> dict[int, LearnerResult]:
     """Trains on a virtual cluster.
 
@@ -217,19 +269,28 @@ def train(
         seed: of the virtual cluster.
         cluster: hardware and faults, None for `hardware()`.
         servers: number of dedicated server ranks after the learners.
-        training: further arguments of `Training`.
+        limit: longest time of the run, in virtual seconds.
+        options: further arguments of `ToyRun`.
 
     Returns:
         The result of each rank that was alive at the end.
+
+    Raises:
+        Hangs: the run takes longer than `limit`.
     """
-    shared = Training(problem, make_strategy, **training)
-    workload = Workload("toy", seconds_per_batch={"toy": 1.0})
-    return SimCluster(cluster or hardware(), workload, problem.learners + servers, seed).run(shared.run_learner)
+    run, workload = ToyRun(problem, make_strategy, **options), Workload("toy", seconds_per_batch={"toy": 1.0})
+    simulated = SimCluster(cluster or hardware(), workload, problem.learners + servers, seed)
+
+    def stop() -> None:
+        raise Hangs(simulated.scheduler._describe_waits())
+
+    simulated.scheduler.call_at(limit, stop)
+    return simulated.run(run.run_learner)
 
 
 def train_single(problem: Problem, make_strategy: MakeStrategy) -> LearnerResult:
     """Trains one learner without a cluster."""
-    return Training(problem, make_strategy).run_learner(SingleProcess())
+    return ToyRun(problem, make_strategy).run_learner(SingleProcess())
 
 
 def in_lockstep(team: Team, strategy: Strategy, gradient: GradientFn) -> GradientFn:
