@@ -28,9 +28,9 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from asr_am.dask_jobs.options import JobOptions
 from asr_am.data.ownership import check_corpus_dir
 from asr_am.errors import DISK_FULL, InputError, is_disk_full
-from asr_am.jobs.hosts import JobOptions
 from asr_am.options import build, check_name
 from asr_am.parent_death import signal_on_parent_death
 from asr_am.progress import mute
@@ -102,7 +102,7 @@ def stage(
             start_logging(log_file)
             log_job(cfg)
             begin = time.monotonic()
-            with job_hosts(cfg):
+            with job_cluster(cfg):
                 made = [target.run() for target in targets(cfg)]
             if any(made):
                 log.info("stage %s: %.1f s, log: %s", name, time.monotonic() - begin, log_file)
@@ -342,15 +342,15 @@ def job_options(cfg: DictConfig) -> JobOptions:
     return build(JobOptions, values(cfg.jobs), "jobs")
 
 
-def job_hosts(cfg: DictConfig) -> AbstractContextManager[None]:
-    """Returns the context in which parallel maps run on the hosts of group `jobs`."""
+def job_cluster(cfg: DictConfig) -> AbstractContextManager[None]:
+    """Returns the context in which parallel maps run on the cluster of group `jobs`."""
     options = job_options(cfg)
-    if not options.command:
+    if options.name == "local":
         return nullcontext()
-    from asr_am.jobs.pool import JobPool
-    from asr_am.parallel import on_hosts
+    from asr_am.dask_jobs.client import DaskJobs
+    from asr_am.parallel import on_cluster
 
-    return on_hosts(JobPool(options, layout(cfg).logs / "jobs"))
+    return on_cluster(DaskJobs(options, layout(cfg).logs / "jobs"))
 
 
 def values(node: DictConfig) -> dict[str, Any]:
