@@ -25,7 +25,7 @@ from asr_am.dask_jobs.keys import make_keys, read_keys
 from asr_am.dask_jobs.options import KEYS_COMMAND, JobOptions
 from asr_am.dask_jobs.start import log_to_file, start_cluster
 from asr_am.dask_jobs.worker import SOFTWARE, StageProcess, run_items
-from asr_am.errors import InputError, one_line
+from asr_am.errors import InputError
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -79,7 +79,9 @@ class DaskJobs:
             raise self._lost()
         name = uuid4().hex
         label = "_".join(description.split())
-        shared = client.submit(bytes, sent, key=f"function-{name}")  # a task, so that it survives the worker that has it
+        shared = client.submit(
+            bytes, sent, key=f"function-{name}"
+        )  # a task, so that it survives the worker that has it
         futures = client.map(
             run_items, lists, key=[f"{label}-{name}-{number}" for number in range(len(lists))], map_name=name,
             function=shared, stage=self._stage(),
@@ -172,9 +174,8 @@ class DaskJobs:
             raise
         except Exception as error:
             where = f"jobs={options.name}: no cluster" if address is None else f"jobs.scheduler={address}: no answer"
-            raise InputError(
-                f"{where} ({one_line(str(error) or repr(error))}); see {self._logs / 'dask.log'}, or go on with jobs=local"
-            ) from error
+            reason = str(error) or repr(error)
+            raise InputError(f"{where} ({reason}); see {self._logs / 'dask.log'}, or use jobs=local") from error
         log.info("jobs=%s: scheduler %s, dashboard %s", options.name, self._client.scheduler.address,
                  self._client.dashboard_link)  # fmt: skip
         return self._client

@@ -89,7 +89,7 @@ def _threads() -> int:
 def clear_caches() -> None:
     """Forgets what our functions have read: files may be others by now."""
     for cached in gc.get_objects():
-        if isinstance(cached, CACHE) and str(cached.__module__).partition(".")[0] in ("asr_am", "local"):
+        if type(cached) is CACHE and str(cached.__module__).partition(".")[0] in ("asr_am", "local"):
             cached.cache_clear()
 
 
