@@ -51,6 +51,7 @@ class DaskJobs:
         self._client: Client | None = None
         self._cluster: Cluster | None = None
         self._shared: Path | None = None  # folder of this connection
+        self._seen, self._waits = 0.0, False  # when there was a worker, and that the user knows of there being none
 
     def map(
         self, function: Callable[[Any], Any], tasks: Sequence[Sequence[Any]], jobs: int, description: str,
@@ -111,17 +112,16 @@ class DaskJobs:
         for number, future in enumerate(futures):
             future.add_done_callback(lambda _, number=number: done.put(number))
         results: dict[int, list[Any]] = {}
-        seen = time.monotonic()  # when there was a worker
+        self._seen = time.monotonic()
         while len(results) < len(futures):
             try:
                 number = done.get(timeout=POLL)
             except Empty:
-                seen = self._check(client, seen)
+                self._check(client)
                 continue
             results[number] = pickle.loads(self._result(futures[number], description))
             futures[number].release()
             count(number)
-            seen = time.monotonic()
         return results
 
     def _result(self, future: Future, description: str) -> bytes:
@@ -138,22 +138,23 @@ class DaskJobs:
                 "memory (jobs.memory, or a smaller --nj)"
             ) from None
 
-    def _check(self, client: Client, seen: float) -> float:
-        """Returns when there was a worker. Raises InputError if the scheduler is lost, or all workers for too long."""
+    def _check(self, client: Client) -> None:
+        """Raises InputError if the scheduler is lost, or all workers for too long."""
         if client.status != "running":
             raise self._lost()
         with suppress(Exception):  # the scheduler may be lost meanwhile
             if client.nthreads():
-                return time.monotonic()
-        waited, limit = time.monotonic() - seen, self._options.timeout
-        if limit is not None and waited > limit:
+                self._seen, self._waits = time.monotonic(), False
+                return
+        limit = self._options.timeout
+        if limit is not None and time.monotonic() - self._seen > limit:
             raise InputError(
-                f"jobs={self._options.name}: there was no worker for {limit:g} s; see the logs in {self._logs}, or go "
-                "on with jobs=local"
+                f"jobs={self._options.name}: there was no worker for {limit:g} s; see the logs in {self._logs}, or use "
+                "jobs=local"
             )
-        if waited < POLL:
+        if not self._waits:
             log.info("jobs=%s: waiting for workers", self._options.name)
-        return seen
+        self._waits = True
 
     def _connect(self, jobs: int) -> Client:
         """Connects to the cluster, after it was started if need be."""

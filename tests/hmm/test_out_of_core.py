@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from asr_am.jobs.plain import decode, encode
 
 from asr_am.errors import InputError
 from asr_am.hmm.align_corpus import align_corpus
@@ -14,7 +15,6 @@ from asr_am.hmm.alignments import FramePdfs, LabelFile, range_runs, read_alignme
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.training import subset_of
 from asr_am.hmm.tree_build import accumulate_tree_stats
-from asr_am.jobs.plain import decode, encode
 from tests.support.gmm_training import LDA, MONO, SAT, TRI, distort, phones_in, write_corpus
 from tests.support.synthetic_speech import all_labels, training_context, write_features
 

@@ -11,6 +11,7 @@ import kaldifst
 import kaldiio
 import numpy as np
 import pytest
+from asr_am.jobs.plain import decode, encode
 
 from asr_am.errors import InputError
 from asr_am.hmm.alignment_graphs import compile_graphs
@@ -19,7 +20,6 @@ from asr_am.hmm.flat_start import equal_alignment, flat_gmms
 from asr_am.hmm.gmm import single_gaussians
 from asr_am.hmm.training import silence_pdfs
 from asr_am.hmm.viterbi import AlignOptions, _align_shard, align, search
-from asr_am.jobs.plain import decode, encode
 from tests.support.kaldi_scp import load_scp
 from tests.support.synthetic_speech import EASY, aligned_data, all_labels, make_lang, speak, training_context
 
