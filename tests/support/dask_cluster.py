@@ -13,6 +13,7 @@ import pytest
 from asr_am.dask_jobs.client import DaskJobs
 from asr_am.dask_jobs.keys import make_keys, read_keys
 from asr_am.dask_jobs.options import JobOptions
+from tests.support.named_pipes import wait_for
 
 distributed = pytest.importorskip("distributed", reason="the optional extra cluster is not installed")
 
@@ -38,7 +39,10 @@ class RunningCluster:
         return [nanny.pid for nanny in self._cluster.workers.values() if nanny.pid is not None]
 
     def kill_worker(self) -> None:
-        os.kill(self.workers()[0], signal.SIGKILL)
+        """Kills a worker, and waits until its files are closed."""
+        worker = self.workers()[0]
+        os.kill(worker, signal.SIGKILL)
+        wait_for(lambda: worker not in self.workers())
 
 
 @contextmanager
