@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,8 +84,20 @@ def _by_queue(options: JobOptions, workers: int, security: Security, logs: Path)
             "interface": options.interface,
         },
     )  # fmt: skip
+    try:
+        cluster.sync(_submit, cluster, workers)
+    except BaseException:
+        with suppress(Exception):  # of jobs that have no number
+            cluster.close()
+        raise
     cluster.adapt(minimum=workers, maximum=workers)  # submits a job again that was cancelled or has run out of time
     return cluster
+
+
+async def _submit(cluster: Any, workers: int) -> None:
+    """Submits jobs. Raises what the queue says against them, which `scale` alone would only log."""
+    cluster.scale(workers)
+    await cluster._correct_state()
 
 
 def environment() -> dict[str, str]:
