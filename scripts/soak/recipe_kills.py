@@ -208,18 +208,19 @@ def undisturbed(folder: Path, stages: Sequence[str], *more: str) -> dict[str, fl
     return seconds
 
 
-def varying_files(folder: Path, stages: Sequence[str]) -> list[str]:
+def varying_files(folder: Path, stages: Sequence[str], *more: str) -> list[str]:
     """Runs the recipe once more at the same place. Returns the files that differ from the first run.
 
     Args:
         folder: has exp and its states.
-        stages: the first stages of the recipe.
+        stages: the stages, in their order.
+        more: overrides beside TINY.
     """
     first = read_files(folder / f"state{len(stages)}")
     shutil.rmtree(folder / "exp")
     (folder / "exp").mkdir()
     for stage in stages:
-        finish(stage, folder / "exp", folder / "undisturbed.log")
+        finish(stage, folder / "exp", folder / "undisturbed.log", *more)
     second = read_files(folder / "exp")
     return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
 
