@@ -119,10 +119,9 @@ def log_to_file(path: Path) -> None:
     """Has Dask write its messages in this process to a file only."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    for name in ("distributed", "dask_jobqueue", "tornado", "asyncssh"):
-        logger = logging.getLogger(name)
-        for old in logger.handlers[:]:
-            logger.removeHandler(old)
-            old.close()
-        logger.addHandler(handler)
-        logger.propagate = False
+    ours = "distributed", "dask_jobqueue", "tornado", "asyncssh"
+    for name in (*ours, *logging.root.manager.loggerDict):
+        if name.partition(".")[0] in ours:
+            logger = logging.getLogger(name)
+            logger.handlers = [handler] if name in ours else []
+            logger.propagate = name not in ours
