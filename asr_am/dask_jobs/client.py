@@ -80,9 +80,7 @@ class DaskJobs:
             raise self._lost()
         name = uuid4().hex
         label = "_".join(description.split())
-        shared = client.submit(
-            bytes, sent, key=f"function-{name}"
-        )  # a task, so that it survives the worker that has it
+        shared = client.submit(bytes, sent, key=f"function-{name}")  # a task: it outlives the worker that holds it
         futures = client.map(
             run_items, lists, key=[f"{label}-{name}-{number}" for number in range(len(lists))], map_name=name,
             function=shared, stage=self._stage(),

@@ -29,7 +29,8 @@ class _Pickler(pickle.Pickler):
                 raise NotSent(f"{value.__qualname__} is in the program itself, which workers do not import")
         elif dataclasses.is_dataclass(value):
             given = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-            return partial(type(value), **given), ()
+            kind: Any = type(value)
+            return partial(kind, **given), ()
         return NotImplemented
 
 

@@ -46,6 +46,8 @@ class JobOptions:
 
     def __post_init__(self) -> None:
         """Raises InputError if an option does not fit the others, or the software is not installed."""
+        if self.name not in (*MODULES, *QUEUES):
+            raise InputError(f"jobs.name={self.name}: must be one of {', '.join((*MODULES, *QUEUES))}")
         if self.timeout is not None and not self.timeout > 0:
             raise InputError(f"jobs.timeout={self.timeout}: must be above 0")
         if not re.fullmatch(r"[\w.-]*:\d+", self.dashboard):
