@@ -57,7 +57,7 @@ def running_cluster(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Running
         dask.config.set({"distributed.scheduler.allowed-failures": 1}),
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, memory_limit=0, host="127.0.0.1", protocol="tls://",
-            security=read_keys(folder / "keys"), dashboard_address=None,
+            security=read_keys(folder / "keys"), dashboard_address=None, silence_logs=False,
         ) as cluster,
     ):  # fmt: skip
         yield RunningCluster(cluster, folder / "keys")
