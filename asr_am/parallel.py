@@ -1,10 +1,10 @@
-"""Maps a function over items with a progress bar: in this process, a pool of processes, threads, or on other hosts.
+"""Maps a function over items with a progress bar: in this process, a pool of processes, threads, or on a cluster.
 
 Workers are processes where kaldifst and kaldi_decoder hold the GIL. Each uses one arithmetic thread: two threads on
 contended cores are many times slower than one. Functions compiled by numba release the GIL, so threads will do, and
 neither their inputs nor their results are copied.
 
-Within `on_hosts`, parallel maps run on other hosts if function and items have a plain encoding (`jobs/plain.py`).
+Within `on_cluster`, parallel maps run on a Dask cluster if function and items can be sent (`dask_jobs/encoding.py`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from asr_am.dask_jobs.encoding import NotSent
 from asr_am.errors import InputError
-from asr_am.jobs.plain import NotPlain
-from asr_am.jobs.pool import JobPool
 from asr_am.parent_death import signal_on_parent_death
 from asr_am.progress import ProgressBar, mute
+
+if TYPE_CHECKING:
+    from asr_am.dask_jobs.client import DaskJobs
 
 log = logging.getLogger(__name__)
 
@@ -38,24 +39,24 @@ Result = TypeVar("Result")
 
 
 _work: tuple[Callable[[Any], Any], Sequence[Any]]  # function and items, set in worker processes
-_hosts: JobPool | None = None
+_cluster: DaskJobs | None = None
 
 
 @contextmanager
-def on_hosts(pool: JobPool) -> Iterator[None]:
-    """Context in which parallel maps run on other hosts. Those that cannot use at most the processors of this one."""
-    global _hosts
-    _hosts = pool
+def on_cluster(cluster: DaskJobs) -> Iterator[None]:
+    """Context in which parallel maps run on a cluster. Those that cannot use at most the processors of this host."""
+    global _cluster
+    _cluster = cluster
     try:
         yield
     finally:
-        _hosts = None
-        pool.close()
+        _cluster = None
+        cluster.close()
 
 
 def _jobs_here(jobs: int) -> int:
     """Returns the number of jobs of a map that runs on this host."""
-    return min(jobs, os.cpu_count() or 1) if _hosts else jobs
+    return min(jobs, os.cpu_count() or 1) if _cluster else jobs
 
 
 def _init_worker(parent: int, function: Callable[[Any], Any], items: Sequence[Any]) -> None:
@@ -69,11 +70,13 @@ def _init_worker(parent: int, function: Callable[[Any], Any], items: Sequence[An
 
 
 def _begin_worker(parent: int) -> None:
-    global _hosts
-    _hosts = None  # the parent's
+    global _cluster
+    _cluster = None  # the parent's
     mute()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the parent's handler
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # the parent ends this process
+        signal.signal(number, signal.SIG_IGN)
     signal_on_parent_death(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -94,11 +97,11 @@ def _count(bar: ProgressBar, size: int, future: Future[list[Any]]) -> None:
 
 def parallel_map(
     function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str, chunk: int = 1,
-    sizes: Sequence[int] | None = None, unit: str = "", here: bool = False, keep: Path | None = None,
+    sizes: Sequence[int] | None = None, unit: str = "", here: bool = False,
 ) -> list[Result]:  # fmt: skip
-    """Computes `[function(item) for item in items]` in forked processes, or on the hosts of `on_hosts`.
+    """Computes `[function(item) for item in items]` in forked processes, or on the cluster of `on_cluster`.
 
-    On hosts, an item may be run twice at the same time if a host is lost and comes back. What it writes must have a
+    On a cluster, an item may be run twice at the same time if a host is lost and comes back. What it writes must have a
     temporary name first, or be the same bytes.
 
     Args:
@@ -110,22 +113,20 @@ def parallel_map(
         sizes: What the progress bar counts for each item, for instance its utterances. Default: 1.
         unit: Name of what is counted, to show a rate.
         here: Only this host has what the items need.
-        keep: Folder for the results of hosts. Items whose results a killed run has left there are not run again, so
-            what they have written must be there, too. The caller removes the folder.
 
     Returns:
         The results in the order of items. They are pickled, so large ones belong in files.
 
     Raises:
-        InputError: No host is left.
+        InputError: The cluster is lost.
         RuntimeError: A worker was killed from outside.
         Exception: The first exception that an item raised.
     """
     sizes = sizes or [1] * len(items)
-    if _hosts and not here and jobs > 1 and len(items) > 1:
+    if _cluster and not here and jobs > 1 and len(items) > 1:
         try:
-            return _map_on_hosts(_hosts, function, items, jobs, description, chunk, sizes, unit, keep)
-        except NotPlain as reason:
+            return _map_on_cluster(_cluster, function, items, jobs, description, chunk, sizes, unit)
+        except NotSent as reason:
             log.debug("%s: on this host only, as %s", description, reason)
     jobs = _jobs_here(jobs)
     with ProgressBar(description, sum(sizes), unit=unit) as bar:
@@ -140,9 +141,9 @@ def parallel_map(
 
 def threaded_map(
     function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str,
-    sizes: Sequence[int] | None = None, unit: str = "", hosts: bool = False,
+    sizes: Sequence[int] | None = None, unit: str = "", sent: bool = False,
 ) -> Iterator[Result]:  # fmt: skip
-    """Yields `function(item)` for each item in their order, computed by threads, or on the hosts of `on_hosts`.
+    """Yields `function(item)` for each item in their order, computed by threads, or on the cluster of `on_cluster`.
 
     At most two results per thread wait to be taken, so memory does not grow with the number of items.
 
@@ -153,9 +154,9 @@ def threaded_map(
         description: Label of the progress bar.
         sizes: What the progress bar counts for each item. Default: 1.
         unit: Name of what is counted, to show a rate.
-        hosts: Other hosts may compute the results, which are small: all are held until the last one is there.
+        sent: A cluster may compute the results, which are small: all are held until the last one is there.
     """
-    if hosts and _hosts:
+    if sent and _cluster:
         yield from parallel_map(function, items, jobs, description, sizes=sizes, unit=unit)
         return
     sizes, jobs = sizes or [1] * len(items), _jobs_here(jobs)
@@ -251,9 +252,9 @@ def _run_isolated(parent: int, function: Callable[[Item], Result], item: Item, s
     sender.send(result)
 
 
-def _map_on_hosts(
-    pool: JobPool, function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str, chunk: int,
-    sizes: Sequence[int], unit: str, keep: Path | None,
+def _map_on_cluster(
+    cluster: DaskJobs, function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str,
+    chunk: int, sizes: Sequence[int], unit: str,
 ) -> list[Result]:  # fmt: skip
     begins = range(0, len(items), chunk)
     with ProgressBar(description, sum(sizes), unit=unit) as bar:
@@ -261,7 +262,7 @@ def _map_on_hosts(
         def count(number: int) -> None:
             bar.advance(sum(sizes[begins[number] : begins[number] + chunk]))
 
-        return pool.map(function, [items[b : b + chunk] for b in begins], jobs, description, keep, count)
+        return cluster.map(function, [items[b : b + chunk] for b in begins], jobs, description, count)
 
 
 def _map_in_pool(

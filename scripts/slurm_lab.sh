@@ -41,7 +41,7 @@ SlurmdLogFile=$lab/%n.log
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-NodeName=node[1-3] NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=[17001-17003] CPUs=$(nproc)
+NodeName=node[1-3] NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=[17001-17003] CPUs=$(nproc) RealMemory=$(($(getconf _PHYS_PAGES) * $(getconf PAGE_SIZE) >> 20))
 PartitionName=all Nodes=node[1-3] Default=YES State=UP
 END
 export SLURM_CONF=$lab/slurm.conf MASTER_ADDR=${MASTER_ADDR:-127.0.0.1}     # node1 is a name for Slurm only

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
-    "errors", "disk", "options", "extensions", "progress", "parent_death", "jobs", "parallel", "data", "lang",
+    "errors", "disk", "options", "extensions", "progress", "parent_death", "dask_jobs", "parallel", "data", "lang",
     "features", "hmm", "egs", "models", "distributed", "parallax", "train", "score", "decode", "report", "stages",
     "papers",
 )  # fmt: skip

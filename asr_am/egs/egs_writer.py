@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from asr_am import disk
+from asr_am.data.npz import read_npz, write_npz
 from asr_am.disk import write_at
 from asr_am.egs.ivector_store import write_ivectors
 from asr_am.egs.stateless_rng import string_keys
@@ -212,9 +214,10 @@ def _write_features(source: Source, index: Index, dim: int, chunk: int, dtype: s
         _create_array(source.out / f"features.{shard}.npy", dtype, (rows, dim))
     blocks = [index.part(begin, begin + BLOCK) for begin in range(0, len(index.utterances), BLOCK)]
     _open_once.cache_clear()  # files may have changed since this process read them
-    finished = source.out / "finished"  # blocks of a killed run on several hosts
-    write = partial(_write_block, source)
-    crc32s = parallel_map(write, blocks, jobs, f"examples of {source.subset}", keep=finished)
+    finished = source.out / "finished"  # checksums of the blocks that a killed run has written
+    finished.mkdir(exist_ok=True)
+    write = partial(_write_once, source, finished)
+    crc32s = parallel_map(write, blocks, jobs, f"examples of {source.subset}")
     disk.remove(finished)
     return replace(index, crc32_U=np.concatenate(crc32s))
 
@@ -228,6 +231,17 @@ def _create_array(path: Path, dtype: str, shape: tuple[int, int]) -> None:
     except (OSError, ValueError):
         pass
     np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()
+
+
+def _write_once(source: Source, finished: Path, block: Index) -> np.ndarray:
+    """Returns the checksums of a block of utterances, which it writes unless a killed run has done so."""
+    path = finished / f"{block.shard_U[0]}.{block.begin_U[0]}.npz"
+    if path.exists():
+        with suppress(InputError):  # after a power cut
+            return read_npz(path, "crc32", remedy="")[0]
+    crc32_U = _write_block(source, block)
+    write_npz(path, {"crc32": crc32_U})
+    return crc32_U
 
 
 def _write_block(source: Source, block: Index) -> np.ndarray:

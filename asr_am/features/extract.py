@@ -21,6 +21,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -107,12 +108,12 @@ def extract_features(
         InputError: options are inconsistent, or audio is missing, truncated, all zero, not finite or of another rate.
             Names the utterance.
     """
-    finished = out / "finished"  # archives of a killed run on several hosts
-    out.mkdir(parents=True, exist_ok=True)
+    finished = out / "finished"  # what a killed run has written
+    finished.mkdir(parents=True, exist_ok=True)
     for subset in sets:
         tasks = make_tasks(data_dir, subset, out, options.sampling_rate, options.resample, allow_commands)
-        extract = partial(extract_archive, options=options)
-        results = parallel_map(extract, tasks, jobs, f"{kind} {subset}", keep=finished)
+        extract = partial(extract_once, options=options, finished=finished)
+        results = parallel_map(extract, tasks, jobs, f"{kind} {subset}")
         write_lists(out, subset, results, kind, options)
     disk.remove(finished)
     saved = {"kind": kind, "_target_": class_path(options), **asdict(options)}
@@ -152,6 +153,34 @@ def _at_rate(recording: Recording, sampling_rate: int, resample: bool) -> Record
             "Hz; set the sampling rate of the corpus, or features.resample=true"
         )
     return recording.resample(sampling_rate)
+
+
+def extract_once(task: ExtractTask, options: FeatureKind, finished: Path) -> ArchiveResult:
+    """Extracts an archive, unless a killed run with the same options has done so and has left a file in `finished`."""
+    path = finished / f"{task.archive.name}.json"
+    with suppress(OSError, ValueError, LookupError, TypeError):  # after a power cut anything may be wrong with it
+        return _read_result(path, task)
+    result = extract_archive(task, options)
+    values = {
+        "utterances": [(segment.id, asdict(entry), frames) for segment, entry, frames in result.utterances],
+        "stats": {speaker: stats.tolist() for speaker, stats in result.stats.items()},
+        "dropped": result.dropped, "clipped": result.clipped,
+    }  # fmt: skip
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(values), encoding="utf-8")
+    return result
+
+
+def _read_result(path: Path, task: ExtractTask) -> ArchiveResult:
+    values = json.loads(path.read_text(encoding="utf-8"))
+    segments = {segment.id: segment for _, members in task.items for segment in members}
+    return ArchiveResult(
+        task.archive,
+        [(segments[name], Entry(**entry), frames) for name, entry, frames in values["utterances"]],
+        {speaker: np.array(stats) for speaker, stats in values["stats"].items()},
+        [(name, frames) for name, frames in values["dropped"]],
+        [(name, share) for name, share in values["clipped"]],
+    )
 
 
 def extract_archive(task: ExtractTask, options: FeatureKind) -> ArchiveResult:

@@ -88,7 +88,7 @@ def align(
         boost_P[list(boost)] = np.log(list(boost.values()))
     work = functools.partial(_align_shard, graphs, frames, gmms.packed(), boost_P, options, labels)
     total, aligned, retried, failed = 0.0, 0, 0, []
-    for part in threaded_map(work, graphs.shards, jobs, description, hosts=True):
+    for part in threaded_map(work, graphs.shards, jobs, description, sent=True):
         total, aligned, retried = total + part.total, aligned + part.frames, retried + part.retried
         failed += [frames.utterances[index] for index in part.failed]
     if aligned == 0:

@@ -71,7 +71,7 @@ def stage(
             start_logging(log_file)
             log_job(cfg)
             begin = time.monotonic()
-            with job_hosts(cfg):
+            with job_cluster(cfg):
                 made = [target.run() for target in targets(cfg)]
             if any(made):
                 log.info("stage %s: %.1f s, log: %s", name, time.monotonic() - begin, log_file)
@@ -284,12 +284,12 @@ def _log_hint() -> str:
     return f" (log: {files[0]})" if files else ""
 
 
-def job_hosts(cfg: DictConfig) -> AbstractContextManager[None]:
-    """Returns the context in which parallel maps run on the hosts of group `jobs`."""
+def job_cluster(cfg: DictConfig) -> AbstractContextManager[None]:
+    """Returns the context in which parallel maps run on the cluster of group `jobs`."""
     options = job_options(cfg)
-    if not options.command:
+    if options.name == "local":
         return nullcontext()
-    from asr_am.jobs.pool import JobPool
-    from asr_am.parallel import on_hosts
+    from asr_am.dask_jobs.client import DaskJobs
+    from asr_am.parallel import on_cluster
 
-    return on_hosts(JobPool(options, layout(cfg).logs / "jobs"))
+    return on_cluster(DaskJobs(options, layout(cfg).logs / "jobs"))

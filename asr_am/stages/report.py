@@ -7,6 +7,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from asr_am.dask_jobs.options import JobOptions
 from asr_am.stages.app import stage
 from asr_am.stages.layout import Layout, layout
 from asr_am.stages.recipe_files import ROOT
@@ -23,7 +25,7 @@ from asr_am.stages.target import Target
 log = logging.getLogger(__name__)
 
 SHOWN = ("score/*/*.json", "train/*/summary.json", "rescore/*/rescore.json", "lm/*/lm.json", "data/corpus.json")
-JOBS = ("jobs", "jobs.arguments", "jobs.command", "jobs.hosts", "jobs.timeout")
+JOBS = ("jobs", *(f"jobs.{field.name}" for field in fields(JobOptions)))
 LEFT_OUT = ("corpus", "nj", *JOBS, "data_dir", "logger", "run")  # overrides that do not change the results
 
 

@@ -21,10 +21,10 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
+from asr_am.dask_jobs.options import JobOptions
 from asr_am.data.ownership import check_corpus_dir
 from asr_am.distributed.runtime.preemption import SIGNALS, signal_numbers
 from asr_am.errors import InputError
-from asr_am.jobs.hosts import JobOptions
 from asr_am.options import build, check_name
 from asr_am.stages.layout import corpus_dir
 from asr_am.stages.overrides import home_hint

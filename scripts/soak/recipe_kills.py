@@ -51,9 +51,16 @@ OTHER_WORDS = ("date", "seconds", "commit", "frames_per_second", "rss", "inputs"
 SECTION = "Stages that were killed"
 
 
-def start(stage: str, exp: Path, log: Path) -> ForkedPopen:
-    """Starts a stage in a session of its own, from a process that has imported what stages need."""
-    command = [sys.executable, "-m", f"asr_am.stages.{stage}", "--multirun", f"exp={exp}", *TINY]
+def start(stage: str, exp: Path, log: Path, *more: str) -> ForkedPopen:
+    """Starts a stage in a session of its own, from a process that has imported what stages need.
+
+    Args:
+        stage: name of the stage.
+        exp: its exp.
+        log: file for its output.
+        more: overrides beside TINY.
+    """
+    command = [sys.executable, "-m", f"asr_am.stages.{stage}", "--multirun", f"exp={exp}", *TINY, *more]
     with log.open("ab") as file:
         saved = os.dup(1), os.dup(2)
         try:
@@ -70,10 +77,10 @@ class StageFailed(Exception):
     """A stage that nobody killed has failed or hangs."""
 
 
-def finish(stage: str, exp: Path, log: Path) -> float:
-    """Runs a stage to its end. Returns its seconds. Raises StageFailed."""
+def finish(stage: str, exp: Path, log: Path, *more: str) -> float:
+    """Runs a stage to its end, with overrides `more`. Returns its seconds. Raises StageFailed."""
     begin = time.monotonic()
-    process = start(stage, exp, log)
+    process = start(stage, exp, log, *more)
     try:
         status: int | str = process.wait(LIMIT)
     except subprocess.TimeoutExpired:
@@ -182,36 +189,38 @@ def restore(state: Path, exp: Path) -> None:
     shutil.copytree(state, exp)  # with the times of files
 
 
-def undisturbed(folder: Path, stages: Sequence[str]) -> dict[str, float]:
+def undisturbed(folder: Path, stages: Sequence[str], *more: str) -> dict[str, float]:
     """Runs the recipe in `folder`/exp. Keeps the state before and after each stage, and returns their seconds.
 
     Args:
         folder: for exp and its states.
-        stages: the first stages of the recipe.
+        stages: the stages, in their order.
+        more: overrides beside TINY.
     """
     exp, log = folder / "exp", folder / "undisturbed.log"
     exp.mkdir()
     seconds = {}
     for number, stage in enumerate(stages):
         shutil.copytree(exp, folder / f"state{number}")
-        seconds[stage] = finish(stage, exp, log)
+        seconds[stage] = finish(stage, exp, log, *more)
         print(f"{stage}: {seconds[stage]:.1f} s undisturbed", flush=True)
     shutil.copytree(exp, folder / f"state{len(stages)}")
     return seconds
 
 
-def varying_files(folder: Path, stages: Sequence[str]) -> list[str]:
+def varying_files(folder: Path, stages: Sequence[str], *more: str) -> list[str]:
     """Runs the recipe once more at the same place. Returns the files that differ from the first run.
 
     Args:
         folder: has exp and its states.
-        stages: the first stages of the recipe.
+        stages: the stages, in their order.
+        more: overrides beside TINY.
     """
     first = read_files(folder / f"state{len(stages)}")
     shutil.rmtree(folder / "exp")
     (folder / "exp").mkdir()
     for stage in stages:
-        finish(stage, folder / "exp", folder / "undisturbed.log")
+        finish(stage, folder / "exp", folder / "undisturbed.log", *more)
     second = read_files(folder / "exp")
     return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
 

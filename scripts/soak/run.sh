@@ -8,6 +8,7 @@
 #   processes       kills, pauses and cuts off real processes, and breaks their disk. Needs root
 #   other_users     another user of the host attacks a run. Needs root
 #   recipe_kills    kills every stage of a recipe, and compares with an undisturbed run
+#   dask_workers    kills Dask workers in every stage, and the scheduler. Needs the extra cluster
 #   readers         damages the files of every reader
 #   mistakes        mistakes of a first hour, on a small finished run
 # Each is a program, python -m scripts.soak.PART --help, and prints the command that repeats a failure. The last results
@@ -15,7 +16,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export OMP_NUM_THREADS=1
-[ $# -gt 0 ] || set -- virtual control control_mutants processes other_users recipe_kills readers mistakes
+[ $# -gt 0 ] || set -- virtual control control_mutants processes other_users recipe_kills dask_workers readers mistakes
 failed=()
 for part in "$@"; do
     begin=$SECONDS

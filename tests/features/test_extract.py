@@ -162,3 +162,25 @@ def test_a_short_set_is_one_archive(tmp_path: Path) -> None:
     write_set(tmp_path / "data", "train", [Recording.from_file(path)], [segment])
     extract_features(tmp_path / "data", tmp_path / "out", *LOGMEL, sets=["train"], jobs=4)
     assert [path.name for path in (tmp_path / "out").glob("train.*.ark")] == ["train.1.ark"]
+
+
+def test_what_a_killed_run_has_finished_is_kept_unless_it_is_damaged(data: Path, tmp_path: Path) -> None:
+    kind, options = MFCC
+    extract_features(data, tmp_path / "whole", kind, options, jobs=1)
+    out = tmp_path / "out"
+    finished = out / "finished"
+    finished.mkdir(parents=True)
+    [first, *_] = [
+        task for subset in ("train", "dev", "test") for task in extract.make_tasks(data, subset, out, RATE, False)
+    ]
+    extract.extract_once(first, options, finished)
+    first.archive.chmod(0o400)  # a sign that survives, as the archive is not written again
+    extract_features(data, out, kind, options, jobs=1)
+    assert first.archive.stat().st_mode & 0o777 == 0o400 and not finished.exists()
+    finished.mkdir()
+    (finished / f"{first.archive.name}.json").write_text("{")
+    extract_features(data, out, kind, options, jobs=1)
+    assert first.archive.stat().st_mode & 0o777 != 0o400
+    for path in (tmp_path / "whole").iterdir():
+        if path.suffix != ".gz":  # gzip headers contain the time
+            assert path.read_bytes() == (out / path.name).read_bytes(), path.name
