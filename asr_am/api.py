@@ -34,9 +34,10 @@ from asr_am.distributed.simulator import SimCluster
 from asr_am.distributed.team import Team
 from asr_am.errors import InputError
 from asr_am.network_export import export_network
-from asr_am.stages.app import corpus_dir, values
+from asr_am.stages.layout import corpus_dir
 from asr_am.stages.option_checks import check_jobs, compose_job
 from asr_am.stages.overrides import configurations
+from asr_am.stages.sections import values
 from asr_am.train.any_model import train_model
 from asr_am.transcribe import load_system
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -18,6 +19,13 @@ class InputError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
+
+
+EXIT_PREEMPTED = os.EX_TEMPFAIL  # 75: start the same command again
+
+
+class Preempted(Exception):
+    """The run was asked to end, as its machine is needed for something else. The same command continues it."""
 
 
 class ConnectionLost(InputError):

@@ -4,6 +4,7 @@
 # existing file or directory), value_options (one word), flag_options (NAME=VALUE, without argument).
 # shellcheck shell=bash
 set -euo pipefail
+trap : USR1 USR2                           # the stage that gets one saves a checkpoint and ends with status 75
 started_in=$PWD                            # paths in options are relative to it
 export ASR_AM_STARTED_IN=$PWD              # and those in files too, as a last resort
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

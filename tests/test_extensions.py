@@ -6,13 +6,13 @@ from math import inf
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.extensions import find_class
 from asr_am.stages.data import corpus_function, prepare
-from asr_am.stages.recipe_files import ROOT
+from asr_am.stages.resolvers import composing
 from asr_am.stages.train_config import TrainConfig, strategy_factory
 from asr_am.train.tracking import Tracker
 
@@ -25,7 +25,7 @@ STRATEGIES = "asr_am.distributed.strategies"
 def test_nothing_that_a_runs_config_names_is_called(group: str, option: str | None, tmp_path: Path) -> None:
     """Reads a run's config.yaml with a call of os.mkdir in place of the strategy, the tracker or an option of them."""
     saved = tmp_path / "config.yaml"
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with composing():
         OmegaConf.save(compose("config", ["strategy=sync", "learners=2", "launcher=process"]), saved, resolve=True)
     cfg = OmegaConf.load(saved)
     assert isinstance(cfg, DictConfig)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,16 @@ def test_imports_point_down(path: Path) -> None:
         assert own <= {"errors", "disk", "options", "extensions", "distributed"}, (
             "distributed must not import code for speech"
         )
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Imports within functions and for types count."""
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+    graph = {
+        module: {name if name in modules else name.rpartition(".")[0] for name in imports(path)} & modules.keys()
+        for module, path in modules.items()
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError with the circle
 
 
 def test_every_stage_has_its_module() -> None:

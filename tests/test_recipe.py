@@ -215,6 +215,37 @@ def test_killed_in_the_middle_of_stages_a_copy_ends_with_the_same_errors(exp: Pa
     assert word_errors(folder) == word_errors(exp)
 
 
+@pytest.mark.parametrize(("number", "launcher"), [(signal.SIGUSR1, "alone"), (signal.SIGTERM, "process")])
+def test_a_training_that_is_asked_to_end_saves_a_checkpoint_first(
+    exp: Path, tmp_path: Path, number: int, launcher: str
+) -> None:
+    """The signal goes to all processes, as Slurm's does. The training begins and is asked again."""
+    folder, said = tmp_path / "exp", tmp_path / "said.txt"
+    (folder / "minicts").mkdir(parents=True)
+    for made in ("data", "lang", "lm", "features", "align", "egs"):
+        (folder / "minicts" / made).symlink_to(exp / "minicts" / made)
+    more = ["train.epochs=1000", "train.checkpoint_every=100000", f"launcher={launcher}", "mmi.train=false"]
+    more += ["learners=2", "strategy=sync"] if launcher == "process" else []
+    checkpoints: list[str] = []
+    for _ in range(2):
+        command = [RUN, "--stage", "6", "--stop-stage", "6", f"exp={folder}", *TINY, *more]
+        with said.open("w") as output:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+        deadline = time.monotonic() + 120
+        while "training frames" not in said.read_text():
+            assert process.poll() is None and time.monotonic() < deadline, said.read_text()
+            time.sleep(0.05)
+        time.sleep(1)
+        os.killpg(process.pid, number)
+        status = process.wait()
+        assert status == (75 if number != signal.SIGTERM else -signal.SIGTERM), said.read_text()  # of bash itself
+        while "the same command continues" not in said.read_text():
+            assert time.monotonic() < deadline, said.read_text()
+            time.sleep(0.05)
+        checkpoints.append(max(path.name for path in folder.glob("minicts/train/*/checkpoints/checkpoint-?????????")))
+    assert checkpoints[0] < checkpoints[1] and f"resuming from {folder}" in said.read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

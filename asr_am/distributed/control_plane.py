@@ -162,6 +162,10 @@ class ControlPlane(Generic[V]):
         """Returns the sums over all batches done so far in the segment that the learner is in."""
         return self._queue(rank).totals
 
+    def stop(self, rank: int) -> None:
+        """Ends the segment that a learner is in with the batches that were handed out."""
+        self._queue(rank).stop()
+
     def record(self, rank: int) -> SegmentRecord:
         """Returns the record of the finished segment that the learner is in. Later deaths are in later records only."""
         self.members[rank].drained = True
@@ -233,6 +237,7 @@ class LeaseService(Protocol):
 
     def complete(self, completion: Completion, sums: LossSums) -> None: ...
     def totals(self, rank: int) -> LossSums: ...
+    def stop(self, rank: int) -> None: ...
     def record(self, rank: int) -> SegmentRecord: ...
 
 
@@ -257,6 +262,9 @@ class QueueLeases:
 
     def totals(self) -> LossSums:
         return self._service.totals(self._rank)
+
+    def stop(self, steps: int) -> None:
+        self._service.stop(self._rank)
 
     def record(self) -> SegmentRecord:
         return self._service.record(self._rank)

@@ -58,13 +58,17 @@ class RemoteLeases:
     def totals(self, rank: int) -> LossSums:
         return LossSums(*self._control.request("totals"))
 
+    def stop(self, rank: int) -> None:
+        self._control.request("stop")
+
     def record(self, rank: int) -> SegmentRecord:
         value = self._control.request("record")
+        segment = self._segment if value["end"] == self._segment.end else self._segment.until(value["end"])
         completions = value["completions"]
         if not isinstance(completions, tuple):  # it came as JSON, and not from the supervisor in this process
             completions = tuple(Completion(*row) for row in completions)
         released, lost = (tuple((a, b) for a, b in value[key]) for key in ("released", "lost"))
-        return SegmentRecord(self._segment, completions, released, lost)
+        return SegmentRecord(segment, completions, released, lost)
 
 
 def segment_to_json(segment: Segment) -> dict[str, Any]:
@@ -148,8 +152,8 @@ class CoordinatedBackend:
         rows = self._control.request("gather", kind=kind, values=values)
         return {int(rank): torch.tensor(row, dtype=torch.float64) for rank, row in rows.items()}
 
-    def restart_team(self, reason: str) -> NoReturn:
-        self._control.request("restart", reason=reason)  # not answered: the supervisor ends this process
+    def restart_team(self, reason: str, whole: bool) -> NoReturn:
+        self._control.request("restart", reason=reason, whole=whole)  # not answered: the supervisor ends this process
         raise RuntimeError("the supervisor has answered a request to restart the team")
 
     def confirm(self) -> None:

@@ -162,8 +162,15 @@ class Coordinator:
             self._answer(rank, request["id"], astuple(self._plane.totals(rank)))
         elif op == "record":
             record = self._plane.record(rank)
-            values = {"completions": record.completions, "released": record.released, "lost": record.lost}
+            values = {
+                "end": record.segment.end, "completions": record.completions, "released": record.released,
+                "lost": record.lost,
+            }  # fmt: skip
             self._answer(rank, request["id"], values)
+        elif op == "stop":
+            self._plane.stop(rank)
+            self._answer(rank, request["id"], None)
+            self._answer_leases()
         elif op == "gather":
             barrier = self._plane.arrive(rank, request["kind"], request["values"])
             self._pending_barriers[rank] = barrier, request["id"]

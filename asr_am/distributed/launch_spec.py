@@ -13,6 +13,7 @@ from asr_am.errors import InputError
 SUPERVISOR_SOCKET = "supervisor"  # in the private directory of a team on one host
 HEARTBEAT_TIMEOUT = 10.0  # seconds without an answer after which a host or a learner is lost
 EXIT_USER_ERROR = 1  # exit status of a learner that has reported an InputError
+EXIT_LOST = 71  # of a learner of a synchronous team that has lost another one: the team is started again
 EXIT_FAILURE = 70  # of any other failure: fault-tolerant strategies go on without the learner, and it is restarted
 
 
@@ -23,12 +24,13 @@ class LaunchSpec:
     Attributes:
         command: command line of a learner.
         learners: number of learners on each host.
-        synchronous: the strategy is synchronous: the first death ends the run.
+        synchronous: the strategy is synchronous: after a death the team starts again from the last checkpoint.
         nodes: number of hosts.
         node_rank: index of this host.
         address: host:port of the supervisor on host 0, None on a single host.
-        restart_after: seconds between the death of an asynchronous learner and its restart.
-        max_restarts: number of restarts of one learner.
+        restart_after: seconds between the death of a learner and its restart, or that of its synchronous team.
+        max_restarts: number of restarts within an hour, of one learner or of a synchronous team.
+        grace: seconds in which learners that are asked to end must have done so.
         timeout: seconds in which all hosts must connect.
         key: secret for encryption.
         private_dir: directory for sockets and store of a team on one host, which no other user can enter.
@@ -45,6 +47,7 @@ class LaunchSpec:
     address: str | None = None
     restart_after: float = 1.0
     max_restarts: int = 3
+    grace: float = 60.0
     timeout: float = 60.0
     key: str | None = None
     private_dir: Path | None = None
@@ -78,7 +81,12 @@ class LaunchSpec:
         return self.private_dir is None or (self.private_dir / SUPERVISOR_SOCKET).exists()
 
     def restart_seconds(self, rank: int, deaths: int) -> float | None:
-        """Returns the seconds until a learner is restarted that died `deaths` times before, or None for no restart."""
+        """Returns the seconds until a learner is restarted, None for no restart.
+
+        Args:
+            rank: the learner.
+            deaths: earlier deaths of the learner, or of its synchronous team, within an hour.
+        """
         if deaths >= self.max_restarts or not self.has_sockets():
             return None
         crash = next((crash for crash in self.faults.crashes if crash.learner == rank), None)

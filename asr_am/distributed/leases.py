@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -51,6 +51,11 @@ class Segment:
 
     def __len__(self) -> int:
         return self.end - self.begin
+
+    def until(self, end: int) -> Segment:
+        """Returns the segment cut before batch `end`."""
+        count = end - self.begin
+        return replace(self, end=end, frames=self.frames[:count], digests=self.digests[:count])
 
     def digest(self, batch: int) -> int:
         """Returns the identity of a batch, 0 if it has none."""
@@ -282,6 +287,14 @@ class Leases(Protocol):
         """Returns the sums of all learners in this segment so far. Synchronous learners call it at the same step."""
         ...
 
+    def stop(self, steps: int) -> None:
+        """Ends the segment with the batches that were handed out.
+
+        Args:
+            steps: steps that this learner has done in the segment. Synchronous learners call it after the same step.
+        """
+        ...
+
     def record(self) -> SegmentRecord:
         """Returns the record of the segment. Called by all learners after its end."""
         ...
@@ -338,6 +351,9 @@ class RoundRobinLeases:
         loss, correct, frames, batches = sum_rows(self._gather_all(torch.tensor(sums, dtype=torch.float64)))
         return LossSums(loss, correct, frames, int(batches))
 
+    def stop(self, steps: int) -> None:
+        self.segment = self.segment.until(min(self.segment.begin + steps * self._size, self.segment.end))
+
     def record(self) -> SegmentRecord:
         rows = self._gather_all(torch.tensor(self._done, dtype=torch.float64).reshape(-1))
         return SegmentRecord(self.segment, _completions_of(rows))
@@ -388,11 +404,13 @@ class LeaseQueue:
 
     Attributes:
         segment: the segment.
+        end: one past the last batch, that of the segment unless it is stopped.
         totals: sums over the completed batches.
         lost: (rank, incarnation) of each learner that died in this segment.
     """
 
     segment: Segment
+    end: int = field(init=False)
     _free: list[int] = field(init=False)  # a heap: batches taken back go out first
     _held: dict[int, tuple[int, int]] = field(init=False, default_factory=dict)  # batch: (owner, incarnation)
     _done: dict[int, Completion] = field(init=False, default_factory=dict)
@@ -403,10 +421,16 @@ class LeaseQueue:
 
     def __post_init__(self) -> None:
         self._free = list(range(self.segment.begin, self.segment.end))
+        self.end = self.segment.end
 
     @property
     def finished(self) -> bool:
-        return len(self._done) == len(self.segment)
+        return len(self._done) == self.end - self.segment.begin
+
+    def stop(self) -> None:
+        """Ends the segment with the last batch that was handed out. There is at least one."""
+        self.end = 1 + max(self.segment.begin, *self._held, *self._done)
+        self._free = sorted(batch for batch in self._free if batch < self.end)
 
     @property
     def any_done(self) -> bool:
@@ -461,10 +485,13 @@ class LeaseQueue:
     def record(self) -> SegmentRecord:
         """Returns the record of the finished segment. Raises RuntimeError if batches are not done."""
         if not self.finished:
-            raise RuntimeError(f"{len(self._done)} of {len(self.segment)} batches done, {len(self._held)} still held")
+            raise RuntimeError(
+                f"{len(self._done)} of {self.end - self.segment.begin} batches done, {len(self._held)} still held"
+            )
         if not self._completions:  # for all learners that ask
             self._completions = tuple(self._done[b] for b in sorted(self._done))
-        return SegmentRecord(self.segment, self._completions, tuple(self._released), tuple(self.lost))
+        segment = self.segment if self.end == self.segment.end else self.segment.until(self.end)
+        return SegmentRecord(segment, self._completions, tuple(self._released), tuple(self.lost))
 
 
 def step_loss_sums(step_result: StepResult) -> LossSums:

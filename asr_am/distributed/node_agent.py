@@ -9,7 +9,7 @@ from asr_am.distributed.coordinator import ControlMessage
 from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT, LaunchSpec
 from asr_am.distributed.leases import LearnerLost
 from asr_am.distributed.supervisor import POLL_INTERVAL, Clock, Workers
-from asr_am.errors import InputError
+from asr_am.errors import InputError, Preempted
 
 AGENT_TIMEOUT = 0.8  # of HEARTBEAT_TIMEOUT: a host that is cut off has ended its learners before they are replaced
 
@@ -58,6 +58,8 @@ class NodeAgent:
                         self._workers.start(message["rank"], message["incarnation"], run)
                     elif message.get("do") == "kill":
                         self._workers.kill(message["rank"])
+                    elif message.get("do") == "preempt":
+                        self._workers.preempt()
                     elif message.get("do") == "restart":
                         self._workers.end()
                         run = message["run"]
@@ -94,6 +96,8 @@ class NodeAgent:
 
     def _stop(self, message: ControlMessage) -> None:
         """Raises the error in a stop message, if there is one."""
+        if message.get("preempted"):
+            raise Preempted(message["error"])
         if message.get("lost") is not None:
             raise LearnerLost(message["lost"], message["error"])
         if message.get("error"):

@@ -8,19 +8,26 @@ simulator virtual ones.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from asr_am.distributed.coordinator import ControlMessage, Coordinator
-from asr_am.distributed.launch_spec import EXIT_USER_ERROR, HEARTBEAT_TIMEOUT, ExitStatus, LaunchSpec, describe
+from asr_am.distributed.launch_spec import (
+    EXIT_LOST,
+    EXIT_USER_ERROR,
+    HEARTBEAT_TIMEOUT,
+    ExitStatus,
+    LaunchSpec,
+    describe,
+)
 from asr_am.distributed.leases import LearnerLost
-from asr_am.errors import InputError
+from asr_am.errors import EXIT_PREEMPTED, InputError, Preempted
 
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL = 0.05  # seconds between two checks of the processes
+RESTART_WINDOW = 3600.0  # seconds in which deaths are counted
 
 
 class Workers(Protocol):
@@ -36,6 +43,10 @@ class Workers(Protocol):
 
     def kill(self, rank: int) -> None:
         """Kills a learner. `ended` reports it."""
+        ...
+
+    def preempt(self) -> None:
+        """Asks all learners to save a checkpoint and to end."""
         ...
 
     def end(self) -> None:
@@ -100,12 +111,16 @@ class Supervisor:
         new_run: returns the identity of a new team, 32 hexadecimal digits.
         addresses: sent to the agents on other hosts, with the identity.
         poll_interval: seconds between two checks of the processes, if nothing else happens.
+        preempted: returns True once the run is to save its state and to end.
     """
 
     def __init__(
         self, spec: LaunchSpec, server: Server, workers: Workers, clock: Clock, name: str, new_run: Callable[[], str],
         addresses: Mapping[str, Any], poll_interval: float = POLL_INTERVAL,
+        preempted: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
+        self._preempted = preempted
+        self._preempted_since: float | None = None  # a learner, or this process, has been asked to end
         self._spec, self._server, self._workers, self._clock, self._name = spec, server, workers, clock, name
         self._new_run, self._addresses, self._poll_interval = new_run, addresses, poll_interval
         self._run = new_run()
@@ -117,7 +132,7 @@ class Supervisor:
         self._running: set[int] = set()  # learners that are alive or will be restarted
         self._restarts: dict[int, float] = {}  # due time, by rank
         self._incarnations: dict[int, int] = {}  # newest incarnation that was started, by rank
-        self._deaths: Counter[int] = Counter()  # by rank
+        self._deaths: list[tuple[float, int]] = []  # time and rank
         self._requests = 0  # of learners to start the team again
         self._finished = False
         self._heartbeat_sent = 0.0
@@ -130,7 +145,12 @@ class Supervisor:
                 self._start(rank, 0)
             while self._running - (self._restarts.keys() if self._finished else set()):  # the rest has nothing to do
                 self._poll()
+            if self._preempted_since is not None:
+                raise Preempted("a checkpoint was written, and the same command continues from there")
             self._notify_hosts({"do": "stop"})
+        except Preempted as error:
+            self._notify_hosts({"do": "stop", "error": str(error), "preempted": True})
+            raise
         except LearnerLost as error:
             self._notify_hosts({"do": "stop", "error": error.reason, "lost": error.rank})
             raise
@@ -143,6 +163,7 @@ class Supervisor:
 
     def _poll(self) -> None:
         self._tick()
+        self._check_preemption()
         for connection, message in self._server.receive(self._seconds_to_wait()):
             self.handle(connection, message)
             self._tick()
@@ -150,7 +171,9 @@ class Supervisor:
         ended = self._workers.ended()
         if self._coordinator is not None:
             self._coordinator.finish(
-                end.rank for end in ended if end.status == 0 and end.incarnation == self._incarnations.get(end.rank)
+                end.rank
+                for end in ended
+                if end.status in (0, EXIT_PREEMPTED) and end.incarnation == self._incarnations.get(end.rank)
             )
         for exit_status in ended:
             self._on_end(exit_status, self._name)
@@ -160,6 +183,24 @@ class Supervisor:
                 del self._restarts[rank]
                 self._restart(rank)
         self._check_heartbeats(now)
+
+    def _check_preemption(self) -> None:
+        """Asks the learners to end if this process has been asked. Raises Preempted if they take too long."""
+        if self._preempted():
+            self._preempt()
+        if self._preempted_since is not None and self._clock.now() - self._preempted_since > self._spec.grace:
+            raise Preempted(
+                f"no checkpoint within {self._spec.grace:g} s (launcher.grace); the same command continues from the "
+                "one before"
+            )
+
+    def _preempt(self) -> None:
+        """Asks all learners to end, unless they were asked before."""
+        if self._preempted_since is None:
+            log.info("asked to end by a signal: the learners save a checkpoint")
+            self._preempted_since = self._clock.now()
+            self._workers.preempt()
+            self._notify_hosts({"do": "preempt"})
 
     def _seconds_to_wait(self) -> float:
         """Returns the seconds until something is due even if no message comes."""
@@ -182,15 +223,21 @@ class Supervisor:
         else:
             self._server.send(self._hosts[node].connection, {"do": "start", "rank": rank, "incarnation": incarnation})
 
+    def _schedule(self, rank: int, after: float) -> None:
+        """Schedules the start of a learner's next incarnation, in `after` seconds."""
+        self._running.add(rank)
+        self._incarnations[rank] += 1
+        self._restarts[rank] = self._clock.now() + after
+
     def _restart(self, rank: int) -> None:
-        assert self._coordinator is not None
-        log.info("restarting learner %d", rank)
-        incarnation = self._incarnations[rank] + 1
-        self._coordinator.expect(rank, incarnation)
+        incarnation = self._incarnations[rank]
+        if self._coordinator is not None:
+            log.info("restarting learner %d", rank)
+            self._coordinator.expect(rank, incarnation)
         self._start(rank, incarnation)
 
-    def _restart_team(self, reason: str) -> None:
-        """Ends all learners, and starts them again from the last checkpoint.
+    def _restart_team(self, reason: str, after: float = 0.0) -> None:
+        """Ends all learners, and starts them again from the last checkpoint, in `after` seconds.
 
         The new team has another identity. It rejects messages of the old one, and the old one's messages are ignored.
         """
@@ -201,11 +248,14 @@ class Supervisor:
         self._connections.clear()
         self._ranks.clear()
         self._last_heard.clear()
-        self._restarts.clear()
-        begin = {rank: self._incarnations[rank] + 1 for rank in sorted(self._running)}
-        self._coordinator = Coordinator(self._spec.size, self._send, begin)
-        for rank, incarnation in begin.items():
-            self._start(rank, incarnation)
+        for rank in sorted(self._running - self._restarts.keys()):
+            self._schedule(rank, after)
+        begin = {rank: self._incarnations[rank] for rank in sorted(self._restarts)}
+        if self._coordinator is not None:
+            self._coordinator = Coordinator(self._spec.size, self._send, begin)
+            self._restarts.clear()
+            for rank, incarnation in begin.items():
+                self._start(rank, incarnation)
 
     def _on_end(self, exit_status: ExitStatus, host: str) -> None:
         """Handles the end of a learner's process."""
@@ -214,27 +264,46 @@ class Supervisor:
         how = f"on {host} {describe(exit_status.status)}"
         self._last_heard.pop(exit_status.rank, None)
         self._running.discard(exit_status.rank)
-        if exit_status.status == 0:
+        if exit_status.status == EXIT_PREEMPTED:
+            self._preempt()
+        if exit_status.status == 0 or self._preempted_since is not None:
             self._finished = True
             if self._coordinator is not None:
                 self._coordinator.leave(exit_status.rank, None)
         elif exit_status.status == EXIT_USER_ERROR:
             raise InputError(f"learner {exit_status.rank} on {host} failed: see its message above")
         elif self._coordinator is None:
-            raise LearnerLost(exit_status.rank, how, own_error=exit_status.status > 0)
+            self._lose_in_step(exit_status, how)
         else:
-            deaths = self._deaths[exit_status.rank]
+            deaths = self._recent_deaths().count(exit_status.rank)
             self._lose(exit_status.rank, how, self._spec.restart_seconds(exit_status.rank, deaths))
+
+    def _recent_deaths(self) -> list[int]:
+        """Returns the rank of each death that counts against `LaunchSpec.max_restarts`."""
+        since = self._clock.now() - RESTART_WINDOW
+        return [rank for time, rank in self._deaths if time >= since]
+
+    def _lose_in_step(self, end: ExitStatus, how: str) -> None:
+        """Starts a synchronous team again, as it cannot go on without one of its learners.
+
+        Raises:
+            LearnerLost: that was done as often as allowed.
+        """
+        after = self._spec.restart_seconds(end.rank, len(self._recent_deaths()))
+        self._deaths.append((self._clock.now(), end.rank))
+        if after is None:
+            raise LearnerLost(end.rank, how, own_error=end.status > 0 and end.status != EXIT_LOST)
+        self._running, self._finished = set(range(self._spec.size)), False
+        self._restart_team(f"learner {end.rank} {how}", after)
 
     def _lose(self, rank: int, how: str, restart_after: float | None) -> None:
         """Removes a learner that died, and schedules its restart unless `restart_after` is None."""
         assert self._coordinator is not None
-        self._deaths[rank] += 1
+        self._deaths.append((self._clock.now(), rank))
         self._coordinator.leave(rank, how, gone=restart_after is None)
         if restart_after is not None:
             log.warning("learner %d %s; restarting it", rank, how)
-            self._restarts[rank] = self._clock.now() + restart_after
-            self._running.add(rank)
+            self._schedule(rank, restart_after)
         else:
             if not self._spec.has_sockets():
                 how += f" and cannot be restarted, as {self._spec.private_dir} was removed"
@@ -284,7 +353,8 @@ class Supervisor:
             return  # it has just died
         if message.get("op") == "restart":
             self._requests += 1
-            if self._requests > self._deaths.total():  # only a death can take weights away
+            lacks = message.get("whole") and self._running != set(range(self._spec.size))
+            if lacks or self._requests > len(self._deaths):  # only a death can take weights away
                 raise LearnerLost(rank, f"cannot go on: {message.get('reason')}")
             self._restart_team(f"learner {rank}: {message.get('reason')}")
             return

@@ -236,13 +236,15 @@ class Team(Group, Protocol):
         """Returns whether a learner has died and will not be restarted."""
         ...
 
-    def restart_team(self, reason: str) -> NoReturn:
+    def restart_team(self, reason: str, whole: bool = False) -> NoReturn:
         """Ends all learners, and starts them again from the last checkpoint. The call does not return.
 
-        For the loss of weights that no live learner has: batches done since the checkpoint are handed out again.
+        For the loss of weights that no live learner has, or of a learner that the others cannot do without. Batches
+        done since the checkpoint are handed out again.
 
         Args:
             reason: what was lost, for the log.
+            whole: the strategy cannot do without any of its learners.
 
         Raises:
             LearnerLost: the team cannot be restarted.
@@ -469,7 +471,7 @@ class SingleProcess:
     def is_gone(self, rank: int) -> bool:
         return False
 
-    def restart_team(self, reason: str) -> NoReturn:
+    def restart_team(self, reason: str, whole: bool = False) -> NoReturn:
         raise LearnerLost(0, reason)
 
     def confirm(self) -> None:

@@ -23,7 +23,6 @@ from datetime import date
 from importlib import import_module
 from pathlib import Path
 
-from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.data.textfile import write_lines
@@ -34,10 +33,12 @@ from asr_am.papers.members import WORK, Member, plain_name, recipe
 from asr_am.papers.plots import plot_table
 from asr_am.parallel import Failure, isolated_map
 from asr_am.report.markup import code, literal
-from asr_am.stages.app import check, corpus_dir, ends_on_signals, given_overrides, reports_errors, values
+from asr_am.stages.app import ends_on_signals, given_overrides, reports_errors
+from asr_am.stages.layout import corpus_dir
 from asr_am.stages.option_checks import TABLE, compose_job
 from asr_am.stages.recipe_files import CONF
-from asr_am.stages.resolvers import register_resolvers
+from asr_am.stages.resolvers import composing
+from asr_am.stages.sections import check, values
 from asr_am.stages.stage_log import start_logging
 
 log = logging.getLogger(__name__)
@@ -212,8 +213,7 @@ def main() -> None:
     with ends_on_signals("table"), reports_errors("table", overrides):
         if unknown := [word for word in sys.argv[1:] if word not in overrides]:
             raise InputError(f"{unknown[0]}: is no override of the form name=value")
-        register_resolvers()
-        with initialize_config_dir(str(CONF), version_base="1.3"):
+        with composing():
             cfg = compose_job(overrides)
             check(cfg)
             make_table(cfg, overrides)

@@ -13,6 +13,9 @@ from types import TracebackType
 
 from asr_am.parent_death import signal_on_parent_death
 
+PREEMPTION = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that ask for an early end. Training saves a checkpoint first (`distributed.runtime.preemption`)."""
+
 
 def _print_unless_interrupted(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     """Prints one line for Ctrl-C during the imports of a stage."""
@@ -26,6 +29,12 @@ def terminate_at_once(*_: object) -> None:
     """Ends the process with one line and exit status 143. For the time before and after the work of a stage."""
     os.write(2, b"ERROR terminated; the same command continues\n")
     os._exit(128 + signal.SIGTERM)
+
+
+def preempt_at_once(*_: object) -> None:
+    """Ends the process with one line and exit status 75, as there is no checkpoint to save."""
+    os.write(2, b"ERROR asked to end by a signal; the same command continues\n")
+    os._exit(os.EX_TEMPFAIL)
 
 
 def started_by_recipe() -> bool:
@@ -51,4 +60,6 @@ if sys.excepthook is sys.__excepthook__:
     sys.excepthook = _print_unless_interrupted
 if sys.argv[:1] == ["-m"]:  # `python -m` has not found its module yet
     signal.signal(signal.SIGTERM, terminate_at_once)
+    for _number in PREEMPTION:
+        signal.signal(_number, preempt_at_once)
     end_with_recipe()

@@ -13,8 +13,9 @@ from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.options import build, no_such_option
-from asr_am.stages.app import layout, stage, values
-from asr_am.stages.layout import Layout
+from asr_am.stages.app import stage
+from asr_am.stages.layout import Layout, layout
+from asr_am.stages.sections import values
 from asr_am.stages.target import Target
 
 KALDI = "kaldi"  # align.system of an imported one

@@ -17,28 +17,24 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hydra
-from hydra import initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from asr_am.data.ownership import check_corpus_dir
-from asr_am.errors import DISK_FULL, InputError, is_disk_full
-from asr_am.jobs.hosts import JobOptions
-from asr_am.options import build, check_name
+from asr_am.errors import DISK_FULL, EXIT_PREEMPTED, InputError, Preempted, is_disk_full
 from asr_am.parent_death import signal_on_parent_death
 from asr_am.progress import mute
-from asr_am.stages import end_with_recipe, started_by_recipe, terminate_at_once
-from asr_am.stages.layout import Layout
-from asr_am.stages.overrides import check_sweep, explain, given_overrides, home_hint, is_search, jobs_of, sweeps
+from asr_am.stages import PREEMPTION, end_with_recipe, preempt_at_once, started_by_recipe, terminate_at_once
+from asr_am.stages.layout import layout
+from asr_am.stages.overrides import check_sweep, explain, given_overrides, is_search, jobs_of, sweeps
 from asr_am.stages.recipe_files import CONF
-from asr_am.stages.resolvers import register_resolvers
+from asr_am.stages.resolvers import composing, register_resolvers
+from asr_am.stages.sections import check, job_options
 from asr_am.stages.stage_log import LogFile, start_logging
 
 if TYPE_CHECKING:
@@ -47,36 +43,8 @@ if TYPE_CHECKING:
     from asr_am.stages.target import Target
 
 
-@dataclass(frozen=True)
-class RecipeOptions:
-    """The options of conf/config.yaml that are in no section. They are explained there."""
-
-    exp: str
-    data_dir: str | None
-    speed_perturb: list[float]
-    speed_perturb_below: float
-    speed_perturb_gmms: bool
-    nj: int
-    learners: int
-    seed: int
-    systems: list[str]
-    lms: list[str]
-    rescore: bool
-    log_likelihoods: bool
-    lexicon_probs: bool
-    run: str
-
-    def __post_init__(self) -> None:
-        """Raises InputError if a value is out of range."""
-        for name, least in (("nj", 1), ("learners", 1), ("seed", 0), ("speed_perturb_below", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name}={getattr(self, name)}: must be at least {least}")
-        check_name("run", self.run)
-
-
 # Before numpy is imported: two threads on contended cores are far slower than one. Training sets its own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-register_resolvers()  # before a config is composed
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +84,7 @@ def stage(
         os.environ[LAUNCHED_BY] = str(os.getpid())
         overrides = given_overrides(sys.argv[1:])
         with ends_on_signals(name), reports_errors(name, overrides):
+            register_resolvers()  # before Hydra composes
             if sweeps(overrides):
                 check_before_sweep(targets, overrides)
                 os.environ[NUM_JOBS] = "" if is_search(overrides) else str(len(jobs_of(overrides)))
@@ -143,7 +112,7 @@ def check_before_sweep(targets: Callable[[DictConfig], list[Target]], overrides:
     """
     from asr_am.stages.option_checks import check_jobs
 
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         if not started_by_recipe():
             check_jobs(overrides)
         check_sweep(targets, overrides)
@@ -163,7 +132,7 @@ def log_table(table: Callable[[Sequence[DictConfig]], str] | None, overrides: Se
         return
     from asr_am.stages.option_checks import compose_job
 
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         log.info("%s", table([compose_job(job) for job in jobs_of(overrides)]))
 
 
@@ -225,6 +194,8 @@ def reports_errors(name: str, overrides: Sequence[str]) -> Iterator[None]:
         yield
     except (InputError, JobFailed) as error:
         end_stage(f"stage {name}: {error}", 1)
+    except Preempted as error:
+        end_stage(f"stage {name}: asked to end by a signal: {error}", EXIT_PREEMPTED)
     except (HydraException, OmegaConfBaseException) as error:
         end_stage(f"stage {name}: {explain(error, overrides)}", 1)
     except Exception as error:
@@ -265,21 +236,28 @@ NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 @contextmanager
 def ends_on_signals(name: str) -> Iterator[None]:
-    """Ends the process with one line and exit status 130 on Ctrl-C, 143 on SIGTERM. Ends it with a killed recipe."""
+    """Ends the process with one line: exit status 130 on Ctrl-C, 143 on SIGTERM or with a killed recipe, and 75 on
+    SIGUSR1 and SIGUSR2, which schedulers send before they take a machine away.
+    """
 
-    def terminate(*_: object) -> None:
-        sys.exit(128 + signal.SIGTERM)
+    def terminate(number: int, frame: object) -> None:
+        sys.exit(128 + number)
 
-    signal.signal(signal.SIGTERM, terminate)
+    for number in (signal.SIGTERM, *PREEMPTION):
+        signal.signal(number, terminate)
     end_with_recipe()
     try:
         yield
         signal.signal(signal.SIGTERM, terminate_at_once)
+        for number in PREEMPTION:
+            signal.signal(number, preempt_at_once)
     except KeyboardInterrupt:
         end_stage(f"stage {name}: interrupted; the same command continues", 128 + signal.SIGINT)
     except SystemExit as error:
         if error.code == 128 + signal.SIGTERM:
             end_stage(f"stage {name}: terminated; the same command continues", 128 + signal.SIGTERM)
+        if error.code in [128 + number for number in PREEMPTION]:
+            end_stage(f"stage {name}: asked to end by a signal; the same command continues", EXIT_PREEMPTED)
         raise
 
 
@@ -306,43 +284,6 @@ def _log_hint() -> str:
     return f" (log: {files[0]})" if files else ""
 
 
-def layout(cfg: DictConfig) -> Layout:
-    """Returns the paths of `exp/<corpus>`. Raises InputError as `corpus_dir`."""
-    return Layout(corpus_dir(cfg))
-
-
-def corpus_dir(cfg: DictConfig) -> Path:
-    """Returns `exp/<corpus>`, the directory of everything made from a corpus.
-
-    Raises:
-        InputError: corpus.name is missing or not a plain name.
-    """
-    if OmegaConf.is_missing(cfg.corpus, "name"):
-        raise InputError("corpus.name is needed: choose a name for this data")
-    return Path(cfg.exp) / check_name("corpus.name", cfg.corpus.name)
-
-
-def check(cfg: DictConfig) -> None:
-    """Raises InputError if an option in no section is of another type or out of range, or a name is not plain."""
-    if str(cfg.exp).startswith("~"):
-        raise InputError(home_hint("exp", str(cfg.exp)))
-    top = {field.name: cfg[field.name] for field in fields(RecipeOptions)}
-    lists = {name: OmegaConf.to_container(node, resolve=True) for name, node in top.items() if OmegaConf.is_list(node)}
-    build(RecipeOptions, top | lists, "")
-    for name in ("lm.name", "features.name", "align.system", "model.name", "strategy.name"):
-        check_name(name, OmegaConf.select(cfg, name))
-    for section in ("corpus.lms", "corpus.sets"):
-        for name in OmegaConf.select(cfg, section) or ():
-            check_name(section, name)
-    if not OmegaConf.is_missing(cfg.corpus, "name"):
-        check_corpus_dir(corpus_dir(cfg))
-
-
-def job_options(cfg: DictConfig) -> JobOptions:
-    """Returns the options of group `jobs`. Raises InputError if one is unknown, of another type or does not fit."""
-    return build(JobOptions, values(cfg.jobs), "jobs")
-
-
 def job_hosts(cfg: DictConfig) -> AbstractContextManager[None]:
     """Returns the context in which parallel maps run on the hosts of group `jobs`."""
     options = job_options(cfg)
@@ -352,10 +293,3 @@ def job_hosts(cfg: DictConfig) -> AbstractContextManager[None]:
     from asr_am.parallel import on_hosts
 
     return on_hosts(JobPool(options, layout(cfg).logs / "jobs"))
-
-
-def values(node: DictConfig) -> dict[str, Any]:
-    """Returns a config node as a plain dict, interpolations resolved."""
-    plain = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}

@@ -7,12 +7,10 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from hydra import initialize_config_dir
-
 from asr_am.stages.app import ends_on_signals, reports_errors
 from asr_am.stages.option_checks import check_jobs
 from asr_am.stages.overrides import TargetsFn, check_sweep, late_overrides
-from asr_am.stages.recipe_files import CONF
+from asr_am.stages.resolvers import composing
 
 STAGES = ("data", "lang", "features", "align", "speaker", "egs", "train")  # those after it use the name of the run
 TRAIN = STAGES.index("train")
@@ -31,7 +29,7 @@ def check_recipe(first: int, last: int, overrides: Sequence[str]) -> None:
         InputError: an option is wrong, or jobs of a sweep would overwrite each other's training.
     """
     functions: list[TargetsFn] = [import_module(f"asr_am.stages.{name}").targets for name in STAGES]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         check_jobs(overrides)
         if first <= TRAIN <= last:
             check_sweep(functions[TRAIN], overrides)

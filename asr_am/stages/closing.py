@@ -10,12 +10,13 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from omegaconf import DictConfig
 
-from asr_am.stages.app import ends_on_signals, layout, reports_errors
+from asr_am.stages.app import ends_on_signals, reports_errors
+from asr_am.stages.layout import layout
 from asr_am.stages.overrides import first_values
-from asr_am.stages.recipe_files import CONF
+from asr_am.stages.resolvers import composing
 from asr_am.stages.systems import plans
 
 
@@ -53,7 +54,7 @@ def closing_lines(cfg: DictConfig, corpus: str, overrides: Sequence[str]) -> lis
 def main() -> None:
     """Prints the lines."""
     corpus, overrides = sys.argv[1].partition("=")[2], sys.argv[2:]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         cfg = compose("config", overrides=first_values([f"corpus={corpus}", *overrides]))
     for line in closing_lines(cfg, corpus, overrides):
         print(line)

@@ -16,8 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.extensions import find_function
-from asr_am.stages.app import layout, stage, values
+from asr_am.stages.app import stage
+from asr_am.stages.layout import layout
 from asr_am.stages.recipe_files import make_local_importable
+from asr_am.stages.sections import values
 from asr_am.stages.target import Target
 
 log = logging.getLogger(__name__)

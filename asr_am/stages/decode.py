@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +15,15 @@ from asr_am import disk
 from asr_am.errors import InputError
 from asr_am.options import build, choices
 from asr_am.stages.align import graph_lang
-from asr_am.stages.app import layout, stage, values
-from asr_am.stages.egs import input_dirs
-from asr_am.stages.layout import Layout
+from asr_am.stages.app import stage
+from asr_am.stages.layout import Layout, input_dirs, layout
 from asr_am.stages.mmi import mmi_section
+from asr_am.stages.sections import DecodeSection, values
 from asr_am.stages.systems import (
     SYSTEMS,
     Chosen,
     SystemPlan,
     chosen_on_dev,
-    graph_dir,
     language_models,
     lm_scale_grid,
     lm_scales,
@@ -40,25 +39,6 @@ if TYPE_CHECKING:
     from asr_am.decode.system import System
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class DecodeSection:
-    """The options of section `decode`. They are explained in conf/config.yaml."""
-
-    self_loop_scale: float
-    search: Mapping[str, float]
-    lm_weights: Sequence[float]
-    insertion_penalties: Sequence[float]
-    nbest: int
-    windows: Sequence[str]
-
-    def __post_init__(self) -> None:
-        """Raises InputError if a value is out of range."""
-        if self.nbest < 0 or self.self_loop_scale < 0:
-            raise InputError("decode.nbest and decode.self_loop_scale must not be negative")
-        if not self.windows:
-            raise InputError("decode.windows: is empty; give at least one window, for instance 21/10")
 
 
 def targets(cfg: DictConfig) -> list[Target]:
@@ -84,24 +64,24 @@ def graph_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
         model = Path(cfg.align.dir) / "final.mdl"
         inputs = [paths.lang(), Path(source), model]
         return Target(
-            graph_dir(cfg, system, lm), inputs, {"kaldi": True}, partial(kaldi_graph, paths, Path(source), model)
+            paths.graph(system.gmm, lm), inputs, {"kaldi": True}, partial(kaldi_graph, paths, Path(source), model)
         )
     lang = graph_lang(cfg)
     inputs = [lang, paths.lm(lm), paths.align]
-    return Target(graph_dir(cfg, system, lm), inputs, options, partial(graph, paths, lang, system.gmm, lm, options))
+    return Target(paths.graph(system.gmm, lm), inputs, options, partial(graph, paths, lang, system.gmm, lm, options))
 
 
 def decode_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     """Returns the decoding run of a system with an LM, on dev and test."""
     paths = layout(cfg)
     grid, options = lm_scale_grid(cfg), values(cfg.decode)
-    inputs = [paths.data, paths.align, *input_dirs(cfg, system.features), graph_dir(cfg, system, lm)]
+    inputs = [paths.data, paths.align, *input_dirs(cfg, system.features), paths.graph(system.gmm, lm)]
     inputs += [run for run in (system.model, system.start) if run]
     key = options | ({"network_windows": list(system.windows)} if system.windows else {})
     scale = {"self_loop_scale": cfg.decode.self_loop_scale}
     unseen_graph = partial(graph, paths, graph_lang(cfg), system.gmm, f"{lm}/unseen", scale)
     build_run = partial(
-        decode, paths, system, lm, graph_dir(cfg, system, lm), unseen_graph, grid, options, cfg.nj, cfg.train.device
+        decode, paths, system, lm, paths.graph(system.gmm, lm), unseen_graph, grid, options, cfg.nj, cfg.train.device
     )
     return Target(paths.decoded(f"{system.name}_{lm}"), inputs, key, build_run, version=5)
 

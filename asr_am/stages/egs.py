@@ -6,37 +6,18 @@ For sequence training also the denominator graph, exp/<corpus>/egs/denominator-<
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from omegaconf import DictConfig
 
-from asr_am.errors import InputError
-from asr_am.features.fusion import base_of
 from asr_am.options import build
-from asr_am.stages.app import layout, stage, values
-from asr_am.stages.layout import Layout
-from asr_am.stages.mmi import denominator_path
+from asr_am.stages.app import stage
+from asr_am.stages.layout import Layout, denominator_path, egs_dir, input_dirs, layout
+from asr_am.stages.sections import EgsOptions, values
 from asr_am.stages.target import Target
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class EgsOptions:
-    """The options of section `egs`. They are explained in conf/config.yaml."""
-
-    chunk: int
-    dtype: Literal["float16", "float32"]
-    shard_frames: int
-
-    def __post_init__(self) -> None:
-        """Raises InputError if a value is out of range."""
-        for name in ("chunk", "shard_frames"):
-            if getattr(self, name) < 1:
-                raise InputError(f"egs.{name}={getattr(self, name)}: must be at least 1")
 
 
 def targets(cfg: DictConfig) -> list[Target]:
@@ -53,16 +34,6 @@ def targets(cfg: DictConfig) -> list[Target]:
         return [examples]
     align_dir = paths.align / system
     return [examples, Target(denominator_path(cfg).parent, [paths.align], {}, partial(denominator, align_dir))]
-
-
-def input_dirs(cfg: DictConfig, kind: str) -> list[Path]:
-    """Returns the directory of each feature kind that `kind` joins by `+`."""
-    return [layout(cfg).features / base_of(stream) for stream in kind.split("+")]
-
-
-def egs_dir(cfg: DictConfig) -> Path:
-    """Returns the directory of the examples."""
-    return layout(cfg).egs(cfg.features.name, cfg.align.system)
 
 
 def pair(paths: Layout, options: dict, jobs: int, out: Path) -> None:

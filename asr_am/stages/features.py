@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,26 +12,13 @@ from omegaconf import DictConfig
 from asr_am.errors import InputError
 from asr_am.features.fusion import IVECTOR, base_of, stack_of
 from asr_am.options import build, choices
-from asr_am.stages.app import layout, stage, values
+from asr_am.stages.app import stage
+from asr_am.stages.layout import layout
+from asr_am.stages.sections import FeatureOptions, values
 from asr_am.stages.target import Target
 
 if TYPE_CHECKING:
     from asr_am.features.kinds import FeatureKind
-
-
-@dataclass(frozen=True)
-class FeatureOptions:
-    """The options of group `features`. They are explained in its files.
-
-    Attributes:
-        name: kind of the network's features.
-        kinds: options of each kind that this stage makes.
-        random_phase: whether stacks of frames begin at different frames of an utterance.
-    """
-
-    name: str
-    kinds: Mapping[str, Any]
-    random_phase: bool = False
 
 
 def targets(cfg: DictConfig) -> list[Target]:

@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from omegaconf import DictConfig
 
-from asr_am.errors import InputError
 from asr_am.options import build
-from asr_am.stages.app import layout, stage, values
+from asr_am.stages.app import stage
+from asr_am.stages.layout import layout
+from asr_am.stages.sections import LangOptions, NgramOptions, values
 from asr_am.stages.target import Target
-
-
-@dataclass(frozen=True)
-class LangOptions:
-    """The options of `corpus.lang`: those of `prepare_lang` and `check_transcripts`."""
-
-    position_dependent: bool
-    silence_prob: float
-    oov: Literal["unk", "error"]
-
-    def __post_init__(self) -> None:
-        """Raises InputError if a value is out of range."""
-        if not 0 <= self.silence_prob < 1:
-            raise InputError(f"corpus.lang.silence_prob={self.silence_prob}: must be at least 0 and below 1")
-
-
-@dataclass(frozen=True)
-class NgramOptions:
-    """The options of an LM in `corpus.lms`: those of `prepare_lm`."""
-
-    order: int | None = None
-    arpa: str | None = None
-    text: str | None = "train"
-    max_ngrams: int | None = None
-    min_count: int = 1
 
 
 def targets(cfg: DictConfig) -> list[Target]:

@@ -23,6 +23,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from omegaconf import DictConfig, OmegaConf
+
+from asr_am.errors import InputError
+from asr_am.features.fusion import base_of
+from asr_am.options import check_name
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -95,3 +101,39 @@ class Layout:
     @property
     def results(self) -> Path:
         return self.root / "RESULTS.md"
+
+
+def layout(cfg: DictConfig) -> Layout:
+    """Returns the paths of `exp/<corpus>`. Raises InputError as `corpus_dir`."""
+    return Layout(corpus_dir(cfg))
+
+
+def corpus_dir(cfg: DictConfig) -> Path:
+    """Returns `exp/<corpus>`, the directory of everything made from a corpus.
+
+    Raises:
+        InputError: corpus.name is missing or not a plain name.
+    """
+    if OmegaConf.is_missing(cfg.corpus, "name"):
+        raise InputError("corpus.name is needed: choose a name for this data")
+    return Path(cfg.exp) / check_name("corpus.name", cfg.corpus.name)
+
+
+def input_dirs(cfg: DictConfig, kind: str) -> list[Path]:
+    """Returns the directory of each feature kind that `kind` joins by `+`."""
+    return [layout(cfg).features / base_of(stream) for stream in kind.split("+")]
+
+
+def egs_dir(cfg: DictConfig) -> Path:
+    """Returns the directory of the examples."""
+    return layout(cfg).egs(cfg.features.name, cfg.align.system)
+
+
+def run_dir(cfg: DictConfig) -> Path:
+    """Returns the directory of the training run."""
+    return layout(cfg).run(cfg.run)
+
+
+def denominator_path(cfg: DictConfig) -> Path:
+    """Returns the file of the denominator graph, which stage egs makes."""
+    return layout(cfg).denominator(cfg.align.system) / "graph.npz"

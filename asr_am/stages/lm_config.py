@@ -2,57 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.options import build
-from asr_am.stages.app import layout, values
-from asr_am.stages.layout import Layout
+from asr_am.stages.layout import Layout, layout
+from asr_am.stages.sections import LmSection, values
 from asr_am.stages.train_config import TrainConfig
 
 if TYPE_CHECKING:
     from asr_am.train.lm import HeldOutText, LmOptions
     from asr_am.train.train_options import TrainOptions
     from asr_am.train.trainable import Trainable
-
-LAUNCHERS = ("alone", "virtual", "process")
-
-
-@dataclass(frozen=True)
-class LmSection:
-    """The options of group `lm`. They are explained in its files."""
-
-    name: str
-    text: str
-    units: Literal["word", "sentencepiece"]
-    pieces: int
-    lattice: Mapping[str, Any]
-    learners: int
-    launcher: Mapping[str, Any]
-    strategy: Mapping[str, Any]
-    model: Mapping[str, Any]
-    train: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        """Raises InputError if a value is out of range."""
-        for name in ("pieces", "learners"):
-            if getattr(self, name) < 1:
-                raise InputError(f"lm.{name}={getattr(self, name)}: must be at least 1")
-        launcher = self.launcher["name"]
-        if launcher not in LAUNCHERS:
-            raise InputError(f"launcher@lm.launcher={launcher}: must be one of {', '.join(LAUNCHERS)}")
-        if launcher == "alone" and self.learners > 1:
-            raise InputError(
-                f"lm.learners={self.learners} need launcher@lm.launcher=process or launcher@lm.launcher=virtual"
-            )
-        if self.launcher.get("nodes", 1) != 1:
-            raise InputError(f"lm.launcher.nodes={self.launcher['nodes']}: a language model trains on one host")
 
 
 def lm_config(cfg: DictConfig, out: Path) -> TrainConfig:

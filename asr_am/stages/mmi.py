@@ -6,46 +6,16 @@ learners, launcher, optimizer.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.features.fusion import stack_of
 from asr_am.options import build
-from asr_am.stages.app import layout, values
+from asr_am.stages.layout import run_dir
+from asr_am.stages.sections import MmiSection, values
 from asr_am.train.schedule import for_batch, make_schedule
 
 MMI = "mmi"  # section, and part of the run's name
-
-
-@dataclass(frozen=True)
-class MmiSection:
-    """The options of section `mmi`. They are explained in conf/config.yaml."""
-
-    train: bool
-    epochs: int
-    chunk: int
-    batch_size: int
-    rate: float
-    anneal: float
-    acoustic_scale: float
-    ce_weight: float
-    windows: Sequence[str]
-
-    def __post_init__(self) -> None:
-        """Raises InputError if a value is out of range."""
-        for name in ("epochs", "chunk", "batch_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"mmi.{name}={getattr(self, name)}: must be at least 1")
-        for name in ("rate", "anneal"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InputError(f"mmi.{name}={getattr(self, name)}: must be above 0")
-        if not self.windows:
-            raise InputError("mmi.windows: is empty; give at least one window, for instance 63/31")
 
 
 def mmi_section(cfg: DictConfig) -> MmiSection:
@@ -94,13 +64,3 @@ def mmi_config(cfg: DictConfig) -> DictConfig:
     schedule = {"base": first * section.rate, "anneal_from": 2, "anneal": section.anneal}
     OmegaConf.update(current, "schedule", schedule, merge=False)
     return current
-
-
-def run_dir(cfg: DictConfig) -> Path:
-    """Returns the directory of the training run."""
-    return layout(cfg).run(cfg.run)
-
-
-def denominator_path(cfg: DictConfig) -> Path:
-    """Returns the file of the denominator graph, which stage egs makes."""
-    return layout(cfg).denominator(cfg.align.system) / "graph.npz"

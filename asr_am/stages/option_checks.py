@@ -18,9 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.options import choices, nearest
-from asr_am.stages.app import RecipeOptions, check, job_options, layout
+from asr_am.stages.layout import layout
 from asr_am.stages.overrides import jobs_of
 from asr_am.stages.recipe_files import CONF
+from asr_am.stages.sections import RecipeOptions, check, job_options
 from asr_am.stages.train_config import with_schedule
 
 GROUPS = ("align", "cluster", "corpus", "features", "ivectors", "jobs", "launcher", "lm", "logger", "model", "schedule",

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from asr_am.errors import InputError
 from asr_am.options import choices, nearest
 from asr_am.stages.recipe_files import CONF
+from asr_am.stages.resolvers import composing
 from asr_am.stages.target import Target, made_from
 
 OTHER_NAMES = {  # what other toolkits call an option
@@ -169,7 +170,7 @@ def configurations(overrides: Sequence[str] = ()) -> Iterator[None]:
         overrides: those to find misspelt names in.
     """
     try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
+        with composing():
             yield
     except (HydraException, OmegaConfBaseException) as error:
         raise InputError(explain(error, overrides)) from error
@@ -227,7 +228,7 @@ def _option_names(overrides: Sequence[str]) -> list[str]:
     chosen = [
         text for text, (key, _, name) in zip(overrides, pairs, strict=True) if (CONF / key / f"{name}.yaml").is_file()
     ]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         plain = OmegaConf.to_container(compose("config", overrides=chosen), resolve=False)
     return list(_dotted(plain, ""))
 

@@ -21,17 +21,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra import initialize_config_dir
 from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.features.fusion import base_of, stack_of, streams_of
-from asr_am.stages.app import ends_on_signals, layout, reports_errors, values
+from asr_am.stages.app import ends_on_signals, reports_errors
 from asr_am.stages.features import made_kind
+from asr_am.stages.layout import layout
 from asr_am.stages.mmi import mmi_config
 from asr_am.stages.option_checks import compose_job
-from asr_am.stages.recipe_files import CONF
-from asr_am.stages.resolvers import hours_of, register_resolvers
+from asr_am.stages.resolvers import composing, hours_of
+from asr_am.stages.sections import values
 from asr_am.stages.systems import GMM_FEATURES, lm_scale_grid
 
 if TYPE_CHECKING:
@@ -280,8 +280,7 @@ def table(needs: Sequence[Need]) -> list[str]:
 def main(overrides: Sequence[str]) -> None:
     """Prints the plan of a recipe with these overrides."""
     with ends_on_signals("plan"), reports_errors("plan", overrides):
-        register_resolvers()
-        with initialize_config_dir(str(CONF), version_base="1.3"):
+        with composing():
             cfg = compose_job(list(overrides))
         needs, known = plan(cfg)
         print("\n".join(table(needs)))

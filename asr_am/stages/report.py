@@ -14,9 +14,10 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from asr_am.stages.app import layout, stage, values
-from asr_am.stages.layout import Layout
+from asr_am.stages.app import stage
+from asr_am.stages.layout import Layout, layout
 from asr_am.stages.recipe_files import ROOT
+from asr_am.stages.sections import values
 from asr_am.stages.target import Target
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.options import build
-from asr_am.stages.app import layout, stage, values
-from asr_am.stages.layout import Layout
+from asr_am.stages.app import stage
+from asr_am.stages.layout import Layout, layout
 from asr_am.stages.lm_config import find_text, held_out, lm_config
+from asr_am.stages.sections import values
 from asr_am.stages.systems import language_models, lm_scale_grid, plans, scales_to_try
 from asr_am.stages.target import Target
 from asr_am.stages.train import check_strategy, start

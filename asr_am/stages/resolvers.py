@@ -12,15 +12,18 @@ from __future__ import annotations
 import atexit
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from hydra import initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from asr_am import disk
 from asr_am.errors import InputError
 from asr_am.stages.installed import register_installed
+from asr_am.stages.recipe_files import CONF
 
 
 def hours_of(data_dir: str) -> float:
@@ -65,6 +68,14 @@ def temporary_dir() -> str:
     folder = tempfile.mkdtemp(prefix="asr_am-")
     atexit.register(disk.remove, Path(folder))
     return folder
+
+
+@contextmanager
+def composing() -> Iterator[None]:
+    """Lets configurations be composed, with these resolvers and the choices of installed packages."""
+    register_resolvers()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
 
 
 def register_resolvers() -> None:

@@ -13,18 +13,18 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from asr_am.errors import InputError
 from asr_am.options import build
-from asr_am.stages.app import layout, stage, values
-from asr_am.stages.layout import Layout
+from asr_am.stages.app import stage
+from asr_am.stages.layout import Layout, layout
 from asr_am.stages.rescore import mixture_name
+from asr_am.stages.sections import ScoreOptions, values
 from asr_am.stages.systems import SystemPlan, language_models, plans
 from asr_am.stages.target import Target, git_commit
 
@@ -37,19 +37,6 @@ log = logging.getLogger(__name__)
 SPEAKER_COLUMNS = (
     "sentences", "words", "correct", "substitutions", "deletions", "insertions", "errors", "sentence_errors", "wer",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ScoreOptions:
-    """The options of section `score`. They are explained in conf/config.yaml."""
-
-    subsets: Mapping[str, str]
-    bootstrap: int
-
-    def __post_init__(self) -> None:
-        """Raises InputError if a value is out of range."""
-        if self.bootstrap < 1:
-            raise InputError(f"score.bootstrap={self.bootstrap}: must be a whole number of resamples, at least 1")
 
 
 def targets(cfg: DictConfig) -> list[Target]:

@@ -20,10 +20,11 @@ from asr_am import disk
 from asr_am.errors import InputError
 from asr_am.options import build, choices
 from asr_am.stages.align import kaldi_extractor, kaldi_ivectors
-from asr_am.stages.app import layout, stage, values
+from asr_am.stages.app import stage
 from asr_am.stages.decode import graph_target
-from asr_am.stages.layout import Layout
-from asr_am.stages.systems import SystemPlan, graph_dir
+from asr_am.stages.layout import Layout, layout
+from asr_am.stages.sections import values
+from asr_am.stages.systems import SystemPlan
 from asr_am.stages.target import Target
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def targets(cfg: DictConfig) -> list[Target]:
         made.append(Target(paths.features / "lda", [paths.align], {}, partial(copy_matrix, paths.align / "lda_mllt")))
     if GMM in cfg.align:
         plan, lm = SystemPlan(GMM, GMM, "fmllr", None, None), cfg.speaker.lm or next(iter(cfg.corpus.lms))
-        graph = graph_dir(cfg, plan, lm)
+        graph = paths.graph(GMM, lm)
         inputs = [paths.lang(), paths.features / "mfcc", paths.align, graph]
         options = values(cfg.speaker) | {"sets": [name for name in cfg.corpus.sets if name != "train"]}
         build_fmllr = partial(adapt, paths, graph, options, cfg.nj)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, ListConfig
 
 from asr_am.errors import InputError
-from asr_am.stages.app import layout
+from asr_am.stages.layout import layout
 from asr_am.stages.mmi import mmi_run
 
 if TYPE_CHECKING:
@@ -142,8 +142,3 @@ def language_models(cfg: DictConfig) -> list[str]:
                 f"lms: {name!r} is no LM of corpus {cfg.corpus.name}; choose from {', '.join(cfg.corpus.lms)}"
             )
     return list(cfg.lms)
-
-
-def graph_dir(cfg: DictConfig, system: SystemPlan, lm: str) -> Path:
-    """Returns the directory of a decoding graph, shared by all systems with the same states."""
-    return layout(cfg).graph(system.gmm, lm)

@@ -29,20 +29,17 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.data.ownership import DONE
+from asr_am.distributed.runtime.preemption import noting
 from asr_am.distributed.runtime.slurm import slurm_environment
 from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.errors import InputError
 from asr_am.options import choices
-from asr_am.stages.app import stage, values
-from asr_am.stages.egs import egs_dir
-from asr_am.stages.mmi import denominator_path, mmi_config, run_dir
+from asr_am.stages.app import stage
+from asr_am.stages.layout import denominator_path, egs_dir, run_dir
+from asr_am.stages.mmi import mmi_config
+from asr_am.stages.sections import values
 from asr_am.stages.target import Target, held_locks
-from asr_am.stages.train_config import (
-    TrainConfig,
-    num_dedicated_servers,
-    schedule_values,
-    with_schedule,
-)
+from asr_am.stages.train_config import TrainConfig, num_dedicated_servers, schedule_values, with_schedule
 from asr_am.stages.train_worker import run_worker
 from asr_am.train.identity import run_identity
 
@@ -201,7 +198,8 @@ def train_alone(config: TrainConfig) -> None:
     from asr_am.distributed.team import SingleProcess
     from asr_am.train.trainer import train_run
 
-    train_run(config.make_run(), SingleProcess())
+    with noting(config.launch_options.signals):
+        train_run(config.make_run(), SingleProcess())
 
 
 def train_simulated(config: TrainConfig) -> None:

@@ -14,9 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from asr_am.errors import InputError
 from asr_am.extensions import find_class
 from asr_am.options import build, check_types
-from asr_am.stages.app import values
-from asr_am.stages.egs import egs_dir
-from asr_am.stages.mmi import denominator_path
+from asr_am.stages.layout import denominator_path, egs_dir
+from asr_am.stages.sections import LaunchOptions, values
 from asr_am.stages.target import KEY, git_commit
 from asr_am.train.schedule import for_batch
 
@@ -29,33 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PARALLAX = "asr_am.parallax.strategy.Parallax"
-
-
-@dataclass(frozen=True)
-class LaunchOptions:
-    """Options of conf/launcher, for the launchers that start or join processes.
-
-    Attributes:
-        nodes: hosts.
-        node_rank: number of this host.
-        address: host:port of node 0.
-        max_restarts: restarts of each learner.
-        restart_after: seconds before a restart.
-        timeout: seconds to wait for the others at the start.
-        key_file: shared secret of all hosts.
-        encrypt: what to encrypt, see conf/launcher.
-        share_gpus: several learners of a host may compute on one GPU.
-    """
-
-    nodes: int = 1
-    node_rank: int = 0
-    address: str | None = None
-    max_restarts: int = 3
-    restart_after: float = 1.0
-    timeout: float = 60.0
-    key_file: str | None = None
-    encrypt: bool | None = None
-    share_gpus: bool = False
 
 
 @dataclass(frozen=True)

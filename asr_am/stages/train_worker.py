@@ -16,8 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.data.checksums import intact
 from asr_am.distributed.launch_spec import EXIT_FAILURE, EXIT_USER_ERROR
+from asr_am.distributed.runtime.preemption import noting
 from asr_am.distributed.runtime.worker_process import end_process, set_parent_death_signal
-from asr_am.errors import ConnectionLost, InputError
+from asr_am.errors import EXIT_PREEMPTED, ConnectionLost, InputError, Preempted
 from asr_am.stages.app import disk_problem
 from asr_am.stages.lm_config import lm_config
 from asr_am.stages.stage_log import start_logging
@@ -33,8 +34,12 @@ def run_worker(config: TrainConfig) -> None:
     """Trains as the learner that the environment of this process names."""
     from asr_am.train.trainer import train_run
 
-    team = connect_team(config)
-    train_run(config.make_run(team.rank), team, config.cluster.faults)
+    signals = config.launch_options.signals
+    if "ASR_AM_LAUNCHER" in os.environ:  # which sends SIGUSR1 then, and SIGTERM to end all at once
+        signals = ("USR1", *(name for name in signals if name == "USR2"))
+    with noting(signals):
+        team = connect_team(config)
+        train_run(config.make_run(team.rank), team, config.cluster.faults)
 
 
 def connect_team(config: TrainConfig) -> Team:
@@ -70,7 +75,7 @@ def read_config(path: Path) -> TrainConfig:
 
 
 def main() -> None:
-    """Runs the program. The exit status is 0, 1 after a user's mistake, or EXIT_FAILURE."""
+    """Runs the program. The exit status is 0, 1 after a user's mistake, or one of `launch_spec`."""
     path = Path(sys.argv[1])
     rank = os.environ.get("RANK", "0")
     corpus = path.absolute().parents[2]  # of exp/<corpus>/train/<run>/config.yaml
@@ -93,6 +98,9 @@ def report_failure(error: Exception, rank: str, out: Path) -> int:
         rank: its rank.
         out: directory of the run.
     """
+    if isinstance(error, Preempted):
+        log.debug("learner %s: %s", rank, error)  # the launcher says it
+        return EXIT_PREEMPTED
     if isinstance(error, InputError):
         log.error("learner %s: %s", rank, error)
         return EXIT_FAILURE if isinstance(error, ConnectionLost) else EXIT_USER_ERROR

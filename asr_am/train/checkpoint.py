@@ -4,11 +4,6 @@ A checkpoint is a directory with `run.pt`, the progress of the run, and a `learn
 weights, its optimizer and the rest of its strategy's state. Where replicas are equal, only the first learner's file has
 weights and optimizer. After an epoch that is the best so far it has a `best.pt`.
 It is written under a temporary name and renamed when all parts are on disk. The last two are kept.
-
-Leaders follow each other in *terms*, numbered by the files `.term-<number>`, which name the launch and the leader. Only
-one leader can create the file of a term, and only that of the newest term may write. It removes the temporary files of
-all others. What an earlier leader was about to do, stopped between its last check and a rename, then fails. A launch
-whose term is followed by one of a later launch claims none any more, whichever of its learners would be the leader.
 """
 
 from __future__ import annotations
@@ -16,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +19,12 @@ from asr_am import disk
 from asr_am.distributed.leases import LossSums
 from asr_am.errors import InputError
 from asr_am.models.model_file import read_torch, write_torch
+from asr_am.train.leadership import Terms
 
 log = logging.getLogger(__name__)
 
 FORMAT = "asr_am training checkpoint 2"
 KEPT = 2
-TERM = ".term-"
-CLAIM = ".claim-"
 BEST = "best.pt"
 COMPLETE = re.compile(r"checkpoint-\d{9}")  # copies that a user has made have other names
 
@@ -107,92 +100,17 @@ class Checkpoints:
     Args:
         directory: `checkpoints/` of the run.
         fingerprint: digest of options, learners and examples. A checkpoint with another one is refused.
+
+    Attributes:
+        terms: who may write.
     """
 
     def __init__(self, directory: Path, fingerprint: str) -> None:
         self.directory, self.fingerprint = directory, fingerprint
-        self._launch = ""
-        self._term: Path | None = None  # that this learner leads
-        self._earlier: list[Path] | None = None  # terms of earlier launches
+        self.terms = Terms(directory)
         self._loaded: Path | None = None
         directory.parent.mkdir(parents=True, exist_ok=True)
         disk.make_dir(directory)
-
-    def open(self, launch: str, rejoins: bool = False) -> None:
-        """Notes the launch that this learner belongs to. `check` fails once another launch has claimed the directory.
-
-        Args:
-            launch: identity of the launch that has started this learner.
-            rejoins: the launch has had leaders before this learner was started.
-        """
-        self._launch, self._term = launch, None
-        if self._earlier is None:
-            self._earlier = [] if rejoins else self._terms()
-
-    def claim(self, leader: str, confirm: Callable[[], None]) -> None:
-        """Begins a new term: this leader may write from now on, and nobody else.
-
-        Args:
-            leader: name of the leader, unique in its launch.
-            confirm: returns when the team has said that this learner belongs to it. A learner that was replaced while
-                it was stopped never gets that answer. So it does not claim a term after its successor.
-
-        Raises:
-            InputError: another launch has claimed the directory meanwhile.
-        """
-        own = self.directory / f"{CLAIM}{leader}.{self._launch}"
-        disk.write(own, lambda file: file.write(f"{self._launch} {leader}\n".encode()))
-        while True:
-            before = self._terms()
-            if before and before[-1] not in (self._earlier or ()) and not self._is_own(before[-1]):
-                disk.remove(own)
-                raise self._taken_over()
-            confirm()
-            number = 1 + (int(before[-1].name.removeprefix(TERM)) if before else 0)
-            term = self.directory / f"{TERM}{number:09d}"
-            try:
-                disk.link(own, term)
-                break
-            except FileExistsError:
-                continue  # claimed by a leader that has died since
-            except FileNotFoundError as error:
-                raise self._taken_over() from error
-        disk.sync_dir(self.directory)
-        self._term = term
-        others = [path for path in self.directory.glob(f"{CLAIM}*") if self._launch not in path.name]
-        temporary = [*self.directory.parent.glob(".*.tmp"), *self.directory.glob(".*.removed")]
-        for old in [own, *others, *before, *temporary]:
-            disk.remove(old)
-        for partial in self.directory.glob("checkpoint-*.partial"):
-            if self._launch not in partial.name:
-                disk.remove_at_once(partial)
-
-    def resign(self) -> None:
-        """Ends this learner's term: another one is to claim the next."""
-        self._term = None
-
-    def check(self) -> None:
-        """Raises InputError if another launch, or another leader, has claimed the directory. Called before writing."""
-        if not self.directory.is_dir():
-            raise InputError(f"{self.directory}: was removed while the run wrote there; start it again")
-        newest = self._terms()[-1:]
-        leads = newest == [self._term]
-        follows = self._term is None and newest and self._is_own(newest[0])
-        if not leads and not follows:
-            raise self._taken_over()
-
-    def _is_own(self, term: Path) -> bool:
-        """Returns True if a term is of this launch."""
-        try:
-            return term.read_text(encoding="utf-8").split()[0] == self._launch
-        except (OSError, IndexError):  # it has just been removed by the next leader
-            return False
-
-    def _taken_over(self) -> InputError:
-        return InputError(f"{self.directory}: another start of this run writes here now; this learner has ended")
-
-    def _terms(self) -> list[Path]:
-        return sorted(self.directory.glob(f"{TERM}*"))
 
     def paths(self) -> list[Path]:
         """Returns the complete checkpoints, oldest first."""
@@ -200,7 +118,7 @@ class Checkpoints:
 
     def save_learner(self, updates: int, rank: int, state: dict[str, Any]) -> None:
         """Saves one learner's part of the checkpoint after `updates` updates."""
-        self.check()
+        self.terms.check()
         partial = self._partial(updates)
         disk.make_dir(partial)
         write_torch(state, partial / f"learner-{rank}.pt")
@@ -213,7 +131,7 @@ class Checkpoints:
     def completed(self, updates: int) -> bool:
         """True if this launch has completed the checkpoint after `updates` updates: a leader that has died since."""
         final = self.directory / f"checkpoint-{updates:09d}"
-        return final.exists() and not any(self.directory.glob(f"{final.name}.{self._launch}.*"))
+        return final.exists() and not any(self.directory.glob(f"{final.name}.{self.terms.launch}.*"))
 
     def commit(self, updates: int, state: dict[str, Any]) -> None:
         """Completes a checkpoint. Called by the leader, after all have saved their parts.
@@ -221,12 +139,12 @@ class Checkpoints:
         It takes the parts over from a leader that has died before it could complete them.
         """
         final = self.directory / f"checkpoint-{updates:09d}"
-        own = self.directory / f"{final.name}.{self._launch}.{self.writer}partial"
-        for found in self.directory.glob(f"{final.name}.{self._launch}.*"):
+        own = self.directory / f"{final.name}.{self.terms.launch}.{self.terms.writer}partial"
+        for found in self.directory.glob(f"{final.name}.{self.terms.launch}.*"):
             if found != own:
                 disk.rename(found, own)
         write_torch({"format": FORMAT, "fingerprint": self.fingerprint, **state}, own / "run.pt")
-        self.check()
+        self.terms.check()
         if final.exists():
             disk.remove_at_once(final)
         disk.rename(own, final)
@@ -240,12 +158,7 @@ class Checkpoints:
         best = [path / BEST for path in self.paths()[-1:] if (path / BEST).exists()]
         if best:
             content = best[0].read_bytes()
-            disk.replace(out / BEST, lambda file: file.write(content), self.writer, self.check)
-
-    @property
-    def writer(self) -> str:
-        """Name of the present term, for the names of temporary files."""
-        return f"{self._term.name.removeprefix(TERM)}." if self._term else ""
+            disk.replace(out / BEST, lambda file: file.write(content), self.terms.writer, self.terms.check)
 
     def set_damaged_aside(self) -> None:
         """Renames checkpoints that are newer than the newest intact one to `<name>.damaged`. Called by the leader.
@@ -300,7 +213,7 @@ class Checkpoints:
 
     def _partial(self, updates: int) -> Path:
         """Returns the directory of an unfinished checkpoint, which only this launch writes."""
-        return self.directory / f"checkpoint-{updates:09d}.{self._launch}.partial"
+        return self.directory / f"checkpoint-{updates:09d}.{self.terms.launch}.partial"
 
     def _remedy(self) -> str:
         return f"remove {self.directory} to start anew"

@@ -119,6 +119,8 @@ def comm_stats_to_dict(comm_stats: CommStats) -> dict[str, Any]:
 
 
 def load_comm_stats(comm_stats: CommStats, state: dict[str, Any]) -> None:
-    """Restores statistics from a checkpoint."""
+    """Restores statistics from a checkpoint. A fault that was counted since is one more that took place."""
+    faults = comm_stats.faults | Counter[str](state["faults"])
     for key, value in state.items():
         setattr(comm_stats, key, Counter(value) if isinstance(value, dict) else value)
+    comm_stats.faults = faults

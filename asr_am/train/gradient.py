@@ -111,6 +111,11 @@ class GradientComputer:
             numbers = [lease.batch for lease in known if lease.batch is not None]
             self._batches = model_state.loader.batches(plan, numbers)
 
+    def stop(self) -> None:
+        """Ends the batches that were leased in advance. Those of a queue end with the queue."""
+        if self._batches is not None:
+            self._leases = iter(())
+
     def __call__(self, on_bucket: BucketHook | None) -> StepResult | None:
         """Computes the next gradient into `params.g`. Returns None when the segment has no batch left."""
         lease = next(self._leases, None)

@@ -11,6 +11,7 @@ from typing import Any
 from asr_am.distributed.launch_spec import EXIT_FAILURE
 from asr_am.distributed.leases import SegmentRecord
 from asr_am.train.checkpoint import Checkpoints
+from asr_am.train.leadership import Terms
 from asr_am.train.learner_view import LearnerView
 from asr_am.train.run_log import RunLog, TrainingBar
 from asr_am.train.tracking import NoTracker
@@ -18,11 +19,11 @@ from asr_am.train.tracking import NoTracker
 log = logging.getLogger(__name__)
 
 
-class NoCheckpoints(Checkpoints):
-    """What the training loop asks of checkpoints, for a run without files."""
+class NoTerms(Terms):
+    """The terms of leaders that write nothing."""
 
     def __init__(self) -> None:
-        self.fingerprint = ""
+        super().__init__(Path())
 
     def open(self, launch: str, rejoins: bool = False) -> None:
         if rejoins:
@@ -32,11 +33,15 @@ class NoCheckpoints(Checkpoints):
     def claim(self, leader: str, confirm: Callable[[], None]) -> None:
         pass
 
-    def resign(self) -> None:
-        pass
-
     def check(self) -> None:
         pass
+
+
+class NoCheckpoints(Checkpoints):
+    """What the training loop asks of checkpoints, for a run without files."""
+
+    def __init__(self) -> None:
+        self.fingerprint, self.terms = "", NoTerms()
 
     def save_learner(self, updates: int, rank: int, state: dict[str, Any]) -> None:
         pass
@@ -61,10 +66,6 @@ class NoCheckpoints(Checkpoints):
 
     def newest(self) -> str:
         return "none"
-
-    @property
-    def writer(self) -> str:
-        return ""
 
 
 class NoRunLog(RunLog):

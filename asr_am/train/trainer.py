@@ -9,8 +9,7 @@ A run consists of epochs, an epoch of segments, and a segment ends with a checkp
         _finish_epoch         validates the consensus, writes best.pt, metrics.jsonl and summary.json
         _checkpoint           saves every learner's state, then `TrainProgress`
 
-One learner, the *leader*, writes the files of the run: the live learner with the lowest rank, elected in each gather of
-the drained team.
+One learner, the leader, writes the files of the run (`leadership`).
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,12 +38,14 @@ from asr_am.distributed.leases import (
     StaleSegment,
     StepResult,
 )
+from asr_am.distributed.runtime.preemption import preempted
 from asr_am.distributed.strategies.local import Local
 from asr_am.distributed.team import SingleProcess, Team
-from asr_am.errors import InputError
+from asr_am.errors import InputError, Preempted
 from asr_am.train.checkpoint import TrainProgress
 from asr_am.train.comm_metrics import CommMetrics, comm_stats_to_dict, gather_comm_metrics, load_comm_stats
 from asr_am.train.gradient import GradientComputer
+from asr_am.train.leadership import Leadership
 from asr_am.train.learner_view import LearnerReport
 from asr_am.train.run_log import epoch_curves, make_summary
 from asr_am.train.run_setup import RunSetup, StrategyFactory
@@ -54,6 +56,8 @@ from asr_am.train.trainable import Plan, Trainable, running_statistics
 
 log = logging.getLogger(__name__)
 REPLICA = {"weights", "optimizer"}  # of a strategy's state. Saved by the first learner only where replicas are equal
+CHECK_SECONDS = 1.0  # between two times that a synchronous team asks whether one of it is to end
+FIRST_STEPS = 5  # between them in the first segment
 REL_TOL = 1e-6  # relative difference of sums that are only added in another order, or by another kind of CPU
 
 
@@ -142,22 +146,24 @@ class Trainer:
         self.checkpoints = setup.checkpoints(self.strategy.name)
         self.progress = TrainProgress()
         self._view = setup.run_log.learner_view(self.learners, one_process=team.clock == "virtual" or team.size == 1)
-        self._leader: int | None = None
+        self.leadership = Leadership(team, self.checkpoints.terms, self._take_over)
         self._rejoined = not team.rejoins
-
-    @property
-    def _is_leader(self) -> bool:
-        return self._leader == self.team.rank
+        self._steps_between_checks, self._steps_unchecked = 1 if team.size == 1 else FIRST_STEPS, 0
 
     def train(self) -> None:
         """Trains from the newest checkpoint to the last epoch, or until the schedule ends the training."""
-        self._begin()
-        while self.progress.epoch < self.options.epochs and (schedule := self._schedule()):
-            try:
-                self._do_segment(schedule)
-            except StaleSegment:
-                self.team.sleep(0.5)  # the others are about to complete a newer checkpoint
-                self._resume()
+        try:
+            self._begin()
+            while self.progress.epoch < self.options.epochs and (schedule := self._schedule()):
+                try:
+                    self._do_segment(schedule)
+                except StaleSegment:
+                    self.team.sleep(0.5)  # the others are about to complete a newer checkpoint
+                    self._resume()
+        except LearnerLost as error:
+            with suppress(LearnerLost):  # this team cannot be started again
+                self.team.restart_team(f"learner {error.rank} {error.reason}", not self.strategy.fault_tolerant)
+            raise
 
     def _schedule(self) -> Schedule | None:
         """Returns the schedule of the current epoch, or None if the training has ended."""
@@ -169,7 +175,7 @@ class Trainer:
     def _begin(self) -> None:
         """Compares the learners and resumes. A restarted learner only resumes."""
         if self.team.rejoins:
-            self.checkpoints.open(self.team.launch, rejoins=True)
+            self.checkpoints.terms.open(self.team.launch, rejoins=True)
             self._resume()
             return
         w = self.model_state.params.w.cpu().double()
@@ -182,36 +188,40 @@ class Trainer:
             )
         if len({bool(row[2]) for rank, row in rows.items() if rank < self.learners}) > 1:
             raise InputError("some learners have a GPU and some have none; repair these, or set train.device=cpu")
-        self._leader = min(rows)
+        self.leadership.leader = min(rows)
         while True:
-            self.checkpoints.open(self.team.launch)
-            if self._is_leader:
-                self._claim()
+            self.checkpoints.terms.open(self.team.launch)
+            if self.leadership.leads:
+                self.leadership.claim()
                 self.checkpoints.set_damaged_aside()
             rows = self.team.gather(torch.zeros(0, dtype=torch.float64))  # no earlier launch writes any more
-            if self._leader in rows:
+            if self.leadership.leader in rows:
                 self._resume()
                 resumed = self.team.gather(torch.tensor([self.progress.epoch, self.progress.done], dtype=torch.float64))
                 if not all(torch.equal(position, resumed[self.team.rank]) for position in resumed.values()):
                     raise InputError(
                         "the learners see different checkpoints; start again when all hosts see the same files"
                     )
-                if self._is_leader:
+                if self.leadership.leads:
                     self._log_start()
                     self.checkpoints.publish(self.setup.out)  # not done if the last leader died in a commit
                     self._open_log(self.progress.kept[0])
                 rows = self.team.gather(torch.zeros(0, dtype=torch.float64))  # the files are as the checkpoint says
-                if self._leader in rows:
+                if self.leadership.leader in rows:
                     break
-            self._leader = min(rows)
-
-    def _claim(self) -> None:
-        """Stops all earlier leaders from writing."""
-        self.checkpoints.claim(f"{self.team.rank}.{self.team.incarnation}", self.team.confirm)
+            self.leadership.leader = min(rows)
 
     def _open_log(self, keep_metrics: int | None) -> None:
-        keep = keep_metrics, self.progress.kept[1]
-        self.run_log.open(keep, self.checkpoints.writer, self.checkpoints.check)
+        keep, terms = (keep_metrics, self.progress.kept[1]), self.checkpoints.terms
+        self.run_log.open(keep, terms.writer, terms.check)
+
+    def _take_over(self) -> None:
+        """Continues the files of a leader that has died."""
+        if self.checkpoints.completed(self.progress.updates):  # by that leader
+            state = self.checkpoints.load()
+            assert state is not None
+            self.progress.kept = state["cursor"]["kept"]  # of the logs, whose lines it counts
+        self._open_log(None)
 
     def _log_start(self) -> None:
         if self.team.size == 1:
@@ -225,22 +235,6 @@ class Trainer:
             for warning in owner.idle_options(steps, self.options.epochs):
                 log.warning("%s", warning)
         log.info("%d parameters, %d training %s, %s", self.strategy.num_weights, frames, self.setup.unit, where)
-
-    def _elect_leader(self, rows: Mapping[int, object]) -> None:
-        """Makes the lowest rank that took part in a gather the leader. All learners agree on it.
-
-        Only for gathers of a closed segment, which no restarted learner joins: it would take itself for the dead one.
-        """
-        before, self._leader = self._leader, min(rows)
-        if not self._is_leader:
-            self.checkpoints.resign()
-        elif before != self._leader:
-            self._claim()
-            if self.checkpoints.completed(self.progress.updates):  # by the leader that has died
-                state = self.checkpoints.load()
-                assert state is not None
-                self.progress.kept = state["cursor"]["kept"]  # of the logs, whose lines it counts
-            self._open_log(None)
 
     def _resume(self) -> None:
         """Loads the newest checkpoint, if any. A learner missing from it loads another learner's part."""
@@ -281,7 +275,7 @@ class Trainer:
                 f"{self.checkpoints.newest()}: is not complete ({error}); remove it to continue from the checkpoint "
                 "before"
             ) from error
-        if self._is_leader:
+        if self.leadership.leads:
             log.info("resuming from %s", self.checkpoints.newest())
             threads, before = torch.get_num_threads(), (own_part or {}).get("threads")
             if before not in (None, threads):
@@ -295,7 +289,8 @@ class Trainer:
     def _do_segment(self, schedule: Schedule) -> None:
         """Trains up to the next checkpoint, or to the end of the epoch."""
         progress, team, plan = self.progress, self.team, self.setup.plan(self.progress.epoch)
-        leases = team.leases(self._segment(plan), self.strategy.synchronous)
+        segment = self._segment(plan)
+        leases = team.leases(segment, self.strategy.synchronous)
         if not self._rejoined:
             self.strategy.rejoin()
             self._rejoined = True
@@ -305,16 +300,36 @@ class Trainer:
         self._segment_begin = begin = team.now()
         self._last_report = Report(begin, LossSums(), progress.updates // self.options.report_every)
         batches = progress.batches_per_learner.get(team.rank, 0)
+        steps, stops = 0, False
         while (step_result := self.strategy.step(gradient)) is not None:
             leases.complete(step_result)
             batches += step_result.lease.batch is not None
             self._show(batches)
             self._report(step_result, leases)
+            steps += 1
+            if not stops and (stops := self._is_preempted()):
+                leases.stop(steps)
+                gradients.stop()
         self.strategy.drain()
         record = self._finish_segment(plan, leases, team.now() - begin)
         if progress.done == len(plan):
             self._finish_epoch()
         self._checkpoint(record)
+        if stops or len(record.segment) < len(segment):
+            raise Preempted(f"{self.setup.out}: a checkpoint was written, and the same command continues from there")
+
+    def _is_preempted(self) -> bool:
+        """Returns True if this learner has been asked to end, or any of a synchronous team, which agrees on it."""
+        if self.team.clock == "virtual":
+            return False
+        if not self.strategy.synchronous:
+            return preempted()
+        self._steps_unchecked += 1
+        if self._steps_unchecked < self._steps_between_checks:
+            return False
+        self._steps_unchecked = 0
+        rows = self.team.gather(torch.tensor([float(preempted())], dtype=torch.float64))
+        return any(bool(row[0]) for row in rows.values())
 
     def _segment(self, plan: Plan) -> Segment:
         """Returns the next batches of the epoch, up to the next checkpoint."""
@@ -336,15 +351,15 @@ class Trainer:
         """
         last, update = self._last_report, int(step_result.lease.updates) + 1
         number = update // self.options.report_every
-        if number <= last.number or not (self.strategy.synchronous or self._is_leader):
+        if number <= last.number or not (self.strategy.synchronous or self.leadership.leads):
             return
         totals, now = leases.totals(), self.team.now()
         self._last_report = Report(now, totals, number)
         new = totals - last.totals
         self._require_finite(new.mean_loss)
-        if not self._is_leader:
+        if not self.leadership.leads:
             return
-        self.checkpoints.check()
+        self.checkpoints.terms.check()
         speed = new.frames / max(now - last.time, 1e-9)
         record = {
             "epoch": self.progress.epoch + 1,
@@ -415,16 +430,19 @@ class Trainer:
         rows = self.team.gather(torch.tensor([seconds, *applied], dtype=torch.float64))
         longest = max(float(row[0]) for row in rows.values())  # a restarted learner has missed a part of it
         progress.seconds += longest
+        if self.team.size > 1:
+            steps = (segment.end - segment.begin) / self.learners
+            self._steps_between_checks = max(1, round(CHECK_SECONDS * steps / max(longest, 1e-3)))
         if self.options.checkpoint_minutes:
             updates = -(-(segment.end - segment.begin) // self.learners)
             progress.pace = max(1, round(60 * self.options.checkpoint_minutes * updates / max(longest, 1e-3)))
-        self._elect_leader(rows)
+        self.leadership.elect(rows)
         servers = []
         for rank, row in rows.items():
             if len(row) > 1:
                 shard, incarnation, *missing = (int(x) for x in row[1:])
                 servers.append(ServerRecord(shard, rank, incarnation, tuple(missing)))
-        if servers and self._is_leader:  # a server that died since does not know what its predecessor has applied
+        if servers and self.leadership.leads:  # a server that died since does not know what its predecessor has applied
             record = replace(record, lost=leases.record().lost)
         return replace(record, servers=tuple(sorted(servers, key=lambda server: server.shard)))
 
@@ -445,13 +463,7 @@ class Trainer:
         """Has the leader validate and write the epoch's files. If it dies meanwhile, the next leader does it."""
         consensus = self.strategy.consensus()
         metrics = gather_comm_metrics(self.team, self.strategy, consensus)
-        while True:
-            scores = self._validate(consensus, metrics) if self._is_leader else (0.0, 0.0)
-            rows = self.team.gather(torch.tensor(scores, dtype=torch.float64))
-            if self._leader in rows:
-                break
-            self._elect_leader(rows)
-        loss, error = rows[self._leader].tolist()
+        loss, error = self.leadership.do(lambda: self._validate(consensus, metrics), otherwise=(0.0, 0.0))
         self._require_finite(loss)
         self.progress = self._after_epoch(loss, error, metrics)
 
@@ -464,7 +476,7 @@ class Trainer:
             loss, error = LossSums(*self.progress.totals).mean_loss, 0.0  # type: ignore[arg-type]
         else:
             loss, error = self.setup.validator(consensus, self._statistics)
-        self.checkpoints.check()
+        self.checkpoints.terms.check()
         if math.isfinite(loss):
             progress = self._after_epoch(loss, error, metrics)
             if progress.best_loss < self.progress.best_loss:
@@ -503,27 +515,25 @@ class Trainer:
         lost = set(range(self.team.size)) - members.keys()
         if not self.strategy.fault_tolerant and lost:
             raise LearnerLost(min(lost), "died before its part of a checkpoint was saved")
-        saved, rows = sorted(members), members
-        while True:
-            self._elect_leader(rows)
-            if self._is_leader:
-                self._commit(record, saved)
-            rows = self.team.gather(torch.tensor(self.progress.kept, dtype=torch.float64))
-            if self._leader in rows:
-                break
-        self.progress.kept = [int(size) for size in rows[self._leader]]
+        self.leadership.elect(members)
+        kept = self.leadership.do(lambda: self._commit(record, sorted(members)), otherwise=self.progress.kept)
+        self.progress.kept = [int(size) for size in kept]
 
-    def _commit(self, record: SegmentRecord, members: list[int]) -> None:
-        """Completes the checkpoint whose parts `members` have saved. A second leader repeats what the first did."""
-        self.checkpoints.check()
+    def _commit(self, record: SegmentRecord, members: list[int]) -> list[int]:
+        """Completes the checkpoint whose parts `members` have saved, and returns `TrainProgress.kept`.
+
+        A second leader repeats what the first did.
+        """
+        self.checkpoints.terms.check()
         if self.checkpoints.completed(self.progress.updates):
             self.checkpoints.publish(self.setup.out)
-            return
+            return self.progress.kept
         started = self.team.clock == "wall" and self.team.size > 1  # else a launch has no incarnations, or no identity
         self.run_log.leases(record, self.team.launch if started else "")
         self.progress.kept = list(self.run_log.sync())
         self.checkpoints.commit(self.progress.updates, {"cursor": asdict(self.progress), "members": members})
         self.checkpoints.publish(self.setup.out)
+        return self.progress.kept
 
 
 def no_gradient(on_bucket: BucketHook | None) -> StepResult | None:

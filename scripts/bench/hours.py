@@ -18,16 +18,14 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hydra import initialize_config_dir
 from omegaconf import DictConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from asr_am.stages.app import corpus_dir
+from asr_am.stages.layout import corpus_dir
 from asr_am.stages.option_checks import compose_job
 from asr_am.stages.plan import plan, training_hours
-from asr_am.stages.recipe_files import CONF
-from asr_am.stages.resolvers import register_resolvers
+from asr_am.stages.resolvers import composing
 
 STAGES = ("data", "lang", "features", "align", "speaker", "egs", "train", "decode", "score")
 TARGET_HOURS = 2000.0
@@ -112,8 +110,7 @@ def row(stage: str, plan: Figures | None, done: Figures, scale: float) -> str:
 
 def main() -> None:
     overrides = sys.argv[1:]
-    register_resolvers()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         cfg = compose_job(overrides)
     folder, scale = corpus_dir(cfg), TARGET_HOURS / training_hours(cfg)
     log = Path(cfg.exp) / "hours.jsonl"

@@ -23,8 +23,9 @@ from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.simulator.epoch_timing import EpochTime, time_epoch
 from asr_am.papers.cells import Table
 from asr_am.report.tables import markdown
-from asr_am.stages.app import corpus_dir, values
+from asr_am.stages.layout import corpus_dir
 from asr_am.stages.recipe_files import ROOT
+from asr_am.stages.sections import values
 from asr_am.stages.target import git_commit
 from asr_am.stages.train_config import strategy_factory
 from tests.support.configurations import config

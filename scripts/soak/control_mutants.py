@@ -19,7 +19,7 @@ import torch
 from asr_am.distributed.leases import LeaseQueue
 from asr_am.distributed.param_server.server import ParameterServer
 from asr_am.distributed.strategies.ps_async import PsAsync
-from asr_am.train.checkpoint import Checkpoints
+from asr_am.train.leadership import Terms
 from asr_am.train.run_log import JsonLines
 from tests.support.control_soak import UTTERANCES, Scenario, fault_free_losses, run, scratch
 from tests.support.egs_examples import write_examples
@@ -51,7 +51,7 @@ MUTANTS = (
     Mutant("a gradient is applied again", "ps_async", ParameterServer, "take_new", lambda server, pushes: list(pushes)),
     Mutant("names are not synced", "sync", SimDisk, "sync_dir", lambda disk, path: None),
     Mutant("logs are not synced", "adpsgd", JsonLines, "sync", lambda lines: lines._size),
-    Mutant("any leader may write", "adpsgd", Checkpoints, "check", lambda checkpoints: None),
+    Mutant("any leader may write", "adpsgd", Terms, "check", lambda terms: None),
     Mutant("a dead learner keeps its lease", "adpsgd", LeaseQueue, "release", lambda queue, owner: []),
 )  # fmt: skip
 

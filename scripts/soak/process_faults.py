@@ -27,6 +27,11 @@ SIZE = 4  # learners
 DISK_BYTES = 32 << 20
 SHORT, LONG = (0.3, 4.0), (12.0, 14.0)  # seconds of pauses and partitions: below and above the heartbeats' 10 s
 WHOLE_TEAM_PAUSE = 15.0  # seconds
+IN_STEP = (
+    "sync", "hybrid", "dpsgd", "gtc", "bmuf", "htm", "diloco", "slowmo", "powersgd", "topk", "parallax",
+)  # fmt: skip
+STRATEGIES = ("adpsgd", "ps_async", "psp", "ps_sync", *IN_STEP)
+NEEDS_ALL = ("ps_sync", *IN_STEP)  # strategies that cannot go on without a host
 
 
 @contextmanager
@@ -155,7 +160,8 @@ class Team:
         learner = [sys.executable, "-m", "tests.support.fault_worker_main", self.strategy, str(self.egs_dir)]
         options = {
             "command": [*learner, str(self.out), "[]", str(self.epochs)], "pids": str(self.pids), "namespace": None,
-            "learners": SIZE // max(len(self.spaces), 1), "synchronous": False, "restart_after": 0.1,
+            "learners": SIZE // max(len(self.spaces), 1), "synchronous": self.strategy in IN_STEP,
+            "restart_after": 0.1,
             "max_restarts": 1000,
         }  # fmt: skip
         if self.spaces:
@@ -325,6 +331,7 @@ class Fault:
         happen: does it.
         ends: the command may end with an error because of it, and is started again.
         hosts: number of hosts that it needs.
+        takes_host: it may take a host's learners away for good.
     """
 
     name: str
@@ -332,6 +339,11 @@ class Fault:
     happen: Callable[[Team, random.Random], bool]
     ends: bool = False
     hosts: int = 1
+    takes_host: bool = False
+
+    def may_end(self, strategy: str) -> bool:
+        """Returns True if the command may end with an error because of the fault."""
+        return self.ends or (self.takes_host and strategy in NEEDS_ALL)
 
 
 FAULTS = (
@@ -340,13 +352,13 @@ FAULTS = (
     Fault("all killed", 2, lambda team, rng: kill_learners(team, rng, SIZE)),
     Fault("leader killed in a commit", 4, kill_leader_in_commit),
     Fault("supervisor killed", 2, lambda team, rng: kill_launcher(team, rng, 0), ends=True),
-    Fault("other host's launcher killed", 1, lambda team, rng: kill_launcher(team, rng, 1), hosts=2),
+    Fault("other host's launcher killed", 1, lambda team, rng: kill_launcher(team, rng, 1), hosts=2, takes_host=True),
     Fault("learner paused 0.3 to 4 s", 3, lambda team, rng: pause_learner(team, rng, SHORT)),
     Fault("learner paused 12 to 14 s", 1, lambda team, rng: pause_learner(team, rng, LONG)),
     Fault("launcher paused", 1, pause_launcher),
     Fault("all processes paused 15 s", 0.7, pause_all),
     Fault("hosts cut off 0.3 to 4 s", 5, lambda team, rng: cut(team, rng, SHORT), hosts=2),
-    Fault("hosts cut off 12 to 14 s", 1.5, lambda team, rng: cut(team, rng, LONG), hosts=2),
+    Fault("hosts cut off 12 to 14 s", 1.5, lambda team, rng: cut(team, rng, LONG), hosts=2, takes_host=True),
     Fault("disk full 0.3 to 4 s", 2, fill_disk, ends=True),
     Fault("disk read-only", 1.5, break_disk, ends=True),
 )

@@ -1,4 +1,4 @@
-"""Random faults of real processes, for every asynchronous strategy: `python -m scripts.soak.processes [FAULTS=200]`.
+"""Random faults of real processes, for every strategy: `python -m scripts.soak.processes [FAULTS=200]`.
 
 Each run trains a small network with four learners, on one host or on two (network namespaces). Learners 0 and 2 have
 the parameter servers, and 0 is the leader. After a random time a random fault of `process_faults.FAULTS` happens: kills
@@ -30,12 +30,11 @@ from pathlib import Path
 from asr_am.distributed.runtime.worker_process import ended_by_sigterm
 from asr_am.errors import InputError
 from asr_am.train.audit import audit, read_summary
-from scripts.soak.process_faults import FAULTS, Fault, Team, network, wait_for
+from scripts.soak.process_faults import FAULTS, STRATEGIES, Fault, Team, network, wait_for
 from scripts.soak.results import record
 from tests.support.egs_examples import write_examples
 from tests.support.other_user import mount_privately
 
-STRATEGIES = ("adpsgd", "ps_async", "psp")
 EPOCHS = 12
 PATIENCE = 120.0  # seconds without a new checkpoint after which a run counts as hanging
 UNDISTURBED = 3  # runs without faults
@@ -97,7 +96,8 @@ def disturb(team: Team, faults: Sequence[Fault], seed: int, dice: str, limit: in
             continue
         outcome.kinds[fault.name] += 1
         began = time.monotonic()
-        if problem := _recover(team, team.newest() if fault.ends else before, fault.ends):
+        may_end = fault.may_end(team.strategy)
+        if problem := _recover(team, team.newest() if may_end else before, may_end):
             outcome.problems.append(f"{fault.name}: {problem}")
         elif team.status() is None:
             outcome.recovered.append((fault.name, time.monotonic() - began))

@@ -129,7 +129,36 @@ def test_a_segment_begins_with_a_round() -> None:
         RoundRobinLeases(segment(begin=3), 0, 2, SingleProcess().gather)
 
 
+def test_rounds_that_are_stopped_end_the_segment_with_the_last_one() -> None:
+    rounds = RoundRobinLeases(segment(), 0, 1, SingleProcess().gather)
+    leases = list(iter(rounds.lease, None))  # in advance, as a learner that reads ahead
+    for lease in leases[:3]:
+        rounds.complete(Done(lease))
+    rounds.stop(3)
+    assert rounds.lease() is None
+    record = rounds.record()
+    assert (record.segment.begin, record.segment.end, record.segment.frames) == (0, 3, (10, 11, 12))
+    record.audit([100, 101, 102])
+
+
 # queue
+
+
+def test_a_queue_that_is_stopped_ends_with_the_last_batch_that_was_handed_out() -> None:
+    queue = LeaseQueue(segment())
+    first, second, third = (queue.lease(owner) for owner in range(3))
+    assert first and second and third
+    queue.complete(Completion(2, 2, 0, 102), ONE)
+    queue.release(0)
+    queue.stop()
+    again = queue.lease(3)
+    assert again and again.batch == 0 and queue.lease(3) is None, "batches 3 to 6 are not handed out any more"
+    assert not queue.finished
+    queue.complete(Completion(1, 1, 0, 101), ONE)
+    queue.complete(Completion(0, 3, 0, 100), ONE)
+    record = queue.record()
+    assert queue.finished and record.segment.end == 3
+    record.audit([100, 101, 102])
 
 
 def test_a_queue_hands_out_each_batch_once_in_order() -> None:

@@ -24,7 +24,7 @@ from asr_am.jobs import pool as pool_module
 from asr_am.jobs.hosts import JobOptions
 from asr_am.jobs.pool import TRIES, JobPool
 from asr_am.parallel import on_hosts, parallel_map
-from asr_am.stages.app import job_options
+from asr_am.stages.sections import job_options
 from tests.support.configurations import config
 from tests.support.job_hosts import FakeHosts
 from tests.support.named_pipes import NamedPipes, wait_for

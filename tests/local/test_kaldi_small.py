@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 
-from asr_am.stages.recipe_files import CONF
+from asr_am.stages.resolvers import composing
 from local.kaldi.small import UNADAPTED, overrides_by_size
 
 
@@ -23,7 +23,7 @@ def test_little_speech_is_not_adapted_to_speakers(tmp_path: Path) -> None:
     overrides, why = overrides_by_size(given)
     assert overrides == UNADAPTED
     assert why.startswith("mine: 1.0 minutes of training speech are too few for speaker adaptation, which needs 3")
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         cfg = compose("config", overrides=["corpus=kaldi", *given, *overrides])
     assert (cfg.align.system, cfg.features.name, "sat" in cfg.align) == ("tri", "logmel", False)
 

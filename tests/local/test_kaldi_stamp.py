@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import soundfile
-from hydra import compose, initialize_config_dir
+from hydra import compose
 
 from asr_am.stages.data import targets
+from asr_am.stages.resolvers import composing
 from local.kaldi.prepare import prepare
 from tests.support.kaldi_corpus import LEXICON, RATE, edit, noise, write_kaldi_dir
 
@@ -35,7 +36,7 @@ def root(tmp_path: Path) -> Path:
 def key(root: Path) -> str:
     given = [f"corpus.prepare.{name}={root / path}" for name, path in (("train", "train"), ("test", "test"))]
     given += [f"corpus.prepare.lexicon={root / 'lexicon.txt'}", "corpus.name=own", f"exp={root / 'exp'}"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         return targets(compose("config", overrides=["corpus=kaldi", *given]))[0].key()
 
 

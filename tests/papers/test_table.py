@@ -16,8 +16,8 @@ from asr_am.papers.members import WORK, Member, ParallaxWork, recipe, train
 from asr_am.papers.table import check_fitted, experiment_of, fitted, members, read_table
 from asr_am.parallax.config import Config
 from asr_am.parallax.throughput import SizedModel
-from asr_am.stages.app import values
 from asr_am.stages.recipe_files import ROOT
+from asr_am.stages.sections import values
 from tests.support.configurations import config
 from tests.support.report_files import write_run, write_score
 from tests.support.toy_stage import ENVIRONMENT

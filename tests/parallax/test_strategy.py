@@ -16,7 +16,7 @@ from asr_am.distributed.leases import Lease, StepResult
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.strategy import LossFn
 from asr_am.distributed.team import Team
-from asr_am.stages.app import values
+from asr_am.stages.sections import values
 from asr_am.stages.train_config import strategy_factory
 from asr_am.train.run_setup import StrategyFactory
 from tests.support.configurations import config

@@ -38,8 +38,16 @@ def processes_of(group: int) -> list[str]:
 
 
 @pytest.mark.parametrize("body", [SLEEP, POOL], ids=["one process", "pool"])
-@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
-def test_a_signal_ends_a_stage_with_one_line(tmp_path: Path, body: str, number: signal.Signals, word: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "word"),
+    [
+        (signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated"),
+        (signal.SIGUSR1, 75, "asked to end by a signal"),
+    ],
+)  # fmt: skip
+def test_a_signal_ends_a_stage_with_one_line(
+    tmp_path: Path, body: str, number: signal.Signals, status: int, word: str
+) -> None:
     process = start(tmp_path, body)
     wait_for(tmp_path / "minicts/started")
     time.sleep(0.3)
@@ -49,23 +57,29 @@ def test_a_signal_ends_a_stage_with_one_line(tmp_path: Path, body: str, number: 
     else:
         process.send_signal(number)
     _, errors = process.communicate(timeout=30)
-    assert time.monotonic() - begin < 10 and process.returncode == 128 + number
+    assert time.monotonic() - begin < 10 and process.returncode == status
     assert errors.count("\n") == 1 and f"stage toy: {word}; the same command continues" in errors
     assert "Traceback" not in (tmp_path / "minicts/log/toy.log").read_text()
     assert not processes_of(process.pid)
 
 
 @pytest.mark.parametrize("module", ["asr_am.stages", "omegaconf", "hydra.main", "asr_am.stages.app"])
-def test_sigterm_during_the_imports_of_a_stage_is_one_line(module: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "word"),
+    [(signal.SIGTERM, 143, "terminated"), (signal.SIGUSR2, 75, "asked to end by a signal")],
+)
+def test_a_signal_during_the_imports_of_a_stage_is_one_line(
+    module: str, number: signal.Signals, status: int, word: str
+) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "asr_am.stages.egs", "corpus=minicts", "exp=/nowhere"]
     process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     while not process.stderr.readline().endswith(f" {module}\n"):
         assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     errors = [line for line in process.stderr if not line.startswith("import time:")]
-    assert process.wait(timeout=30) == 143
-    assert len(errors) == 1 and errors[0].endswith("terminated; the same command continues\n"), errors
+    assert process.wait(timeout=30) == status
+    assert len(errors) == 1 and errors[0].endswith(f"{word}; the same command continues\n"), errors
 
 
 def test_a_stage_ends_with_one_line_if_its_recipe_has_ended_before_it_began() -> None:

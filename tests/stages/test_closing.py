@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 
 from asr_am.stages.closing import closing_lines
-from asr_am.stages.recipe_files import CONF
+from asr_am.stages.resolvers import composing
 
 
 def write_score(root: Path, system: str, lm: str, dev_wer: float, errors: int) -> None:
@@ -19,7 +19,7 @@ def write_score(root: Path, system: str, lm: str, dev_wer: float, errors: int) -
 
 
 def lines_of(exp: Path, *overrides: str) -> list[str]:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         cfg = compose("config", overrides=["corpus=an4", f"exp={exp}", *overrides])
     return closing_lines(cfg, "an4", overrides)
 

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from asr_am.errors import InputError
 from asr_am.models.lstm import LstmOptions
 from asr_am.stages import decode, egs, features, train
-from asr_am.stages.app import values
+from asr_am.stages.sections import values
 from asr_am.stages.train_config import schedule_values
 from asr_am.train.schedule import Newbob
 from asr_am.train.train_options import TrainOptions

@@ -5,24 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.stages.option_checks import check_jobs, check_options, compose_job, trained_with
-from asr_am.stages.recipe_files import CONF
+from asr_am.stages.resolvers import composing
 from asr_am.stages.train_config import with_schedule
 
 
 def check(exp: Path, *overrides: str) -> None:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         check_jobs([f"exp={exp}", "logger=none", *overrides])
 
 
 @pytest.fixture(scope="module")
 def default(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         return compose_job([f"exp={tmp_path_factory.mktemp('exp')}", "logger=none"])
 
 
@@ -94,7 +93,7 @@ def test_a_wrong_option_in_a_later_job_of_a_sweep_is_named(tmp_path: Path) -> No
 
 def test_options_of_a_finished_run_are_not_checked_again_unless_they_differ(tmp_path: Path) -> None:
     overrides = [f"exp={tmp_path}", "logger=none", "+experiment=try", "train.epochs=2", "schedule.base=null"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         cfg = compose_job(overrides)
         run = tmp_path / cfg.corpus.name / "train" / cfg.run
         run.mkdir(parents=True)

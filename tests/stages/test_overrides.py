@@ -7,14 +7,14 @@ import logging
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.errors import HydraException
 
 from asr_am.errors import InputError
 from asr_am.stages import egs
 from asr_am.stages.check import check_recipe
 from asr_am.stages.overrides import explain, sweeps
-from asr_am.stages.recipe_files import CONF
+from asr_am.stages.resolvers import composing
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_sweep_that_overwrites_its_runs_is_stopped_with_a_remedy(
 
 def test_an_override_of_a_stage_that_does_not_run_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     here = f"exp={tmp_path}"
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         (target,) = egs.targets(compose("config", overrides=[here, "egs.dtype=float32"]))
     target.out.mkdir(parents=True)
     (target.out / ".done").write_text(json.dumps({"key": "", "config": target.config, "files": {}}))
@@ -82,7 +82,7 @@ def test_an_override_of_a_stage_that_does_not_run_is_named(tmp_path: Path, caplo
     ],
 )  # fmt: skip
 def test_a_typo_is_one_line_with_the_nearest_names(override: str, expected: str) -> None:
-    with initialize_config_dir(str(CONF), version_base="1.3"), pytest.raises(HydraException) as caught:
+    with composing(), pytest.raises(HydraException) as caught:
         compose("config", overrides=[override])
     message = explain(caught.value, [override])
     assert expected in message and "\n" not in message

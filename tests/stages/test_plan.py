@@ -6,14 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from hydra import initialize_config_dir
 from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.stages import plan, speeds
 from asr_am.stages.option_checks import compose_job
-from asr_am.stages.recipe_files import CONF
-from asr_am.stages.resolvers import register_resolvers
+from asr_am.stages.resolvers import composing
 
 SWB2000 = ["corpus=kaldi", "corpus.name=swb", "corpus.hours=2000", "features=fusion260", "align=sat", "train=paper"]
 SWB2000 += ["train.epochs=16", "train.batch_size=2560", "launcher=virtual"]
@@ -29,8 +27,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(exp: Path, *overrides: str) -> DictConfig:
-    register_resolvers()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         return compose_job([f"exp={exp}", *overrides])
 
 

@@ -6,14 +6,15 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from omegaconf import DictConfig
 
 from asr_am.errors import InputError
 from asr_am.lang.units import Units
 from asr_am.models.lstm_lm import LstmLm
 from asr_am.stages import decode, rescore, score
-from asr_am.stages.app import values
+from asr_am.stages.resolvers import composing
+from asr_am.stages.sections import values
 from asr_am.train.lm import LmOptions
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -23,7 +24,7 @@ def config(tmp_path: Path, *overrides: str) -> DictConfig:
     text = tmp_path / "minicts/data/lm/train.txt"
     text.parent.mkdir(parents=True, exist_ok=True)
     text.write_text("A B\n")
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         return compose("config", overrides=[f"exp={tmp_path}", *overrides])
 
 

@@ -3,18 +3,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from omegaconf import DictConfig
 
 from asr_am.errors import InputError
-from asr_am.stages.resolvers import register_resolvers, row_for_hours
+from asr_am.stages.resolvers import composing, row_for_hours
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 def config(exp: Path, *overrides: str) -> DictConfig:
-    register_resolvers()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         return compose("config", overrides=["corpus=kaldi", "corpus.name=mine", f"exp={exp}", *overrides])
 
 
@@ -34,7 +33,7 @@ def test_at_the_size_of_an4_they_are_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "mine/data").mkdir(parents=True)
     (tmp_path / "mine/data/corpus.json").write_text('{"hours": 0.63}')
     cfg = config(tmp_path)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         an4 = compose("config", overrides=["corpus=an4"])
     for group in ("align", "model", "train", "egs", "schedule"):
         assert cfg[group] == an4[group], group

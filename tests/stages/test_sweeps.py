@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from asr_am.report.runs import read_training_run
-from asr_am.stages.egs import egs_dir
+from asr_am.stages.layout import egs_dir
 from asr_am.stages.train import targets
 from tests.support import slurm_commands, toy_stage
 from tests.support.configurations import config

@@ -13,17 +13,11 @@ import yaml
 from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.strategies.psp import Psp
 from asr_am.errors import InputError
-from asr_am.stages.app import values
-from asr_am.stages.egs import egs_dir
-from asr_am.stages.mmi import denominator_path
+from asr_am.stages.layout import denominator_path, egs_dir
+from asr_am.stages.sections import LaunchOptions, values
 from asr_am.stages.target import KEY
 from asr_am.stages.train import check_options, small_strategy, targets, train_simulated, warn_if_crowded
-from asr_am.stages.train_config import (
-    LaunchOptions,
-    TrainConfig,
-    schedule_values,
-    strategy_factory,
-)
+from asr_am.stages.train_config import TrainConfig, schedule_values, strategy_factory
 from asr_am.train import simulate, train_options
 from asr_am.train.tracking import NoTracker
 from tests.support.configurations import CONF, config

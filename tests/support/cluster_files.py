@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 
-from asr_am.stages.app import values
-from asr_am.stages.recipe_files import ROOT
+from asr_am.stages.resolvers import composing
+from asr_am.stages.sections import values
 
 
 @cache
 def config(*overrides: str) -> dict[str, Any]:
-    with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+    with composing():
         cfg = compose("config", list(overrides))
     return {name: values(cfg[name]) for name in ("cluster", "workload", "strategy")}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from omegaconf import DictConfig
+
+from asr_am.stages.resolvers import composing
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 def config(*overrides: str) -> DictConfig:
     """Returns the configuration with `overrides`."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         return compose("config", overrides=list(overrides))

@@ -34,7 +34,7 @@ from unittest import mock
 from torch import Tensor
 
 from asr_am.distributed.cluster_config import Faults
-from asr_am.distributed.launch_spec import EXIT_FAILURE
+from asr_am.distributed.launch_spec import EXIT_FAILURE, EXIT_LOST
 from asr_am.distributed.param_server.server import ParameterServer
 from asr_am.distributed.param_server.weight_shards import Push
 from asr_am.distributed.simulator.cluster import KILLED, SimCluster
@@ -196,6 +196,8 @@ class Scenario:
         )
         if not known:
             self.problems.append("".join(traceback.format_exception(error, limit=-4)))
+        if isinstance(error, LearnerLost) and self.name not in FAULT_TOLERANT:
+            return EXIT_LOST
         return report_failure(error, "", self.out) if isinstance(error, Exception) else EXIT_FAILURE
 
     def _on_end(self, supervisor: SimTask) -> None:

@@ -2,7 +2,7 @@
 
 ARGUMENTS are STRATEGY EGS OUT FAULTS [EPOCHS].
 FAULTS is a JSON list of [rank, incarnation, moment, number]: the learner kills itself with SIGKILL in that call of the
-moment, counted from 1.
+moment, counted from 1. In the moment `preempted` it sends itself SIGUSR1 in that gradient.
 """
 
 from __future__ import annotations
@@ -16,10 +16,23 @@ from pathlib import Path
 
 from asr_am.distributed.param_server.server import ParameterServer
 from asr_am.distributed.runtime.connect import connect
+from asr_am.distributed.runtime.preemption import noting
 from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.distributed.strategies.adpsgd import Adpsgd
+from asr_am.distributed.strategies.bmuf import Bmuf
+from asr_am.distributed.strategies.diloco import Diloco
+from asr_am.distributed.strategies.dpsgd import Dpsgd
+from asr_am.distributed.strategies.gtc import Gtc
+from asr_am.distributed.strategies.htm import Htm
+from asr_am.distributed.strategies.hybrid import Hybrid
+from asr_am.distributed.strategies.powersgd import Powersgd
 from asr_am.distributed.strategies.ps_async import PsAsync
+from asr_am.distributed.strategies.ps_sync import PsSync
 from asr_am.distributed.strategies.psp import Psp
+from asr_am.distributed.strategies.slowmo import Slowmo
+from asr_am.distributed.strategies.sync import Sync
+from asr_am.distributed.strategies.topk import Topk
+from asr_am.parallax.strategy import Parallax
 from asr_am.stages.train_worker import report_failure
 from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.gradient import ModelState
@@ -33,9 +46,14 @@ STRATEGIES: dict[str, StrategyFactory] = {
     "adpsgd": partial(Adpsgd, timeout=5.0),
     "ps_async": partial(PsAsync, staleness_aware=True, servers=2, timeout=5.0),  # beside learners 0 and 2
     "psp": partial(Psp, servers=2, timeout=5.0, c=3, b=0.5),
+    "sync": Sync, "hybrid": Hybrid, "dpsgd": Dpsgd, "ps_sync": partial(PsSync, servers=2, timeout=5.0),
+    "gtc": partial(Gtc, threshold=0.01), "bmuf": partial(Bmuf, block_size=2), "diloco": partial(Diloco, block_size=2),
+    "htm": partial(Htm, group_size=2, threshold=0.01, block_size=2), "slowmo": partial(Slowmo, block_size=2),
+    "powersgd": partial(Powersgd, rank=2), "topk": partial(Topk, density=0.2), "parallax": Parallax,
 }  # fmt: skip
 MOMENTS: dict[str, tuple[type, str]] = {
-    "gradient": (ModelState, "backward"), "update": (ParameterServer, "update"), "validate": (Trainer, "_validate"),
+    "gradient": (ModelState, "backward"), "preempted": (ModelState, "backward"),
+    "update": (ParameterServer, "update"), "validate": (Trainer, "_validate"),
     "save": (Checkpoints, "save_learner"), "commit": (Checkpoints, "commit"), "publish": (Checkpoints, "publish"),
 }  # fmt: skip
 
@@ -46,10 +64,11 @@ if __name__ == "__main__":
     team = connect()
     for rank, incarnation, moment, number in json.loads(faults):
         if (team.rank, team.incarnation) == (rank, incarnation):
-            die_in(*MOMENTS[moment], number)
+            die_in(*MOMENTS[moment], number, "preempt" if moment == "preempted" else "kill")
     options = replace(OPTIONS, epochs=epochs, schedule=Anneal(base=0.03))
     try:
-        train(Path(egs_dir), Path(out), options, strategy=STRATEGIES[strategy], team=team)
+        with noting(("USR1",)):
+            train(Path(egs_dir), Path(out), options, strategy=STRATEGIES[strategy], team=team)
     except Exception as error:
         end_process(report_failure(error, str(team.rank), Path(out)))
     end_process()

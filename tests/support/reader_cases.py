@@ -13,7 +13,7 @@ from typing import Any
 import kaldiio
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from lhotse import SupervisionSegment
 from omegaconf import OmegaConf
 
@@ -52,7 +52,7 @@ from asr_am.models.model_file import load_acoustic_model
 from asr_am.report.results import read_json, read_scores
 from asr_am.report.runs import read_training_run
 from asr_am.score.scoring import Reference
-from asr_am.stages.overrides import CONF
+from asr_am.stages.resolvers import composing
 from asr_am.stages.train_worker import read_config
 from asr_am.train.checkpoint import Checkpoints
 from tests.support.decoding_corpus import OPTIONS, write_network, write_system
@@ -452,8 +452,8 @@ def language_model(root: Path, work: Path) -> Case:
 
 def checkpoint(root: Path, work: Path) -> Case:
     saved = Checkpoints(work, "fingerprint")
-    saved.open("launch")
-    saved.claim("0.0", lambda: None)
+    saved.terms.open("launch")
+    saved.terms.claim("0.0", lambda: None)
     saved.save_learner(7, 0, {"weights": torch.arange(50.0), "rng": torch.arange(9)})
     saved.commit(7, {"progress": {"epoch": 1, "history": [{"loss": 0.5}]}})
     files = sorted(path for path in work.rglob("*.pt"))
@@ -462,7 +462,7 @@ def checkpoint(root: Path, work: Path) -> Case:
 
 def run_config(root: Path, work: Path) -> Case:
     work.mkdir()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         cfg = compose("config", overrides=["corpus=an4", "strategy=sync", "launcher=process", "learners=4", "exp=exp"])
     OmegaConf.save(cfg, work / "config.yaml", resolve=True)
 

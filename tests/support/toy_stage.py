@@ -17,7 +17,8 @@ PROGRAM = """
     from pathlib import Path
     from asr_am.errors import InputError
     from asr_am.parallel import parallel_map
-    from asr_am.stages.app import corpus_dir, stage
+    from asr_am.stages.layout import corpus_dir
+    from asr_am.stages.app import stage
     from asr_am.stages.target import Target
 
     def build(out):

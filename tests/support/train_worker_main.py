@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,14 @@ FAILURES: dict[str, Callable[[], None]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "hang": lambda: time.sleep(600),
+    "preempt": lambda: os.kill(os.getpid(), signal.SIGUSR1),
 }
 
 
 def die_in(kind: type, method: str, number: int, how: str = "kill") -> None:
     """Makes this process fail in call `number`, from 1, of a method."""
     real = getattr(kind, method)
-    calls = iter(range(1, number + 1))
+    calls = count(1)
 
     def fatal(self: Any, *arguments: Any) -> Any:
         if next(calls) == number:

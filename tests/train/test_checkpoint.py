@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +34,8 @@ def test_a_learner_whose_run_was_started_again_by_others_writes_nothing(tmp_path
         def log(self, record: object, step: int) -> None:
             if isinstance(record, dict) and record.get("epoch") == 2 and not seen:
                 another = Checkpoints(out / "checkpoints", "")
-                another.open("another")
-                another.claim("0.0", lambda: None)
+                another.terms.open("another")
+                another.terms.claim("0.0", lambda: None)
                 seen.update(contents(out))
 
     with pytest.raises(InputError, match="another start of this run writes here now"):
@@ -45,8 +46,8 @@ def test_a_learner_whose_run_was_started_again_by_others_writes_nothing(tmp_path
 def claimed(directory: Path, launch: str, leader: str = "0.0") -> Checkpoints:
     """Returns the checkpoints of a leader that may write."""
     checkpoints = Checkpoints(directory, "f")
-    checkpoints.open(launch)
-    checkpoints.claim(leader, lambda: None)
+    checkpoints.terms.open(launch)
+    checkpoints.terms.claim(leader, lambda: None)
     return checkpoints
 
 
@@ -152,31 +153,53 @@ def test_a_leader_that_was_stopped_in_a_commit_changes_nothing_afterwards(
 
 def test_a_leader_that_was_replaced_while_it_was_stopped_does_not_claim(tmp_path: Path) -> None:
     late = Checkpoints(tmp_path, "f")
-    late.open("late")
+    late.terms.open("late")
 
     def replaced() -> None:
         """The answer comes, and then the learner is stopped and replaced."""
         claimed(tmp_path, "next").save_learner(1, 0, {})
 
     with pytest.raises(InputError, match="another start of this run"):
-        late.claim("0.0", replaced)
+        late.terms.claim("0.0", replaced)
     with pytest.raises(InputError, match="another start of this run"):
         late.save_learner(1, 1, {})
     assert names(tmp_path) == ["checkpoint-000000001.next.partial"]
 
 
+def test_learners_may_save_while_their_next_leader_claims(tmp_path: Path) -> None:
+    """A restarted learner is the leader again: it replaces the term that the others are just reading."""
+    follower = Checkpoints(tmp_path, "f")
+    follower.terms.open("launch")
+    claimed(tmp_path, "launch")
+    ended = threading.Event()
+
+    def lead_in_turn() -> None:
+        for number in range(600):
+            claimed(tmp_path, "launch", f"{number % 2}.{number}")
+        ended.set()
+
+    leaders = threading.Thread(target=lead_in_turn)
+    leaders.start()
+    while not ended.is_set():
+        follower.terms.check()
+    leaders.join()
+    claimed(tmp_path, "another")
+    with pytest.raises(InputError, match="another start of this run"):
+        follower.terms.check()
+
+
 def test_a_launch_does_not_come_back_after_a_later_one(tmp_path: Path) -> None:
     """Its launcher and its leader were killed. On another host its learners go on for a while."""
     follower, restarted = Checkpoints(tmp_path, "f"), Checkpoints(tmp_path, "f")
-    follower.open("first")
+    follower.terms.open("first")
     claimed(tmp_path, "first")
-    follower.check()
+    follower.terms.check()
     claimed(tmp_path, "first", "1.0")  # a new leader of the same launch
     claimed(tmp_path, "second")
-    restarted.open("first", rejoins=True)
+    restarted.terms.open("first", rejoins=True)
     for late in (follower, restarted):
         with pytest.raises(InputError, match="another start of this run"):
-            late.claim("2.0", lambda: None)
+            late.terms.claim("2.0", lambda: None)
     assert [term.read_text() for term in tmp_path.glob(".term-*")] == ["second 0.0\n"]
 
 

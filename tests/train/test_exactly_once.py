@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from asr_am.distributed.runtime.launcher import launch
 from asr_am.distributed.runtime.worker_process import LOCALHOST, free_port
+from asr_am.errors import Preempted
 from asr_am.models.model_file import load_acoustic_model
 from asr_am.train.audit import History, audit
 from tests.support.egs_examples import write_examples
@@ -45,6 +47,40 @@ def train_with(
     history = audit(out)
     assert not history.problems, str(history)
     return history, json.loads((out / "summary.json").read_text())
+
+
+@pytest.mark.parametrize(("strategy", "hosts"), [("hybrid", 2), ("bmuf", 1), ("ps_sync", 1)])
+def test_a_team_in_step_starts_again_by_itself(egs_dir: Path, tmp_path: Path, strategy: str, hosts: int) -> None:
+    """A learner dies in the second segment, and the leader in the checkpoint of the third."""
+    options = {"synchronous": strategy != "ps_sync"}
+    train_with(egs_dir, tmp_path / "whole", strategy, [], **options)
+    faults = [(hosts, 0, "gradient", 6), (0, 1, "commit", 2)]
+    _, summary = train_with(egs_dir, tmp_path / "killed", strategy, faults, hosts, **options)
+    assert summary["restarts"] >= 8, "all four, twice"
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("strategy", "same_bits"), [("sync", True), ("bmuf", True), ("adpsgd", False)])
+def test_a_preempted_team_saves_a_checkpoint_and_continues(
+    egs_dir: Path, tmp_path: Path, strategy: str, same_bits: bool
+) -> None:
+    """Learner 2 gets the signal in its second gradient, before the first checkpoint."""
+    options = {"synchronous": strategy != "adpsgd"}
+    with pytest.raises(Preempted, match="a checkpoint was written"):
+        train_with(egs_dir, tmp_path / "again", strategy, [(2, 0, "preempted", 2)], **options)
+    assert len(lease_log(tmp_path / "again")) <= 2 and not (tmp_path / "again/summary.json").exists()
+    train_with(egs_dir, tmp_path / "again", strategy, [], **options)
+    if same_bits:
+        train_with(egs_dir, tmp_path / "whole", strategy, [], **options)
+        assert contents(tmp_path / "again")[0] == contents(tmp_path / "whole")[0]
+
+
+def contents(run: Path) -> list[Any]:
+    """Returns the weights of the last checkpoint, and what was done."""
+    newest = sorted((run / "checkpoints").glob("checkpoint-?????????"))[-1]
+    weights = torch.load(newest / "learner-0.pt", weights_only=True)["strategy"]["weights"].tolist()
+    varies = ("launch", "incarnation", "owner")  # ps_sync: whoever is ready first
+    return [weights, *({k: v for k, v in line.items() if k not in varies} for line in lease_log(run))]
 
 
 @pytest.mark.parametrize("hosts", [1, 2])

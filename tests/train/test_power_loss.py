@@ -18,9 +18,9 @@ from tests.support.sim_disk import SimDisk
 def commits(out: Path, done: list[int]) -> None:
     """Completes checkpoints. `done` has those whose commit has returned, each with its number of log lines."""
     checkpoints = Checkpoints(out / "checkpoints", "f")
-    checkpoints.open("launch")
-    checkpoints.claim("0.0", lambda: None)
-    log = JsonLines(out / "leases.jsonl", 0, checkpoints.writer, checkpoints.check)
+    checkpoints.terms.open("launch")
+    checkpoints.terms.claim("0.0", lambda: None)
+    log = JsonLines(out / "leases.jsonl", 0, checkpoints.terms.writer, checkpoints.terms.check)
     for updates in range(1, 7):
         checkpoints.save_learner(updates, 0, {"updates": updates, "weights": torch.full((500,), float(updates))})
         log.write({"updates": updates})

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from omegaconf import DictConfig
 from wandb.proto.wandb_internal_pb2 import Record
 
 from asr_am.errors import InputError
 from asr_am.score.scoring import Reference
-from asr_am.stages.app import values
-from asr_am.stages.egs import egs_dir
+from asr_am.stages.layout import egs_dir
 from asr_am.stages.report import track as track_report
-from asr_am.stages.resolvers import experiment_or
+from asr_am.stages.resolvers import composing, experiment_or
 from asr_am.stages.score import summary, track
+from asr_am.stages.sections import values
 from asr_am.stages.train import targets
 from asr_am.stages.train_config import TrainConfig, tracker_factory
 from asr_am.train import tracking
@@ -47,7 +47,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
 
 
 def config(*overrides: str) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         return compose("config", overrides=list(overrides))
 
 

@@ -80,6 +80,10 @@ def test_a_resumed_run_gives_the_same_bits(egs_dir: Path, tmp_path: Path, name: 
     assert (tmp_path / "cut/checkpoints").exists() and not (tmp_path / "cut/summary.json").exists()
     resumed = virtually(egs_dir, tmp_path / "cut", STRATEGIES[name])
     assert states(tmp_path / "cut") == states(tmp_path / "whole")
+    crash = {"learner": 2, "at": 14.0, "restart_after": 3.0}
+    again = virtually(egs_dir, tmp_path / "again", STRATEGIES[name], crashes=[crash])
+    assert states(tmp_path / "again") == states(tmp_path / "whole") and again["restarts"] == 4
+    assert again["faults_fired"] == {"crash": 1}
     assert resumed["heldout_loss"] == json.loads((tmp_path / "whole/summary.json").read_text())["heldout_loss"]
     assert lease_log(tmp_path / "cut") == lease_log(tmp_path / "whole")
 

@@ -72,7 +72,7 @@ def _connect_torch(
 
     rendezvous = Rendezvous(env, timeout)
     host = LOCALHOST if env.master is None or env.one_host else address_towards(*env.master)
-    hello = WireHeader(Kind.HELLO, rendezvous.agree_on_run(), env.rank, 0)
+    hello = WireHeader(Kind.HELLO, rendezvous.agree_on_run(), env.rank, env.incarnation)
     wait_monitor, membership = WaitMonitor(comm_stats), Membership(env.rank, env.size)
     event_loop = EventLoop(wait_monitor)
     backend: TorchBackend | None = None
@@ -82,7 +82,7 @@ def _connect_torch(
         if backend is not None:
             backend.lose()
 
-    message_faults = MessageFaults(faults, env.rank, 0)
+    message_faults = MessageFaults(faults, env.rank, env.incarnation)
     transport = Transport(
         event_loop, hello, _listen(rendezvous.private_dir, host, hello), membership, wait_monitor, comm_stats,
         message_faults, env.key, on_loss=on_loss,
@@ -92,7 +92,7 @@ def _connect_torch(
     try:
         peers = rendezvous.exchange(transport.address, gpu_name())
         addresses = {rank: peer.address for rank, peer in peers.items()}
-        membership.fill({rank: (0, address) for rank, address in addresses.items()})
+        membership.fill({rank: (env.incarnation, address) for rank, address in addresses.items()})
         transport.connect_all()
         event_loop.start()
         if not wait_monitor.wait_for(lambda: not transport.broken, timeout):
@@ -104,15 +104,15 @@ def _connect_torch(
         backend = rendezvous.within(
             partial(
                 TorchBackend, rendezvous.store, membership, wait_monitor, comm_stats, host,
-                collectives_by(peer.gpu for peer in peers.values()),
+                collectives_by(peer.gpu for peer in peers.values()), env.launcher is not None,
             ), "torch.distributed",
         )  # fmt: skip
     except BaseException:
         event_loop.stop()
         raise
     return ProcessTeam(
-        hello.run.hex(), 0, env.hosts, comm_stats, membership, wait_monitor, event_loop, transport, backend,
-        compute_emulator,
+        hello.run.hex(), env.incarnation, env.hosts, comm_stats, membership, wait_monitor, event_loop, transport,
+        backend, compute_emulator,
     )  # fmt: skip
 
 

@@ -89,6 +89,11 @@ class WaitMonitor:
             self._failure = self._failure or failure
             self._wake_all()
 
+    def forget_failure(self) -> None:
+        """Lets the training task wait again, for the end of its process."""
+        with self._lock:
+            self._failure = None
+
     def close(self) -> None:
         with self._lock:
             self._closed = True

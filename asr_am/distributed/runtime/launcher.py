@@ -17,6 +17,7 @@ from asr_am.distributed.coordinator import ControlMessage
 from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT, LaunchSpec
 from asr_am.distributed.node_agent import NodeAgent
 from asr_am.distributed.runtime.control_server import ControlServer, read_json
+from asr_am.distributed.runtime.preemption import noting, preempted
 from asr_am.distributed.runtime.private_dir import private_dir
 from asr_am.distributed.runtime.security import choose_key, open_socket, split_address
 from asr_am.distributed.runtime.worker_process import (
@@ -38,6 +39,7 @@ def make_supervisor(spec: LaunchSpec) -> Supervisor:
     return Supervisor(
         spec, server, WorkerProcesses(spec, rendezvous), AwakeClock(HEARTBEAT_TIMEOUT / 5),
         socket.gethostname(), lambda: secrets.token_hex(16), asdict(rendezvous),
+        preempted=preempted,
     )  # fmt: skip
 
 
@@ -79,7 +81,8 @@ class SupervisorConnection:
 
 def launch(
     command: Sequence[str], learners: int, *, synchronous: bool, nodes: int = 1, node_rank: int = 0,
-    address: str | None = None, restart_after: float = 1.0, max_restarts: int = 3, timeout: float = 60.0,
+    address: str | None = None, restart_after: float = 1.0, max_restarts: int = 3, grace: float = 60.0,
+    signals: Sequence[str] = (), timeout: float = 60.0,
     key_file: str | None = None, encrypt: bool | None = None, faults: Faults | None = None,
     env: Mapping[str, str] | None = None, inherited_files: Sequence[int] = (),
 ) -> None:  # fmt: skip
@@ -90,12 +93,16 @@ def launch(
     Args:
         command: command line of a learner.
         learners: number of learners on each host.
-        synchronous: the first death ends the run. Otherwise the others continue, and the dead learner is restarted.
+        synchronous: after a death all learners are started again. They continue from their last checkpoint. Otherwise
+            the others go on, and the dead learner is restarted.
         nodes: number of hosts.
         node_rank: index of this host.
         address: host:port of host 0. Needed with several hosts.
         restart_after: seconds between a death and the restart.
-        max_restarts: number of restarts of one learner.
+        max_restarts: number of restarts within an hour, of one learner or of a synchronous team.
+        grace: seconds in which learners that are asked to end must have done so.
+        signals: some of TERM, USR1 and USR2. After one of them to this process the learners get SIGUSR1: they save a
+            checkpoint and end (`preemption`). Without TERM, it ends all at once.
         timeout: seconds in which all hosts must connect.
         key_file: file with the run's secret, the same on all hosts (see security.py). It protects messages and the
             control plane, not torch's collectives.
@@ -106,18 +113,19 @@ def launch(
         inherited_files: descriptors that the learners keep open, such as that of a lock.
 
     Raises:
-        LearnerLost: a synchronous learner died, or no learner is left.
+        LearnerLost: learners died more often than they may be restarted.
+        Preempted: the run was asked to end, and its learners have done so.
         InputError: a learner failed with exit status 1, after its own message, or a host has not connected in time.
     """
     spec = LaunchSpec(
-        command, learners, synchronous, nodes, node_rank, address, restart_after, max_restarts, timeout,
+        command, learners, synchronous, nodes, node_rank, address, restart_after, max_restarts, grace, timeout,
         faults=faults or Faults(), environment=env or {}, inherited_files=inherited_files,
     )  # fmt: skip
     if address is not None:
         split_address(address, "address")
     private = nodes == 1 and address is None
     key = choose_key(key_file, encrypt, private=private, one_start=nodes == 1)
-    with ended_by_sigterm(), private_dir() if private else nullcontext() as folder:
+    with ended_by_sigterm(), noting(signals), private_dir() if private else nullcontext() as folder:
         spec = replace(spec, key=key, private_dir=folder)
         if node_rank == 0:
             make_supervisor(spec).run()

@@ -66,7 +66,7 @@ class Rendezvous:
                 self.private_dir = self._agree_on_dir()
         if self.private_dir is not None:
             check_private_dir(self.private_dir)
-            self._name = f"{self.private_dir}/store"
+            self._name = f"{self.private_dir}/store-{env.incarnation}"
             Path(self._name).touch()  # torch would look for a missing file once a second
             self.store = PrefixStore("asr_am", FileStore(self._name))
 
@@ -164,7 +164,7 @@ class Rendezvous:
 
         try:
             store = self.within(connect, "connecting to torch's store")
-            store = PrefixStore(f"asr_am/{self._env.restarts}", store)
+            store = PrefixStore(f"asr_am/{self._env.restarts + self._env.incarnation}", store)
             return store if self._env.key is None else SignedStore(store, self._env.key)
         except (DistError, OSError) as error:
             if serves:

@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT
+from asr_am.distributed.launch_spec import EXIT_LOST, HEARTBEAT_TIMEOUT
 from asr_am.distributed.leases import LearnerLost, Leases, RoundRobinLeases, Segment
 from asr_am.distributed.membership import Membership
 from asr_am.distributed.runtime.event_loop import WaitMonitor
 from asr_am.distributed.runtime.loopback_peers import only_own_peers
 from asr_am.distributed.runtime.security import interface_of, is_loopback
+from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.distributed.team import CommStats, Group, SingleProcess, find_group
 from asr_am.errors import InputError
 
@@ -146,6 +147,7 @@ class TorchBackend:
         comm_stats: statistics of this learner.
         address: IPv4 address of this host, which selects the network interface.
         gpu_collectives: what carries the collectives of tensors on GPUs, see `gpu_placement`.
+        supervised: a launcher of this package has started the learners, and starts them again.
 
     Attributes:
         world: the group of all learners.
@@ -153,8 +155,9 @@ class TorchBackend:
 
     def __init__(
         self, store: dist.Store, membership: Membership, wait_monitor: WaitMonitor, comm_stats: CommStats, address: str,
-        gpu_collectives: Literal["nccl", "gloo"],
+        gpu_collectives: Literal["nccl", "gloo"], supervised: bool,
     ) -> None:  # fmt: skip
+        self._supervised = supervised
         self._membership, self._wait_monitor, self._comm_stats = membership, wait_monitor, comm_stats
         name = interface_of(address)
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -250,7 +253,9 @@ class TorchBackend:
             return LearnerLost(self._membership.left[0], "has ended while the others went on")
         return InputError(f"a collective failed although all learners are alive: {str(error).partition(chr(10))[0]}")
 
-    def restart_team(self, reason: str) -> NoReturn:
+    def restart_team(self, reason: str, whole: bool) -> NoReturn:
+        if self._supervised:
+            end_process(EXIT_LOST)
         raise LearnerLost(self._membership.rank, f"cannot go on: {reason}")
 
     def confirm(self) -> None:

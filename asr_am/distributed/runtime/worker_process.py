@@ -249,6 +249,12 @@ class WorkerProcesses:
         if rank in self._running:
             _signal(self._running[rank][1], signal.SIGKILL)
 
+    def preempt(self) -> None:
+        """Asks all learners to save a checkpoint and to end."""
+        for _, process in self._running.values():
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGUSR1)
+
     def end(self) -> None:
         """Ends all workers that run, and the processes that they have started."""
         processes = [process for _, process in self._running.values()]

@@ -50,7 +50,10 @@ class SimLaunchSpec(LaunchSpec):
 
 
 def _serve_barriers(barriers: Coordinator, connection: bytes, message: ControlMessage) -> None:
-    rank = int(connection.partition(b".")[0])
+    rank, incarnation = map(int, connection.split(b"."))
+    member = barriers.members.get(rank)
+    if member is None or member.incarnation != incarnation:
+        return  # of the team before, which its host has not ended yet
     if message["op"] == "hello":
         barriers.register(rank, message["incarnation"], message["address"])
     elif message["op"] != "live":
@@ -79,6 +82,9 @@ class SimHost:
         """Kills a learner soon: only the event loop can."""
         scheduler, learner = self._cluster.scheduler, self._cluster.learners[rank]
         scheduler.call_at(scheduler.now, partial(self._cluster.end, learner, KILLED, "was killed", learner.incarnation))
+
+    def preempt(self) -> None:
+        raise RuntimeError("a virtual cluster is not preempted")
 
     def end(self) -> None:
         for rank in self.ranks:
@@ -138,7 +144,7 @@ class SimCluster:
         self.learners = [SimLearner(rank=rank, host=hardware.host_of(rank)) for rank in range(learners)]
         self.learner_hosts = tuple(learner.host for learner in self.learners)
         self.network = SimNetwork(hardware, self.scheduler)
-        self.collectives = Collectives(self.scheduler, self.learners, self.network, hardware.overlap_speed)
+        self.collectives = self._make_collectives()
         streams = [random_stream(seed, rank, 0, "mail") for rank in range(learners)]
         self.messaging = SimMessaging(
             self.scheduler, self.learners, self.network, self.modelled_bytes, hardware.faults, streams
@@ -148,6 +154,7 @@ class SimCluster:
         self.server = SimServer(self.scheduler, None if control_latency is None else self._control_arrival)
         self.processes: list[tuple[SimProcess, SimTask]] = []  # the supervisor and the agents, by host
         self._learner_server = self.server
+        self._run = ""  # identity of the present team
         self._barriers: Coordinator | None = None  # of a synchronous launch
         self._hosts: list[SimHost] = []
         self._main: Callable[[SimTeam], Any] | None = None
@@ -201,7 +208,7 @@ class SimCluster:
 
         Args:
             main: the training task of one incarnation of a learner.
-            synchronous: the first death ends the run. A coordinator that answers at once then stands for the barriers
+            synchronous: a death starts the team again. A coordinator that answers at once then stands for the barriers
                 of torch.distributed.
         """
         if self._main is not None:
@@ -223,10 +230,7 @@ class SimCluster:
         )  # fmt: skip
         self.server.handle = supervisor.handle
         if synchronous:
-            barriers = Coordinator(size, lambda rank, message: self.learners[rank].control.connection.receive(message))
             self._learner_server = SimServer(self.scheduler, None)
-            self._learner_server.handle = partial(_serve_barriers, barriers)
-            self._barriers = barriers
         self._spawn_process(supervisor.run, "supervisor")
         for node, host in list(enumerate(self._hosts))[1:]:
             name = f"host {node}"
@@ -262,6 +266,8 @@ class SimCluster:
 
     def start(self, learner: SimLearner, incarnation: int, run: str) -> None:
         """Starts a learner's process. Called by its host."""
+        if run != self._run:
+            self._begin_team(incarnation, run)
         learner.incarnation, learner.alive, learner.stopped_until = incarnation, True, 0.0
         learner.tasks.clear()
         if incarnation:
@@ -273,6 +279,26 @@ class SimCluster:
         task = self.spawn(learner, partial(self._run_learner, team, hello), "training")
         task.waited = learner.waited
         task.on_end = partial(self._on_training_end, learner)
+
+    def _begin_team(self, incarnation: int, run: str) -> None:
+        """Forgets what a team has left whose learners were all ended."""
+        if self._run:
+            self.collectives = self._make_collectives()
+        self._run = run
+        if self._learner_server is not self.server:
+            self._barriers = Coordinator(
+                len(self.learners), lambda rank, message: self.learners[rank].control.connection.receive(message),
+                dict.fromkeys(range(len(self.learners)), incarnation),
+            )  # fmt: skip
+            self._learner_server.handle = partial(_serve_barriers, self._barriers)
+
+    def _make_collectives(self) -> Collectives:
+        return Collectives(self.scheduler, self.learners, self.network, self.hardware.overlap_speed)
+
+    @property
+    def in_step(self) -> bool:
+        """True for a synchronous launch as of real processes, whose learners end when one is lost."""
+        return self._barriers is not None
 
     def connect(self, learner: SimLearner, run: str) -> SimTeam:
         """Returns the team of a new process, which the supervisor does not know yet."""
@@ -314,10 +340,11 @@ class SimCluster:
             return
         learner.alive = False
         learner.control.connection.closed = True
-        if self._barriers is not None:
-            self._barriers.leave(learner.rank, None if status == 0 else reason)
         self.messaging.lose(learner.rank)
-        self.collectives.lose(learner.rank, reason)
+        if learner.run == self._run:  # else its host has ended it late, and a new team has begun
+            if self._barriers is not None:
+                self._barriers.leave(learner.rank, None if status == 0 else reason)
+            self.collectives.lose(learner.rank, reason)
         for task in learner.tasks:
             self.scheduler.kill(task)
         next(host for host in self._hosts if learner.rank in host.ranks).report(learner, status)

@@ -12,7 +12,7 @@ from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.coordinated_backend import ControlClient, CoordinatedBackend
 from asr_am.distributed.flat_params import BucketHook
 from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT
-from asr_am.distributed.leases import GradientFn, Leases, RoundRobinLeases, Segment, StepResult
+from asr_am.distributed.leases import GradientFn, LearnerLost, Leases, RoundRobinLeases, Segment, StepResult
 from asr_am.distributed.simulator.collectives import Collectives, SimGather, SimGroup, SimWork
 from asr_am.distributed.simulator.messaging import FLOAT_BYTES, SimMessaging
 from asr_am.distributed.simulator.network import SimNetwork
@@ -38,6 +38,8 @@ class SimContext(Protocol):
     messaging: SimMessaging
     control_latency: float | None
 
+    @property
+    def in_step(self) -> bool: ...
     def mean_of(self, rows: dict[int, Tensor]) -> Tensor: ...
     def modelled_bytes(self, count: float) -> float: ...
     def spawn(self, learner: SimLearner, function: Callable[[], object], name: str) -> SimTask: ...
@@ -100,8 +102,10 @@ class SimTeam:
     def is_gone(self, rank: int) -> bool:
         return rank in self._membership.gone
 
-    def restart_team(self, reason: str) -> NoReturn:
-        self._backend.restart_team(reason)
+    def restart_team(self, reason: str, whole: bool = False) -> NoReturn:
+        if self._cluster.in_step:
+            raise LearnerLost(self.rank, f"cannot go on: {reason}")  # the supervisor sees this process end
+        self._backend.restart_team(reason, whole)
 
     def confirm(self) -> None:
         self._backend.confirm()
