@@ -1,14 +1,14 @@
-"""Stage decode: decodes dev and test, with LM weight, insertion penalty and window chosen on dev.
+"""Stage decode: decodes dev and test, with LM weight, insertion penalty, window and network chosen on dev.
 
 Writes for each set:
     lattices/<set>.ark: raw lattices.
     nbest/<set>.txt: utterance, graph cost, acoustic cost, words. Best first.
-    ctm/<set>_<LM weight>_<insertion penalty>.ctm: the words. On dev for every LM scale of the grid, on other sets for
-        the one that is chosen on dev.
-and decode.json (chosen window and scale, costs and failures), best_on_dev.json and system.json.
+    ctm/<set>_<LM weight>_<insertion penalty>.ctm: the words. On dev for every LM scale that was tried, on other sets
+        for the one that is chosen on dev.
+and decode.json (what was tried and chosen, costs and failures), best_on_dev.json and system.json.
 
-What is chosen is what is scored: window and LM scale have the fewest errors on dev as stage score counts them
-(`asr_am.decode.dev_choice`).
+What is chosen is what is scored: network, window and LM scale have the fewest errors on dev as stage score counts them
+(`asr_am.decode.dev_choice`). So sequence training that makes more errors on dev is not decoded with.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,22 @@ from lhotse import SupervisionSegment
 
 from asr_am import disk
 from asr_am.data.manifests import read_supervisions
-from asr_am.decode.ctm import FRAME_SHIFT, ctm_name, write_ctm
+from asr_am.decode.ctm import FRAME_SHIFT, CtmWord, ctm_name, write_ctm
 from asr_am.decode.dev_choice import DevChoice, choose_on_dev, read_reference
-from asr_am.decode.lattice import LmScale
-from asr_am.decode.scorer import Window
+from asr_am.decode.hypotheses import hypotheses
+from asr_am.decode.lattice import LmScale, read_lattices
+from asr_am.decode.loading import load_lang, load_states
 from asr_am.decode.shards import Decoded, DecodeOptions, Job, decode_shards, read_shards
 from asr_am.decode.system import System
 from asr_am.errors import InputError
 from asr_am.features.fusion import InputReader
+from asr_am.parallel import parallel_map
 from asr_am.score.scoring import Reference
 
 log = logging.getLogger(__name__)
 
 Segments = Mapping[str, SupervisionSegment]
+Words = dict[str, list[list[CtmWord]]]  # by utterance and LM scale
 
 WORK = "shards"  # folder of finished shards, removed at the end
 
@@ -50,9 +54,9 @@ def reference_words(text: str, dropped: frozenset[str]) -> list[str]:
 
 def decode_sets(
     system: System, data_dir: Path, out: Path, options: DecodeOptions, *, sets: Sequence[str] = ("dev", "test"),
-    windows: Sequence[Window] = (), jobs: int = 1,
+    candidates: Sequence[System] = (), jobs: int = 1,
 ) -> System:  # fmt: skip
-    """Decodes sets with the scales and the window that are best on dev.
+    """Decodes sets with the LM scale, window and network that are best on dev.
 
     Args:
         system: the system to decode with. Its search options are replaced by those of `options`.
@@ -60,29 +64,34 @@ def decode_sets(
         out: output folder.
         options: search options, grid of LM scales, length of n-best lists.
         sets: names of the sets, the dev set first.
-        windows: windows to try for a network. The one with the fewest dev errors is kept (of equals the first). If
-            empty, the system's own window is used.
+        candidates: the system with other windows or networks. The one with the fewest dev errors is kept (of equals the
+            first). If empty, it is `system`.
         jobs: number of processes.
 
     Returns:
-        The system with the chosen window and scale, as saved in `out`.
+        The system with the chosen network, window and scale, as saved in `out`.
     """
     dev, *others = sets
-    system = replace(system, search=options.search)
+    tried = [replace(candidate, search=options.search) for candidate in candidates or [system]]
     segments = decodable(system, data_dir, dev)
-    tried = windows if system.model is not None and windows else [system.window]
-    # Words are read again from the shards of the best window: under every scale they are 0.6 GB for 5 hours of dev.
+    # Words are read again from the shards of the best candidate: under every scale they are 0.6 GB for 5 hours of dev.
     reference = read_reference(data_dir, dev)
-    choices = {
-        window: _decode_dev(replace(system, window=window), dev, segments, reference, out, options, jobs)
-        for window in tried
-    }
-    window, choice = min(choices.items(), key=lambda item: item[1].errors)
+    choices = [_decode_dev(candidate, dev, segments, reference, out, options, jobs) for candidate in tried]
+    best = min(range(len(tried)), key=lambda k: choices[k].errors)
+    system, choice = replace(tried[best], lm_scale=choices[best].scale), choices[best]
+    if len({candidate.model for candidate in tried}) > 1:
+        log.info("%s: fewest errors, %d, with the network of %s", dev, choice.errors, system.network)
     choice.save(out)
-    system = replace(system, window=window, lm_scale=choice.scale)
-    report: dict[str, Any] = {"windows": {str(window): choice.errors for window, choice in choices.items()}}
-    report |= {"chosen": {"window": str(window), **choice.scale._asdict(), "dev_errors": choice.errors}}
-    report |= {dev: write_set(out, dev, segments, options.grid, _shard_folder(out, dev, system))}
+    report: dict[str, Any] = {"tried": [
+        {"network": candidate.network, "window": str(candidate.window), "errors": each.errors}
+        for candidate, each in zip(tried, choices, strict=True)
+    ]}  # fmt: skip
+    chosen = {"network": system.network, "window": str(system.window)}
+    report |= {"chosen": chosen | choice.scale._asdict() | {"dev_errors": choice.errors}}
+    folder = _shard_folder(out, dev, system)
+    disk.remove(out / "ctm")  # of a run that was killed after this
+    (folder / "ctm").rename(out / "ctm")
+    report[dev] = write_set(out, dev, segments, (), folder)
     options = replace(options, grid=(choice.scale,))
     for subset in others:
         segments = decodable(system, data_dir, subset)
@@ -115,14 +124,38 @@ def decodable(system: System, data_dir: Path, subset: str) -> Segments:
 def _decode_dev(
     system: System, dev: str, segments: Segments, reference: Reference, out: Path, options: DecodeOptions, jobs: int
 ) -> DevChoice:
-    """Decodes dev, writes its words under each LM scale, and returns the best scale."""
-    write_words(out, dev, segments, options.grid, read_shards(_decode(system, dev, segments, out, options, jobs)))
-    choice = choose_on_dev(reference, out, dev, options.grid, jobs)
+    """Decodes dev, writes its words under each LM scale beside the shards, and returns the best scale."""
+    folder = _decode(system, dev, segments, out, options, jobs)
+    write_words(folder, dev, segments, options.grid, {d.utterance: d.words for d in read_shards(folder)})
+
+    def write_more(scales: Sequence[LmScale]) -> None:
+        write_words(folder, dev, segments, scales, words_of_lattices(system, folder, scales, jobs))
+
+    choice = choose_on_dev(reference, folder, dev, options.grid, jobs, write_more)
     log.info(
         "%s, window %s: %d errors in %d words (%.2f %%) at LM weight %g, insertion penalty %g", dev, system.window,
         choice.errors, choice.words, 100 * choice.errors / max(1, choice.words), *choice.scale,
     )  # fmt: skip
     return choice
+
+
+def words_of_lattices(system: System, shards: Path, scales: Sequence[LmScale], jobs: int) -> Words:
+    """Returns the words under each LM scale of all utterances that have a lattice.
+
+    Args:
+        system: the system that has made the lattices.
+        shards: folder of the finished shards.
+        scales: the LM scales.
+        jobs: number of processes.
+    """
+    work = partial(_words_of_shard, system, scales)
+    found = parallel_map(work, sorted(shards.glob("*.lat")), jobs, f"rescoring {shards.name}")
+    return {utterance: words for part in found for utterance, words in part.items()}
+
+
+def _words_of_shard(system: System, scales: Sequence[LmScale], archive: Path) -> Words:
+    states, lang = load_states(system.states), load_lang(system.lang_dir)
+    return {utterance: hypotheses(lattice, scales, states, lang) for utterance, lattice in read_lattices(archive)}
 
 
 def _decode(system: System, subset: str, segments: Segments, out: Path, options: DecodeOptions, jobs: int) -> Path:
@@ -137,7 +170,8 @@ def _decode(system: System, subset: str, segments: Segments, out: Path, options:
 
 
 def _shard_folder(out: Path, subset: str, system: System) -> Path:
-    return out / WORK / f"{subset}_{str(system.window).replace('/', '-')}"
+    network = f"_{system.network}" if system.network else ""
+    return out / WORK / f"{subset}_{str(system.window).replace('/', '-')}{network}"
 
 
 def write_set(out: Path, subset: str, segments: Segments, grid: Sequence[LmScale], shards: Path) -> dict[str, Any]:
@@ -147,7 +181,7 @@ def write_set(out: Path, subset: str, segments: Segments, grid: Sequence[LmScale
         out: output folder.
         subset: name of the set.
         segments: its utterances by id.
-        grid: the LM scales it was decoded with.
+        grid: the LM scales it was decoded with and has no CTM files for yet.
         shards: folder of the finished shards.
 
     Returns:
@@ -160,7 +194,7 @@ def write_set(out: Path, subset: str, segments: Segments, grid: Sequence[LmScale
         for shard in sorted(shards.glob("*.lat")):
             with shard.open("rb") as file:
                 shutil.copyfileobj(file, archive)
-    write_words(out, subset, segments, grid, results)
+    write_words(out, subset, segments, grid, {d.utterance: d.words for d in results})
     lines = [
         f"{d.utterance} {entry.graph} {entry.acoustic} {' '.join(entry.words)}".rstrip() + "\n"
         for d in results
@@ -170,13 +204,11 @@ def write_set(out: Path, subset: str, segments: Segments, grid: Sequence[LmScale
     return statistics(subset, results)
 
 
-def write_words(
-    out: Path, subset: str, segments: Segments, grid: Sequence[LmScale], results: Sequence[Decoded]
-) -> None:
+def write_words(out: Path, subset: str, segments: Segments, grid: Sequence[LmScale], words: Words) -> None:
     """Writes a CTM file for each LM scale."""
     (out / "ctm").mkdir(parents=True, exist_ok=True)
     for k, scale in enumerate(grid):
-        write_ctm(out / "ctm" / ctm_name(subset, scale), segments, {d.utterance: d.words[k] for d in results})
+        write_ctm(out / "ctm" / ctm_name(subset, scale), segments, {name: each[k] for name, each in words.items()})
 
 
 def statistics(subset: str, results: Sequence[Decoded]) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,10 @@ from asr_am.errors import InputError
 from asr_am.parallel import parallel_map
 from asr_am.score.scoring import Reference
 
+log = logging.getLogger(__name__)
+
 FILE = "best_on_dev.json"
+ADDED, ROUNDS = 3, 6  # values beyond the edge of a grid that are tried at once, and how often
 
 
 @dataclass(frozen=True)
@@ -71,8 +76,11 @@ def read_reference(data_dir: Path, subset: str, subsets: Mapping[str, str] | Non
     return Reference(stm, None, subsets or {}, case_sensitive=len({word.lower() for word in words}) < len(words))
 
 
-def choose_on_dev(reference: Reference, run: Path, dev: str, grid: Sequence[LmScale], jobs: int) -> DevChoice:
-    """Scores the words of dev under each LM scale.
+def choose_on_dev(
+    reference: Reference, run: Path, dev: str, grid: Sequence[LmScale], jobs: int,
+    write_more: Callable[[Sequence[LmScale]], None],
+) -> DevChoice:  # fmt: skip
+    """Scores the words of dev under each LM scale, and under further ones while the best is at the edge of the grid.
 
     Args:
         reference: reference of dev.
@@ -80,14 +88,59 @@ def choose_on_dev(reference: Reference, run: Path, dev: str, grid: Sequence[LmSc
         dev: name of the set.
         grid: the LM scales.
         jobs: parallel jobs.
+        write_more: writes the CTM files of dev under further LM scales into the folder.
 
     Returns:
         The LM scale with the fewest errors.
     """
-    ctms = [run / "ctm" / ctm_name(dev, scale) for scale in grid]
+    totals = _score_all(reference, run, dev, grid, jobs)
+    best = _best(totals)
+    for _ in range(ROUNDS):
+        if not (added := beyond(totals, best)):
+            break
+        write_more(added)
+        totals |= _score_all(reference, run, dev, added, jobs)
+        best = _best(totals)
+    if len(totals) > len(grid):
+        log.info(
+            "%s: the best of the grid was at its edge, so %d more pairs of LM weight and insertion penalty were tried: "
+            "now %g and %g are best", run.name, len(totals) - len(grid), *best,
+        )  # fmt: skip
+    return DevChoice(*best, *totals[best])
+
+
+def beyond(grid: Iterable[LmScale], best: LmScale) -> list[LmScale]:
+    """Returns the LM scales to add to a grid whose first or last LM weight or penalty is best.
+
+    A grid with a single LM weight, or a single penalty, keeps it.
+    """
+    lms, penalties = (sorted(set(values)) for values in zip(*grid, strict=True))
+    more_lms = [lm for lm in _steps_beyond(lms, best.lm) if lm > 0]
+    more_penalties = _steps_beyond(penalties, best.insertion)
+    added = [*itertools.product(more_lms, penalties), *itertools.product(lms + more_lms, more_penalties)]
+    return [LmScale(*scale) for scale in added]
+
+
+def _steps_beyond(values: Sequence[float], best: float) -> list[float]:
+    """Returns values beyond the first or last of some ascending ones if that is the best, in equal steps."""
+    for edge, neighbour in (values[:2], values[:-3:-1]) if len(values) > 1 else ():
+        if best == edge:
+            return [edge + n * (edge - neighbour) for n in range(1, ADDED + 1)]
+    return []
+
+
+def _score_all(
+    reference: Reference, run: Path, dev: str, scales: Sequence[LmScale], jobs: int
+) -> dict[LmScale, tuple[int, int]]:
+    """Returns errors and words of dev under each LM scale."""
+    ctms = [run / "ctm" / ctm_name(dev, scale) for scale in scales]
     totals = parallel_map(partial(_count_errors, reference), ctms, jobs, f"scoring {run.stem} on {dev}")
-    best = choose(grid, [errors for errors, _ in totals])
-    return DevChoice(*grid[best], *totals[best])
+    return dict(zip(scales, totals, strict=True))
+
+
+def _best(totals: Mapping[LmScale, tuple[int, int]]) -> LmScale:
+    scales = list(totals)
+    return scales[choose(scales, [errors for errors, _ in totals.values()])]
 
 
 def choose(grid: Sequence[LmScale], errors: Sequence[int]) -> int:

@@ -68,7 +68,11 @@ def rescore(
         _write_set(out, subset, data_dir, words, grid)
         record: dict[str, object] = {"perplexity": asdict(perplexities[subset])}
         if subset == "dev":
-            choice = choose_on_dev(read_reference(data_dir, subset), out, subset, grid, jobs)
+
+            def write_more(scales: Sequence[LmScale]) -> None:
+                _write_set(out, "dev", data_dir, rescore_lattices(decoded, "dev", mixture, scales, how, jobs), scales)
+
+            choice = choose_on_dev(read_reference(data_dir, subset), out, subset, grid, jobs, write_more)
             choice.save(out)
             record["errors"] = choice.errors
             log.info("dev: %d errors", choice.errors)

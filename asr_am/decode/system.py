@@ -50,6 +50,11 @@ class System:
         return self.graph_dir / "HCLG.fst"
 
     @property
+    def network(self) -> str | None:
+        """The name of the network's training run, None for mixtures."""
+        return self.model.parent.name if self.model else None
+
+    @property
     def states(self) -> Path:
         return self.align_dir / "states.npz"
 

@@ -33,7 +33,7 @@ Train = Callable[..., None]
 def align_corpus(
     data_dir: Path, lang_dir: Path, features_dir: Path, out: Path, *, mono: MonoOptions, tri: TriOptions,
     lda_mllt: LdaOptions | None = None, sat: SatOptions | None = None, sets: Sequence[str] = ("train", "dev"),
-    jobs: int = 1, whole: str = "",
+    jobs: int = 1, whole: str = "", copies: bool = True,
 ) -> None:  # fmt: skip
     """Trains the systems mono, tri and, where options are given, lda_mllt and sat. Each writes a folder into `out`.
 
@@ -53,6 +53,8 @@ def align_corpus(
         jobs: worker processes or threads.
         whole: the system whose alignment of "train" is wanted whole. The last one is whole anyway, and the others have
             the utterances that they or the next system are trained on.
+        copies: train on copies of utterances at other speeds too. False: the last system only adapts to their speakers
+            and aligns them.
 
     Raises:
         InputError: an input is not readable, or no utterance can be aligned.
@@ -65,7 +67,7 @@ def align_corpus(
         lda_mllt.check(sets_data["train"].frames.dim)
     elif sat is not None:
         raise InputError("align: sat has a section, but lda_mllt, which sat starts from, has none; add one")
-    ctx = TrainingContext(sets_data, lang, scratch, jobs)
+    ctx = TrainingContext(sets_data, lang, scratch, jobs, copies=copies)
     systems: dict[str, tuple[EmOptions, Train]] = {
         "mono": (mono, partial(train_mono, options=mono)),
         "tri": (tri, partial(train_tri, previous=out / "mono", options=tri)),
@@ -81,7 +83,8 @@ def align_corpus(
             continue
         disk.remove(out / name)  # of a killed run
         began = time.monotonic()
-        train(ctx if name == whole else subset_of(ctx, count), out=out / name)
+        last = name == list(systems)[-1]
+        train(ctx if name == whole or last else subset_of(ctx, count), out=out / name)
         logger.info("%s: %.0f s", name, time.monotonic() - began)
     disk.remove(scratch)
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from asr_am.data.speed import originals
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.hmm.alignment_graphs import Graphs, compile_graphs
@@ -108,6 +110,7 @@ class TrainingContext:
         scratch: folder for graphs and frames.
         jobs: worker processes or threads.
         others: utterances that the systems before may have aligned beside those of set "train".
+        copies: train on copies at other speeds too. False: they are only aligned.
     """
 
     sets: dict[str, AlignedData]
@@ -115,6 +118,7 @@ class TrainingContext:
     scratch: Path
     jobs: int
     others: Collection[str] = ()
+    copies: bool = True
 
     @property
     def train(self) -> FrameStore:
@@ -129,14 +133,21 @@ class TrainingContext:
 
 
 def subset_of(ctx: TrainingContext, count: int) -> TrainingContext:
-    """Reduces set "train" to `count` utterances, chosen by a hash of their names.
+    """Reduces set "train" to `count` utterances to train on, chosen by a hash of their names. 0: to all of these.
 
-    A smaller subset is part of a larger one. Returns `ctx` itself if the set has no more, or if `count` is 0.
+    A smaller subset is part of a larger one. Returns `ctx` itself if the set has no more.
     """
     names = ctx.train.utterances
-    if not 0 < count < len(names):
+    ours = list(range(len(names)))
+    if not ctx.copies:
+        ours = [index for index, original in enumerate(originals(names)) if original == names[index]]
+    count = min(count or sys.maxsize, len(ours))
+    if count == len(names):
         return ctx
-    return reduced(ctx, sorted(by_hash(names)[:count]), f"{count}")
+    if count == len(ours):
+        return reduced(ctx, ours, f"{count}")
+    chosen = by_hash([names[index] for index in ours])[:count]
+    return reduced(ctx, sorted(ours[index] for index in chosen), f"{count}")
 
 
 def by_hash(names: Sequence[str]) -> list[int]:

@@ -36,7 +36,8 @@ def targets(cfg: DictConfig) -> list[Target]:
         build_kaldi = partial(import_kaldi, paths, folders)
         return [Target(out, [*inputs[1:], *folders.values()], {"system": KALDI}, build_kaldi)]
     sets = list(cfg.corpus.get("aligned_sets", ALIGNED_SETS))
-    made = [Target(out, inputs, {**options, "aligned_sets": sets}, partial(align, paths, options, sets, cfg.nj))]
+    key = {**options, "aligned_sets": sets} | ({} if cfg.speed_perturb_gmms else {"copies": False})
+    made = [Target(out, inputs, key, partial(align, paths, options, sets, cfg.nj, cfg.speed_perturb_gmms))]
     if graph_lang(cfg) != paths.lang():
         probs, system = graph_lang(cfg), cfg.align.system
         made.append(Target(probs, [*inputs[:2], out], {"system": system}, partial(lexicon_probs, paths, system)))
@@ -62,7 +63,7 @@ def lexicon_probs(paths: Layout, system: str, out: Path) -> None:
     add_probs(paths.data, paths.lang(), counts, out)
 
 
-def align(paths: Layout, options: dict, sets: list[str], jobs: int, out: Path) -> None:
+def align(paths: Layout, options: dict, sets: list[str], jobs: int, copies: bool, out: Path) -> None:
     """Trains the systems that have a section in `align`, each from the one before. Aligns the sets with each.
 
     Args:
@@ -70,13 +71,14 @@ def align(paths: Layout, options: dict, sets: list[str], jobs: int, out: Path) -
         options: the group `align`.
         sets: names of the sets to align.
         jobs: parallel jobs.
+        copies: train on copies at other speeds, too.
         out: directory to write into.
     """
     from asr_am.hmm.align_corpus import align_corpus
 
     systems = gmm_options(options)
     folders, whole = (paths.data, paths.lang(), paths.features, out), options["system"]
-    align_corpus(*folders, sets=sets, jobs=jobs, whole=whole, **systems)
+    align_corpus(*folders, sets=sets, jobs=jobs, whole=whole, copies=copies, **systems)
 
 
 def write_alignments(paths: Layout, system: str, out: Path) -> None:

@@ -21,6 +21,7 @@ from asr_am.stages.mmi import mmi_section
 from asr_am.stages.sections import DecodeSection, values
 from asr_am.stages.systems import (
     SYSTEMS,
+    Chosen,
     SystemPlan,
     chosen_on_dev,
     language_models,
@@ -74,15 +75,15 @@ def decode_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     """Returns the decoding run of a system with an LM, on dev and test."""
     paths = layout(cfg)
     grid, options = lm_scale_grid(cfg), values(cfg.decode)
-    options |= {"windows": list(system.windows)} if system.windows else {}
     inputs = [paths.data, paths.align, *input_dirs(cfg, system.features), paths.graph(system.gmm, lm)]
-    inputs += [system.model] if system.model else []
+    inputs += [run for run in (system.model, system.start) if run]
+    key = options | ({"network_windows": list(system.windows)} if system.windows else {})
     scale = {"self_loop_scale": cfg.decode.self_loop_scale}
     unseen_graph = partial(graph, paths, graph_lang(cfg), system.gmm, f"{lm}/unseen", scale)
     build_run = partial(
         decode, paths, system, lm, paths.graph(system.gmm, lm), unseen_graph, grid, options, cfg.nj, cfg.train.device
     )
-    return Target(paths.decoded(f"{system.name}_{lm}"), inputs, options, build_run, version=4)
+    return Target(paths.decoded(f"{system.name}_{lm}"), inputs, key, build_run, version=5)
 
 
 def likelihood_target(cfg: DictConfig, run: str) -> Target:
@@ -114,9 +115,9 @@ def decode(
     paths: Layout, plan: SystemPlan, lm: str, graph_folder: Path, unseen_graph: Callable[[Path], None],
     grid: list[list[float]], options: dict, jobs: int, device: str, out: Path,
 ) -> None:  # fmt: skip
-    """Decodes dev, chooses LM weight, penalty and window on it, and decodes test.
+    """Decodes dev, chooses LM weight, penalty, window and network on it, and decodes test.
 
-    If the LM knows dev, all three are those that are best on dev with an LM that does not.
+    If the LM knows dev, all are those that are best on dev with an LM that does not.
 
     Args:
         paths: those of exp/<corpus>.
@@ -136,32 +137,46 @@ def decode(
     from asr_am.lang.prepare import UNSEEN, knows_dev
 
     align_dir, model = paths.align / plan.gmm, plan.model / "best.pt" if plan.model else None
-    search, windows = search_and_windows(options)
+    search, _ = search_and_windows(options)
     system = System(
         align_dir, features_dir=paths.features, lang_dir=paths.lang(), graph_dir=graph_folder,
         feature_kind=feature_kind_of(align_dir, model), model=model, search=search,
     )  # fmt: skip
     how = DecodeOptions(search, tuple(lm_scales(grid)), options["nbest"], device)
+    candidates = networks_and_windows(system, plan, options)
     if knows_dev(paths.lm(lm)) and (paths.lm(lm) / UNSEEN).is_dir():
-        unseen = replace(system, graph_dir=out / UNSEEN / "graph")
-        windows = [choose_without_dev(unseen, paths.data, how, windows, jobs, unseen_graph, out)]
+        unseen = [replace(candidate, graph_dir=out / UNSEEN / "graph") for candidate in candidates]
+        chosen = choose_without_dev(unseen, paths.data, how, jobs, unseen_graph, out)
+        network = next(candidate for candidate in candidates if candidate.network == chosen.network)
+        candidates = [replace(network, window=chosen.window)]
     how = replace(how, grid=tuple(scales_to_try(paths.lm(lm), grid, out)))
-    decode_sets(system, paths.data, out, how, windows=windows, jobs=jobs)
+    decode_sets(system, paths.data, out, how, candidates=candidates, jobs=jobs)
+
+
+def networks_and_windows(system: System, plan: SystemPlan, options: Mapping[str, Any]) -> list[System]:
+    """Returns the system with each window, and then with the network that it was trained from and its windows."""
+    from asr_am.decode.scorer import Window
+
+    _, windows = search_and_windows(options)
+    if system.model is None:
+        return [system]
+    own = [Window.parse(text, "mmi.windows") for text in plan.windows] if plan.windows else windows
+    found = [replace(system, window=window) for window in own]
+    if plan.start:
+        found += [replace(system, model=plan.start / "best.pt", window=window) for window in windows]
+    return found
 
 
 def choose_without_dev(
-    system: System, data_dir: Path, how: DecodeOptions, windows: Sequence[Window], jobs: int,
-    build_graph: Callable[[Path], None], out: Path,
-) -> Window:  # fmt: skip
-    """Chooses LM weight, penalty and window on dev, with a graph whose LM does not know dev, unless that is done.
-
-    Writes <out>/unseen/decode.json, and returns the window.
+    candidates: Sequence[System], data_dir: Path, how: DecodeOptions, jobs: int, build_graph: Callable[[Path], None],
+    out: Path,
+) -> Chosen:  # fmt: skip
+    """Chooses on dev, with a graph whose LM does not know dev, unless that is done. Writes <out>/unseen/decode.json.
 
     Args:
-        system: the system with that graph.
+        candidates: the system with that graph, with each network and window.
         data_dir: output of stage data.
         how: search options and the grid.
-        windows: windows to try for a network.
         jobs: parallel jobs.
         build_graph: builds the graph in a directory.
         out: directory of the decoding run.
@@ -169,16 +184,16 @@ def choose_without_dev(
     from asr_am.decode.decode_set import decode_sets
     from asr_am.lang.prepare import UNSEEN
 
-    report, work = out / UNSEEN / "decode.json", out / UNSEEN / "work"
+    report, work, graph_dir = out / UNSEEN / "decode.json", out / UNSEEN / "work", candidates[0].graph_dir
     if not report.exists():
         log.info("the LM knows dev: its weight and the window are chosen with a trigram of the training text")
-        system.graph_dir.mkdir(parents=True, exist_ok=True)
-        build_graph(system.graph_dir)
-        decode_sets(system, data_dir, work, how, sets=["dev"], windows=windows, jobs=jobs)
+        graph_dir.mkdir(parents=True, exist_ok=True)
+        build_graph(graph_dir)
+        decode_sets(candidates[0], data_dir, work, how, sets=["dev"], candidates=candidates, jobs=jobs)
         (work / "decode.json").rename(report)
-    for folder in (work, system.graph_dir):  # a run that was killed here has left them
+    for folder in (work, graph_dir):  # a run that was killed here has left them
         disk.remove(folder)
-    return chosen_on_dev(report)[1]
+    return chosen_on_dev(report)
 
 
 def likelihoods(decoded: Path, device: str, out: Path) -> None:

@@ -117,7 +117,7 @@ def plan(cfg: DictConfig) -> tuple[list[Need], Speeds]:
         need("data", generated * GENERATION * slower * 1e6, generated * 65e6, BASE_MEMORY, note),
         need("features", extraction, (train + evaluated) * 4 * sum(widths), BASE_MEMORY),
         need(
-            "align", gmm_seconds(cfg, train, evaluated / 2) * slower, 5 * 4 * (train + evaluated / 2),
+            "align", gmm_seconds(cfg, train, spoken, evaluated / 2) * slower, 5 * 4 * (train + evaluated / 2),
             BASE_MEMORY + gaussians(cfg) * 80 * 8 * (2 * cfg.nj + 1), "GMMs",
         ),
     ]  # fmt: skip
@@ -129,9 +129,10 @@ def plan(cfg: DictConfig) -> tuple[list[Need], Speeds]:
     size = 2 if cfg.egs.dtype == "float16" else 4
     examples = (train + evaluated / 2) * (size * stored + (2 if outputs < 1 << 15 else 4))
     needs.append(need("egs", (train + evaluated / 2) * PER_FRAME["egs"] * slower, examples, BASE_MEMORY))
-    needs.append(training(cfg, spoken if cfg.train.one_speed else train, known.training, inputs, outputs))
+    epoch = spoken if cfg.train.one_speed else train
+    needs.append(training(cfg, epoch, known.training, inputs, outputs))
     if cfg.mmi.train:
-        needs.append(sequence_training(mmi_config(cfg), train, known.training, inputs, outputs))
+        needs.append(sequence_training(mmi_config(cfg), epoch, known.training, inputs, outputs))
     overlap = cfg.egs.chunk / 10
     scoring = overlap / (3 * known.training)  # forward without backward
     networks = 1 + cfg.mmi.train
@@ -180,14 +181,22 @@ def _systems(cfg: DictConfig) -> dict[str, Mapping[str, Any]]:
     return {name: {**base, **options[name]} for name in GMM_FEATURES if name in options}
 
 
-def gmm_seconds(cfg: DictConfig, train: float, dev: float) -> float:
-    """Returns millionths of the core seconds of stage align: frames times `PER_FRAME`."""
+def gmm_seconds(cfg: DictConfig, train: float, spoken: float, dev: float) -> float:
+    """Returns millionths of the core seconds of stage align: frames times `PER_FRAME`.
+
+    Args:
+        cfg: the whole configuration.
+        train: frames of the training set.
+        spoken: those without copies at other speeds.
+        dev: frames of dev.
+    """
+    whole, train = train, train if cfg.speed_perturb_gmms else spoken
     systems, total = _systems(cfg), 0.0
     counts = [UTTERANCE * (options.get("utterances") or math.inf) for options in systems.values()]
     needed = [max(pair) for pair in itertools.pairwise([*counts, math.inf])]  # a system aligns what the next one needs
     for (name, options), count, aligned in zip(systems.items(), counts, needed, strict=True):
         frames = min(train, options.get("frames") or train, count if name != "mono" else train)
-        aligned = train if name == cfg.align.system else min(train, aligned)
+        aligned = whole if name == cfg.align.system else min(train, aligned)
         total += frames * len(options["realign"]) * PER_FRAME["realign"] + (aligned + dev) * PER_FRAME["align"]
         mixture = 0.7 * options["gaussians"] / (120 if name == "mono" else options["leaves"])  # mean over the passes
         total += frames * options["iterations"] * mixture * PER_FRAME["em"]

@@ -40,6 +40,7 @@ class RecipeOptions:
     data_dir: str | None
     speed_perturb: list[float]
     speed_perturb_below: float
+    speed_perturb_gmms: bool
     nj: int
     learners: int
     seed: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,17 +61,27 @@ def scales_to_try(lm_dir: Path, grid: Sequence[Sequence[float]], decoded: Path) 
     if not knows_dev(lm_dir):
         return lm_scales(grid)
     report = decoded / UNSEEN / "decode.json"
-    return [chosen_on_dev(report)[0] if report.is_file() else LmScale(*UNTUNED)]
+    return [chosen_on_dev(report).scale if report.is_file() else LmScale(*UNTUNED)]
 
 
-def chosen_on_dev(report: Path) -> tuple[LmScale, Window]:
-    """Reads LM scale and window from the decode.json of a decoding run. Raises InputError if it is damaged."""
+@dataclass(frozen=True)
+class Chosen:
+    """What was chosen on dev: LM scale, window, and the training run of the network (None for a GMM)."""
+
+    scale: LmScale
+    window: Window
+    network: str | None
+
+
+def chosen_on_dev(report: Path) -> Chosen:
+    """Reads the choice from the decode.json of a decoding run. Raises InputError if it is damaged."""
     from asr_am.decode.lattice import LmScale
     from asr_am.decode.scorer import Window
 
     try:
         chosen = json.loads(report.read_text(encoding="utf-8"))["chosen"]
-        return LmScale(float(chosen["lm"]), float(chosen["insertion"])), Window.parse(chosen["window"], "window")
+        scale = LmScale(float(chosen["lm"]), float(chosen["insertion"]))
+        return Chosen(scale, Window.parse(chosen["window"], "window"), chosen["network"])
     except (InputError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{report}: damaged ({error}); remove it, and run stage 7 (decode) again") from error
 
@@ -91,6 +101,8 @@ class SystemPlan:
         model: directory of the network's training run, None for the GMM.
         seed: seed of the network, None for the GMM.
         windows: windows to try on dev, None: those of section decode.
+        start: directory of the training run that this network was trained from. It is decoded with instead if it makes
+            fewer errors on dev.
     """
 
     name: str
@@ -99,6 +111,7 @@ class SystemPlan:
     model: Path | None
     seed: int | None
     windows: tuple[str, ...] | None = None
+    start: Path | None = None
 
 
 def plans(cfg: DictConfig) -> list[SystemPlan]:
@@ -107,11 +120,11 @@ def plans(cfg: DictConfig) -> list[SystemPlan]:
     found = []
     for name in cfg.systems:
         if name == "nnet":
-            runs = [(cfg.run, None), *([(mmi_run(cfg), tuple(cfg.mmi.windows))] if cfg.mmi.train else [])]
-            found += [
-                SystemPlan(run, cfg.align.system, cfg.features.name, paths.run(run), cfg.seed, windows)
-                for run, windows in runs
-            ]
+            first = SystemPlan(cfg.run, cfg.align.system, cfg.features.name, paths.run(cfg.run), cfg.seed)
+            found.append(first)
+            if cfg.mmi.train:
+                run, windows = mmi_run(cfg), tuple(cfg.mmi.windows)
+                found.append(replace(first, name=run, model=paths.run(run), windows=windows, start=first.model))
         elif name not in GMM_FEATURES:
             raise InputError(f"systems: {name!r} is unknown; choose from {', '.join(SYSTEMS)}")
         elif name not in cfg.align:

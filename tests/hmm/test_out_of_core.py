@@ -97,6 +97,23 @@ def test_subsets_are_nested_and_keep_the_order(tmp_path: Path) -> None:
     assert subset_of(ctx, 0) is ctx and subset_of(ctx, 40) is ctx
 
 
+def test_copies_at_other_speeds_are_left_out_of_training(tmp_path: Path) -> None:
+    """Names that only look like those of copies are none."""
+    ctx, _ = training_context(tmp_path)
+    data = ctx.sets["train"]
+    names = ctx.train.utterances
+    ctx.train.utterances[:] = [f"sp0.9-{names[5]}", "sp0.9-alone", *names[2:]]
+    ctx = replace(ctx, sets=ctx.sets | {"train": replace(data, speakers_U=list(names))}, copies=False)
+    names = ctx.train.utterances
+    part = subset_of(ctx, 0)
+    assert part.train.utterances == names[1:] and part.others == names
+    with_copies = replace(ctx, copies=True)
+    assert subset_of(part, 0) is part and subset_of(with_copies, 0) is with_copies
+    assert set(subset_of(ctx, 7).train.utterances) < set(names[1:]) and len(subset_of(ctx, 7).train.utterances) == 7
+    frames = (subset_of(ctx, 0).train, ctx.train)
+    np.testing.assert_array_equal(*(store.read(store.span(k)) for store, k in zip(frames, (6, 7), strict=True)))
+
+
 def test_early_systems_train_on_some_utterances_and_align_what_the_next_one_needs(tmp_path: Path) -> None:
     _, sets = write_corpus(tmp_path)
     for subset, spoken in sets.items():

@@ -242,7 +242,9 @@ def test_a_model_that_knows_the_dev_sentences_is_noticed(
         run = tmp_path / f"{name}_run"
         assert (scales_to_try(folder, grid, run) == [LmScale(12.0, 0.0)]) == known
         (run / "unseen").mkdir(parents=True)
-        (run / "unseen/decode.json").write_text('{"chosen": {"lm": 13, "insertion": 1.0, "window": "whole"}}')
+        (run / "unseen/decode.json").write_text(
+            '{"chosen": {"network": null, "lm": 13, "insertion": 1.0, "window": "whole"}}'
+        )
         found = scales_to_try(folder, grid, run)
         assert found == [LmScale(13.0, 1.0)] if known else len(found) == 6
         assert (folder / "unseen").exists() == known

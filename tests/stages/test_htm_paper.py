@@ -64,6 +64,7 @@ def test_a_start_is_a_source_of_the_run_and_nothing_is_where_none_is_given(tmp_p
 
 
 def test_a_corpus_says_when_small_schedules_anneal() -> None:
-    assert config().schedule.anneal_from == 4 and config("corpus=an4").schedule.anneal_from == 6
+    assert config().schedule.anneal_from == config("corpus=an4").schedule.anneal_from == 6
+    assert config("schedule=anneal").schedule.anneal_from == 6
     assert config("corpus=an4", "schedule=anneal").schedule.anneal_from == 11
     assert config("schedule.anneal_from=9").schedule.anneal_from == 9

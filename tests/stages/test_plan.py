@@ -57,14 +57,20 @@ def test_sequence_training_is_a_stage_of_its_own(tmp_path: Path) -> None:
 
 def test_copies_at_other_speeds_cost_what_is_done_with_them(tmp_path: Path) -> None:
     def core_hours(*overrides: str) -> dict[str, float]:
-        needs, _ = plan.plan(config(tmp_path, "corpus=minicts", "corpus.hours=10", *overrides))
+        given = ("corpus=minicts", "corpus.hours=10", "speed_perturb=[]", "train.one_speed=false", *overrides)
+        needs, _ = plan.plan(config(tmp_path, *given))
         return {need.stage: need.core_hours for need in needs}
 
-    plain, copies = core_hours(), core_hours("speed_perturb=[0.9,1.1]")
+    plain, copies = core_hours(), core_hours("speed_perturb=[0.9,1.1]", "speed_perturb_gmms=true")
     assert core_hours("speed_perturb=[0.9,1.1]", "speed_perturb_below=10") == plain
-    one_speed = core_hours("speed_perturb=[0.9,1.1]", "speed_perturb_below=11", "train.one_speed=true")
+    one_speed = core_hours(
+        "speed_perturb=[0.9,1.1]", "speed_perturb_gmms=true", "speed_perturb_below=11", "train.one_speed=true"
+    )
     assert copies["train"] == pytest.approx(3 * plain["train"]) and one_speed == copies | {"train": plain["train"]}
     assert copies["egs"] > 2 * plain["egs"]
+    without = core_hours("speed_perturb=[0.9,1.1]", "speed_perturb_gmms=false")
+    assert plain["align"] < without["align"] < 1.5 * plain["align"] < 2 * plain["align"] < copies["align"]
+    assert without | {"align": 0} == copies | {"align": 0}
 
 
 def test_needs_grow_with_the_speech(tmp_path: Path) -> None:

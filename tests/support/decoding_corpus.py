@@ -50,11 +50,18 @@ def write_system(root: Path) -> System:
     return System(root / "align", root / "features", root / "lang", root / "graph", "mfcc")
 
 
-def write_network(root: Path, num_pdfs: int) -> Path:
-    """Writes the checkpoint of an untrained network for the system's pdfs and log-mel features."""
+def write_network(root: Path, num_pdfs: int, scale: float = 1.0) -> Path:
+    """Writes the checkpoint of an untrained network for the system's pdfs and log-mel features.
+
+    Args:
+        root: folder of the corpus.
+        num_pdfs: number of pdfs.
+        scale: factor of the logits.
+    """
     torch.manual_seed(1)
     reader = FeatureReader(root / "features", "logmel", "train")
     model = Blstm(BlstmOptions(layers=1, cells=8, projection=8), reader.dim, num_pdfs)
+    model.output.weight.data.mul_(scale)
     counts_P = torch.arange(1, num_pdfs + 1)
     info = {"kind": "logmel", "chunk": 21, "pdf_counts": counts_P, "heldout_loss": 2.25}
     save_model(root / "best.pt", model, info)

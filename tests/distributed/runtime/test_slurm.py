@@ -84,7 +84,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("srun", COMMANDS)
 def test_tasks_of_srun_train_together(srun: list[str], tmp_path: Path) -> None:
-    egs = tmp_path / "minicts/egs/fmllr+ivector+logmel-sat"
+    egs = tmp_path / "minicts/egs/fmllr+logmel-sat"
     egs.parent.mkdir(parents=True)
     write_examples(egs, frames_U=(60,) * 6)
     stage = [
