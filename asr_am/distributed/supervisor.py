@@ -146,7 +146,7 @@ class Supervisor:
             while self._running - (self._restarts.keys() if self._finished else set()):  # the rest has nothing to do
                 self._poll()
             if self._preempted_since is not None:
-                raise Preempted("a checkpoint was written, and the same command continues from there")
+                raise Preempted("the same command continues from the last checkpoint")
             self._notify_hosts({"do": "stop"})
         except Preempted as error:
             self._notify_hosts({"do": "stop", "error": str(error), "preempted": True})
@@ -199,6 +199,8 @@ class Supervisor:
         if self._preempted_since is None:
             log.info("asked to end by a signal: the learners save a checkpoint")
             self._preempted_since = self._clock.now()
+            self._running -= self._restarts.keys()
+            self._restarts.clear()
             self._workers.preempt()
             self._notify_hosts({"do": "preempt"})
 
