@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import shutil
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from asr_am import disk
 from asr_am.dask_jobs.encoding import encode
 from asr_am.dask_jobs.keys import make_keys, read_keys
 from asr_am.dask_jobs.options import KEYS_COMMAND, JobOptions
@@ -100,7 +100,7 @@ class DaskJobs:
                 with suppress(Exception):
                     part.close(timeout=10)
         if self._shared is not None:
-            shutil.rmtree(self._shared, ignore_errors=True)
+            disk.remove(self._shared)
         self._client = self._cluster = self._shared = None
 
     def _results(

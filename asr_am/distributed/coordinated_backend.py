@@ -152,8 +152,8 @@ class CoordinatedBackend:
         rows = self._control.request("gather", kind=kind, values=values)
         return {int(rank): torch.tensor(row, dtype=torch.float64) for rank, row in rows.items()}
 
-    def restart_team(self, reason: str, whole: bool) -> NoReturn:
-        self._control.request("restart", reason=reason, whole=whole)  # not answered: the supervisor ends this process
+    def restart_team(self, reason: str, lost: int | None) -> NoReturn:
+        self._control.request("restart", reason=reason, lost=lost)  # not answered: the supervisor ends this process
         raise RuntimeError("the supervisor has answered a request to restart the team")
 
     def confirm(self) -> None:

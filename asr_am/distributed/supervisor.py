@@ -134,6 +134,7 @@ class Supervisor:
         self._incarnations: dict[int, int] = {}  # newest incarnation that was started, by rank
         self._deaths: list[tuple[float, int]] = []  # time and rank
         self._requests = 0  # of learners to start the team again
+        self._requested: tuple[int, ControlMessage] | None = None  # the last one, which is to be answered
         self._finished = False
         self._heartbeat_sent = 0.0
 
@@ -177,6 +178,8 @@ class Supervisor:
             )
         for exit_status in ended:
             self._on_end(exit_status, self._name)
+        if self._requested is not None:
+            self._answer_request(*self._requested)
         now = self._clock.now()
         for rank, due in list(self._restarts.items()):
             if due <= now:
@@ -244,6 +247,7 @@ class Supervisor:
         The new team has another identity. It rejects messages of the old one, and the old one's messages are ignored.
         """
         log.warning("%s: all learners start again from the last checkpoint", reason)
+        self._requested = None
         self._workers.end()
         self._run = self._new_run()
         self._notify_hosts({"do": "restart", "run": self._run})
@@ -315,6 +319,20 @@ class Supervisor:
         if self._coordinator.weights_lost and not self._finished:
             self._restart_team(f"learner {rank} was the last with the updates since the last checkpoint")
 
+    def _answer_request(self, rank: int, message: ControlMessage) -> None:
+        """Starts the team again, as a learner has asked.
+
+        Raises:
+            LearnerLost: nobody has died, or somebody is gone for good without whom the strategy cannot go on.
+        """
+        self._requests += 1
+        lost, reason = message.get("lost"), str(message.get("reason"))
+        if isinstance(lost, int) and self._running != set(range(self._spec.size)):
+            raise LearnerLost(lost, reason)
+        if self._requests > len(self._deaths):  # only a death can take weights away
+            raise LearnerLost(rank, f"cannot go on: {reason}")
+        self._restart_team(f"learner {lost} {reason}" if lost is not None else f"learner {rank}: {reason}")
+
     # messages
 
     def handle(self, connection: bytes, message: ControlMessage) -> None:
@@ -354,11 +372,7 @@ class Supervisor:
         if rank not in self._coordinator.members:
             return  # it has just died
         if message.get("op") == "restart":
-            self._requests += 1
-            lacks = message.get("whole") and self._running != set(range(self._spec.size))
-            if lacks or self._requests > len(self._deaths):  # only a death can take weights away
-                raise LearnerLost(rank, f"cannot go on: {message.get('reason')}")
-            self._restart_team(f"learner {rank}: {message.get('reason')}")
+            self._requested = rank, message  # answered after the deaths of which it speaks are known
             return
         try:
             self._coordinator.handle(rank, message)

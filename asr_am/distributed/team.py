@@ -236,7 +236,7 @@ class Team(Group, Protocol):
         """Returns whether a learner has died and will not be restarted."""
         ...
 
-    def restart_team(self, reason: str, whole: bool = False) -> NoReturn:
+    def restart_team(self, reason: str, lost: int | None = None) -> NoReturn:
         """Ends all learners, and starts them again from the last checkpoint. The call does not return.
 
         For the loss of weights that no live learner has, or of a learner that the others cannot do without. Batches
@@ -244,7 +244,7 @@ class Team(Group, Protocol):
 
         Args:
             reason: what was lost, for the log.
-            whole: the strategy cannot do without any of its learners.
+            lost: the learner of which `reason` speaks, if the strategy cannot do without any. None: it can.
 
         Raises:
             LearnerLost: the team cannot be restarted.
@@ -471,7 +471,7 @@ class SingleProcess:
     def is_gone(self, rank: int) -> bool:
         return False
 
-    def restart_team(self, reason: str, whole: bool = False) -> NoReturn:
+    def restart_team(self, reason: str, lost: int | None = None) -> NoReturn:
         raise LearnerLost(0, reason)
 
     def confirm(self) -> None:

@@ -162,7 +162,7 @@ class Trainer:
                     self._resume()
         except LearnerLost as error:
             with suppress(LearnerLost):  # this team cannot be started again
-                self.team.restart_team(f"learner {error.rank} {error.reason}", not self.strategy.fault_tolerant)
+                self.team.restart_team(error.reason, None if self.strategy.fault_tolerant else error.rank)
             raise
 
     def _schedule(self) -> Schedule | None:

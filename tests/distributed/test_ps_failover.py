@@ -247,11 +247,13 @@ def test_batches_whose_updates_died_with_all_copies_are_done_again(name: str) ->
 
 
 @pytest.mark.parametrize("learner", [1, 2])
-@pytest.mark.parametrize("restart_after", [None, 0.0])
-def test_ps_sync_ends_and_names_the_lost_learner(learner: int, restart_after: float | None) -> None:
+def test_ps_sync_starts_again_or_names_the_learner_that_is_gone(learner: int) -> None:
+    make = partial(PsSync, servers=2, timeout=2.0)
     with pytest.raises(LearnerLost, match=f"learner {learner} died") as caught:
-        train(PROBLEM, partial(PsSync, servers=2, timeout=2.0), cluster=hardware(**crash(learner, 5.1, restart_after)))
+        train(PROBLEM, make, cluster=hardware(**crash(learner, 5.1, None)))
     assert caught.value.rank == learner
+    again, whole = (train(PROBLEM, make, cluster=hardware(**faults)) for faults in (crash(learner, 5.1, 0.0), {}))
+    assert torch.equal(again[0].replica, whole[0].replica)
 
 
 @pytest.mark.parametrize("make", [PsSync, PsAsync, Psp], ids=lambda make: make.name)

@@ -20,7 +20,6 @@ from asr_am.distributed.strategies.adpsgd import Adpsgd
 from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.hybrid import Hybrid
 from asr_am.distributed.strategies.sync import Sync
-from asr_am.distributed.team import LearnerLost
 from asr_am.models.blstm import BlstmOptions
 from asr_am.train import gradient
 from asr_am.train.schedule import Anneal
@@ -156,7 +155,7 @@ def test_dropout_depends_on_the_batch_not_on_the_learner(run: Train, monkeypatch
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_learner_crashes(name: str, run: Train, tmp_path: Path) -> None:
-    """A synchronous run ends and resumes to the same bits. A fault tolerant one continues by itself."""
+    """A synchronous team starts again, with the same bits. The others go on without the learner."""
     for at in (0.3, 2.2, 4.1):
         into, crash = f"crash at {at}", Crash(1, at, restart_after=1.0)
         if name in FAULT_TOLERANT:
@@ -167,6 +166,4 @@ def test_a_learner_crashes(name: str, run: Train, tmp_path: Path) -> None:
             done = [(line["epoch"], batch) for line in lines for batch in line["batch"]]
             assert len(done) == len(set(done)) == sum(summary["batches_per_learner"].values())
         else:
-            with pytest.raises(LearnerLost, match="learner 1 "):
-                run(name, into=into, crash=crash, dropout=0.3)
-            assert torch.equal(run(name, into=into, dropout=0.3)[0], run(name, dropout=0.3)[0])
+            assert torch.equal(run(name, into=into, crash=crash, dropout=0.3)[0], run(name, dropout=0.3)[0])

@@ -137,7 +137,9 @@ def test_a_configuration_is_parsed_once_into_types(tmp_path: Path) -> None:
     )  # fmt: skip
     parsed = TrainConfig.parse(cfg, tmp_path)
     assert (parsed.learners, parsed.servers, parsed.size, parsed.synchronous) == (4, 2, 6, False)
-    assert parsed.launch_options == LaunchOptions(nodes=3, timeout=7) and parsed.cluster.faults.slow == {3: 10}
+    assert parsed.launch_options == LaunchOptions(
+        nodes=3, timeout=7, signals=["TERM", "USR1", "USR2"]
+    ) and parsed.cluster.faults.slow == {3: 10}
     assert parsed.strategy.func is Psp and parsed.strategy.keywords["servers"] == 2
     assert isinstance(parsed.make_tracker(), NoTracker)
     assert parsed.provenance["config_hash"] == "0123" and parsed.provenance["faults"] == {"slow": {3: 10}}

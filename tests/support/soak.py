@@ -59,7 +59,7 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
 FAULT_TOLERANT = {"adpsgd", "adpsgd-delayed", "ps_async", "psp"}  # continue without a learner that died
 ASYNCHRONOUS = FAULT_TOLERANT | {"adpsgd-groups"}  # their bits depend on the order of events
 WITH_SERVERS = {"ps_sync", "ps_async", "psp"}  # on ranks 0 and 2
-SYNCHRONOUS = {"slow", "crash", "resumed"}
+SYNCHRONOUS = {"slow", "crash", "rejoined"}
 KINDS = {
     "sync": SYNCHRONOUS, "sync-weights": SYNCHRONOUS, "hybrid": SYNCHRONOUS, "dpsgd": SYNCHRONOUS | {"late"},
     "gtc": SYNCHRONOUS, "bmuf": SYNCHRONOUS, "htm": SYNCHRONOUS,
@@ -206,7 +206,6 @@ def train_through_crashes(name: str, seed: int, cluster: Cluster, seen: Counter[
             assert name not in FAULT_TOLERANT and len(left) == len(cluster.faults.crashes) - 1, lost
             cluster = replace(cluster, faults=replace(cluster.faults, crashes=left))
             seen["crash"] += 1
-            seen["resumed"] += checkpoints.updates > 0
 
 
 @dataclass

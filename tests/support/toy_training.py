@@ -168,7 +168,8 @@ class ToyRun:
             strategy.step = lambda gradient: step(wrap(team, strategy, gradient))  # type: ignore[method-assign]
 
         def count(batch: Batch) -> None:
-            self._counted[team.launch, batch.epoch, batch.id].append((team.rank, team.incarnation))
+            incarnation = 0 if strategy.synchronous else team.incarnation  # synchronous leases name none
+            self._counted[team.launch, batch.epoch, batch.id].append((team.rank, incarnation))
 
         return ToyState(
             model, strategy.params, strategy.optimizer, self.loader, self.options, params.w.device, summed_loss, count

@@ -253,7 +253,7 @@ class TorchBackend:
             return LearnerLost(self._membership.left[0], "has ended while the others went on")
         return InputError(f"a collective failed although all learners are alive: {str(error).partition(chr(10))[0]}")
 
-    def restart_team(self, reason: str, whole: bool) -> NoReturn:
+    def restart_team(self, reason: str, lost: int | None) -> NoReturn:
         if self._supervised:
             end_process(EXIT_LOST)
         raise LearnerLost(self._membership.rank, f"cannot go on: {reason}")

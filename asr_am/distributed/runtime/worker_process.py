@@ -253,7 +253,7 @@ class WorkerProcesses:
         """Asks all learners to save a checkpoint and to end."""
         for _, process in self._running.values():
             with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGUSR1)
+                os.kill(process.pid, signal.SIGUSR1)
 
     def end(self) -> None:
         """Ends all workers that run, and the processes that they have started."""

@@ -102,10 +102,10 @@ class SimTeam:
     def is_gone(self, rank: int) -> bool:
         return rank in self._membership.gone
 
-    def restart_team(self, reason: str, whole: bool = False) -> NoReturn:
+    def restart_team(self, reason: str, lost: int | None = None) -> NoReturn:
         if self._cluster.in_step:
             raise LearnerLost(self.rank, f"cannot go on: {reason}")  # the supervisor sees this process end
-        self._backend.restart_team(reason, whole)
+        self._backend.restart_team(reason, lost)
 
     def confirm(self) -> None:
         self._backend.confirm()

@@ -141,7 +141,7 @@ def test_answers_about_leases() -> None:
     team.coordinator.handle(0, COMPLETE)
     assert team.request(0, "lease") == {"id": 3, "value": None}
     assert team.request(0, "totals") == {"id": 4, "value": (1.0, 2.0, 10.0, 1)}
-    record = {"completions": ((0, 0, 0, 2, True, 7),), "released": (), "lost": ()}
+    record = {"end": 1, "completions": ((0, 0, 0, 2, True, 7),), "released": (), "lost": ()}
     assert team.request(0, "record") == {"id": 5, "value": record}
 
 
