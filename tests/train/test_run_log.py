@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.message import DecodeError
 from hydra import compose
 from omegaconf import DictConfig
 from wandb.proto.wandb_internal_pb2 import Record
@@ -57,7 +59,16 @@ def segments(run: Path) -> list[list[Record]]:
     deadline = time.monotonic() + 30
     while any(path.stat().st_size <= 7 for path in files) and time.monotonic() < deadline:
         time.sleep(0.05)  # W&B's service may write after `finish`
-    return [[Record.FromString(message) for message in messages(path.read_bytes())] for path in files]
+    return [list(whole_records(path)) for path in files]
+
+
+def whole_records(path: Path) -> Iterator[Record]:
+    """Yields the records of a file up to where it was cut off."""
+    for message in messages(path.read_bytes()):
+        try:
+            yield Record.FromString(message)
+        except DecodeError:
+            return
 
 
 def run_record(records: list[Record]) -> Any:
