@@ -23,6 +23,12 @@ def write(path: Path, fill: Fill) -> None:
         os.fsync(file.fileno())
 
 
+def write_private(path: Path, text: str) -> None:
+    """Creates a file that only its owner can read. Raises FileExistsError if there is one."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
 def write_at(path: Path, offset: int, data: bytes | memoryview) -> None:
     """Writes into a file, other parts of which are written at the same time by other processes and hosts.
 

@@ -179,7 +179,7 @@ class DaskJobs:
                  self._client.dashboard_link)  # fmt: skip
         return self._client
 
-    def _security(self) -> Security | None:
+    def _security(self) -> Security:
         """Returns the TLS settings: the user's for their scheduler, new ones for a cluster of this stage."""
         from distributed.security import Security
 
@@ -190,7 +190,7 @@ class DaskJobs:
             make_keys(self._shared)
             return read_keys(self._shared)
         configured = Security()  # by the user's files of Dask
-        if self._options.scheduler.startswith("tls:") and configured.tls_ca_file is None:
+        if configured.tls_ca_file is None:
             raise InputError(f"jobs.scheduler={self._options.scheduler}: needs jobs.keys=FOLDER; see {KEYS_COMMAND}")
         return configured
 

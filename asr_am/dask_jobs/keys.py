@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from asr_am import disk
 from asr_am.dask_jobs.options import KEYS_COMMAND
 from asr_am.errors import InputError
 
@@ -33,9 +34,7 @@ def make_keys(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, content in ((KEY, new.tls_client_key), (CERTIFICATE, new.tls_client_cert)):
-            descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.write(content)
+            disk.write_private(folder / name, content)
     except OSError as error:
         raise InputError(f"{error.filename}: cannot be created ({error.strerror}): name a new folder") from error
 

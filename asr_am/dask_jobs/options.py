@@ -22,7 +22,6 @@ class JobOptions:
         name: local, dask, ssh, or the queue.
         scheduler: address of a running scheduler. None: the stage starts a cluster.
         keys: folder with the TLS key of that scheduler.
-        encrypt: False allows an address without TLS.
         hosts: where ssh starts workers, in turn.
         memory: of a job of a queue.
         walltime: of a job of a queue.
@@ -35,7 +34,6 @@ class JobOptions:
     name: str
     scheduler: str | None = None
     keys: str | None = None
-    encrypt: bool = True
     hosts: Sequence[str] = ()
     memory: str = "4GB"
     walltime: str | None = None
@@ -63,10 +61,10 @@ class JobOptions:
                 )
 
     def _check_scheduler(self, address: str) -> None:
-        if not re.fullmatch(r"(tls|tcp)://[^/]+:\d+", address):
-            raise InputError(f"jobs.scheduler={address}: must be an address such as tls://host:8786")
-        if address.startswith("tcp:") and self.encrypt:
+        if address.startswith("tcp:"):
             raise InputError(
                 f"jobs.scheduler={address}: whoever reaches a scheduler without TLS can run anything; make a key "
-                f"({KEYS_COMMAND}) and use tls://, or set jobs.encrypt=false if you trust everyone in the network"
+                f"({KEYS_COMMAND}) and use tls://"
             )
+        if not re.fullmatch(r"tls://[^/]+:\d+", address):
+            raise InputError(f"jobs.scheduler={address}: must be an address such as tls://host:8786")

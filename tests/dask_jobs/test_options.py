@@ -23,7 +23,7 @@ from tests.support.configurations import config
         (["jobs=slurm", "+jobs.partition=cpu"], r"jobs\.partition: there is no such option"),
         (["jobs=dask", "jobs.dashboard=8787"], r"jobs\.dashboard=8787: "),
         (["jobs=dask", "jobs.scheduler=node0:8786"], "jobs.scheduler=node0:8786: must be an address such as tls://"),
-        (["jobs=dask", "jobs.scheduler=tcp://127.0.0.1:8786"], r"without TLS can run anything; .* jobs\.encrypt=false"),
+        (["jobs=dask", "jobs.scheduler=tcp://127.0.0.1:8786"], "without TLS can run anything; .* use tls://"),
     ],
 )  # fmt: skip
 def test_wrong_options_are_one_line(overrides: list[str], message: str) -> None:

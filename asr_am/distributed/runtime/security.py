@@ -19,6 +19,7 @@ from pathlib import Path
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from asr_am import disk
 from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT
 from asr_am.errors import InputError
 
@@ -28,11 +29,9 @@ KEYGEN_CMD = "python -m asr_am.distributed.runtime.security FILE"
 def make_key_file(path: Path) -> None:
     """Creates a key file that only its owner can read. Raises InputError if the file exists: it may be in use."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        disk.write_private(path, new_key() + "\n")
     except OSError as error:
         raise InputError(f"{path}: cannot be created ({error.strerror}): give the name of a new file") from error
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(new_key() + "\n")
 
 
 def read_key_file(path: Path) -> str:
