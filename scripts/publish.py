@@ -16,6 +16,7 @@ import re
 import sys
 from pathlib import Path
 
+from asr_am.data.ownership import SIGNED
 from asr_am.papers.page import table_files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,7 +51,7 @@ def update_results(path: Path, results: str) -> None:
     """Puts a report into RESULTS.md, above the runs that were added by hand."""
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     further = old[old.index(FURTHER) :] if FURTHER in old else ""
-    text = _ABSOLUTE_EXP.sub(r"\1", results)
+    text = _ABSOLUTE_EXP.sub(r"\1", results).removeprefix(SIGNED)
     text = "\n".join(line for line in text.splitlines() if not line.startswith("!["))
     path.write_text(
         "\n\n".join(filter(None, [re.sub(r"\n{3,}", "\n\n", text).strip(), further.strip()])) + "\n", encoding="utf-8"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from asr_am.data.ownership import SIGNED
+
 ROOT = Path(__file__).resolve().parents[2]
 spec = importlib.util.spec_from_file_location("publish", ROOT / "scripts/publish.py")
 assert spec is not None and spec.loader is not None
@@ -54,6 +56,13 @@ def test_table_has_a_row_per_system_and_lm(tmp_path: Path) -> None:
 def test_published_results_have_error_rates() -> None:
     for results in ROOT.glob("recipes/*/RESULTS.md"):
         assert publish.error_rates(results.read_text()), results
+
+
+def test_results_are_copied_above_the_runs_that_were_added_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "RESULTS.md"
+    path.write_text("# Results: toy\n\nof yesterday\n\n## Further runs\n\nby hand\n")
+    publish.update_results(path, f"{SIGNED}\n{RESULTS}")
+    assert path.read_text() == f"{RESULTS.strip()}\n\n## Further runs\n\nby hand\n"
 
 
 def test_tables_of_papers_replace_those_with_the_same_title(tmp_path: Path) -> None:
