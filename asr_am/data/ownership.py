@@ -22,9 +22,11 @@ is an output that holds files which it was not made with. Both end with an error
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from asr_am.errors import InputError
 
@@ -56,6 +58,21 @@ def refuse_foreign(folder: Path, ours: Iterable[str], reason: str) -> None:
             f"{folder / foreign[0]}{more}: not made by this program, and {folder} {reason}; move what is yours "
             "elsewhere, then start again"
         )
+
+
+def begun_key(folder: Path) -> str | None:
+    """Returns the key that an output was begun with, from the first line of its `.key`. None without one."""
+    path = folder / KEY
+    return path.read_text(encoding="utf-8").partition("\n")[0] if path.exists() else None
+
+
+def begun_config(folder: Path) -> dict[str, Any]:
+    """Returns the values that an output was begun with, from the second line of its `.key`. {} without them."""
+    try:
+        values = json.loads((folder / KEY).read_text(encoding="utf-8").partition("\n")[2])
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def check_run_dir(folder: Path) -> None:

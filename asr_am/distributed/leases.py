@@ -428,8 +428,14 @@ class LeaseQueue:
         return len(self._done) == self.end - self.segment.begin
 
     def stop(self) -> None:
-        """Ends the segment with the last batch that was handed out. There is at least one."""
-        self.end = 1 + max(self.segment.begin, *self._held, *self._done)
+        """Ends the segment after the round of the last batch that was handed out. There is at least one.
+
+        Whole rounds allow a team of another size to continue (`asr_am.train.resume`).
+        """
+        segment = self.segment
+        last = max(segment.begin, *self._held, *self._done)
+        rounds = 1 + (last - segment.begin) // segment.learners
+        self.end = min(segment.begin + rounds * segment.learners, segment.end)
         self._free = sorted(batch for batch in self._free if batch < self.end)
 
     @property
@@ -505,6 +511,7 @@ def record_to_json(record: SegmentRecord) -> dict[str, Any]:
     return {
         "epoch": record.segment.epoch + 1,
         "batches": record.segment.total,
+        "learners": record.segment.learners,
         "batch": [c.batch for c in done],
         "owner": [c.owner for c in done],
         "incarnation": [c.incarnation for c in done],

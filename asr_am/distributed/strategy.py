@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,6 +24,26 @@ from asr_am.distributed.team import LearnerLost, Team
 
 LossFn = Callable[[nn.Module, Any], tuple[Tensor, float]]
 """Maps a model and a batch to the loss summed over examples, and the number of examples (words, frames)."""
+
+
+def mean_state(states: Sequence[Any]) -> Any:
+    """Returns the mean of nested states: of tensors, elementwise. What is no floating-point tensor is the first's.
+
+    Learners that lack a tensor, or have an empty one, do not count for it.
+    """
+    first = states[0]
+    if isinstance(first, Tensor) and first.is_floating_point():
+        tensors = [state for state in states if state.numel()] or [first]
+        total = tensors[0].double()  # sums and means of equal values are exact
+        for tensor in tensors[1:]:
+            total = total + tensor.to(total)
+        return (total / len(tensors)).to(first)
+    if isinstance(first, dict):
+        names = dict.fromkeys(name for state in states for name in state)
+        return {name: mean_state([state[name] for state in states if name in state]) for name in names}
+    if isinstance(first, list | tuple):
+        return type(first)(mean_state(parts) for parts in zip(*states, strict=True))
+    return first
 
 
 class Strategy(ABC):
@@ -134,13 +154,31 @@ class Strategy(ABC):
         """Continues from a state that `state_dict` returned."""
         self.params.w.copy_(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.load_counts(state)
 
-    def load_counts(self, state: dict[str, Any]) -> None:
-        """Restores `staleness` and `metrics`."""
-        for counter, counted in ((self.staleness, state["staleness"]), (self.metrics, state["counts"])):
-            counter.clear()  # in place: servers and inner strategies share the counter
-            counter.update(counted)
+    def load_counts(self, states: Iterable[dict[str, Any]]) -> None:
+        """Sets `staleness` and `metrics` to the sums of those that `state_dict` returned."""
+        self.staleness.clear()  # in place: servers and inner strategies share the counters
+        self.metrics.clear()
+        for state in states:
+            self.staleness.update(state["staleness"])
+            self.metrics.update(state["counts"])
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Returns the state that every learner of a team of another size continues from.
+
+        Weights, momentum, residuals and other tensors are the means over the learners. All rules of update depend on
+        means over the team, which stay what they were: of weights, the consensus, of residuals, what is still to be
+        applied. What no former learner had is new, for instance the residual after a team of one. What this learner
+        does not need stays empty, for instance the global weights of a block at all but one learner of a group.
+
+        Args:
+            states: the states of the former learners. Where replicas are equal, the first one has what all share.
+        """
+        new = self.state_dict()
+        return {
+            name: new[name] if isinstance(value, Tensor) and value.shape != new[name].shape else value
+            for name, value in mean_state(states).items()
+        }
 
     def load_moved(self, states: Callable[[], Iterable[dict[str, Any]]]) -> None:  # noqa: B027
         """Takes from the checkpoint what another rank had and this one has now. Called after `load_state_dict`.

@@ -9,7 +9,7 @@ Shapes: N elements of all parameters together.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -116,12 +116,16 @@ class Parallax(Sync):
             "counts": dict(self.metrics),
         }  # fmt: skip
 
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return super().merge(states) if self._partitioned is None else states[0]  # which `load_state_dict` refuses
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._partitioned is None:
             super().load_state_dict(state)
             return
         if state.get("plan") != self._plan:
-            raise InputError("the checkpoint has other sparse parameters, methods or hosts; resume with the same")
+            raise InputError(
+                "the checkpoint has other sparse parameters, methods or hosts; resume with the same learners"
+            )
         self._partitioned.load_state_dict(state["model"])
-        self.load_counts(state)
         self._whole = None

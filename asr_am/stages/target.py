@@ -31,17 +31,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, NamedTuple, TextIO
 
 from asr_am import disk
 from asr_am.data.checksums import FIELD, file_crc32s
-from asr_am.data.ownership import DONE, KEY, files_in, refuse_foreign, refuse_unsigned
+from asr_am.data.ownership import DONE, KEY, begun_config, begun_key, files_in, refuse_foreign, refuse_unsigned
 from asr_am.data.temporary import remove_leftovers
 from asr_am.errors import DISK_FULL, InputError, is_disk_full
 
 log = logging.getLogger(__name__)
 
 SPACE_MARGIN = 1.05  # lists and logs beside the data
+
+
+class Keys(NamedTuple):
+    """Digests of a target's sources: without the values that may change while it is unfinished, and with them."""
+
+    begun: str
+    finished: str
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,8 @@ class Target:
         checked_in_parts: glob patterns of large files without a checksum of the whole. Their readers verify what they
             read of them (asr_am/data/checksums.py).
         version: to be raised when the code of `build` changes what it makes.
+        may_change: names in `config` whose values may change while the output is unfinished: the build continues with
+            the new ones. A finished output is out of date if they differ.
         is_leader: False in a process that takes part in a build led by another host or rank. It only calls `build` and
             leaves lock, `.key` and `.done` to the leader.
     """
@@ -83,28 +92,29 @@ class Target:
     num_bytes: Callable[[], float] | None = None
     checked_in_parts: Sequence[str] = ()
     version: int = 1
+    may_change: Sequence[str] = ()
     is_leader: bool = True
 
     def key(self) -> str:
         """Returns a hexadecimal digest of all sources. Raises InputError if an input is missing or damaged."""
-        return self._key_of(self._sources())
+        return self._keys(self._sources()).finished
 
     def _sources(self) -> list[str]:
         """Returns a digest of each input."""
         return [_digest([path.name, _part_of_target(path) or _fingerprint(path)]) for path in self.inputs]
 
-    def _key_of(self, sources: list[str]) -> str:
-        return _digest([self.version, self.config, sources])
+    def _keys(self, sources: list[str]) -> Keys:
+        fixed = {name: value for name, value in self.config.items() if name not in self.may_change}
+        return Keys(_digest([self.version, fixed, sources]), _digest([self.version, self.config, sources]))
 
-    def _complete(self, folder: Path, key: str) -> bool:
+    def _complete(self, folder: Path, keys: Keys) -> bool:
         """Returns True if `folder` was finished with this key and still has all of its files."""
         record = _read_done(folder)
-        return record.get("key") == key and _damaged(folder, record) is None
+        return record.get("key") == keys.finished and _damaged(folder, record) is None
 
-    def _owns(self, folder: Path, key: str) -> bool:
-        """Returns True if `folder` was begun with this key."""
-        owner = folder / KEY
-        return owner.exists() and owner.read_text(encoding="utf-8") == key
+    def _owns(self, folder: Path, keys: Keys) -> bool:
+        """Returns True if `folder` was begun with this key, and not finished with another."""
+        return begun_key(folder) == keys.begun and _read_done(folder).get("key", keys.finished) == keys.finished
 
     def _ours(self, folder: Path) -> set[str]:
         """Returns the names of the files in a folder that this program has made, none but markers without a marker."""
@@ -120,12 +130,12 @@ class Target:
         """Raises InputError if a folder that is to be removed or renamed has files of somebody else."""
         refuse_foreign(folder, self._ours(folder), "is to be replaced")
 
-    def _check_ownership(self, folder: Path, key: str) -> None:
+    def _check_ownership(self, folder: Path, keys: Keys) -> None:
         """Raises InputError if what this target would replace is not its own.
 
         Args:
             folder: the directory to build in.
-            key: key of this target.
+            keys: keys of this target.
         """
         for path in self.inputs:
             if path.resolve().is_relative_to(self.out.resolve()):
@@ -136,7 +146,7 @@ class Target:
         if folder != self.out:
             self._refuse_foreign(self.out)
             self._refuse_foreign(self._aside())
-        if folder != self.out or not self._owns(folder, key):
+        if folder != self.out or not self._owns(folder, keys):
             self._refuse_foreign(folder)
         for path in self.extra_outputs:
             refuse_unsigned(path)
@@ -159,32 +169,32 @@ class Target:
         for path in self.inputs:
             if (newer := path.with_name(path.name + ".new")).exists():
                 log.warning("%s is not finished: this stage uses the finished %s", newer, path)
-        key = self._key_of(sources)
-        if self._complete(self.out, key):
+        keys = self._keys(sources)
+        if self._complete(self.out, keys):
             log.info("%s is up to date", self.out)
             return False
-        folder = self._build_dir(key)
+        folder = self._build_dir(keys)
         if not self.is_leader:
             self.build(folder)
             return False
-        self._check_ownership(folder, key)
-        if self.num_bytes is not None and not self._complete(folder, key):
+        self._check_ownership(folder, keys)
+        if self.num_bytes is not None and not self._complete(folder, keys):
             check_space(self.out, self.num_bytes() - used_bytes(folder))
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self.out):
-            if not self._complete(folder, key):
-                self._make(folder, key, sources)
+            if not self._complete(folder, keys):
+                self._make(folder, keys, sources)
             if folder != self.out:
                 self._replace_by(folder)
         return True
 
-    def _build_dir(self, key: str) -> Path:
+    def _build_dir(self, keys: Keys) -> Path:
         """Returns the directory to build in: the same one before, during and after an interrupted build."""
         if not self.in_place:
             return self._beside("partial")
         for suffix in itertools.chain(["", "new"], (f"new{number}" for number in itertools.count(2))):
             folder = self._beside(suffix)
-            if self._owns(folder, key) or not (folder / KEY).exists():
+            if self._owns(folder, keys) or not (folder / KEY).exists():
                 return folder
         raise AssertionError("one of them is free")
 
@@ -215,14 +225,14 @@ class Target:
         if not self.in_place:
             disk.remove(aside)
 
-    def _make(self, folder: Path, key: str, sources: list[str]) -> None:
+    def _make(self, folder: Path, keys: Keys, sources: list[str]) -> None:
         """Builds in `folder` and writes `.done`."""
         begin = time.monotonic()
         for path in self.inputs:
             log.debug("reads %s", path)
-        fresh = self._prepare(folder, key)
+        fresh = self._prepare(folder, keys)
         if self.in_place and folder != self.out:
-            log.info("%s was made from other inputs or values: kept until %s is finished", self.out, folder)
+            log.info("%s was made from other %s: kept until %s is finished", self.out, self._difference(), folder)
         try:
             self.build(folder)
         except Exception as error:
@@ -241,7 +251,7 @@ class Target:
         seconds = time.monotonic() - begin
         files |= {os.path.relpath(p, self.out): p.stat().st_size for p in self.extra_outputs}
         done = {
-            "key": key,
+            "key": keys.finished,
             "config": self.config,
             "inputs": [str(p) for p in self.inputs],
             "sources": sources,
@@ -253,9 +263,9 @@ class Target:
         disk.replace(folder / DONE, lambda file: file.write(content))
         log.info("wrote %s: %d files, %.1f s", self.out, len(files), seconds)
 
-    def _prepare(self, folder: Path, key: str) -> bool:
+    def _prepare(self, folder: Path, keys: Keys) -> bool:
         """Empties `folder` unless an interrupted run with the same key has left it. Returns True if it is empty."""
-        if self._owns(folder, key):
+        if self._owns(folder, keys):
             log.info("%s: resuming an interrupted run", folder)
             disk.remove(folder / DONE)
             remove_leftovers(folder)
@@ -263,9 +273,28 @@ class Target:
         if (folder / KEY).exists():
             log.info("%s: emptied, as it was begun with other inputs or values", folder)
         disk.remove(folder)  # `_check_ownership` has found nothing foreign in it
+        if self.may_change:
+            self._name_others(folder, keys)
         folder.mkdir(parents=True)
-        disk.replace(folder / KEY, lambda file: file.write(key.encode()))
+        content = json.dumps(self.config, default=str)
+        disk.replace(folder / KEY, lambda file: file.write(f"{keys.begun}\n{content}\n".encode()))
         return True
+
+    def _name_others(self, folder: Path, keys: Keys) -> None:
+        """Names unfinished outputs beside `folder` that differ only in what may change: they could be continued."""
+        for other in sorted(folder.parent.glob(f"*/{KEY}")):
+            if begun_key(other.parent) == keys.begun and not _read_done(other.parent):
+                name, what = other.parent.name, " or ".join(self.may_change)
+                log.info("%s is unfinished, and differs in %s only: run=%s continues it", other.parent, what, name)
+
+    def _difference(self) -> str:
+        """Returns in which values `out` differs from what it would be made from now."""
+        before, now = _flat(begun_config(self.out)), _flat(json.loads(json.dumps(self.config, default=str)))
+        names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+        if not before or not names:
+            return "inputs"
+        changes = [f"{name} ({before.get(name)}, now {now.get(name)})" for name in names[:3]]
+        return f"values: {', '.join(changes)}{' and more' if len(names) > 3 else ''}"
 
     def _has_settings_only(self, folder: Path) -> bool:
         """Returns True if a folder has nothing but its settings and empty files."""
@@ -336,6 +365,14 @@ def _damaged(directory: Path, record: dict) -> str | None:
         except OSError:
             return name
     return None
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested values by their dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
+    return flat
 
 
 def _digest(value: object) -> str:

@@ -41,7 +41,7 @@ from asr_am.stages.sections import values
 from asr_am.stages.target import Target, held_locks
 from asr_am.stages.train_config import TrainConfig, num_dedicated_servers, schedule_values, with_schedule
 from asr_am.stages.train_worker import run_worker
-from asr_am.train.identity import run_identity
+from asr_am.train.identity import TEAM, run_identity
 
 if TYPE_CHECKING:
     from asr_am.distributed.strategy import Strategy
@@ -86,7 +86,7 @@ def run_target(cfg: DictConfig) -> Target:
     is_leader = int(rank) == 0
     return Target(
         run_dir(cfg), inputs, key_values(cfg), partial(train_run, cfg, is_leader), in_place=True, makes=MADE,
-        settings=(SETTINGS,), exclude=OTHERS, is_leader=is_leader, num_bytes=partial(run_bytes, cfg),
+        settings=(SETTINGS,), exclude=OTHERS, is_leader=is_leader, num_bytes=partial(run_bytes, cfg), may_change=TEAM,
     )  # fmt: skip
 
 

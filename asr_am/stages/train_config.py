@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from asr_am.data.ownership import begun_key
 from asr_am.errors import InputError
 from asr_am.extensions import find_class
 from asr_am.options import build, check_types
 from asr_am.stages.layout import denominator_path, egs_dir
 from asr_am.stages.sections import LaunchOptions, values
-from asr_am.stages.target import KEY, git_commit
+from asr_am.stages.target import git_commit
 from asr_am.train.schedule import for_batch
 
 if TYPE_CHECKING:
@@ -161,11 +162,10 @@ def _open_acoustic(egs: Path, denominator: Path | None, config: TrainConfig, opt
 
 def _provenance(cfg: DictConfig, launch: DictConfig, out: Path) -> dict[str, Any]:
     """Returns the origin of a run. These names are keys of summary.json."""
-    key = out / KEY  # the leading host writes it, perhaps after the others have come here
     options = {name: value for name, value in without_name(launch.strategy).items() if not name.startswith("_")}
     return {
         "commit": git_commit(),
-        "config_hash": key.read_text() if key.exists() else "",
+        "config_hash": begun_key(out) or "",  # the leading host writes it, perhaps after the others have come here
         "strategy_options": options,
         "launcher": launch.launcher.name,
         "cluster": cfg.cluster.name,

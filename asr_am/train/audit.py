@@ -3,7 +3,8 @@
 It reads what the run has left: leases.jsonl, metrics.jsonl, summary.json, best.pt and the checkpoints. Virtual runs and
 runs of real processes leave the same files. In a run that kept its promises
 
-- every batch of every epoch was completed once, in segments that follow each other, from examples of its own,
+- every batch of every epoch was completed once, in segments that follow each other, from examples of its own, also
+  where the number of learners changed,
 - every completed gradient was applied at every parameter server, or is counted as dropped (`psp`), or as lost with the
   learner or the server that died,
 - every epoch is in metrics.jsonl once, and the checkpoints, the summary and best.pt agree with these epochs.
@@ -16,6 +17,7 @@ import json
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +82,16 @@ def _read_lines(path: Path) -> list[Line]:
 
 def _check_leases(lines: list[Line], strategy: str, history: History) -> None:
     """Checks that the segments cover every epoch once, and accounts for every gradient."""
-    expected = (1, 0)  # epoch and first batch of the next segment
+    expected = (1, Fraction(0))  # epoch and first round of the next segment: teams of other sizes have other batches
     incarnations: dict[tuple[str, int], int] = {}  # of learners, by launch: each counts them anew
     for line in lines:
         epoch, batches, launch = line["epoch"], sorted(line["batch"]), line.get("launch", "")
-        where = f"epoch {epoch}, batches {batches[0]}..{batches[-1]}"
-        if (epoch, batches[0]) != expected or batches != list(range(batches[0], batches[0] + len(batches))):
-            history.problems.append(f"{where}: epoch {expected[0]} was to continue at batch {expected[1]}")
-        expected = (epoch + 1, 0) if batches[-1] + 1 == line["batches"] else (epoch, batches[-1] + 1)
+        first, end, learners = batches[0], batches[-1] + 1, line["learners"]
+        where = f"epoch {epoch}, batches {first}..{end - 1}"
+        if (epoch, Fraction(first, learners)) != expected or batches != list(range(first, end)):
+            batch = expected[1] * learners
+            history.problems.append(f"{where}: epoch {expected[0]} was to continue at batch {batch}")
+        expected = (epoch + 1, Fraction(0)) if end == line["batches"] else (epoch, Fraction(end, learners))
         digests = Counter(digest for digest in line["digest"] if digest)
         if digests and max(digests.values()) > 1:
             history.problems.append(f"{where}: two batches have the same examples")
@@ -107,7 +111,7 @@ def _check_leases(lines: list[Line], strategy: str, history: History) -> None:
         history.counts["owner died"] += sum(owner in lost for owner in owners.values())
         _check_servers(line, where, strategy, owners, lost, history)
     if expected[1]:
-        history.problems.append(f"epoch {expected[0]} ends at batch {expected[1]}")
+        history.problems.append(f"epoch {expected[0]} ends at round {expected[1]}")
 
 
 def _check_servers(

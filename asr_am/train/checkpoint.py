@@ -47,6 +47,7 @@ class TrainProgress:
         seconds_per_epoch: seconds of each finished epoch.
         batches_per_learner: number of batches by rank.
         pace: updates that the next checkpoint is after, where checkpoints are made by time. 0 before the first one.
+        teams: (updates, learners) of each team: updates before it began, and number of learners.
     """
 
     epoch: int = 0
@@ -62,6 +63,20 @@ class TrainProgress:
     seconds_per_epoch: list[float] = field(default_factory=list)
     batches_per_learner: dict[int, int] = field(default_factory=dict)
     pace: int = 0
+    teams: list[list[int]] = field(default_factory=list)
+
+    @property
+    def learners(self) -> int:
+        """Number of learners that the batches are divided among. 0 before the first team."""
+        return self.teams[-1][1] if self.teams else 0
+
+    def with_learners(self, learners: int) -> TrainProgress:
+        """Returns the progress of a team with another number of learners, which share batches of the same total."""
+        if learners == self.learners:
+            return self
+        done = self.done * learners // self.learners if self.teams else 0  # whole rounds
+        teams = [team for team in self.teams if team[0] < self.updates]  # not one that has done nothing
+        return replace(self, done=done, teams=[*teams, [self.updates, learners]])
 
     def after_epoch(
         self, validation: str | None, loss: float, error: float, consensus_distance: float

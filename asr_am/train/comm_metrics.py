@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,9 +118,15 @@ def comm_stats_to_dict(comm_stats: CommStats) -> dict[str, Any]:
     return {key: dict(value) if isinstance(value, Counter) else value for key, value in vars(comm_stats).items()}
 
 
-def load_comm_stats(comm_stats: CommStats, state: dict[str, Any]) -> None:
-    """Restores statistics from a checkpoint. A fault that was counted since is one more that took place."""
-    faults = comm_stats.faults | Counter[str](state["faults"])
-    for key, value in state.items():
-        setattr(comm_stats, key, Counter(value) if isinstance(value, dict) else value)
-    comm_stats.faults = faults
+def load_comm_stats(comm_stats: CommStats, states: Sequence[dict[str, Any]]) -> None:
+    """Restores statistics from a checkpoint. A fault that was counted since is one more that took place.
+
+    Args:
+        comm_stats: statistics of a learner.
+        states: those of the learner, and of others whose place it takes. They are added.
+    """
+    faults = comm_stats.faults
+    for key in vars(CommStats()):
+        values = [Counter(state[key]) if isinstance(state[key], dict) else state[key] for state in states]
+        setattr(comm_stats, key, sum(values[1:], values[0]))
+    comm_stats.faults |= faults

@@ -13,6 +13,8 @@ SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every"
 """Options of section `train` that change rounding at most. `train.init` is an input."""
 MORE_OF_THE_SAME = ("epochs",)
 """Options of section `train` whose change continues a run from its checkpoint."""
+TEAM = ("launcher", "learners")
+"""Names in `run_identity` that may change while a run is unfinished: it continues from its checkpoint (`resume`)."""
 
 
 def deciding(train: Mapping[str, Any]) -> dict[str, Any]:

@@ -247,7 +247,7 @@ class LmRun:
         """Returns the run's checkpoints. Those of other options, learners or texts are refused."""
         text = f"{len(self.units)}-{len(self.text)}-{zlib.crc32(self.text.unit_M.tobytes()):08x}"
         model = ",".join(map(str, astuple(self._model_options)))
-        fingerprint = f"{self.options.fingerprint()}-{strategy}-{self.learners}-{model}-{text}"
+        fingerprint = f"{self.options.fingerprint()}-{strategy}-{model}-{text}"
         return Checkpoints(self.out / "checkpoints", fingerprint)
 
 

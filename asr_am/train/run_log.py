@@ -298,6 +298,7 @@ def make_summary(
     return {
         "strategy": strategy,
         "learners": learners,
+        "teams": [{"updates": updates, "learners": size} for updates, size in progress.teams],
         "batch": options.batch_size,
         "epochs": options.epochs,
         "epochs_done": progress.epoch,

@@ -191,10 +191,10 @@ class RunSetup:
         save_model(path, self.validator.model, info)
 
     def checkpoints(self, strategy: str) -> Checkpoints:
-        """Returns the run's checkpoints. Those of other options, learners or examples are refused."""
+        """Returns the run's checkpoints. Those of other options or examples are refused."""
         info = self.egs.info
         examples = f"{info.num_pdfs}-{info.dim}-{info.chunk}-{self.egs.frames}"
-        fingerprint = f"{self.options.fingerprint()}-{strategy}-{self.learners}-{examples}"
+        fingerprint = f"{self.options.fingerprint()}-{strategy}-{examples}"
         return Checkpoints(self.out / "checkpoints", fingerprint)
 
 

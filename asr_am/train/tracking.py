@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from asr_am.data.ownership import begun_key
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.train.wandb_segments import PointJournal
@@ -269,8 +270,7 @@ def wandb_id(directory: Path) -> str:
     """
     path = directory / "wandb" / "run-id"
     if not path.exists():
-        key = directory / ".key"
-        parts = [key.read_text()] if key.exists() else []
+        parts = [key] if (key := begun_key(directory)) else []
         path.parent.mkdir(parents=True, exist_ok=True)
         write_lines(path, ["-".join([*parts, secrets.token_hex(4)])])
     return path.read_text().strip()

@@ -47,6 +47,7 @@ from asr_am.train.comm_metrics import CommMetrics, comm_stats_to_dict, gather_co
 from asr_am.train.gradient import GradientComputer
 from asr_am.train.leadership import Leadership
 from asr_am.train.learner_view import LearnerReport
+from asr_am.train.resume import REPLICA, learner_part, merged_part
 from asr_am.train.run_log import epoch_curves, make_summary
 from asr_am.train.run_setup import RunSetup, StrategyFactory
 from asr_am.train.schedule import Schedule
@@ -55,7 +56,6 @@ from asr_am.train.train_options import TrainOptions, cores
 from asr_am.train.trainable import Plan, Trainable, running_statistics
 
 log = logging.getLogger(__name__)
-REPLICA = {"weights", "optimizer"}  # of a strategy's state. Saved by the first learner only where replicas are equal
 CHECK_SECONDS = 1.0  # between two times that a synchronous team asks whether one of it is to end
 FIRST_STEPS = 5  # between them in the first segment
 REL_TOL = 1e-6  # relative difference of sums that are only added in another order, or by another kind of CPU
@@ -144,7 +144,7 @@ class Trainer:
         self.model_state, self.strategy = setup.learner(team)
         self._statistics = running_statistics(self.model_state.model)
         self.checkpoints = setup.checkpoints(self.strategy.name)
-        self.progress = TrainProgress()
+        self.progress = TrainProgress().with_learners(self.learners)
         self._view = setup.run_log.learner_view(self.learners, one_process=team.clock == "virtual" or team.size == 1)
         self.leadership = Leadership(team, self.checkpoints.terms, self._take_over)
         self._rejoined = not team.rejoins
@@ -252,24 +252,22 @@ class Trainer:
         if state is None:
             return
         try:
-            self.progress = TrainProgress(**state["cursor"])
-            first, rank = state["members"][0], self.team.rank
-            own_part = self.checkpoints.load_learner(rank) if rank in state["members"] else None
-            part = own_part or self.checkpoints.load_learner(first)
-            strategy_state = part["strategy"]
-            if not strategy_state.keys() >= REPLICA:
-                strategy_state = self.checkpoints.load_learner(first)["strategy"] | strategy_state
-            self.strategy.load_state_dict(strategy_state)
-            for statistic, saved in zip(self._statistics, part["statistics"], strict=True):
-                statistic.copy_(saved)
+            before = TrainProgress(**state["cursor"])
+            if before.learners == self.learners:
+                part = learner_part(self.checkpoints, state, self.team)
+            else:
+                part = merged_part(self.checkpoints, state, self.team, self.strategy)
+            self.strategy.load_state_dict(part.strategy)
             load = self.checkpoints.load_learner
             self.strategy.load_moved(lambda: (load(rank)["strategy"] for rank in state["members"]))
-            if own_part is None:  # the counts are the other learner's
-                self.strategy.staleness.clear()
-                self.strategy.metrics.clear()
-            elif not self.team.rejoins:
-                load_comm_stats(self.team.comm_stats, own_part["usage"])
-                torch.set_rng_state(own_part["rng"])
+            self.strategy.load_counts([counted["strategy"] for counted in part.counted])
+            for statistic, saved in zip(self._statistics, part.statistics, strict=True):
+                statistic.copy_(saved)
+            if part.counted and not self.team.rejoins:
+                load_comm_stats(self.team.comm_stats, [counted["usage"] for counted in part.counted])
+            if part.rng is not None and not self.team.rejoins:
+                torch.set_rng_state(part.rng)
+            self.progress = before.with_learners(self.learners)
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, AssertionError) as error:
             raise InputError(
                 f"{self.checkpoints.newest()}: is not complete ({error}); remove it to continue from the checkpoint "
@@ -277,11 +275,12 @@ class Trainer:
             ) from error
         if self.leadership.leads:
             log.info("resuming from %s", self.checkpoints.newest())
-            threads, before = torch.get_num_threads(), (own_part or {}).get("threads")
-            if before not in (None, threads):
+            if before.learners != self.learners:
+                log.info("%d learners continue the run of %d", self.learners, before.learners)
+            if part.threads not in (None, threads := torch.get_num_threads()):
                 log.warning(
                     "resuming with %d threads per learner after %d: the last bits of the results may differ from those "
-                    "of a run with one number; train.threads sets it", threads, before,
+                    "of a run with one number; train.threads sets it", threads, part.threads,
                 )  # fmt: skip
 
     # segments

@@ -245,8 +245,8 @@ def test_the_audit_finds(fault: str) -> None:
 def test_a_record_as_a_line_of_json() -> None:
     done = (Completion(0, 1, 2, 9), Completion(1, 0, 0, 8, applied=False))
     assert record_to_json(SegmentRecord(segment(end=2), done, ((0, 3),))) == {
-        "epoch": 2, "batches": 7, "batch": [0, 1], "owner": [1, 0], "incarnation": [2, 0], "examples": [9, 8],
-        "applied": [True, False], "digest": [0, 0], "released": [[0, 3]], "lost": [], "servers": [],
+        "epoch": 2, "batches": 7, "learners": 1, "batch": [0, 1], "owner": [1, 0], "incarnation": [2, 0],
+        "examples": [9, 8], "applied": [True, False], "digest": [0, 0], "released": [[0, 3]], "lost": [], "servers": [],
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,42 @@ def test_an_unfinished_run_never_replaces_a_finished_one(tmp_path: Path, source:
     (tmp_path / "out/.done").unlink()  # as if the second had been cut short
     run(3)
     assert (tmp_path / "out.old/.done").exists() and (tmp_path / "out.unfinished").exists()
+
+
+def test_a_value_may_change_while_an_output_is_unfinished(
+    tmp_path: Path, source: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupted(folder: Path) -> None:
+        (folder / "half").write_text("half")
+        raise KeyboardInterrupt
+
+    def run(out: str = "out", build: Callable[[Path], None] | None = None, **values: int) -> str:
+        caplog.clear()
+        config = {"rate": 1, "learners": 4, **values}
+        made = target(
+            tmp_path,
+            source,
+            out=tmp_path / out,
+            config=config,
+            build=build or copy_of(source),
+            in_place=True,
+            may_change=("learners",),
+        )
+        with caplog.at_level("INFO"), suppress(KeyboardInterrupt):
+            made.run()
+        return caplog.text
+
+    run(build=interrupted)
+    said = run(out="two", build=interrupted, learners=2)
+    assert f"{tmp_path}/out is unfinished, and differs in learners only: run=out continues it" in said
+    assert "resuming" in run(learners=2) and (tmp_path / "out/half").exists()
+    assert json.loads((tmp_path / "out/.done").read_text())["config"] == {"rate": 1, "learners": 2}
+    assert "up to date" in run(learners=2)
+    assert "out was made from other values: learners (4, now 6): kept until" in run(learners=6), "it was finished"
+    assert not (tmp_path / "out/half").exists() and (tmp_path / "out.old/half").exists()
+    run(out="rate", build=interrupted)
+    said = run(out="rate", rate=2)
+    assert "rate was made from other values: rate (1, now 2): kept until" in said and "resuming" not in said
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -72,6 +72,9 @@ def without(strategy: type[Strategy], key: str) -> type[Strategy]:
     class Forgetting(strategy):  # type: ignore[misc, valid-type]
         def load_state_dict(self, state: dict[str, object]) -> None:
             super().load_state_dict({**state, key: self.state_dict()[key]})
+
+        def load_counts(self, states: Iterable[dict[str, object]]) -> None:
+            super().load_counts({**state, key: {}} for state in states)
 
     return Forgetting
 

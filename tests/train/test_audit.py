@@ -108,7 +108,7 @@ def epoch_again(lines: list[dict[str, Any]]) -> None:
     [
         (twice, "was to continue at batch"),
         (edit("leases.jsonl", lambda lines: lines.pop(1)), "epoch 1 was to continue at batch 16"),
-        (edit("leases.jsonl", lambda lines: lines.pop()), "epoch 2 ends at batch 48"),
+        (edit("leases.jsonl", lambda lines: lines.pop()), "epoch 2 ends at round"),
         (edit("leases.jsonl", not_applied), "server 0 has not applied batch 19"),
         (edit("leases.jsonl", same_examples), "two batches have the same examples"),
         (edit("metrics.jsonl", epoch_again), r"has the epochs \[1, 1, 2\]"),

@@ -163,6 +163,10 @@ class ParameterServerStrategy(Strategy):
             own, self.params.w, versions[self.server.index], self._drain_count
         )
 
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        merged = super().merge([{**state, "server": None} for state in states])
+        return merged | {"versions": [max(merged["versions"])] * len(self.shards)}  # `load_moved` cuts the momentum
+
     def load_moved(self, states: Callable[[], Iterable[dict[str, Any]]]) -> None:
         if self.server is not None and not self._has_momentum:
             loaded = list(states())
