@@ -11,7 +11,7 @@ Shapes: K values.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -77,6 +77,19 @@ class LearnerLost(InputError):
             remedy = "see its message above; when its cause is gone, the same command continues"
         super().__init__(f"learner {rank} {reason}; {remedy}")
         self.rank, self.reason = rank, reason
+
+
+class HostLost(LearnerLost):
+    """Ends a synchronous team: a host is gone for good. A smaller team can continue (`asr_am.stages.train`).
+
+    Args:
+        rank, reason: as of `LearnerLost`, for a learner of the host.
+        nodes: numbers of the hosts that are left, ascending.
+    """
+
+    def __init__(self, rank: int, reason: str, nodes: Sequence[int]) -> None:
+        super().__init__(rank, reason)
+        self.nodes = tuple(nodes)
 
 
 class StaleSegment(InputError):

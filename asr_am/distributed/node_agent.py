@@ -7,10 +7,11 @@ from typing import Protocol
 
 from asr_am.distributed.coordinator import ControlMessage
 from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT, LaunchSpec
-from asr_am.distributed.leases import LearnerLost
+from asr_am.distributed.leases import HostLost, LearnerLost
 from asr_am.distributed.supervisor import POLL_INTERVAL, Clock, Workers
 from asr_am.errors import InputError, Preempted
 
+JOIN_INTERVAL = 1.0  # seconds between two requests, as the supervisor of a larger team may still end and lose one
 AGENT_TIMEOUT = 0.8  # of HEARTBEAT_TIMEOUT: a host that is cut off has ended its learners before they are replaced
 
 
@@ -81,14 +82,16 @@ class NodeAgent:
     def _join_supervisor(self) -> ControlMessage:
         """Registers this host, and waits until the supervisor has all hosts."""
         spec = self._spec
-        self._connection.send({
-            "op": "node", "node": spec.node_rank, "nodes": spec.nodes, "learners": spec.learners,
-            "in_step": spec.synchronous, "host": self._name,
-        })  # fmt: skip
-        for message in self._connection.receive(spec.timeout):
-            if message.get("do") == "run":
-                return message
-            self._stop(message)
+        deadline = self._clock.now() + spec.timeout
+        while self._clock.now() < deadline:
+            self._connection.send({
+                "op": "node", "node": spec.node_rank, "nodes": spec.nodes, "learners": spec.learners,
+                "in_step": spec.synchronous, "host": self._name,
+            })  # fmt: skip
+            for message in self._connection.receive(JOIN_INTERVAL):
+                if message.get("do") == "run":
+                    return message
+                self._stop(message)
         raise InputError(
             f"address={spec.address}: no answer within {spec.timeout:g} s: check that the same command runs there with "
             "node_rank=0 and the same key_file"
@@ -98,6 +101,8 @@ class NodeAgent:
         """Raises the error in a stop message, if there is one."""
         if message.get("preempted"):
             raise Preempted(message["error"])
+        if message.get("nodes") is not None:
+            raise HostLost(message["lost"], message["error"], message["nodes"])
         if message.get("lost") is not None:
             raise LearnerLost(message["lost"], message["error"])
         if message.get("error"):

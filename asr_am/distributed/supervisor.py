@@ -21,7 +21,7 @@ from asr_am.distributed.launch_spec import (
     LaunchSpec,
     describe,
 )
-from asr_am.distributed.leases import LearnerLost
+from asr_am.distributed.leases import HostLost, LearnerLost
 from asr_am.errors import EXIT_PREEMPTED, InputError, Preempted
 
 log = logging.getLogger(__name__)
@@ -153,7 +153,8 @@ class Supervisor:
             self._notify_hosts({"do": "stop", "error": str(error), "preempted": True})
             raise
         except LearnerLost as error:
-            self._notify_hosts({"do": "stop", "error": error.reason, "lost": error.rank})
+            nodes = {"nodes": error.nodes} if isinstance(error, HostLost) else {}
+            self._notify_hosts({"do": "stop", "error": error.reason, "lost": error.rank, **nodes})
             raise
         except BaseException as error:
             self._notify_hosts({"do": "stop", "error": f"host 0 stopped: {error or type(error).__name__}"})
@@ -341,7 +342,8 @@ class Supervisor:
         if op == "hello":
             self._register(connection, message)
         elif op == "node":
-            self._server.send(connection, {"do": "stop", "error": "the run has started without this host"})
+            if all(host.connection != connection for host in self._hosts.values()):
+                self._server.send(connection, {"do": "stop", "error": "the run has started without this host"})
         elif connection in self._ranks:
             if self._ranks[connection] in self._last_heard:
                 self._last_heard[self._ranks[connection]] = self._clock.now()
@@ -406,7 +408,7 @@ class Supervisor:
         self._notify_hosts({"do": "run", "run": self._run, **self._addresses})
 
     def _register_node(self, connection: bytes, message: ControlMessage) -> None:
-        if message.get("op") != "node":
+        if message.get("op") != "node" or any(host.connection == connection for host in self._hosts.values()):
             return
         spec, node = self._spec, message.get("node")
         options = [message.get(key) for key in ("nodes", "learners", "in_step")]
@@ -466,7 +468,7 @@ class Supervisor:
             self._last_heard.pop(rank, None)
             self._restarts.pop(rank, None)
             if self._coordinator is None:
-                raise LearnerLost(rank, how)
+                raise HostLost(rank, how, [0, *sorted(self._hosts)])
             self._lose(rank, how, None)
 
     def _notify_hosts(self, message: ControlMessage) -> None:

@@ -124,6 +124,7 @@ class LaunchOptions:
         address: host:port of node 0.
         max_restarts: restarts of each learner, or of a synchronous team, within an hour.
         restart_after: seconds before a restart.
+        min_learners: fewest learners that go on after a host is lost.
         grace: seconds in which learners that are asked to end must have done so.
         signals: signals that ask for a checkpoint and the end of the run.
         timeout: seconds to wait for the others at the start.
@@ -137,6 +138,7 @@ class LaunchOptions:
     address: str | None = None
     max_restarts: int = 3
     restart_after: float = 1.0
+    min_learners: int = 1
     grace: float = 60.0
     signals: Sequence[str] = SIGNALS
     timeout: float = 60.0
@@ -149,6 +151,8 @@ class LaunchOptions:
         signal_numbers(self.signals)
         if self.grace < 0:
             raise InputError(f"launcher.grace={self.grace}: must be at least 0 seconds")
+        if self.min_learners < 1:
+            raise InputError(f"launcher.min_learners={self.min_learners}: must be at least 1")
 
 
 @dataclass(frozen=True)

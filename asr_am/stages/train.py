@@ -21,6 +21,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,7 @@ from asr_am.stages.train_worker import run_worker
 from asr_am.train.identity import TEAM, run_identity
 
 if TYPE_CHECKING:
+    from asr_am.distributed.leases import HostLost
     from asr_am.distributed.strategy import Strategy
 
 log = logging.getLogger(__name__)
@@ -125,14 +127,46 @@ def train_run(cfg: DictConfig, is_leader: bool, out: Path) -> None:
         is_leader: False on all hosts (launcher=process) or ranks (launcher=torchrun) but one, which write nothing here.
         out: directory of the run.
     """
+    from asr_am.distributed.leases import HostLost
     from asr_am.train.run_setup import training_device
 
-    config = TrainConfig.parse(cfg, out)
-    if is_leader:
-        training_device(config.options)
-        check_strategy(config)
-        OmegaConf.save(with_schedule(cfg), out / "config.yaml", resolve=True)  # the worker processes read it
-    start(config)
+    while True:
+        config = TrainConfig.parse(cfg, out)
+        if is_leader:
+            training_device(config.options)
+            check_strategy(config)
+            OmegaConf.save(with_schedule(cfg), out / "config.yaml", resolve=True)  # the worker processes read it
+        try:
+            start(config)
+            return
+        except HostLost as error:
+            cfg = on_hosts_left(cfg, config, error)
+            log.warning("%s: %d learners go on, hosts: %d", error.reason, cfg.learners, cfg.launcher.nodes)
+
+
+def on_hosts_left(cfg: DictConfig, config: TrainConfig, lost: HostLost) -> DictConfig:
+    """Returns the configuration of the largest team that fits on the hosts that are left. All of them choose the same.
+
+    Args:
+        cfg: the whole configuration.
+        config: its options.
+        lost: the loss. It is raised if no team with `launcher.min_learners` fits, or if this host is not in it.
+    """
+    launch = config.launch_options
+    most = config.size // launch.nodes  # ranks of a host
+    teams = [(nodes * ranks, nodes) for nodes in range(1, len(lost.nodes) + 1) for ranks in range(1, most + 1)]
+    for size, nodes in sorted(teams, reverse=True):
+        node_rank = lost.nodes.index(launch.node_rank)
+        smaller = OmegaConf.merge(
+            cfg, {"learners": size - config.servers, "launcher": {"nodes": nodes, "node_rank": node_rank}}
+        )
+        assert isinstance(smaller, DictConfig)
+        if smaller.learners < launch.min_learners or node_rank >= nodes:
+            break
+        with suppress(InputError):  # they cannot divide the batch, or do not fit the strategy
+            check_strategy(TrainConfig.parse(smaller, config.out))
+            return smaller
+    raise lost
 
 
 def start(config: TrainConfig) -> None:
@@ -216,7 +250,7 @@ def train_processes(config: TrainConfig) -> None:
     warn_if_crowded(config)
     command = [sys.executable, "-m", "asr_am.stages.train_worker", str(config.out / "config.yaml")]
     options = asdict(config.launch_options)
-    del options["share_gpus"]  # concerns the learners only
+    del options["share_gpus"], options["min_learners"]  # of the learners, and of `train_run`
     launch(
         command, config.size // config.launch_options.nodes, synchronous=config.synchronous,
         faults=config.cluster.faults, inherited_files=held_locks(), **options,

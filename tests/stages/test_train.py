@@ -11,12 +11,13 @@ import torch
 import yaml
 
 from asr_am.distributed.cluster_config import Cluster, Workload
+from asr_am.distributed.leases import HostLost
 from asr_am.distributed.strategies.psp import Psp
 from asr_am.errors import InputError
 from asr_am.stages.layout import denominator_path, egs_dir
 from asr_am.stages.sections import LaunchOptions, values
 from asr_am.stages.target import KEY
-from asr_am.stages.train import check_options, small_strategy, targets, train_simulated, warn_if_crowded
+from asr_am.stages.train import check_options, on_hosts_left, small_strategy, targets, train_simulated, warn_if_crowded
 from asr_am.stages.train_config import TrainConfig, schedule_values, strategy_factory
 from asr_am.train import simulate, train_options
 from asr_am.train.tracking import NoTracker
@@ -215,6 +216,31 @@ def test_sequence_training_starts_from_the_run_and_has_its_learners() -> None:
         targets(config("align=triphone", "features=lfbe64_lfr", "mmi.train=true"))
     smoothed = targets(config("mmi.train=true", "train.label_smoothing=0.1"))
     assert [run.config["train"]["label_smoothing"] for run in smoothed] == [0.1, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "left", "node_rank", "expected"),
+    [
+        ((), (0, 1, 3), 3, (24, 3, 2)),
+        (("train.batch_size=64",), (0, 1, 3), 1, (16, 2, 1)),  # 24 learners cannot divide it
+        (("strategy=adpsgd",), (0, 1, 3), 0, (24, 3, 0)),
+        (("strategy=ps_sync", "strategy.apart=true", "strategy.servers=8", "learners=24"), (0, 2), 2, (8, 2, 1)),
+        (("launcher.min_learners=25",), (0, 1, 3), 0, None),
+        (("train.batch_size=64",), (0, 1, 3), 3, None),  # this host is not needed
+    ],
+)  # fmt: skip
+def test_after_the_loss_of_a_host_the_others_are_the_largest_team_that_fits(
+    overrides: tuple[str, ...], left: tuple[int, ...], node_rank: int, expected: tuple[int, ...] | None, tmp_path: Path
+) -> None:
+    hosts = ("launcher=process", "launcher.nodes=4", "launcher.address=a:1", f"launcher.node_rank={node_rank}")
+    cfg = config("strategy=sync", "learners=32", "train.batch_size=96", *hosts, *overrides)
+    lost = HostLost(16, "cannot be reached", left)
+    if expected is None:
+        with pytest.raises(HostLost, match="learner 16 cannot be reached"):
+            on_hosts_left(cfg, TrainConfig.parse(cfg, tmp_path), lost)
+        return
+    smaller = on_hosts_left(cfg, TrainConfig.parse(cfg, tmp_path), lost)
+    assert (smaller.learners, smaller.launcher.nodes, smaller.launcher.node_rank) == expected
 
 
 @pytest.mark.parametrize(

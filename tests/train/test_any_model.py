@@ -232,7 +232,7 @@ team.close()
 
 
 @pytest.mark.parametrize(
-    ("name", "launcher"), [*((name, "launch") for name in STRATEGIES), ("sync", "torchrun"), ("ps_async", "torchrun")]
+    ("name", "launcher"), [("bmuf", "launch"), ("adpsgd", "launch"), ("sync", "torchrun"), ("ps_async", "torchrun")]
 )
 def test_processes(name: str, launcher: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"

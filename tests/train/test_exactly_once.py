@@ -60,7 +60,7 @@ def test_a_team_in_step_starts_again_by_itself(egs_dir: Path, tmp_path: Path, st
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
-@pytest.mark.parametrize(("strategy", "same_bits"), [("sync", True), ("bmuf", True), ("adpsgd", False)])
+@pytest.mark.parametrize(("strategy", "same_bits"), [("sync", True), ("adpsgd", False)])
 def test_a_preempted_team_saves_a_checkpoint_and_continues(
     egs_dir: Path, tmp_path: Path, strategy: str, same_bits: bool
 ) -> None:

@@ -20,7 +20,7 @@ from asr_am.distributed import node_agent as agent
 from asr_am.distributed import supervisor
 from asr_am.distributed.cluster_config import Crash, Faults
 from asr_am.distributed.launch_spec import ExitStatus, LaunchSpec
-from asr_am.distributed.leases import LearnerLost
+from asr_am.distributed.leases import HostLost, LearnerLost
 from asr_am.distributed.runtime import launcher as starting
 from asr_am.distributed.runtime.launcher import launch, make_agent
 from asr_am.distributed.runtime.worker_process import WorkerProcesses, free_port
@@ -405,8 +405,9 @@ def test_a_host_that_is_silent_is_lost(tmp_path: Path, monkeypatch: pytest.Monke
         host = SilentHost(address, synchronous)
         command = script(tmp_path, "time.sleep(600)" if synchronous else "time.sleep(1)")
         if synchronous:
-            with pytest.raises(LearnerLost, match=r"learner 1 cannot be reached any more: .* host silent"):
+            with pytest.raises(HostLost, match=r"learner 1 cannot be reached any more: .* host silent") as lost:
                 launch(command, 1, synchronous=True, nodes=2, address=address, encrypt=False)
+            assert lost.value.nodes == (0,)
         else:
             launch(command, 1, synchronous=False, nodes=2, address=address, encrypt=False)  # the other one finishes
         host.close()
