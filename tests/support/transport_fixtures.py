@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import zmq
@@ -25,8 +25,9 @@ class TransportHarness:
     """The transport of one learner, with its threads and statistics."""
 
     def __init__(
-        self, rank: int, size: int, incarnation: int = 0, key: str | None = None, faults: Faults | None = None
-    ):
+        self, rank: int, size: int, incarnation: int = 0, key: str | None = None, faults: Faults | None = None,
+        neighbours: Sequence[int] = (),
+    ):  # fmt: skip
         self.rank, self.incarnation, self.comm_stats = rank, incarnation, CommStats()
         self.wait_monitor, self.membership = WaitMonitor(self.comm_stats), Membership(rank, size)
         self.event_loop = EventLoop(self.wait_monitor)
@@ -34,6 +35,7 @@ class TransportHarness:
         self.transport = Transport(
             self.event_loop, WireHeader(Kind.HELLO, RUN, rank, incarnation), "tcp://127.0.0.1", self.membership,
             self.wait_monitor, self.comm_stats, MessageFaults(faults or Faults(), rank, incarnation), key,
+            neighbours=neighbours,
         )  # fmt: skip
 
     def recv(self, tag: str, source: int | None = None, timeout: float = TIMEOUT) -> Message:
@@ -52,9 +54,12 @@ class TransportHarness:
 
 
 @contextmanager
-def transports(size: int, key: str | None = None, faults: Faults | None = None) -> Iterator[list[TransportHarness]]:
-    """Starts transports that know each other's addresses."""
-    team = [TransportHarness(rank, size, key=key, faults=faults) for rank in range(size)]
+def transports(
+    size: int, key: str | None = None, faults: Faults | None = None, one_host: bool = False
+) -> Iterator[list[TransportHarness]]:
+    """Starts transports that know each other's addresses, and share memory if they are of one host."""
+    neighbours = range(size) if one_host else ()
+    team = [TransportHarness(rank, size, key=key, faults=faults, neighbours=neighbours) for rank in range(size)]
     try:
         for peer in team:
             peer.membership.fill({other.rank: (0, other.transport.address) for other in team if other is not peer})

@@ -85,7 +85,7 @@ def _connect_torch(
     message_faults = MessageFaults(faults, env.rank, env.incarnation)
     transport = Transport(
         event_loop, hello, _listen(rendezvous.private_dir, host, hello), membership, wait_monitor, comm_stats,
-        message_faults, env.key, on_loss=on_loss,
+        message_faults, env.key, neighbours=env.neighbours, on_loss=on_loss,
     )  # fmt: skip
     if rendezvous.made_dir is not None:
         event_loop.at_stop(partial(disk.remove, rendezvous.made_dir))
@@ -131,7 +131,7 @@ def _connect_coordinated(
     message_faults = MessageFaults(faults, env.rank, env.incarnation)
     transport = Transport(
         event_loop, hello, _listen(env.private_dir, host, hello), membership, wait_monitor, comm_stats, message_faults,
-        env.key, reliable=RELIABLE,
+        env.key, reliable=RELIABLE, neighbours=env.neighbours,
     )  # fmt: skip
 
     def on_event(event: dict[str, Any]) -> None:

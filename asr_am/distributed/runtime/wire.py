@@ -1,8 +1,9 @@
 """Wire format: the fixed-size header of every frame, decoded and checked before anything else.
 
 A message is sent in chunks. Each chunk is this header and up to CHUNK float32 numbers of the message's tensors, which
-are laid end to end, in the order of `offset`. The receiver answers with an ACK when the message is received by a task,
-or rejected.
+are laid end to end, in the order of `offset`. Between learners of one host a large message is a single frame, this
+header and the place of the numbers in shared memory. The receiver answers with an ACK when the message is received by a
+task, or rejected.
 """
 
 from __future__ import annotations
@@ -34,14 +35,18 @@ class Kind(IntEnum):
     Attributes:
         HELLO: first frame on a connection, with the sender's address as payload.
         CHUNK: part of a message.
+        SHARED: a message in shared memory, with the place of the memory as payload (`message_buffers`).
         ACK: a credit for a message. `clock` is the incarnation that sent that message.
         GOODBYE: the sender leaves. `clock` is the rank that it lost, or its own rank.
+        UNSHARED: the memory of a SHARED message cannot be mapped. `clock` as in ACK.
     """
 
     HELLO = 1
     CHUNK = 2
     ACK = 3
     GOODBYE = 4
+    SHARED = 5
+    UNSHARED = 6
 
 
 @dataclass(frozen=True)
