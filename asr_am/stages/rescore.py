@@ -64,7 +64,8 @@ def lm_key(cfg: DictConfig) -> dict[str, Any]:
     key |= {"train": train, "strategy": lm["strategy"]}
     if cfg.lm.learners == 1:
         return key
-    key |= {"launcher": cfg.lm.launcher.name, "learners": cfg.lm.learners, "faults": values(cfg.cluster.faults)}
+    key |= {"launcher": cfg.lm.launcher.name, "wire": cfg.lm.launcher.wire, "learners": cfg.lm.learners}
+    key |= {"faults": values(cfg.cluster.faults)}
     if cfg.lm.launcher.name == "virtual":
         key |= {"cluster": values(cfg.cluster), "workload": values(cfg.workload)}
     return key

@@ -206,7 +206,7 @@ def train_simulated(config: TrainConfig) -> None:
     """Trains all learners of a virtual cluster in this process."""
     from asr_am.train.simulate import simulate_run
 
-    simulate_run(config.make_run(), config.cluster, config.workload, config.servers)
+    simulate_run(config.make_run(), config.cluster, config.workload, config.servers, config.launch_options.wire)
 
 
 def train_processes(config: TrainConfig) -> None:
@@ -216,7 +216,7 @@ def train_processes(config: TrainConfig) -> None:
     warn_if_crowded(config)
     command = [sys.executable, "-m", "asr_am.stages.train_worker", str(config.out / "config.yaml")]
     options = asdict(config.launch_options)
-    del options["share_gpus"]  # concerns the learners only
+    del options["share_gpus"], options["wire"]  # concern the learners only
     launch(
         command, config.size // config.launch_options.nodes, synchronous=config.synchronous,
         faults=config.cluster.faults, inherited_files=held_locks(), **options,

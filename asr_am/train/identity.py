@@ -33,7 +33,7 @@ def run_identity(config: Mapping[str, Any]) -> dict[str, Any]:
     launcher = config["launcher"]["name"]
     if launcher == "alone":
         return found
-    found |= {"launcher": launcher, "learners": config["learners"]}
+    found |= {"launcher": launcher, "learners": config["learners"], "wire": config["launcher"]["wire"]}
     if launcher == "virtual" or config["workload"].get("emulate"):
         return found | {"cluster": config["cluster"], "workload": config["workload"]}
     return found | {"faults": config["cluster"]["faults"]}

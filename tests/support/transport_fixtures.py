@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+import torch
 import zmq
 
 from asr_am.distributed.cluster_config import Faults
@@ -26,7 +27,7 @@ class TransportHarness:
 
     def __init__(
         self, rank: int, size: int, incarnation: int = 0, key: str | None = None, faults: Faults | None = None,
-        neighbours: Sequence[int] = (),
+        neighbours: Sequence[int] = (), wire: torch.dtype = torch.float32,
     ):  # fmt: skip
         self.rank, self.incarnation, self.comm_stats = rank, incarnation, CommStats()
         self.wait_monitor, self.membership = WaitMonitor(self.comm_stats), Membership(rank, size)
@@ -35,7 +36,7 @@ class TransportHarness:
         self.transport = Transport(
             self.event_loop, WireHeader(Kind.HELLO, RUN, rank, incarnation), "tcp://127.0.0.1", self.membership,
             self.wait_monitor, self.comm_stats, MessageFaults(faults or Faults(), rank, incarnation), key,
-            neighbours=neighbours,
+            neighbours=neighbours, wire=wire,
         )  # fmt: skip
 
     def recv(self, tag: str, source: int | None = None, timeout: float = TIMEOUT) -> Message:
@@ -55,11 +56,17 @@ class TransportHarness:
 
 @contextmanager
 def transports(
-    size: int, key: str | None = None, faults: Faults | None = None, one_host: bool = False
+    size: int,
+    key: str | None = None,
+    faults: Faults | None = None,
+    one_host: bool = False,
+    wire: torch.dtype = torch.float32,
 ) -> Iterator[list[TransportHarness]]:
     """Starts transports that know each other's addresses, and share memory if they are of one host."""
     neighbours = range(size) if one_host else ()
-    team = [TransportHarness(rank, size, key=key, faults=faults, neighbours=neighbours) for rank in range(size)]
+    team = [
+        TransportHarness(rank, size, key=key, faults=faults, neighbours=neighbours, wire=wire) for rank in range(size)
+    ]
     try:
         for peer in team:
             peer.membership.fill({other.rank: (0, other.transport.address) for other in team if other is not peer})

@@ -27,13 +27,13 @@ from asr_am.distributed.runtime.private_dir import first_on_host
 
 log = logging.getLogger(__name__)
 
-MIN_POOLED = 1 << 16  # numbers: the allocator reuses smaller blocks itself
+MIN_POOLED = 1 << 16  # words: the allocator reuses smaller blocks itself
 MAX_FREE = 4  # free buffers that are kept of each size
 STEPS_PER_OCTAVE = 4  # buffer sizes between two powers of two: with one size per length, free buffers would fill memory
 
 
 def pooled_size(count: int) -> int:
-    """Returns the size of the buffers that hold `count` numbers."""
+    """Returns the size of the buffers that hold `count` words."""
     step = (1 << count.bit_length() - 1) // STEPS_PER_OCTAVE
     return -(-count // step) * step
 
@@ -100,8 +100,8 @@ class SharedSegment:
     def lend(self) -> None:
         self.memory[0], self.held, self.sent = LENT, True, False
 
-    def numbers(self, count: int) -> np.ndarray:
-        """Returns its contents as a float32 array [count]. Call it once for each message."""
+    def words(self, count: int) -> np.ndarray:
+        """Returns its contents as `count` words (float32). Call it once for each message."""
         array = np.frombuffer(self.memory, np.float32, count, mmap.PAGESIZE)
         weakref.finalize(array, self._drop).atexit = False
         return array
@@ -132,7 +132,7 @@ class SharedPool:
         self._lock = threading.Lock()
 
     def acquire(self, to: int, count: int) -> SharedSegment | None:
-        """Returns a segment for a message of `count` numbers. None: it must be sent through the socket."""
+        """Returns a segment for a message of `count` words. None: it must be sent through the socket."""
         if to not in self._neighbours or 4 * count < MIN_SHARED:
             return None
         size = 4 * pooled_size(count)

@@ -26,8 +26,9 @@ from asr_am.distributed.runtime.fault_injection import MessageFaults
 from asr_am.distributed.runtime.message_buffers import PLACE_BYTES, BufferPool, SharedMappings, SharedSegment
 from asr_am.distributed.runtime.wire import CHUNK, FIRST_CLOCK, Kind, WireHeader
 from asr_am.distributed.team import CommStats, Message, shapes_match
+from asr_am.distributed.wire_dtype import num_words
 
-STRIDE = 4 * CHUNK  # numbers that are copied before the first chunks of a large message are sent
+STRIDE = 4 * CHUNK  # words that are copied before the first chunks of a large message are sent
 
 
 @dataclass
@@ -37,24 +38,36 @@ class OutgoingMessage:
     Attributes:
         clock: clock of the message.
         lengths: lengths of its tensors.
-        numbers: its tensors, end to end.
-        segment: the shared memory that `numbers` are in, or None if they are sent as chunks.
+        dtypes: their types.
+        words: its tensors, end to end, each from a word on.
+        segment: the shared memory that `words` are in, or None if they are sent as chunks.
         number: its number at this sender.
-        filled: how many of `numbers` are copied.
+        filled: how many of `words` are copied.
         due: earliest time at which it may be sent (`time.monotonic`).
     """
 
     clock: int
     lengths: tuple[int, ...]
-    numbers: np.ndarray
+    dtypes: tuple[torch.dtype, ...]
+    words: np.ndarray
     segment: SharedSegment | None = None
     number: int = 0
     filled: int = 0
     due: float = 0.0
 
     @property
+    def exact(self) -> int:
+        """Bits of the tensors that are int32."""
+        return sum(1 << k for k, dtype in enumerate(self.dtypes) if dtype == torch.int32)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the others."""
+        return next((dtype for dtype in self.dtypes if dtype != torch.int32), torch.float32)
+
+    @property
     def complete(self) -> bool:
-        return self.filled == len(self.numbers)
+        return self.filled == len(self.words)
 
     def num_ready_chunks(self) -> int:
         """Returns how many frames can be sent: filled chunks, or the place of shared memory."""
@@ -147,7 +160,7 @@ class Sender:
     def _dispatch(self, channel: SendChannel, message: OutgoingMessage) -> None:
         comm_stats = self._comm_stats
         comm_stats.messages_sent += 1
-        comm_stats.bytes_sent[channel.to] += message.numbers.nbytes
+        comm_stats.bytes_sent[channel.to] += message.words.nbytes
         channel.sent = 0
         if channel.tag not in self._reliable:
             if self._message_faults.loses(comm_stats):
@@ -160,17 +173,18 @@ def lengths_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(tensor.numel() for tensor in tensors)
 
 
-def fill(numbers: np.ndarray, tensors: Sequence[Tensor]) -> Iterator[int]:
-    """Copies tensors end to end into `numbers`, as float32. Yields the count so far, first and after each stride."""
+def fill(words: np.ndarray, tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> Iterator[int]:
+    """Copies tensors of these types end to end into `words`. Yields the words so far, first and after each stride."""
     begin = 0
     yield begin
-    for tensor in tensors:
+    for tensor, dtype in zip(tensors, dtypes, strict=True):
         numbers_N = tensor.detach().reshape(-1)
         if numbers_N.is_cuda:
             numbers_N = numbers_N.cpu()  # synchronizes with the GPU once, not for each stride
-        for part in numbers_N.split(STRIDE):
-            torch.from_numpy(numbers[begin : begin + len(part)]).copy_(part)
-            begin += len(part)
+        for part in numbers_N.split(STRIDE * 4 // dtype.itemsize):
+            end = begin + num_words([len(part)], [dtype])
+            torch.from_numpy(words[begin:end]).view(dtype)[: len(part)].copy_(part)
+            begin = end
             yield begin
 
 
@@ -203,14 +217,14 @@ class ReceiveStream:
         head: header of the first chunk of the newest message.
         phase: state of the newest message.
         clock: clock of the newest message that was complete.
-        numbers: tensors of the newest message, end to end.
-        filled: how many of `numbers` have arrived.
+        words: tensors of the newest message, end to end.
+        filled: how many of `words` have arrived.
     """
 
     head: WireHeader
     phase: Phase
     clock: int
-    numbers: np.ndarray
+    words: np.ndarray
     filled: int = 0
 
 
@@ -241,12 +255,15 @@ class Receiver:
         self._accepted[tag] = lengths
 
     def take(self, tag: str, source: int | None) -> Message | None:
-        """Returns the message `tag` that was complete first, from `source` if given, or None."""
+        """Returns the message `tag` that was complete first, from `source` if given, or None.
+
+        Its tensors have the types in which they were sent.
+        """
         for index, (sender, name) in enumerate(self._ready):
             if name == tag and source in (None, sender):
                 stream = self._streams[self._ready.pop(index)]
-                tensors = _split(stream.numbers, stream.head.lengths)
-                stream.phase, stream.numbers = Phase.DONE, EMPTY
+                tensors = _split(stream.words, stream.head)
+                stream.phase, stream.words = Phase.DONE, EMPTY
                 self.credits[sender].append(_credit(stream.head))
                 return Message(sender, tag, stream.head.clock, tensors)
         return None
@@ -267,14 +284,14 @@ class Receiver:
         stream = self._streams.get((header.source, header.tag))
         if header.offset == 0:
             if self._is_new(stream, header) and self._fits(stream, header):
-                self._fill(self._begin(stream, header, self._buffers.acquire(sum(header.lengths))), payload)
+                self._fill(self._begin(stream, header, self._buffers.acquire(header.words)), payload)
         elif stream is None or header.seq > stream.head.seq:
             self.reject()
         elif (header.seq, header.conn_epoch) != (stream.head.seq, stream.head.conn_epoch):
             pass  # of a message that a broken connection has cut off
         elif stream.phase is not Phase.FILLING:
             pass  # the rest of a message that was rejected
-        elif header.offset != stream.filled or header.lengths != stream.head.lengths:
+        elif header.offset != stream.filled or header.words != len(stream.words):
             self._reject_message(stream, header)
         else:
             self._fill(stream, payload)
@@ -286,13 +303,13 @@ class Receiver:
             self._reject_message(stream, header)
         elif self._is_new(stream, header):
             try:
-                numbers = self._mappings.open(header.source, place, sum(header.lengths))
+                words = self._mappings.open(header.source, place, header.words)
             except OSError:
                 self._begin(stream, header, EMPTY).phase = Phase.UNSHARED
                 self.credits[header.source].append(_credit(header, Kind.UNSHARED))
                 return
-            if self._fits(stream, header):  # if not, deleting `numbers` gives the memory back
-                self._finish(self._begin(stream, header, numbers))
+            if self._fits(stream, header):  # if not, deleting `words` gives the memory back
+                self._finish(self._begin(stream, header, words))
 
     def requeue_credits(self, source: int) -> None:
         """Queues the last credits to `source` again: they may have been lost with its last connection."""
@@ -337,19 +354,19 @@ class Receiver:
             self._reject_message(old, header)
         return fits
 
-    def _begin(self, old: ReceiveStream | None, header: WireHeader, numbers: np.ndarray) -> ReceiveStream:
-        stream = ReceiveStream(header, Phase.FILLING, old.clock if old else FIRST_CLOCK, numbers)
+    def _begin(self, old: ReceiveStream | None, header: WireHeader, words: np.ndarray) -> ReceiveStream:
+        stream = ReceiveStream(header, Phase.FILLING, old.clock if old else FIRST_CLOCK, words)
         self._streams[header.source, header.tag] = stream
         return stream
 
     def _fill(self, stream: ReceiveStream, payload: memoryview) -> None:
-        count = min(CHUNK, len(stream.numbers) - stream.filled)
+        count = min(CHUNK, len(stream.words) - stream.filled)
         if len(payload) != 4 * count:
             self._reject_message(stream, stream.head)
             return
-        stream.numbers[stream.filled : stream.filled + count] = np.frombuffer(payload, "<f4")
+        stream.words[stream.filled : stream.filled + count] = np.frombuffer(payload, "<f4")
         stream.filled += count
-        if stream.filled == len(stream.numbers):
+        if stream.filled == len(stream.words):
             self._finish(stream)
 
     def _finish(self, stream: ReceiveStream) -> None:
@@ -372,7 +389,11 @@ def _credit(header: WireHeader, kind: Kind = Kind.ACK) -> Credit:
     return Credit(header.incarnation, header.tag, header.seq, kind)
 
 
-def _split(numbers: np.ndarray, lengths: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-    """Returns tensors of the given lengths that share the memory of `numbers`."""
-    ends = np.cumsum(lengths).tolist()
-    return tuple(torch.from_numpy(numbers[end - n : end]) for end, n in zip(ends, lengths, strict=True))
+def _split(words: np.ndarray, header: WireHeader) -> tuple[torch.Tensor, ...]:
+    """Returns the tensors of a message, which share the memory of `words`."""
+    tensors, begin = [], 0
+    for length, dtype in zip(header.lengths, header.dtypes, strict=True):
+        end = begin + num_words([length], [dtype])
+        tensors.append(torch.from_numpy(words[begin:end]).view(dtype)[:length])
+        begin = end
+    return tuple(tensors)

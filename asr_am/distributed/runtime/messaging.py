@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
 
+import torch
 import zmq
 from torch import Tensor
 
@@ -36,6 +37,7 @@ from asr_am.distributed.runtime.message_queues import (
 from asr_am.distributed.runtime.security import MAX_FRAME_BYTES, ConnectionMonitor, next_event, open_socket, watch
 from asr_am.distributed.runtime.wire import CHUNK, Kind, Malformed, WireHeader, check_tag, decode, encode
 from asr_am.distributed.team import CommStats, Message
+from asr_am.distributed.wire_dtype import num_words, rounded, travels_as
 
 MAX_CHUNKS_AHEAD = 64  # chunks that ZeroMQ queues for one connection
 
@@ -94,8 +96,9 @@ class Connection:
             header = replace(
                 self._hello, kind=Kind.CHUNK if segment is None else Kind.SHARED, clock=message.clock, tag=channel.tag,
                 seq=message.number, conn_epoch=self.conn_epoch, offset=offset, lengths=message.lengths,
+                exact=message.exact, dtype=message.dtype,
             )  # fmt: skip
-            payload = message.numbers[offset : offset + CHUNK].data if segment is None else segment.place
+            payload = message.words[offset : offset + CHUNK].data if segment is None else segment.place
             try:
                 self.socket.send_multipart([encode(header), payload], zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -144,6 +147,7 @@ class Transport:
         neighbours: ranks of the other learners of this host.
         on_loss: called with the rank of a lost learner, and the reason.
         grace: seconds in which a broken connection must be made again.
+        wire: type in which float32 tensors are sent.
 
     Attributes:
         address: address of this transport, tcp://host:port or ipc://path.
@@ -154,11 +158,11 @@ class Transport:
         self, event_loop: EventLoop, hello: WireHeader, listen: str, membership: Membership, wait_monitor: WaitMonitor,
         comm_stats: CommStats, message_faults: MessageFaults, key: str | None, reliable: tuple[str, ...] = (),
         neighbours: Collection[int] = (), on_loss: Callable[[int, str], None] | None = None,
-        grace: float = RECONNECT_GRACE,
+        grace: float = RECONNECT_GRACE, wire: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
         self._event_loop, self._hello, self._key = event_loop, hello, key
         self._membership, self._wait_monitor = membership, wait_monitor
-        self._on_loss, self._grace = on_loss, grace
+        self._on_loss, self._grace, self._wire = on_loss, grace, wire
         self._buffers = BufferPool()
         self._receiver = Receiver(hello.run, membership, wait_monitor, comm_stats, self._buffers)
         self._sender = Sender(comm_stats, message_faults, reliable)
@@ -191,13 +195,14 @@ class Transport:
         if not self._membership[to].alive:
             return
         lengths = lengths_of(tensors)
-        count = sum(lengths)
+        dtypes = tuple(travels_as(tensor, self._wire) for tensor in tensors)
+        count = num_words(lengths, dtypes)
         segment = self._shared.acquire(to, count)
-        numbers = self._buffers.acquire(count) if segment is None else segment.numbers(count)
-        message = OutgoingMessage(clock, lengths, numbers, segment)
+        words = self._buffers.acquire(count) if segment is None else segment.words(count)
+        message = OutgoingMessage(clock, lengths, dtypes, words, segment)
         with self._wait_monitor.change():
             channel = self._sender.put(to, tag, message)
-        for end in fill(numbers, tensors):
+        for end in fill(words, tensors, dtypes):
             message.filled = end
             if segment is None or message.complete:
                 self._event_loop.call(partial(self._push, channel))
@@ -216,6 +221,7 @@ class Transport:
         self._wait_monitor.wait_for(ready, timeout)
         if message is not None:
             self._event_loop.call(partial(self._send_credits, message.source))
+            message = replace(message, tensors=tuple(rounded(tensor, tensor.dtype) for tensor in message.tensors))
         return message
 
     def send_goodbye(self, lost: int | None) -> None:
