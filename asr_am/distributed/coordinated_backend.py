@@ -110,7 +110,7 @@ class CoordinatedBackend:
         """Averages x [N] over live learners: all send it to the first, which sends the mean back.
 
         Tries again if a learner has not received the mean because the first one died. A restarted learner that calls
-        after the others have averaged gets its own x.
+        after the others have averaged gets its own x. The numbers travel as int32, so that they are not rounded.
         """
         local = x.detach().to("cpu", torch.float32)
         self._transport.register_tag(SHARE, (local.numel(),))
@@ -128,7 +128,7 @@ class CoordinatedBackend:
     def _reduce_via_first(self, local: Tensor, members: list[int]) -> Tensor | None:
         first = members[0]
         if self._rank != first:
-            self._transport.send(first, SHARE, self._averages, (local,))
+            self._transport.send(first, SHARE, self._averages, (local.view(torch.int32),))
             return self._recv_from(first, MEAN)
         total, count = torch.zeros_like(local), 0
         for member in members:
@@ -138,14 +138,14 @@ class CoordinatedBackend:
                 count += 1
         mean = total.div_(count)
         for member in members[1:]:
-            self._transport.send(member, MEAN, self._averages, (mean,))
+            self._transport.send(member, MEAN, self._averages, (mean.view(torch.int32),))
         return mean
 
     def _recv_from(self, source: int, tag: str) -> Tensor | None:
         """Returns what another learner sends for this average, or None if it dies first."""
         while (message := self._transport.recv(tag, source, None)) is not None:
             if message.clock == self._averages:
-                return message.tensors[0]
+                return message.tensors[0].view(torch.float32)
         return None
 
     def _gather(self, kind: str, values: list[float]) -> dict[int, Tensor]:

@@ -6,10 +6,12 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from asr_am.distributed.cluster_config import Faults
 from asr_am.errors import InputError
 
+WireDtype = Literal["float32", "bfloat16", "float16"]  # in which weights and gradients travel (`wire_dtype`)
 SUPERVISOR_SOCKET = "supervisor"  # in the private directory of a team on one host
 HEARTBEAT_TIMEOUT = 10.0  # seconds without an answer after which a host or a learner is lost
 EXIT_USER_ERROR = 1  # exit status of a learner that has reported an InputError

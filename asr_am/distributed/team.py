@@ -48,7 +48,7 @@ class Message:
         source: rank of the sender.
         tag: kind of message, as given to `Team.register_tag`.
         clock: a number that the sender's algorithm attached: a step, a version, or an exchange.
-        tensors: float32 payload, on the CPU.
+        tensors: float32 and int32 tensors, on the CPU, in the types in which they were sent.
     """
 
     source: int
@@ -168,6 +168,9 @@ class Group(Protocol):
     def start_all_reduce_mean(self, x: Tensor, modelled: float | None = None) -> Work:
         """Starts to replace `x` by its mean over all members, with the same bits on every member.
 
+        `x` and the mean travel in the type `launcher.wire`. The sum is float32. All members wait for their collectives
+        in the same order.
+
         Args:
             x: [N], of the same length on every member.
             modelled: number of elements that a virtual cluster times. None: `x` is timed as a part of the model, scaled
@@ -179,14 +182,14 @@ class Group(Protocol):
         """Starts to collect every member's `x`.
 
         Args:
-            x: [n], int32 or float32.
+            x: [n], int32, or float32 that travels in the type `launcher.wire`.
             lengths: n by rank, where members differ. A virtual cluster times `x` as a part of the model (scaled to the
                 workload's bytes) if lengths are given, else as a few numbers *about* the model, at their real size.
         """
         ...
 
     def broadcast(self, x: Tensor, source: int = 0) -> None:
-        """Replaces `x` [N] by that of member `source`."""
+        """Replaces `x` [N] by that of member `source`, rounded to the type `launcher.wire` at all members."""
         ...
 
 
@@ -309,7 +312,7 @@ class Team(Group, Protocol):
 
         Args:
             tag: the kind of message.
-            lengths: number of elements of each float32 tensor of a message. A length of -n allows any up to n.
+            lengths: number of elements of each tensor of a message. A length of -n allows any up to n.
         """
         ...
 
@@ -323,7 +326,8 @@ class Team(Group, Protocol):
             to: rank of the receiver.
             tag: a registered tag.
             clock: a number for `Message.clock`.
-            tensors: float32, on any device, copied before the call returns.
+            tensors: on any device, copied before the call returns. Those of float32 (weights, gradients) travel in the
+                type `launcher.wire`, those of int32 (counters, indices, bits) as they are.
         """
         ...
 
@@ -338,6 +342,10 @@ class Team(Group, Protocol):
         Returns:
             The message, or None after `timeout` or when `source` is dead and has left none.
         """
+        ...
+
+    def as_sent(self, x: Tensor) -> Tensor:
+        """Returns `x` [N] as a receiver has it: rounded to the type `launcher.wire`."""
         ...
 
     # tasks
@@ -512,6 +520,9 @@ class SingleProcess:
 
     def recv(self, tag: str, source: int | None = None, timeout: float | None = None) -> Message | None:
         raise InputError("a team of one cannot receive messages: use launcher=virtual or launcher=process")
+
+    def as_sent(self, x: Tensor) -> Tensor:
+        return x
 
     def spawn(self, task: Callable[[], None], name: str) -> Task:
         raise InputError("a team of one has no communication tasks: use launcher=virtual or launcher=process")

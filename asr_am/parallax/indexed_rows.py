@@ -150,7 +150,7 @@ def accumulate(parts: Sequence[IndexedRows], count: int, each: bool) -> tuple[In
     return total, cost
 
 
-# Serialisation. Messages hold float32 tensors only, so other types travel as float32 tensors with the same bits.
+# Serialisation. Messages hold float32 and int32 tensors only, so other types travel as int32 tensors of equal bits.
 
 
 def pack(values: Tensor, wire: WireDtype) -> Tensor:
@@ -161,7 +161,7 @@ def pack(values: Tensor, wire: WireDtype) -> Tensor:
     half = flat.to(torch.bfloat16)
     if len(half) % 2:
         half = torch.cat([half, half.new_zeros(1)])
-    return half.view(torch.float32)
+    return half.view(torch.int32)
 
 
 def unpack(sent: Tensor, shape: Sequence[int], wire: WireDtype) -> Tensor:
@@ -173,17 +173,17 @@ def unpack(sent: Tensor, shape: Sequence[int], wire: WireDtype) -> Tensor:
 
 def pack_numbers(numbers: Tensor) -> Tensor:
     """Serialises row numbers as int32."""
-    return numbers.to("cpu", torch.int32).view(torch.float32)
+    return numbers.to("cpu", torch.int32)
 
 
 def unpack_numbers(sent: Tensor) -> Tensor:
     """Inverts `pack_numbers`."""
-    return sent.view(torch.int32).long()
+    return sent.long()
 
 
 def pack_header(*numbers: float) -> Tensor:
     """Serialises a few numbers as doubles, without loss."""
-    return torch.tensor(numbers, dtype=torch.float64).view(torch.float32)
+    return torch.tensor(numbers, dtype=torch.float64).view(torch.int32)
 
 
 def unpack_header(sent: Tensor) -> list[float]:

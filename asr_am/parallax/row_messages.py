@@ -63,7 +63,7 @@ class Messenger:
         if to != self.team.rank:
             self.team.send(to, tag, clock, *tensors)
             return
-        self._loopback[tag].append(tuple(tensor.detach().to("cpu", torch.float32, copy=True) for tensor in tensors))
+        self._loopback[tag].append(tuple(tensor.detach().to("cpu", copy=True) for tensor in tensors))
         if self._arrived:
             self._arrived[tag].set()
 
@@ -82,7 +82,7 @@ class Messenger:
         return queue.popleft()
 
 
-DOUBLE = 2  # float32 elements that hold a double
+DOUBLE = 2  # int32 elements that hold a double
 TAGS = ("pull", "push", "local", "rows", "norm", "square", "limit", "sums", "clipped")
 
 
@@ -159,7 +159,7 @@ def read_rows(
 
 def write_double(value: Tensor) -> Tensor:
     """Serialises a scalar as a double."""
-    return value.detach().to("cpu", torch.float64).reshape(1).view(torch.float32)
+    return value.detach().to("cpu", torch.float64).reshape(1).view(torch.int32)
 
 
 def read_double(message: Sequence[Tensor]) -> Tensor:

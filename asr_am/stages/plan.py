@@ -262,7 +262,7 @@ def virtual_epoch(cfg: DictConfig, updates: float, weights: float) -> tuple[floa
     alike = not hardware.faults.slow or strategy.func.is_synchronous(strategy.keywords)
     share = min(rounds, max(LEAST_BATCHES // cfg.learners, round(rounds * SHARE))) if alike else rounds
     batches = share * cfg.learners
-    epoch = time_epoch(strategy, hardware, workload, learners=cfg.learners, batches=batches)
+    epoch = time_epoch(strategy, hardware, workload, learners=cfg.learners, batches=batches, wire=cfg.launcher.wire)
     return epoch.seconds * rounds / share / 3600, epoch.bytes_sent / batches
 
 

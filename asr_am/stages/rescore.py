@@ -22,7 +22,7 @@ from asr_am.stages.sections import values
 from asr_am.stages.systems import language_models, lm_scale_grid, plans, scales_to_try
 from asr_am.stages.target import Target
 from asr_am.stages.train import check_strategy, start
-from asr_am.train.identity import deciding
+from asr_am.train.identity import deciding, launcher_identity
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def lm_key(cfg: DictConfig) -> dict[str, Any]:
     key |= {"train": train, "strategy": lm["strategy"]}
     if cfg.lm.learners == 1:
         return key
-    key |= {"launcher": cfg.lm.launcher.name, "learners": cfg.lm.learners, "faults": values(cfg.cluster.faults)}
+    key |= launcher_identity(values(cfg.lm.launcher), cfg.lm.learners) | {"faults": values(cfg.cluster.faults)}
     if cfg.lm.launcher.name == "virtual":
         key |= {"cluster": values(cfg.cluster), "workload": values(cfg.workload)}
     return key

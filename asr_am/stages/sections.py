@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.dask_jobs.options import JobOptions
 from asr_am.data.ownership import check_corpus_dir
+from asr_am.distributed.launch_spec import WireDtype
 from asr_am.distributed.runtime.preemption import SIGNALS, signal_numbers
 from asr_am.errors import InputError
 from asr_am.options import build, check_name
@@ -131,6 +132,7 @@ class LaunchOptions:
         key_file: shared secret of all hosts.
         encrypt: what to encrypt, see conf/launcher.
         share_gpus: several learners of a host may compute on one GPU.
+        wire: type in which weights and gradients travel between learners.
     """
 
     nodes: int = 1
@@ -145,6 +147,7 @@ class LaunchOptions:
     key_file: str | None = None
     encrypt: bool | None = None
     share_gpus: bool = False
+    wire: WireDtype = "float32"
 
     def __post_init__(self) -> None:
         """Raises InputError if a value is out of range."""

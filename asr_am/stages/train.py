@@ -240,7 +240,7 @@ def train_simulated(config: TrainConfig) -> None:
     """Trains all learners of a virtual cluster in this process."""
     from asr_am.train.simulate import simulate_run
 
-    simulate_run(config.make_run(), config.cluster, config.workload, config.servers)
+    simulate_run(config.make_run(), config.cluster, config.workload, config.servers, config.launch_options.wire)
 
 
 def train_processes(config: TrainConfig) -> None:
@@ -250,7 +250,8 @@ def train_processes(config: TrainConfig) -> None:
     warn_if_crowded(config)
     command = [sys.executable, "-m", "asr_am.stages.train_worker", str(config.out / "config.yaml")]
     options = asdict(config.launch_options)
-    del options["share_gpus"], options["min_learners"]  # of the learners, and of `train_run`
+    for name in ("share_gpus", "wire", "min_learners"):  # of the learners, and of `train_run`
+        del options[name]
     launch(
         command, config.size // config.launch_options.nodes, synchronous=config.synchronous,
         faults=config.cluster.faults, inherited_files=held_locks(), **options,

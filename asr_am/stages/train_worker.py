@@ -49,7 +49,7 @@ def connect_team(config: TrainConfig) -> Team:
     launch = config.launch_options
     return connect(
         config.cluster.faults, config.workload, device=config.cluster.device, timeout=launch.timeout,
-        key_file=launch.key_file, encrypt=launch.encrypt,
+        key_file=launch.key_file, encrypt=launch.encrypt, wire=launch.wire,
     )  # fmt: skip
 
 

@@ -22,6 +22,12 @@ def deciding(train: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in train.items() if name not in SPEED_ONLY}
 
 
+def launcher_identity(launcher: Mapping[str, Any], learners: int) -> dict[str, Any]:
+    """Returns the options of a launcher of several learners that decide the result."""
+    found = {"launcher": launcher["name"], "learners": learners}
+    return found if launcher["wire"] == "float32" else found | {"wire": launcher["wire"]}
+
+
 def run_identity(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options that decide the result of a training run.
 
@@ -35,7 +41,7 @@ def run_identity(config: Mapping[str, Any]) -> dict[str, Any]:
     launcher = config["launcher"]["name"]
     if launcher == "alone":
         return found
-    found |= {"launcher": launcher, "learners": config["learners"]}
+    found |= launcher_identity(config["launcher"], config["learners"])
     if launcher == "virtual" or config["workload"].get("emulate"):
         return found | {"cluster": config["cluster"], "workload": config["workload"]}
     return found | {"faults": config["cluster"]["faults"]}

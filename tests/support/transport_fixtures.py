@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+import torch
 import zmq
 
 from asr_am.distributed.cluster_config import Faults
@@ -25,8 +26,9 @@ class TransportHarness:
     """The transport of one learner, with its threads and statistics."""
 
     def __init__(
-        self, rank: int, size: int, incarnation: int = 0, key: str | None = None, faults: Faults | None = None
-    ):
+        self, rank: int, size: int, incarnation: int = 0, key: str | None = None, faults: Faults | None = None,
+        neighbours: Sequence[int] = (), wire: torch.dtype = torch.float32,
+    ):  # fmt: skip
         self.rank, self.incarnation, self.comm_stats = rank, incarnation, CommStats()
         self.wait_monitor, self.membership = WaitMonitor(self.comm_stats), Membership(rank, size)
         self.event_loop = EventLoop(self.wait_monitor)
@@ -34,6 +36,7 @@ class TransportHarness:
         self.transport = Transport(
             self.event_loop, WireHeader(Kind.HELLO, RUN, rank, incarnation), "tcp://127.0.0.1", self.membership,
             self.wait_monitor, self.comm_stats, MessageFaults(faults or Faults(), rank, incarnation), key,
+            neighbours=neighbours, wire=wire,
         )  # fmt: skip
 
     def recv(self, tag: str, source: int | None = None, timeout: float = TIMEOUT) -> Message:
@@ -52,9 +55,18 @@ class TransportHarness:
 
 
 @contextmanager
-def transports(size: int, key: str | None = None, faults: Faults | None = None) -> Iterator[list[TransportHarness]]:
-    """Starts transports that know each other's addresses."""
-    team = [TransportHarness(rank, size, key=key, faults=faults) for rank in range(size)]
+def transports(
+    size: int,
+    key: str | None = None,
+    faults: Faults | None = None,
+    one_host: bool = False,
+    wire: torch.dtype = torch.float32,
+) -> Iterator[list[TransportHarness]]:
+    """Starts transports that know each other's addresses, and share memory if they are of one host."""
+    neighbours = range(size) if one_host else ()
+    team = [
+        TransportHarness(rank, size, key=key, faults=faults, neighbours=neighbours, wire=wire) for rank in range(size)
+    ]
     try:
         for peer in team:
             peer.membership.fill({other.rank: (0, other.transport.address) for other in team if other is not peer})

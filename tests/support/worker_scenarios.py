@@ -77,10 +77,13 @@ def synchronous() -> None:
     team.close()
 
 
+HELLO = 100_000  # numbers, enough for shared memory
+
+
 def coordinated() -> None:
     """Does two segments. Learner 1 dies in the first, during a batch, and is restarted."""
     team = connect(timeout=30)
-    team.register_tag("hello", 2)
+    team.register_tag("hello", HELLO)
     if team.incarnation == 0:
         began = team.gather(torch.tensor([float(team.rank)]))
         assert sorted(began) == [0, 1, 2]
@@ -93,9 +96,9 @@ def coordinated() -> None:
                 answered.set()
                 team.send(message.source, "answer", message.clock, 2 * message.tensors[0])
 
-    team.register_tag("answer", 2)
+    team.register_tag("answer", HELLO)
     team.spawn(answer, "answer")
-    records, means, released, epoch = [], [], [], 0
+    records, means, released, epoch, shared = [], [], [], 0, False
     while epoch < 2:
         try:
             leases = team.leases(segment(epoch, 30), synchronous=False)
@@ -110,9 +113,14 @@ def coordinated() -> None:
             leases.complete(step_result(lease))
             done += 1
         if team.incarnation == 1 and epoch == 1:
-            team.send(0, "hello", 7, torch.tensor([1.0, 2.0]))
+            team.send(0, "hello", 7, torch.arange(HELLO, dtype=torch.float32))
             message = team.recv("answer", 0, timeout=10)
-            assert message is not None and message.clock == 7 and message.tensors[0].tolist() == [2.0, 4.0]
+            assert (
+                message is not None
+                and message.clock == 7
+                and message.tensors[0].tolist() == list(range(0, 2 * HELLO, 2))
+            )
+            shared = "/memfd:asr_am" in Path("/proc/self/maps").read_text(encoding="utf-8")  # `message` is in it
         while epoch == 1 and len(team.live_ranks()) < 3:
             team.sleep(0.05)
         rows = team.gather(torch.tensor([team.rank + 0.1] * 2))
@@ -123,7 +131,7 @@ def coordinated() -> None:
         released.append(record.released)
         assert leases.totals().frames == 60
         epoch += 1
-    leave(team, records=records, means=means, released=released)
+    leave(team, records=records, means=means, released=released, shared=shared)
     team.close()
 
 

@@ -37,7 +37,7 @@ from torch import Tensor
 from asr_am.distributed.team import Message
 from asr_am.errors import InputError
 
-METADATA_LEN = 11  # four float64 numbers reinterpreted as float32, and a PushId
+METADATA_LEN = 11  # four float64 numbers reinterpreted as int32, and a PushId
 NO_COPY = -1  # clock of a copy that is only a checkpoint's, of a worker that has not pulled since it rejoined
 ANSWER_LEN = 4  # a PushId, and a number of steps
 
@@ -153,9 +153,9 @@ class Push:
 
 
 def pack_metadata(frames: float, lr: float, batch: int, digest: int, push_id: PushId) -> Tensor:
-    """Packs numbers into a float32 tensor [METADATA_LEN] without loss, as messages carry only float32."""
-    numbers = torch.tensor([frames, lr, batch, digest], dtype=torch.float64).view(torch.float32)
-    return torch.cat([numbers, torch.tensor(push_id, dtype=torch.float32)])
+    """Packs numbers into an int32 tensor [METADATA_LEN], which messages carry without loss."""
+    numbers = torch.tensor([frames, lr, batch, digest], dtype=torch.float64).view(torch.int32)
+    return torch.cat([numbers, torch.tensor(push_id, dtype=torch.int32)])
 
 
 def make_push(worker: int, t: int, g: Tensor, metadata: Tensor) -> Push:
@@ -172,7 +172,7 @@ def read_push(message: Message) -> Push:
 
 def pack_answer(acknowledged: PushId, slowest: int) -> Tensor:
     """Packs the answer [ANSWER_LEN] of a server to a worker (see the table of messages)."""
-    return torch.tensor([*acknowledged, slowest], dtype=torch.float32)
+    return torch.tensor([*acknowledged, slowest], dtype=torch.int32)
 
 
 def read_answer(answer: Tensor) -> tuple[PushId, int]:

@@ -54,7 +54,7 @@ class Worker:
         self._shard_arrived = team.event()
         self._lock = team.lock()  # guards versions, _arrived, _push_times, _restarted, answers, and writes to params.w
         self._g = torch.zeros(len(shards) * shards.size)
-        self._metadata = torch.zeros(METADATA_LEN)
+        self._metadata = torch.zeros(METADATA_LEN, dtype=torch.int32)
         self._pushed: list[int] | None = None  # t of each shard in the last push, None since the last drain
         self._push_id = NO_PUSH  # of the last push
         self._step = 0  # number of pushes in the segment, in a restarted worker beginning with those of the slowest
@@ -270,7 +270,7 @@ class Worker:
         server, pushed = self._shards.ranks[shard], self._pushed
         t = 0 if pushed is None else pushed[shard] + 1
         if server != self._team.rank:
-            self._team.send(server, "away", drain_count, torch.tensor([float(t)]))
+            self._team.send(server, "away", drain_count, torch.tensor([t], dtype=torch.int32))
         elif self.server is not None:
             self._drain_acked.add(shard)
             self.server.mark_drained(server, t, drain_count)

@@ -9,7 +9,8 @@ rendezvous       how synchronous learners find each other
 control_server   the supervisor's socket
 control_client   a learner's connection to the supervisor
 messaging        point-to-point messages: sockets and connections
-message_queues   outgoing and incoming messages, and their buffers
+message_queues   outgoing and incoming messages
+message_buffers  their memory, shared by learners of one host
 wire             header of every frame
 event_loop       the communication thread, and what tasks wait on
 step_watch       ends a learner that hangs in a batch

@@ -12,6 +12,7 @@ import torch
 from asr_am import disk
 from asr_am.distributed.cluster_config import Faults, Workload
 from asr_am.distributed.coordinated_backend import RELIABLE, CoordinatedBackend
+from asr_am.distributed.launch_spec import WireDtype
 from asr_am.distributed.leases import LearnerLost
 from asr_am.distributed.membership import Membership, apply_event
 from asr_am.distributed.runtime.control_client import ControlClient
@@ -25,12 +26,13 @@ from asr_am.distributed.runtime.team import ProcessTeam
 from asr_am.distributed.runtime.wire import Kind, WireHeader
 from asr_am.distributed.runtime.worker_process import LOCALHOST, WorkerEnv, set_parent_death_signal
 from asr_am.distributed.team import CommStats
+from asr_am.distributed.wire_dtype import WIRE_DTYPES
 from asr_am.errors import InputError
 
 
 def connect(
     faults: Faults | None = None, workload: Workload | None = None, *, device: str = "cpu", timeout: float = 60.0,
-    key_file: str | None = None, encrypt: bool | None = None,
+    key_file: str | None = None, encrypt: bool | None = None, wire: WireDtype = "float32",
 ) -> ProcessTeam:  # fmt: skip
     """Connects this process to its team. The environment selects torch.distributed or the supervisor.
 
@@ -41,6 +43,7 @@ def connect(
         timeout: seconds in which all learners must connect.
         key_file: file with the run's secret. For learners that `launch` has not started.
         encrypt: as for `launch`. For learners that `launch` has not started.
+        wire: type in which weights and gradients travel, the same at all learners.
 
     Raises:
         InputError: the others cannot be reached in time, or were started with different values.
@@ -58,14 +61,19 @@ def connect(
     elif env.key is None and env.master is not None:
         env = replace(env, key=choose_key(key_file, encrypt, private=env.one_host, one_start=env.size == 1))
     build = _connect_torch if env.supervisor is None else _connect_coordinated
-    team = build(env, faults, comm_stats, compute_emulator, timeout)
+    team = build(env, faults, comm_stats, compute_emulator, timeout, WIRE_DTYPES[wire])
     if team.rejoins or env.incarnation == 0:  # else this learner was restarted with its team
         arm_crash(faults, env.rank, env.incarnation, comm_stats)
     return team
 
 
 def _connect_torch(
-    env: WorkerEnv, faults: Faults, comm_stats: CommStats, compute_emulator: ComputeEmulator, timeout: float
+    env: WorkerEnv,
+    faults: Faults,
+    comm_stats: CommStats,
+    compute_emulator: ComputeEmulator,
+    timeout: float,
+    wire: torch.dtype,
 ) -> ProcessTeam:
     from asr_am.distributed.runtime.rendezvous import Rendezvous
     from asr_am.distributed.runtime.torch_group import TorchBackend
@@ -85,7 +93,7 @@ def _connect_torch(
     message_faults = MessageFaults(faults, env.rank, env.incarnation)
     transport = Transport(
         event_loop, hello, _listen(rendezvous.private_dir, host, hello), membership, wait_monitor, comm_stats,
-        message_faults, env.key, on_loss=on_loss,
+        message_faults, env.key, neighbours=env.neighbours, on_loss=on_loss, wire=wire,
     )  # fmt: skip
     if rendezvous.made_dir is not None:
         event_loop.at_stop(partial(disk.remove, rendezvous.made_dir))
@@ -104,7 +112,7 @@ def _connect_torch(
         backend = rendezvous.within(
             partial(
                 TorchBackend, rendezvous.store, membership, wait_monitor, comm_stats, host,
-                collectives_by(peer.gpu for peer in peers.values()), env.launcher is not None,
+                collectives_by(peer.gpu for peer in peers.values()), env.launcher is not None, wire,
             ), "torch.distributed",
         )  # fmt: skip
     except BaseException:
@@ -112,12 +120,17 @@ def _connect_torch(
         raise
     return ProcessTeam(
         hello.run.hex(), env.incarnation, env.hosts, comm_stats, membership, wait_monitor, event_loop, transport,
-        backend, compute_emulator,
+        backend, compute_emulator, wire,
     )  # fmt: skip
 
 
 def _connect_coordinated(
-    env: WorkerEnv, faults: Faults, comm_stats: CommStats, compute_emulator: ComputeEmulator, timeout: float
+    env: WorkerEnv,
+    faults: Faults,
+    comm_stats: CommStats,
+    compute_emulator: ComputeEmulator,
+    timeout: float,
+    wire: torch.dtype,
 ) -> ProcessTeam:
     assert env.supervisor is not None and env.run is not None
     host = LOCALHOST
@@ -131,7 +144,7 @@ def _connect_coordinated(
     message_faults = MessageFaults(faults, env.rank, env.incarnation)
     transport = Transport(
         event_loop, hello, _listen(env.private_dir, host, hello), membership, wait_monitor, comm_stats, message_faults,
-        env.key, reliable=RELIABLE,
+        env.key, reliable=RELIABLE, neighbours=env.neighbours, wire=wire,
     )  # fmt: skip
 
     def on_event(event: dict[str, Any]) -> None:
@@ -154,7 +167,7 @@ def _connect_coordinated(
     backend = CoordinatedBackend(control, transport, env.rank, env.incarnation)
     return ProcessTeam(
         env.run, env.incarnation, env.hosts, comm_stats, membership, wait_monitor, event_loop, transport, backend,
-        compute_emulator,
+        compute_emulator, wire,
     )  # fmt: skip
 
 

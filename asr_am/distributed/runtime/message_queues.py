@@ -1,4 +1,4 @@
-"""Queues of the transport: outgoing messages (`Sender`), incoming ones (`Receiver`), and their memory (`BufferPool`).
+"""Queues of the transport: outgoing messages (`Sender`) and incoming ones (`Receiver`).
 
 Each message is identified by its sender and number. Per tag and receiver at most one message is in flight, and at most
 one more waits for it: a newer one overwrites the waiting one. The receiver returns a credit when a task has received
@@ -10,8 +10,7 @@ the communication thread only, except for `register_tag` and `take`.
 
 from __future__ import annotations
 
-import weakref
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -24,41 +23,12 @@ from torch import Tensor
 from asr_am.distributed.membership import Membership
 from asr_am.distributed.runtime.event_loop import WaitMonitor
 from asr_am.distributed.runtime.fault_injection import MessageFaults
-from asr_am.distributed.runtime.wire import CHUNK, FIRST_CLOCK, WireHeader
+from asr_am.distributed.runtime.message_buffers import PLACE_BYTES, BufferPool, SharedMappings, SharedSegment
+from asr_am.distributed.runtime.wire import CHUNK, FIRST_CLOCK, Kind, WireHeader
 from asr_am.distributed.team import CommStats, Message, shapes_match
+from asr_am.distributed.wire_dtype import num_words
 
-MIN_POOLED = 1 << 16  # numbers: the allocator reuses smaller blocks itself
-MAX_FREE = 4  # free buffers that are kept of each size
-STEPS_PER_OCTAVE = 4  # buffer sizes between two powers of two: with one size per length, free buffers would fill memory
-
-
-class BufferPool:
-    """Pool of message buffers. Thread-safe.
-
-    Fresh memory of the size of a model costs more than copying the model, because the system clears each page first.
-    """
-
-    def __init__(self) -> None:
-        self._free: defaultdict[int, deque[np.ndarray]] = defaultdict(lambda: deque(maxlen=MAX_FREE))
-
-    def acquire(self, count: int) -> np.ndarray:
-        """Returns a float32 array [count], not cleared. It is free again when it and all its views are deleted."""
-        if count < MIN_POOLED:
-            return np.empty(count, np.float32)
-        step = (1 << count.bit_length() - 1) // STEPS_PER_OCTAVE
-        size = -(-count // step) * step
-        free = self._free[size]
-        try:
-            memory = free.pop()
-        except IndexError:
-            memory = np.empty(size, np.float32)
-        # made from a memoryview so that views keep `array` alive, not only `memory`
-        array = np.frombuffer(memory.data, np.float32, count)
-        weakref.finalize(array, free.append, memory).atexit = False
-        return array
-
-
-STRIDE = 4 * CHUNK  # numbers that are copied before the first chunks of a large message are sent
+STRIDE = 4 * CHUNK  # words that are copied before the first chunks of a large message are sent
 
 
 @dataclass
@@ -68,23 +38,42 @@ class OutgoingMessage:
     Attributes:
         clock: clock of the message.
         lengths: lengths of its tensors.
-        numbers: its tensors, end to end.
+        dtypes: their types.
+        words: its tensors, end to end, each from a word on.
+        segment: the shared memory that `words` are in, or None if they are sent as chunks.
         number: its number at this sender.
-        filled: how many of `numbers` are copied.
+        filled: how many of `words` are copied.
         due: earliest time at which it may be sent (`time.monotonic`).
     """
 
     clock: int
     lengths: tuple[int, ...]
-    numbers: np.ndarray
+    dtypes: tuple[torch.dtype, ...]
+    words: np.ndarray
+    segment: SharedSegment | None = None
     number: int = 0
     filled: int = 0
     due: float = 0.0
 
+    @property
+    def exact(self) -> int:
+        """Bits of the tensors that are int32."""
+        return sum(1 << k for k, dtype in enumerate(self.dtypes) if dtype == torch.int32)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the others."""
+        return next((dtype for dtype in self.dtypes if dtype != torch.int32), torch.float32)
+
+    @property
+    def complete(self) -> bool:
+        return self.filled == len(self.words)
+
     def num_ready_chunks(self) -> int:
-        """Returns how many chunks are filled."""
-        complete = self.filled == len(self.numbers)
-        return max(-(-self.filled // CHUNK), 1) if complete else self.filled // CHUNK
+        """Returns how many frames can be sent: filled chunks, or the place of shared memory."""
+        if self.segment is not None:
+            return int(self.complete)
+        return max(-(-self.filled // CHUNK), 1) if self.complete else self.filled // CHUNK
 
 
 @dataclass
@@ -96,7 +85,7 @@ class SendChannel:
         tag: tag of the messages.
         in_flight: the message that the receiver has neither received nor rejected yet.
         next: the message that is sent after it.
-        sent: number of chunks of the message in flight that were handed to ZeroMQ.
+        sent: number of frames of the message in flight that were handed to ZeroMQ.
     """
 
     to: int
@@ -143,6 +132,16 @@ class Sender:
             self._dispatch(channel, message)
         return channel if channel.in_flight else None
 
+    def unshare(self, to: int, tag: str, number: int) -> SendChannel | None:
+        """Makes a message in shared memory one that is sent as chunks. Returns its channel if it is in flight."""
+        channel = self._channels.get((to, tag))
+        if channel is None or channel.in_flight is None or channel.in_flight.number != number:
+            return None
+        segment, channel.in_flight.segment, channel.sent = channel.in_flight.segment, None, 0
+        if segment is not None:
+            segment.sent = False
+        return channel
+
     def busy(self, to: int) -> list[SendChannel]:
         """Returns the channels that have a message in flight."""
         return [c for c in self._channels.values() if c.to == to and c.in_flight]
@@ -161,7 +160,7 @@ class Sender:
     def _dispatch(self, channel: SendChannel, message: OutgoingMessage) -> None:
         comm_stats = self._comm_stats
         comm_stats.messages_sent += 1
-        comm_stats.bytes_sent[channel.to] += message.numbers.nbytes
+        comm_stats.bytes_sent[channel.to] += message.words.nbytes
         channel.sent = 0
         if channel.tag not in self._reliable:
             if self._message_faults.loses(comm_stats):
@@ -174,32 +173,40 @@ def lengths_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(tensor.numel() for tensor in tensors)
 
 
-def fill(numbers: np.ndarray, tensors: Sequence[Tensor]) -> Iterator[int]:
-    """Copies tensors end to end into `numbers`, as float32. Yields the count so far, first and after each stride."""
+def fill(words: np.ndarray, tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> Iterator[int]:
+    """Copies tensors of these types end to end into `words`. Yields the words so far, first and after each stride."""
     begin = 0
     yield begin
-    for tensor in tensors:
+    for tensor, dtype in zip(tensors, dtypes, strict=True):
         numbers_N = tensor.detach().reshape(-1)
         if numbers_N.is_cuda:
             numbers_N = numbers_N.cpu()  # synchronizes with the GPU once, not for each stride
-        for part in numbers_N.split(STRIDE):
-            torch.from_numpy(numbers[begin : begin + len(part)]).copy_(part)
-            begin += len(part)
+        for part in numbers_N.split(STRIDE * 4 // dtype.itemsize):
+            end = begin + num_words([len(part)], [dtype])
+            torch.from_numpy(words[begin:end]).view(dtype)[: len(part)].copy_(part)
+            begin = end
             yield begin
 
 
 class Credit(NamedTuple):
-    """Credit for a message that was received or rejected: this incarnation of its sender may send the next."""
+    """Answer to a message.
+
+    Attributes:
+        kind: ACK, a credit: it was received or rejected, and this incarnation of its sender may send the next. Or
+            UNSHARED: its shared memory cannot be mapped, send it as chunks.
+    """
 
     incarnation: int
     tag: str
     seq: int
+    kind: Kind = Kind.ACK
 
 
 class Phase(Enum):
     FILLING = auto()
     READY = auto()
     DONE = auto()
+    UNSHARED = auto()  # its shared memory cannot be mapped. It will come again as chunks
 
 
 @dataclass
@@ -210,14 +217,14 @@ class ReceiveStream:
         head: header of the first chunk of the newest message.
         phase: state of the newest message.
         clock: clock of the newest message that was complete.
-        numbers: tensors of the newest message, end to end.
-        filled: how many of `numbers` have arrived.
+        words: tensors of the newest message, end to end.
+        filled: how many of `words` have arrived.
     """
 
     head: WireHeader
     phase: Phase
     clock: int
-    numbers: np.ndarray
+    words: np.ndarray
     filled: int = 0
 
 
@@ -238,7 +245,7 @@ class Receiver:
         self, run: bytes, membership: Membership, wait_monitor: WaitMonitor, comm_stats: CommStats, buffers: BufferPool
     ) -> None:
         self._run, self._membership, self._wait_monitor, self._comm_stats = run, membership, wait_monitor, comm_stats
-        self._buffers = buffers
+        self._buffers, self._mappings = buffers, SharedMappings()
         self._accepted: dict[str, tuple[int, ...]] = {}
         self._streams: dict[tuple[int, str], ReceiveStream] = {}
         self._ready: list[tuple[int, str]] = []  # in the order in which they became complete
@@ -248,12 +255,15 @@ class Receiver:
         self._accepted[tag] = lengths
 
     def take(self, tag: str, source: int | None) -> Message | None:
-        """Returns the message `tag` that was complete first, from `source` if given, or None."""
+        """Returns the message `tag` that was complete first, from `source` if given, or None.
+
+        Its tensors have the types in which they were sent.
+        """
         for index, (sender, name) in enumerate(self._ready):
             if name == tag and source in (None, sender):
                 stream = self._streams[self._ready.pop(index)]
-                tensors = _split(stream.numbers, stream.head.lengths)
-                stream.phase, stream.numbers = Phase.DONE, EMPTY
+                tensors = _split(stream.words, stream.head)
+                stream.phase, stream.words = Phase.DONE, EMPTY
                 self.credits[sender].append(_credit(stream.head))
                 return Message(sender, tag, stream.head.clock, tensors)
         return None
@@ -273,23 +283,41 @@ class Receiver:
         """Adds a chunk to the message that it belongs to."""
         stream = self._streams.get((header.source, header.tag))
         if header.offset == 0:
-            self._begin(stream, header, payload)
+            if self._is_new(stream, header) and self._fits(stream, header):
+                self._fill(self._begin(stream, header, self._buffers.acquire(header.words)), payload)
         elif stream is None or header.seq > stream.head.seq:
             self.reject()
         elif (header.seq, header.conn_epoch) != (stream.head.seq, stream.head.conn_epoch):
             pass  # of a message that a broken connection has cut off
         elif stream.phase is not Phase.FILLING:
             pass  # the rest of a message that was rejected
-        elif header.offset != stream.filled or header.lengths != stream.head.lengths:
+        elif header.offset != stream.filled or header.words != len(stream.words):
             self._reject_message(stream, header)
         else:
             self._fill(stream, payload)
+
+    def on_shared(self, header: WireHeader, place: bytes) -> None:
+        """Adds a message in shared memory."""
+        stream = self._streams.get((header.source, header.tag))
+        if len(place) != PLACE_BYTES:
+            self._reject_message(stream, header)
+        elif self._is_new(stream, header):
+            try:
+                words = self._mappings.open(header.source, place, header.words)
+            except OSError:
+                self._begin(stream, header, EMPTY).phase = Phase.UNSHARED
+                self.credits[header.source].append(_credit(header, Kind.UNSHARED))
+                return
+            if self._fits(stream, header):  # if not, deleting `words` gives the memory back
+                self._finish(self._begin(stream, header, words))
 
     def requeue_credits(self, source: int) -> None:
         """Queues the last credits to `source` again: they may have been lost with its last connection."""
         with self._wait_monitor.change():
             streams = [stream for (sender, _), stream in self._streams.items() if sender == source]
-            self.credits[source] = deque(_credit(stream.head) for stream in streams if stream.phase is Phase.DONE)
+            self.credits[source] = deque(
+                _credit(stream.head, ANSWERS[stream.phase]) for stream in streams if stream.phase in ANSWERS
+            )
 
     def forget(self, rank: int) -> None:
         """Rejects the messages of an earlier incarnation of a restarted learner."""
@@ -299,36 +327,52 @@ class Receiver:
             self._streams = {key: stream for key, stream in self._streams.items() if key[0] != rank}
             self.credits[rank].clear()
 
-    def _begin(self, old: ReceiveStream | None, header: WireHeader, payload: memoryview) -> None:
-        clock = old.clock if old else FIRST_CLOCK
+    def unmap(self, rank: int) -> None:
+        """Unmaps the memory of a dead learner, except for messages that have arrived."""
+        self._mappings.forget(rank)
+
+    def _is_new(self, old: ReceiveStream | None, header: WireHeader) -> bool:
+        """Returns whether the first frame of a message is one that has not arrived yet."""
+        if old and header.seq == old.head.seq and old.phase is Phase.UNSHARED:
+            return True
         if old and header.seq == old.head.seq and header.conn_epoch > old.head.conn_epoch:
             old.head = header  # its sender could not know that it had arrived
             if old.phase is Phase.DONE:
                 self.credits[header.source].append(_credit(header))
-            if old.phase is not Phase.FILLING:
-                return
-        elif old and (header.seq <= old.head.seq or old.phase is Phase.READY):
+            return old.phase is Phase.FILLING
+        if old and (header.seq <= old.head.seq or old.phase is Phase.READY):
             self.reject()
             self.credits[header.source].append(_credit(header))
-            return
-        elif not shapes_match(header.lengths, self._accepted.get(header.tag)) or header.clock < clock:
+            return False
+        return True
+
+    def _fits(self, old: ReceiveStream | None, header: WireHeader) -> bool:
+        """Returns whether a message has registered lengths, and no earlier clock than the last. Rejects it if not."""
+        clock = old.clock if old else FIRST_CLOCK
+        fits = shapes_match(header.lengths, self._accepted.get(header.tag)) and header.clock >= clock
+        if not fits:
             self._reject_message(old, header)
-            return
-        stream = ReceiveStream(header, Phase.FILLING, clock, self._buffers.acquire(sum(header.lengths)))
+        return fits
+
+    def _begin(self, old: ReceiveStream | None, header: WireHeader, words: np.ndarray) -> ReceiveStream:
+        stream = ReceiveStream(header, Phase.FILLING, old.clock if old else FIRST_CLOCK, words)
         self._streams[header.source, header.tag] = stream
-        self._fill(stream, payload)
+        return stream
 
     def _fill(self, stream: ReceiveStream, payload: memoryview) -> None:
-        count = min(CHUNK, len(stream.numbers) - stream.filled)
+        count = min(CHUNK, len(stream.words) - stream.filled)
         if len(payload) != 4 * count:
             self._reject_message(stream, stream.head)
             return
-        stream.numbers[stream.filled : stream.filled + count] = np.frombuffer(payload, "<f4")
+        stream.words[stream.filled : stream.filled + count] = np.frombuffer(payload, "<f4")
         stream.filled += count
-        if stream.filled == len(stream.numbers):
-            with self._wait_monitor.change():
-                stream.phase, stream.clock = Phase.READY, stream.head.clock
-                self._ready.append((stream.head.source, stream.head.tag))
+        if stream.filled == len(stream.words):
+            self._finish(stream)
+
+    def _finish(self, stream: ReceiveStream) -> None:
+        with self._wait_monitor.change():
+            stream.phase, stream.clock = Phase.READY, stream.head.clock
+            self._ready.append((stream.head.source, stream.head.tag))
 
     def _reject_message(self, old: ReceiveStream | None, header: WireHeader) -> None:
         """Counts a rejected message, and lets its sender send the next."""
@@ -338,11 +382,18 @@ class Receiver:
         self.credits[header.source].append(_credit(header))
 
 
-def _credit(header: WireHeader) -> Credit:
-    return Credit(header.incarnation, header.tag, header.seq)
+ANSWERS = {Phase.DONE: Kind.ACK, Phase.UNSHARED: Kind.UNSHARED}
 
 
-def _split(numbers: np.ndarray, lengths: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-    """Returns tensors of the given lengths that share the memory of `numbers`."""
-    ends = np.cumsum(lengths).tolist()
-    return tuple(torch.from_numpy(numbers[end - n : end]) for end, n in zip(ends, lengths, strict=True))
+def _credit(header: WireHeader, kind: Kind = Kind.ACK) -> Credit:
+    return Credit(header.incarnation, header.tag, header.seq, kind)
+
+
+def _split(words: np.ndarray, header: WireHeader) -> tuple[torch.Tensor, ...]:
+    """Returns the tensors of a message, which share the memory of `words`."""
+    tensors, begin = [], 0
+    for length, dtype in zip(header.lengths, header.dtypes, strict=True):
+        end = begin + num_words([length], [dtype])
+        tensors.append(torch.from_numpy(words[begin:end]).view(dtype)[:length])
+        begin = end
+    return tuple(tensors)

@@ -3,7 +3,8 @@
 All frames arrive at one ROUTER socket and leave through one DEALER socket for each other learner. These frames are
 chunks of messages, and credits (ACKs) for messages that were received. One connection keeps them in order, so a learner
 that hears from another which has received its message already has the credit for it. A broken connection is made again,
-and the message in flight is sent again from its beginning. The receiver identifies messages by their number.
+and the message in flight is sent again from its beginning. The receiver identifies messages by their number. A large
+message between learners of one host is in shared memory (`message_buffers`), and a single frame tells where.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
 
+import torch
 import zmq
 from torch import Tensor
 
 from asr_am.distributed.membership import Membership
 from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
 from asr_am.distributed.runtime.fault_injection import MessageFaults
+from asr_am.distributed.runtime.message_buffers import BufferPool, SharedPool
 from asr_am.distributed.runtime.message_queues import (
-    BufferPool,
     Credit,
     OutgoingMessage,
     Receiver,
@@ -35,6 +37,7 @@ from asr_am.distributed.runtime.message_queues import (
 from asr_am.distributed.runtime.security import MAX_FRAME_BYTES, ConnectionMonitor, next_event, open_socket, watch
 from asr_am.distributed.runtime.wire import CHUNK, Kind, Malformed, WireHeader, check_tag, decode, encode
 from asr_am.distributed.team import CommStats, Message
+from asr_am.distributed.wire_dtype import num_words, rounded, travels_as
 
 MAX_CHUNKS_AHEAD = 64  # chunks that ZeroMQ queues for one connection
 
@@ -68,7 +71,7 @@ class Connection:
         while self._credits:
             credit = self._credits[0]
             header = replace(
-                self._hello, kind=Kind.ACK, clock=credit.incarnation, tag=credit.tag, seq=credit.seq
+                self._hello, kind=credit.kind, clock=credit.incarnation, tag=credit.tag, seq=credit.seq
             )  # fmt: skip
             try:
                 self.socket.send(encode(header), zmq.NOBLOCK)
@@ -89,17 +92,20 @@ class Connection:
         if message is None or message.due > time.monotonic():
             return True
         while channel.sent < message.num_ready_chunks():
-            offset = channel.sent * CHUNK
+            offset, segment = channel.sent * CHUNK, message.segment
             header = replace(
-                self._hello, kind=Kind.CHUNK, clock=message.clock, tag=channel.tag, seq=message.number,
-                conn_epoch=self.conn_epoch, offset=offset, lengths=message.lengths,
+                self._hello, kind=Kind.CHUNK if segment is None else Kind.SHARED, clock=message.clock, tag=channel.tag,
+                seq=message.number, conn_epoch=self.conn_epoch, offset=offset, lengths=message.lengths,
+                exact=message.exact, dtype=message.dtype,
             )  # fmt: skip
-            chunk = message.numbers[offset : offset + CHUNK].data
+            payload = message.words[offset : offset + CHUNK].data if segment is None else segment.place
             try:
-                self.socket.send_multipart([encode(header), chunk], zmq.NOBLOCK, copy=False)
+                self.socket.send_multipart([encode(header), payload], zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return False
             channel.sent += 1
+            if segment is not None:
+                segment.sent = True
         return True
 
     def send_goodbye(self, lost: int) -> None:
@@ -138,8 +144,10 @@ class Transport:
         message_faults: injected faults.
         key: secret for encryption, or None.
         reliable: tags without injected faults.
+        neighbours: ranks of the other learners of this host.
         on_loss: called with the rank of a lost learner, and the reason.
         grace: seconds in which a broken connection must be made again.
+        wire: type in which float32 tensors are sent.
 
     Attributes:
         address: address of this transport, tcp://host:port or ipc://path.
@@ -149,11 +157,12 @@ class Transport:
     def __init__(
         self, event_loop: EventLoop, hello: WireHeader, listen: str, membership: Membership, wait_monitor: WaitMonitor,
         comm_stats: CommStats, message_faults: MessageFaults, key: str | None, reliable: tuple[str, ...] = (),
-        on_loss: Callable[[int, str], None] | None = None, grace: float = RECONNECT_GRACE,
+        neighbours: Collection[int] = (), on_loss: Callable[[int, str], None] | None = None,
+        grace: float = RECONNECT_GRACE, wire: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
         self._event_loop, self._hello, self._key = event_loop, hello, key
         self._membership, self._wait_monitor = membership, wait_monitor
-        self._on_loss, self._grace = on_loss, grace
+        self._on_loss, self._grace, self._wire = on_loss, grace, wire
         self._buffers = BufferPool()
         self._receiver = Receiver(hello.run, membership, wait_monitor, comm_stats, self._buffers)
         self._sender = Sender(comm_stats, message_faults, reliable)
@@ -166,6 +175,7 @@ class Transport:
             self.address = listen
         else:
             self.address = f"{listen}:{self._router.bind_to_random_port(listen)}"
+        self._shared = SharedPool(hello.source, neighbours, self.address)
         self._connections_by_rank: dict[int, Connection] = {}
         self._num_connections = 0
         self.broken: dict[int, float] = {}
@@ -185,12 +195,17 @@ class Transport:
         if not self._membership[to].alive:
             return
         lengths = lengths_of(tensors)
-        message = OutgoingMessage(clock, lengths, self._buffers.acquire(sum(lengths)))
+        dtypes = tuple(travels_as(tensor, self._wire) for tensor in tensors)
+        count = num_words(lengths, dtypes)
+        segment = self._shared.acquire(to, count)
+        words = self._buffers.acquire(count) if segment is None else segment.words(count)
+        message = OutgoingMessage(clock, lengths, dtypes, words, segment)
         with self._wait_monitor.change():
             channel = self._sender.put(to, tag, message)
-        for end in fill(message.numbers, tensors):
+        for end in fill(words, tensors, dtypes):
             message.filled = end
-            self._event_loop.call(partial(self._push, channel))
+            if segment is None or message.complete:
+                self._event_loop.call(partial(self._push, channel))
 
     def recv(self, tag: str, source: int | None, timeout: float | None) -> Message | None:
         """Waits for a message. Also returns None if `source` dies or restarts, and has left no message."""
@@ -206,6 +221,7 @@ class Transport:
         self._wait_monitor.wait_for(ready, timeout)
         if message is not None:
             self._event_loop.call(partial(self._send_credits, message.source))
+            message = replace(message, tensors=tuple(rounded(tensor, tensor.dtype) for tensor in message.tensors))
         return message
 
     def send_goodbye(self, lost: int | None) -> None:
@@ -245,6 +261,8 @@ class Transport:
     def _drop(self, rank: int) -> None:
         with self._wait_monitor.change():
             self._sender.drop(rank)
+        self._shared.forget(rank)
+        self._receiver.unmap(rank)
         self.broken.pop(rank, None)
         self._close_connection(rank)
 
@@ -271,7 +289,7 @@ class Transport:
 
     def _send_credits(self, rank: int) -> None:
         """Sends the credits that are due."""
-        if self._membership[rank].alive:
+        if self._receiver.credits[rank] and self._membership[rank].alive:
             connection = self._connections_by_rank.get(rank) or self._connect(rank)
             if not connection.send_credits():
                 self._event_loop.want_to_send(connection.socket, True)
@@ -354,10 +372,14 @@ class Transport:
                 continue
             elif header.kind is Kind.CHUNK:
                 self._receiver.on_chunk(header, payload)
-                if self._receiver.credits[header.source]:
-                    self._send_credits(header.source)
+                self._send_credits(header.source)
+            elif header.kind is Kind.SHARED:
+                self._receiver.on_shared(header, bytes(payload))
+                self._send_credits(header.source)
             elif header.kind is Kind.ACK and header.clock == self._hello.incarnation:
                 self._on_ack(header)
+            elif header.kind is Kind.UNSHARED and header.clock == self._hello.incarnation:
+                self._on_unshared(header)
             elif header.kind is Kind.GOODBYE and self._on_loss is not None:
                 self._on_goodbye(header)
             else:
@@ -382,6 +404,13 @@ class Transport:
     def _on_ack(self, header: WireHeader) -> None:
         with self._wait_monitor.change():
             channel = self._sender.done(header.source, header.tag, header.seq)
+        if channel is not None:
+            self._push(channel)
+
+    def _on_unshared(self, header: WireHeader) -> None:
+        self._shared.refused_by(header.source)
+        with self._wait_monitor.change():
+            channel = self._sender.unshare(header.source, header.tag, header.seq)
         if channel is not None:
             self._push(channel)
 

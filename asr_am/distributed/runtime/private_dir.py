@@ -92,3 +92,18 @@ def check_private_dir(path: Path) -> None:
             f"{path}: is not a directory of this user with mode 700, so other users may listen in: another user's "
             "process may have told this path; start the run again"
         )
+
+
+def first_on_host(address: str, event: str) -> bool:
+    """Returns whether this is the first process of the run on this host that reports an event.
+
+    Args:
+        address: address of a socket of this process. Outside of a private directory all processes are the first.
+        event: name of the event, which becomes the name of an empty file.
+    """
+    if not address.startswith("ipc://"):
+        return True
+    with suppress(OSError):
+        (Path(address.removeprefix("ipc://")).parent / event).touch(exist_ok=False)
+        return True
+    return False

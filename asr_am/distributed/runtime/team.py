@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal, NoReturn, Protocol
 
+import torch
 from torch import Tensor
 
 from asr_am.distributed.leases import GradientFn, LearnerLost, Leases, Segment
@@ -16,6 +17,7 @@ from asr_am.distributed.runtime.fault_injection import ComputeEmulator
 from asr_am.distributed.runtime.messaging import Transport
 from asr_am.distributed.runtime.step_watch import StepWatch
 from asr_am.distributed.team import CommStats, CostKind, Gather, Group, Message, ModelSize, Work
+from asr_am.distributed.wire_dtype import rounded
 
 SHUTDOWN_TIMEOUT = 5.0  # seconds for communication tasks to end
 
@@ -52,6 +54,7 @@ class ProcessTeam:
         transport: point-to-point messages.
         backend: collectives and control plane.
         compute_emulator: stretches computing time.
+        wire: type in which weights and gradients travel.
     """
 
     clock: Literal["wall", "virtual"] = "wall"
@@ -59,7 +62,7 @@ class ProcessTeam:
     def __init__(
         self, launch: str, incarnation: int, hosts: Sequence[int], comm_stats: CommStats, membership: Membership,
         wait_monitor: WaitMonitor, event_loop: EventLoop, transport: Transport, backend: Backend,
-        compute_emulator: ComputeEmulator,
+        compute_emulator: ComputeEmulator, wire: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
         self.rank, self.size, self.incarnation = membership.rank, membership.size, incarnation
         self.launch = launch
@@ -67,6 +70,7 @@ class ProcessTeam:
         self.ranks, self.rejoins = membership.ranks, membership.rejoins
         self._membership, self._wait_monitor, self._event_loop = membership, wait_monitor, event_loop
         self._transport, self._backend, self._compute_emulator = transport, backend, compute_emulator
+        self._wire = wire
         self._step_watch = StepWatch(self.rank, wait_monitor, event_loop)
         self._tasks: list[threading.Thread] = []
         self._closed = False
@@ -129,6 +133,9 @@ class ProcessTeam:
 
     def recv(self, tag: str, source: int | None = None, timeout: float | None = None) -> Message | None:
         return self._transport.recv(tag, source, timeout)
+
+    def as_sent(self, x: Tensor) -> Tensor:
+        return rounded(x, self._wire)
 
     def spawn(self, task: Callable[[], None], name: str) -> threading.Thread:
         def run() -> None:

@@ -25,7 +25,8 @@ from asr_am.distributed.runtime.event_loop import WaitMonitor
 from asr_am.distributed.runtime.loopback_peers import only_own_peers
 from asr_am.distributed.runtime.security import interface_of, is_loopback
 from asr_am.distributed.runtime.worker_process import end_process
-from asr_am.distributed.team import CommStats, Group, SingleProcess, find_group
+from asr_am.distributed.team import CommStats, Group, SingleProcess, Work, find_group
+from asr_am.distributed.wire_dtype import mean_in_order, rounded, travels_as
 from asr_am.errors import InputError
 
 Complete = Callable[[dist.Work, Tensor], None]
@@ -42,23 +43,40 @@ class TorchGroup:
         comm_stats: counts bytes sent.
         complete: waits for a collective.
         through_cpu: send copies on the CPU.
+        wire: type in which float32 tensors are sent.
     """
 
     def __init__(
         self, group: dist.ProcessGroup, ranks: Sequence[int], rank: int, comm_stats: CommStats, complete: Complete,
-        through_cpu: bool = False,
+        through_cpu: bool = False, wire: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
         self.rank, self.size = rank, len(ranks)
         self._group, self._ranks, self._comm_stats, self._complete = group, ranks, comm_stats, complete
-        self._through_cpu = through_cpu
+        self._through_cpu, self._wire = through_cpu, wire
 
-    def start_all_reduce_mean(self, x: Tensor, modelled: float | None = None) -> MeanWork:
-        self._count(self.rank + 1, round(2 * (self.size - 1) / self.size * x.nbytes))
+    def start_all_reduce_mean(self, x: Tensor, modelled: float | None = None) -> Work:
+        self._count(self.rank + 1, round(2 * (self.size - 1) / self.size * len(x) * self._wire.itemsize))
+        if self._wire != torch.float32:
+            return self._start_rounded_mean(x)
         sent = self._sendable(x)
         averages = sent.is_cuda  # NCCL does, gloo does not
         op = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
         work = dist.all_reduce(sent, op, group=self._group, async_op=True)
         return MeanWork(PendingWork(work, sent, self._complete), sent, x, 1 if averages else self.size)
+
+    def _start_rounded_mean(self, x: Tensor) -> RoundedMeanWork:
+        """Each member sends a part of `x` to each other, and later the mean of its own part (`RoundedMeanWork`)."""
+        length = -(-len(x) // self.size)
+        sent = x.new_zeros(self.size * length, dtype=self._wire, device="cpu" if self._through_cpu else x.device)
+        sent[: len(x)] = x
+        received = torch.empty_like(sent)
+        work = dist.all_to_all_single(received, sent, group=self._group, async_op=True)
+        return RoundedMeanWork(PendingWork(work, sent, self._complete), received.view(self.size, -1), x, self._gather)
+
+    def _gather(self, part: Tensor, parts: Tensor) -> None:
+        """Gathers `part` [n] of each member into `parts` [size * n]."""
+        work = dist.all_gather_into_tensor(parts, part, group=self._group, async_op=True)
+        PendingWork(work, part, self._complete).wait()
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> GatherWork:
         """Gathers ragged tensors by all-to-all, so that no padding is sent."""
@@ -66,13 +84,13 @@ class TorchGroup:
         sent = self._sendable(x).repeat(self.size)
         received = sent.new_empty(sum(sizes))
         for other in range(1, self.size):
-            self._count(self.rank + other, x.nbytes)
+            self._count(self.rank + other, sent.nbytes // self.size)
         work = dist.all_to_all_single(received, sent, sizes, [len(x)] * self.size, group=self._group, async_op=True)
         return GatherWork(PendingWork(work, sent, self._complete), received, x.device, sizes)
 
     def broadcast(self, x: Tensor, source: int = 0) -> None:
         if (self.rank + 1) % self.size != source:
-            self._count(self.rank + 1, x.nbytes)
+            self._count(self.rank + 1, len(x) * travels_as(x, self._wire).itemsize)
         sent = self._sendable(x)
         work = dist.broadcast(sent, self._ranks[source], group=self._group, async_op=True)
         PendingWork(work, sent, self._complete).wait()
@@ -80,6 +98,8 @@ class TorchGroup:
             x.copy_(sent)
 
     def _sendable(self, x: Tensor) -> Tensor:
+        """Returns `x` in the type and on the device of sending, `x` itself if it has them."""
+        x = x.to(travels_as(x, self._wire))
         return x.to("cpu", copy=True) if self._through_cpu else x
 
     def _count(self, to: int, count: int) -> None:
@@ -122,6 +142,38 @@ class MeanWork:
         self._complete = True
 
 
+class RoundedMeanWork:
+    """An all-reduce whose members send a type of 16 bits and add float32.
+
+    This member adds its part of all members' tensors in the order of ranks, and sends the mean to all in `wait`.
+
+    Args:
+        exchange: the exchange of parts.
+        received: this member's part of each member's tensor, [members, n].
+        x: float32 [N] that becomes the mean.
+        gather: gathers the means of all parts.
+    """
+
+    def __init__(
+        self, exchange: PendingWork, received: Tensor, x: Tensor, gather: Callable[[Tensor, Tensor], None]
+    ) -> None:
+        self._exchange, self._received, self._x, self._gather = exchange, received, x, gather
+        self._complete = False
+
+    def done(self) -> bool:
+        return self._complete
+
+    def wait(self) -> None:
+        if self._complete:
+            return
+        self._exchange.wait()
+        mean = mean_in_order(self._received).to(self._received.dtype)
+        parts = mean.new_empty(self._received.numel())
+        self._gather(mean, parts)
+        self._x.copy_(parts[: len(self._x)])
+        self._complete = True
+
+
 class GatherWork:
     """An all-gather in progress."""
 
@@ -130,7 +182,8 @@ class GatherWork:
 
     def wait(self) -> list[Tensor]:
         self._work.wait()
-        return list(torch.split(self._received.to(self._device), list(self._lengths)))
+        received = rounded(self._received.to(self._device), self._received.dtype)
+        return list(torch.split(received, list(self._lengths)))
 
 
 NO_TIMEOUT = timedelta(days=7)  # validation may take long, and the transport detects dead learners
@@ -148,6 +201,7 @@ class TorchBackend:
         address: IPv4 address of this host, which selects the network interface.
         gpu_collectives: what carries the collectives of tensors on GPUs, see `gpu_placement`.
         supervised: a launcher of this package has started the learners, and starts them again.
+        wire: type in which weights and gradients are sent.
 
     Attributes:
         world: the group of all learners.
@@ -155,9 +209,9 @@ class TorchBackend:
 
     def __init__(
         self, store: dist.Store, membership: Membership, wait_monitor: WaitMonitor, comm_stats: CommStats, address: str,
-        gpu_collectives: Literal["nccl", "gloo"], supervised: bool,
+        gpu_collectives: Literal["nccl", "gloo"], supervised: bool, wire: torch.dtype,
     ) -> None:  # fmt: skip
-        self._supervised = supervised
+        self._supervised, self._wire = supervised, wire
         self._membership, self._wait_monitor, self._comm_stats = membership, wait_monitor, comm_stats
         name = interface_of(address)
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -176,7 +230,13 @@ class TorchBackend:
         assert dist.group.WORLD is not None
         self._groups = [dist.group.WORLD, self._control]
         self.world: Group = TorchGroup(
-            dist.group.WORLD, range(membership.size), membership.rank, comm_stats, self.complete, self._through_cpu
+            dist.group.WORLD,
+            range(membership.size),
+            membership.rank,
+            comm_stats,
+            self.complete,
+            self._through_cpu,
+            wire,
         )
 
     def split(self, groups: Sequence[Sequence[int]]) -> Group | None:
@@ -195,8 +255,9 @@ class TorchBackend:
         if len(members) == 1:
             return SingleProcess()
         return TorchGroup(
-            self._groups[-1], members, members.index(rank), self._comm_stats, self.complete, self._through_cpu
-        )
+            self._groups[-1], members, members.index(rank), self._comm_stats, self.complete, self._through_cpu,
+            self._wire,
+        )  # fmt: skip
 
     def gather(self, values: Tensor) -> dict[int, Tensor]:
         """Gathers ragged rows: first their lengths, then rows padded to the greatest length."""

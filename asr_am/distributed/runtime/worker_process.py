@@ -68,6 +68,12 @@ class WorkerEnv:
         """Index of the host of each rank. Launchers fill one host after the other."""
         return tuple(rank // self.local_size for rank in range(self.size))
 
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """Ranks of the other learners of this host."""
+        hosts = self.hosts
+        return tuple(rank for rank in range(self.size) if rank != self.rank and hosts[rank] == hosts[self.rank])
+
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> WorkerEnv:
         """Reads the environment. Raises InputError naming the variable that is missing or wrong."""

@@ -16,10 +16,10 @@ from torch import Tensor
 from asr_am.distributed.awake_clock import AwakeClock
 from asr_am.distributed.cluster_config import Cluster, Crash, Workload
 from asr_am.distributed.coordinator import ControlMessage, Coordinator
-from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT, ExitStatus, LaunchSpec
+from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT, ExitStatus, LaunchSpec, WireDtype
 from asr_am.distributed.membership import Membership, apply_event
 from asr_am.distributed.node_agent import NodeAgent
-from asr_am.distributed.simulator.collectives import Collectives, mean_in_order
+from asr_am.distributed.simulator.collectives import Collectives
 from asr_am.distributed.simulator.control import SIM_POLL_INTERVAL, SimAgentConnection, SimControlClient, SimServer
 from asr_am.distributed.simulator.messaging import FLOAT_BYTES, SimMessaging
 from asr_am.distributed.simulator.network import SimNetwork
@@ -28,6 +28,7 @@ from asr_am.distributed.simulator.sim_learner import SimLearner, random_stream
 from asr_am.distributed.simulator.team import SimTeam
 from asr_am.distributed.supervisor import Supervisor
 from asr_am.distributed.team import CommStats
+from asr_am.distributed.wire_dtype import WIRE_DTYPES, mean_in_order
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -117,7 +118,7 @@ class SimCluster:
     def __init__(
         self, hardware: Cluster, workload: Workload, learners: int, seed: int, model_elements: int | None = None, *,
         scheduler: Scheduler | None = None, control_latency: float | None = None,
-        exit_status: Callable[[BaseException], int] | None = None,
+        exit_status: Callable[[BaseException], int] | None = None, wire: WireDtype = "float32",
     ) -> None:  # fmt: skip
         """Builds the cluster.
 
@@ -131,6 +132,7 @@ class SimCluster:
             scheduler: the virtual clock, if several launches share it.
             control_latency: mean virtual seconds of a control message. None: the control plane takes no time.
             exit_status: returns the exit status of a learner after an exception. None: it ends the run.
+            wire: type in which weights and gradients are sent.
 
         Raises:
             InputError: the cluster has too few devices, or the workload has no figures for the cluster's device.
@@ -140,6 +142,7 @@ class SimCluster:
         if workload.bytes is not None and model_elements is None:
             raise ValueError("the workload has a size in bytes: model_elements must be given")
         self.hardware, self.workload, self.seed, self._model_elements = hardware, workload, seed, model_elements
+        self.wire = WIRE_DTYPES[wire]
         self.scheduler = scheduler or Scheduler()
         self.learners = [SimLearner(rank=rank, host=hardware.host_of(rank)) for rank in range(learners)]
         self.learner_hosts = tuple(learner.host for learner in self.learners)
@@ -147,7 +150,7 @@ class SimCluster:
         self.collectives = self._make_collectives()
         streams = [random_stream(seed, rank, 0, "mail") for rank in range(learners)]
         self.messaging = SimMessaging(
-            self.scheduler, self.learners, self.network, self.modelled_bytes, hardware.faults, streams
+            self.scheduler, self.learners, self.network, self.modelled_bytes, hardware.faults, streams, self.wire
         )
         self.control_latency, self._exit_status = control_latency, exit_status
         self._control_delays = random_stream(seed, 0, 0, "control")

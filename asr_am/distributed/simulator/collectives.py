@@ -6,7 +6,7 @@ Shapes: N elements of a tensor.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,6 +17,7 @@ from asr_am.distributed.simulator.network import SimNetwork, ring_share
 from asr_am.distributed.simulator.scheduler import Condition, Scheduler
 from asr_am.distributed.simulator.sim_learner import SimLearner
 from asr_am.distributed.team import LearnerLost
+from asr_am.distributed.wire_dtype import mean_in_order, rounded, travels_as
 
 
 @dataclass
@@ -200,22 +201,11 @@ class CollectiveGroup:
             self._transfer(self._ready[0])
 
 
-def replace_by_mean(tensors: list[Tensor]) -> list[Tensor]:
-    mean = mean_in_order(tensors)
+def replace_by_mean(tensors: list[Tensor], wire: torch.dtype) -> list[Tensor]:
+    mean = rounded(mean_in_order(rounded(x, wire) for x in tensors), wire)
     for x in tensors:
         x.copy_(mean)
     return []
-
-
-@torch.no_grad()
-def mean_in_order(tensors: Iterable[Tensor]) -> Tensor:
-    """Returns the mean [N] of tensors [N], added in this order in float32 so that it has the same bits every time."""
-    rest = iter(tensors)
-    total, count = next(rest).to(torch.float32, copy=True), 1
-    for tensor in rest:
-        total += tensor
-        count += 1
-    return total.div_(count)
 
 
 @dataclass
@@ -251,36 +241,43 @@ class SimGroup:
         group: the group.
         rank: rank in the group.
         modelled: maps bytes of the trained model to bytes of the workload.
+        wire: type in which float32 tensors are sent.
     """
 
-    def __init__(self, group: CollectiveGroup, rank: int, modelled: Callable[[float], float]) -> None:
+    def __init__(
+        self, group: CollectiveGroup, rank: int, modelled: Callable[[float], float], wire: torch.dtype
+    ) -> None:
         self.rank, self.size = rank, len(group.members)
-        self._group, self._modelled = group, modelled
+        self._group, self._modelled, self._wire = group, modelled, wire
 
     def start_all_reduce_mean(self, x: Tensor, modelled: float | None = None) -> SimWork:
-        count = self._modelled(x.nbytes) if modelled is None else modelled * x.element_size()
-        self._count(self.rank + 1, ring_share(self.size) * x.nbytes, ring_share(self.size) * count)
-        end = partial(self._group.all_reduce_end, count)
-        return SimWork(self._group, self._start("all-reduce", x, [len(x)] * self.size, end, replace_by_mean))
+        nbytes, itemsize = self._nbytes(x), self._wire.itemsize
+        count = self._modelled(nbytes) if modelled is None else modelled * itemsize
+        self._count(self.rank + 1, ring_share(self.size) * nbytes, ring_share(self.size) * count)
+        end, finish = partial(self._group.all_reduce_end, count), partial(replace_by_mean, wire=self._wire)
+        return SimWork(self._group, self._start("all-reduce", x, [len(x)] * self.size, end, finish))
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> SimGather:
         sizes = [len(x)] * self.size if lengths is None else lengths
         scale = self._modelled if lengths is not None else float
-        counts = [scale(size * x.element_size()) for size in sizes]
+        counts = [scale(size * travels_as(x, self._wire).itemsize) for size in sizes]
         for other in range(1, self.size):
-            self._count(self.rank + other, x.nbytes, counts[self.rank])
+            self._count(self.rank + other, self._nbytes(x), counts[self.rank])
         end = partial(self._group.all_gather_end, counts)
-        return SimGather(self._group, self._start("all-gather", x.clone(), sizes, end, lambda tensors: tensors))
+        return SimGather(
+            self._group, self._start("all-gather", rounded(x.clone(), self._wire), sizes, end, lambda tensors: tensors)
+        )
 
     def broadcast(self, x: Tensor, source: int = 0) -> None:
         def copy(tensors: list[Tensor]) -> list[Tensor]:
+            sent = rounded(tensors[source], self._wire)
             for tensor in tensors:
-                tensor.copy_(tensors[source])
+                tensor.copy_(sent)
             return []
 
         if (self.rank + 1) % self.size != source:  # the last of the chain sends nothing
-            self._count(self.rank + 1, x.nbytes)
-        end = partial(self._group.broadcast_end, self._modelled(x.nbytes))
+            self._count(self.rank + 1, self._nbytes(x))
+        end = partial(self._group.broadcast_end, self._modelled(self._nbytes(x)))
         self._group.wait(self._start(f"broadcast from {source}", x, [len(x)] * self.size, end, copy))
 
     def _start(
@@ -288,6 +285,9 @@ class SimGroup:
         finish: Callable[[list[Tensor]], list[Tensor]],
     ) -> Collective:  # fmt: skip
         return self._group.start(self.rank, kind, x, lengths, end, finish)
+
+    def _nbytes(self, x: Tensor) -> int:
+        return len(x) * travels_as(x, self._wire).itemsize
 
     def _count(self, to: int, count: float, modelled: float | None = None) -> None:
         """Counts bytes that this member sends to another."""

@@ -14,6 +14,7 @@ from torch import nn
 
 from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.flat_params import BucketHook, FlatParams
+from asr_am.distributed.launch_spec import WireDtype
 from asr_am.distributed.leases import GradientFn, Leases, Segment, StepResult
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.simulator.cluster import SimCluster
@@ -48,7 +49,7 @@ class EpochTime:
 def time_epoch(
     strategy: Callable[[FlatParams, Optimizer, Team], Strategy], hardware: Cluster, workload: Workload, *,
     learners: int, batches: int, seed: int = 1, elements: int = ELEMENTS,
-    density: float = 0.0,
+    density: float = 0.0, wire: WireDtype = "float32",
 ) -> EpochTime:  # fmt: skip
     """Simulates an epoch of equal batches, and checks that each was done exactly once.
 
@@ -61,6 +62,7 @@ def time_epoch(
         seed: seed of the cluster's random streams.
         elements: number of weights. More are needed if the strategy splits them into shards with metadata.
         density: share of each gradient's elements that are above any threshold.
+        wire: type in which weights and gradients travel.
 
     Raises:
         InputError: the cluster has too few devices, or the workload lacks bytes or seconds_per_batch.
@@ -68,7 +70,7 @@ def time_epoch(
     if workload.bytes is None or workload.seconds_per_batch is None:
         raise InputError(f"workload {workload.name}: timing an epoch without a model needs bytes and seconds_per_batch")
     segment = Segment(0, 0, batches, batches, (1,) * batches, updates_before=0, learners=learners)
-    cluster = SimCluster(hardware, workload, learners, seed, model_elements=elements)
+    cluster = SimCluster(hardware, workload, learners, seed, model_elements=elements, wire=wire)
 
     def run_learner(team: SimTeam) -> None:
         params = FlatParams(_Weights(elements))

@@ -19,6 +19,7 @@ from asr_am.distributed.simulator.network import SimNetwork
 from asr_am.distributed.simulator.scheduler import Condition, Scheduler, SimTask
 from asr_am.distributed.simulator.sim_learner import SimLearner
 from asr_am.distributed.team import Message, shapes_match
+from asr_am.distributed.wire_dtype import num_words, rounded, travels_as
 
 FLOAT_BYTES = 4
 
@@ -82,6 +83,7 @@ class SimMessaging:
         modelled: maps bytes of the trained model to bytes of the workload.
         faults: shares of late and lost messages.
         streams: random stream of each learner's faults.
+        wire: type in which float32 tensors are sent.
     """
 
     def __init__(
@@ -92,9 +94,10 @@ class SimMessaging:
         modelled: Callable[[int], float],
         faults: Faults,
         streams: Sequence[np.random.Generator],
+        wire: torch.dtype,
     ) -> None:
         self._scheduler, self._learners, self._network, self._modelled = scheduler, learners, network, modelled
-        self._faults, self._streams = faults, streams
+        self._faults, self._streams, self._wire = faults, streams, wire
         self._inboxes = [SimInbox(Condition(scheduler)) for _ in learners]
         self._channels: dict[tuple[int, int, str], LinkChannel] = {}
         self._channels_of: list[list[tuple[int, int, str]]] = [[] for _ in learners]  # keys, also of dropped ones
@@ -106,7 +109,7 @@ class SimMessaging:
         sender, receiver = self._learners[source], self._learners[to]
         if not (sender.alive and sender.membership[to].alive and receiver.alive):
             return
-        message = Message(source, tag, clock, tuple(snapshot(tensor) for tensor in tensors))
+        message = Message(source, tag, clock, tuple(snapshot(tensor, self._wire) for tensor in tensors))
         key = (source, to, tag)
         if key not in self._channels:
             self._channels[key] = LinkChannel(*key, (sender.incarnation, receiver.incarnation))
@@ -173,7 +176,8 @@ class SimMessaging:
         channel.busy = True
         sender = self._learners[channel.source]
         comm_stats = sender.comm_stats
-        count = sum(tensor.numel() for tensor in message.tensors) * FLOAT_BYTES
+        lengths = [tensor.numel() for tensor in message.tensors]
+        count = FLOAT_BYTES * num_words(lengths, [travels_as(tensor, self._wire) for tensor in message.tensors])
         modelled = self._modelled(count)
         comm_stats.messages_sent += 1
         comm_stats.bytes_sent[channel.to] += count
@@ -257,6 +261,8 @@ class RankMessages:
         return self.messaging.recv(self.rank, tag, source, timeout)
 
 
-def snapshot(tensor: Tensor) -> Tensor:
-    """Returns a copy in the format of messages: float32, on the CPU."""
-    return tensor.detach().to("cpu", torch.float32, copy=True)
+def snapshot(tensor: Tensor, wire: torch.dtype) -> Tensor:
+    """Returns a copy of a tensor as its receiver has it, on the CPU."""
+    if tensor.dtype == torch.int32 or wire == torch.float32:
+        return tensor.detach().to("cpu", travels_as(tensor, wire), copy=True)
+    return rounded(tensor.detach().to("cpu"), wire)

@@ -19,6 +19,7 @@ from asr_am.distributed.simulator.network import SimNetwork
 from asr_am.distributed.simulator.scheduler import Scheduler, SimEvent, SimLock, SimTask
 from asr_am.distributed.simulator.sim_learner import SimLearner, random_stream
 from asr_am.distributed.team import CommStats, CostKind, Message, ModelSize, find_group
+from asr_am.distributed.wire_dtype import rounded
 from asr_am.errors import InputError
 
 FORWARD = 1 / 3  # share of the forward pass in a batch's time: the backward pass is twice the work
@@ -37,6 +38,7 @@ class SimContext(Protocol):
     collectives: Collectives
     messaging: SimMessaging
     control_latency: float | None
+    wire: torch.dtype
 
     @property
     def in_step(self) -> bool: ...
@@ -66,7 +68,7 @@ class SimTeam:
         self.comm_stats: CommStats = learner.comm_stats
         self._jitter = random_stream(cluster.seed, self.rank, self.incarnation, "jitter")
         self._max_frames = 0.0  # frames of the segment's largest batch
-        self._world = SimGroup(cluster.collectives.world, self.rank, cluster.modelled_bytes)
+        self._world = SimGroup(cluster.collectives.world, self.rank, cluster.modelled_bytes, cluster.wire)
         self._splits = 0
 
     def connect(self, hello: Mapping[str, Any], timeout: float) -> None:
@@ -179,7 +181,7 @@ class SimTeam:
         if ranks is None:
             return None
         group = self._cluster.collectives.group(self._splits, ranks)
-        return SimGroup(group, ranks.index(self.rank), self._cluster.modelled_bytes)
+        return SimGroup(group, ranks.index(self.rank), self._cluster.modelled_bytes, self._cluster.wire)
 
     def register_tag(self, tag: str, *lengths: int) -> None:
         self._cluster.messaging.register_tag(self.rank, tag, lengths)
@@ -191,6 +193,9 @@ class SimTeam:
 
     def recv(self, tag: str, source: int | None = None, timeout: float | None = None) -> Message | None:
         return self._cluster.messaging.recv(self.rank, tag, source, timeout)
+
+    def as_sent(self, x: Tensor) -> Tensor:
+        return rounded(x, self._cluster.wire)
 
     def spawn(self, task: Callable[[], None], name: str) -> SimTask:
         return self._cluster.spawn(self._learner, task, name)

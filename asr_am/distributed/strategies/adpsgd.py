@@ -163,7 +163,7 @@ class Adpsgd(Strategy):
 
     def _exchange(self, partner: int, exchange: int) -> None:
         with self._lock:
-            s_i = self._x.clone()
+            s_i = self.team.as_sent(self._x.clone())
         self.team.send(partner, "weights", exchange, s_i)
         s_j = self._answer_to(exchange, partner)
         if s_j is None:
@@ -189,7 +189,7 @@ class Adpsgd(Strategy):
             self._active.wait()  # when drained, messages of aborted exchanges must not change x
             s_i = message.tensors[0].to(self._x.device)
             with self._lock:
-                s_j = self._x.clone()
+                s_j = self.team.as_sent(self._x.clone())
                 self._average(s_i - s_j)
             self.team.send(message.source, "answer", message.clock, s_j)
 

@@ -144,7 +144,7 @@ class SyncServer(ParameterServer):
 
     def _send_norm(self, ranks: Sequence[int], t: int) -> None:
         for rank in ranks:
-            self.team.send(rank, "norm", t, self._squares[t, self.team.rank].view(torch.float32))
+            self.team.send(rank, "norm", t, self._squares[t, self.team.rank].view(torch.int32))
 
     def _norm_loop(self) -> None:
         while True:

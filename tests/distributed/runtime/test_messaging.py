@@ -12,7 +12,8 @@ import torch
 import zmq
 
 from asr_am.distributed.cluster_config import Faults
-from asr_am.distributed.runtime.message_queues import MIN_POOLED, BufferPool
+from asr_am.distributed.runtime.message_buffers import MIN_POOLED, BufferPool
+from asr_am.distributed.runtime.message_queues import Credit
 from asr_am.distributed.runtime.messaging import MAX_FRAME_BYTES
 from asr_am.distributed.runtime.wire import CHUNK, Kind, WireHeader, decode, encode
 from tests.support.tcp_proxy import TcpProxy, cut_once
@@ -206,9 +207,9 @@ def test_a_message_that_was_received_is_credited_again_when_it_is_sent_again() -
         receiver = a.transport._receiver
         receiver.register_tag("w", (2,))
         receiver.on_chunk(message_header(seq=3), memoryview(TWO))
-        assert receiver.take("w", 1) is not None and receiver.credits[1].pop() == (0, "w", 3)
+        assert receiver.take("w", 1) is not None and receiver.credits[1].pop() == Credit(0, "w", 3)
         receiver.on_chunk(message_header(seq=3, conn_epoch=1), memoryview(TWO))
-        assert receiver.take("w", 1) is None and list(receiver.credits[1]) == [(0, "w", 3)]
+        assert receiver.take("w", 1) is None and list(receiver.credits[1]) == [Credit(0, "w", 3)]
         receiver.credits[1].clear()
 
 

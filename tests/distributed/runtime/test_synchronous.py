@@ -13,7 +13,7 @@ import torch
 from asr_am.distributed.runtime.launcher import launch
 from asr_am.distributed.runtime.worker_process import free_port
 from tests.support.forked_workers import ForkedPopen
-from tests.support.synchronous_worker import PROBLEM, STRATEGIES
+from tests.support.synchronous_worker import PROBLEM, ROUNDED, STRATEGIES
 from tests.support.toy_training import train
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
@@ -46,6 +46,18 @@ def test_real_learners_are_virtual_ones(trained: Path, name: str) -> None:
             assert torch.equal(found["replica"], life.replica)
         assert found["sent"] == life.strategy.team.comm_stats.bytes_sent
     assert len(left(trained, name)) == 4
+
+
+def test_real_learners_round_as_virtual_ones(tmp_path: Path) -> None:
+    """With bfloat16 between learners, sums have the same order on both."""
+    launch(command("rounded", tmp_path), 4, synchronous=True, env=ENVIRONMENT)
+    for name, make in ROUNDED.items():
+        virtual = train(PROBLEM, make, wire="bfloat16")
+        learners = left(tmp_path, name)
+        assert len(learners) == 4
+        for rank, found in enumerate(learners):
+            assert torch.equal(found["replica"], virtual[rank].replica), name
+            assert found["sent"] == virtual[rank].strategy.team.comm_stats.bytes_sent, name
 
 
 def test_super_learners_share_a_model_and_gossip(trained: Path) -> None:

@@ -77,4 +77,5 @@ def test_learners_on_messages_alone(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert [batch_owner[1] for batch_owner in first["released"][0]] == [1], "it died with one batch"
     living, mean = first["means"][1]
     assert living == [0, 1, 2] and mean == [1.0] * 4
+    assert back["shared"], "a learner that was restarted maps memory"
     assert all(values["comm_stats"]["rejected"] == 0 for values in found.values())

@@ -3,12 +3,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr_am.distributed.runtime.wire import MAX_TENSORS, SIZE, Kind, Malformed, WireHeader, check_tag, decode, encode
+from asr_am.distributed.runtime.wire import (
+    DTYPES,
+    MAX_TENSORS,
+    SIZE,
+    Kind,
+    Malformed,
+    WireHeader,
+    check_tag,
+    decode,
+    encode,
+)
 
-HEADER = WireHeader(Kind.CHUNK, bytes(range(16)), 3, 1, -7, "weights", 12, 2, 4, (5, 0, 6))
+HEADER = WireHeader(Kind.CHUNK, bytes(range(16)), 3, 1, -7, "weights", 12, 2, 4, (5, 0, 6), 2, torch.bfloat16)
 
 
 @st.composite
@@ -19,7 +30,8 @@ def headers(draw: st.DrawFn) -> WireHeader:
     return WireHeader(
         draw(st.sampled_from(Kind)), draw(st.binary(min_size=16, max_size=16)), draw(u32), draw(u32),
         draw(st.integers(-(2**63), 2**63 - 1)), draw(tag), draw(u64), draw(u32),
-        draw(st.integers(0, sum(lengths))), lengths,
+        draw(st.integers(0, sum(lengths) // 2)), lengths, draw(st.integers(0, (1 << len(lengths)) - 1)),
+        draw(st.sampled_from(DTYPES)),
     )  # fmt: skip
 
 
@@ -48,8 +60,18 @@ def test_a_damaged_header_is_read_or_malformed(place: int, value: int) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [{0: 0}, {4: 2}, {5: 9}, {6: 2}, {7: MAX_TENSORS + 1}, {7: 2}, {40: 200}, {40: 10}],
-    ids=["magic", "version", "kind", "type", "too many tensors", "length unused", "tag", "tag unprintable"],
+    [{0: 0}, {4: 2}, {5: 9}, {6: 3}, {7: MAX_TENSORS + 1}, {7: 2}, {8: 8}, {41: 200}, {41: 10}],
+    ids=[
+        "magic",
+        "version",
+        "kind",
+        "type",
+        "too many tensors",
+        "length unused",
+        "bit of no tensor",
+        "tag",
+        "tag unprintable",
+    ],
 )
 def test_every_field_that_cannot_be_is_malformed(damage: dict[int, int]) -> None:
     data = bytearray(encode(HEADER))
