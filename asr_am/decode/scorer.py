@@ -3,7 +3,7 @@
 A *source* says in plain values where scores come from, so that it can be sent to worker processes. Its `load()` makes
 the `Scorer` there.
 
-A bi-LSTM trained on 21-frame chunks has never seen a longer history. An utterance is therefore scored in overlapping
+A network trained on 21-frame chunks has never seen more context. An utterance is therefore scored in overlapping
 windows of that length. The log-posterior of a frame is a weighted mean over the windows that contain it. The weight
 falls linearly towards the edges of a window, where the model had less context on one side.
 
@@ -72,7 +72,8 @@ def log_posteriors(model: nn.Module, features_TF: np.ndarray, window: Window, ba
     """Computes log-posteriors of an utterance, averaged over windows.
 
     Args:
-        model: maps x_BTF and lengths_B to logits [B, T, P], in eval mode.
+        model: maps x_BTF and lengths_B to logits [B, K, P], in eval mode. An output that is for several frames
+            (`AcousticModel.subsampling`) is repeated for each.
         features_TF: features of the utterance.
         window: size and spacing of the windows.
         batch: number of windows per forward pass.
@@ -109,8 +110,8 @@ def _score(model: nn.Module, x_BCF: Tensor, chunk: int) -> Tensor:
     if size < chunk:
         x_BCF = nn.functional.pad(x_BCF, (0, 0, 0, chunk - size))
     lengths_B = torch.full((len(x_BCF),), size, dtype=torch.int64)
-    logits_BCP = model(x_BCF, lengths_B)[:, :size]
-    return torch.log_softmax(logits_BCP.float(), dim=-1)
+    posteriors_BKP = torch.log_softmax(model(x_BCF, lengths_B).float(), dim=-1)
+    return posteriors_BKP.repeat_interleave(getattr(model, "subsampling", 1), dim=1)[:, :size]
 
 
 class Scorer(Protocol):

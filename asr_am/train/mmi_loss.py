@@ -2,13 +2,14 @@
 
 Povey et al., "Purely sequence-trained neural networks for ASR based on lattice-free MMI" (Interspeech 2016), as a
 second training after cross-entropy: the frame rate, the pdfs and the priors stay, so scores are used as before. The
-numerator is the one path of the alignment. The gradient with respect to the log posterior of pdf p in frame t is
+numerator is the one path of the alignment. An output of the model that is for several frames is the score of each, as
+in decoding. The gradient with respect to the log posterior of pdf p in frame t is
 
     acoustic_scale x (is p the aligned pdf? - probability that a path through the graph has p in frame t).
 
 The sums over paths are products with a sparse matrix, in float32, scaled in each frame. They run on the model's device.
 
-Shapes: B chunks, T frames, F features, P pdfs, S states of the graph.
+Shapes: B chunks, T frames, K outputs of the model, F features, P pdfs, S states of the graph.
 """
 
 from __future__ import annotations
@@ -93,8 +94,9 @@ class MmiLoss:
             targets_BT: pdf of each frame, IGNORE in padding.
             dtype: of the matrix products of the network, float32 or bfloat16.
         """
-        h_BTH, output = model.hidden(x_BTF, lengths_B, dtype), model.output
-        logits_BTP = functional.linear(h_BTH, output.weight.to(h_BTH.dtype), output.bias.to(h_BTH.dtype)).float()
+        h_BKH, output = model.hidden(x_BTF, lengths_B, dtype), model.output
+        logits_BKP = functional.linear(h_BKH, output.weight.to(h_BKH.dtype), output.bias.to(h_BKH.dtype)).float()
+        logits_BTP = logits_BKP.repeat_interleave(model.subsampling, dim=1)[:, : x_BTF.shape[1]]
         posteriors_BTP = logits_BTP.log_softmax(2)
         known_BT1 = (targets_BT != IGNORE)[..., None]
         target_BT1 = targets_BT[..., None].clamp_min(0)

@@ -13,7 +13,9 @@ from torch import Tensor
 from asr_am.egs.loader import IGNORE
 from asr_am.errors import InputError
 from asr_am.hmm.denominator import DenominatorGraph
+from asr_am.models.acoustic import AcousticModel
 from asr_am.models.blstm import Blstm, BlstmOptions
+from asr_am.models.tdnnf import TdnnfOptions
 from asr_am.train.frame_loss import batch_loss
 from asr_am.train.mmi_loss import MmiLoss, MmiOptions
 
@@ -99,6 +101,24 @@ def test_padding_has_no_influence_and_parts_add_up(monkeypatch: pytest.MonkeyPat
     parts = loss(model, x_BTF, lengths_B, targets_BT)[0]
     torch.testing.assert_close(parts, whole)
     torch.testing.assert_close(torch.autograd.grad(parts, model.output.weight)[0], gradient)
+
+
+def test_an_output_for_three_frames_is_the_score_of_each() -> None:
+    model = TdnnfOptions(1, 1, 8, 4, 6, subsampling=3).make(4, PDFS)
+    _, x_BTF, lengths_B, targets_BT = batch()
+
+    class Repeated(AcousticModel):
+        """The same network with an output per frame."""
+
+        output = model.output
+
+        def hidden(self, x_BTF: Tensor, lengths_B: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+            return model.hidden(x_BTF, lengths_B, dtype)[:, torch.arange(x_BTF.shape[1]) // 3]
+
+    loss, correct = make_loss(ce_weight=0.3)(model, x_BTF, lengths_B, targets_BT)
+    expected, right = make_loss(ce_weight=0.3)(Repeated(4, PDFS), x_BTF, lengths_B, targets_BT)
+    torch.testing.assert_close(loss, expected)
+    assert correct == right
 
 
 def test_cross_entropy_is_added() -> None:
