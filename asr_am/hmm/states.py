@@ -49,6 +49,8 @@ class StateTable:
         next_L: float32 log probability of its exit. The two probabilities sum to one.
         states_P: number of HMM states of each phone id.
         num_pdfs: number of outputs of a model for these states.
+        subsampling: frames of speech per step of the HMM, that is per score in decoding. Alignments in a folder are of
+            all frames.
     """
 
     labels_L3: np.ndarray
@@ -56,6 +58,7 @@ class StateTable:
     next_L: np.ndarray
     states_P: Mapping[int, int]
     num_pdfs: int
+    subsampling: int = 1
     _index: dict[tuple[int, int, int], int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -76,17 +79,20 @@ class StateTable:
         phones = np.array(sorted(self.states_P), dtype=np.int32)
         counts = np.array([self.states_P[int(p)] for p in phones], dtype=np.int32)
         labels = {"labels": self.labels_L3, "loop": self.loop_L, "next": self.next_L}
-        write_npz(path, labels | {"phones": phones, "counts": counts, "num_pdfs": np.int32(self.num_pdfs)})
+        sizes: dict[str, np.ndarray] = {"num_pdfs": np.array(self.num_pdfs, np.int32)}
+        if self.subsampling > 1:
+            sizes["subsampling"] = np.array(self.subsampling, np.int32)
+        write_npz(path, labels | {"phones": phones, "counts": counts} | sizes)
 
     @classmethod
     def load(cls, path: Path) -> StateTable:
         """Reads what `save` wrote. Raises InputError if the file is missing, damaged or inconsistent."""
-        labels, loop, leave, phones, counts, num_pdfs = read_npz(
-            path, "labels", "loop", "next", "phones", "counts", "num_pdfs", remedy=REMEDY
+        labels, loop, leave, phones, counts, num_pdfs, *subsampling = read_npz(
+            path, "labels", "loop", "next", "phones", "counts", "num_pdfs", remedy=REMEDY, optional=["subsampling"]
         )
         try:
             states_P = dict(zip(phones.tolist(), counts.tolist(), strict=True))
-            table = cls(labels, loop, leave, states_P, int(num_pdfs))
+            table = cls(labels, loop, leave, states_P, int(num_pdfs), *map(int, subsampling))
             table._validate()
         except (ValueError, TypeError, IndexError) as error:
             raise InputError(f"{path}: holds {error}; {REMEDY}") from error
@@ -105,3 +111,5 @@ class StateTable:
             raise ValueError("a state beyond its phone's topology")
         if not np.allclose(np.exp(self.loop_L) + np.exp(self.next_L), np.ones(len(labels_L3)), atol=1e-3):
             raise ValueError("self-loop and exit probabilities that do not sum to one")
+        if self.subsampling < 1:
+            raise ValueError(f"{self.subsampling} frames per step")

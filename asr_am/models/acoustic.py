@@ -89,6 +89,7 @@ class AcousticModel(nn.Module):
         mean_F: Buffer, subtracted from the features.
         scale_F: Buffer, multiplied with the features after that.
         output: The last layer, linear.
+        xent: A second last layer, in training with `chain_loss` only.
     """
 
     subsampling = 1
@@ -96,10 +97,11 @@ class AcousticModel(nn.Module):
     mean_F: Tensor
     scale_F: Tensor
     output: nn.Linear
+    xent: nn.Linear | None
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.inputs, self.outputs = inputs, outputs
+        self.inputs, self.outputs, self.xent = inputs, outputs, None
         self.register_buffer("mean_F", torch.zeros(inputs))
         self.register_buffer("scale_F", torch.ones(inputs))
 
@@ -115,6 +117,10 @@ class AcousticModel(nn.Module):
     def hidden(self, x_BTF: Tensor, lengths_B: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """Returns the inputs of the output layer [B, K, H], with matrix products in `dtype`. Weights stay float32."""
         raise NotImplementedError
+
+    def weights(self) -> dict[str, Tensor]:
+        """Returns the parameters and buffers of the finished model, without `xent`."""
+        return {name: weight for name, weight in self.state_dict().items() if not name.startswith("xent.")}
 
     def forward(self, x_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
         """Returns logits [B, K, P]."""

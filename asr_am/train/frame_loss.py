@@ -42,10 +42,22 @@ def batch_loss(
     h_BKH = model.hidden(x_BTF, lengths_B, dtype)
     if model.subsampling == 1:
         return frame_loss(h_BKH, model.output, targets_BT, smoothing)
+    targets_BK, frames_BK = output_targets(model, targets_BT, lengths_B)
+    return frame_loss(h_BKH, model.output, targets_BK, smoothing, frames_BK)
+
+
+def output_targets(model: AcousticModel, targets_BT: Tensor, lengths_B: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns the target of each output of a model, that of its middle frame, and its number of frames, [B, K] each.
+
+    Args:
+        model: the network.
+        targets_BT: pdf of each frame, IGNORE in padding.
+        lengths_B: frames of each chunk, None: all T.
+    """
     targets_BK, _ = subsample(targets_BT, lengths_B, model.subsampling)
     begin_K = torch.arange(0, targets_BT.shape[1], model.subsampling, device=targets_BT.device)
-    frames_BK = ((targets_BT != IGNORE).sum(1, keepdim=True) - begin_K).clamp(0, model.subsampling)
-    return frame_loss(h_BKH, model.output, targets_BK, smoothing, frames_BK)
+    frames_BK = (targets_BT != IGNORE).sum(1, keepdim=True) - begin_K
+    return targets_BK, frames_BK.clamp(0, model.subsampling)
 
 
 def frame_loss(

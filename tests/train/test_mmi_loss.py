@@ -66,7 +66,7 @@ def test_sum_over_paths_is_that_of_each_path_alone() -> None:
         for path, weight in weights.items():
             for t, s in enumerate(path):
                 expected_BTP[b, t, g.pdf_S[s]] += weight / sum_
-    found, probability_BTP = make_loss().sum_paths(scores_BTP)
+    found, probability_BTP = make_loss().paths.sum_paths(scores_BTP)
     assert float(found) == pytest.approx(total, rel=1e-5)
     np.testing.assert_allclose(probability_BTP.numpy(), expected_BTP, atol=1e-5)
 
@@ -97,7 +97,7 @@ def test_padding_has_no_influence_and_parts_add_up(monkeypatch: pytest.MonkeyPat
     assert float(whole.detach()) == pytest.approx(sum(float(x.detach()) for x, _ in alone), rel=1e-5)
     assert float(correct) == sum(float(c) for _, c in alone)
     gradient = torch.autograd.grad(whole, model.output.weight)[0]
-    monkeypatch.setattr("asr_am.train.mmi_loss.MEMORY", 1)
+    monkeypatch.setattr("asr_am.train.path_sums.MEMORY", 1)
     parts = loss(model, x_BTF, lengths_B, targets_BT)[0]
     torch.testing.assert_close(parts, whole)
     torch.testing.assert_close(torch.autograd.grad(parts, model.output.weight)[0], gradient)
@@ -137,7 +137,7 @@ def test_an_impossible_pdf_has_no_probability() -> None:
     loss = MmiLoss(fewer, np.zeros(PDFS, np.float32), MmiOptions(), torch.device("cpu"))
     scores_BTP = scores(2, 30)
     scores_BTP[..., 2] += 20
-    total, probability_BTP = loss.sum_paths(scores_BTP)
+    total, probability_BTP = loss.paths.sum_paths(scores_BTP)
     assert torch.isfinite(total) and probability_BTP[..., 2].eq(0).all()
     torch.testing.assert_close(probability_BTP.sum(2), torch.ones(2, 30))
 
