@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from asr_am.decode.scorer import Window, log_posteriors
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.egs.loader import IGNORE
+from asr_am.egs.store import log_priors
 from asr_am.errors import InputError
 from asr_am.models.acoustic import AcousticModel, model_options
 from asr_am.models.model_file import load_acoustic_model, save_model
@@ -109,8 +110,15 @@ def test_sync_learners_are_one_learner(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NEW)
 def test_exported_networks_have_the_same_scores(name: str, tmp_path: Path) -> None:
     info = {"kind": "logmel", "chunk": 12, "pdf_counts": torch.arange(1, 12)}
-    save_model(tmp_path / "best.pt", make(name), info)
-    assert export_network(tmp_path / "best.pt", tmp_path / "net.pt2") < 1e-4
+    model, x_BTF = make(name).eval(), torch.randn(3, 12, 6)
+    for chain in (False, True):
+        save_model(tmp_path / "best.pt", model, info | {"chain": chain})
+        assert export_network(tmp_path / "best.pt", tmp_path / "net.pt2") < 1e-4
+        exported = torch.export.load(tmp_path / "net.pt2").module()(x_BTF)
+        expected = model(x_BTF)
+        if not chain:
+            expected = expected.log_softmax(2) - torch.from_numpy(log_priors(info["pdf_counts"].numpy()))
+        torch.testing.assert_close(exported, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_outputs_are_repeated_for_their_frames() -> None:

@@ -1,0 +1,150 @@
+"""States of chain models on speech whose alignment is known, and decoding with them at a third of the frame rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asr_am.decode.graph import build_hclg
+from asr_am.decode.lattice import LmScale
+from asr_am.decode.search import SearchOptions
+from asr_am.decode.search_graph import SearchGraph
+from asr_am.decode.shards import DecodeOptions, Decoder
+from asr_am.errors import InputError
+from asr_am.hmm.alignments import read_alignments, write_alignments
+from asr_am.hmm.denominator import denominator_graph
+from asr_am.hmm.gmm_system import GmmSystem
+from asr_am.hmm.states import StateTable
+from asr_am.hmm.train_chain import ChainTreeOptions, step_labels, train_chain
+from asr_am.hmm.tree import DecisionTree
+from asr_am.lang.lang_dir import Lang
+from asr_am.lang.prepare import prepare_lm
+from tests.support.gmm_training import write_corpus
+from tests.support.synthetic_speech import Spoken, store
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Lang, dict[str, Spoken]]:
+    """Returns a folder with features, lang, a GMM system with the true alignment, and the chain system made of it."""
+    root = tmp_path_factory.mktemp("corpus")
+    lang, sets = write_corpus(root)
+    GmmSystem(sets["train"].tree, sets["train"].states, sets["train"].gmms).save(root / "gmm")
+    for subset, spoken in sets.items():
+        frames = store(root / "frames", spoken.frames)
+        labels_N = np.concatenate([spoken.labels[name] for name in frames.utterances])
+        write_alignments(root / "gmm/ali", subset, frames, labels_N)
+    (root / "chain").mkdir()
+    train_chain(root / "features", root / "lang", root / "gmm", root / "chain", ChainTreeOptions(20, 30), 3)
+    return root, lang, sets
+
+
+def true_phones(spoken: Spoken, name: str) -> list[tuple[int, int, int]]:
+    """Returns (phone, first frame, frame after the last) of an utterance. A phone that follows itself is one."""
+    phone_T = spoken.states.labels_L3[spoken.labels[name] - 1, 0]
+    firsts = np.flatnonzero(np.diff(phone_T, prepend=0)).tolist()
+    return [(int(phone_T[t]), t, end) for t, end in zip(firsts, [*firsts[1:], len(phone_T)], strict=True)]
+
+
+def test_each_phone_is_one_state_with_the_pdf_of_its_context(made: tuple[Path, Lang, dict[str, Spoken]]) -> None:
+    root, lang, sets = made
+    states, tree = StateTable.load(root / "chain/states.npz"), DecisionTree.load(root / "chain/tree.json")
+    assert states.subsampling == 3 and set(states.states_P.values()) == {1}
+    assert len(lang.roots) < states.num_pdfs == tree.num_pdfs <= 20
+    for subset, spoken in sets.items():
+        found = dict(read_alignments(root / "chain/ali", subset))
+        assert found.keys() == spoken.labels.keys()
+        for name, labels_T in found.items():
+            phones = true_phones(spoken, name)
+            ids = [0, *(phone for phone, _, _ in phones), 0]
+            for k, (phone, first, end) in enumerate(phones):
+                expected = states.label(phone, 0, tree.pdf((ids[k], phone, ids[k + 2]), 0))
+                assert (labels_T[first:end] == expected).all()
+    assert sorted(path.name for path in (root / "chain").iterdir()) == ["ali", "states.npz", "tree.json"]
+
+
+def test_transitions_are_those_of_steps(made: tuple[Path, Lang, dict[str, Spoken]]) -> None:
+    """Counts the steps of silence, each the middle one of three frames."""
+    root, lang, sets = made
+    states, spoken = StateTable.load(root / "chain/states.npz"), sets["train"]
+    visits = steps = 0
+    for name in spoken.labels:
+        middles = [min(t + 1, len(spoken.labels[name]) - 1) for t in range(0, len(spoken.labels[name]), 3)]
+        for phone, first, end in true_phones(spoken, name):
+            inside = sum(first <= t < end for t in middles)
+            visits += phone == lang.optional_silence and inside > 0
+            steps += inside * (phone == lang.optional_silence)
+    (row,) = np.flatnonzero(states.labels_L3[:, 0] == lang.optional_silence)
+    assert visits > 100
+    assert float(np.exp(states.loop_L[row])) == pytest.approx((steps - visits) / steps, abs=0.03)
+
+
+def test_every_alignment_is_a_path_of_the_denominator(made: tuple[Path, Lang, dict[str, Spoken]]) -> None:
+    """From any of the frames on, as chunks begin anywhere."""
+    root, _, _ = made
+    states = StateTable.load(root / "chain/states.npz")
+    alignments = [labels_T for _, labels_T in read_alignments(root / "chain/ali", "train")]
+    graph = denominator_graph((step_labels(labels_T, states) for labels_T in alignments), states)
+    for labels_T in alignments[:20]:
+        for phase in range(3):
+            alpha_S = graph.start_S
+            for label in step_labels(labels_T[phase:], states):
+                alpha_S = (alpha_S @ graph.arcs_SS) * (graph.pdf_S == states.pdf_L[label - 1])
+                assert alpha_S.sum() > 0
+                alpha_S = alpha_S / alpha_S.sum()
+
+
+@dataclass(frozen=True)
+class Known:
+    """Scores by which a model with an output for three frames is sure of the true pdf."""
+
+    states: StateTable
+    labels: dict[str, np.ndarray]
+
+    def log_likelihoods(self, utterance: str) -> np.ndarray:
+        pdf_K = self.states.pdf_L[step_labels(self.labels[utterance], self.states) - 1]
+        return np.where(np.arange(self.states.num_pdfs) == pdf_K[:, None], 0, -100).astype(np.float32)
+
+
+def test_words_and_times_are_those_spoken(made: tuple[Path, Lang, dict[str, Spoken]]) -> None:
+    root, lang, sets = made
+    (root / "lm").mkdir()
+    (root / "data/lm").mkdir()
+    sentences = "".join(f"{' '.join(text)}\n" for text in sets["dev"].text.values())
+    (root / "data/lm/train.txt").write_text(sentences, encoding="utf-8")
+    (root / "graph").mkdir()
+    prepare_lm(root / "data", root / "lang", root / "lm", name="lm", order=3, arpa=None, text="train")
+    states, tree = StateTable.load(root / "chain/states.npz"), DecisionTree.load(root / "chain/tree.json")
+    build_hclg(root / "lang", root / "lm", states, tree, root / "graph", self_loop_scale=1.0)
+    graph = SearchGraph.from_bytes(np.fromfile(root / "graph/HCLG.fst", np.uint8))
+    scorer = Known(states, dict(read_alignments(root / "chain/ali", "dev")))
+    decoder = Decoder(scorer, graph, None, lang, states, DecodeOptions(SearchOptions(), (LmScale(10.0),), nbest=0))
+    silence, spoken, compared = lang.optional_silence, sets["dev"], 0
+    for name, text in spoken.text.items():
+        result, _ = decoder.decode(name)
+        (words,) = result.words
+        phones = [phone for phone in true_phones(spoken, name) if phone[0] != silence]
+        assert [word.word for word in words] == text
+        assert 0 <= result.frames - len(spoken.labels[name]) < 3
+        roots = [root for phone in phones for root in lang.roots if phone[0] in root]
+        if any(one == next_ for one, next_ in pairwise(roots)) or len(roots) < sum(
+            len(lang.pronunciations[word][0]) for word in text
+        ):
+            continue  # neighbours that share their pdfs, which one state cannot tell apart
+        compared += len(text)
+        for word in words:
+            count = len(lang.pronunciations[word.word][0])
+            own, phones = phones[:count], phones[count:]
+            assert abs(word.start - own[0][1]) <= 2 and abs(word.start + word.frames - own[-1][2]) <= 2
+    assert compared > 5
+
+
+def test_damage_and_options_are_reported(made: tuple[Path, Lang, dict[str, Spoken]], tmp_path: Path) -> None:
+    states = StateTable.load(made[0] / "chain/states.npz")
+    replace(states, subsampling=-1).save(tmp_path / "a.npz")  # which is saved as full rate
+    assert StateTable.load(tmp_path / "a.npz").subsampling == 1
+    with pytest.raises(InputError, match=r"chain\.leaves must be at least 1"):
+        ChainTreeOptions(leaves=0)
