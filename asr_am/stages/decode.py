@@ -59,7 +59,7 @@ def graph_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     """Returns the graph HCLG of a system's states with an LM."""
     paths = layout(cfg)
     options = graph_options(cfg, system)
-    if source := cfg.align.get("graph"):
+    if (source := cfg.align.get("graph")) and not system.gmm.startswith(CHAIN):
         if len(cfg.lms) != 1:
             raise InputError(f"lms={list(cfg.lms)}: align.graph is the graph of one LM; name it, lms=[NAME]")
         model = Path(cfg.align.dir) / "final.mdl"

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from asr_am.errors import InputError
+from asr_am.features.fusion import stack_of
 from asr_am.options import build
 from asr_am.stages.align import ALIGNED_SETS
 from asr_am.stages.app import stage
@@ -102,6 +104,10 @@ def check_options(cfg: DictConfig) -> None:
 
     build(EgsOptions, values(cfg.egs), "egs")
     build(ChainTreeOptions, values(cfg.chain), "chain")
+    if cfg.train.get("chain") and stack_of(cfg.features.name) > 1:
+        raise InputError(
+            f"train.chain: {cfg.features.name} joins frames; use other features, and model.subsampling for a low rate"
+        )
 
 
 main = stage("egs", targets)
