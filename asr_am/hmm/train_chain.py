@@ -1,16 +1,17 @@
 """States of chain models: phones of one HMM state at a fraction of the frame rate, and a tree on them.
 
 Povey et al. (Interspeech 2016), section 2.4, take a score every third frame, and a topology that a phone can pass in
-one step. Here a phone is one state with a self-loop. The tree is grown as that of triphones, on the frames of whole
-phones in the alignments of a GMM system. There are no mixtures.
+one step. A phone is one state with a self-loop, and its first step has a pdf of its own, so that a phone that follows
+itself is told from a longer one. The tree is grown as that of triphones, on the frames of whole phones in the
+alignments of a GMM system. Both pdfs of a phone are of the same leaf. There are no mixtures.
 
-Shapes: N frames of a set, T frames of an utterance, K steps of it.
+Shapes: N frames of a set, T frames of an utterance, K steps of it, R runs, M contexts, L graph labels.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -21,14 +22,14 @@ from asr_am import disk
 from asr_am.errors import InputError
 from asr_am.features.adapted import open_features
 from asr_am.features.fusion import middle_labels
-from asr_am.hmm.alignments import Runs, load_labels, read_alignments, runs_of, write_alignments
+from asr_am.hmm.alignments import Runs, load_labels, range_runs, read_alignments, write_alignments
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.hmm_topology import estimate_transitions, phone_states, state_table
 from asr_am.hmm.states import StateTable
-from asr_am.hmm.train_tri import convert_labels, digit_questions, word_position_questions
-from asr_am.hmm.tree import DecisionTree, monophone_tree
-from asr_am.hmm.tree_build import TreeOptions, accumulate_tree_stats, build_tree, phone_questions
+from asr_am.hmm.train_tri import digit_questions, word_position_questions
+from asr_am.hmm.tree import DecisionTree
+from asr_am.hmm.tree_build import TreeOptions, TreeStats, accumulate_tree_stats, build_tree, phone_questions
 from asr_am.lang.lang_dir import Lang
 
 logger = logging.getLogger(__name__)
@@ -74,42 +75,94 @@ def train_chain(
     """
     lang, old = Lang.load(lang_dir), StateTable.load(previous / "states.npz")
     states_P = phone_states(lang.nonsilence_phones, lang.silence_phones, 1, 1)
-    whole = monophone_tree(lang.roots, states_P)
-    phones = state_table(whole, states_P)
-    phone_L1 = np.zeros(len(old.labels_L3) + 1, np.int32)  # label of a whole phone, by label of the old system
-    phone_L1[1:] = [phones.label(phone, 0, whole.pdf((phone,), 0)) for phone in old.labels_L3[:, 0].tolist()]
     kind = GmmSystem.kind(previous)
     tree: DecisionTree | None = None
     for subset in sets:
         reader = open_features(features_dir, kind, subset)
         frames = FrameStore.write(out / "scratch", reader.utterances, reader.__getitem__, f"reading {kind} of {subset}")
-        labels_N = phone_L1[load_labels(previous / "ali", subset, frames, old)]
+        labels_N = load_labels(previous / "ali", subset, frames, old)
         if tree is None:
-            stats = accumulate_tree_stats(frames, labels_N, phones, jobs)
+            stats = of_phones(accumulate_tree_stats(frames, labels_N, old, jobs))
             extra = word_position_questions(lang) + digit_questions(lang)
             questions = phone_questions(stats, lang.roots, lang.silence_phones, extra)
             growing = TreeOptions(options.leaves, options.min_leaf_occupancy)
             tree = build_tree(stats, lang.roots, states_P, lang.silence_phones, questions, growing)
-            states = replace(state_table(tree, states_P), subsampling=subsampling)
-        labels_N = convert_labels(labels_N, frames, phones, tree, states)
-        write_alignments(out / "ali", subset, frames, labels_N)
+            states = chain_states(tree, states_P, subsampling)
+        write_alignments(out / "ali", subset, frames, chain_labels(labels_N, frames, old, tree, states))
     assert tree is not None
-    states = estimate_transitions(states, step_runs(out / "ali", states))
+    states = with_transitions(states, step_visits(out / "ali", states))
     tree.save(out / "tree.json")
     states.save(out / "states.npz")
     disk.remove(out / "scratch")
-    logger.info("chain: %d contexts seen, %d questions, %d pdfs", len(stats.state_M), len(questions), tree.num_pdfs)
+    logger.info("chain: %d contexts seen, %d questions, %d leaves", len(stats.state_M), len(questions), tree.num_pdfs)
+
+
+def of_phones(stats: TreeStats) -> TreeStats:
+    """Returns the statistics of whole phones: sums over their states."""
+    windows_M3, row_M = np.unique(stats.windows_M3, axis=0, return_inverse=True)
+    sums_MF = np.zeros((len(windows_M3), stats.sums_MF.shape[1]))
+    np.add.at(sums_MF, row_M, stats.sums_MF)
+    return TreeStats(windows_M3, np.zeros(len(windows_M3), stats.state_M.dtype), sums_MF)
+
+
+def chain_states(tree: DecisionTree, states_P: Mapping[int, int], subsampling: int) -> StateTable:
+    """Returns the states of a chain model. A leaf of the tree has two pdfs: of first steps, and of others."""
+    first = state_table(tree, states_P)
+    labels_L3 = np.concatenate([first.labels_L3, first.labels_L3 + np.array([0, 1, tree.num_pdfs], np.int32)])
+    order = np.lexsort(labels_L3.T[::-1])
+    twice = {name: np.tile(getattr(first, name), 2)[order] for name in ("loop_L", "next_L")}
+    return StateTable(
+        labels_L3[order], **twice, states_P=states_P, num_pdfs=2 * tree.num_pdfs, subsampling=subsampling,
+        first_steps=True,
+    )  # fmt: skip
+
+
+def chain_labels(
+    labels_N: np.ndarray, frames: FrameStore, old: StateTable, tree: DecisionTree, states: StateTable
+) -> np.ndarray:
+    """Converts the alignment of a GMM system: the first frame of a phone has the label of first steps.
+
+    Args:
+        labels_N: labels of the GMM system.
+        frames: frames that they are parallel to.
+        old: its states.
+        tree: the tree of phones.
+        states: the states of the chain model.
+    """
+    converted_N = np.zeros_like(labels_N)
+    for (first, end), runs in zip(frames.ranges(), range_runs(labels_N, frames, old), strict=True):
+        contexts_M4, context_R = runs.contexts()
+        labels = [
+            states.label(phone, 0, tree.pdf((left, phone, right), 0)) for left, phone, right, _ in contexts_M4.tolist()
+        ]
+        label_R = np.array(labels, dtype=labels_N.dtype)[context_R]
+        rows = frames.rows(first, end)
+        converted_N[rows][labels_N[rows] > 0] = np.repeat(states.loop_label_L[label_R - 1], runs.length_R)
+        begins_R = runs.state_R == 0
+        converted_N[rows][runs.start_R[begins_R]] = label_R[begins_R]
+    return converted_N
 
 
 def step_labels(labels_T: np.ndarray, states: StateTable) -> np.ndarray:
-    """Returns the graph label of each step of the HMM, that of its middle frame, [K]."""
-    return middle_labels(labels_T, states.subsampling)
+    """Returns the graph label of each step of the HMM, [K]: of the phone of its middle frame."""
+    visit_T = np.cumsum(states.labels_L3[labels_T - 1, 1] == 0)
+    begins_K = np.diff(middle_labels(visit_T, states.subsampling), prepend=-1) > 0
+    first_K = states.first_label_L[middle_labels(labels_T, states.subsampling) - 1]
+    return np.where(begins_K, first_K, states.loop_label_L[first_K - 1])
 
 
-def step_runs(folder: Path, states: StateTable) -> Iterator[Runs]:
-    """Yields the runs of steps in <folder>/train.ark."""
-    steps: Iterable[np.ndarray] = (step_labels(labels_T, states) for _, labels_T in read_alignments(folder, "train"))
-    steps = iter(steps)
+def step_visits(folder: Path, states: StateTable) -> Iterator[Runs]:
+    """Yields a run for each phone in <folder>/train.ark, with the label of its first step, in steps."""
+    steps = (step_labels(labels_T, states) for _, labels_T in read_alignments(folder, "train"))
     while utterances := list(islice(steps, UTTERANCES)):
-        offsets = np.cumsum([0, *map(len, utterances)])
-        yield runs_of(np.concatenate(utterances), offsets, states)
+        labels_N = np.concatenate(utterances)
+        start_R = np.flatnonzero(states.labels_L3[labels_N - 1, 1] == 0)
+        length_R, label_R = np.diff(start_R, append=len(labels_N)), labels_N[start_R]
+        yield Runs(label_R, start_R, length_R, np.zeros((len(start_R), 3), np.int32), np.zeros_like(label_R))
+
+
+def with_transitions(states: StateTable, visits: Iterable[Runs]) -> StateTable:
+    """Returns the states with the transitions of their first steps for all steps."""
+    found = estimate_transitions(states, visits)
+    first_L = states.first_label_L - 1
+    return replace(found, loop_L=found.loop_L[first_L], next_L=found.next_L[first_L])

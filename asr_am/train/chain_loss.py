@@ -10,7 +10,8 @@ The numerator has the chunk's phones in their order. Each begins and ends up to 
 in the alignment. Stays and exits have the probabilities of the denominator, where durations are then as probable. The
 second output layer, on the same hidden layer, is trained with the alignment. The finished model does not have it.
 
-Shapes: B chunks, T frames, K outputs, F features, P pdfs, N phones of a chunk, at most K.
+Shapes: B chunks, T frames, K outputs, F features, P pdfs (of first steps by leaf, then of later ones), N phones of a
+chunk, at most K.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch.nn import functional
 
 from asr_am.errors import InputError
 from asr_am.hmm.denominator import DenominatorGraph
-from asr_am.models.acoustic import AcousticModel
+from asr_am.models.acoustic import AcousticModel, subsample
 from asr_am.train.frame_loss import frame_loss, output_targets
 from asr_am.train.path_sums import PathSums
 
@@ -61,7 +62,7 @@ class ChainLoss:
     """The loss of a batch. Has the same interface as `frame_loss.batch_loss`.
 
     Args:
-        graph: the denominator, a state of which is a phone.
+        graph: the denominator, with the states of `asr_am.hmm.train_chain`.
         options: weights.
         device: of the model.
     """
@@ -69,9 +70,11 @@ class ChainLoss:
     def __init__(self, graph: DenominatorGraph, options: ChainOptions, device: torch.device) -> None:
         self.paths = PathSums(graph, device, options.leaky)
         self._options = options
-        count_P = np.bincount(graph.pdf_S, minlength=graph.num_pdfs)
-        loop_P = np.bincount(graph.pdf_S, graph.arcs_SS.diagonal(), graph.num_pdfs) / np.maximum(count_P, 1)
-        loop_P = np.clip(loop_P, 0.01, 0.99)
+        self._leaves = graph.num_pdfs // 2
+        later_S = graph.pdf_S >= self._leaves
+        leaf_S, stay_S = graph.pdf_S[later_S] - self._leaves, graph.arcs_SS.diagonal()[later_S]
+        count_P = np.bincount(leaf_S, minlength=self._leaves)
+        loop_P = np.clip(np.bincount(leaf_S, stay_S, self._leaves) / np.maximum(count_P, 1), 0.01, 0.99)
         self._loop_P = torch.from_numpy(np.log(loop_P).astype(np.float32)).to(device)
         self._next_P = torch.from_numpy(np.log1p(-loop_P).astype(np.float32)).to(device)
 
@@ -93,53 +96,63 @@ class ChainLoss:
         assert model.xent is not None
         h_BKH = model.hidden(x_BTF, lengths_B, dtype)
         targets_BK, frames_BK = output_targets(model, targets_BT, lengths_B)
-        known_BK = frames_BK > 0
+        known_BK, leaf_BK = frames_BK > 0, targets_BK % self._leaves
+        phone_BK, begins_BK = self._phones(
+            subsample(self._begun(targets_BT), lengths_B, model.subsampling)[0], known_BK
+        )
         W, b = model.output.weight.to(h_BKH.dtype), model.output.bias.to(h_BKH.dtype)
         scores_BKP = functional.linear(h_BKH, W, b).float() * known_BK[..., None]
-        mmi = self.paths.log_sum(scores_BKP) - self.numerator(scores_BKP, targets_BK, known_BK)
+        mmi = self.paths.log_sum(scores_BKP) - self.numerator(scores_BKP, leaf_BK, phone_BK, known_BK)
         mmi = mmi + self._options.l2 / 2 * scores_BKP.square().sum()
-        xent, correct = frame_loss(h_BKH, model.xent, targets_BK, weights_BT=frames_BK)
+        steps_BK = leaf_BK.where(begins_BK, leaf_BK + self._leaves)
+        xent, correct = frame_loss(h_BKH, model.xent, steps_BK, weights_BT=frames_BK)
         return model.subsampling * mmi + self._options.xent * xent, correct
 
-    def numerator(self, scores_BKP: Tensor, targets_BK: Tensor, known_BK: Tensor) -> Tensor:
+    def _begun(self, targets_BT: Tensor) -> Tensor:
+        """Returns how many phones of the chunk have begun up to each frame, 0 for one that begins before the chunk."""
+        return ((targets_BT >= 0) & (targets_BT < self._leaves)).long().cumsum(1)
+
+    @staticmethod
+    def _phones(begun_BK: Tensor, known_BK: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the number of the phone of each output, from 0, and whether the output is its first.
+
+        Padding belongs to the last phone.
+        """
+        changes_BK = (begun_BK[:, 1:] != begun_BK[:, :-1]) & known_BK[:, 1:]
+        phone_BK = functional.pad(changes_BK.long().cumsum(1), (1, 0))
+        return phone_BK, torch.cat([begun_BK[:, :1] > 0, changes_BK], dim=1)
+
+    def numerator(self, scores_BKP: Tensor, leaf_BK: Tensor, phone_BK: Tensor, known_BK: Tensor) -> Tensor:
         """Returns the log of the sum over the paths of the numerators, summed over chunks.
+
+        The first phone of a chunk may have begun before it.
 
         Args:
             scores_BKP: outputs.
-            targets_BK: aligned pdf of each output.
+            leaf_BK: leaf of the aligned phone of each output.
+            phone_BK: its number, from 0.
             known_BK: False in padding.
         """
-        pdf_BN, first_BN, last_BN, phone_BK = _phones(targets_BK, known_BK)
-        step_K = torch.arange(targets_BK.shape[1], device=targets_BK.device)
-        tolerance = self._options.tolerance
+        size, tolerance = leaf_BK.shape[1], self._options.tolerance
+        step_K = torch.arange(size, device=leaf_BK.device)
+        step_BK = step_K.expand_as(leaf_BK)
+        last_BN = torch.zeros_like(step_BK).scatter_reduce(1, phone_BK, step_BK.where(known_BK, 0), "amax")
+        first_BN = torch.full_like(step_BK, size).scatter_reduce(1, phone_BK, step_BK.where(known_BK, size), "amin")
+        leaf_BN = leaf_BK.gather(1, last_BN)
         inside_BKN = (step_K[:, None] >= first_BN[:, None] - tolerance) & (
             step_K[:, None] <= last_BN[:, None] + tolerance
         )
-        scores_BKN = scores_BKP.gather(2, pdf_BN[:, None].expand(-1, len(step_K), -1))
-        scores_BKN = scores_BKN.masked_fill(~inside_BKN, NEVER)
-        loop_BN, next_BN = self._loop_P[pdf_BN], self._next_P[pdf_BN]
-        alpha_BN = functional.pad(scores_BKN[:, 0, :1], (0, len(step_K) - 1), value=NEVER)
-        for k in range(1, len(step_K)):
-            entered_BN = functional.pad((alpha_BN + next_BN)[:, :-1], (1, 0), value=NEVER)
-            following_BN = torch.logaddexp(alpha_BN + loop_BN, entered_BN) + scores_BKN[:, k]
+        pdf_BKN = leaf_BN[:, None].expand(-1, size, -1)
+        first_BKN = scores_BKP.gather(2, pdf_BKN).masked_fill(~inside_BKN, NEVER)
+        later_BKN = scores_BKP.gather(2, pdf_BKN + self._leaves).masked_fill(~inside_BKN, NEVER)
+        loop_BN, next_BN = self._loop_P[leaf_BN], self._next_P[leaf_BN]
+        start_BN = torch.logaddexp(next_BN + first_BKN[:, 0], loop_BN + later_BKN[:, 0])
+        alpha_BN = functional.pad(start_BN[:, :1], (0, size - 1), value=NEVER)
+        for k in range(1, size):
+            entered_BN = functional.pad((alpha_BN + next_BN)[:, :-1], (1, 0), value=NEVER) + first_BKN[:, k]
+            following_BN = torch.logaddexp(alpha_BN + loop_BN + later_BKN[:, k], entered_BN)
             alpha_BN = torch.where(known_BK[:, k, None], following_BN, alpha_BN)
         return alpha_BN.gather(1, phone_BK[:, -1:]).sum()
-
-
-def _phones(targets_BK: Tensor, known_BK: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns pdf, first and last step of each phone, [B, K] with unused ones at the end, and the phone of each step.
-
-    Padding belongs to the last phone. Phones are told apart by their pdfs.
-    """
-    changes_BK = (targets_BK[:, 1:] != targets_BK[:, :-1]) & known_BK[:, 1:]
-    phone_BK = functional.pad(changes_BK.long().cumsum(1), (1, 0))
-    step_BK = torch.arange(targets_BK.shape[1], device=targets_BK.device).expand_as(targets_BK)
-    aligned_BK = step_BK.where(known_BK, 0)  # the first step is never padding
-    last_BN = torch.zeros_like(step_BK).scatter_reduce(1, phone_BK, aligned_BK, "amax")
-    first_BN = torch.full_like(step_BK, targets_BK.shape[1]).scatter_reduce(
-        1, phone_BK, step_BK.where(known_BK, targets_BK.shape[1]), "amin"
-    )
-    return targets_BK.gather(1, last_BN), first_BN, last_BN, phone_BK
 
 
 def add_xent(model: AcousticModel) -> None:

@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 from torch import Tensor
 
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.team import SingleProcess
 from asr_am.egs.loader import IGNORE
 from asr_am.errors import InputError
+from asr_am.hmm.denominator import DenominatorGraph
 from asr_am.models.model_file import load_acoustic_model
 from asr_am.models.tdnnf import TdnnfOptions
 from asr_am.train.chain_loss import ChainLoss, ChainOptions, add_xent
@@ -25,9 +27,27 @@ from asr_am.train.schedule import Anneal
 from asr_am.train.trainer import train_run
 from tests.support.egs_examples import write_examples
 from tests.support.toy_runs import OPTIONS, final_state
-from tests.train.test_mmi_loss import PDFS, STATES, graph, scores
+from tests.train.test_mmi_loss import graph as mmi_graph
 
 CPU = torch.device("cpu")
+LEAVES, PDFS, STATES = 3, 6, 10
+
+
+def graph() -> DenominatorGraph:
+    """Returns a graph of five phones, with a state for the first step of each and one for the others."""
+    phones = mmi_graph()
+    arcs_SS = phones.arcs_SS.toarray().astype(np.float64)
+    stay, go_on = np.diag(arcs_SS.diagonal()), arcs_SS - np.diag(arcs_SS.diagonal())
+    pdf_S = np.concatenate([phones.pdf_S, phones.pdf_S + LEAVES]).astype(np.int32)
+    start_S = np.random.default_rng(1).random(STATES)
+    return DenominatorGraph(
+        sparse.csr_array(np.block([[go_on, stay], [go_on, stay]]).astype(np.float32)), pdf_S,
+        (start_S / start_S.sum()).astype(np.float32), PDFS,
+    )  # fmt: skip
+
+
+def scores(chunks: int, frames: int) -> Tensor:
+    return 3 * torch.randn(chunks, frames, PDFS, generator=torch.Generator().manual_seed(1))
 
 
 def loss_of(**options: float) -> ChainLoss:
@@ -54,42 +74,46 @@ def test_leaks_are_arcs_from_every_state() -> None:
     np.testing.assert_allclose(probability_BTP.numpy(), expected_BTP, atol=1e-5)
 
 
-def numerator_of(scores_KP: Tensor, pdfs: list[int], tolerance: int) -> float:
+def numerator_of(scores_KP: Tensor, phones: list[int], leaves: list[int], tolerance: int) -> float:
     """Sums over all segmentations of a chunk, with each phone near its place in the alignment."""
     g = graph()
-    own = [g.arcs_SS.diagonal()[g.pdf_S == pdf].mean() for pdf in range(PDFS)]
-    loop_P = np.clip(own, 0.01, 0.99)
-    starts = [k for k in range(len(pdfs)) if k == 0 or pdfs[k] != pdfs[k - 1]]
-    ends = [*(start - 1 for start in starts[1:]), len(pdfs) - 1]
+    stays = g.arcs_SS.diagonal()
+    loop_P = np.clip([stays[g.pdf_S == leaf + LEAVES].mean() for leaf in range(LEAVES)], 0.01, 0.99)
+    starts = [phones.index(n) for n in range(max(phones) + 1)]
+    ends = [len(phones) - 1 - phones[::-1].index(n) for n in range(max(phones) + 1)]
     total = 0.0
-    for path in product(range(len(starts)), repeat=len(pdfs)):
+    for path in product(range(len(starts)), repeat=len(phones)):
         steps = [b - a for a, b in pairwise(path)]
         near = all(starts[n] - tolerance <= k <= ends[n] + tolerance for k, n in enumerate(path))
-        if path[0] == 0 and path[-1] == len(starts) - 1 and set(steps) <= {0, 1} and near:
-            cost = sum(float(scores_KP[k, pdfs[starts[n]]]) for k, n in enumerate(path))
-            for n, step in zip(path, steps, strict=False):
-                cost += np.log1p(-loop_P[pdfs[starts[n]]]) if step else np.log(loop_P[pdfs[starts[n]]])
+        if path[0] != 0 or path[-1] != len(starts) - 1 or not set(steps) <= {0, 1} or not near:
+            continue
+        for begun_before in (True, False):
+            leaf = leaves[0]
+            cost = np.log(loop_P[leaf] if begun_before else 1 - loop_P[leaf])
+            cost += float(scores_KP[0, leaf + LEAVES * begun_before])
+            for k, (before, n) in enumerate(pairwise(path), start=1):
+                leaf, left = leaves[starts[n]], leaves[starts[before]]
+                cost += np.log(loop_P[left] if n == before else 1 - loop_P[left])
+                cost += float(scores_KP[k, leaf + LEAVES * (n == before)])
             total += np.exp(cost)
     return float(np.log(total))
 
 
 @pytest.mark.parametrize("tolerance", [0, 1, 2, 9])
 def test_the_numerator_is_the_sum_of_all_segmentations(tolerance: int) -> None:
-    chunks = [[0, 0, 1, 1, 2, 0], [2, 2, 2, 2], [1, 0, 1], [1], [0, 1, 1, 1, 1, 2]]
+    """The last chunk has a phone that follows itself."""
+    chunks = [[0, 0, 1, 1, 2, 3], [0, 0, 0, 0], [0, 1, 2], [0], [0, 1, 1, 1, 1, 2], [0, 0, 1, 1, 1]]
+    leaves = [[0, 0, 1, 1, 2, 0], [2, 2, 2, 2], [1, 0, 1], [1], [0, 1, 1, 1, 1, 2], [2, 2, 2, 2, 2]]
     scores_BKP = scores(len(chunks), 6).requires_grad_()
-    targets_BK, known_BK = torch.zeros(len(chunks), 6, dtype=torch.int64), torch.zeros(len(chunks), 6, dtype=torch.bool)
-    for b, chunk in enumerate(chunks):
-        targets_BK[b] = torch.tensor(chunk + [chunk[-1]] * (6 - len(chunk)))
-        known_BK[b, : len(chunk)] = True
-    found = loss_of(tolerance=tolerance).numerator(scores_BKP, targets_BK, known_BK)
-    expected = sum(numerator_of(scores_BKP[b], chunk, tolerance) for b, chunk in enumerate(chunks))
+    phone_BK, leaf_BK = (torch.tensor([row + [row[-1]] * (6 - len(row)) for row in rows]) for rows in (chunks, leaves))
+    known_BK = torch.arange(6) < torch.tensor([len(row) for row in chunks])[:, None]
+    found = loss_of(tolerance=tolerance).numerator(scores_BKP, leaf_BK, phone_BK, known_BK)
+    rows = zip(scores_BKP, chunks, leaves, strict=True)
+    expected = sum(numerator_of(scores_KP, *row, tolerance) for scores_KP, *row in rows)
     assert float(found.detach()) == pytest.approx(expected, rel=1e-5)
     found.backward()
     assert scores_BKP.grad is not None
     torch.testing.assert_close(scores_BKP.grad.sum(2), known_BK.float())  # probabilities of pdfs
-    if tolerance == 0:
-        taken = torch.nn.functional.one_hot(targets_BK, PDFS) * known_BK[..., None]
-        torch.testing.assert_close(scores_BKP.grad, taken.float())
 
 
 def example(subsampling: int = 3) -> tuple:
@@ -120,10 +144,23 @@ def test_parts_of_the_loss_and_padding(subsampling: int) -> None:
             subsampling * 0.05 * squares, rel=1e-3
         )
         model.output, kept = model.xent, model.output
-        xent, right = batch_loss(model, *data)
+        xent, right = batch_loss(model, x_BTF, lengths_B, first_steps(targets_BT, lengths_B, subsampling))
         model.output = kept
         assert float(loss_of(l2=0.0, xent=0.7)(model, *data)[0] - plain) == pytest.approx(0.7 * float(xent), rel=1e-3)
         assert float(right) == float(correct)
+
+
+def first_steps(targets_BT: Tensor, lengths_B: Tensor, subsampling: int) -> Tensor:
+    """Returns targets of which those of middle frames say which outputs are the first ones of their phones."""
+    steps_BT = targets_BT.clone()
+    for b, length in enumerate(lengths_B.tolist()):
+        begun = np.cumsum(targets_BT[b, :length].numpy() < LEAVES)
+        before = 0
+        for k in range(0, length, subsampling):
+            t = min(k + subsampling // 2, length - 1)
+            steps_BT[b, t] = targets_BT[b, t] % LEAVES + LEAVES * (begun[t] == before)
+            before = begun[t]
+    return steps_BT
 
 
 def test_gradient_is_that_of_the_loss() -> None:
@@ -142,8 +179,7 @@ def test_gradient_is_that_of_the_loss() -> None:
 
 def test_learners_train_it_and_the_model_is_saved_without_the_second_layer(tmp_path: Path) -> None:
     egs_dir, denominator = write_examples(tmp_path / "egs", frames_U=(60,) * 12), tmp_path / "graph.npz"
-    uniform = replace(graph(), pdf_S=np.arange(STATES, dtype=np.int32), num_pdfs=6)
-    uniform.save(denominator)
+    graph().save(denominator)
     model = TdnnfOptions(1, 1, 12, 4, 6, subsampling=3)
     options = replace(OPTIONS, model=model, chain=ChainOptions(), schedule=Anneal(base=0.01))
     setup = RunSetup(egs_dir, tmp_path / "run", options, Sync, denominator=denominator)
