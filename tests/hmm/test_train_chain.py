@@ -14,7 +14,7 @@ from asr_am.decode.search import SearchOptions
 from asr_am.decode.search_graph import SearchGraph
 from asr_am.decode.shards import DecodeOptions, Decoder
 from asr_am.errors import InputError
-from asr_am.hmm.alignments import read_alignments, write_alignments
+from asr_am.hmm.alignments import read_alignments, runs_of, write_alignments
 from asr_am.hmm.denominator import denominator_graph
 from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.states import StateTable
@@ -150,6 +150,15 @@ def test_words_and_times_are_those_spoken(made: tuple[Path, Lang, dict[str, Spok
             own, phones = phones[:count], phones[count:]
             assert abs(word.start - own[0][1]) <= 2 and abs(word.start + word.frames - own[-1][2]) <= 2
     assert compared > 5
+
+
+def test_a_phone_of_one_step_that_follows_itself_is_two(made: tuple[Path, Lang, dict[str, Spoken]]) -> None:
+    states = StateTable.load(made[0] / "chain/states.npz")
+    first = int(np.flatnonzero(states.labels_L3[:, 1] == 0)[0]) + 1
+    later = int(states.loop_label_L[first - 1])
+    labels_T = np.array([first, first, later, later, first], np.int32)
+    runs = runs_of(labels_T, np.array([0, 5]), states)
+    assert runs.label_R.tolist() == [first, first, later, first] and runs.start_R.tolist() == [0, 1, 2, 4]
 
 
 def test_damage_and_options_are_reported(made: tuple[Path, Lang, dict[str, Spoken]], tmp_path: Path) -> None:
