@@ -33,7 +33,9 @@ UTTERANCE = 500  # frames
 def made(name: str, subsampling: int, inputs: int, pdfs: int) -> AcousticModel:
     content = yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))
     options = {key: value for key, value in content.items() if key != "name" and not str(value).startswith("${")}
-    return model_options(**options | ({"subsampling": subsampling} if subsampling > 1 else {})).make(inputs, pdfs)
+    return model_options(**options | ({"subsampling": subsampling} if "subsampling" in options else {})).make(
+        inputs, pdfs
+    )
 
 
 def training_step(model: AcousticModel, chunk: int) -> Callable[[], object]:
