@@ -1,9 +1,10 @@
 """Writes a trained network for other programs: `python -m asr_am.network_export --model best.pt --out network.pt2`.
 
-The file maps windows of features x [B, T, F] to log-likelihoods [B, T, P] up to a constant per frame: log-posteriors
-minus log-priors of the pdfs. B is free. T is the chunk that the network was trained on, or `--frames`, because
-torch.export writes out the steps of an LSTM. Features are those that the network was trained on, not normalised yet.
-asr_am/decode/scorer.py says how overlapping windows are averaged.
+The file maps windows of features x [B, T, F] to log-likelihoods [B, K, P] up to a constant per frame: log-posteriors
+minus log-priors of the pdfs, for a chain model its outputs as they are. K is T, or ceil(T / n) for an output per n
+frames. B is free. T is the chunk that the network was trained on, or `--frames`, because torch.export writes out the
+steps of an LSTM. Features are those that the network was trained on, not normalised yet. asr_am/decode/scorer.py says
+how overlapping windows are averaged.
 
 A .pt2 file is read with `torch.export.load(path).module()`, a .onnx file by any ONNX runtime. Before a file gets its
 name it is read back, and its scores are compared with the network's.
@@ -28,7 +29,7 @@ from asr_am.errors import InputError
 from asr_am.models.model_file import load_acoustic_model
 
 TOLERANCE = 1e-4  # largest difference of a log-likelihood that is accepted
-INFO = "asr_am.json"  # in a .pt2 file: kind of features, frames of a window, dimensions
+INFO = "asr_am.json"  # in a .pt2 file: kind of features, frames of a window and per output, dimensions
 BATCHES = (2, 1, 7)  # of the inputs that scores are compared on; the first one is traced
 
 
@@ -43,7 +44,7 @@ class LogLikelihoods(nn.Module):
         self.register_buffer("log_priors_P", torch.from_numpy(log_priors(counts_P.numpy())))
 
     def forward(self, x_BTF: Tensor) -> Tensor:
-        """Returns log-likelihoods [B, T, P]."""
+        """Returns log-likelihoods [B, K, P]."""
         return torch.log_softmax(self.model(x_BTF), dim=-1) - self.log_priors_P
 
 
@@ -68,11 +69,12 @@ def export_network(model_path: Path, out: Path, frames: int | None = None) -> fl
     counts_P = info.get("pdf_counts")
     if counts_P is None:
         raise InputError(f"{model_path}: has no counts of its pdfs, so no priors; train the model again")
-    network = LogLikelihoods(model, counts_P).eval()
+    network = model if info.get("chain") else LogLikelihoods(model, counts_P).eval()
     write, load = formats[out.suffix]
     partial = out.with_name(f".{out.name}.partial{out.suffix}")
     frames = frames or int(info["chunk"])
     description = {"kind": info["kind"], "frames": frames, "dim": info["dim"], "num_pdfs": info["num_pdfs"]}
+    description |= {"frames_per_output": model.subsampling, "chain": bool(info.get("chain"))}
     try:
         with torch.no_grad():
             write(network, torch.zeros(BATCHES[0], frames, info["dim"]), description, partial)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +27,13 @@ def write_npz(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
         np.savez(temporary, allow_pickle=False, **{name: np.asarray(array) for name, array in arrays.items()})
 
 
-def read_npz(path: Path, *names: str, remedy: str) -> list[np.ndarray]:
-    """Reads the arrays `names`. Raises InputError, with the `remedy`, if the file is missing, damaged or lacks one."""
+def read_npz(path: Path, *names: str, remedy: str, optional: Sequence[str] = ()) -> list[np.ndarray]:
+    """Reads the arrays `names`. Raises InputError, with the `remedy`, if the file is missing, damaged or lacks one.
+
+    Those of `optional` that the file has come after them.
+    """
     try:
         with np.load(intact(path), allow_pickle=False) as file:
-            return [file[name] for name in names]
+            return [file[name] for name in [*names, *(name for name in optional if name in file)]]
     except DAMAGE as error:
         raise InputError(f"{path}: not readable ({type(error).__name__}: {error}); {remedy}") from error

@@ -132,7 +132,7 @@ def hypotheses(lattice: Lattice, scales: Sequence[LmScale], states: StateTable, 
         states: graph labels and their phones.
         lang: phones, words and pronunciations.
     """
-    nonspeech = nonspeech_words(lang)
+    nonspeech, rate = nonspeech_words(lang), states.subsampling
     lm_weights = sorted({w.lm for w in scales})
     posterior_AK = arc_posteriors(lattice, [LmScale(lm) for lm in lm_weights])
     confidence_of = {
@@ -150,7 +150,7 @@ def hypotheses(lattice: Lattice, scales: Sequence[LmScale], states: StateTable, 
             emit_frames = lattice.frame_S[lattice.source_A[path[words > 0]]].tolist()
             scores = confidence_of[scale.lm].of_words(timed, emit_frames, states.labels_L3[labels_T - 1, 0])
             done[key] = [
-                CtmWord(word.start, word.frames, lang.word_names[word.word], confidence)
+                CtmWord(word.start * rate, word.frames * rate, lang.word_names[word.word], confidence)
                 for word, confidence in zip(timed, scores, strict=True)
                 if word.frames > 0 and word.word not in nonspeech
             ]

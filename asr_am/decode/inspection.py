@@ -113,7 +113,7 @@ class Inspection:
         options = AlignOptions()
         scores_TL = self._scorer.log_likelihoods(self.segment.id)[:, states.pdf_L]
         labels_T, _ = search(graph, np.ascontiguousarray(scores_TL * np.float32(options.acoustic_scale)), options)
-        return labels_T
+        return labels_T if labels_T is None else np.repeat(labels_T, states.subsampling)
 
     @property
     def is_aligned(self) -> bool:

@@ -17,11 +17,10 @@ from asr_am.lang.ngram_automaton import LmPair
 from asr_am.lang.prepare import FIRST_PASS
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from asr_am.decode.search_graph import SearchGraph
     from asr_am.features.ivector.estimator import Estimator
     from asr_am.hmm.gmm import DiagGmms
+    from asr_am.models.acoustic import AcousticModel
 
 
 @lru_cache(maxsize=1)
@@ -66,7 +65,7 @@ def load_ivector_models(folder: Path) -> Estimator:
 
 
 @lru_cache(maxsize=1)
-def load_network(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+def load_network(path: Path) -> tuple[AcousticModel, dict[str, Any]]:
     """Returns the network at `path` in eval mode and its info, see `load_acoustic_model`."""
     from asr_am.models.model_file import load_acoustic_model
 

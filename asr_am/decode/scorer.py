@@ -3,7 +3,7 @@
 A *source* says in plain values where scores come from, so that it can be sent to worker processes. Its `load()` makes
 the `Scorer` there.
 
-A bi-LSTM trained on 21-frame chunks has never seen a longer history. An utterance is therefore scored in overlapping
+A network trained on 21-frame chunks has never seen more context. An utterance is therefore scored in overlapping
 windows of that length. The log-posterior of a frame is a weighted mean over the windows that contain it. The weight
 falls linearly towards the edges of a window, where the model had less context on one side.
 
@@ -26,11 +26,12 @@ from asr_am.decode.loading import load_gmms, load_network
 from asr_am.egs.store import log_priors
 from asr_am.errors import InputError
 from asr_am.features.feature_archive import load_matrix
-from asr_am.features.fusion import repeat_stacks, stack_frames, stack_of
+from asr_am.features.fusion import middle_labels, repeat_stacks, stack_frames, stack_of
 from asr_am.hmm.states import StateTable
 
 if TYPE_CHECKING:
     from asr_am.hmm.gmm import DiagGmms
+    from asr_am.models.acoustic import AcousticModel
 
 Features = Callable[[str], np.ndarray]  # utterance -> float32 [T, F]
 
@@ -65,17 +66,22 @@ class Window:
 
 BATCH = 256  # windows that are scored together, fewer if they have more than MAX_POSTERIORS
 MAX_POSTERIORS = 1 << 24  # 64 MiB
+CHAIN_SCALE = np.float32(10.0)  # makes the best LM weight of chain models, 1 without it, as large as that of others
 
 
 @torch.inference_mode()
-def log_posteriors(model: nn.Module, features_TF: np.ndarray, window: Window, batch: int = BATCH) -> np.ndarray:
+def log_posteriors(
+    model: nn.Module, features_TF: np.ndarray, window: Window, batch: int = BATCH, softmax: bool = True
+) -> np.ndarray:
     """Computes log-posteriors of an utterance, averaged over windows.
 
     Args:
-        model: maps x_BTF and lengths_B to logits [B, T, P], in eval mode.
+        model: maps x_BTF and lengths_B to logits [B, K, P], in eval mode. An output that is for several frames
+            (`AcousticModel.subsampling`) is repeated for each.
         features_TF: features of the utterance.
         window: size and spacing of the windows.
         batch: number of windows per forward pass.
+        softmax: False returns the logits, as chain models are trained.
 
     Returns:
         float32 [T, P].
@@ -94,7 +100,7 @@ def log_posteriors(model: nn.Module, features_TF: np.ndarray, window: Window, ba
     weight_C = torch.minimum(frame_C, size - 1 - frame_C) + 1.0
     total_TP, weight_T = None, torch.zeros(num_frames, device=device)
     for frames in torch.split(frames_BC, batch):
-        value_BCP = _score(model, x_TF[frames], window.chunk).mul_(weight_C[:, None])
+        value_BCP = _score(model, x_TF[frames], window.chunk, softmax).mul_(weight_C[:, None])
         if total_TP is None:
             total_TP = torch.zeros(num_frames, value_BCP.shape[2], device=device)
         total_TP.index_add_(0, frames.reshape(-1), value_BCP.reshape(-1, value_BCP.shape[2]))
@@ -103,14 +109,15 @@ def log_posteriors(model: nn.Module, features_TF: np.ndarray, window: Window, ba
     return total_TP.div_(weight_T[:, None]).cpu().numpy()
 
 
-def _score(model: nn.Module, x_BCF: Tensor, chunk: int) -> Tensor:
-    """Returns log-posteriors [B, C, P]. An utterance shorter than a chunk is padded, as in training."""
+def _score(model: nn.Module, x_BCF: Tensor, chunk: int, softmax: bool) -> Tensor:
+    """Returns log-posteriors, or logits, [B, C, P]. An utterance shorter than a chunk is padded, as in training."""
     size = x_BCF.shape[1]
     if size < chunk:
         x_BCF = nn.functional.pad(x_BCF, (0, 0, 0, chunk - size))
     lengths_B = torch.full((len(x_BCF),), size, dtype=torch.int64)
-    logits_BCP = model(x_BCF, lengths_B)[:, :size]
-    return torch.log_softmax(logits_BCP.float(), dim=-1)
+    scores_BKP = model(x_BCF, lengths_B).float()
+    scores_BKP = torch.log_softmax(scores_BKP, dim=-1) if softmax else scores_BKP
+    return scores_BKP.repeat_interleave(getattr(model, "subsampling", 1), dim=1)[:, :size]
 
 
 class Scorer(Protocol):
@@ -170,6 +177,26 @@ class NeuralScorer:
 
 
 @dataclass(frozen=True)
+class ChainScorer:
+    """Scores from a chain model, one per step of its HMMs: its outputs as they are, but for their scale.
+
+    Attributes:
+        model: the network in eval mode.
+        features: the features of an utterance, one row per frame.
+        window: windows to score in.
+    """
+
+    model: AcousticModel
+    features: Features
+    window: Window
+
+    def log_likelihoods(self, utterance: str) -> np.ndarray:
+        batch = max(1, min(BATCH, MAX_POSTERIORS // (max(1, self.window.chunk) * self.model.outputs)))
+        scores_TP = log_posteriors(self.model, self.features(utterance), self.window, batch, softmax=False)
+        return CHAIN_SCALE * middle_labels(scores_TP, self.model.subsampling)
+
+
+@dataclass(frozen=True)
 class ArchiveScorer:
     """Scores written before, by `write_log_likelihoods` or by Kaldi.
 
@@ -209,11 +236,13 @@ class NeuralSource:
     subset: str
     window: Window
 
-    def load(self) -> NeuralScorer:
+    def load(self) -> NeuralScorer | ChainScorer:
         from asr_am.features.fusion import InputReader
 
         model, info = load_network(self.model)
         counts, kind = info.get("pdf_counts"), info["kind"]
+        if info.get("chain"):
+            return ChainScorer(model, InputReader(self.features_dir, kind, self.subset).__getitem__, self.window)
         if counts is None or len(counts) != info["num_pdfs"] or int(counts.sum()) == 0:
             raise InputError(
                 f"{self.model}: has no counts of its {info['num_pdfs']} pdfs, so no priors; train the model again"

@@ -129,10 +129,11 @@ class Decoder:
         begin = time.perf_counter()
         scores_TP = self.scorer.log_likelihoods(utterance)
         self._check(utterance, scores_TP)
+        frames = len(scores_TP) * self.states.subsampling
         found = search(self.graph, scores_TP, self.states, self.options.search)
         no_words: list[list[CtmWord]] = [[] for _ in self.options.grid]
         result = Decoded(
-            utterance, len(scores_TP), found.complete, 0.0, time.perf_counter() - begin, no_words, [], found.active
+            utterance, frames, found.complete, 0.0, time.perf_counter() - begin, no_words, [], found.active
         )
         if found.arrays is None:
             return result, b""
@@ -145,7 +146,7 @@ class Decoder:
         entries = self._nbest(lattice) if self.options.nbest else []
         seconds = time.perf_counter() - begin
         density = lattice.density
-        result = Decoded(utterance, len(scores_TP), found.complete, density, seconds, words, entries, found.active)
+        result = Decoded(utterance, frames, found.complete, density, seconds, words, entries, found.active)
         return result, arrays.to_lattice_bytes()
 
     def _check(self, utterance: str, scores_TP: np.ndarray) -> None:

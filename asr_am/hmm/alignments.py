@@ -121,7 +121,7 @@ def runs_of(labels_N: np.ndarray, offsets_U1: np.ndarray, table: StateTable) -> 
     """Returns the runs of all aligned utterances.
 
     A phone begins with its first state, because topologies have no skips. A phone of one state that follows itself
-    cannot be told apart from a single longer one, so both make one run.
+    cannot be told apart from a single longer one, so both make one run, unless first steps have a label of their own.
 
     Args:
         labels_N: graph labels, 0 for frames without an alignment.
@@ -130,6 +130,8 @@ def runs_of(labels_N: np.ndarray, offsets_U1: np.ndarray, table: StateTable) -> 
     """
     new_N = np.ones(len(labels_N), dtype=bool)
     new_N[1:] = labels_N[1:] != labels_N[:-1]
+    if table.first_steps:
+        new_N[labels_N > 0] |= table.labels_L3[labels_N[labels_N > 0] - 1, 1] == 0
     new_N[offsets_U1[:-1][offsets_U1[:-1] < len(labels_N)]] = True
     start_R = np.flatnonzero(new_N)
     length_R = np.diff(np.append(start_R, len(labels_N)))

@@ -1,8 +1,8 @@
 """The denominator of MMI training: a graph of all sentences that needs no words (Povey et al., Interspeech 2016).
 
 A Markov chain over phones, each given the two before it, with the relative frequencies of the alignments. Each phone in
-its context is a chain of HMM states. Alignments of the training set are paths of this graph. They start and end
-anywhere, because chunks do.
+its context is a chain of HMM states, in chain models one for its first step and one for the others. Alignments of the
+training set are paths of this graph. They start and end anywhere, because chunks do.
 
 Shapes: S states of the graph, I phones of some alignments, V distinct phones in context with their states, C distinct
 chains of states after the same two phones, N pairs of neighbouring phones, K states of the longest phone.
@@ -105,14 +105,19 @@ def denominator_graph(alignments: Iterable[np.ndarray], states: StateTable) -> D
     begin = sparse.coo_array((first_N / first_N.sum())[None, :])
     inner_S = np.setdiff1d(np.arange(size), last_C)
     within = sparse.coo_array((leave_S[inner_S], (inner_S, inner_S + 1)), (size, size))
-    arcs = sparse.csr_array(sparse.diags_array(stay_S) + within + (leave + end @ begin) @ enter)
+    stay, go_on = sparse.diags_array(stay_S), within + (leave + end @ begin) @ enter
+    arcs, pdf_S = sparse.csr_array(stay + go_on), states.pdf_L[label_S - 1]
+    if states.first_steps:  # a state for the first step, and one for the others
+        arcs = sparse.csr_array(sparse.block_array([[go_on, stay], [go_on, stay]]))
+        pdf_S = np.concatenate([pdf_S, pdf_S + states.num_pdfs // 2])
+        size = 2 * size
 
     start_S = np.full(size, 1 / size)
     for _ in range(STEPS):
         start_S = start_S @ arcs
     return DenominatorGraph(
         arcs.astype(np.float32),
-        states.pdf_L[label_S - 1],
+        pdf_S,
         (start_S / start_S.sum()).astype(np.float32),
         states.num_pdfs,
     )
@@ -128,7 +133,8 @@ def _phones(alignments: Iterable[np.ndarray], states: StateTable) -> Iterator[np
         first_R = runs.state_R == 0
         rows = np.zeros((first_R.sum(), 3 + longest), np.int32)
         rows[:, :3] = runs.windows_R3[first_R]
-        rows[np.cumsum(first_R) - 1, 3 + runs.state_R] = runs.label_R
+        inside = runs.state_R < longest  # the other labels are those of self-loops, see `StateTable.first_steps`
+        rows[(np.cumsum(first_R) - 1)[inside], 3 + runs.state_R[inside]] = runs.label_R[inside]
         yield rows
 
 

@@ -108,7 +108,8 @@ def add_self_loops(
 
         -scale (log next + (n - 1) log loop).
 
-    States that are entered with several labels are split, with an epsilon arc back.
+    States that are entered with several labels are split, with an epsilon arc back. Where the first step of a phone has
+    its own pdf, both labels have the probabilities of the one that enters.
     """
     graph = FstArrays.from_fst(fst)
     if graph.num_states == 0:
@@ -129,7 +130,8 @@ def add_self_loops(
     looping = entered.copy()
     looping[mixed] = graph.num_states + np.arange(mixed.sum())
     has_loop = label > 0
-    loops = np.stack([looping, looping, label, np.zeros_like(label)], axis=1)[has_loop]
+    loop_label = np.concatenate([[0], states.loop_label_L])[label]
+    loops = np.stack([looping, looping, loop_label, np.zeros_like(label)], axis=1)[has_loop]
     back = np.stack([looping, entered, np.zeros_like(label), np.zeros_like(label)], axis=1)[mixed]
     arcs = np.stack([graph.source_A, looping[entry_of_A], graph.ilabel_A, graph.olabel_A], axis=1)
     weights = np.concatenate([loop_cost[label[has_loop] - 1], np.zeros(len(back), np.float32), weight_A])

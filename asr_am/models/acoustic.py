@@ -2,12 +2,14 @@
 
 A model is a file with both. A configuration names the options (conf/model), and these make the model.
 
-Shapes: B chunks or utterances, T frames, F features, P pdfs.
+Shapes: B chunks or utterances, T frames, K outputs, F features, P pdfs.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,29 +67,41 @@ def check_dropout(share: float) -> None:
         raise InputError(f"model.dropout={share}: must be at least 0 and below 1")
 
 
+def check_subsampling(frames: int, possible: Sequence[int] = (1, 2, 3, 4)) -> None:
+    """Raises InputError unless the option `subsampling` is possible."""
+    if frames not in possible:
+        raise InputError(f"model.subsampling={frames}: must be one of {', '.join(map(str, possible))}")
+
+
 class AcousticModel(nn.Module):
-    """Base class. Maps x_BTF and lengths_B (None: all T) to logits [B, T, P], without a softmax.
+    """Base class. Maps x_BTF and lengths_B (None: all T) to logits [B, K, P], without a softmax.
+
+    K is T, or ceil(T / n) if the model has an output for every n frames. Output k is for frames n k to n k + n - 1.
 
     A subclass has all layers but the last in `hidden`. Training takes these and `output` apart, see `frame_loss`.
     Frames at or past a sequence's length do not influence others, and their own logits have no meaning.
 
     Attributes:
+        subsampling: Frames per output, n.
         options: Options that have made the model.
         inputs: Dimension of the features, F.
         outputs: Number of pdfs, P.
         mean_F: Buffer, subtracted from the features.
         scale_F: Buffer, multiplied with the features after that.
         output: The last layer, linear.
+        xent: A second last layer, in training with `chain_loss` only.
     """
 
+    subsampling = 1
     options: ModelOptions
     mean_F: Tensor
     scale_F: Tensor
     output: nn.Linear
+    xent: nn.Linear | None
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.inputs, self.outputs = inputs, outputs
+        self.inputs, self.outputs, self.xent = inputs, outputs, None
         self.register_buffer("mean_F", torch.zeros(inputs))
         self.register_buffer("scale_F", torch.ones(inputs))
 
@@ -101,9 +115,58 @@ class AcousticModel(nn.Module):
         return (x_BTF - self.mean_F) * self.scale_F
 
     def hidden(self, x_BTF: Tensor, lengths_B: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Returns the inputs of the output layer [B, T, H], with matrix products in `dtype`. Weights stay float32."""
+        """Returns the inputs of the output layer [B, K, H], with matrix products in `dtype`. Weights stay float32."""
         raise NotImplementedError
 
+    def weights(self) -> dict[str, Tensor]:
+        """Returns the parameters and buffers of the finished model, without `xent`."""
+        return {name: weight for name, weight in self.state_dict().items() if not name.startswith("xent.")}
+
     def forward(self, x_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        """Returns logits [B, T, P]."""
+        """Returns logits [B, K, P]."""
         return self.output(self.hidden(x_BTF, lengths_B))
+
+
+def padding_mask(x_BTF: Tensor, lengths_B: Tensor | None) -> Tensor | None:
+    """Returns True for frames inside their sequence, bool [B, T, 1]. None if all are."""
+    if lengths_B is None:
+        return None
+    frame_T1 = torch.arange(x_BTF.shape[1], device=x_BTF.device)[:, None]
+    return frame_T1 < lengths_B.to(x_BTF.device, non_blocking=True)[:, None, None]
+
+
+def lengths_of_outputs(lengths_B: Tensor | None, subsampling: int) -> Tensor | None:
+    """Returns the number of outputs of each sequence, ceil(length / subsampling)."""
+    return None if lengths_B is None else (lengths_B + subsampling - 1) // subsampling
+
+
+def subsample(x_BTF: Tensor, lengths_B: Tensor | None, subsampling: int) -> tuple[Tensor, Tensor | None]:
+    """Returns the middle frame of each output, and the number of outputs of each sequence.
+
+    Where a sequence ends before the middle, it is its last frame.
+
+    Args:
+        x_BTF: frames, or their targets [B, T].
+        lengths_B: frames of each sequence, None: all T.
+        subsampling: frames per output.
+    """
+    frames = x_BTF.shape[1]
+    middle_K = torch.arange(0, frames, subsampling, device=x_BTF.device) + subsampling // 2
+    if lengths_B is None:
+        return x_BTF[:, middle_K.clamp(max=frames - 1)], None
+    last_B1 = lengths_B.to(x_BTF.device, non_blocking=True)[:, None] - 1
+    frame_BK = torch.minimum(middle_K, last_B1)
+    index = frame_BK.view(*frame_BK.shape, *[1] * (x_BTF.dim() - 2))
+    return x_BTF.take_along_dim(index, dim=1), lengths_of_outputs(lengths_B, subsampling)
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
+    """Context in which torch's layers compute matrix products in bfloat16, or in the dtype of their weights.
+
+    Args:
+        device: where they compute.
+        dtype: bfloat16, or any other for that of the weights.
+    """
+    if not torch.amp.is_autocast_available(device.type):  # the meta device
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)

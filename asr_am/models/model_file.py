@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from asr_am import disk
 from asr_am.errors import InputError, is_disk_full
@@ -50,19 +49,19 @@ def save_model(path: Path, model: AcousticModel, info: Mapping[str, Any]) -> Non
         "options": asdict(model.options),
         "inputs": model.inputs,
         "outputs": model.outputs,
-        "weights": model.state_dict(),
+        "weights": model.weights(),
         "info": dict(info),
     }
     write_torch(value, path)
 
 
-def load_acoustic_model(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+def load_acoustic_model(path: Path) -> tuple[AcousticModel, dict[str, Any]]:
     """Loads a model in eval mode on the CPU. Raises InputError if the file is missing or damaged.
 
     Returns:
         The model, which maps x_BTF (float32) and lengths_B to logits_BTP, and its info: `dim`, `num_pdfs`, `kind` (of
         features), `chunk` (frames of a training chunk), `pdf_counts` (int64 tensor [P], for the priors), `epoch`,
-        `heldout_loss`.
+        `heldout_loss`, `chain` (whether logits are scores as they are, without softmax and priors).
     """
     remedy = "train the model again"
     value = read_torch(path, remedy)

@@ -16,7 +16,7 @@ from asr_am.errors import InputError
 from asr_am.options import build, choices
 from asr_am.stages.align import graph_lang
 from asr_am.stages.app import stage
-from asr_am.stages.layout import Layout, input_dirs, layout
+from asr_am.stages.layout import CHAIN, Layout, input_dirs, layout
 from asr_am.stages.mmi import mmi_section
 from asr_am.stages.sections import DecodeSection, values
 from asr_am.stages.systems import (
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from asr_am.decode.system import System
 
 log = logging.getLogger(__name__)
+CHAIN_SELF_LOOP_SCALE = 1.0  # in place of decode.self_loop_scale: chain models are trained with transitions
 
 
 def targets(cfg: DictConfig) -> list[Target]:
@@ -57,8 +58,8 @@ def targets(cfg: DictConfig) -> list[Target]:
 def graph_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     """Returns the graph HCLG of a system's states with an LM."""
     paths = layout(cfg)
-    options = {"self_loop_scale": cfg.decode.self_loop_scale}
-    if source := cfg.align.get("graph"):
+    options = graph_options(cfg, system)
+    if (source := cfg.align.get("graph")) and not system.gmm.startswith(CHAIN):
         if len(cfg.lms) != 1:
             raise InputError(f"lms={list(cfg.lms)}: align.graph is the graph of one LM; name it, lms=[NAME]")
         model = Path(cfg.align.dir) / "final.mdl"
@@ -67,19 +68,29 @@ def graph_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
             paths.graph(system.gmm, lm), inputs, {"kaldi": True}, partial(kaldi_graph, paths, Path(source), model)
         )
     lang = graph_lang(cfg)
-    inputs = [lang, paths.lm(lm), paths.align]
+    inputs = [lang, paths.lm(lm), system_dir(paths, system)]
     return Target(paths.graph(system.gmm, lm), inputs, options, partial(graph, paths, lang, system.gmm, lm, options))
+
+
+def graph_options(cfg: DictConfig, system: SystemPlan) -> dict[str, float]:
+    """Returns the options of a system's graphs."""
+    chain = system.gmm.startswith(CHAIN)
+    return {"self_loop_scale": CHAIN_SELF_LOOP_SCALE if chain else cfg.decode.self_loop_scale}
+
+
+def system_dir(paths: Layout, system: SystemPlan) -> Path:
+    """Returns the output of an earlier stage that has the system's states."""
+    return paths.system(system.gmm) if system.gmm.startswith(CHAIN) else paths.align
 
 
 def decode_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     """Returns the decoding run of a system with an LM, on dev and test."""
     paths = layout(cfg)
     grid, options = lm_scale_grid(cfg), values(cfg.decode)
-    inputs = [paths.data, paths.align, *input_dirs(cfg, system.features), paths.graph(system.gmm, lm)]
+    inputs = [paths.data, system_dir(paths, system), *input_dirs(cfg, system.features), paths.graph(system.gmm, lm)]
     inputs += [run for run in (system.model, system.start) if run]
     key = options | ({"network_windows": list(system.windows)} if system.windows else {})
-    scale = {"self_loop_scale": cfg.decode.self_loop_scale}
-    unseen_graph = partial(graph, paths, graph_lang(cfg), system.gmm, f"{lm}/unseen", scale)
+    unseen_graph = partial(graph, paths, graph_lang(cfg), system.gmm, f"{lm}/unseen", graph_options(cfg, system))
     build_run = partial(
         decode, paths, system, lm, paths.graph(system.gmm, lm), unseen_graph, grid, options, cfg.nj, cfg.train.device
     )
@@ -99,7 +110,7 @@ def graph(paths: Layout, lang: Path, gmm: str, lm: str, options: dict, out: Path
     from asr_am.hmm.states import StateTable
     from asr_am.hmm.tree import DecisionTree
 
-    folder = paths.align / gmm
+    folder = paths.system(gmm)
     states, tree = StateTable.load(folder / "states.npz"), DecisionTree.load(folder / "tree.json")
     build_hclg(lang, paths.lm(lm), states, tree, out, **options)
 
@@ -136,7 +147,7 @@ def decode(
     from asr_am.decode.system import System, feature_kind_of
     from asr_am.lang.prepare import UNSEEN, knows_dev
 
-    align_dir, model = paths.align / plan.gmm, plan.model / "best.pt" if plan.model else None
+    align_dir, model = paths.system(plan.gmm), plan.model / "best.pt" if plan.model else None
     search, _ = search_and_windows(options)
     system = System(
         align_dir, features_dir=paths.features, lang_dir=paths.lang(), graph_dir=graph_folder,

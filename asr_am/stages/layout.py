@@ -8,6 +8,7 @@ features/<kind>/                    stages 2 and 4: mfcc, logmel, lda, fmllr, iv
 align/<system>/                     stage 3: GMM systems and their alignments
 alignments/                         stage 3: the same as CTM and TextGrid
 egs/<features>-<system>/            stage 5: training examples
+egs/chain<n>-<system>/              stage 5: states, tree and alignments of chain models, with a step per n frames
 egs/denominator-<system>/           stage 5: the graph of sequence training
 train/<run>/                        stage 6: a network
 graph/<system>_<lm>/                stages 4 and 7: HCLG
@@ -28,6 +29,8 @@ from omegaconf import DictConfig, OmegaConf
 from asr_am.errors import InputError
 from asr_am.features.fusion import base_of
 from asr_am.options import check_name
+
+CHAIN = "chain"  # begins the name of the states of chain models
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,10 @@ class Layout:
     @property
     def align(self) -> Path:
         return self.root / "align"
+
+    def system(self, name: str) -> Path:
+        """Returns the folder of states and alignments: of a GMM system, or of chain models (`states_name`)."""
+        return self.align / name if not name.startswith(CHAIN) else self.root / "egs" / name
 
     @property
     def alignments(self) -> Path:
@@ -126,7 +133,7 @@ def input_dirs(cfg: DictConfig, kind: str) -> list[Path]:
 
 def egs_dir(cfg: DictConfig) -> Path:
     """Returns the directory of the examples."""
-    return layout(cfg).egs(cfg.features.name, cfg.align.system)
+    return layout(cfg).egs(cfg.features.name, states_name(cfg))
 
 
 def run_dir(cfg: DictConfig) -> Path:
@@ -136,4 +143,10 @@ def run_dir(cfg: DictConfig) -> Path:
 
 def denominator_path(cfg: DictConfig) -> Path:
     """Returns the file of the denominator graph, which stage egs makes."""
-    return layout(cfg).denominator(cfg.align.system) / "graph.npz"
+    return layout(cfg).denominator(states_name(cfg)) / "graph.npz"
+
+
+def states_name(cfg: DictConfig) -> str:
+    """Returns the name of the states that the network's outputs are for: those of a GMM system or of a chain model."""
+    system = str(cfg.align.system)
+    return f"{CHAIN}{cfg.model.get('subsampling', 1)}-{system}" if cfg.train.get("chain") else system

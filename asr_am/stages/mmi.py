@@ -44,6 +44,8 @@ def mmi_config(cfg: DictConfig) -> DictConfig:
         raise InputError(
             f"mmi.batch_size={section.batch_size}: learners={cfg.learners} cannot divide it; choose a multiple"
         )
+    if cfg.train.get("chain"):
+        raise InputError("mmi.train=true: train.chain is sequence training already; set mmi.train=false")
     if stack_of(cfg.features.name) > 1:
         raise InputError(
             f"mmi.train=true: the denominator graph has a state for each frame, but {cfg.features.name} joins frames; "

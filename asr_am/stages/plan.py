@@ -102,7 +102,7 @@ def plan(cfg: DictConfig) -> tuple[list[Need], Speeds]:
     columns = num_columns(cfg)
     inputs, outputs = sum(columns.values()), num_pdfs(cfg)
     model = {key: value for key, value in values(cfg.model).items() if key != "name"}
-    known = speeds(Path(cfg.exp) / "speeds.json", model, inputs, outputs, cfg.egs.chunk)
+    known = speeds(Path(cfg.exp) / "speeds.json", model, inputs, outputs, cfg.train.chunk or cfg.egs.chunk)
     slower = REFERENCE / known.features / 1e6  # from PER_FRAME to core seconds per frame
 
     def need(stage: str, core_seconds: float, disk: float, memory: float, note: str = "") -> Need:

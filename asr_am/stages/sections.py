@@ -6,6 +6,7 @@ is declared beside the algorithm:
     align.<system>         hmm/align_corpus.py            speaker             decode/adapt.py
     decode.search          decode/search.py               ivectors            features/ivector/train_extractor.py
     features.kinds.<kind>  features/kinds.py              model               models/<model>.py
+    chain                  hmm/train_chain.py
     train                  train/train_options.py         schedule            train/schedule.py
     train.optimizer        distributed/optimizer.py       strategy            distributed/strategies/<strategy>.py
     cluster, workload      distributed/cluster_config.py  logger              train/tracking.py

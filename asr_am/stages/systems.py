@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, ListConfig
 
 from asr_am.errors import InputError
-from asr_am.stages.layout import layout
+from asr_am.stages.layout import layout, states_name
 from asr_am.stages.mmi import mmi_run
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class SystemPlan:
 
     Attributes:
         name: its name in results, for a network that of its training run.
-        gmm: alignment that the states are from.
+        gmm: GMM system or chain model (`states_name`) that the states are from.
         features: kind of features.
         model: directory of the network's training run, None for the GMM.
         seed: seed of the network, None for the GMM.
@@ -120,7 +120,7 @@ def plans(cfg: DictConfig) -> list[SystemPlan]:
     found = []
     for name in cfg.systems:
         if name == "nnet":
-            first = SystemPlan(cfg.run, cfg.align.system, cfg.features.name, paths.run(cfg.run), cfg.seed)
+            first = SystemPlan(cfg.run, states_name(cfg), cfg.features.name, paths.run(cfg.run), cfg.seed)
             found.append(first)
             if cfg.mmi.train:
                 run, windows = mmi_run(cfg), tuple(cfg.mmi.windows)

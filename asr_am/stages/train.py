@@ -83,7 +83,7 @@ def run_target(cfg: DictConfig) -> Target:
             f"{cfg.learners} learners and {servers} servers; start as many processes, or change learners"
         )
     inputs = [egs_dir(cfg), *([Path(cfg.train.init)] if cfg.train.init else [])]
-    inputs += [denominator_path(cfg).parent] if cfg.train.get("mmi") else []
+    inputs += [denominator_path(cfg).parent] if cfg.train.get("mmi") or cfg.train.get("chain") else []
     rank = os.environ.get("RANK", "0") if launcher == "torchrun" else cfg.launcher.get("node_rank", 0)
     is_leader = int(rank) == 0
     return Target(

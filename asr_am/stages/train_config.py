@@ -92,7 +92,7 @@ class TrainConfig:
         from asr_am.train.train_options import TrainOptions
 
         options = TrainOptions.build(values(cfg.train), without_name(cfg.model), schedule_values(cfg), cfg.seed)
-        denominator = denominator_path(cfg) if options.mmi else None
+        denominator = denominator_path(cfg) if options.mmi or options.chain else None
         open_run = partial(_open_acoustic, egs_dir(cfg), denominator)
         return cls.parse_for(cfg, out, options, open_run, cfg, {"model": cfg.model.name})
 

@@ -4,7 +4,7 @@ With 32,000 pdfs the logits of a batch of 2,560 chunks are 7 GB. Here only those
 large enough for fast matrix products. On a CPU its softmax is computed a few frames at a time, in the caches. Gradients
 are computed with the loss, so logits are neither kept nor computed twice.
 
-Shapes: B chunks, T frames, F features, N = B x T frames, H inputs of the output layer, P pdfs.
+Shapes: B chunks, T frames, K outputs of the model, F features, N = B x T frames, H inputs of the output layer, P pdfs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from asr_am.egs.loader import IGNORE
-from asr_am.models.acoustic import AcousticModel
+from asr_am.models.acoustic import AcousticModel, subsample
 
 CPU_PART, GPU_PART = 2**24, 2**28  # logits of a part: 64 MB and 1 GB in float32
 CACHED = 2**19  # logits that a CPU's caches hold
@@ -28,6 +28,9 @@ def batch_loss(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Returns the loss of a model on some chunks, as `frame_loss` does.
 
+    A model with an output for several frames is trained with the target of the middle one. The output counts for all of
+    them, so that figures of all models compare.
+
     Args:
         model: the network.
         x_BTF: features.
@@ -36,10 +39,30 @@ def batch_loss(
         dtype: of the matrix products, float32 or bfloat16. Weights and softmax are float32.
         smoothing: label smoothing.
     """
-    return frame_loss(model.hidden(x_BTF, lengths_B, dtype), model.output, targets_BT, smoothing)
+    h_BKH = model.hidden(x_BTF, lengths_B, dtype)
+    if model.subsampling == 1:
+        return frame_loss(h_BKH, model.output, targets_BT, smoothing)
+    targets_BK, frames_BK = output_targets(model, targets_BT, lengths_B)
+    return frame_loss(h_BKH, model.output, targets_BK, smoothing, frames_BK)
 
 
-def frame_loss(h_BTH: Tensor, output: nn.Linear, targets_BT: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+def output_targets(model: AcousticModel, targets_BT: Tensor, lengths_B: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns the target of each output of a model, that of its middle frame, and its number of frames, [B, K] each.
+
+    Args:
+        model: the network.
+        targets_BT: pdf of each frame, IGNORE in padding.
+        lengths_B: frames of each chunk, None: all T.
+    """
+    targets_BK, _ = subsample(targets_BT, lengths_B, model.subsampling)
+    begin_K = torch.arange(0, targets_BT.shape[1], model.subsampling, device=targets_BT.device)
+    frames_BK = (targets_BT != IGNORE).sum(1, keepdim=True) - begin_K
+    return targets_BK, frames_BK.clamp(0, model.subsampling)
+
+
+def frame_loss(
+    h_BTH: Tensor, output: nn.Linear, targets_BT: Tensor, smoothing: float = 0.0, weights_BT: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Returns the cross-entropy and the number of correct frames, both summed over all frames but padding.
 
     Args:
@@ -47,21 +70,26 @@ def frame_loss(h_BTH: Tensor, output: nn.Linear, targets_BT: Tensor, smoothing: 
         output: the layer.
         targets_BT: pdf of each frame, IGNORE in padding.
         smoothing: label smoothing.
+        weights_BT: how many frames each counts for. None: one, and none in padding.
 
     Returns:
         Loss in nats, a scalar with a gradient, and the number of frames whose best pdf is the target.
     """
+    if weights_BT is None:
+        weights_BT = targets_BT != IGNORE
     loss, correct = _FrameLoss.apply(
-        h_BTH.flatten(0, 1), output.weight, output.bias, targets_BT.flatten(), smoothing, torch.is_grad_enabled()
-    )
+        h_BTH.flatten(0, 1), output.weight, output.bias, targets_BT.flatten(), weights_BT.flatten(), smoothing,
+        torch.is_grad_enabled(),
+    )  # fmt: skip
     return loss, correct
 
 
 class _FrameLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, h_NH: Tensor, W_PH: Tensor, b_P: Tensor, y_N: Tensor, smoothing: float, needs_gradient: bool
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, h_NH: Tensor, W_PH: Tensor, b_P: Tensor, y_N: Tensor, weight_N: Tensor, smoothing: float,
+        needs_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         W, b = W_PH.to(h_NH.dtype), b_P.to(h_NH.dtype)
         loss, correct = h_NH.new_zeros((), dtype=torch.float32), h_NH.new_zeros((), dtype=torch.float32)
         on_cpu = h_NH.device.type == "cpu"
@@ -70,11 +98,11 @@ class _FrameLoss(torch.autograd.Function):
             dh_NH, dW_PH, db_P = torch.empty_like(h_NH), torch.zeros_like(W_PH), torch.zeros_like(b_P)
             ctx.save_for_backward(dh_NH, dW_PH, db_P)
         for first in range(0, len(h_NH), frames):
-            h, y = h_NH[first : first + frames], y_N[first : first + frames]
+            h, y, weight = (x[first : first + frames] for x in (h_NH, y_N, weight_N))
             z = functional.linear(h, W, b)
             rows = max(CACHED // len(W), 1) if on_cpu else len(z)
-            for z_rows, y_rows in zip(z.split(rows), y.split(rows), strict=True):
-                loss_rows, correct_rows = _softmax(z_rows, y_rows, smoothing, needs_gradient)
+            for part in zip(z.split(rows), y.split(rows), weight.split(rows), strict=True):
+                loss_rows, correct_rows = _softmax(*part, smoothing, needs_gradient)
                 loss += loss_rows
                 correct += correct_rows
             if needs_gradient:  # z is the gradient of the logits now
@@ -87,15 +115,16 @@ class _FrameLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dloss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         dh_NH, dW_PH, db_P = ctx.saved_tensors
-        return dh_NH * dloss.to(dh_NH.dtype), dW_PH * dloss, db_P * dloss, None, None, None
+        return dh_NH * dloss.to(dh_NH.dtype), dW_PH * dloss, db_P * dloss, None, None, None, None
 
 
-def _softmax(z_NP: Tensor, y_N: Tensor, smoothing: float, needs_gradient: bool) -> tuple[Tensor, Tensor]:
+def _softmax(
+    z_NP: Tensor, y_N: Tensor, weight_N: Tensor, smoothing: float, needs_gradient: bool
+) -> tuple[Tensor, Tensor]:
     """Returns summed loss and correct frames of some logits, and replaces these by their gradient if it is needed."""
     logits_NP = z_NP.float()
     best_N = _argmax(logits_NP)
-    known_N = y_N != IGNORE
-    target_N1 = torch.where(known_N, y_N, 0)[:, None]
+    target_N1 = y_N.clamp_min(0)[:, None]
     p_NP = logits_NP.softmax(1)
     # The best pdf's probability is at least 1 / P, so its logarithm is exact enough. That of the target may be 0.
     normaliser_N1 = logits_NP.gather(1, best_N[:, None]) - p_NP.gather(1, best_N[:, None]).log()
@@ -106,9 +135,9 @@ def _softmax(z_NP: Tensor, y_N: Tensor, smoothing: float, needs_gradient: bool) 
         p_NP.scatter_add_(1, target_N1, torch.full_like(wanted_N1, smoothing - 1))
         if smoothing:
             p_NP -= smoothing / p_NP.shape[1]
-        p_NP *= known_N[:, None]
+        p_NP *= weight_N[:, None]
         z_NP.copy_(p_NP)
-    return ((normaliser_N1 - wanted_N1)[:, 0] * known_N).sum(), (best_N == y_N).sum()
+    return ((normaliser_N1 - wanted_N1)[:, 0] * weight_N).sum(), ((best_N == y_N) * weight_N).sum()
 
 
 def _argmax(x_NP: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from asr_am.hmm.denominator import DenominatorGraph
 from asr_am.models.acoustic import AcousticModel
 from asr_am.models.device import choose_device
 from asr_am.models.model_file import load_acoustic_model, save_model
+from asr_am.train.chain_loss import ChainLoss, add_xent
 from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.frame_loss import batch_loss
 from asr_am.train.gradient import BatchLoss, ModelState, Validator, matrix_dtype
@@ -57,11 +58,11 @@ def init_weights(path: Path, model: AcousticModel, examples: EgsInfo) -> None:
         raise InputError(message % f"its {info['num_pdfs']} senones are not the {examples.num_pdfs} of the examples")
     if type(start) is not type(model):
         raise InputError(message % f"is a {type(start).__name__}, not a {type(model).__name__}")
-    here, there = ({name: tuple(w.shape) for name, w in m.state_dict().items()} for m in (model, start))
+    here, there = ({name: tuple(w.shape) for name, w in m.weights().items()} for m in (model, start))
     for name in sorted(here.keys() | there.keys()):
         if here.get(name) != there.get(name):
             raise InputError(message % f"{name} has shape {there.get(name)}, here it is {here.get(name)}")
-    model.load_state_dict(start.state_dict())
+    model.load_state_dict(start.weights(), strict=False)
 
 
 StrategyFactory = Callable[[FlatParams, Optimizer, Team], Strategy]
@@ -80,7 +81,7 @@ class RunSetup:
         tracker: experiment tracking.
         provenance: origin of the run, for summary.json and the model file.
         share_gpus: several learners may compute on one GPU.
-        denominator: file of the `DenominatorGraph` for `options.mmi`.
+        denominator: file of the `DenominatorGraph` for `options.mmi` or `options.chain`.
 
     Raises:
         InputError: the examples are damaged, there is no GPU, or the batch cannot be divided.
@@ -123,6 +124,8 @@ class RunSetup:
         torch.manual_seed(self.options.seed)
         model = self.options.model.make(self.egs.info.dim, self.egs.info.num_pdfs)
         model.set_normalisation(torch.from_numpy(self._mean_F), torch.from_numpy(self._deviation_F))
+        if self.options.chain:
+            add_xent(model)
         if self.options.init:
             init_weights(Path(self.options.init), model, self.egs.info)
         return model
@@ -152,20 +155,24 @@ class RunSetup:
 
     @cached_property
     def _batch_loss(self) -> BatchLoss:
-        return self._mmi_loss or partial(batch_loss, smoothing=self.options.label_smoothing)
+        return self._path_loss or partial(batch_loss, smoothing=self.options.label_smoothing)
 
     @cached_property
-    def _mmi_loss(self) -> MmiLoss | None:
-        if self.options.mmi is None:
+    def _path_loss(self) -> BatchLoss | None:
+        """The loss over the paths of a graph, None for the cross-entropy."""
+        if self.options.mmi is None and self.options.chain is None:
             return None
         if self._denominator is None:
-            raise InputError("train.mmi: needs a denominator graph, which stage 5 (egs) makes")
+            raise InputError("train.mmi and train.chain: need a denominator graph, which stage 5 (egs) makes")
         graph = DenominatorGraph.load(self._denominator)
         if graph.num_pdfs != self.egs.info.num_pdfs:
             raise InputError(
                 f"{self._denominator}: has {graph.num_pdfs} pdfs, the examples have {self.egs.info.num_pdfs}; run "
                 "stage 5 (egs) again"
             )
+        if self.options.chain:
+            return ChainLoss(graph, self.options.chain, self.device)
+        assert self.options.mmi is not None
         return MmiLoss(graph, log_priors(self.pdf_counts_P.numpy()), self.options.mmi, self.device)
 
     def plan(self, epoch: int) -> EpochPlan:
@@ -179,14 +186,15 @@ class RunSetup:
         """Computes the held-out loss on the set `dev`."""
         size, chunk = max(64, self.options.batch_size // self.learners), self.options.chunk
         loader = Loader(self._dev, size, shuffle=False, chunk=chunk)
-        return Validator(self.model(), loader, self.options, self.device, self._mmi_loss or batch_loss)
+        return Validator(self.model(), loader, self.options, self.device, self._path_loss or batch_loss)
 
     def save_best(self, path: Path, record: Mapping[str, float]) -> None:
         """Saves the model that was validated last."""
         info = {
             "kind": self.egs.info.kind, "chunk": self.options.chunk or self.egs.info.chunk,
             "pdf_counts": self.pdf_counts_P, "senones": self.egs.info.senones,
-            "epoch": record["epoch"], "heldout_loss": record["heldout_loss"], **self.provenance,
+            "epoch": record["epoch"], "heldout_loss": record["heldout_loss"], "chain": bool(self.options.chain),
+            **self.provenance,
         }  # fmt: skip
         save_model(path, self.validator.model, info)
 

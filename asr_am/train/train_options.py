@@ -25,6 +25,7 @@ from asr_am.extensions import class_path
 from asr_am.models.acoustic import ModelOptions, model_options
 from asr_am.models.blstm import BlstmOptions
 from asr_am.options import build
+from asr_am.train.chain_loss import ChainOptions
 from asr_am.train.identity import MORE_OF_THE_SAME, deciding
 from asr_am.train.mmi_loss import MmiOptions
 from asr_am.train.schedule import Anneal, Schedule, make_schedule
@@ -50,6 +51,7 @@ class TrainOptions:
         shuffle_buffer: chunks that are shuffled together. Memory should hold twice as many.
         chunk: frames of a chunk. 0: as the examples say.
         mmi: train with the MMI loss and these options. None: with the cross-entropy.
+        chain: train with the loss of chain models and these options, instead.
         label_smoothing: share of the target distribution that is uniform.
         accumulation: parts in which a batch is computed, to save memory.
         precision: dtype of the matrix products. Weights and softmax are float32. On a GPU, float32 products are TF32.
@@ -78,6 +80,7 @@ class TrainOptions:
     shuffle_buffer: int = BUFFER
     chunk: int = 0
     mmi: MmiOptions | None = None
+    chain: ChainOptions | None = None
     label_smoothing: float = 0.0
     accumulation: int = 1
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -98,8 +101,12 @@ class TrainOptions:
             raise InputError("train.label_smoothing and train.optimizer.momentum must be at least 0 and below 1")
         if self.chunk < 0:
             raise InputError(f"train.chunk={self.chunk}: must be at least 1, or 0 for that of the examples")
-        if self.mmi and self.label_smoothing:
-            raise InputError("train.label_smoothing: is for the cross-entropy and not for train.mmi; set it to 0")
+        if self.mmi and self.chain:
+            raise InputError("train.mmi and train.chain: give one of them")
+        if (self.mmi or self.chain) and self.label_smoothing:
+            raise InputError(
+                "train.label_smoothing: is for the cross-entropy, not for train.mmi or train.chain; set it to 0"
+            )
         if not 0 < self.subset <= 1:
             raise InputError(f"train.subset={self.subset}: must be above 0 and at most 1")
         not_negative = (self.optimizer.weight_decay, self.optimizer.clip_norm, self.workers, self.threads)
@@ -135,6 +142,7 @@ class TrainOptions:
             "schedule": make_schedule(**schedule),
             "seed": seed,
             "mmi": build(MmiOptions, train["mmi"], "train.mmi") if train.get("mmi") else None,
+            "chain": build(ChainOptions, train["chain"], "train.chain") if train.get("chain") else None,
         }
         return build(cls, {**train, **parts}, "train")
 

@@ -56,7 +56,7 @@ def main() -> None:
     parts = {
         "step, cross-entropy": partial(step, batch_loss),
         "step, MMI": partial(step, mmi),
-        "sums over paths": partial(mmi.sum_paths, scores_BTP),
+        "sums over paths": partial(mmi.paths.sum_paths, scores_BTP),
     }
     for part in parts.values():
         part()

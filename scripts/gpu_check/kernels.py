@@ -14,7 +14,9 @@ from asr_am.distributed.strategies.threshold_codec import decode, encode
 from asr_am.egs.loader import IGNORE
 from asr_am.models.acoustic import AcousticModel
 from asr_am.models.blstm import Blstm, BlstmOptions
+from asr_am.models.conformer import Conformer, ConformerOptions
 from asr_am.models.lstm import Lstm, LstmOptions
+from asr_am.models.tdnnf import Tdnnf, TdnnfOptions
 from asr_am.train.frame_loss import batch_loss, frame_loss
 from scripts.gpu_check.check import Check
 
@@ -27,10 +29,14 @@ def section(check: Check) -> None:
     models: dict[str, AcousticModel] = {
         "LSTM": Blstm(BlstmOptions(layers, cells, cells), 40, 500),
         "look-ahead LSTM": Lstm(LstmOptions(layers, cells, 3), 40, 500),
+        "Conformer": Conformer(ConformerOptions(layers, cells, feed_forward=2 * cells), 40, 500),
     }
     for name, model in models.items():
         for dtype in LIMIT:
             network(check, name, model, dtype, frames, batch)
+    # not in bfloat16, in which the input of a ReLU may have another sign, and so the gradient another direction
+    tdnnf = Tdnnf(TdnnfOptions(layers, layers, cells, cells // 4, cells), 40, 500)
+    network(check, "TDNN-F", tdnnf, torch.float32, frames, batch)
     for dtype in LIMIT:
         output_layer(check, dtype)
     for kind in ("sgd", "nesterov", "adam"):

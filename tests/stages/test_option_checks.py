@@ -37,6 +37,7 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
         ("+workload.frames_per_second.gpu=3", "cluster.device=gpu", "+cluster.fabric_bandwidth=1e9", "lm=parallax_lm"),
         ("lm.learners=4", "launcher@lm.launcher=process", "strategy@lm.strategy=adpsgd", "strategy=parallax"),
         ("mmi.train=true", "learners=4", "launcher=process", "strategy=adpsgd"),
+        ("model=tdnnf,conformer", "model.subsampling=3", "train=chain,small", "strategy=sync", "launcher=virtual"),
     ],
     ids=lambda overrides: overrides[0],
 )  # fmt: skip
@@ -76,6 +77,8 @@ def test_right_options_are_accepted(tmp_path: Path, overrides: tuple[str, ...]) 
         ("+lm.strategy.foo=1", r"^lm\.strategy\.foo: there is no such"),
         ("mmi.epochs=0", r"^mmi\.epochs=0: must"), ("mmi.windows=[9/10]", r"^mmi\.windows: '9/10'"),
         ("+mmi.foo=1", r"^mmi\.foo: there is no such"), ("train.chunk=-1", r"^train\.chunk=-1: must"),
+        ("+train.chain.leeky=1", r"^train\.chain\.leeky: .* did you mean leaky\?"),
+        ("chain.leaves=0", r"^chain\.leaves must be"), ("+chain.leafs=1", r"^chain\.leafs: .* did you mean leaves\?"),
         ("score.bootstrap=0", r"^score\.bootstrap=0: "), ("egs=null", "^egs=None: must be a section"),
     ],
 )  # fmt: skip

@@ -173,7 +173,7 @@ def test_the_key_of_finished_runs_does_not_change() -> None:
         "train": {
             "epochs": 10, "batch_size": 64, "subset": 1.0, "one_speed": False, "random_offset": True,
             "ivector_noise": 1.0, "label_smoothing": 0.0, "shuffle_buffer": 262144, "chunk": 0, "mmi": None,
-            "accumulation": 1, "precision": "float32",
+            "chain": None, "accumulation": 1, "precision": "float32",
             "optimizer": {"kind": "adam", "momentum": 0.9, "weight_decay": 0.0, "clip_norm": 5.0},
             "masking": {"bands": 0, "band_width": 0, "spans": 0, "span_width": 0, "streams": 3},
         },

@@ -14,8 +14,11 @@ from asr_am.distributed.team import SingleProcess
 from asr_am.egs.epoch_plan import EpochPlan
 from asr_am.egs.loader import IGNORE, Batch, Loader
 from asr_am.egs.store import EgsSet
+from asr_am.models.acoustic import ModelOptions
 from asr_am.models.blstm import Blstm, BlstmOptions
+from asr_am.models.conformer import ConformerOptions
 from asr_am.models.lstm import LstmOptions
+from asr_am.models.tdnnf import TdnnfOptions
 from asr_am.train.gradient import GradientComputer, ModelState, Validator
 from asr_am.train.schedule import Anneal
 from asr_am.train.train_options import TrainOptions
@@ -67,8 +70,14 @@ def test_padding_changes_neither_loss_nor_gradient(egs_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("model", [BlstmOptions(2, 8, 6), LstmOptions(2, 8, 2)])
-def test_a_step_never_waits_for_the_device(egs_dir: Path, precision: str, model: BlstmOptions | LstmOptions) -> None:
+@pytest.mark.parametrize(
+    "model",
+    [
+        BlstmOptions(2, 8, 6), LstmOptions(2, 8, 2), TdnnfOptions(1, 1, 8, 4, 6, dropout=0.1, subsampling=3),
+        ConformerOptions(1, 8, 2, 8, 3, dropout=0.1, subsampling=3),
+    ],
+)  # fmt: skip
+def test_a_step_never_waits_for_the_device(egs_dir: Path, precision: str, model: ModelOptions) -> None:
     """On the meta device, where tensors have no values: reading one, as item() and cpu() do, raises an error."""
     learner = make_learner(egs_dir, batch_size=9, precision=precision, accumulation=2, label_smoothing=0.1)
     network = model.make(6, 6).to("meta")

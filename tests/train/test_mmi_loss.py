@@ -13,7 +13,9 @@ from torch import Tensor
 from asr_am.egs.loader import IGNORE
 from asr_am.errors import InputError
 from asr_am.hmm.denominator import DenominatorGraph
+from asr_am.models.acoustic import AcousticModel
 from asr_am.models.blstm import Blstm, BlstmOptions
+from asr_am.models.tdnnf import TdnnfOptions
 from asr_am.train.frame_loss import batch_loss
 from asr_am.train.mmi_loss import MmiLoss, MmiOptions
 
@@ -64,7 +66,7 @@ def test_sum_over_paths_is_that_of_each_path_alone() -> None:
         for path, weight in weights.items():
             for t, s in enumerate(path):
                 expected_BTP[b, t, g.pdf_S[s]] += weight / sum_
-    found, probability_BTP = make_loss().sum_paths(scores_BTP)
+    found, probability_BTP = make_loss().paths.sum_paths(scores_BTP)
     assert float(found) == pytest.approx(total, rel=1e-5)
     np.testing.assert_allclose(probability_BTP.numpy(), expected_BTP, atol=1e-5)
 
@@ -95,10 +97,28 @@ def test_padding_has_no_influence_and_parts_add_up(monkeypatch: pytest.MonkeyPat
     assert float(whole.detach()) == pytest.approx(sum(float(x.detach()) for x, _ in alone), rel=1e-5)
     assert float(correct) == sum(float(c) for _, c in alone)
     gradient = torch.autograd.grad(whole, model.output.weight)[0]
-    monkeypatch.setattr("asr_am.train.mmi_loss.MEMORY", 1)
+    monkeypatch.setattr("asr_am.train.path_sums.MEMORY", 1)
     parts = loss(model, x_BTF, lengths_B, targets_BT)[0]
     torch.testing.assert_close(parts, whole)
     torch.testing.assert_close(torch.autograd.grad(parts, model.output.weight)[0], gradient)
+
+
+def test_an_output_for_three_frames_is_the_score_of_each() -> None:
+    model = TdnnfOptions(1, 1, 8, 4, 6, subsampling=3).make(4, PDFS)
+    _, x_BTF, lengths_B, targets_BT = batch()
+
+    class Repeated(AcousticModel):
+        """The same network with an output per frame."""
+
+        output = model.output
+
+        def hidden(self, x_BTF: Tensor, lengths_B: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+            return model.hidden(x_BTF, lengths_B, dtype)[:, torch.arange(x_BTF.shape[1]) // 3]
+
+    loss, correct = make_loss(ce_weight=0.3)(model, x_BTF, lengths_B, targets_BT)
+    expected, right = make_loss(ce_weight=0.3)(Repeated(4, PDFS), x_BTF, lengths_B, targets_BT)
+    torch.testing.assert_close(loss, expected)
+    assert correct == right
 
 
 def test_cross_entropy_is_added() -> None:
@@ -117,7 +137,7 @@ def test_an_impossible_pdf_has_no_probability() -> None:
     loss = MmiLoss(fewer, np.zeros(PDFS, np.float32), MmiOptions(), torch.device("cpu"))
     scores_BTP = scores(2, 30)
     scores_BTP[..., 2] += 20
-    total, probability_BTP = loss.sum_paths(scores_BTP)
+    total, probability_BTP = loss.paths.sum_paths(scores_BTP)
     assert torch.isfinite(total) and probability_BTP[..., 2].eq(0).all()
     torch.testing.assert_close(probability_BTP.sum(2), torch.ones(2, 30))
 

@@ -1,0 +1,46 @@
+"""What stage egs makes for chain models, and what later stages take of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from asr_am.errors import InputError
+from asr_am.stages import decode, egs, train
+from asr_am.stages.layout import denominator_path, egs_dir, layout
+from asr_am.stages.systems import plans
+from tests.support.configurations import config
+
+CHAIN = ("corpus=minicts", "train=chain", "model=tdnnf", "model.subsampling=3", "systems=[sat,nnet]")
+
+
+def test_chain_models_have_states_examples_and_a_denominator() -> None:
+    cfg = config(*CHAIN)
+    states, examples, graph = egs.targets(cfg)
+    corpus = layout(cfg).root
+    assert states.out == corpus / "egs/chain3-sat" == layout(cfg).system("chain3-sat")
+    assert examples.out == egs_dir(cfg) == corpus / "egs/fmllr+logmel-chain3-sat"
+    assert graph.out == denominator_path(cfg).parent == corpus / "egs/denominator-chain3-sat"
+    assert {layout(cfg).align, corpus / "features/fmllr"} <= set(states.inputs)
+    assert states.out in examples.inputs and graph.inputs == [states.out]
+    (run,) = train.targets(cfg)
+    assert {graph.out, examples.out} <= set(run.inputs)
+    assert [target.out for target in egs.targets(config("corpus=minicts"))] == [corpus / "egs/fmllr+logmel-sat"]
+
+
+def test_chain_models_are_decoded_with_their_states_and_transitions() -> None:
+    cfg = config(*CHAIN)
+    sat, network = plans(cfg)
+    assert (sat.gmm, network.gmm) == ("sat", "chain3-sat")
+    graph = decode.graph_target(cfg, network, "kn3")
+    assert graph.out.name == "chain3-sat_kn3" and graph.config == {"self_loop_scale": 1.0}
+    assert layout(cfg).system("chain3-sat") in graph.inputs
+    assert decode.graph_target(cfg, sat, "kn3").config == {"self_loop_scale": 0.1}
+    made = [target.out.name for target in decode.targets(cfg)]
+    assert made == ["sat_kn3", "sat_kn3", "chain3-sat_kn3", f"{cfg.run}_kn3"]
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    with pytest.raises(InputError, match=r"mmi\.train=true: train\.chain is sequence training already"):
+        train.targets(config(*CHAIN, "mmi.train=true"))
+    with pytest.raises(InputError, match=r"train\.chain: lfbe64_lfr joins frames; use other features"):
+        egs.check_options(config(*CHAIN, "features=lfbe64_lfr"))
