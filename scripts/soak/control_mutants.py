@@ -51,7 +51,7 @@ MUTANTS = (
     Mutant("a gradient is applied again", "ps_async", ParameterServer, "take_new", lambda server, pushes: list(pushes)),
     Mutant("names are not synced", "sync", SimDisk, "sync_dir", lambda disk, path: None),
     Mutant("logs are not synced", "adpsgd", JsonLines, "sync", lambda lines: lines._size),
-    Mutant("any leader may write", "adpsgd", Terms, "check", lambda terms: None),
+    Mutant("any leader may write", "bmuf", Terms, "check", lambda terms: None),
     Mutant("a dead learner keeps its lease", "adpsgd", LeaseQueue, "release", lambda queue, owner: []),
 )  # fmt: skip
 
