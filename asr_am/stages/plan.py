@@ -36,6 +36,7 @@ from asr_am.stages.systems import GMM_FEATURES, lm_scale_grid
 
 if TYPE_CHECKING:
     from asr_am.features.kinds import FeatureKind
+    from asr_am.models.acoustic import ModelOptions
     from asr_am.stages.speeds import Speeds
 
 FRAMES = 360_000  # of an hour
@@ -93,16 +94,13 @@ def plan(cfg: DictConfig) -> tuple[list[Need], Speeds]:
     Raises:
         InputError: the hours of speech are not known, or the cluster has too few devices.
     """
-    from asr_am.stages.speeds import speeds
-
     hours = training_hours(cfg)
     spoken = hours * FRAMES
     train = spoken * (1 + len(cfg.speed_perturb) * (hours < cfg.speed_perturb_below))
     evaluated = 2 * min(EVALUATED * hours, MOST_EVALUATED) * FRAMES
     columns = num_columns(cfg)
     inputs, outputs = sum(columns.values()), num_pdfs(cfg)
-    model = {key: value for key, value in values(cfg.model).items() if key != "name"}
-    known = speeds(Path(cfg.exp) / "speeds.json", model, inputs, outputs, cfg.train.chunk or cfg.egs.chunk)
+    known = measured_speeds(cfg)
     slower = REFERENCE / known.features / 1e6  # from PER_FRAME to core seconds per frame
 
     def need(stage: str, core_seconds: float, disk: float, memory: float, note: str = "") -> Need:
@@ -129,7 +127,7 @@ def plan(cfg: DictConfig) -> tuple[list[Need], Speeds]:
     size = 2 if cfg.egs.dtype == "float16" else 4
     examples = (train + evaluated / 2) * (size * stored + (2 if outputs < 1 << 15 else 4))
     needs.append(need("egs", (train + evaluated / 2) * PER_FRAME["egs"] * slower, examples, BASE_MEMORY))
-    epoch = spoken if cfg.train.one_speed else train
+    epoch = epoch_frames(cfg)
     needs.append(training(cfg, epoch, known.training, inputs, outputs))
     if cfg.mmi.train:
         needs.append(sequence_training(mmi_config(cfg), epoch, known.training, inputs, outputs))
@@ -206,12 +204,46 @@ def gmm_seconds(cfg: DictConfig, train: float, spoken: float, dev: float) -> flo
     return total
 
 
-def training(cfg: DictConfig, train: float, speed: float, inputs: int, outputs: int) -> Need:
-    """Returns the needs of stage train."""
+def made_model(cfg: DictConfig) -> ModelOptions:
     from asr_am.models.acoustic import model_options
 
-    model = model_options(**{key: value for key, value in values(cfg.model).items() if key != "name"})
-    weights = 4.0 * sum(p.numel() for p in model.make(inputs, outputs).parameters())
+    return model_options(**{key: value for key, value in values(cfg.model).items() if key != "name"})
+
+
+def model_bytes(cfg: DictConfig) -> float:
+    """Returns the bytes of the network's weights."""
+    inputs = sum(num_columns(cfg).values())
+    return 4.0 * sum(p.numel() for p in made_model(cfg).make(inputs, num_pdfs(cfg)).parameters())
+
+
+def epoch_frames(cfg: DictConfig) -> float:
+    """Returns the frames of an epoch, with copies at other speeds."""
+    hours = training_hours(cfg)
+    copies = len(cfg.speed_perturb) * (hours < cfg.speed_perturb_below) * (not cfg.train.one_speed)
+    return hours * FRAMES * (1 + copies)
+
+
+def updates_of_epoch(cfg: DictConfig) -> float:
+    """Returns the batches of all learners together in an epoch."""
+    return epoch_frames(cfg) * cfg.train.subset / (cfg.train.get("chunk") or cfg.egs.chunk) / cfg.train.batch_size
+
+
+def training_speed(cfg: DictConfig) -> float:
+    """Returns the frames a second of training on one core of this machine, measured once."""
+    return measured_speeds(cfg).training
+
+
+def measured_speeds(cfg: DictConfig) -> Speeds:
+    from asr_am.stages.speeds import speeds
+
+    model = {key: value for key, value in values(cfg.model).items() if key != "name"}
+    inputs, chunk = sum(num_columns(cfg).values()), cfg.train.chunk or cfg.egs.chunk
+    return speeds(Path(cfg.exp) / "speeds.json", model, inputs, num_pdfs(cfg), chunk)
+
+
+def training(cfg: DictConfig, train: float, speed: float, inputs: int, outputs: int) -> Need:
+    """Returns the needs of stage train."""
+    model, weights = made_model(cfg), model_bytes(cfg)
     states = 2 if cfg.train.optimizer.kind == "adam" else 1
     chunks, chunk = cfg.train.batch_size / cfg.learners, cfg.train.get("chunk") or cfg.egs.chunk
     width = model.activations() + 2 * outputs

@@ -9,14 +9,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import nn
-
 from asr_am.distributed.cluster_config import Cluster, Workload
-from asr_am.distributed.flat_params import BucketHook, FlatParams
+from asr_am.distributed.flat_params import FlatParams
+from asr_am.distributed.idle_training import IdleLearner
 from asr_am.distributed.launch_spec import WireDtype
-from asr_am.distributed.leases import GradientFn, Leases, Segment, StepResult
-from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
+from asr_am.distributed.leases import Segment
+from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.simulator.cluster import SimCluster
 from asr_am.distributed.simulator.team import SimTeam
 from asr_am.distributed.strategy import Strategy
@@ -24,7 +22,6 @@ from asr_am.distributed.team import Team
 from asr_am.errors import InputError
 
 ELEMENTS = 4
-LARGE = 1e6  # above any threshold
 
 
 @dataclass(frozen=True)
@@ -73,15 +70,9 @@ def time_epoch(
     cluster = SimCluster(hardware, workload, learners, seed, model_elements=elements, wire=wire)
 
     def run_learner(team: SimTeam) -> None:
-        params = FlatParams(_Weights(elements))
-        learner = strategy(params, Optimizer(params, OptimizerOptions(momentum=0.0)), team)
-        leases = team.leases(segment, learner.synchronous)
-        gradient = team.timed(_free_gradient(leases, params, density))
-        while (step_result := learner.step(gradient)) is not None:
-            leases.complete(step_result)
-        learner.drain()
-        staleness.update(learner.staleness)
-        record = leases.record()
+        learner = IdleLearner(strategy, team, elements, density)
+        record = learner.do(segment)
+        staleness.update(learner.strategy.staleness)
         if team.rank == 0:
             record.audit((1,) * batches)
             owners.update(completion.owner for completion in record.completions)
@@ -93,27 +84,3 @@ def time_epoch(
     pulls = sum((stats.pull_latency for stats in cluster.comm_stats), Counter[str]())
     latency = {float(seconds): count for seconds, count in pulls.items()}
     return EpochTime(cluster.now, dict(sorted(owners.items())), bytes_sent, latency, dict(staleness))
-
-
-class _Weights(nn.Module):
-    def __init__(self, elements: int) -> None:
-        super().__init__()
-        rows = 32 if elements > 32**2 and elements % 32 == 0 else 1  # a matrix, for low rank compression
-        self.w = nn.Parameter(torch.zeros(rows, elements // rows))
-
-
-def _free_gradient(leases: Leases, params: FlatParams, density: float) -> GradientFn:
-    """Returns a closure that leases a batch. The gradient is zero except for a share of `density`."""
-    nothing = torch.zeros(())
-    large = round(density * len(params))
-
-    def gradient(on_bucket: BucketHook | None) -> StepResult | None:
-        lease = leases.lease()
-        if lease is None:
-            return None
-        params.g[:large] = LARGE
-        params.notify_all_buckets(on_bucket)
-        idle = lease.batch is None
-        return StepResult(lease, float(not idle), int(not idle), 0.0, nothing, nothing)
-
-    return gradient

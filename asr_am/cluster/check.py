@@ -1,0 +1,68 @@
+"""Does real rounds of some strategies, and sets their seconds beside the predicted ones.
+
+    python -m asr_am.cluster check cluster=mine learners=4 strategy=sync,bmuf,adpsgd
+
+Learners are processes of this host that sleep for the computing time of a batch. Weights have the model's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+
+from omegaconf import DictConfig
+
+from asr_am.cluster.measure import run_job
+from asr_am.cluster.predict import DENSITY, setting
+from asr_am.distributed.simulator.epoch_timing import time_epoch
+from asr_am.stages.sections import values
+from asr_am.stages.train_config import strategy_factory
+
+SECONDS = 8.0  # of real computing per strategy, about
+LEAST_ROUNDS = 12
+
+
+@dataclass(frozen=True)
+class Check:
+    """Seconds per round of one strategy."""
+
+    strategy: str
+    learners: int
+    measured: float
+    predicted: float
+
+    def __str__(self) -> str:
+        ratio = self.predicted / self.measured
+        return f"{self.strategy:12} {self.learners:3}  {self.measured:10.4f} {self.predicted:10.4f}  {ratio:5.2f}"
+
+
+HEAD = f"{'strategy':12} {'n':>3}  {'measured s':>10} {'predicted':>10}  ratio"
+
+
+def check(cfgs: Mapping[tuple[str, int], DictConfig]) -> list[Check]:
+    """Returns measured and predicted seconds per round of each strategy."""
+    return [check_one(cfg, name, learners) for (name, learners), cfg in cfgs.items()]
+
+
+def check_one(cfg: DictConfig, name: str, learners: int) -> Check:
+    """Returns measured and predicted seconds per round of one strategy."""
+    hardware, workload, _ = setting(cfg, learners)
+    hardware = replace(hardware, overlap_speed=1.0, jitter=0.0)  # learners that sleep need no processor
+    strategy = strategy_factory(values(cfg.strategy))
+    assert workload.bytes is not None and workload.seconds_per_batch is not None
+    elements, density = round(workload.bytes / 4), float(cfg.strategy.get("density") or DENSITY)
+    block = int(cfg.strategy.get("block_size") or 1)
+    rounds = max(LEAST_ROUNDS, round(SECONDS / workload.seconds_per_batch[hardware.device]))
+    rounds = -(-rounds // block) * block
+    epoch = time_epoch(
+        strategy, hardware, workload, learners=learners, batches=rounds * learners, elements=1024, density=density
+    )
+    job = {
+        "kind": "epoch", "strategy": values(cfg.strategy), "elements": elements, "rounds": rounds, "density": density,
+        "workload": asdict(replace(workload, emulate=True)), "device": hardware.device,
+        "faults": {"slow": {str(rank): factor for rank, factor in hardware.faults.slow.items()}},
+    }  # fmt: skip
+    synchronous = strategy.func.is_synchronous(strategy.keywords)
+    result = run_job(cfg, synchronous, job)
+    assert result is not None
+    return Check(name, learners, result["seconds"], epoch.seconds / rounds)

@@ -1,0 +1,144 @@
+"""Measures the machines of a launcher, and writes conf/cluster/<name>.yaml and conf/workload/<name>.yaml.
+
+    python -m asr_am.cluster measure name=mine launcher=process learners=4
+    ... learners=8 launcher.nodes=2 launcher.address=HOST0:29500 launcher.key_file=team.key launcher.node_rank=0
+
+With several hosts, run it on each of them as for a training. Host 0 writes the files.
+
+Every constant is a median of some trials, with the least and the most beside it. Links carry messages as large as the
+model, between two learners. The rate of a ring is that of all learners. The speed that computing keeps beside a
+collective is that of matrix products.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from omegaconf import DictConfig
+
+from asr_am import disk
+from asr_am.errors import InputError
+from asr_am.options import build
+from asr_am.stages.plan import model_bytes, training_speed
+from asr_am.stages.recipe_files import CONF
+from asr_am.stages.sections import LaunchOptions, values
+
+log = logging.getLogger(__name__)
+
+MADE = "# made by python -m asr_am.cluster measure"
+
+
+def measure(cfg: DictConfig, name: str) -> None:
+    """Measures, and writes the two files.
+
+    Args:
+        cfg: the whole configuration: launcher, learners, and the model or a workload with bytes.
+        name: name of the files.
+
+    Raises:
+        InputError: there are fewer than two learners, or a file of that name is somebody else's.
+    """
+    if cfg.launcher.name != "process" or cfg.learners < 2:
+        raise InputError("cluster measure: give launcher=process and learners=, those of all hosts, at least 2")
+    paths = [CONF / kind / f"{name}.yaml" for kind in ("cluster", "workload")]
+    for path in paths:
+        if path.exists() and not path.read_text(encoding="utf-8").startswith(MADE):
+            raise InputError(f"{path}: was not made by this command; choose another name=")
+    elements = max(1, round((cfg.workload.bytes or model_bytes(cfg)) / 4))
+    found: dict[str, Any] = {}
+    for kind, synchronous in (("collectives", True), ("messages", False)):
+        found |= run_job(cfg, synchronous, {"kind": kind, "elements": elements}) or {}
+    if not found:
+        return  # this is not host 0
+    for path, text in zip(paths, describe(name, found, 4.0 * elements, training_speed(cfg)), strict=True):
+        disk.write(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+        log.info("wrote %s", path)
+        print(f"{path}:\n{text}")
+
+
+def run_job(cfg: DictConfig, synchronous: bool, job: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Has the learners of `cfg` do a job of `asr_am.cluster.worker`. Returns its result, None on hosts other than 0."""
+    from asr_am.distributed.runtime.launcher import launch
+
+    plain = {key: value for key, value in values(cfg.launcher).items() if key not in ("name", "suffix")}
+    options = asdict(build(LaunchOptions, plain, "launcher"))
+    for option in ("share_gpus", "wire", "min_learners"):
+        del options[option]
+    with TemporaryDirectory(prefix="asr_am.cluster.") as folder:
+        path, out = Path(folder) / "job.json", Path(folder) / "result.json"
+        path.write_text(json.dumps({**job, "out": str(out)}), encoding="utf-8")
+        command = [sys.executable, "-m", "asr_am.cluster.worker", str(path)]
+        launch(command, cfg.learners // options["nodes"], synchronous=synchronous, **options)
+        return json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
+
+
+def describe(name: str, found: Mapping[str, Any], size: float, speed: float) -> tuple[str, str]:
+    """Returns the text of both files.
+
+    Args:
+        name: name of the cluster.
+        found: results of the two jobs.
+        size: bytes of the model that was sent.
+        speed: training frames a second of the model on one core.
+    """
+    hosts: list[int] = found["hosts"]
+    per_host, several = hosts.count(0), max(hosts) > 0
+    links = {link: _link(trials, size) for link, trials in found.items() if link in ("host", "nic")}
+    host = links.get("host") or links["nic"]
+    nic = links.get("nic") or host
+    ring = 2 * (len(hosts) - 1) / len(hosts)
+    reduces = {count: seconds for count, seconds in found["all_reduce"]}
+    bandwidth = median((nic if several else host)[1])
+    latency = 2 * (len(hosts) - 1) * median((nic if several else host)[0])
+    efficiency = [ring * size / max(seconds - latency, 1e-9) / bandwidth for seconds in reduces[int(size)]]
+    kept = [min(1.0, speed / median(found["computing"])) for speed in found["beside"]] or [1.0]
+    logs = [math.log(speed) for speed in found["computing"]]
+    jitter = math.sqrt(sum((x - sum(logs) / len(logs)) ** 2 for x in logs) / (len(logs) - 1))
+    where = "[measured]" if several else "[assumed] as inside the host, there is no other:"
+    lines = [
+        f"{MADE}. Median (least to most) of trials, units as in ibm_a.yaml.",
+        f"name: {name}",
+        f"hosts: {max(hosts) + 1}",
+        f"devices_per_host: {per_host}",
+        "device: cpu",
+        _line("nic_bandwidth", nic[1], where),
+        _line("nic_latency", nic[0], where),
+        _line("host_bandwidth", host[1]),
+        _line("host_latency", host[0]),
+        _line("all_reduce_efficiency", efficiency),
+        _line("overlap_speed", kept),
+        _line("update_bandwidth", [size / seconds for seconds in found["update"]]),
+        _line("averaging_bandwidth", [size / seconds for seconds in found["averaging"]]),
+        f"jitter: {jitter:.3g}  # [measured] sigma of {len(logs)} equal computations of one learner",
+        "faults: {slow: null, crashes: [], late_share: 0.0, late_seconds: 0.0, lost_share: 0.0}",
+    ]
+    workload = [
+        f"{MADE}. The trained model itself.",
+        f"name: {name}",
+        "bytes: null",
+        "seconds_per_batch: null",
+        f"frames_per_second: {{cpu: {speed:.4g}}}  # [measured] training on one core",
+        "emulate: false",
+    ]
+    return "\n".join(lines) + "\n", "\n".join(workload) + "\n"
+
+
+def _link(trials: Mapping[str, Sequence[float]], size: float) -> tuple[list[float], list[float]]:
+    """Returns latencies of short messages, and bandwidths of large ones, whose answers are short."""
+    there_and_back = median(trials["latency"])
+    return [seconds / 2 for seconds in trials["latency"]], [
+        size / max(seconds - there_and_back, 1e-9) for seconds in trials["seconds"]
+    ]
+
+
+def _line(key: str, trials: Sequence[float], how: str = "[measured]") -> str:
+    return f"{key}: {median(trials):.4g}  # {how} {min(trials):.3g} to {max(trials):.3g}"

@@ -1,0 +1,194 @@
+"""Predicts an epoch under every strategy on a cluster, by number of learners, and says which to take.
+
+    python -m asr_am.cluster predict cluster=mine corpus=an4 corpus.hours=1 learners=4,8,16
+
+The strategies' own code runs on the virtual cluster, for some rounds of an epoch. The batch of all learners
+(train.batch_size) is the same for all numbers of learners, and so is its computing time, divided among them. Writes
+exp/cluster/<cluster>/predictions.json and scaling.svg.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from asr_am import disk
+from asr_am.distributed.cluster_config import Cluster, Workload
+from asr_am.distributed.simulator.epoch_timing import time_epoch
+from asr_am.errors import InputError
+from asr_am.report.plot_style import Style, new_figure, save, tidy
+from asr_am.stages.plan import model_bytes, updates_of_epoch
+from asr_am.stages.sections import values
+from asr_am.stages.train_config import strategy_factory
+
+ROUNDS = 60  # that are simulated, and two blocks of a strategy that has blocks
+ELEMENTS = 1024  # weights that stand for the model's, enough for a density of a hundredth
+DENSITY = 0.01  # share of a gradient that strategies with a threshold send, unless `strategy.density` says it
+SLOW = 3.0
+EXACT = ("sync", "ps_sync", "parallax")  # the updates of one learner with the batch of all
+WORTH = 0.8  # another strategy is recommended at this share of the hours of the fastest exact one
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """An epoch.
+
+    Attributes:
+        strategy: name of the strategy.
+        learners: number of learners.
+        hours: of the epoch.
+        slow_hours: with all learners of one host `SLOW` times slower.
+        megabytes: sent per batch of a learner.
+        staleness: mean staleness of the gradients, in updates.
+        death: what the death of a learner does.
+    """
+
+    strategy: str
+    learners: int
+    hours: float
+    slow_hours: float
+    megabytes: float
+    staleness: float
+    death: str
+
+
+def predict(cfgs: Mapping[tuple[str, int], DictConfig]) -> list[Prediction]:
+    """Returns the predictions for each strategy and number of learners that fit each other.
+
+    Args:
+        cfgs: the whole configuration of each.
+
+    Raises:
+        InputError: none fits.
+    """
+    found, problems = [], []
+    for (name, learners), cfg in cfgs.items():
+        try:
+            found.append(predict_one(cfg, name, learners))
+        except InputError as error:
+            problems.append(str(error))
+    if not found:
+        raise InputError(problems[0])
+    return found
+
+
+def predict_one(cfg: DictConfig, name: str, learners: int) -> Prediction:
+    """Returns the prediction of one strategy. Raises InputError if it does not fit the learners or the cluster."""
+    hardware, workload, rounds = setting(cfg, learners)
+    strategy = strategy_factory(values(cfg.strategy))
+    density = float(cfg.strategy.get("density") or DENSITY)
+    some = max(ROUNDS, 2 * int(cfg.strategy.get("block_size") or 0))
+
+    def timed(cluster: Cluster) -> Any:
+        return time_epoch(
+            strategy, cluster, workload, learners=learners, batches=some * learners, elements=ELEMENTS, density=density,
+        )  # fmt: skip
+
+    last = hardware.host_of(learners - 1)
+    slow = {rank: SLOW for rank in range(learners) if hardware.host_of(rank) == last} if last else {learners - 1: SLOW}
+    plain, slowed = timed(hardware), timed(replace(hardware, faults=replace(hardware.faults, slow=slow)))
+    steps = max(sum(plain.staleness.values()), 1)
+    return Prediction(
+        name, learners, plain.seconds / some * rounds / 3600, slowed.seconds / some * rounds / 3600,
+        plain.bytes_sent / (some * learners) / 1e6, sum(k * n for k, n in plain.staleness.items()) / steps,
+        "the others go on" if strategy.func.fault_tolerant else "all start again",
+    )  # fmt: skip
+
+
+def setting(cfg: DictConfig, learners: int) -> tuple[Cluster, Workload, int]:
+    """Returns the cluster with enough hosts, the workload with seconds per batch of one learner, and updates an epoch.
+
+    Raises:
+        InputError: the batch cannot be divided, or the workload has no figure for the cluster's devices.
+    """
+    hardware, workload = Cluster.build(values(cfg.cluster)), Workload.build(values(cfg.workload))
+    if cfg.train.batch_size % learners:
+        raise InputError(f"train.batch_size={cfg.train.batch_size}: learners={learners} cannot divide it")
+    hardware = replace(hardware, hosts=max(hardware.hosts, math.ceil(learners / hardware.devices_per_host)))
+    workload.check(hardware.device)
+    if workload.seconds_per_batch is None:
+        frames = cfg.train.batch_size / learners * (cfg.train.get("chunk") or cfg.egs.chunk)
+        seconds = {hardware.device: workload.seconds(hardware.device, frames, frames)}
+        workload = replace(workload, frames_per_second=None, seconds_per_batch=seconds)
+    workload = replace(workload, bytes=workload.bytes or model_bytes(cfg))
+    return hardware, workload, math.ceil(updates_of_epoch(cfg))
+
+
+def table(found: Sequence[Prediction]) -> list[str]:
+    """Returns the lines of the table, the fastest strategy first."""
+    sizes = sorted({each.learners for each in found})
+    hours = {(each.strategy, each.learners): each.hours for each in found}
+    lines = [
+        f"{'hours of an epoch':17}" + "".join(f"{size:>10}" for size in sizes)
+        + f"{f'slow host x{SLOW:g}':>14}{'MB/batch':>10}{'staleness':>11}  a learner's death"
+    ]  # fmt: skip
+    for name in _by_speed(found):
+        row = max((each for each in found if each.strategy == name), key=lambda each: each.learners)
+        cells = [f"{hours[name, size]:10.4g}" if (name, size) in hours else f"{'–':>10}" for size in sizes]
+        rest = f"{row.slow_hours:14.4g}{row.megabytes:10.3g}{row.staleness:11.2f}  {row.death}"
+        lines.append(f"{name:17}{''.join(cells)}{rest}")
+    return lines
+
+
+def _by_speed(found: Sequence[Prediction]) -> list[str]:
+    """Returns the names of the strategies by their hours with the most learners that they have."""
+    best: dict[str, tuple[int, float]] = {}
+    for each in found:
+        best[each.strategy] = min(best.get(each.strategy, (0, math.inf)), (-each.learners, each.hours))
+    return sorted(best, key=lambda name: best[name])
+
+
+def recommend(found: Sequence[Prediction]) -> str:
+    """Returns which strategy to take, in words, and why."""
+    fastest = min(found, key=lambda each: each.hours)
+    exact = [each for each in found if each.strategy in EXACT]
+    safe = min(exact, key=lambda each: each.hours) if exact else fastest
+    chosen = fastest if fastest.hours < WORTH * safe.hours else safe
+    words = [f"take strategy={chosen.strategy} with learners={chosen.learners}: {chosen.hours:.4g} h an epoch."]
+    if chosen is safe:
+        words.append("Its updates are those of one learner with the whole batch, so accuracy is what it was.")
+        if fastest is not safe:
+            words.append(
+                f"{fastest.strategy} takes {fastest.hours / safe.hours:.0%} of that, which is not worth the risk."
+            )
+    else:
+        words.append(
+            f"The fastest with the updates of one learner, {safe.strategy}, takes {safe.hours:.4g} h. Compare the "
+            "held-out losses of short runs of both first (recipes/minicts/RESULTS.md has those of all strategies)."
+        )
+    robust = min(found, key=lambda each: each.slow_hours)
+    if robust.strategy != chosen.strategy:
+        words.append(
+            f"If a host may be slow: strategy={robust.strategy}, {robust.slow_hours:.4g} h where {chosen.strategy} "
+            f"takes {chosen.slow_hours:.4g} h."
+        )
+    return " ".join(words)
+
+
+def write(found: Sequence[Prediction], folder: Path) -> None:
+    """Writes predictions.json and scaling.svg."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = json.dumps([asdict(each) for each in found], indent=1).encode()
+    disk.write(folder / "predictions.json", lambda file: file.write(content))
+    figure = new_figure(8, 5)
+    axes = figure.subplots()
+    for number, name in enumerate(_by_speed(found)):
+        rows = sorted((each for each in found if each.strategy == name), key=lambda each: each.learners)
+        style = Style.of(number)
+        axes.plot(
+            [each.learners for each in rows], [each.hours for each in rows], style.line, color=style.colour,
+            marker=style.marker, label=name,
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("learners")
+    axes.set_ylabel("hours of an epoch, predicted")
+    tidy(axes, "both")
+    figure.legend(loc="outside right upper", fontsize=9, frameon=False)
+    save(figure, folder / "scaling.svg")
