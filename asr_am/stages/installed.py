@@ -16,6 +16,7 @@ from hydra.core.config_store import ConfigStore
 
 from asr_am.errors import InputError
 from asr_am.extensions import declared
+from asr_am.stages.recipe_files import CONF
 
 GROUPS = {
     "strategy": "asr_am.strategies", "model": "asr_am.models", "schedule": "asr_am.schedules",
@@ -27,6 +28,8 @@ def register_installed() -> None:
     """Registers the choices. Call it before a configuration is composed. May be called again."""
     for group, points in GROUPS.items():
         for name, target in declared(points).items():
+            if (CONF / group / f"{name}.yaml").is_file():
+                raise InputError(f"{group}={name}: is in conf already, and {target} declares it; rename the entry point")
             package = "_global_" if group == "corpus" else None  # as files in conf/corpus
             ConfigStore.instance().store(name, _choice(group, name, target), group, package, "an installed package")
 

@@ -12,7 +12,7 @@ from typing import Any
 SPEED_ONLY = ("device", "threads", "workers", "report_every", "checkpoint_every", "checkpoint_minutes")
 """Options of section `train` that change rounding at most. `train.init` is an input."""
 MORE_OF_THE_SAME = ("epochs",)
-"""Options of section `train` whose change continues a run from its checkpoint."""
+"""Options of section `train` whose change continues a run from its checkpoint, through the API."""
 TEAM = ("launcher", "learners")
 """Names in `run_identity` that may change while a run is unfinished: it continues from its checkpoint (`resume`)."""
 
