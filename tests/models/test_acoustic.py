@@ -49,7 +49,7 @@ def make(name: str, inputs: int = 6, outputs: int = 11, **changed: object) -> Ac
 
 @pytest.mark.parametrize("name", SMALL)
 def test_padding_has_no_influence(name: str) -> None:
-    """Nor has what is in it: NaNs of a damaged frame would spread."""
+    """Nor has what is in it, however large."""
     model, lengths_B = make(name).eval(), torch.tensor([11, 4, 1, 10])
     x_BTF = torch.randn(4, 11, 6)
     logits_BKP = model(x_BTF, lengths_B)
