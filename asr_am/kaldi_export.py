@@ -98,6 +98,8 @@ def export_decoding(root: Path, run: str, out: Path) -> list[Path]:
     folder = root / "decode" / run
     system = System.load(folder)
     states, target = StateTable.load(system.states), out / run
+    if states.first_steps:
+        raise InputError(f"{folder}: is of a chain model, which can only be exported by asr_am.network_export")
     (target / "graph").mkdir(parents=True, exist_ok=True)
     gmms = GmmSystem.load(system.align_dir).gmms
     write_model(target / "final.mdl", states, gmms)

@@ -34,6 +34,7 @@ from asr_am.errors import InputError
 from asr_am.features.feature_archive import DAMAGE
 from asr_am.hmm import REMEDY
 from asr_am.hmm.fst_arrays import FstArrays
+from asr_am.hmm.train_chain import frame_labels
 from asr_am.hmm.training_graph import read_lexicon_fst, training_graph
 from asr_am.hmm.tree import DecisionTree
 from asr_am.hmm.viterbi import AlignOptions, search
@@ -113,7 +114,7 @@ class Inspection:
         options = AlignOptions()
         scores_TL = self._scorer.log_likelihoods(self.segment.id)[:, states.pdf_L]
         labels_T, _ = search(graph, np.ascontiguousarray(scores_TL * np.float32(options.acoustic_scale)), options)
-        return labels_T if labels_T is None else np.repeat(labels_T, states.subsampling)
+        return labels_T if labels_T is None else frame_labels(labels_T, states)
 
     @property
     def is_aligned(self) -> bool:

@@ -151,6 +151,13 @@ def step_labels(labels_T: np.ndarray, states: StateTable) -> np.ndarray:
     return np.where(begins_K, first_K, states.loop_label_L[first_K - 1])
 
 
+def frame_labels(labels_K: np.ndarray, states: StateTable) -> np.ndarray:
+    """Returns the graph label of each frame of some steps, [K x subsampling], the inverse of `step_labels`."""
+    labels_T = np.repeat(states.loop_label_L[labels_K - 1], states.subsampling)
+    labels_T[:: states.subsampling] = labels_K
+    return labels_T
+
+
 def step_visits(folder: Path, states: StateTable) -> Iterator[Runs]:
     """Yields a run for each phone in <folder>/train.ark, with the label of its first step, in steps."""
     steps = (step_labels(labels_T, states) for _, labels_T in read_alignments(folder, "train"))

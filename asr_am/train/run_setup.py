@@ -163,7 +163,8 @@ class RunSetup:
         if self.options.mmi is None and self.options.chain is None:
             return None
         if self._denominator is None:
-            raise InputError("train.mmi and train.chain: need a denominator graph, which stage 5 (egs) makes")
+            name = "chain" if self.options.chain else "mmi"
+            raise InputError(f"train.{name}: needs a denominator graph, which stage 5 (egs) makes")
         graph = DenominatorGraph.load(self._denominator)
         if graph.num_pdfs != self.egs.info.num_pdfs:
             raise InputError(

@@ -13,13 +13,15 @@ from asr_am.decode.lattice import LmScale
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.search_graph import SearchGraph
 from asr_am.decode.shards import DecodeOptions, Decoder
+from asr_am.decode.system import System
 from asr_am.errors import InputError
 from asr_am.hmm.alignments import read_alignments, runs_of, write_alignments
 from asr_am.hmm.denominator import denominator_graph
 from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.states import StateTable
-from asr_am.hmm.train_chain import ChainTreeOptions, step_labels, train_chain
+from asr_am.hmm.train_chain import ChainTreeOptions, frame_labels, step_labels, train_chain
 from asr_am.hmm.tree import DecisionTree
+from asr_am.kaldi_export import export_decoding
 from asr_am.lang.lang_dir import Lang
 from asr_am.lang.prepare import prepare_lm
 from tests.support.gmm_training import write_corpus
@@ -161,11 +163,28 @@ def test_a_phone_of_one_step_that_follows_itself_is_two(made: tuple[Path, Lang, 
     assert runs.label_R.tolist() == [first, first, later, first] and runs.start_R.tolist() == [0, 1, 2, 4]
 
 
+def test_frames_of_steps(made: tuple[Path, Lang, dict[str, Spoken]]) -> None:
+    """The labels of steps, written out for frames, are those steps again."""
+    states = StateTable.load(made[0] / "chain/states.npz")
+    _, labels_T = next(read_alignments(made[0] / "chain/ali", "dev"))
+    labels_K = step_labels(labels_T, states)
+    frames_T = frame_labels(labels_K, states)
+    assert len(frames_T) == 3 * len(labels_K) and np.array_equal(step_labels(frames_T, states), labels_K)
+    runs, steps = (runs_of(x, np.array([0, len(x)]), states) for x in (frames_T, labels_K))
+    assert (runs.state_R == 0).sum() == (steps.state_R == 0).sum()
+
+
 def test_damage_and_options_are_reported(made: tuple[Path, Lang, dict[str, Spoken]], tmp_path: Path) -> None:
     states = StateTable.load(made[0] / "chain/states.npz")
     for wrong, said in (({"subsampling": 0}, "0 frames per step"), ({"labels_L3": states.labels_L3[:-1]}, "")):
         replace(states, **wrong).save(tmp_path / "a.npz")
         with pytest.raises(InputError, match=rf"a\.npz: holds .*{said}"):
             StateTable.load(tmp_path / "a.npz")
+    (tmp_path / "decode/run").mkdir(parents=True)
+    System(made[0] / "chain", tmp_path, tmp_path, tmp_path / "graph", "mfcc").save(tmp_path / "decode/run")
+    (tmp_path / "graph").mkdir()
+    (tmp_path / "graph/HCLG.fst").touch()
+    with pytest.raises(InputError, match=r"decode/run: is of a chain model"):
+        export_decoding(tmp_path, "run", tmp_path / "kaldi")
     with pytest.raises(InputError, match=r"chain\.leaves must be at least 1"):
         ChainTreeOptions(leaves=0)

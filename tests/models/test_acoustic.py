@@ -49,7 +49,7 @@ def make(name: str, inputs: int = 6, outputs: int = 11, **changed: object) -> Ac
 
 @pytest.mark.parametrize("name", SMALL)
 def test_padding_has_no_influence(name: str) -> None:
-    """Nor has what is in it: NaNs of a damaged frame would spread."""
+    """Nor has what is in it, however large."""
     model, lengths_B = make(name).eval(), torch.tensor([11, 4, 1, 10])
     x_BTF = torch.randn(4, 11, 6)
     logits_BKP = model(x_BTF, lengths_B)
@@ -95,7 +95,7 @@ def test_nothing_but_weights_changes_in_training(name: str) -> None:
     assert all(torch.equal(value, before[key]) for key, value in model.named_buffers())
 
 
-@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("name", ["tdnnf 3", "conformer"])
 def test_sync_learners_are_one_learner(name: str, tmp_path: Path) -> None:
     egs_dir = write_examples(tmp_path / "egs", frames_U=(60,) * 12)
     options = replace(OPTIONS, model=model_options(**options_of(name)), schedule=Anneal(base=0.02))
@@ -107,18 +107,16 @@ def test_sync_learners_are_one_learner(name: str, tmp_path: Path) -> None:
     assert type(model).__name__.lower() == name.split()[0] and info["heldout_loss"] < 1.79
 
 
-@pytest.mark.parametrize("name", NEW)
-def test_exported_networks_have_the_same_scores(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "chain"), [("tdnnf", False), ("conformer 3", True)])
+def test_exported_networks_have_the_same_scores(name: str, chain: bool, tmp_path: Path) -> None:
     info = {"kind": "logmel", "chunk": 12, "pdf_counts": torch.arange(1, 12)}
     model, x_BTF = make(name).eval(), torch.randn(3, 12, 6)
-    for chain in (False, True):
-        save_model(tmp_path / "best.pt", model, info | {"chain": chain})
-        assert export_network(tmp_path / "best.pt", tmp_path / "net.pt2") < 1e-4
-        exported = torch.export.load(tmp_path / "net.pt2").module()(x_BTF)
-        expected = model(x_BTF)
-        if not chain:
-            expected = expected.log_softmax(2) - torch.from_numpy(log_priors(info["pdf_counts"].numpy()))
-        torch.testing.assert_close(exported, expected, atol=1e-5, rtol=1e-5)
+    save_model(tmp_path / "best.pt", model, info | {"chain": chain})
+    assert export_network(tmp_path / "best.pt", tmp_path / "net.pt2") < 1e-4
+    exported, expected = torch.export.load(tmp_path / "net.pt2").module()(x_BTF), model(x_BTF)
+    if not chain:
+        expected = expected.log_softmax(2) - torch.from_numpy(log_priors(info["pdf_counts"].numpy()))
+    torch.testing.assert_close(exported, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_outputs_are_repeated_for_their_frames() -> None:

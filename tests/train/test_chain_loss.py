@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
+from asr_am.distributed.strategies.local import Local
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.team import SingleProcess
 from asr_am.egs.loader import IGNORE
@@ -24,9 +26,10 @@ from asr_am.train.frame_loss import batch_loss
 from asr_am.train.path_sums import PathSums
 from asr_am.train.run_setup import RunSetup
 from asr_am.train.schedule import Anneal
+from asr_am.train.simulate import simulate_run
 from asr_am.train.trainer import train_run
 from tests.support.egs_examples import write_examples
-from tests.support.toy_runs import OPTIONS, final_state
+from tests.support.toy_runs import OPTIONS, WORKLOAD, cluster, final_state
 from tests.train.test_mmi_loss import graph as mmi_graph
 
 CPU = torch.device("cpu")
@@ -56,13 +59,13 @@ def loss_of(**options: float) -> ChainLoss:
 
 def test_leaks_are_arcs_from_every_state() -> None:
     """Against A' = (I + leaky x 1 start^T) A / (1 + leaky), path by path in float64."""
-    leaky, g, scores_BTP = 0.3, graph(), scores(2, 4)
+    leaky, g, scores_BTP = 0.3, graph(), scores(2, 3)
     start_S = g.start_S.astype(np.float64)
     arcs_SS = (np.eye(STATES) + leaky * np.outer(np.ones(STATES), start_S)) / (1 + leaky) @ g.arcs_SS.toarray()
     total, expected_BTP = 0.0, np.zeros(scores_BTP.shape)
     for b, score_TP in enumerate(scores_BTP.double().numpy()):
         weights = {}
-        for path in product(range(STATES), repeat=4):
+        for path in product(range(STATES), repeat=3):
             emitted = np.exp(sum(score_TP[t, g.pdf_S[s]] for t, s in enumerate(path)))
             weights[path] = (start_S @ arcs_SS)[path[0]] * np.prod([arcs_SS[pair] for pair in pairwise(path)]) * emitted
         total += np.log(sum(weights.values()))
@@ -177,13 +180,16 @@ def test_gradient_is_that_of_the_loss() -> None:
     assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(norm2**0.5, rel=0.02)
 
 
-def test_learners_train_it_and_the_model_is_saved_without_the_second_layer(tmp_path: Path) -> None:
+def test_learners_are_one_learner_and_the_model_is_saved_without_the_second_layer(tmp_path: Path) -> None:
     egs_dir, denominator = write_examples(tmp_path / "egs", frames_U=(60,) * 12), tmp_path / "graph.npz"
     graph().save(denominator)
     model = TdnnfOptions(1, 1, 12, 4, 6, subsampling=3)
     options = replace(OPTIONS, model=model, chain=ChainOptions(), schedule=Anneal(base=0.01))
-    setup = RunSetup(egs_dir, tmp_path / "run", options, Sync, denominator=denominator)
-    train_run(setup, SingleProcess())
+    train_run(RunSetup(egs_dir, tmp_path / "run", options, Local, denominator=denominator), SingleProcess())
+    four = RunSetup(egs_dir, tmp_path / "four", options, Sync, learners=4, denominator=denominator)
+    simulate_run(four, cluster(), WORKLOAD, 0)
+    losses = [json.loads((tmp_path / out / "summary.json").read_text())["heldout_loss"] for out in ("run", "four")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3) and losses[0][1] < losses[0][0]
     trained, info = load_acoustic_model(tmp_path / "run/best.pt")
     assert info["chain"] is True and trained.xent is None
     weights = final_state(tmp_path / "run")["strategy"]["weights"]
