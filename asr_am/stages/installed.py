@@ -29,7 +29,7 @@ def register_installed() -> None:
     for group, points in GROUPS.items():
         for name, target in declared(points).items():
             if (CONF / group / f"{name}.yaml").is_file():
-                raise InputError(f"{group}={name}: is in conf already, and {target} declares it; rename the entry point")
+                raise InputError(f"{group}={name}: is in conf already, and {target} declares it; rename it")
             package = "_global_" if group == "corpus" else None  # as files in conf/corpus
             ConfigStore.instance().store(name, _choice(group, name, target), group, package, "an installed package")
 
