@@ -14,7 +14,6 @@ from asr_am.distributed.leases import GradientFn, LearnerLost, Leases, Segment
 from asr_am.distributed.membership import Membership
 from asr_am.distributed.runtime.event_loop import CommClosed, EventLoop, TeamEvent, TeamLock, WaitMonitor
 from asr_am.distributed.runtime.fault_injection import ComputeEmulator
-from asr_am.distributed.runtime.messaging import Transport
 from asr_am.distributed.runtime.step_watch import StepWatch
 from asr_am.distributed.team import CommStats, CostKind, Gather, Group, Message, ModelSize, Work
 from asr_am.distributed.wire_dtype import rounded
@@ -23,7 +22,7 @@ SHUTDOWN_TIMEOUT = 5.0  # seconds for communication tasks to end
 
 
 class Backend(Protocol):
-    """Collectives and control plane: `TorchBackend` or `CoordinatedBackend`.
+    """Collectives and control plane: `TorchBackend`, `MpiBackend` or `CoordinatedBackend`.
 
     Attributes:
         world: the group of all learners.
@@ -38,6 +37,15 @@ class Backend(Protocol):
     def restart_team(self, reason: str, lost: int | None) -> NoReturn: ...
     def confirm(self) -> None: ...
     def close(self) -> None: ...
+
+
+class Transport(Protocol):
+    """Messages to other learners: `messaging.Transport` or `mpi_team.MpiTransport`."""
+
+    def register_tag(self, tag: str, lengths: tuple[int, ...]) -> None: ...
+    def send(self, to: int, tag: str, clock: int, tensors: tuple[Tensor, ...]) -> None: ...
+    def recv(self, tag: str, source: int | None, timeout: float | None) -> Message | None: ...
+    def send_goodbye(self, lost: int | None) -> None: ...
 
 
 class ProcessTeam:
