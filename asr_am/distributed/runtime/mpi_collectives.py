@@ -23,16 +23,12 @@ from asr_am.distributed.wire_dtype import mean_in_order, rounded, travels_as
 
 
 class MpiWork:
-    """A collective under way.
-
-    Args:
-        wait_monitor: wakes the learner's tasks.
-        finish: takes the result over, in the task that waits.
-    """
+    """A collective under way. `finish` takes its result over, in the task that waits."""
 
     def __init__(self, wait_monitor: WaitMonitor, finish: Callable[[Tensor], Any]) -> None:
         self._wait_monitor, self._finish = wait_monitor, finish
         self._result: Tensor | None = None
+        self.own: Tensor | None = None  # mean of this member's part of an all-reduce
         self._value: Any = None
         self._taken = False
 
@@ -53,16 +49,7 @@ class MpiWork:
 
 
 class MpiGroup:
-    """The `Group` of this process. All members make it at the same time.
-
-    Args:
-        link: the communication thread's requests.
-        event_loop: the communication thread.
-        wait_monitor: wakes the learner's tasks.
-        ranks: ranks of the members in the team.
-        comm_stats: counts bytes sent.
-        wire: type in which float32 tensors are sent.
-    """
+    """The `Group` of this process with the members `ranks`, which make it at the same time."""
 
     def __init__(
         self, link: MpiLink, event_loop: EventLoop, wait_monitor: WaitMonitor, ranks: Sequence[int],
@@ -74,7 +61,9 @@ class MpiGroup:
         members = link.mpi.COMM_WORLD.group.Incl(list(ranks))
         self._comm = link.mpi.COMM_WORLD.Create_group(members)
         self._means = self._comm.Dup()  # all-gathers of means begin while later collectives are under way
-        self._summing: deque[_Mean] = deque()  # all-reduces in the order of their start
+        self._summing: deque[tuple[MpiWork, Tensor]] = (
+            deque()
+        )  # all-reduces in the order of their start, and their parts
 
     def start_all_reduce_mean(self, x: Tensor, modelled: float | None = None) -> MpiWork:
         self._count(self.rank + 1, round(2 * (self.size - 1) / self.size * len(x) * self._wire.itemsize))
@@ -82,8 +71,12 @@ class MpiGroup:
         sent = torch.zeros(self.size * length, dtype=self._wire)
         sent[: len(x)] = x
         received = torch.empty_like(sent)
-        work = MpiWork(self._wait_monitor, lambda means: x.copy_(means[: len(x)]))
-        self._event_loop.call(partial(self._exchange_parts, _Mean(received, work), sent))
+
+        def finish(means: Tensor) -> None:
+            x.copy_(means[: len(x)])
+
+        work = MpiWork(self._wait_monitor, finish)
+        self._event_loop.call(partial(self._exchange_parts, work, sent, received))
         return work
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> MpiWork:
@@ -126,27 +119,19 @@ class MpiGroup:
 
     # called in the communication thread
 
-    def _exchange_parts(self, mean: _Mean, sent: Tensor) -> None:
-        self._summing.append(mean)
-        request = self._comm.Ialltoall(_bytes(sent), _bytes(mean.parts))
-        self._link.track(request, sent, partial(self._sum, mean))
+    def _exchange_parts(self, work: MpiWork, sent: Tensor, parts: Tensor) -> None:
+        self._summing.append((work, parts))
+        request = self._comm.Ialltoall(_bytes(sent), _bytes(parts))
+        self._link.track(request, sent, partial(self._sum, work, parts))
 
-    def _sum(self, mean: _Mean) -> None:
+    def _sum(self, work: MpiWork, parts: Tensor) -> None:
         """Sums the own part, and starts the all-gathers of means whose turn it is: all members have one order."""
-        mean.own = mean_in_order(mean.parts.view(self.size, -1)).to(self._wire)
-        while self._summing and self._summing[0].own is not None:
-            first = self._summing.popleft()
+        work.own = mean_in_order(parts.view(self.size, -1)).to(self._wire)
+        while self._summing and self._summing[0][0].own is not None:
+            first, means = self._summing.popleft()
             assert first.own is not None
-            request = self._means.Iallgather(_bytes(first.own), _bytes(first.parts))
-            self._link.track(request, first.own, partial(first.work.complete, first.parts))
-
-
-class _Mean:
-    """An all-reduce: this member's part of each member's tensor, later all means, and its own mean when it has it."""
-
-    def __init__(self, parts: Tensor, work: MpiWork) -> None:
-        self.parts, self.work = parts, work
-        self.own: Tensor | None = None
+            request = self._means.Iallgather(_bytes(first.own), _bytes(means))
+            self._link.track(request, first.own, partial(first.complete, means))
 
 
 def _bytes(x: Tensor) -> np.ndarray:

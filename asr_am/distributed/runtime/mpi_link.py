@@ -17,13 +17,18 @@ import numpy as np
 from asr_am.distributed.runtime.event_loop import EventLoop
 from asr_am.errors import InputError
 
+COMMAND = "mpirun -n 4 python -m asr_am.stages train launcher=mpi learners=4 ..."
+
 
 def start_mpi() -> Any:
     """Starts MPI, and returns the module `mpi4py.MPI`.
 
     Raises:
-        InputError: mpi4py or its MPI is missing, it allows no threads, or does not know the others.
+        InputError: mpirun has not started this process, mpi4py or its MPI is missing, allows no threads, or does not
+            know the others.
     """
+    if "RANK" not in os.environ:
+        raise InputError(f"launcher=mpi: mpirun has not started this process; use {COMMAND}")
     try:
         import mpi4py
 
@@ -36,7 +41,7 @@ def start_mpi() -> Any:
         ) from error
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise InputError("launcher=mpi: this MPI allows one thread only; use one with MPI_THREAD_SERIALIZED")
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = int(os.environ["WORLD_SIZE"])
     if MPI.COMM_WORLD.size != size:
         raise InputError(
             f"launcher=mpi: mpi4py's MPI sees {MPI.COMM_WORLD.size} processes where {size} were started: use the "
@@ -47,28 +52,18 @@ def start_mpi() -> Any:
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 50e-6, 1e-3  # seconds between two polls
 
-Handler = Callable[[int, bytes], None]
-"""Handles a frame: rank of its sender, and its bytes."""
-
 
 class MpiLink:
-    """Frames between all processes, and requests under way.
+    """Frames between all processes (short messages that keep their order), and requests under way.
 
-    Frames are short messages that arrive in the order in which they were sent. Made before the event loop is started.
-
-    Args:
-        mpi: the module `mpi4py.MPI`.
-        event_loop: the communication thread.
-
-    Attributes:
-        handlers: handler of frames by kind.
+    Made before the event loop is started. `handlers` has a function of sender and bytes for each kind of frame.
     """
 
     def __init__(self, mpi: Any, event_loop: EventLoop) -> None:
         self.mpi, self._event_loop = mpi, event_loop
         self._frames, self._payloads = mpi.COMM_WORLD.Dup(), mpi.COMM_WORLD.Dup()
-        self.rank = self._frames.rank
-        self.handlers: dict[int, Handler] = {}
+        self.rank, self.size = self._frames.rank, self._frames.size
+        self.handlers: dict[int, Callable[[int, bytes], None]] = {}
         self._pending: list[tuple[Any, object, Callable[[], None]]] = []  # request, its buffer, what follows
         self._pause = LONGEST_PAUSE
         event_loop.call(self._poll)

@@ -7,11 +7,12 @@ Learner 0 serves leases and barriers of asynchronous strategies (`coordinator`).
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import count
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,23 +20,17 @@ import torch
 from torch import Tensor
 
 from asr_am.distributed.cluster_config import Faults, Workload
-from asr_am.distributed.coordinated_backend import RELIABLE, CoordinatedBackend, answer_value
+from asr_am.distributed.coordinated_backend import RELIABLE, CoordinatedBackend
 from asr_am.distributed.coordinator import Coordinator
 from asr_am.distributed.launch_spec import WireDtype
 from asr_am.distributed.leases import LearnerLost, Leases, RoundRobinLeases, Segment
 from asr_am.distributed.membership import Membership, apply_event
+from asr_am.distributed.runtime.control_client import Requests
 from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
 from asr_am.distributed.runtime.fault_injection import ComputeEmulator, MessageFaults, arm_crash
 from asr_am.distributed.runtime.gpu_placement import place
 from asr_am.distributed.runtime.message_buffers import BufferPool
-from asr_am.distributed.runtime.message_queues import (
-    OutgoingMessage,
-    Receiver,
-    SendChannel,
-    Sender,
-    fill,
-    lengths_of,
-)
+from asr_am.distributed.runtime.message_queues import OutgoingMessage, Receiver, SendChannel, Sender, fill, lengths_of
 from asr_am.distributed.runtime.mpi_collectives import MpiGroup
 from asr_am.distributed.runtime.mpi_link import MpiLink, start_mpi
 from asr_am.distributed.runtime.team import Backend, ProcessTeam
@@ -51,25 +46,19 @@ class MpiTransport:
     """Messages of one learner: headers of `wire` in frames, each followed by the words of the message.
 
     Args:
-        link: the communication thread's frames.
-        event_loop: the communication thread.
-        rank: rank of this learner.
-        membership: state of the other learners.
-        wait_monitor: wakes the learner's tasks.
-        comm_stats: statistics of this learner.
-        message_faults: injected faults.
         reliable: tags without injected faults.
         wire: type in which float32 tensors are sent.
     """
 
     def __init__(
-        self, link: MpiLink, event_loop: EventLoop, rank: int, membership: Membership, wait_monitor: WaitMonitor,
+        self, link: MpiLink, event_loop: EventLoop, membership: Membership, wait_monitor: WaitMonitor,
         comm_stats: CommStats, message_faults: MessageFaults, reliable: Sequence[str], wire: torch.dtype,
     ) -> None:  # fmt: skip
-        self._link, self._event_loop, self._rank, self._wire = link, event_loop, rank, wire
+        self._link, self._event_loop, self._wire = link, event_loop, wire
+        self._hello = WireHeader(Kind.HELLO, bytes(16), link.rank, 0)  # MPI knows which run this is
         self._membership, self._wait_monitor = membership, wait_monitor
         self._buffers = BufferPool()
-        self._receiver = Receiver(bytes(16), membership, wait_monitor, comm_stats, self._buffers)
+        self._receiver = Receiver(self._hello.run, membership, wait_monitor, comm_stats, self._buffers)
         self._sender = Sender(comm_stats, message_faults, reliable)
         link.handlers[MESSAGE] = self._on_frame
 
@@ -104,19 +93,22 @@ class MpiTransport:
             self._link.track(request, None, partial(left.append, True))
 
         self._event_loop.call(leave)
-        while not (left and self._link.idle):
+        while not (left and self._link.idle) and self._wait_monitor.failure is None:
             time.sleep(1e-3)
 
     # called in the communication thread
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        with self._wait_monitor.change():
+            apply_event(self._membership, event, self)
 
     def on_peer_started(self, rank: int, incarnation: int, address: str) -> None:
         raise AssertionError("MPI starts no process again")
 
     def on_peer_died(self, rank: int, incarnation: int) -> None:
         """Notes that a learner has finished."""
-        with self._wait_monitor.change():
-            if self._membership.mark_dead(rank, incarnation):
-                self._sender.drop(rank)
+        if self._membership.mark_dead(rank, incarnation):
+            self._sender.drop(rank)
 
     def _push(self, channel: SendChannel) -> None:
         message = channel.in_flight
@@ -127,9 +119,9 @@ class MpiTransport:
             return
         channel.sent = 1
         self._send_credits(channel.to)  # first, so that who hears from this learner may send the next message
-        header = WireHeader(
-            Kind.CHUNK, bytes(16), self._rank, 0, message.clock, channel.tag, message.number, lengths=message.lengths,
-            exact=message.exact, dtype=message.dtype,
+        header = replace(
+            self._hello, kind=Kind.CHUNK, clock=message.clock, tag=channel.tag, seq=message.number,
+            lengths=message.lengths, exact=message.exact, dtype=message.dtype,
         )  # fmt: skip
         self._link.send(channel.to, MESSAGE, encode(header), message.words)
 
@@ -137,8 +129,7 @@ class MpiTransport:
         credits = self._receiver.credits[rank]
         while credits:
             credit = credits.popleft()
-            header = WireHeader(Kind.ACK, bytes(16), self._rank, 0, 0, credit.tag, credit.seq)
-            self._link.send(rank, MESSAGE, encode(header))
+            self._link.send(rank, MESSAGE, encode(replace(self._hello, kind=Kind.ACK, tag=credit.tag, seq=credit.seq)))
 
     def _on_frame(self, source: int, frame: bytes) -> None:
         header = decode(frame)
@@ -158,16 +149,12 @@ class MpiTransport:
 
 
 class MpiBackend:
-    """Collectives and control plane of a synchronous team.
-
-    Args:
-        link, event_loop, wait_monitor, comm_stats, wire: as of `MpiGroup`.
-    """
+    """Collectives and control plane of a synchronous team. The arguments are those of `MpiGroup`."""
 
     def __init__(
         self, link: MpiLink, event_loop: EventLoop, wait_monitor: WaitMonitor, comm_stats: CommStats, wire: torch.dtype
     ) -> None:
-        self._rank, self._size = link.rank, link.mpi.COMM_WORLD.size
+        self._rank, self._size = link.rank, link.size
         self._event_loop, self._wait_monitor = event_loop, wait_monitor
         self._make_group = partial(MpiGroup, link, event_loop, wait_monitor)
         self._comm_stats, self._wire = comm_stats, wire
@@ -216,53 +203,29 @@ class MpiBackend:
         pass
 
 
-class MpiControl:
-    """A learner's connection to the coordinator (`coordinated_backend.ControlClient`), as JSON in frames.
-
-    Args:
-        link: the communication thread's frames.
-        event_loop: the communication thread.
-        wait_monitor: wakes the learner's tasks.
-        membership: state of the other learners.
-        transport: is told of learners that have finished.
-    """
+class MpiControl(Requests):
+    """A learner's connection to the coordinator in learner 0, as JSON in frames."""
 
     def __init__(
-        self, link: MpiLink, event_loop: EventLoop, wait_monitor: WaitMonitor, membership: Membership,
-        transport: MpiTransport,
-    ) -> None:  # fmt: skip
-        self._link, self._event_loop, self._wait_monitor = link, event_loop, wait_monitor
-        self._membership, self._transport = membership, transport
-        self._coordinator = Coordinator(membership.size, self._send) if link.rank == 0 else None
-        self._request_ids = count(1)
-        self._answers: dict[int, dict[str, Any]] = {}
+        self, link: MpiLink, event_loop: EventLoop, wait_monitor: WaitMonitor, transport: MpiTransport
+    ) -> None:
+        super().__init__(wait_monitor, transport.on_event, "learner 0")
+        self._link, self._event_loop = link, event_loop
+        self._coordinator = Coordinator(link.size, self._send_to) if link.rank == 0 else None
         link.handlers[CONTROL] = self._receive
 
-    def request(self, op: str, timeout: float | None = None, **fields: object) -> Any:
-        """Sends a request, and waits for the answer. Raises what the coordinator answers as an error."""
-        request_id = next(self._request_ids)
-        self.notify(op, id=request_id, **fields)
-        self._wait_monitor.wait_for(lambda: request_id in self._answers)
-        return answer_value(self._answers.pop(request_id))
+    def _send(self, message: dict[str, object]) -> None:
+        self._event_loop.call(partial(self._send_to, 0, message))
 
-    def notify(self, op: str, **fields: object) -> None:
-        self._event_loop.call(partial(self._send, 0, {"op": op, **fields}))
-
-    def _send(self, to: int, message: dict[str, Any]) -> None:
-        self._link.send(to, CONTROL, json.dumps(message).encode())
+    def _send_to(self, rank: int, message: dict[str, Any]) -> None:
+        self._link.send(rank, CONTROL, json.dumps(message).encode())
 
     def _receive(self, source: int, frame: bytes) -> None:
         message = json.loads(frame)
         if "op" in message:
             self._serve(source, message)
-        elif "id" in message:
-            with self._wait_monitor.change():
-                self._answers[message["id"]] = message
-        elif "error" in message:
-            self._wait_monitor.fail(RuntimeError(message["error"]))
         else:
-            with self._wait_monitor.change():
-                apply_event(self._membership, message, self._transport)
+            self.handle(message)
 
     def _serve(self, source: int, message: dict[str, Any]) -> None:
         assert self._coordinator is not None
@@ -276,13 +239,11 @@ class MpiControl:
         except Exception as error:  # an error of one learner must not end the others
             kind = "input" if isinstance(error, InputError) else ""
             answer = {"error": f"{message['op']}: {error}", "kind": kind}
-            self._send(source, answer | ({"id": message["id"]} if "id" in message else {}))
+            self._send_to(source, answer | ({"id": message["id"]} if "id" in message else {}))
 
 
 class MpiTeam(ProcessTeam):
     """The `Team` of a process that mpirun has started."""
-
-    mpi: Any
 
     def close(self) -> None:
         """Ends MPI together with all others. Leaves it as it is after a failure: mpirun then ends the others."""
@@ -290,21 +251,17 @@ class MpiTeam(ProcessTeam):
         if self._closed or failed or self._wait_monitor.failure is not None:
             return
         super().close()
-        self.mpi.Finalize()
+        start_mpi().Finalize()
 
 
 def connect_mpi(
     faults: Faults, workload: Workload | None = None, *, synchronous: bool, device: str = "cpu",
     wire: WireDtype = "float32",
 ) -> ProcessTeam:  # fmt: skip
-    """Connects this process to the others that mpirun has started.
+    """Connects this process to the others that mpirun has started. The other arguments are those of `connect`.
 
     Args:
-        faults: faults to inject.
-        workload: model whose computing time is emulated.
         synchronous: the strategy takes its steps at all learners together.
-        device: device whose figures of the workload are used.
-        wire: type in which weights and gradients travel.
 
     Raises:
         InputError: MPI cannot be used.
@@ -321,7 +278,7 @@ def connect_mpi(
     event_loop = EventLoop(wait_monitor)
     link = MpiLink(mpi, event_loop)
     transport = MpiTransport(
-        link, event_loop, rank, membership, wait_monitor, comm_stats, MessageFaults(faults, rank, 0),
+        link, event_loop, membership, wait_monitor, comm_stats, MessageFaults(faults, rank, 0),
         () if synchronous else RELIABLE, dtype,
     )  # fmt: skip
     hosts, run = _tell_all(mpi, local)
@@ -331,25 +288,22 @@ def connect_mpi(
         backend = MpiBackend(link, event_loop, wait_monitor, comm_stats, dtype)
         event_loop.start()
     else:
-        control = MpiControl(link, event_loop, wait_monitor, membership, transport)
+        control = MpiControl(link, event_loop, wait_monitor, transport)
         backend = CoordinatedBackend(control, transport, rank, 0)
         event_loop.start()
         control.notify("hello")
         wait_monitor.wait_for(lambda: membership.complete)
-    team = MpiTeam(
+    arm_crash(faults, rank, 0, comm_stats)
+    return MpiTeam(
         run, 0, hosts, comm_stats, membership, wait_monitor, event_loop, transport, backend, compute_emulator, dtype
     )
-    team.mpi = mpi
-    arm_crash(faults, rank, 0, comm_stats)
-    return team
 
 
 def _tell_all(mpi: Any, local: Any) -> tuple[list[int], str]:
     """Returns the index of the host of each rank, and the identity of the run, which learner 0 chooses."""
-    leaders, run = np.empty(mpi.COMM_WORLD.size, np.int64), np.random.default_rng().bytes(16)
-    leader, identity = np.array([mpi.COMM_WORLD.rank], np.int64), bytearray(run)
+    leader, leaders = np.array([mpi.COMM_WORLD.rank]), np.empty(mpi.COMM_WORLD.size, np.int64)
+    run = bytearray(secrets.token_bytes(16))
     local.Bcast(leader)
     mpi.COMM_WORLD.Allgather(leader, leaders)
-    mpi.COMM_WORLD.Bcast(identity)
-    names = sorted(set(leaders.tolist()))
-    return [names.index(leader) for leader in leaders.tolist()], bytes(identity).hex()
+    mpi.COMM_WORLD.Bcast(run)
+    return np.unique(leaders, return_inverse=True)[1].tolist(), run.hex()

@@ -10,6 +10,7 @@ from typing import Literal, NoReturn, Protocol
 import torch
 from torch import Tensor
 
+from asr_am.distributed.coordinated_backend import Transport
 from asr_am.distributed.leases import GradientFn, LearnerLost, Leases, Segment
 from asr_am.distributed.membership import Membership
 from asr_am.distributed.runtime.event_loop import CommClosed, EventLoop, TeamEvent, TeamLock, WaitMonitor
@@ -39,12 +40,9 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
-class Transport(Protocol):
+class LeavingTransport(Transport, Protocol):
     """Messages to other learners: `messaging.Transport` or `mpi_team.MpiTransport`."""
 
-    def register_tag(self, tag: str, lengths: tuple[int, ...]) -> None: ...
-    def send(self, to: int, tag: str, clock: int, tensors: tuple[Tensor, ...]) -> None: ...
-    def recv(self, tag: str, source: int | None, timeout: float | None) -> Message | None: ...
     def send_goodbye(self, lost: int | None) -> None: ...
 
 
@@ -69,7 +67,7 @@ class ProcessTeam:
 
     def __init__(
         self, launch: str, incarnation: int, hosts: Sequence[int], comm_stats: CommStats, membership: Membership,
-        wait_monitor: WaitMonitor, event_loop: EventLoop, transport: Transport, backend: Backend,
+        wait_monitor: WaitMonitor, event_loop: EventLoop, transport: LeavingTransport, backend: Backend,
         compute_emulator: ComputeEmulator, wire: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
         self.rank, self.size, self.incarnation = membership.rank, membership.size, incarnation
