@@ -307,7 +307,7 @@ class Receiver:
             pass  # of a message that a broken connection has cut off
         elif stream.phase is not Phase.FILLING:
             pass  # the rest of a message that was rejected
-        elif header.offset != stream.filled or header.words != len(stream.words):
+        elif header.offset != stream.filled or header.lengths != stream.head.lengths:
             self._reject_message(stream, header)
         else:
             self._fill(stream, payload)
