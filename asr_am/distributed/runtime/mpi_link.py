@@ -41,7 +41,7 @@ def start_mpi() -> Any:
         ) from error
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise InputError("launcher=mpi: this MPI allows one thread only; use one with MPI_THREAD_SERIALIZED")
-    size = int(os.environ["WORLD_SIZE"])
+    size = int(os.environ.get("WORLD_SIZE", "1"))
     if MPI.COMM_WORLD.size != size:
         raise InputError(
             f"launcher=mpi: mpi4py's MPI sees {MPI.COMM_WORLD.size} processes where {size} were started: use the "
