@@ -12,6 +12,7 @@ messaging        point-to-point messages: sockets and connections
 message_queues   outgoing and incoming messages
 message_buffers  their memory, shared by learners of one host
 wire             header of every frame
+mpi_environment  variables of mpirun
 mpi_link         MPI: its start, frames and requests
 mpi_collectives  collectives over MPI
 mpi_team         the team of processes that mpirun has started
