@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.data.ownership import DONE
+from asr_am.distributed.runtime.mpi_environment import mpi_environment
 from asr_am.distributed.runtime.preemption import noting
 from asr_am.distributed.runtime.slurm import slurm_environment
 from asr_am.distributed.runtime.worker_process import end_process
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LAUNCHERS = ("alone", "virtual", "process", "torchrun")
+LAUNCHERS = ("alone", "virtual", "process", "torchrun", "mpi")
+JOINING = ("torchrun", "mpi")  # launchers whose learners are started by others, each as a process of this stage
 SETTINGS = "config.yaml"
 OTHERS = ("wandb", "tensorboard", "checkpoints")  # folders of a run that change or go while its results stay
 MADE = (
@@ -74,17 +76,20 @@ def run_target(cfg: DictConfig) -> Target:
     """Returns a training run."""
     check_launcher(cfg)
     launcher, servers = cfg.launcher.name, num_dedicated_servers(cfg)
-    if launcher == "torchrun":
+    if launcher in JOINING:
         os.environ.update(slurm_environment(os.environ))  # for tasks of srun
+    if launcher == "mpi":
+        os.environ.update(mpi_environment(os.environ))
     world = os.environ.get("WORLD_SIZE")
-    if launcher == "torchrun" and world and world != str(cfg.learners + servers):
+    if launcher in JOINING and world and world != str(cfg.learners + servers):
         raise InputError(
-            f"learners={cfg.learners}: torchrun or Slurm has started {world} processes (WORLD_SIZE), but the run has "
+            f"learners={cfg.learners}: {launcher.replace('mpi', 'mpirun')} or Slurm has started {world} processes "
+            "(WORLD_SIZE), but the run has "
             f"{cfg.learners} learners and {servers} servers; start as many processes, or change learners"
         )
     inputs = [egs_dir(cfg), *([Path(cfg.train.init)] if cfg.train.init else [])]
     inputs += [denominator_path(cfg).parent] if cfg.train.get("mmi") or cfg.train.get("chain") else []
-    rank = os.environ.get("RANK", "0") if launcher == "torchrun" else cfg.launcher.get("node_rank", 0)
+    rank = os.environ.get("RANK", "0") if launcher in JOINING else cfg.launcher.get("node_rank", 0)
     is_leader = int(rank) == 0
     return Target(
         run_dir(cfg), inputs, key_values(cfg), partial(train_run, cfg, is_leader), in_place=True, makes=MADE,
@@ -99,7 +104,9 @@ def check_launcher(cfg: DictConfig) -> None:
         raise InputError(f"launcher.name={launcher}: there is no such launcher{choices(str(launcher), LAUNCHERS)}")
     if launcher == "alone" and cfg.learners + servers != 1:
         more = " and dedicated servers" if servers else ""
-        raise InputError(f"learners={cfg.learners}{more} need launcher=virtual, launcher=process or launcher=torchrun")
+        raise InputError(
+            f"learners={cfg.learners}{more} need launcher=virtual, launcher=process, launcher=torchrun or launcher=mpi"
+        )
 
 
 def check_options(cfg: DictConfig) -> None:
@@ -124,7 +131,7 @@ def train_run(cfg: DictConfig, is_leader: bool, out: Path) -> None:
 
     Args:
         cfg: the whole configuration.
-        is_leader: False on all hosts (launcher=process) or ranks (launcher=torchrun) but one, which write nothing here.
+        is_leader: False on all hosts (launcher=process) or ranks (torchrun, mpi) but one, which write nothing here.
         out: directory of the run.
     """
     from asr_am.distributed.leases import HostLost
@@ -171,8 +178,8 @@ def on_hosts_left(cfg: DictConfig, config: TrainConfig, lost: HostLost) -> DictC
 
 def start(config: TrainConfig) -> None:
     """Trains any model, with the processes that the launcher says."""
-    launchers = {"alone": train_alone, "virtual": train_simulated, "process": train_processes, "torchrun": run_worker}
-    launchers[config.launcher](config)
+    starts = {"alone": train_alone, "virtual": train_simulated, "process": train_processes}
+    starts.get(config.launcher, run_worker)(config)
 
 
 def run_bytes(cfg: DictConfig) -> float:

@@ -1,7 +1,7 @@
 """One learner of a run: `python -m asr_am.stages.train_worker exp/<corpus>/train/<run>/config.yaml`.
 
 Stages `train` and `rescore` start this program with launcher=process. The latter gives it exp/<corpus>/lm/<name>, a
-language model. With launcher=torchrun, stage `train` calls `run_worker`.
+language model. With launcher=torchrun or mpi, stage `train` calls `run_worker`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,14 @@ def run_worker(config: TrainConfig) -> None:
 def connect_team(config: TrainConfig) -> Team:
     """Connects to the other learners. Raises InputError if they cannot be reached."""
     from asr_am.distributed.runtime.connect import connect
+    from asr_am.distributed.runtime.mpi_team import connect_mpi
 
     launch = config.launch_options
+    if config.launcher == "mpi":
+        return connect_mpi(
+            config.cluster.faults, config.workload, synchronous=config.synchronous, device=config.cluster.device,
+            wire=launch.wire,
+        )  # fmt: skip
     return connect(
         config.cluster.faults, config.workload, device=config.cluster.device, timeout=launch.timeout,
         key_file=launch.key_file, encrypt=launch.encrypt, wire=launch.wire,

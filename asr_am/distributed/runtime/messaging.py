@@ -37,7 +37,7 @@ from asr_am.distributed.runtime.message_queues import (
 from asr_am.distributed.runtime.security import MAX_FRAME_BYTES, ConnectionMonitor, next_event, open_socket, watch
 from asr_am.distributed.runtime.wire import CHUNK, Kind, Malformed, WireHeader, check_tag, decode, encode
 from asr_am.distributed.team import CommStats, Message
-from asr_am.distributed.wire_dtype import num_words, rounded, travels_as
+from asr_am.distributed.wire_dtype import num_words, travels_as
 
 MAX_CHUNKS_AHEAD = 64  # chunks that ZeroMQ queues for one connection
 
@@ -208,20 +208,9 @@ class Transport:
                 self._event_loop.call(partial(self._push, channel))
 
     def recv(self, tag: str, source: int | None, timeout: float | None) -> Message | None:
-        """Waits for a message. Also returns None if `source` dies or restarts, and has left no message."""
-        message: Message | None = None
-        first = self._membership[source] if source is not None else None
-
-        def ready() -> bool:
-            nonlocal message
-            message = self._receiver.take(tag, source)
-            peer_gone = source is not None and (not self._membership[source].alive or self._membership[source] != first)
-            return message is not None or peer_gone
-
-        self._wait_monitor.wait_for(ready, timeout)
+        message = self._receiver.recv(tag, source, timeout)
         if message is not None:
             self._event_loop.call(partial(self._send_credits, message.source))
-            message = replace(message, tensors=tuple(rounded(tensor, tensor.dtype) for tensor in message.tensors))
         return message
 
     def send_goodbye(self, lost: int | None) -> None:

@@ -10,11 +10,11 @@ from typing import Literal, NoReturn, Protocol
 import torch
 from torch import Tensor
 
+from asr_am.distributed.coordinated_backend import Transport
 from asr_am.distributed.leases import GradientFn, LearnerLost, Leases, Segment
 from asr_am.distributed.membership import Membership
 from asr_am.distributed.runtime.event_loop import CommClosed, EventLoop, TeamEvent, TeamLock, WaitMonitor
 from asr_am.distributed.runtime.fault_injection import ComputeEmulator
-from asr_am.distributed.runtime.messaging import Transport
 from asr_am.distributed.runtime.step_watch import StepWatch
 from asr_am.distributed.team import CommStats, CostKind, Gather, Group, Message, ModelSize, Work
 from asr_am.distributed.wire_dtype import rounded
@@ -23,7 +23,7 @@ SHUTDOWN_TIMEOUT = 5.0  # seconds for communication tasks to end
 
 
 class Backend(Protocol):
-    """Collectives and control plane: `TorchBackend` or `CoordinatedBackend`.
+    """Collectives and control plane: `TorchBackend`, `MpiBackend` or `CoordinatedBackend`.
 
     Attributes:
         world: the group of all learners.
@@ -38,6 +38,12 @@ class Backend(Protocol):
     def restart_team(self, reason: str, lost: int | None) -> NoReturn: ...
     def confirm(self) -> None: ...
     def close(self) -> None: ...
+
+
+class LeavingTransport(Transport, Protocol):
+    """Messages to other learners: `messaging.Transport` or `mpi_team.MpiTransport`."""
+
+    def send_goodbye(self, lost: int | None) -> None: ...
 
 
 class ProcessTeam:
@@ -61,7 +67,7 @@ class ProcessTeam:
 
     def __init__(
         self, launch: str, incarnation: int, hosts: Sequence[int], comm_stats: CommStats, membership: Membership,
-        wait_monitor: WaitMonitor, event_loop: EventLoop, transport: Transport, backend: Backend,
+        wait_monitor: WaitMonitor, event_loop: EventLoop, transport: LeavingTransport, backend: Backend,
         compute_emulator: ComputeEmulator, wire: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
         self.rank, self.size, self.incarnation = membership.rank, membership.size, incarnation

@@ -161,7 +161,8 @@ class RoundedMeanWork:
         self._complete = False
 
     def done(self) -> bool:
-        return self._complete
+        """Returns whether the first step is complete. The second is left to `wait`."""
+        return self._complete or self._exchange.done()
 
     def wait(self) -> None:
         if self._complete:
@@ -230,14 +231,9 @@ class TorchBackend:
         assert dist.group.WORLD is not None
         self._groups = [dist.group.WORLD, self._control]
         self.world: Group = TorchGroup(
-            dist.group.WORLD,
-            range(membership.size),
-            membership.rank,
-            comm_stats,
-            self.complete,
-            self._through_cpu,
+            dist.group.WORLD, range(membership.size), membership.rank, comm_stats, self.complete, self._through_cpu,
             wire,
-        )
+        )  # fmt: skip
 
     def split(self, groups: Sequence[Sequence[int]]) -> Group | None:
         """Creates all groups: torch.distributed needs all processes to create all groups in the same order."""
