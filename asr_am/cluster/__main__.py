@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
         found = prediction.predict(cfgs)
         folder = Path(first.exp) / "cluster" / str(first.cluster.name)
         prediction.write(found, folder)
-        print("\n".join(prediction.table(found)), prediction.recommend(found), folder / "scaling.svg", sep="\n")
+        print("\n".join(prediction.table(found)), prediction.recommend(found), folder / "scaling.png", sep="\n")
 
 
 def configurations(overrides: Sequence[str], launcher: str) -> tuple[dict[tuple[str, int], DictConfig], DictConfig]:

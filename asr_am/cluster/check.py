@@ -46,7 +46,7 @@ def check(cfgs: Mapping[tuple[str, int], DictConfig]) -> list[Check]:
 
 def check_one(cfg: DictConfig, name: str, learners: int) -> Check:
     """Returns measured and predicted seconds per round of one strategy."""
-    hardware, workload, _ = setting(cfg, learners)
+    hardware, workload, _ = setting(cfg, learners, learners)
     hardware = replace(hardware, overlap_speed=1.0, jitter=0.0)  # learners that sleep need no processor
     strategy = strategy_factory(values(cfg.strategy))
     assert workload.bytes is not None and workload.seconds_per_batch is not None

@@ -3,8 +3,9 @@
     python -m asr_am.cluster predict cluster=mine corpus=an4 corpus.hours=1 learners=4,8,16
 
 The strategies' own code runs on the virtual cluster, for some rounds of an epoch. The batch of all learners
-(train.batch_size) is the same for all numbers of learners, and so is its computing time, divided among them. Writes
-exp/cluster/<cluster>/predictions.json and scaling.svg.
+(train.batch_size) is the same for all numbers of learners, and its computing time is divided among them. Where the
+workload has seconds of a batch, they are those of a learner with the first number. Writes predictions.json and
+scaling.png into exp/cluster/<cluster>.
 """
 
 from __future__ import annotations
@@ -68,9 +69,10 @@ def predict(cfgs: Mapping[tuple[str, int], DictConfig]) -> list[Prediction]:
         InputError: none fits.
     """
     found, problems = [], []
+    first = next(iter(cfgs))[1]
     for (name, learners), cfg in cfgs.items():
         try:
-            found.append(predict_one(cfg, name, learners))
+            found.append(predict_one(cfg, name, learners, first))
         except InputError as error:
             problems.append(str(error))
     if not found:
@@ -78,9 +80,9 @@ def predict(cfgs: Mapping[tuple[str, int], DictConfig]) -> list[Prediction]:
     return found
 
 
-def predict_one(cfg: DictConfig, name: str, learners: int) -> Prediction:
+def predict_one(cfg: DictConfig, name: str, learners: int, first: int) -> Prediction:
     """Returns the prediction of one strategy. Raises InputError if it does not fit the learners or the cluster."""
-    hardware, workload, rounds = setting(cfg, learners)
+    hardware, workload, rounds = setting(cfg, learners, first)
     strategy = strategy_factory(values(cfg.strategy))
     density = float(cfg.strategy.get("density") or DENSITY)
     some = max(ROUNDS, 2 * int(cfg.strategy.get("block_size") or 0))
@@ -101,8 +103,13 @@ def predict_one(cfg: DictConfig, name: str, learners: int) -> Prediction:
     )  # fmt: skip
 
 
-def setting(cfg: DictConfig, learners: int) -> tuple[Cluster, Workload, int]:
+def setting(cfg: DictConfig, learners: int, first: int) -> tuple[Cluster, Workload, int]:
     """Returns the cluster with enough hosts, the workload with seconds per batch of one learner, and updates an epoch.
+
+    Args:
+        cfg: the whole configuration.
+        learners: number of learners.
+        first: number of learners that the seconds of a batch in the workload are for, if it has any.
 
     Raises:
         InputError: the batch cannot be divided, or the workload has no figure for the cluster's devices.
@@ -112,7 +119,10 @@ def setting(cfg: DictConfig, learners: int) -> tuple[Cluster, Workload, int]:
         raise InputError(f"train.batch_size={cfg.train.batch_size}: learners={learners} cannot divide it")
     hardware = replace(hardware, hosts=max(hardware.hosts, math.ceil(learners / hardware.devices_per_host)))
     workload.check(hardware.device)
-    if workload.seconds_per_batch is None:
+    if workload.seconds_per_batch is not None:
+        seconds = {device: first / learners * each for device, each in workload.seconds_per_batch.items()}
+        workload = replace(workload, seconds_per_batch=seconds)
+    else:
         frames = cfg.train.batch_size / learners * (cfg.train.get("chunk") or cfg.egs.chunk)
         seconds = {hardware.device: workload.seconds(hardware.device, frames, frames)}
         workload = replace(workload, frames_per_second=None, seconds_per_batch=seconds)
@@ -148,7 +158,7 @@ def recommend(found: Sequence[Prediction]) -> str:
     """Returns which strategy to take, in words, and why."""
     fastest = min(found, key=lambda each: each.hours)
     exact = [each for each in found if each.strategy in EXACT]
-    safe = min(exact, key=lambda each: each.hours) if exact else fastest
+    safe = min(exact, key=lambda each: (each.hours, EXACT.index(each.strategy))) if exact else fastest
     chosen = fastest if fastest.hours < WORTH * safe.hours else safe
     words = [f"take strategy={chosen.strategy} with learners={chosen.learners}: {chosen.hours:.4g} h an epoch."]
     if chosen is safe:
@@ -172,7 +182,7 @@ def recommend(found: Sequence[Prediction]) -> str:
 
 
 def write(found: Sequence[Prediction], folder: Path) -> None:
-    """Writes predictions.json and scaling.svg."""
+    """Writes predictions.json and scaling.png."""
     folder.mkdir(parents=True, exist_ok=True)
     content = json.dumps([asdict(each) for each in found], indent=1).encode()
     disk.write(folder / "predictions.json", lambda file: file.write(content))
@@ -191,4 +201,4 @@ def write(found: Sequence[Prediction], folder: Path) -> None:
     axes.set_ylabel("hours of an epoch, predicted")
     tidy(axes, "both")
     figure.legend(loc="outside right upper", fontsize=9, frameon=False)
-    save(figure, folder / "scaling.svg")
+    save(figure, folder / "scaling.png")
