@@ -4,8 +4,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh
-export OMP_NUM_THREADS=1                   # one arithmetic thread per worker: two on contended cores are far slower
+export OMP_NUM_THREADS=1                   # one arithmetic thread per worker: more on contended cores are far slower
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
-exec .venv/bin/pytest -n 2 --dist worksteal "$@"
+exec .venv/bin/pytest -n 3 --dist worksteal "$@"

@@ -151,7 +151,7 @@ class Strategy(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a state that `state_dict` returned."""
+        """Continues from a state that `state_dict` returned, but for the counts (`load_counts`)."""
         self.params.w.copy_(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
 

@@ -102,6 +102,7 @@ def test_a_saved_state_continues_with_the_same_bits(kind: str) -> None:
     assert state is not None
     other_model, other = make_local(OptimizerOptions(kind))  # type: ignore[arg-type]
     other.load_state_dict(state)
+    other.load_counts([state])
     gradient = Gradients(other_model, other.params, other.optimizer, start=40)
     while other.step(gradient) is not None:
         pass

@@ -47,7 +47,7 @@ def test_a_large_message_arrives_in_memory_that_is_used_again() -> None:
             assert message.clock == clock and torch.equal(message.tensors[0], x + clock)
             assert message.tensors[2].tolist() == [1, 2]
         first = message.tensors[0].data_ptr()
-        mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/memfd:asr_am" in line]
+        mapped = [line for line in Path("/proc/self/maps").read_text("utf-8").splitlines() if "/memfd:asr_am" in line]
         assert any(int(line.split("-")[0], 16) <= first < int(line.split()[0].split("-")[1], 16) for line in mapped)
         assert 1 <= len(segments(a)) <= 3
         assert a.comm_stats.bytes_sent == {1: 20 * 4 * (COUNT + 2)}, "counted as before"
