@@ -15,13 +15,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
 from asr_am import disk
 from asr_am.distributed.cluster_config import Cluster, Workload
-from asr_am.distributed.simulator.epoch_timing import time_epoch
+from asr_am.distributed.simulator.epoch_timing import EpochTime, time_epoch
 from asr_am.errors import InputError
 from asr_am.report.plot_style import Style, new_figure, save, tidy
 from asr_am.stages.plan import model_bytes, updates_of_epoch
@@ -87,7 +86,7 @@ def predict_one(cfg: DictConfig, name: str, learners: int, first: int) -> Predic
     density = float(cfg.strategy.get("density") or DENSITY)
     some = max(ROUNDS, 2 * int(cfg.strategy.get("block_size") or 0))
 
-    def timed(cluster: Cluster) -> Any:
+    def timed(cluster: Cluster) -> EpochTime:
         return time_epoch(
             strategy, cluster, workload, learners=learners, batches=some * learners, elements=ELEMENTS, density=density,
         )  # fmt: skip

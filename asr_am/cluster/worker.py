@@ -154,18 +154,18 @@ def epoch(team: Team, strategy: dict[str, Any], elements: int, rounds: int, dens
     return {"seconds": seconds / rounds, "bytes": sum(float(row[0]) for row in rows.values()) / rounds / team.size}
 
 
-KINDS: dict[str, Callable[..., dict[str, Any]]] = {"collectives": collectives, "messages": messages, "epoch": epoch}
-
-
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    kind, out = job.pop("kind"), Path(job.pop("out"))
-    workload = Workload.build(job.pop("workload")) if job.get("workload") else None
-    faults, device = Faults.build(job.pop("faults", None) or {}), job.pop("device", "cpu")
-    job.pop("workload", None)
+    kinds: dict[str, Callable[..., dict[str, Any]]] = {
+        "collectives": collectives, "messages": messages, "epoch": epoch,
+    }  # fmt: skip
+    work = kinds[job.pop("kind")]
+    out, workload, faults = Path(job.pop("out")), job.pop("workload", None), job.pop("faults", None)
     torch.set_num_threads(1)
-    team = connect(faults, workload, device=device)
-    result = KINDS[kind](team, **job)
+    team = connect(
+        Faults.build(faults or {}), Workload.build(workload) if workload else None, device=job.pop("device", "cpu")
+    )
+    result = work(team, **job)
     if team.rank == 0:
         out.write_text(json.dumps(result), encoding="utf-8")
     team.close()

@@ -49,8 +49,6 @@ def test_stages_data_lang_and_features(tmp_path: Path) -> None:
     assert json.loads((root / "features/mfcc/options.json").read_text())["sampling_rate"] == 8000
     features = load_scp(root / "features/logmel/test.scp")
     assert len(features) == 12 and all(x.shape == (98, 40) for x in features.values())
-    again = recipe(*options, "--stop-stage", "0", cwd=folder)
-    assert again.returncode == 0 and "wrote" not in again.stdout
     (folder / "lexicon.txt").write_text("YES Y EH S\n")
     changed = recipe(*options, "--stop-stage", "0", cwd=folder)
     assert changed.returncode == 1 and "check that the lexicon belongs to this corpus" in changed.stderr
