@@ -17,7 +17,6 @@ import logging
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -27,10 +26,9 @@ from omegaconf import DictConfig
 
 from asr_am import disk
 from asr_am.errors import InputError
-from asr_am.options import build
 from asr_am.stages.plan import model_bytes, training_speed
 from asr_am.stages.recipe_files import CONF
-from asr_am.stages.sections import LaunchOptions, values
+from asr_am.stages.sections import LaunchOptions
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +58,7 @@ def measure(cfg: DictConfig, name: str) -> None:
     if not found:
         return  # this is not host 0
     for path, text in zip(paths, describe(name, found, 4.0 * elements, training_speed(cfg)), strict=True):
-        disk.write(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+        disk.replace(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
         log.info("wrote %s", path)
         print(f"{path}:\n{text}")
 
@@ -69,15 +67,12 @@ def run_job(cfg: DictConfig, synchronous: bool, job: Mapping[str, Any]) -> dict[
     """Has the learners of `cfg` do a job of `asr_am.cluster.worker`. Returns its result, None on hosts other than 0."""
     from asr_am.distributed.runtime.launcher import launch
 
-    plain = {key: value for key, value in values(cfg.launcher).items() if key not in ("name", "suffix")}
-    options = asdict(build(LaunchOptions, plain, "launcher"))
-    for option in ("share_gpus", "wire", "min_learners"):
-        del options[option]
+    options = LaunchOptions.parse(cfg.launcher)
     with TemporaryDirectory(prefix="asr_am.cluster.") as folder:
         path, out = Path(folder) / "job.json", Path(folder) / "result.json"
         path.write_text(json.dumps({**job, "out": str(out)}), encoding="utf-8")
         command = [sys.executable, "-m", "asr_am.cluster.worker", str(path)]
-        launch(command, cfg.learners // options["nodes"], synchronous=synchronous, **options)
+        launch(command, cfg.learners // options.nodes, synchronous=synchronous, **options.of_launch())
         return json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
 
 

@@ -11,6 +11,7 @@ scaling.png into exp/cluster/<cluster>.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,9 +24,11 @@ from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.simulator.epoch_timing import EpochTime, time_epoch
 from asr_am.errors import InputError
 from asr_am.report.plot_style import Style, new_figure, save, tidy
-from asr_am.stages.plan import model_bytes, updates_of_epoch
+from asr_am.stages.plan import model_bytes, timed_workload, updates_of_epoch
 from asr_am.stages.sections import values
 from asr_am.stages.train_config import strategy_factory
+
+log = logging.getLogger(__name__)
 
 ROUNDS = 60  # that are simulated, and two blocks of a strategy that has blocks
 ELEMENTS = 1024  # weights that stand for the model's, enough for a density of a hundredth
@@ -59,7 +62,7 @@ class Prediction:
 
 
 def predict(cfgs: Mapping[tuple[str, int], DictConfig]) -> list[Prediction]:
-    """Returns the predictions for each strategy and number of learners that fit each other.
+    """Returns the predictions for each strategy and number of learners that fit each other. Logs the others.
 
     Args:
         cfgs: the whole configuration of each.
@@ -73,9 +76,11 @@ def predict(cfgs: Mapping[tuple[str, int], DictConfig]) -> list[Prediction]:
         try:
             found.append(predict_one(cfg, name, learners, first))
         except InputError as error:
-            problems.append(str(error))
+            problems.append(f"{name}, {learners} learners: {error}")
     if not found:
         raise InputError(problems[0])
+    for problem in problems:
+        log.warning("left out: %s", problem)
     return found
 
 
@@ -113,19 +118,14 @@ def setting(cfg: DictConfig, learners: int, first: int) -> tuple[Cluster, Worklo
     Raises:
         InputError: the batch cannot be divided, or the workload has no figure for the cluster's devices.
     """
-    hardware, workload = Cluster.build(values(cfg.cluster)), Workload.build(values(cfg.workload))
     if cfg.train.batch_size % learners:
         raise InputError(f"train.batch_size={cfg.train.batch_size}: learners={learners} cannot divide it")
+    hardware = Cluster.build(values(cfg.cluster))
     hardware = replace(hardware, hosts=max(hardware.hosts, math.ceil(learners / hardware.devices_per_host)))
-    workload.check(hardware.device)
-    if workload.seconds_per_batch is not None:
-        seconds = {device: first / learners * each for device, each in workload.seconds_per_batch.items()}
+    workload = timed_workload(cfg, hardware.device, model_bytes(cfg))
+    if cfg.workload.seconds_per_batch is not None:
+        seconds = {device: first / learners * each for device, each in cfg.workload.seconds_per_batch.items()}
         workload = replace(workload, seconds_per_batch=seconds)
-    else:
-        frames = cfg.train.batch_size / learners * (cfg.train.get("chunk") or cfg.egs.chunk)
-        seconds = {hardware.device: workload.seconds(hardware.device, frames, frames)}
-        workload = replace(workload, frames_per_second=None, seconds_per_batch=seconds)
-    workload = replace(workload, bytes=workload.bytes or model_bytes(cfg))
     return hardware, workload, math.ceil(updates_of_epoch(cfg))
 
 
@@ -184,7 +184,7 @@ def write(found: Sequence[Prediction], folder: Path) -> None:
     """Writes predictions.json and scaling.png."""
     folder.mkdir(parents=True, exist_ok=True)
     content = json.dumps([asdict(each) for each in found], indent=1).encode()
-    disk.write(folder / "predictions.json", lambda file: file.write(content))
+    disk.replace(folder / "predictions.json", lambda file: file.write(content))
     figure = new_figure(8, 5)
     axes = figure.subplots()
     for number, name in enumerate(_by_speed(found)):

@@ -35,6 +35,7 @@ from asr_am.stages.sections import values
 from asr_am.stages.systems import GMM_FEATURES, lm_scale_grid
 
 if TYPE_CHECKING:
+    from asr_am.distributed.cluster_config import Workload
     from asr_am.features.kinds import FeatureKind
     from asr_am.models.acoustic import ModelOptions
     from asr_am.stages.speeds import Speeds
@@ -99,7 +100,7 @@ def plan(cfg: DictConfig) -> tuple[list[Need], Speeds]:
     train = spoken * (1 + len(cfg.speed_perturb) * (hours < cfg.speed_perturb_below))
     evaluated = 2 * min(EVALUATED * hours, MOST_EVALUATED) * FRAMES
     columns = num_columns(cfg)
-    inputs, outputs = sum(columns.values()), num_pdfs(cfg)
+    outputs = num_pdfs(cfg)
     known = measured_speeds(cfg)
     slower = REFERENCE / known.features / 1e6  # from PER_FRAME to core seconds per frame
 
@@ -128,9 +129,9 @@ def plan(cfg: DictConfig) -> tuple[list[Need], Speeds]:
     examples = (train + evaluated / 2) * (size * stored + (2 if outputs < 1 << 15 else 4))
     needs.append(need("egs", (train + evaluated / 2) * PER_FRAME["egs"] * slower, examples, BASE_MEMORY))
     epoch = epoch_frames(cfg)
-    needs.append(training(cfg, epoch, known.training, inputs, outputs))
+    needs.append(training(cfg, epoch, known.training, outputs))
     if cfg.mmi.train:
-        needs.append(sequence_training(mmi_config(cfg), epoch, known.training, inputs, outputs))
+        needs.append(sequence_training(mmi_config(cfg), epoch, known.training, outputs))
     overlap = cfg.egs.chunk / 10
     scoring = overlap / (3 * known.training)  # forward without backward
     networks = 1 + cfg.mmi.train
@@ -241,7 +242,7 @@ def measured_speeds(cfg: DictConfig) -> Speeds:
     return speeds(Path(cfg.exp) / "speeds.json", model, inputs, num_pdfs(cfg), chunk)
 
 
-def training(cfg: DictConfig, train: float, speed: float, inputs: int, outputs: int) -> Need:
+def training(cfg: DictConfig, train: float, speed: float, outputs: int) -> Need:
     """Returns the needs of stage train."""
     model, weights = made_model(cfg), model_bytes(cfg)
     states = 2 if cfg.train.optimizer.kind == "adam" else 1
@@ -261,9 +262,9 @@ def training(cfg: DictConfig, train: float, speed: float, inputs: int, outputs: 
     return Need("train", core_hours, hours * cfg.train.epochs, checkpoint, memory, note)
 
 
-def sequence_training(cfg: DictConfig, train: float, speed: float, inputs: int, outputs: int) -> Need:
+def sequence_training(cfg: DictConfig, train: float, speed: float, outputs: int) -> Need:
     """Returns the needs of sequence training, given `mmi_config`. Clusters have no times for it but the network's."""
-    need = training(cfg, train, speed, inputs, outputs)
+    need = training(cfg, train, speed, outputs)
     paths = train * cfg.train.epochs * PER_FRAME["paths"] / 1e6 / 3600
     hours = need.hours + paths / cfg.learners
     return replace(need, stage="train mmi", core_hours=need.core_hours + paths, hours=hours)
@@ -277,18 +278,13 @@ def virtual_epoch(cfg: DictConfig, updates: float, weights: float) -> tuple[floa
         updates: batches of all learners together.
         weights: bytes of the network, for workloads that have none of their own.
     """
-    from asr_am.distributed.cluster_config import Cluster, Workload
+    from asr_am.distributed.cluster_config import Cluster
     from asr_am.distributed.simulator.epoch_timing import time_epoch
     from asr_am.stages.train_config import strategy_factory
 
-    hardware, workload = Cluster.build(values(cfg.cluster)), Workload.build(values(cfg.workload))
+    hardware = Cluster.build(values(cfg.cluster))
     hardware.check(cfg.learners)
-    workload.check(hardware.device)
-    if workload.seconds_per_batch is None:
-        frames = cfg.train.batch_size / cfg.learners * cfg.egs.chunk
-        seconds = workload.seconds(hardware.device, frames, frames)
-        workload = replace(workload, frames_per_second=None, seconds_per_batch={hardware.device: seconds})
-    workload = replace(workload, bytes=workload.bytes or weights)
+    workload = timed_workload(cfg, hardware.device, weights)
     strategy = strategy_factory(values(cfg.strategy))
     rounds = math.ceil(updates)
     alike = not hardware.faults.slow or strategy.func.is_synchronous(strategy.keywords)
@@ -296,6 +292,25 @@ def virtual_epoch(cfg: DictConfig, updates: float, weights: float) -> tuple[floa
     batches = share * cfg.learners
     epoch = time_epoch(strategy, hardware, workload, learners=cfg.learners, batches=batches, wire=cfg.launcher.wire)
     return epoch.seconds * rounds / share / 3600, epoch.bytes_sent / batches
+
+
+def timed_workload(cfg: DictConfig, device: str, weights: float) -> Workload:
+    """Returns the workload with the seconds of a learner's batch, and its bytes.
+
+    Args:
+        cfg: the whole configuration.
+        device: kind of device.
+        weights: bytes of the network, for workloads that have none of their own.
+    """
+    from asr_am.distributed.cluster_config import Workload
+
+    workload = Workload.build(values(cfg.workload))
+    workload.check(device)
+    if workload.seconds_per_batch is None:
+        frames = cfg.train.batch_size / cfg.learners * (cfg.train.get("chunk") or cfg.egs.chunk)
+        seconds = workload.seconds(device, frames, frames)
+        workload = replace(workload, frames_per_second=None, seconds_per_batch={device: seconds})
+    return replace(workload, bytes=workload.bytes or weights)
 
 
 def table(needs: Sequence[Need]) -> list[str]:

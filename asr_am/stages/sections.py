@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
@@ -157,6 +157,17 @@ class LaunchOptions:
             raise InputError(f"launcher.grace={self.grace}: must be at least 0 seconds")
         if self.min_learners < 1:
             raise InputError(f"launcher.min_learners={self.min_learners}: must be at least 1")
+
+    @classmethod
+    def parse(cls, launcher: DictConfig, where: str = "launcher") -> LaunchOptions:
+        """Builds the options of a launcher. Raises InputError if one is unknown, of another type or out of range."""
+        plain = {name: value for name, value in values(launcher).items() if name not in ("name", "suffix")}
+        return build(cls, plain, where)
+
+    def of_launch(self) -> dict[str, Any]:
+        """Returns those that `runtime.launcher.launch` takes. The others are the learners', or the stage's own."""
+        others = ("share_gpus", "wire", "min_learners")
+        return {name: value for name, value in asdict(self).items() if name not in others}
 
 
 @dataclass(frozen=True)

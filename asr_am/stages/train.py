@@ -22,7 +22,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -256,12 +256,9 @@ def train_processes(config: TrainConfig) -> None:
 
     warn_if_crowded(config)
     command = [sys.executable, "-m", "asr_am.stages.train_worker", str(config.out / "config.yaml")]
-    options = asdict(config.launch_options)
-    for name in ("share_gpus", "wire", "min_learners"):  # of the learners, and of `train_run`
-        del options[name]
     launch(
         command, config.size // config.launch_options.nodes, synchronous=config.synchronous,
-        faults=config.cluster.faults, inherited_files=held_locks(), **options,
+        faults=config.cluster.faults, inherited_files=held_locks(), **config.launch_options.of_launch(),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from asr_am.data.ownership import begun_key
 from asr_am.errors import InputError
 from asr_am.extensions import find_class
-from asr_am.options import build, check_types
+from asr_am.options import check_types
 from asr_am.stages.layout import denominator_path, egs_dir
 from asr_am.stages.sections import LaunchOptions, values
 from asr_am.stages.target import git_commit
@@ -121,7 +121,6 @@ class TrainConfig:
 
         check_batch(options.batch_size, launch.learners, where)
         launcher = launch.launcher.name
-        launch_values = {key: value for key, value in values(launch.launcher).items() if key not in ("name", "suffix")}
         config = cls(
             out=out,
             open_run=open_run,
@@ -132,7 +131,7 @@ class TrainConfig:
             cluster=Cluster.build(values(cfg.cluster)),
             workload=Workload.build(values(cfg.workload)),
             launcher=launcher,
-            launch_options=build(LaunchOptions, launch_values, f"{where}launcher"),
+            launch_options=LaunchOptions.parse(launch.launcher, f"{where}launcher"),
             make_tracker=tracker_factory(values(cfg.logger)),
             provenance=_provenance(cfg, launch, out) | provenance,
         )

@@ -41,7 +41,7 @@ def test_hours_of_swb2000_are_those_published(
     form = ["strategy.form=weights"] if strategy == "sync" else []
     cfg = config(tmp_path, *SWB2000, f"cluster={cluster}", f"learners={learners}", f"strategy={strategy}", *form)
     train = 2000 * plan.FRAMES
-    need = plan.training(cfg, train, speed=300.0, inputs=192, outputs=9000)
+    need = plan.training(cfg, train, speed=300.0, outputs=9000)
     assert need.hours == pytest.approx(published, rel=0.1)
     assert "MB a step and learner" in need.note and need.core_hours == pytest.approx(16 * train / 300 / 3600)
 

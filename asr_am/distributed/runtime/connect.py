@@ -68,13 +68,9 @@ def connect(
 
 
 def _connect_torch(
-    env: WorkerEnv,
-    faults: Faults,
-    comm_stats: CommStats,
-    compute_emulator: ComputeEmulator,
-    timeout: float,
+    env: WorkerEnv, faults: Faults, comm_stats: CommStats, compute_emulator: ComputeEmulator, timeout: float,
     wire: torch.dtype,
-) -> ProcessTeam:
+) -> ProcessTeam:  # fmt: skip
     from asr_am.distributed.runtime.rendezvous import Rendezvous
     from asr_am.distributed.runtime.torch_group import TorchBackend
 
@@ -125,13 +121,9 @@ def _connect_torch(
 
 
 def _connect_coordinated(
-    env: WorkerEnv,
-    faults: Faults,
-    comm_stats: CommStats,
-    compute_emulator: ComputeEmulator,
-    timeout: float,
+    env: WorkerEnv, faults: Faults, comm_stats: CommStats, compute_emulator: ComputeEmulator, timeout: float,
     wire: torch.dtype,
-) -> ProcessTeam:
+) -> ProcessTeam:  # fmt: skip
     assert env.supervisor is not None and env.run is not None
     host = LOCALHOST
     if env.private_dir is None:
