@@ -111,6 +111,9 @@ class Cluster:
         scatter_cost: cost of adding an element by its row's number, relative to adding it in sequence.
         host_update_bandwidth: most that the updates of a host's devices reach together, on their shared bus.
         fabric_bandwidth: most that all hosts together send to each other when all send to all.
+        sites: number of places with equally many hosts each, in the order of the hosts.
+        site_bandwidth: of the link from one site to another, in each direction, shared by all their learners.
+        site_latency: of a message between sites, on top of nic_latency.
         jitter: sigma of the lognormal factor, with mean 1, on the seconds of a batch.
         faults: faults of the cluster.
     """
@@ -130,17 +133,22 @@ class Cluster:
     scatter_cost: float = 1.0
     host_update_bandwidth: float = math.inf
     fabric_bandwidth: float = math.inf
+    sites: int = 1
+    site_bandwidth: float = math.inf
+    site_latency: float = 0.0
     jitter: float = 0.0
     faults: Faults = field(default_factory=Faults)
 
     def __post_init__(self) -> None:
-        for key in ("hosts", "devices_per_host"):
+        for key in ("hosts", "devices_per_host", "sites"):
             _require_whole(f"cluster.{key}", getattr(self, key), least=1)
-        for key in ("nic", "host", "update", "averaging", "host_update", "fabric"):
+        if self.hosts % self.sites:
+            raise InputError(f"cluster.sites={self.sites}: does not divide cluster.hosts={self.hosts}")
+        for key in ("nic", "host", "update", "averaging", "host_update", "fabric", "site"):
             _require(f"cluster.{key}_bandwidth", getattr(self, f"{key}_bandwidth"), above=0.0, most=math.inf)
         for key in ("all_reduce_efficiency", "scatter_cost"):
             _require(f"cluster.{key}", getattr(self, key), above=0.0)
-        for key in ("nic_latency", "host_latency", "jitter"):
+        for key in ("nic_latency", "host_latency", "site_latency", "jitter"):
             _require(f"cluster.{key}", getattr(self, key), least=0.0)
         _require("cluster.overlap_speed", self.overlap_speed, above=0.0, most=1.0)
 
@@ -155,6 +163,9 @@ class Cluster:
 
     def host_of(self, rank: int) -> int:
         return rank // self.devices_per_host
+
+    def site_of(self, host: int) -> int:
+        return host * self.sites // self.hosts
 
     def check(self, learners: int) -> None:
         """Raises InputError if `learners` do not fit on the cluster, or a fault names one outside the team."""

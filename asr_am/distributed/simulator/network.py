@@ -2,15 +2,18 @@
 
 A message passes the sender's and the receiver's NIC at the same time. It waits until both are free, and does not block
 others meanwhile: a NIC takes the oldest of its waiting messages whose other NIC is free. A collective reserves the NICs
-of its hosts before the messages that wait. Inside a host nothing waits.
+of its hosts before the messages that wait. Inside a host nothing waits. What goes to another site passes the NICs at
+their own rate, and at the same time the link between the sites, which does one transfer after the other.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import permutations
 
 from asr_am.distributed.cluster_config import Cluster
 from asr_am.distributed.simulator.scheduler import Scheduler
@@ -55,12 +58,16 @@ class Transfer:
         into: NIC of the receiver.
         seconds: time that it occupies both.
         arrived: called when it has arrived.
+        sites: sites of the sender and the receiver.
+        count: length in bytes.
     """
 
     out: Nic
     into: Nic
     seconds: float
     arrived: Callable[[], None]
+    sites: tuple[int, int]
+    count: float
 
 
 class SimNetwork:
@@ -78,6 +85,7 @@ class SimNetwork:
         self._in = [Nic() for _ in range(hardware.hosts)]
         self._averaging = [ServiceQueue() for _ in range(hardware.hosts)]
         self._buses = [ServiceQueue() for _ in range(hardware.hosts)]
+        self._site_links: defaultdict[tuple[int, int], ServiceQueue] = defaultdict(ServiceQueue)
 
     def deliver(self, source: int, to: int, count: float, arrived: Callable[[], None]) -> None:
         """Sends a message.
@@ -92,7 +100,9 @@ class SimNetwork:
         if source == to:
             scheduler.call_at(scheduler.now + count / hardware.host_bandwidth + hardware.host_latency, arrived)
             return
-        transfer = Transfer(self._out[source], self._in[to], count / hardware.nic_bandwidth, arrived)
+        sites = hardware.site_of(source), hardware.site_of(to)
+        seconds = count / hardware.nic_bandwidth
+        transfer = Transfer(self._out[source], self._in[to], seconds, arrived, sites, count)
         begin = self.reachable_at(scheduler.now, source, to)
         if begin > scheduler.now:
             scheduler.call_at(begin, partial(self._begin_or_wait, transfer))
@@ -112,7 +122,18 @@ class SimNetwork:
         end = scheduler.now + transfer.seconds
         out.free_at = into.free_at = end
         scheduler.call_at(end, partial(self._release, out, into))
+        if transfer.sites[0] != transfer.sites[1]:
+            link_end = self._through_site_links({transfer.sites: transfer.count}, scheduler.now)
+            end = max(end, link_end) + self._hardware.site_latency
         scheduler.call_at(end + self._hardware.nic_latency, transfer.arrived)
+
+    def _through_site_links(self, counts: Mapping[tuple[int, int], float], earliest: float) -> float:
+        """Reserves links between sites for so many bytes each. Returns the time at which the last has passed."""
+        end = earliest
+        for sites, count in counts.items():
+            seconds = count / self._hardware.site_bandwidth
+            end = max(end, self._site_links[sites].reserve(earliest, seconds) + seconds)
+        return end
 
     def _release(self, out: Nic, into: Nic) -> None:
         """Begins messages after one has left. All senders that are free choose first, so that they keep their order."""
@@ -171,7 +192,8 @@ class SimNetwork:
         """Returns the time at which `count` bytes have passed each link, with the latency of `steps` links.
 
         The links between hosts are the NICs, those inside a host that of its messages. A ring reaches the share
-        all_reduce_efficiency of the slowest link's rate, but the NICs are free for others in the rest of the time.
+        all_reduce_efficiency of the slowest link's rate, but the NICs are free for others in the rest of the time. The
+        link between two sites is reached in full. A ring crosses it in each of its rounds.
         """
         hardware = self._hardware
         if steps == 0:
@@ -180,7 +202,14 @@ class SimNetwork:
             seconds = count / (hardware.all_reduce_efficiency * hardware.host_bandwidth)
             return self._scheduler.now + seconds + steps * hardware.host_latency
         begin, seconds = self._through_nics(dict.fromkeys(hosts, count), dict.fromkeys(hosts, count))
-        return begin + seconds / hardware.all_reduce_efficiency + steps * hardware.nic_latency
+        end = begin + seconds / hardware.all_reduce_efficiency
+        if hardware.sites > 1:
+            sites = [hardware.site_of(host) for host in hosts]
+            links = zip(sites, sites[1:] + sites[:1], strict=True)
+            crossed = Counter((here, there) for here, there in links if here != there)
+            end = max(end, self._through_site_links({link: times * count for link, times in crossed.items()}, begin))
+            end += math.ceil(steps / len(hosts)) * crossed.total() * hardware.site_latency
+        return end + steps * hardware.nic_latency
 
     def exchange(self, hosts: Sequence[int], counts: Sequence[float]) -> float:
         """Each learner sends its `counts` bytes to every other."""
@@ -199,7 +228,14 @@ class SimNetwork:
         out = {host: host_bytes[host] * (size - learners[host]) for host in learners}
         into = {host: (total - host_bytes[host]) * learners[host] for host in learners}
         begin, seconds = self._through_nics(out, into)
-        return begin + max(inside, seconds, sum(out.values()) / hardware.fabric_bandwidth) + hardware.nic_latency
+        end = begin + max(inside, seconds, sum(out.values()) / hardware.fabric_bandwidth)
+        if len({hardware.site_of(host) for host in learners}) > 1:
+            between: defaultdict[tuple[int, int], float] = defaultdict(float)  # bytes from one site to another
+            for host, other in permutations(learners, 2):
+                if (here := hardware.site_of(host)) != (there := hardware.site_of(other)):
+                    between[here, there] += host_bytes[host] * learners[other]
+            end = max(end, self._through_site_links(between, begin)) + hardware.site_latency
+        return end + hardware.nic_latency
 
     def _through_nics(self, out: Mapping[int, float], into: Mapping[int, float]) -> tuple[float, float]:
         """Reserves the NICs for so many bytes each way. Returns when all are free, and the seconds of the slowest."""
