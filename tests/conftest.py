@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import IO
 
+import omegaconf.omegaconf
 import pytest
+import yaml
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,6 +35,26 @@ def forked_workers() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def files_of_conf_parsed_once() -> Iterator[None]:
+    """Keeps what YAML's slow parser makes of a file: each configuration is composed of some thirty files."""
+
+    known: dict[tuple[str, str], object] = {}
+
+    def load(source: str | IO[str], Loader: type) -> object:
+        if isinstance(source, str):
+            return yaml.load(source, Loader=Loader)
+        key = source.name, source.read()
+        if key not in known:
+            source.seek(0)
+            known[key] = yaml.load(source, Loader=Loader)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(omegaconf.omegaconf, "yaml", SimpleNamespace(load=load, dump=yaml.dump))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def arithmetic_threads() -> Iterator[None]:
     """Undoes `torch.set_num_threads` of a test: sums of later tests would be rounded otherwise."""
@@ -38,3 +62,9 @@ def arithmetic_threads() -> Iterator[None]:
     yield
     if before is not None:
         sys.modules["torch"].set_num_threads(before)
+
+
+def pytest_collection_finish() -> None:
+    """Leaves all modules and test items out of garbage collection, which would walk them again and again."""
+    gc.collect()
+    gc.freeze()

@@ -37,8 +37,10 @@ def test_every_strategy_can_be_made_from_its_file(name: str) -> None:
     assert factory.func.name == name
 
 
-@pytest.mark.parametrize("cluster", choices("cluster"))
-@pytest.mark.parametrize("workload", choices("workload"))
+@pytest.mark.parametrize(
+    ("cluster", "workload"),
+    [*((name, "self") for name in choices("cluster")), *(("local", name) for name in choices("workload"))],
+)
 def test_clusters_and_workloads(cluster: str, workload: str) -> None:
     cfg = config(f"cluster={cluster}", f"workload={workload}", "cluster.faults.slow={3:10}")
     hardware = Cluster.build(values(cfg.cluster))
