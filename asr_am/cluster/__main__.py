@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
             return
         from asr_am.cluster import predict as prediction
 
-        found = prediction.predict(cfgs)
+        found = prediction.predict(cfgs, int(first.nj))
         folder = Path(first.exp) / "cluster" / str(first.cluster.name)
         prediction.write(found, folder)
         print("\n".join(prediction.table(found)), prediction.recommend(found), folder / "scaling.png", sep="\n")

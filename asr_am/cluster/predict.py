@@ -23,6 +23,7 @@ from asr_am import disk
 from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.simulator.epoch_timing import EpochTime, time_epoch
 from asr_am.errors import InputError
+from asr_am.parallel import parallel_map
 from asr_am.report.plot_style import Style, new_figure, save, tidy
 from asr_am.stages.plan import model_bytes, timed_workload, updates_of_epoch
 from asr_am.stages.sections import values
@@ -30,7 +31,11 @@ from asr_am.stages.train_config import strategy_factory
 
 log = logging.getLogger(__name__)
 
-ROUNDS = 60  # that are simulated, and two blocks of a strategy that has blocks
+ROUNDS, FEWEST, STEPS = (
+    60,
+    20,
+    2000,
+)  # rounds and learners' steps that are simulated, and two blocks of a strategy with blocks
 ELEMENTS = 1024  # weights that stand for the model's, enough for a density of a hundredth
 DENSITY = 0.01  # share of a gradient that strategies with a threshold send, unless `strategy.density` says it
 SLOW = 3.0
@@ -61,22 +66,27 @@ class Prediction:
     death: str
 
 
-def predict(cfgs: Mapping[tuple[str, int], DictConfig]) -> list[Prediction]:
+def predict(cfgs: Mapping[tuple[str, int], DictConfig], jobs: int) -> list[Prediction]:
     """Returns the predictions for each strategy and number of learners that fit each other. Logs the others.
 
     Args:
         cfgs: the whole configuration of each.
+        jobs: number of processes.
 
     Raises:
         InputError: none fits.
     """
-    found, problems = [], []
     first = next(iter(cfgs))[1]
-    for (name, learners), cfg in cfgs.items():
+
+    def attempt(which: tuple[str, int]) -> Prediction | str:
         try:
-            found.append(predict_one(cfg, name, learners, first))
+            return predict_one(cfgs[which], *which, first)
         except InputError as error:
-            problems.append(f"{name}, {learners} learners: {error}")
+            return f"{which[0]}, {which[1]} learners: {error}"
+
+    results = parallel_map(attempt, list(cfgs), jobs, "predicting epochs", here=True)
+    found = [result for result in results if isinstance(result, Prediction)]
+    problems = [result for result in results if isinstance(result, str)]
     if not found:
         raise InputError(problems[0])
     for problem in problems:
@@ -89,7 +99,7 @@ def predict_one(cfg: DictConfig, name: str, learners: int, first: int) -> Predic
     hardware, workload, rounds = setting(cfg, learners, first)
     strategy = strategy_factory(values(cfg.strategy))
     density = float(cfg.strategy.get("density") or DENSITY)
-    some = max(ROUNDS, 2 * int(cfg.strategy.get("block_size") or 0))
+    some = max(min(ROUNDS, STEPS // learners), FEWEST, 2 * int(cfg.strategy.get("block_size") or 0))
 
     def timed(cluster: Cluster) -> EpochTime:
         return time_epoch(

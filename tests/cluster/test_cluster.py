@@ -33,7 +33,7 @@ def test_an_epoch_without_a_model_ends_under_every_strategy(name: str) -> None:
 def test_predictions_follow_the_learners_and_a_slow_host(tmp_path: Path) -> None:
     given = [*SMALL, f"exp={tmp_path}", "learners=2,4", "strategy=sync,adpsgd,htm", "cluster=local", "workload=self"]
     cfgs, _ = configurations(given, "virtual")
-    found = {(each.strategy, each.learners): each for each in predict.predict(cfgs)}
+    found = {(each.strategy, each.learners): each for each in predict.predict(cfgs, jobs=2)}
     assert found.keys() == {("sync", 2), ("sync", 4), ("adpsgd", 2), ("adpsgd", 4)}, "htm has groups of eight"
     for name in ("sync", "adpsgd"):
         assert found[name, 4].hours < 0.7 * found[name, 2].hours
