@@ -23,10 +23,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import cycle
 from pathlib import Path
 
 from asr_am.distributed.runtime.worker_process import ended_by_sigterm
@@ -43,7 +43,9 @@ UNDISTURBED = 3  # runs without faults
 ORPHANS = 10.0  # seconds in which learners must end after their launcher
 SECTION, DEATHS_SECTION = "Faults of real processes", "Deaths and pauses of real processes"
 KILLS = ("one learner killed", "two killed", "all killed")
-DEATHS = (*KILLS[:1] * 3, *KILLS, "learner paused 12 to 14 s", "supervisor killed")
+ONE, TWO, ALL = KILLS
+DEATHS = (ONE, TWO, ONE, ALL, ONE, "learner paused 12 to 14 s", ONE, "supervisor killed")
+Choose = Callable[[random.Random], Fault]
 KINDS = ["| fault | times | without a step, median | longest |", "|:--|--:|--:|--:|"]
 RUNS = ["| seed | hosts | faults | history, and verdict | held-out loss |", "|--:|--:|--:|:--|--:|"]
 
@@ -75,29 +77,33 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
 
-def disturb(team: Team, faults: Sequence[Fault], seed: int, dice: str, limit: int) -> Outcome:
+def chooser(kinds: Sequence[Fault]) -> Choose:
+    """Returns what chooses the next fault: of `FAULTS` by their weights, of others in turn."""
+    if kinds is FAULTS:
+        return lambda rng: rng.choices(kinds, [kind.weight for kind in kinds])[0]
+    turns = cycle(kinds)
+    return lambda rng: next(turns)
+
+
+def disturb(team: Team, choose: Choose, seed: int, dice: str, limit: int) -> Outcome:
     """Trains to the end under random faults.
 
     Args:
         team: the run. Must not have been started.
-        faults: what may happen: in turn unless these are `FAULTS`.
+        choose: chooses the next fault.
         seed: of the run.
         dice: decides on faults and their times.
         limit: number of faults after which the run is left alone.
     """
     outcome, rng = Outcome(seed, len(team.spaces or [""])), random.Random(dice)
-    possible = [fault for fault in faults if fault.hosts <= outcome.hosts]
-    weights = [fault.weight for fault in possible]
-    in_turn = islice(cycle(possible), seed, None) if faults is not FAULTS else None
     team.start()
     wait_for(lambda: team.newest() > 0 or team.status() is not None, PATIENCE)
     while outcome.kinds.total() < limit and not outcome.problems:
         wait_for(lambda: team.status() is not None, rng.uniform(0.05, 1.5))
         if team.status() is not None:
             break
-        fault = next(in_turn) if in_turn else rng.choices(possible, weights)[0]
-        before, began = team.newest(), time.monotonic()
-        if not fault.happen(team, rng):
+        fault, before, began = choose(rng), team.newest(), time.monotonic()
+        if fault.hosts > outcome.hosts or not fault.happen(team, rng):
             continue
         outcome.kinds[fault.name] += 1
         may_end = fault.may_end(team.strategy)
@@ -171,9 +177,9 @@ def soak(
         heading: section of RESULTS.md that gets a row, or None.
     """
     egs_dir = write_examples(folder / "egs", frames_U=(60,) * 12)
-    references = []
+    references, choose = list[float](), chooser(kinds)
     for number in range(UNDISTURBED):
-        outcome = _one(strategy, (), egs_dir, folder / f"undisturbed{number}", number, "", 0, keep)
+        outcome = _one(strategy, choose, egs_dir, folder / f"undisturbed{number}", number, "", 0, keep)
         if outcome.problems:
             raise SystemExit(f"{strategy}, without faults: {'; '.join(outcome.problems)}")
         references.append(outcome.loss)
@@ -181,7 +187,7 @@ def soak(
     outcomes: list[Outcome] = []
     seed = first
     while (left := faults - total(outcomes).total()) > 0 and time.monotonic() < end:
-        outcome = _one(strategy, kinds, egs_dir, folder / f"{seed}", seed, f"{strategy} {seed}", left, keep)
+        outcome = _one(strategy, choose, egs_dir, folder / f"{seed}", seed, f"{strategy} {seed}", left, keep)
         outcomes.append(outcome)
         verdict = "; ".join(outcome.problems) or "no problem"
         print(f"{strategy} seed {seed}: {outcome.kinds.total()} faults, {verdict}", flush=True)
@@ -193,7 +199,7 @@ def soak(
 
 
 def _one(
-    strategy: str, kinds: Sequence[Fault], egs_dir: Path, folder: Path, seed: int, dice: str, limit: int,
+    strategy: str, choose: Choose, egs_dir: Path, folder: Path, seed: int, dice: str, limit: int,
     keep: Path | None,
 ) -> Outcome:  # fmt: skip
     """Trains once, on two hosts if the seed is odd."""
@@ -201,7 +207,7 @@ def _one(
         spaces = stack.enter_context(network(str(os.getpid()))) if seed % 2 else []
         team = Team(strategy, egs_dir, folder, EPOCHS, spaces)
         stack.callback(team.close)
-        outcome = disturb(team, kinds, seed, dice, limit)
+        outcome = disturb(team, choose, seed, dice, limit)
         if outcome.problems and keep is not None:
             left = keep / f"{strategy}-{seed}"
             shutil.copytree(team.out, left / "run", ignore_dangling_symlinks=True, dirs_exist_ok=True)
