@@ -22,6 +22,7 @@ from itertools import count
 from asr_am.parent_death import signal_on_parent_death
 
 MAX_PACKET = 1 << 16  # bytes of a learner's own variables, or of a report
+FORK_SAFE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # looking for GPUs starts no CUDA, which learners could not use then
 TICK = 0.02  # seconds between two looks for processes that have ended
 
 
@@ -126,8 +127,9 @@ class ForkServer:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno()), *self._command[2:]], env=self._environment,
-                start_new_session=True, pass_fds=(*self._inherited_files, theirs.fileno()),
+                [sys.executable, "-m", __name__, str(theirs.fileno()), *self._command[2:]],
+                env={**environment, **FORK_SAFE}, start_new_session=True,
+                pass_fds=(*self._inherited_files, theirs.fileno()),
             )  # fmt: skip
 
 
