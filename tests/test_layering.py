@@ -51,7 +51,7 @@ def test_imports_point_down(path: Path) -> None:
     if package not in ("stages", "papers", "cluster"):
         assert not {name for name in used if name.split(".")[0] in ("hydra", "omegaconf", "local")}
     if package == "distributed":
-        assert own <= {"errors", "disk", "options", "extensions", "distributed"}, (
+        assert own <= {"errors", "disk", "options", "extensions", "parent_death", "distributed"}, (
             "distributed must not import code for speech"
         )
 

@@ -47,7 +47,7 @@ class LaunchSpec:
     nodes: int = 1
     node_rank: int = 0
     address: str | None = None
-    restart_after: float = 1.0
+    restart_after: float = 0.0
     max_restarts: int = 3
     grace: float = 60.0
     timeout: float = 60.0

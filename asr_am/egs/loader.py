@@ -215,6 +215,12 @@ class Loader:
                     future.cancel()
 
 
+def load_compiled() -> None:
+    """Loads what numba needs for its first function, which takes .3 s."""
+    one_1, rows = np.zeros(1, dtype=np.int64), np.zeros((1, 1, 1), dtype=np.uint16)
+    gather_frames(rows[0], one_1, one_1, one_1, (1, 1), rows, one_1[None])
+
+
 def _sum_keys(key_B: np.ndarray) -> int:
     return int(key_B.sum(dtype=np.uint64) >> np.uint64(16))
 

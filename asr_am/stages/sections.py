@@ -140,7 +140,7 @@ class LaunchOptions:
     node_rank: int = 0
     address: str | None = None
     max_restarts: int = 3
-    restart_after: float = 1.0
+    restart_after: float = 0.0
     min_learners: int = 1
     grace: float = 60.0
     signals: Sequence[str] = SIGNALS

@@ -258,7 +258,7 @@ def train_processes(config: TrainConfig) -> None:
     command = [sys.executable, "-m", "asr_am.stages.train_worker", str(config.out / "config.yaml")]
     launch(
         command, config.size // config.launch_options.nodes, synchronous=config.synchronous,
-        faults=config.cluster.faults, inherited_files=held_locks(), **config.launch_options.of_launch(),
+        faults=config.cluster.faults, inherited_files=held_locks(), fork=True, **config.launch_options.of_launch(),
     )  # fmt: skip
 
 

@@ -121,6 +121,8 @@ class TrainConfig:
 
         check_batch(options.batch_size, launch.learners, where)
         launcher = launch.launcher.name
+        if launcher == "virtual":  # a checkpoint ends what is under way, and real minutes are no virtual ones
+            options = replace(options, checkpoint_minutes=0.0)
         config = cls(
             out=out,
             open_run=open_run,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from asr_am.distributed.team import Team
 
 log = logging.getLogger(__name__)
+_prepared: dict[Path, TrainConfig] = {}  # by file, what `prepare` has read
 
 
 def run_worker(config: TrainConfig) -> None:
@@ -57,6 +59,16 @@ def connect_team(config: TrainConfig) -> Team:
         config.cluster.faults, config.workload, device=config.cluster.device, timeout=launch.timeout,
         key_file=launch.key_file, encrypt=launch.encrypt, wire=launch.wire,
     )  # fmt: skip
+
+
+def prepare(path: str) -> None:
+    """Imports and reads what a learner needs, in the process that forks learners (`fork_server`)."""
+    from asr_am.egs.loader import load_compiled
+
+    for name in ("asr_am.train.trainer", "asr_am.distributed.runtime.torch_group", "torch._dynamo"):
+        import_module(name)  # torch imports the last one with its first optimizer
+    load_compiled()
+    _prepared[Path(path)] = read_config(Path(path))
 
 
 def read_config(path: Path) -> TrainConfig:
@@ -90,7 +102,7 @@ def main() -> None:
     try:
         if "ASR_AM_LAUNCHER" in os.environ:
             set_parent_death_signal(int(os.environ["ASR_AM_LAUNCHER"]))  # before imports that take seconds
-        run_worker(read_config(path))
+        run_worker(_prepared.get(path) or read_config(path))
     except Exception as error:
         status = report_failure(error, rank, path.parent)
     end_process(status)

@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from asr_am.distributed.runtime.security import make_key_file
 from tests.support.forked_workers import ForkedPopen
 from tests.support.other_user import run
@@ -137,14 +139,15 @@ class Team:
 
     def __post_init__(self) -> None:
         self.folder.mkdir()
-        self.pids.mkdir()
+        self.notes.mkdir()
         self.disk = Disk(self.folder)
         if self.spaces:
             make_key_file(self.folder / "key")
 
     @property
-    def pids(self) -> Path:
-        return self.folder / "pids"
+    def notes(self) -> Path:
+        """What the learners note (`tests.support.fault_worker_main`)."""
+        return self.folder / "notes"
 
     @property
     def out(self) -> Path:
@@ -159,10 +162,9 @@ class Team:
         self.commands += 1
         learner = [sys.executable, "-m", "tests.support.fault_worker_main", self.strategy, str(self.egs_dir)]
         options = {
-            "command": [*learner, str(self.out), "[]", str(self.epochs)], "pids": str(self.pids), "namespace": None,
+            "command": [*learner, str(self.out), "[]", str(self.epochs)], "namespace": None,
             "learners": SIZE // max(len(self.spaces), 1), "synchronous": self.strategy in IN_STEP,
-            "restart_after": 0.1,
-            "max_restarts": 1000,
+            "max_restarts": 1000, "env": {"NOTES": str(self.notes)}, "fork": True,
         }  # fmt: skip
         if self.spaces:
             options |= {"nodes": 2, "address": f"{ADDRESSES[0]}:{PORT}", "key_file": str(self.folder / "key")}
@@ -191,7 +193,7 @@ class Team:
 
     def learners(self) -> dict[int, int]:
         """Returns the processes of the learners that run, by rank."""
-        found = {int(path.name): int(path.read_text()) for path in self.pids.glob("[0-9]")}
+        found = {int(path.name): int(path.read_text()) for path in self.notes.glob("[0-9]")}
         return {rank: pid for rank, pid in found.items() if _is_learner(pid)}
 
     def newest(self) -> int:
@@ -204,8 +206,15 @@ class Team:
 
     def starts(self) -> int:
         """Returns how many learners were started."""
-        path = self.pids / "starts"
+        path = self.notes / "starts"
         return len(path.read_text().splitlines()) if path.exists() else 0
+
+    def longest_gap(self, since: float) -> float | None:
+        """Returns the most seconds without a step of any learner since a time. None if no step has been done since."""
+        path = self.notes / "steps"
+        times = np.sort(np.fromfile(path)) if path.exists() else np.zeros(0)
+        first = int(np.searchsorted(times, since))
+        return float(np.diff(times[max(first - 1, 0) :]).max()) if 0 < first < len(times) else None
 
     def kill(self) -> None:
         """Ends everything."""

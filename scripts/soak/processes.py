@@ -3,8 +3,9 @@
 Each run trains a small network with four learners, on one host or on two (network namespaces). Learners 0 and 2 have
 the parameter servers, and 0 is the leader. After a random time a random fault of `process_faults.FAULTS` happens: kills
 of learners, leader, supervisor and the other host, pauses, partitions, a full and a read-only disk. The next one comes
-when a new checkpoint is complete, or the run has finished. The time to recover is that from the end of a fault to this
-checkpoint. A command that ends with an error is started again: after faults that may end it, that is no problem.
+when a new checkpoint is complete, or the run has finished. Measured is the longest time without a step of any learner
+from the fault to this checkpoint. A command that ends with an error is started again: after faults that may end it,
+that is no problem. With `--fault` the chosen ones happen in turn, and with `--deaths` those of `DEATHS`.
 
 `asr_am.train.audit` checks the history of each run. The held-out loss is compared with that of runs without faults.
 Prints tables of the kinds of faults and of the runs.
@@ -22,9 +23,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 
 from asr_am.distributed.runtime.worker_process import ended_by_sigterm
@@ -39,8 +41,12 @@ EPOCHS = 12
 PATIENCE = 120.0  # seconds without a new checkpoint after which a run counts as hanging
 UNDISTURBED = 3  # runs without faults
 ORPHANS = 10.0  # seconds in which learners must end after their launcher
-SECTION = "Faults of real processes"
-KINDS = ["| fault | times | to recover, median | longest |", "|:--|--:|--:|--:|"]
+SECTION, DEATHS_SECTION = "Faults of real processes", "Deaths and pauses of real processes"
+KILLS = ("one learner killed", "two killed", "all killed")
+ONE, TWO, ALL = KILLS
+DEATHS = (ONE, TWO, ONE, ALL, ONE, "learner paused 12 to 14 s", ONE, "supervisor killed")
+Choose = Callable[[random.Random], Fault]
+KINDS = ["| fault | times | without a step, median | longest |", "|:--|--:|--:|--:|"]
 RUNS = ["| seed | hosts | faults | history, and verdict | held-out loss |", "|--:|--:|--:|:--|--:|"]
 
 
@@ -52,7 +58,7 @@ class Outcome:
         seed: of the run.
         hosts: number of hosts.
         kinds: number of faults by name.
-        recovered: (name of the fault, seconds to recover).
+        gaps: (name of the fault, longest seconds without a step of any learner).
         restarts: learners that were started again.
         commands: how often the command was started again.
         history: what the checker has counted.
@@ -63,7 +69,7 @@ class Outcome:
     seed: int
     hosts: int
     kinds: Counter[str] = field(default_factory=Counter)
-    recovered: list[tuple[str, float]] = field(default_factory=list)
+    gaps: list[tuple[str, float]] = field(default_factory=list)
     restarts: int = 0
     commands: int = 0
     history: str = "-"
@@ -71,36 +77,40 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
 
-def disturb(team: Team, faults: Sequence[Fault], seed: int, dice: str, limit: int) -> Outcome:
+def chooser(kinds: Sequence[Fault]) -> Choose:
+    """Returns what chooses the next fault: of `FAULTS` by their weights, of others in turn."""
+    if kinds is FAULTS:
+        return lambda rng: rng.choices(kinds, [kind.weight for kind in kinds])[0]
+    turns = cycle(kinds)
+    return lambda rng: next(turns)
+
+
+def disturb(team: Team, choose: Choose, seed: int, dice: str, limit: int) -> Outcome:
     """Trains to the end under random faults.
 
     Args:
         team: the run. Must not have been started.
-        faults: what may happen.
+        choose: chooses the next fault.
         seed: of the run.
         dice: decides on faults and their times.
         limit: number of faults after which the run is left alone.
     """
     outcome, rng = Outcome(seed, len(team.spaces or [""])), random.Random(dice)
-    possible = [fault for fault in faults if fault.hosts <= outcome.hosts]
-    weights = [fault.weight for fault in possible]
     team.start()
     wait_for(lambda: team.newest() > 0 or team.status() is not None, PATIENCE)
     while outcome.kinds.total() < limit and not outcome.problems:
         wait_for(lambda: team.status() is not None, rng.uniform(0.05, 1.5))
         if team.status() is not None:
             break
-        (fault,) = rng.choices(possible, weights)
-        before = team.newest()
-        if not fault.happen(team, rng):
+        fault, before, began = choose(rng), team.newest(), time.monotonic()
+        if fault.hosts > outcome.hosts or not fault.happen(team, rng):
             continue
         outcome.kinds[fault.name] += 1
-        began = time.monotonic()
         may_end = fault.may_end(team.strategy)
         if problem := _recover(team, team.newest() if may_end else before, may_end):
             outcome.problems.append(f"{fault.name}: {problem}")
-        elif team.status() is None:
-            outcome.recovered.append((fault.name, time.monotonic() - began))
+        elif (gap := team.longest_gap(began)) is not None:
+            outcome.gaps.append((fault.name, gap))
     while not outcome.problems and team.status() is None:
         if problem := _recover(team, team.newest(), may_end=False):
             outcome.problems.append(f"after the last fault: {problem}")
@@ -151,7 +161,8 @@ def _last_line(team: Team) -> str:
 
 
 def soak(
-    strategy: str, kinds: Sequence[Fault], faults: int, minutes: float, first: int, folder: Path, keep: Path | None
+    strategy: str, kinds: Sequence[Fault], faults: int, minutes: float, first: int, folder: Path, keep: Path | None,
+    heading: str | None,
 ) -> list[Outcome]:  # fmt: skip
     """Trains under faults until there were enough of them, or the time is over.
 
@@ -163,11 +174,12 @@ def soak(
         first: seed of the first run.
         folder: for the runs.
         keep: folder for what runs with a problem have left, or None.
+        heading: section of RESULTS.md that gets a row, or None.
     """
     egs_dir = write_examples(folder / "egs", frames_U=(60,) * 12)
-    references = []
+    references, choose = list[float](), chooser(kinds)
     for number in range(UNDISTURBED):
-        outcome = _one(strategy, (), egs_dir, folder / f"undisturbed{number}", number, "", 0, keep)
+        outcome = _one(strategy, choose, egs_dir, folder / f"undisturbed{number}", number, "", 0, keep)
         if outcome.problems:
             raise SystemExit(f"{strategy}, without faults: {'; '.join(outcome.problems)}")
         references.append(outcome.loss)
@@ -175,19 +187,19 @@ def soak(
     outcomes: list[Outcome] = []
     seed = first
     while (left := faults - total(outcomes).total()) > 0 and time.monotonic() < end:
-        outcome = _one(strategy, kinds, egs_dir, folder / f"{seed}", seed, f"{strategy} {seed}", left, keep)
+        outcome = _one(strategy, choose, egs_dir, folder / f"{seed}", seed, f"{strategy} {seed}", left, keep)
         outcomes.append(outcome)
         verdict = "; ".join(outcome.problems) or "no problem"
         print(f"{strategy} seed {seed}: {outcome.kinds.total()} faults, {verdict}", flush=True)
         seed += 1
     print(section(strategy, outcomes, references), flush=True)
-    if faults > 1:
-        record(SECTION, strategy, summary(outcomes, references))
+    if heading is not None:
+        record(heading, strategy, summary(outcomes, references))
     return outcomes
 
 
 def _one(
-    strategy: str, kinds: Sequence[Fault], egs_dir: Path, folder: Path, seed: int, dice: str, limit: int,
+    strategy: str, choose: Choose, egs_dir: Path, folder: Path, seed: int, dice: str, limit: int,
     keep: Path | None,
 ) -> Outcome:  # fmt: skip
     """Trains once, on two hosts if the seed is odd."""
@@ -195,7 +207,7 @@ def _one(
         spaces = stack.enter_context(network(str(os.getpid()))) if seed % 2 else []
         team = Team(strategy, egs_dir, folder, EPOCHS, spaces)
         stack.callback(team.close)
-        outcome = disturb(team, kinds, seed, dice, limit)
+        outcome = disturb(team, choose, seed, dice, limit)
         if outcome.problems and keep is not None:
             left = keep / f"{strategy}-{seed}"
             shutil.copytree(team.out, left / "run", ignore_dangling_symlinks=True, dirs_exist_ok=True)
@@ -217,27 +229,31 @@ def relative_losses(outcomes: Sequence[Outcome], references: Sequence[float]) ->
 def summary(outcomes: Sequence[Outcome], references: Sequence[float]) -> dict[str, object]:
     """Returns a strategy's row for RESULTS.md: counts, losses relative to those without faults, seconds to recover."""
     losses = relative_losses(outcomes, references)
-    seconds = [seconds for outcome in outcomes for _, seconds in outcome.recovered] or [math.nan]
+    gaps = [gap for outcome in outcomes for gap in outcome.gaps]
+    kills = [seconds for name, seconds in gaps if name in KILLS] or [math.nan]
+    others = [seconds for name, seconds in gaps if name not in KILLS] or [math.nan]
     return {
         "faults": total(outcomes).total(),
         "runs": len(outcomes),
-        "with a problem": sum(bool(outcome.problems) for outcome in outcomes),
+        "ended": sum(outcome.history == "-" for outcome in outcomes),
+        "batches lost or twice": sum(len(outcome.problems) for outcome in outcomes if outcome.history != "-"),
         "learners started again": sum(outcome.restarts for outcome in outcomes),
         "commands started again": sum(outcome.commands for outcome in outcomes),
         "held-out loss": f"{min(losses, default=0):+.1f} to {max(losses, default=0):+.1f} %",
-        "to recover, median": f"{statistics.median(seconds):.1f} s",
-        "longest": f"{max(seconds):.1f} s",
+        "no step after a kill, median": f"{statistics.median(kills):.2f} s",
+        "longest": f"{max(kills):.2f} s",
+        "after others, longest": f"{max(others):.1f} s",
     }
 
 
 def section(strategy: str, outcomes: Sequence[Outcome], references: Sequence[float]) -> str:
     """Returns the tables of a strategy: its kinds of faults, and its runs with the verdict on each history."""
     reference = statistics.mean(references)
-    kinds, recovered = total(outcomes), [entry for outcome in outcomes for entry in outcome.recovered]
+    kinds, gaps = total(outcomes), [entry for outcome in outcomes for entry in outcome.gaps]
     lines = [f"## {strategy}", "", *KINDS]
     for name, count in [*kinds.most_common(), ("all", kinds.total())]:
-        seconds = [seconds for fault, seconds in recovered if name in (fault, "all")]
-        times = f"{statistics.median(seconds):.1f} s | {max(seconds):.1f} s" if seconds else "- | -"
+        seconds = [seconds for fault, seconds in gaps if name in (fault, "all")]
+        times = f"{statistics.median(seconds):.2f} s | {max(seconds):.2f} s" if seconds else "- | -"
         lines.append(f"| {name} | {count} | {times} |")
     lines += ["", *RUNS]
     for outcome in outcomes:
@@ -254,18 +270,23 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after this time")
     parser.add_argument("--first", type=int, default=0, help="seed of the first run (default: 0)")
     parser.add_argument("--strategy", choices=STRATEGIES, help="test only this strategy")
-    parser.add_argument("--fault", choices=[fault.name for fault in FAULTS], action="append", help="default: all")
+    parser.add_argument("--fault", choices=[fault.name for fault in FAULTS], action="append", help="take these in turn")
+    parser.add_argument("--deaths", dest="fault", action="store_const", const=DEATHS, help="kills and a pause, in turn")
     parser.add_argument("--keep", type=Path, help="keep the logs and files of runs with a problem in this folder")
     arguments = parser.parse_args()
     if os.geteuid():
         sys.exit("needs root, for network namespaces and mounts")
     mount_privately()
-    kinds = [fault for fault in FAULTS if arguments.fault is None or fault.name in arguments.fault]
+    named = {fault.name: fault for fault in FAULTS}
+    kinds = tuple(named[name] for name in arguments.fault) if arguments.fault else FAULTS
+    headings = {None: SECTION, DEATHS: DEATHS_SECTION} if arguments.faults > 1 else {}
+    heading = headings.get(arguments.fault and tuple(arguments.fault))
     failed = False
     for strategy in [arguments.strategy] if arguments.strategy else STRATEGIES:
         with ended_by_sigterm(), tempfile.TemporaryDirectory() as folder:
             outcomes = soak(
-                strategy, kinds, arguments.faults, arguments.minutes, arguments.first, Path(folder), arguments.keep
+                strategy, kinds, arguments.faults, arguments.minutes, arguments.first, Path(folder), arguments.keep,
+                heading,
             )  # fmt: skip
         failed = failed or any(outcome.problems for outcome in outcomes)
     return int(failed)

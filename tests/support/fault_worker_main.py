@@ -3,16 +3,24 @@
 ARGUMENTS are STRATEGY EGS OUT FAULTS [EPOCHS].
 FAULTS is a JSON list of [rank, incarnation, moment, number]: the learner kills itself with SIGKILL in that call of the
 moment, counted from 1. In the moment `preempted` it sends itself SIGUSR1 in that gradient.
+
+In the folder NOTES of the environment it notes itself as `<rank>`, its start as a line of `starts`, and the time of
+each step in `steps`, as a float64.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import struct
 import sys
+import time
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from asr_am.distributed.param_server.server import ParameterServer
 from asr_am.distributed.runtime.connect import connect
@@ -32,6 +40,7 @@ from asr_am.distributed.strategies.psp import Psp
 from asr_am.distributed.strategies.slowmo import Slowmo
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.strategies.topk import Topk
+from asr_am.egs.loader import load_compiled
 from asr_am.parallax.strategy import Parallax
 from asr_am.stages.train_worker import report_failure
 from asr_am.train.checkpoint import Checkpoints
@@ -57,7 +66,32 @@ MOMENTS: dict[str, tuple[type, str]] = {
     "save": (Checkpoints, "save_learner"), "commit": (Checkpoints, "commit"), "publish": (Checkpoints, "publish"),
 }  # fmt: skip
 
-if __name__ == "__main__":
+
+def prepare(*_: str) -> None:
+    """Prepares what learners need, in the process that forks them."""
+    import_module("torch._dynamo")
+    load_compiled()
+
+
+def note(folder: Path) -> None:
+    """Notes this learner, and its steps from now on."""
+    rank = os.environ["RANK"]
+    with (folder / "starts").open("a", encoding="utf-8") as file:
+        file.write(f"{rank}\n")
+    (folder / f".{rank}").write_text(str(os.getpid()), encoding="utf-8")
+    (folder / f".{rank}").rename(folder / rank)
+    steps, real = os.open(folder / "steps", os.O_WRONLY | os.O_APPEND | os.O_CREAT), Trainer._show
+
+    def show(self: Any, batches: int) -> None:
+        os.write(steps, struct.pack("d", time.monotonic()))
+        real(self, batches)
+
+    Trainer._show = show  # type: ignore[method-assign]
+
+
+def main() -> None:
+    if "NOTES" in os.environ:
+        note(Path(os.environ["NOTES"]))
     strategy, egs_dir, out, faults = sys.argv[1:5]
     epochs = int(sys.argv[5]) if len(sys.argv) > 5 else OPTIONS.epochs
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S")
@@ -72,3 +106,7 @@ if __name__ == "__main__":
     except Exception as error:
         end_process(report_failure(error, str(team.rank), Path(out)))
     end_process()
+
+
+if __name__ == "__main__":
+    main()

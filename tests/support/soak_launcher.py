@@ -1,11 +1,11 @@
 """The launcher of one host, for tests that disturb it: `python -m tests.support.soak_launcher OPTIONS`.
 
-OPTIONS is a JSON object: `command` (that of a learner), `pids` (folder where the processes of the learners are noted),
-optional `namespace` (path of a network namespace to enter), `user` (to become) and `lock` (a target to lock), and the
-keyword arguments of `launch`.
+OPTIONS is a JSON object: `command` (that of a learner), optional `pids` (folder where the processes of the learners
+are noted), `namespace` (path of a network namespace to enter), `user` (to become) and `lock` (a target to lock), and
+the keyword arguments of `launch`.
 
-The learners are forked from this process, which has torch loaded. So they start within milliseconds, and are children
-of their launcher, as those of a user are.
+With `pids` the learners are forked from this process, which has torch loaded. So they start within milliseconds, and
+are children of their launcher.
 """
 
 from __future__ import annotations
@@ -104,17 +104,18 @@ def enter_namespace(path: str) -> None:
 def main() -> int:
     options: dict[str, Any] = json.loads(sys.argv[1])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S")
-    pids, command = Path(options.pop("pids")), options.pop("command")
-    namespace, user, lock = (options.pop(name, None) for name in ("namespace", "user", "lock"))
+    command = options.pop("command")
+    pids, namespace, user, lock = (options.pop(name, None) for name in ("pids", "namespace", "user", "lock"))
     if namespace is not None:
         enter_namespace(namespace)
     if user is not None:
         become(user)
 
     def start(command: Sequence[str], env: Mapping[str, str], **_: object) -> ForkedLearner:
-        return ForkedLearner(command, env, pids)
+        return ForkedLearner(command, env, Path(pids))
 
-    worker_process.subprocess = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)  # type: ignore[assignment]
+    if pids is not None:
+        worker_process.subprocess = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)  # type: ignore[assignment]
     try:
         with _locked(Path(lock)) if lock else nullcontext():
             launch(command, **options)

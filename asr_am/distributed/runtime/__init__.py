@@ -2,6 +2,7 @@
 
 launcher         starts a team: gives supervisor and node agents their sockets, processes and clock
 worker_process   environment, start and end of worker processes
+fork_server      a process that has imported what learners need, and forks them
 connect          joins the team that the environment describes
 team             one learner's `Team`
 torch_group      synchronous backend: collectives and control plane by torch.distributed

@@ -6,7 +6,7 @@ import json
 import secrets
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 
 import zmq
@@ -17,6 +17,7 @@ from asr_am.distributed.coordinator import ControlMessage
 from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT, LaunchSpec
 from asr_am.distributed.node_agent import NodeAgent
 from asr_am.distributed.runtime.control_server import ControlServer, read_json
+from asr_am.distributed.runtime.fork_server import ForkServer
 from asr_am.distributed.runtime.preemption import noting, preempted
 from asr_am.distributed.runtime.private_dir import private_dir
 from asr_am.distributed.runtime.security import choose_key, open_socket, split_address
@@ -29,27 +30,27 @@ from asr_am.distributed.runtime.worker_process import (
 from asr_am.distributed.supervisor import Supervisor
 
 
-def make_supervisor(spec: LaunchSpec) -> Supervisor:
-    """Returns the supervisor of a team, which listens already."""
+def make_supervisor(spec: LaunchSpec, fork_server: ForkServer | None = None) -> Supervisor:
+    """Returns the supervisor of a team, which listens already. `fork_server` forks its learners."""
     server = ControlServer(spec.address, spec.key, spec.private_dir)
     serves_store = spec.synchronous and spec.private_dir is None
     rendezvous = RendezvousInfo(
         None if spec.synchronous else server.url, (server.host, free_port(server.host)) if serves_store else None
     )
     return Supervisor(
-        spec, server, WorkerProcesses(spec, rendezvous), AwakeClock(HEARTBEAT_TIMEOUT / 5),
+        spec, server, WorkerProcesses(spec, rendezvous, fork_server), AwakeClock(HEARTBEAT_TIMEOUT / 5),
         socket.gethostname(), lambda: secrets.token_hex(16), asdict(rendezvous),
         preempted=preempted,
     )  # fmt: skip
 
 
-def make_agent(spec: LaunchSpec) -> NodeAgent:
-    """Returns the agent of a host other than host 0."""
+def make_agent(spec: LaunchSpec, fork_server: ForkServer | None = None) -> NodeAgent:
+    """Returns the agent of a host other than host 0. `fork_server` forks its learners."""
 
     def make_workers(begin: ControlMessage) -> WorkerProcesses:
         master = begin["master"]
         rendezvous = RendezvousInfo(begin["supervisor"], (master[0], master[1]) if master else None)
-        return WorkerProcesses(spec, rendezvous)
+        return WorkerProcesses(spec, rendezvous, fork_server)
 
     clock = AwakeClock(HEARTBEAT_TIMEOUT / 5)
     return NodeAgent(spec, SupervisorConnection(spec), make_workers, clock, socket.gethostname())
@@ -81,10 +82,10 @@ class SupervisorConnection:
 
 def launch(
     command: Sequence[str], learners: int, *, synchronous: bool, nodes: int = 1, node_rank: int = 0,
-    address: str | None = None, restart_after: float = 1.0, max_restarts: int = 3, grace: float = 60.0,
+    address: str | None = None, restart_after: float = 0.0, max_restarts: int = 3, grace: float = 60.0,
     signals: Sequence[str] = (), timeout: float = 60.0,
     key_file: str | None = None, encrypt: bool | None = None, faults: Faults | None = None,
-    env: Mapping[str, str] | None = None, inherited_files: Sequence[int] = (),
+    env: Mapping[str, str] | None = None, inherited_files: Sequence[int] = (), fork: bool = False,
 ) -> None:  # fmt: skip
     """Runs a team of processes, each of which calls `connect`, until all have ended.
 
@@ -111,6 +112,8 @@ def launch(
         faults: injected faults, for the restart times of injected crashes.
         env: variables to add to the learners' environment.
         inherited_files: descriptors that the learners keep open, such as that of a lock.
+        fork: a process on each host imports the program, and forks the learners, so that a dead one is replaced at
+            once. For commands as of `fork_server.ForkServer`.
 
     Raises:
         LearnerLost: learners died more often than they may be restarted.
@@ -125,9 +128,10 @@ def launch(
         split_address(address, "address")
     private = nodes == 1 and address is None
     key = choose_key(key_file, encrypt, private=private, one_start=nodes == 1)
-    with ended_by_sigterm(), noting(signals), private_dir() if private else nullcontext() as folder:
+    forking = closing(ForkServer(command, inherited_files)) if fork else nullcontext()
+    with ended_by_sigterm(), noting(signals), private_dir() if private else nullcontext() as folder, forking as server:
         spec = replace(spec, key=key, private_dir=folder)
         if node_rank == 0:
-            make_supervisor(spec).run()
+            make_supervisor(spec, server).run()
         else:
-            make_agent(spec).run()
+            make_agent(spec, server).run()

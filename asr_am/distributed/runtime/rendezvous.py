@@ -193,7 +193,7 @@ class Rendezvous:
         while missing := [key for key in missing if not self.store.check([key])]:
             if self._left() <= 0:
                 raise InputError(f"{self._name}: {describe(missing)} within {self._timeout:g} s")
-            time.sleep(0.05)
+            time.sleep(0.01)
 
     def _left(self) -> float:
         return self._deadline - time.monotonic()

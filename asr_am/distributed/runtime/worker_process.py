@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import random
@@ -21,10 +20,10 @@ from types import FrameType
 from typing import NoReturn
 
 from asr_am.distributed.launch_spec import ExitStatus, LaunchSpec
+from asr_am.distributed.runtime.fork_server import ForkedProcess, ForkServer
 from asr_am.distributed.runtime.security import check_key, is_loopback
 from asr_am.errors import InputError
-
-PR_SET_PDEATHSIG = 1
+from asr_am.parent_death import signal_on_parent_death
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def set_parent_death_signal(launcher: int) -> None:
         InputError: the launcher has ended already.
     """
     if os.getppid() == launcher:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal_on_parent_death(signal.SIGKILL)
     if not _is_ancestor(launcher):  # after the call: the launcher may end at any moment
         raise InputError("the launcher of this learner has ended: start the run again")
 
@@ -220,31 +219,36 @@ class WorkerProcesses:
     Args:
         spec: the team.
         rendezvous: addresses of the run.
+        fork_server: forks them. None: each is started as a program.
     """
 
-    def __init__(self, spec: LaunchSpec, rendezvous: RendezvousInfo) -> None:
+    def __init__(self, spec: LaunchSpec, rendezvous: RendezvousInfo, fork_server: ForkServer | None = None) -> None:
         self._spec, self._rendezvous = spec, rendezvous
-        self._running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
+        self._running: dict[int, tuple[int, subprocess.Popen[bytes] | ForkedProcess]] = {}
+        self._fork_server = fork_server
 
     def start(self, rank: int, incarnation: int, run: str) -> None:
         """Starts a learner in a session of its own, so that Ctrl-C reaches the launcher only."""
         environment = worker_environment(self._spec, self._rendezvous, rank, incarnation, run)
         try:
             with signals_later():
-                process = subprocess.Popen(
-                    list(self._spec.command), env=environment, start_new_session=True,
-                    pass_fds=self._spec.inherited_files,
-                )  # fmt: skip
-                self._running[rank] = incarnation, process
+                self._running[rank] = incarnation, self._start(environment)
         except OSError as error:
             raise InputError(f"{self._spec.command[0]}: cannot be started ({error}): check the command") from error
+
+    def _start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes] | ForkedProcess:
+        if self._fork_server is not None:
+            return self._fork_server.fork(environment)
+        return subprocess.Popen(
+            list(self._spec.command), env=environment, start_new_session=True, pass_fds=self._spec.inherited_files
+        )
 
     def ended(self) -> list[ExitStatus]:
         """Returns the processes that ended since the last call, killed ones first: others end because of them."""
         found = [
-            ExitStatus(rank, incarnation, process.returncode)
+            ExitStatus(rank, incarnation, status)
             for rank, (incarnation, process) in self._running.items()
-            if process.poll() is not None
+            if (status := process.poll()) is not None
         ]
         for child in found:
             _signal(self._running.pop(child.rank)[1], signal.SIGKILL)  # the rest of its process group
@@ -275,7 +279,7 @@ class WorkerProcesses:
             process.wait()
 
 
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+def _signal(process: subprocess.Popen[bytes] | ForkedProcess, number: int) -> None:
     """Signals the whole process group, which may outlive its leader."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
