@@ -40,16 +40,15 @@ def main(arguments: Sequence[str]) -> None:
         if command == "check":
             from asr_am.cluster.check import HEAD, check
 
-            print(HEAD)
-            for key, cfg in cfgs.items():
-                print(*check({key: cfg}), sep="\n", flush=True)
+            for number, found in enumerate(check(cfgs)):
+                print(*([HEAD] if number == 0 else []), found, sep="\n", flush=True)
             return
         from asr_am.cluster import predict as prediction
 
-        found = prediction.predict(cfgs, int(first.nj))
+        predicted = prediction.predict(cfgs, int(first.nj))
         folder = Path(first.exp) / "cluster" / str(first.cluster.name)
-        prediction.write(found, folder)
-        print("\n".join(prediction.table(found)), prediction.recommend(found), folder / "scaling.png", sep="\n")
+        prediction.write(predicted, folder)
+        print("\n".join(prediction.table(predicted)), prediction.recommend(predicted), folder / "scaling.png", sep="\n")
 
 
 def configurations(overrides: Sequence[str], launcher: str) -> tuple[dict[tuple[str, int], DictConfig], DictConfig]:

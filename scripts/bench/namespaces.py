@@ -1,12 +1,13 @@
-"""Runs a command on two hosts with a slow network, emulated by network namespaces of this machine joined by a veth.
+"""Runs a command on hosts with a slow network, emulated by network namespaces of this machine joined by a bridge.
 
-Each end of the veth is limited to the given Gbit/s (tc tbf). Namespaces belong only to their processes, so the kernel
+    python scripts/bench/namespaces.py HOSTS GBITS COMMAND...        `{node}` in the command is the number of the host
+
+Each host sends and receives at most so many Gbit/s (tc tbf). Namespaces belong only to their processes, so the kernel
 removes them with the last process, however it ends. Needs unshare, ip and tc, and root.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -17,12 +18,19 @@ from pathlib import Path
 
 from asr_am.distributed.runtime.launcher import launch
 
-ADDRESSES, LINK, LOOPBACK, PORT = ("10.213.79.1", "10.213.79.2"), "between", "lo", 29416
+NETWORK, LINK, LOOPBACK, PORT = "10.213.79", "between", "lo", 29416
+ADDRESS = f"{NETWORK}.1"  # of host 0
 BURST = "256kb"  # sent at full speed, more than one packet of a veth
 
 
-def run_on_two_hosts(command: Sequence[str], learners: int, gbits: float) -> int:
-    """Runs one team with `learners` processes of `command` on each host and returns its exit status.
+def run_on_hosts(command: Sequence[str], hosts: int, gbits: float, output: int | None = None) -> int:
+    """Runs a command on each host. Returns the exit status of host 0's.
+
+    Args:
+        command: `{node}` in it is replaced by the number of the host.
+        hosts: number of hosts.
+        gbits: speed of each host's link in each direction.
+        output: where all of them print, as of `subprocess.run`.
 
     Raises SystemExit without the required rights.
     """
@@ -31,11 +39,13 @@ def run_on_two_hosts(command: Sequence[str], learners: int, gbits: float) -> int
         sys.exit(f"{', '.join(missing)}: not found; install util-linux and iproute2")
     if subprocess.run(["unshare", "-n", "true"], check=False, capture_output=True).returncode:
         sys.exit("no right to make network namespaces: run this as root")
-    return subprocess.run(["unshare", "-n", *host(0, learners, gbits), *command], check=False).returncode
+    inside = ["unshare", "-n", sys.executable, __file__, str(hosts), str(gbits), *command]
+    return subprocess.run(inside, check=False, stdout=output).returncode
 
 
-def host(node: int, learners: int, gbits: float) -> list[str]:
-    return [sys.executable, __file__, str(node), str(learners), str(gbits)]
+def run_on_two_hosts(command: Sequence[str], learners: int, gbits: float) -> int:
+    """Runs one synchronous team with `learners` processes of `command` on each host. Returns its exit status."""
+    return run_on_hosts([sys.executable, __file__, "learners", "{node}", str(learners), *command], 2, gbits)
 
 
 def sent_bytes(interface: str) -> int | None:
@@ -52,43 +62,42 @@ def sent_bytes(interface: str) -> int | None:
 # inside a namespace
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("node", type=int)
-    parser.add_argument("learners", type=int)
-    parser.add_argument("gbits", type=float)
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    options = parser.parse_args()
-    if options.node == 0:
-        run_both(options)
-    else:
-        wait_for(lambda: sent_bytes(LINK) is not None, "no link from host 0")
-        run_host(options)
-
-
-def run_both(options: argparse.Namespace) -> None:
-    """Starts host 1, creates the link to it, and runs the learners of both."""
+def join_hosts(hosts: int, gbits: float, command: Sequence[str]) -> int:
+    """Starts the hosts, and links each to a bridge in this namespace. Returns the exit status of host 0."""
     own = os.readlink("/proc/self/ns/net")
-    other = subprocess.Popen(["unshare", "-n", *host(1, options.learners, options.gbits), *options.command])
+    run("ip link add bridge type bridge")
+    run("ip link set bridge up")
+    started = []
     try:
-        wait_for(lambda: os.readlink(f"/proc/{other.pid}/ns/net") != own, "host 1 has not started")
-        run(f"ip link add {LINK} type veth peer name {LINK} netns {other.pid}")
-        run_host(options)
+        for node in range(hosts):
+            words = [word.replace("{node}", str(node)) for word in command]
+            process = subprocess.Popen(
+                ["unshare", "-n", sys.executable, __file__, "host", str(node), str(gbits), *words]
+            )
+            started.append(process)
+            wait_for(lambda pid=process.pid: os.readlink(f"/proc/{pid}/ns/net") != own, f"host {node} has not started")
+            run(f"ip link add to{node} type veth peer name {LINK} netns {process.pid}")
+            run(f"ip link set to{node} master bridge up")
+            limit(f"to{node}", gbits)
+        return started[0].wait()
     finally:
-        other.terminate()  # also ends its learners
-        other.wait()
+        for process in started:
+            process.terminate()  # also ends its learners
+            process.wait()
 
 
-def run_host(options: argparse.Namespace) -> None:
-    """Sets up this end of the link and runs this host's learners to the end."""
-    run(f"ip address add {ADDRESSES[options.node]}/24 dev {LINK}")
-    run(f"tc qdisc add dev {LINK} root tbf rate {options.gbits}gbit burst {BURST} latency 100ms")
+def be_host(node: int, gbits: float, command: Sequence[str]) -> None:
+    """Sets up this end of the link, and becomes the command."""
+    wait_for(lambda: sent_bytes(LINK) is not None, f"host {node} got no link")
+    run(f"ip address add {NETWORK}.{node + 1}/24 dev {LINK}")
+    limit(LINK, gbits)
     run(f"ip link set {LINK} up")
     run(f"ip link set {LOOPBACK} up")
-    launch(
-        options.command, options.learners, synchronous=True, nodes=2, node_rank=options.node,
-        address=f"{ADDRESSES[0]}:{PORT}", encrypt=False,
-    )  # fmt: skip
+    os.execvp(command[0], command)
+
+
+def limit(interface: str, gbits: float) -> None:
+    run(f"tc qdisc add dev {interface} root tbf rate {gbits * 1000:.0f}mbit burst {BURST} latency 100ms")
 
 
 def run(command: str) -> None:
@@ -102,6 +111,19 @@ def wait_for(ready: Callable[[], bool], problem: str) -> None:
         if time.monotonic() > deadline:
             sys.exit(problem)
         time.sleep(0.02)
+
+
+def main() -> None:
+    first, second, *rest = sys.argv[1:]
+    if first == "host":
+        be_host(int(second), float(rest[0]), rest[1:])
+    elif first == "learners":
+        launch(
+            rest[1:], int(rest[0]), synchronous=True, nodes=2, node_rank=int(second), address=f"{ADDRESS}:{PORT}",
+            encrypt=False,
+        )  # fmt: skip
+    else:
+        sys.exit(join_hosts(int(first), float(second), rest))
 
 
 if __name__ == "__main__":
