@@ -2,9 +2,9 @@
 
     python -m scripts.bench.sixteen [--jobs 2]
 
-Prints it for recipes/minicts/RESULTS.md, which says what it shows. Bytes, staleness and hours are of an epoch of
-conf/workload/swb2000_lstm.yaml on 16 V100, with the strategy's own code and no model. Losses and word error rates are
-of trainings by the recipe, conf/experiment/sixteen.yaml.
+Prints it for recipes/minicts/RESULTS.md, which says what it shows, and writes the losses for `asr_am.cluster predict`.
+Bytes, staleness and hours are of an epoch of conf/workload/swb2000_lstm.yaml on 16 V100, with the strategy's own code
+and no model. Losses and word error rates are of trainings by the recipe, conf/experiment/sixteen.yaml.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from datetime import date
 
 import torch
 
+from asr_am.cluster.predict import LOSSES
 from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.simulator.epoch_timing import EpochTime, time_epoch
 from asr_am.papers.cells import Table
@@ -89,6 +90,9 @@ def main() -> None:
     head = ["strategy", "rate", "held-out loss", *(f"WER {subset}" for subset in SUBSETS), "MB a step", "staleness",
             *CLUSTERS]  # fmt: skip
     print(f"{markdown(head, rows)}\n\nMade at {git_commit()}, {date.today()}.")
+    losses = {name: round(measures["heldout_loss"], 3) for name, (measures, _) in trained.items()}
+    made = f"python -m scripts.bench.sixteen, {git_commit()}, {date.today()}"
+    LOSSES.write_text(json.dumps({"made": made, "losses": losses}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -48,8 +48,10 @@ def test_predictions_follow_the_learners_and_a_slow_host(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("others", "words"),
     [
-        ([replace(ONE, strategy="bmuf", hours=1.9)], "take strategy=sync .* bmuf takes 95% of that"),
-        ([replace(ONE, strategy="bmuf", hours=1.0)], "take strategy=bmuf .* sync, takes 2 h"),
+        ([replace(ONE, strategy="htm", hours=1.9, loss=0.001)], r"take strategy=sync .* htm takes 95% .* loss \+0\.1%"),
+        ([replace(ONE, strategy="htm", hours=1.0, loss=0.001)], r"take strategy=htm .* was \+0\.1% .* sync, .* 2 h"),
+        ([replace(ONE, strategy="bmuf", hours=1.0, loss=0.04)], r"take strategy=sync .* bmuf takes 50% .* \+4\.0%"),
+        ([replace(ONE, strategy="mine", hours=1.0)], "take strategy=sync .* mine takes 50% .* an unknown loss"),
         ([replace(ONE, strategy="adpsgd", hours=1.9, slow_hours=2.5)], "sync .* slow: strategy=adpsgd, 2.5 h"),
     ],
 )
