@@ -30,7 +30,8 @@ class LaunchSpec:
         nodes: number of hosts.
         node_rank: index of this host.
         address: host:port of the supervisor on host 0, None on a single host.
-        restart_after: seconds between the death of a learner and its restart, or that of its synchronous team.
+        restart_after: seconds between the death of a learner and its restart, or that of its synchronous team, for each
+            death before it within an hour. The first restart is at once.
         max_restarts: number of restarts within an hour, of one learner or of a synchronous team.
         grace: seconds in which learners that are asked to end must have done so.
         timeout: seconds in which all hosts must connect.
@@ -47,7 +48,7 @@ class LaunchSpec:
     nodes: int = 1
     node_rank: int = 0
     address: str | None = None
-    restart_after: float = 0.0
+    restart_after: float = 1.0
     max_restarts: int = 3
     grace: float = 60.0
     timeout: float = 60.0
@@ -92,7 +93,7 @@ class LaunchSpec:
         if deaths >= self.max_restarts or not self.has_sockets():
             return None
         crash = next((crash for crash in self.faults.crashes if crash.learner == rank), None)
-        return crash.restart_after if crash is not None and deaths == 0 else self.restart_after
+        return crash.restart_after if crash is not None and deaths == 0 else deaths * self.restart_after
 
 
 @dataclass(frozen=True)

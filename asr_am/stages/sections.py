@@ -125,7 +125,7 @@ class LaunchOptions:
         node_rank: number of this host.
         address: host:port of node 0.
         max_restarts: restarts of each learner, or of a synchronous team, within an hour.
-        restart_after: seconds before a restart.
+        restart_after: seconds before a restart, for each death before it within an hour.
         min_learners: fewest learners that go on after a host is lost.
         grace: seconds in which learners that are asked to end must have done so.
         signals: signals that ask for a checkpoint and the end of the run.
@@ -140,7 +140,7 @@ class LaunchOptions:
     node_rank: int = 0
     address: str | None = None
     max_restarts: int = 3
-    restart_after: float = 0.0
+    restart_after: float = 1.0
     min_learners: int = 1
     grace: float = 60.0
     signals: Sequence[str] = SIGNALS

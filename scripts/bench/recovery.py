@@ -30,7 +30,7 @@ PARTS = ("detect", "tear down", "start", "import", "connect", "set up and load",
 OVERRIDES = (
     "corpus=minicts", "align=triphone", "launcher=process", f"learners={LEARNERS}", "train.device=cpu", "logger=none",
     "train.epochs=100000", "train.batch_size=64", "train.checkpoint_every=25", "model.layers=1", "model.cells=320",
-    "launcher.max_restarts=100000",
+    "launcher.max_restarts=100000", "launcher.restart_after=0",
 )  # fmt: skip
 
 

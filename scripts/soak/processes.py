@@ -109,7 +109,9 @@ def disturb(team: Team, choose: Choose, seed: int, dice: str, limit: int) -> Out
         may_end = fault.may_end(team.strategy)
         if problem := _recover(team, team.newest() if may_end else before, may_end):
             outcome.problems.append(f"{fault.name}: {problem}")
-        elif (gap := team.longest_gap(began)) is not None:
+            break
+        wait_for(lambda began=began: team.longest_gap(began) is not None or team.status() is not None, PATIENCE)
+        if (gap := team.longest_gap(began)) is not None:
             outcome.gaps.append((fault.name, gap))
     while not outcome.problems and team.status() is None:
         if problem := _recover(team, team.newest(), may_end=False):

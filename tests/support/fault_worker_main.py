@@ -95,16 +95,15 @@ def main() -> None:
     strategy, egs_dir, out, faults = sys.argv[1:5]
     epochs = int(sys.argv[5]) if len(sys.argv) > 5 else OPTIONS.epochs
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S")
-    team = connect()
     for rank, incarnation, moment, number in json.loads(faults):
-        if (team.rank, team.incarnation) == (rank, incarnation):
+        if [os.environ["RANK"], os.environ["ASR_AM_INCARNATION"]] == [str(rank), str(incarnation)]:
             die_in(*MOMENTS[moment], number, "preempt" if moment == "preempted" else "kill")
     options = replace(OPTIONS, epochs=epochs, schedule=Anneal(base=0.03))
     try:
         with noting(("USR1",)):
-            train(Path(egs_dir), Path(out), options, strategy=STRATEGIES[strategy], team=team)
+            train(Path(egs_dir), Path(out), options, strategy=STRATEGIES[strategy], team=connect())
     except Exception as error:
-        end_process(report_failure(error, str(team.rank), Path(out)))
+        end_process(report_failure(error, os.environ["RANK"], Path(out)))
     end_process()
 
 

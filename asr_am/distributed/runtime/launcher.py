@@ -82,7 +82,7 @@ class SupervisorConnection:
 
 def launch(
     command: Sequence[str], learners: int, *, synchronous: bool, nodes: int = 1, node_rank: int = 0,
-    address: str | None = None, restart_after: float = 0.0, max_restarts: int = 3, grace: float = 60.0,
+    address: str | None = None, restart_after: float = 1.0, max_restarts: int = 3, grace: float = 60.0,
     signals: Sequence[str] = (), timeout: float = 60.0,
     key_file: str | None = None, encrypt: bool | None = None, faults: Faults | None = None,
     env: Mapping[str, str] | None = None, inherited_files: Sequence[int] = (), fork: bool = False,
@@ -99,7 +99,7 @@ def launch(
         nodes: number of hosts.
         node_rank: index of this host.
         address: host:port of host 0. Needed with several hosts.
-        restart_after: seconds between a death and the restart.
+        restart_after: seconds between a death and the restart, for each death before it within an hour.
         max_restarts: number of restarts within an hour, of one learner or of a synchronous team.
         grace: seconds in which learners that are asked to end must have done so.
         signals: some of TERM, USR1 and USR2. After one of them to this process the learners get SIGUSR1: they save a

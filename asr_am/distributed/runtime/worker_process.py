@@ -271,6 +271,7 @@ class WorkerProcesses:
         self._running.clear()
         for process in processes:
             _signal(process, signal.SIGTERM)
+            _signal(process, signal.SIGCONT)  # a process that is stopped gets SIGTERM then
         deadline = time.monotonic() + TERMINATE_GRACE
         for process in processes:
             with suppress(subprocess.TimeoutExpired):

@@ -123,6 +123,6 @@ def test_only_the_first_incarnation_crashes() -> None:
 
 def test_who_is_started_again_and_when() -> None:
     faults = Faults(crashes=[Crash(1, 5.0, None), Crash(2, 5.0, 9.0)])
-    plan = LaunchSpec(["true"], 3, False, restart_after=1.0, max_restarts=2, faults=faults)
-    assert [plan.restart_seconds(rank, 0) for rank in range(3)] == [1.0, None, 9.0]
-    assert [plan.restart_seconds(2, incarnation) for incarnation in (1, 2)] == [1.0, None]
+    plan = LaunchSpec(["true"], 3, False, restart_after=1.0, max_restarts=3, faults=faults)
+    assert [plan.restart_seconds(rank, 0) for rank in range(3)] == [0.0, None, 9.0]
+    assert [plan.restart_seconds(2, deaths) for deaths in (1, 2, 3)] == [1.0, 2.0, None]
