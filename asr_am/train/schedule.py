@@ -24,6 +24,7 @@ from asr_am.extensions import find_class
 from asr_am.options import build
 
 DEFAULT = "asr_am.train.schedule.Anneal"
+ALIKE = (("sgd", "nesterov"), ("adam",), ("adagrad",))  # kinds of optimizer that take the same rates
 
 
 def make_schedule(_target_: str = DEFAULT, **options: Any) -> Schedule:
@@ -155,7 +156,8 @@ class Newbob(Schedule):
     Attributes:
         base: the first rate.
         minimum: lowest rate to train with.
-        threshold: share of the held-out loss. The first epoch that lowers the loss by less ends the constant rate.
+        threshold: share of the held-out loss, which must be positive. The first epoch that lowers the loss by less ends
+            the constant rate.
         factor: factor per epoch from then on.
         warmup_batches: see `Anneal`.
     """
@@ -178,7 +180,7 @@ class Newbob(Schedule):
             raise InputError(f"schedule.warmup_batches={self.warmup_batches}: must not be negative")
 
     def after(self, losses: Sequence[float]) -> Schedule | None:
-        slow = [1 - now / before < self.threshold for before, now in itertools.pairwise(losses)]
+        slow = [before - now < self.threshold * before for before, now in itertools.pairwise(losses)]
         halvings = len(slow) - slow.index(True) if True in slow else 0
         rate = self.base * self.factor**halvings
         if rate < self.minimum * (1 - 1e-9):  # 0.01 x 0.7 is to reach 0.007
@@ -227,15 +229,17 @@ def _long_warmup(warmup: int, updates: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Reference:
-    """A learning rate and the total batch that it was tuned for.
+    """A learning rate, and the total batch and optimizer that it was tuned for.
 
     Attributes:
         base: the rate.
         batch: chunks of all learners together.
+        optimizer: kind of `OptimizerOptions`. None: the rate is for any.
     """
 
     base: float
     batch: int
+    optimizer: str | None = None
 
     def __post_init__(self) -> None:
         """Raises InputError if a value is out of range."""
@@ -254,7 +258,15 @@ class Reference:
         Args:
             batch_size: chunks of all learners together.
             optimizer: kind of `OptimizerOptions`.
+
+        Raises:
+            InputError: the rate is for another optimizer.
         """
+        if self.optimizer and any(optimizer in kinds and self.optimizer not in kinds for kinds in ALIKE):
+            raise InputError(
+                f"train.optimizer.kind={optimizer}: the schedule's rate of {self.base:g} is for {self.optimizer}; give "
+                "one with schedule.base=RATE, or choose another schedule"
+            )
         linear = batch_size / self.batch
         return math.sqrt(linear) if optimizer in ("adam", "adagrad") else linear
 
@@ -268,7 +280,8 @@ def for_batch(options: Mapping[str, Any], batch_size: int, optimizer: str) -> di
         optimizer: kind of `OptimizerOptions`.
 
     Raises:
-        InputError: the class is no schedule, or the reference or the batch is out of range.
+        InputError: the class is no schedule, the reference or the batch is out of range, or the rate is for another
+            optimizer.
     """
     schedule = _find(options.get("_target_", DEFAULT))
     given = {name: value for name, value in options.items() if name != "reference"}

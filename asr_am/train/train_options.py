@@ -28,7 +28,7 @@ from asr_am.options import build
 from asr_am.train.chain_loss import ChainOptions
 from asr_am.train.identity import MORE_OF_THE_SAME, deciding
 from asr_am.train.mmi_loss import MmiOptions
-from asr_am.train.schedule import Anneal, Schedule, make_schedule
+from asr_am.train.schedule import Anneal, Newbob, Schedule, make_schedule
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,11 @@ class TrainOptions:
         if (self.mmi or self.chain) and self.label_smoothing:
             raise InputError(
                 "train.label_smoothing: is for the cross-entropy, not for train.mmi or train.chain; set it to 0"
+            )
+        if (self.mmi or self.chain) and isinstance(self.schedule, Newbob):
+            raise InputError(
+                "schedule=newbob: compares shares of the held-out loss, which may be negative with train.mmi or "
+                "train.chain; use schedule=small"
             )
         if not 0 < self.subset <= 1:
             raise InputError(f"train.subset={self.subset}: must be above 0 and at most 1")

@@ -46,7 +46,7 @@ def test_a_training_run(exp: Path, strategy: str, optimizer: str) -> None:
     cfg = config(
         f"exp={exp}", "align=triphone", "features=logmel", "model.layers=1", "model.cells=64", "logger=none",
         "train.epochs=2", "train.batch_size=64", f"strategy={strategy}", f"train.optimizer.kind={optimizer}",
-        "launcher=virtual", "learners=2", "nj=1",
+        "schedule.base=0.003", "launcher=virtual", "learners=2", "nj=1",
     )  # fmt: skip
     for target in [*egs.targets(cfg), *train.targets(cfg)]:
         target.run()

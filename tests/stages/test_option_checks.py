@@ -30,7 +30,8 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
     [
         ("+experiment=try",), ("+experiment=fusion", "corpus=an4"), ("+experiment=papers/psp", "corpus=an4"),
         ("corpus=kaldi", "corpus.name=mine", "+corpus.subsets.swb=sw_", "~corpus.lms.kn3", "+corpus.lms.mine.order=2"),
-        ("features=lfbe64_lfr", "align=triphone", "schedule=newbob"), ("train=paper", "model=blstm_swb2000"),
+        ("features=lfbe64_lfr", "align=triphone", "schedule=newbob"),
+        ("train=paper", "schedule=anneal", "model=blstm_swb2000"),
         ("cluster=ibm_a,aws_p3", "strategy=sync,bmuf", "launcher=virtual", "learners=2,4"),
         ("strategy=psp", "launcher=process", "learners=4", "strategy.apart=true", "strategy.servers=2"),
         ("strategy=diloco", "+strategy@strategy.inner=topk", "strategy.group_size=2", "launcher=virtual", "learners=4"),

@@ -15,7 +15,7 @@ from asr_am.stages.resolvers import composing
 
 SWB2000 = ["corpus=kaldi", "corpus.name=swb", "corpus.hours=2000", "features=fusion260", "align=sat", "train=paper"]
 SWB2000 += ["train.epochs=16", "train.batch_size=2560", "launcher=virtual"]
-SWB2000 += ["workload=swb2000_lstm"]
+SWB2000 += ["workload=swb2000_lstm", "schedule=anneal"]
 
 
 @pytest.fixture(autouse=True)

@@ -29,6 +29,13 @@ def test_sizes_follow_the_hours_of_speech(tmp_path: Path, hours: float, leaves: 
     assert config(tmp_path, "model.cells=7").model.cells == 7
 
 
+def test_sizes_of_other_models_do_too(tmp_path: Path) -> None:
+    conformer = config(tmp_path, "corpus.hours=20", "model=conformer").model
+    assert (conformer.layers, conformer.width, conformer.feed_forward) == (8, 192, 768)
+    tdnnf = config(tmp_path, "corpus.hours=20", "model=tdnnf").model
+    assert (tdnnf.far_layers, tdnnf.width, tdnnf.bottleneck) == (9, 768, 96)
+
+
 def test_at_the_size_of_an4_they_are_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "mine/data").mkdir(parents=True)
     (tmp_path / "mine/data/corpus.json").write_text('{"hours": 0.63}')
@@ -37,6 +44,10 @@ def test_at_the_size_of_an4_they_are_the_defaults(tmp_path: Path) -> None:
         an4 = compose("config", overrides=["corpus=an4"])
     for group in ("align", "model", "train", "egs", "schedule"):
         assert cfg[group] == an4[group], group
+    for model in ("conformer", "tdnnf"):
+        ours = config(tmp_path, f"model={model}").model
+        with composing():
+            assert compose("config", overrides=["corpus=an4", f"model={model}"]).model == ours
 
 
 def test_hours_beyond_every_row_are_refused() -> None:

@@ -269,6 +269,21 @@ def test_the_rate_of_a_run_follows_its_batch(overrides: tuple[str, ...], expecte
     assert targets(cfg)[0].config["schedule"] == schedule_values(cfg) == constant | expected | warmup
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("model=blstm",), (0, 64, 0.003, "21/10")), (("model=conformer",), (63, 21, 0.001, "63/31")),
+        (("model=conformer", "train.chunk=21", "train.batch_size=84"), (21, 84, 0.001, "63/31")),
+        (("model=conformer", "train=chain", "schedule.base=0.01"), (96, 16, 0.01, "63/31")),
+    ],
+)  # fmt: skip
+def test_a_model_is_trained_and_decoded_with_what_suits_it(
+    overrides: tuple[str, ...], expected: tuple[int, int, float, str]
+) -> None:
+    cfg = config(*overrides)
+    assert (cfg.train.chunk, cfg.train.batch_size, schedule_values(cfg)["base"], cfg.decode.windows[0]) == expected
+
+
 @pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
 def test_an_experiment_with_a_batch_has_a_rate(path: Path) -> None:
     """The results of an experiment were made with this rate, so it follows nothing."""

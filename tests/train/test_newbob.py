@@ -33,6 +33,16 @@ def test_a_gain_of_exactly_the_threshold_is_enough_and_a_loss_that_grows_is_not(
     assert rates([4.0, 5.0]) == [0.4, 0.4, 0.2]
 
 
+def test_a_loss_of_zero_ends_nothing() -> None:
+    assert rates([4.0, 0.0, 0.0]) == [0.4] * 4
+
+
+@pytest.mark.parametrize("criterion", [{"mmi": {"ce_weight": 0.1}}, {"chain": {"l2": 0.0}}])
+def test_losses_that_may_be_negative_are_refused(criterion: dict[str, dict[str, float]]) -> None:
+    with pytest.raises(InputError, match=r"^schedule=newbob: .* may be negative"):
+        TrainOptions.build(criterion | {"epochs": 1}, {}, {"_target_": TARGET, "base": 0.4}, seed=1)
+
+
 def test_the_minimum_itself_is_trained_with() -> None:
     """Rounding must not end the training: 0.01 x 0.7 = 0.006999999999999999."""
     assert rates([1.0] * 3, Newbob(base=0.01, minimum=0.007, factor=0.7)) == [0.01, 0.01, pytest.approx(0.007), None]

@@ -54,6 +54,14 @@ def test_the_rate_of_adaptive_optimizers_follows_the_root_of_the_batch(optimizer
     assert larger.rate(0, 0.0, 100) == pytest.approx(0.1) and larger.rate(9, 1.0, 100) == pytest.approx(0.2)
 
 
+def test_the_rate_of_another_optimizer_is_refused() -> None:
+    given = ANNEAL | {"reference": {"base": 0.1, "batch": 256, "optimizer": "sgd"}}
+    assert for_batch(given, 64, "nesterov") == for_batch(ANNEAL, 64, "nesterov")
+    with pytest.raises(InputError, match=r"^train\.optimizer\.kind=adam: .* 0\.1 is for sgd; .*schedule\.base="):
+        for_batch(given, 64, "adam")
+    assert for_batch(given | {"base": 0.01}, 64, "adam")["base"] == 0.01
+
+
 def test_newbob_starts_with_the_rate_of_the_batch() -> None:
     target = "asr_am.train.schedule.Newbob"
     options = {"_target_": target, "base": None, "reference": {"base": 0.003, "batch": 64}, "minimum": 1e-4}
