@@ -133,6 +133,7 @@ class Supervisor:
         self._restarts: dict[int, float] = {}  # due time, by rank
         self._incarnations: dict[int, int] = {}  # newest incarnation that was started, by rank
         self._deaths: list[tuple[float, int]] = []  # time and rank
+        self._killed: set[int] = set()  # learners that were killed here, and whose end is not known yet
         self._requests = 0  # of learners to start the team again
         self._requested: tuple[int, ControlMessage] | None = None  # the last one, which is to be answered
         self._finished = False
@@ -179,7 +180,7 @@ class Supervisor:
             )
         for exit_status in ended:
             self._on_end(exit_status, self._name)
-        if self._requested is not None:
+        if self._requested is not None and not self._killed:
             self._answer_request(*self._requested)
         now = self._clock.now()
         for rank, due in list(self._restarts.items()):
@@ -249,6 +250,7 @@ class Supervisor:
         """
         log.warning("%s: all learners start again from the last checkpoint", reason)
         self._requested = None
+        self._killed.clear()
         self._workers.end()
         self._run = self._new_run()
         self._notify_hosts({"do": "restart", "run": self._run})
@@ -271,6 +273,7 @@ class Supervisor:
         how = f"on {host} {describe(exit_status.status)}"
         self._last_heard.pop(exit_status.rank, None)
         self._running.discard(exit_status.rank)
+        self._killed.discard(exit_status.rank)
         if exit_status.status == EXIT_PREEMPTED:
             self._preempt()
         if exit_status.status == 0 or self._preempted_since is not None:
@@ -449,6 +452,7 @@ class Supervisor:
         assert self._coordinator is not None
         log.warning("learner %d has not been heard from for %g s: it is stopped or hangs", rank, HEARTBEAT_TIMEOUT)
         del self._last_heard[rank]
+        self._killed.add(rank)
         node = rank // self._spec.learners
         if node == 0:
             self._workers.kill(rank)
@@ -466,6 +470,7 @@ class Supervisor:
         self._running.difference_update(lost)
         for rank in lost:
             self._last_heard.pop(rank, None)
+            self._killed.discard(rank)
             self._restarts.pop(rank, None)
             if self._coordinator is None:
                 raise HostLost(rank, how, [0, *sorted(self._hosts)])

@@ -66,10 +66,10 @@ def egs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_examples(tmp_path_factory.mktemp("egs") / "egs", frames_U=(60,) * 12)
 
 
-def test_sync_under_torchrun(hosts: list[str], egs_dir: Path, tmp_path: Path) -> None:
+def test_groups_of_learners_under_torchrun(hosts: list[str], egs_dir: Path, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
     torchrun += [f"--master-addr={ADDRESSES[0]}", "--master-port=29413"]
-    learner = ["-m", "tests.support.train_worker_main", "sync", str(egs_dir), str(tmp_path), "-1"]
+    learner = ["-m", "tests.support.fault_worker_main", "htm", str(egs_dir), str(tmp_path), "[]"]
     commands = [[*torchrun, f"--node-rank={node}", *learner] for node in range(2)]
     on_both(hosts, commands, {**os.environ, "ASR_AM_KEY": new_key()})
     summary = json.loads((tmp_path / "summary.json").read_text())

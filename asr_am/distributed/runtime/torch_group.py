@@ -213,6 +213,7 @@ class TorchBackend:
         gpu_collectives: Literal["nccl", "gloo"], supervised: bool, wire: torch.dtype,
     ) -> None:  # fmt: skip
         self._supervised, self._wire = supervised, wire
+        self._store = store  # torch keeps the C++ part only, which cannot sign: `split` needs it
         self._membership, self._wait_monitor, self._comm_stats = membership, wait_monitor, comm_stats
         name = interface_of(address)
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
