@@ -45,6 +45,7 @@ def note(event: str, **values: object) -> None:
 def learner() -> None:
     """Is a learner that notes its progress."""
     del sys.argv[1]
+    os.dup2(2, 1)  # only the table goes to the output
     note("began", rank=int(os.environ["RANK"]))
     from asr_am.stages import train_worker
     from asr_am.train.trainer import Trainer

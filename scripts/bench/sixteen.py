@@ -23,7 +23,7 @@ from asr_am.cluster.predict import LOSSES
 from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.simulator.epoch_timing import EpochTime, time_epoch
 from asr_am.papers.cells import Table
-from asr_am.report.tables import markdown
+from asr_am.report.markup import table as markdown
 from asr_am.stages.layout import corpus_dir
 from asr_am.stages.recipe_files import ROOT
 from asr_am.stages.sections import values
