@@ -28,7 +28,7 @@ GROUPS = ("align", "cluster", "corpus", "features", "ivectors", "jobs", "launche
           "strategy", "train", "workload")  # fmt: skip
 SECTIONS = (*GROUPS, "chain", "decode", "egs", "mmi", "score", "speaker")
 TABLE = "table"  # of a paper, which only asr_am.papers.table reads
-SUITS = "suits"  # which only other sections read
+SUITS = ("chunk", "batch", "rate", "windows", "window")  # options of section `suits`, which only other sections read
 CHECKED = ("corpus", "exp", "nj", "seed")  # overrides that need no further check
 STAGES_WITH_OPTIONS = ("lang", "features", "align", "speaker", "egs", "train", "decode", "rescore", "score")
 
@@ -46,11 +46,12 @@ def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
     check(cfg)
     if not str(cfg.exp).strip():
         raise InputError("exp=: is empty; give the folder for all results (is a variable of the shell unset?)")
-    check_names("", cfg, [*(field.name for field in fields(RecipeOptions)), *SECTIONS, TABLE, SUITS])
+    check_names("", cfg, [*(field.name for field in fields(RecipeOptions)), *SECTIONS, TABLE, "suits"])
     for section in SECTIONS:
         if not OmegaConf.is_dict(cfg.get(section)):
             raise InputError(f"{section}={cfg.get(section)}: must be a section with options")
     check_names("corpus.", cfg.corpus, corpus_options())
+    check_names("suits.", cfg.suits, SUITS)
     job_options(cfg)
     given = {override.lstrip("+~").partition("=")[0] for override in overrides}
     if not given <= set(CHECKED) and not trained_with(cfg):

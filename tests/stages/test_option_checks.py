@@ -51,6 +51,7 @@ def test_right_options_are_accepted(tmp_path: Path, overrides: tuple[str, ...]) 
     [
         ("+stratgy=sync", r"^stratgy: there is no such option; did you mean strategy\?$"),
         ("+corpus.hourz=3", r"^corpus\.hourz: there is no such option; did you mean hours\?$"),
+        ("+suits.chunks=9", r"^suits\.chunks: there is no such option; did you mean chunk\?$"),
         ("+corpus.lms.kn3.ordr=2", r"^corpus\.lms\.kn3\.ordr: .* did you mean order\?"),
         ("corpus.lang.oov=drop", r"^corpus\.lang\.oov=drop: "), ("corpus.lang.silence_prob=1", "silence_prob=1: must"),
         ("features.name=fmlr+logmel", r"^features\.name=.* no kind fmlr; did you mean fmllr\?"),
