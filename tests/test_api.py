@@ -70,7 +70,9 @@ def test_the_built_package_has_configurations_and_recipes(tmp_path: Path) -> Non
     lib = tmp_path / "lib"
     build = [sys.executable, "setup.py", "-q", "build", "--build-base", str(tmp_path / "build")]
     subprocess.run([*build, "--build-lib", str(lib)], cwd=ROOT, check=True, capture_output=True)
-    library = {path.relative_to(ROOT) for pattern in ("*.py", "*.html") for path in (ROOT / "asr_am").rglob(pattern)}
+    library = {
+        path.relative_to(ROOT) for pattern in ("*.py", "*.html", "*.json") for path in (ROOT / "asr_am").rglob(pattern)
+    }
     recipes = (path for name in ("conf", "local") for path in (ROOT / name).rglob("*") if path.is_file())
     inside = {"asr_am/recipe_files" / path.relative_to(ROOT) for path in recipes if path.suffix != ".pyc"}
     assert {path.relative_to(lib) for path in lib.rglob("*") if path.is_file()} == library | inside

@@ -67,6 +67,7 @@ class WaitMonitor:
         self._waiters: list[PendingWait] = []
         self._training = threading.get_ident()
         self._failure: BaseException | None = None
+        self._ignored: tuple[type[BaseException], ...] = ()
         self._closed = False
 
     @property
@@ -86,13 +87,16 @@ class WaitMonitor:
     def fail(self, failure: BaseException) -> None:
         """Raises `failure` in the training task, from its present or next call. Only the first failure counts."""
         with self._lock:
-            self._failure = self._failure or failure
+            if not isinstance(failure, self._ignored):
+                self._failure = self._failure or failure
             self._wake_all()
 
-    def forget_failure(self) -> None:
-        """Lets the training task wait again, for the end of its process."""
+    def ignore(self, kind: type[BaseException]) -> None:
+        """Lets the training task wait again after a failure of this kind, also if other tasks find more of them."""
         with self._lock:
-            self._failure = None
+            self._ignored = (kind,)
+            if isinstance(self._failure, kind):
+                self._failure = None
 
     def close(self) -> None:
         with self._lock:

@@ -90,7 +90,7 @@ class ProcessTeam:
         return rank in self._membership.gone
 
     def restart_team(self, reason: str, lost: int | None = None) -> NoReturn:
-        self._wait_monitor.forget_failure()
+        self._wait_monitor.ignore(LearnerLost)  # the supervisor ends this process
         self._backend.restart_team(reason, lost)
 
     def confirm(self) -> None:

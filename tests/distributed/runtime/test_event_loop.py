@@ -56,6 +56,20 @@ def test_a_failure_is_raised_in_the_training_task_only() -> None:
     assert in_a_task(wait_monitor, event.wait) == [True]
 
 
+def test_ignored_failures_of_several_tasks_end_no_wait_but_others_do() -> None:
+    wait_monitor = WaitMonitor(CommStats())
+    event = TeamEvent(wait_monitor)
+    wait_monitor.fail(KeyError("a task's"))
+    wait_monitor.ignore(KeyError)
+    threading.Timer(0.02, lambda: wait_monitor.fail(KeyError("another task's"))).start()
+    threading.Timer(0.1, event.set).start()
+    assert event.wait(30)
+    wait_monitor.check()
+    wait_monitor.fail(ValueError("another kind"))
+    with pytest.raises(ValueError, match="another kind"):
+        event.wait()
+
+
 def test_only_who_is_ready_is_woken() -> None:
     wait_monitor, asked = WaitMonitor(CommStats()), []
     messages: list[int] = []
