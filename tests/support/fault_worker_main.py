@@ -43,6 +43,7 @@ from asr_am.distributed.strategies.topk import Topk
 from asr_am.egs.loader import load_compiled
 from asr_am.parallax.strategy import Parallax
 from asr_am.stages.train_worker import report_failure
+from asr_am.train import trainer
 from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.gradient import ModelState
 from asr_am.train.run_setup import StrategyFactory
@@ -98,6 +99,8 @@ def main() -> None:
     for rank, incarnation, moment, number in json.loads(faults):
         if [os.environ["RANK"], os.environ["ASR_AM_INCARNATION"]] == [str(rank), str(incarnation)]:
             die_in(*MOMENTS[moment], number, "preempt" if moment == "preempted" else "kill")
+        if moment == "preempted":
+            trainer.CHECK_SECONDS = 0.0  # after each step: this training may be over within a second
     options = replace(OPTIONS, epochs=epochs, schedule=Anneal(base=0.03))
     try:
         with noting(("USR1",)):
