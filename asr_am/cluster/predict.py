@@ -31,11 +31,8 @@ from asr_am.stages.train_config import strategy_factory
 
 log = logging.getLogger(__name__)
 
-ROUNDS, FEWEST, STEPS = (
-    60,
-    20,
-    2000,
-)  # rounds and learners' steps that are simulated, and two blocks of a strategy with blocks
+MOST_ROUNDS, LEAST_ROUNDS = 60, 20  # that are simulated, but at least two blocks of a strategy that has blocks
+STEPS = 2000  # of all learners together, within these bounds
 ELEMENTS = 1024  # weights that stand for the model's, enough for a density of a hundredth
 DENSITY = 0.01  # share of a gradient that strategies with a threshold send, unless `strategy.density` says it
 SLOW = 3.0
@@ -108,7 +105,7 @@ def predict_one(cfg: DictConfig, name: str, learners: int, first: int) -> Predic
     hardware, workload, rounds = setting(cfg, learners, first)
     strategy = strategy_factory(values(cfg.strategy))
     density = float(cfg.strategy.get("density") or DENSITY)
-    some = max(min(ROUNDS, STEPS // learners), FEWEST, 2 * int(cfg.strategy.get("block_size") or 0))
+    some = max(min(MOST_ROUNDS, STEPS // learners), LEAST_ROUNDS, 2 * int(cfg.strategy.get("block_size") or 0))
 
     def timed(cluster: Cluster) -> EpochTime:
         return time_epoch(

@@ -18,6 +18,7 @@ from tempfile import TemporaryFile
 
 from namespaces import ADDRESS, PORT, run_on_hosts
 
+from asr_am.distributed.runtime.worker_process import ended_by_sigterm
 from asr_am.stages.recipe_files import CONF
 
 LEARNERS, NAME, SECONDS = 4, "bench_predictions", 0.25
@@ -37,9 +38,10 @@ def main() -> None:
     options = parser.parse_args()
     errors: list[float] = []
     try:
-        for hosts in options.hosts:
-            for gbits in options.gbits if hosts > 1 else [0.0]:
-                errors += compare(hosts, gbits, options)
+        with ended_by_sigterm():
+            for hosts in options.hosts:
+                for gbits in options.gbits if hosts > 1 else [0.0]:
+                    errors += compare(hosts, gbits, options)
     finally:
         for kind in ("cluster", "workload"):
             (CONF / kind / f"{NAME}.yaml").unlink(missing_ok=True)

@@ -19,6 +19,7 @@ from datetime import date
 
 import torch
 
+from asr_am import disk
 from asr_am.cluster.predict import LOSSES
 from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.simulator.epoch_timing import EpochTime, time_epoch
@@ -92,7 +93,8 @@ def main() -> None:
     print(f"{markdown(head, rows)}\n\nMade at {git_commit()}, {date.today()}.")
     losses = {name: round(measures["heldout_loss"], 3) for name, (measures, _) in trained.items()}
     made = f"python -m scripts.bench.sixteen, {git_commit()}, {date.today()}"
-    LOSSES.write_text(json.dumps({"made": made, "losses": losses}, indent=1) + "\n", encoding="utf-8")
+    content = json.dumps({"made": made, "losses": losses}, indent=1) + "\n"
+    disk.replace(LOSSES, lambda file: file.write(content.encode()))
 
 
 if __name__ == "__main__":

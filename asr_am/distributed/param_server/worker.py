@@ -162,7 +162,7 @@ class Worker:
                 waiting_for, deadline = missing, self._team.now() + self._timeout
             self._check_servers(missing)
             left = deadline - self._team.now()
-            poll = max(POLL_INTERVAL, (self._team.now() - since) / 4)  # seldom in a long wait: simulated ones are many
+            poll = max(POLL_INTERVAL, (self._team.now() - since) / 4)  # each costs a simulated learner an event
             if left > 0 and not self._restarted and not self._shard_arrived.wait(min(left, poll)):
                 continue
             if self._team.now() >= deadline or self._restarted:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -31,12 +34,23 @@ def test_messages_to_another_site_queue_at_the_link() -> None:
 
 
 def test_a_ring_crosses_the_link_twice_in_each_round() -> None:
+    """1.5 x 40 bytes, 3 s of NICs' latency, and two rounds with two crossings of 2 s."""
+    assert ends(lambda team: team.start_all_reduce_mean(torch.zeros(10))) == {60 / 4.0 + 3.0 + 8.0}
+
+
+def test_what_all_send_to_all_shares_the_link() -> None:
+    """Two learners of a site send 40 bytes to each of two others."""
+    assert ends(lambda team: team.start_all_gather(torch.zeros(10))) == {160 / 4.0 + 2.0 + 0.5}
+
+
+def ends(start: Callable[[SimTeam], Any]) -> set[float]:
+    """Returns the times at which a collective ends."""
+
     def main(team: SimTeam) -> float:
-        team.start_all_reduce_mean(torch.zeros(10)).wait()
+        start(team).wait()
         return team.now()
 
-    # 1.5 x 40 bytes, 3 s of NICs' latency, and two rounds with two crossings of 2 s
-    assert set(run(main, **TWO_SITES).values()) == {60 / 4.0 + 3.0 + 8.0}
+    return set(run(main, **TWO_SITES).values())
 
 
 def test_groups_of_a_site_do_not_use_the_link() -> None:
@@ -47,15 +61,6 @@ def test_groups_of_a_site_do_not_use_the_link() -> None:
         return team.now()
 
     assert run(main, **TWO_SITES) == run(main, **TWO_SITES | {"sites": 1})
-
-
-def test_what_all_send_to_all_shares_the_link() -> None:
-    def main(team: SimTeam) -> float:
-        team.start_all_gather(torch.zeros(10)).wait()
-        return team.now()
-
-    # two learners of a site send 40 bytes to each of two others
-    assert set(run(main, **TWO_SITES).values()) == {160 / 4.0 + 2.0 + 0.5}
 
 
 def test_hosts_must_be_shared_equally() -> None:
