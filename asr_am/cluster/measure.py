@@ -128,10 +128,13 @@ def describe(name: str, found: Mapping[str, Any], size: float, speed: float) -> 
 
 
 def _link(trials: Mapping[str, Sequence[float]], size: float) -> tuple[list[float], list[float]]:
-    """Returns latencies of short messages, and bandwidths of large ones, whose answers are short."""
+    """Returns latencies of short messages, and bandwidths of large ones, whose answers are short.
+
+    Where a large message takes hardly longer than a short one, half of its time is taken for the transfer.
+    """
     there_and_back = median(trials["latency"])
     return [seconds / 2 for seconds in trials["latency"]], [
-        size / max(seconds - there_and_back, 1e-9) for seconds in trials["seconds"]
+        size / max(seconds - there_and_back, seconds / 2) for seconds in trials["seconds"]
     ]
 
 

@@ -237,6 +237,14 @@ class Workload:
         return frames / self.frames_per_second[device]
 
 
+FORWARD = 1 / 3  # share of the forward pass in a batch's time: the backward pass is twice the work
+
+
+def bucket_share(begin: int, length: int) -> float:
+    """Returns the share of a batch's time after which the gradient of elements begin..length is complete."""
+    return FORWARD + (1 - FORWARD) * (1 - begin / length)
+
+
 def _require_mapping(key: str, value: object) -> None:
     if not isinstance(value, Mapping):
         raise InputError(f"{key}: must be a mapping of keys to values, not {value!r}")
