@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from asr_am.cluster.measure import run_job
 from asr_am.cluster.predict import DENSITY, setting
 from asr_am.distributed.cluster_config import Cluster, Workload
+from asr_am.distributed.idle_training import matrix_of
 from asr_am.distributed.simulator.epoch_timing import time_epoch
 from asr_am.stages.sections import values
 from asr_am.stages.train_config import strategy_factory
@@ -79,6 +80,7 @@ def emulated(cfg: DictConfig, learners: int) -> tuple[Cluster, Workload, int]:
     assert workload.bytes is not None and workload.seconds_per_batch is not None
     block = int(cfg.strategy.get("block_size") or 1)
     rounds = max(LEAST_ROUNDS, round(SECONDS / workload.seconds_per_batch[hardware.device]))
+    workload = replace(workload, matrices=((1, *matrix_of(round(workload.bytes / 4))),))
     return replace(hardware, overlap_speed=1.0, jitter=0.0), workload, -(-rounds // block) * block
 
 

@@ -32,6 +32,7 @@ from asr_am.stages.sections import LaunchOptions
 
 log = logging.getLogger(__name__)
 
+PIECES = 8  # between which a message lets others pass, hardly another time than with more
 MADE = "# made by python -m asr_am.cluster measure"
 
 
@@ -107,6 +108,7 @@ def describe(name: str, found: Mapping[str, Any], size: float, speed: float) -> 
         "device: cpu",
         _line("nic_bandwidth", nic[1], where),
         _line("nic_latency", nic[0], where),
+        f"message_pieces: {PIECES}  # [assumed] connections of TCP share a network card",
         _line("host_bandwidth", host[1]),
         _line("host_latency", host[0]),
         _line("all_reduce_efficiency", efficiency),
