@@ -32,7 +32,7 @@ from asr_am.stages.sections import LaunchOptions
 
 log = logging.getLogger(__name__)
 
-PIECES = 8  # between which a message lets others pass, hardly another time than with more
+PIECES = 16  # of a message: more change hardly any time
 MADE = "# made by python -m asr_am.cluster measure"
 
 

@@ -101,8 +101,8 @@ class Cluster:
         device: kind of device, a key of the workload's figures.
         nic_bandwidth: of a host's network card in each direction, shared by its learners.
         nic_latency: of a message between hosts.
-        message_pieces: pieces of a message between hosts. Messages of a network card take turns after each, as those of
-            TCP do. With one piece, a message passes as a whole.
+        message_pieces: pieces of a message between hosts. Connections take turns at a network card after each, as those
+            of TCP do. With one piece, a message passes as a whole.
         host_bandwidth: of messages inside a host.
         host_latency: of messages inside a host.
         all_reduce_efficiency: rate that a ring or chain of learners reaches, relative to that of messages on its links.

@@ -293,5 +293,5 @@ MUTANTS: list[tuple[Callable[[MakeStrategy], None], type[Strategy]]] = [
 
 @pytest.mark.parametrize(("check", "mutant"), MUTANTS, ids=lambda value: value.__name__)
 def test_mutants_are_caught(check: Callable[[MakeStrategy], None], mutant: type[Strategy]) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, InputError)):  # the trainer finds learners that differ by itself
         check(mutant)

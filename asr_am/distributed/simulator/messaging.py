@@ -191,7 +191,9 @@ class SimMessaging:
             arrived = partial(self._free, channel)
         if late:
             arrived = partial(self._call_later, self._faults.late_seconds, arrived)
-        self._network.deliver(sender.host, self._learners[channel.to].host, modelled, arrived)
+        self._network.deliver(
+            sender.host, self._learners[channel.to].host, modelled, arrived, (channel.source, channel.to)
+        )
 
     def _call_later(self, seconds: float, callback: Callable[[], None]) -> None:
         self._scheduler.call_at(self._scheduler.now + seconds, callback)

@@ -4,12 +4,16 @@ A message passes the sender's and the receiver's NIC at the same time. It waits 
 others meanwhile: a NIC takes the oldest of its waiting messages whose other NIC is free. A collective reserves the NICs
 of its hosts before the messages that wait. Inside a host nothing waits. What goes to another site passes the NICs at
 their own rate, and at the same time the link between the sites, which does one transfer after the other.
+
+With `message_pieces` above 1, messages share the NICs as TCP connections do, of which each pair of learners has one.
+A sender's NIC sends a piece of each connection in turn, and the receiver's takes the pieces in the order of their
+arrival. Messages of a connection follow each other.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +21,8 @@ from itertools import permutations
 
 from asr_am.distributed.cluster_config import Cluster
 from asr_am.distributed.simulator.scheduler import Scheduler
+
+LEAST_PIECE = 65536.0  # bytes
 
 
 class ServiceQueue:
@@ -42,10 +48,12 @@ class Nic:
     Attributes:
         free_at: time at which it has transferred all that was begun or reserved, in seconds.
         waiting: messages that wait for it or for their other NIC, the oldest first.
+        pieces: of messages, that wait for it.
     """
 
     def __init__(self) -> None:
         self.free_at = 0.0
+        self.pieces: deque[Transfer] = deque()
         self.waiting: OrderedDict[Transfer, None] = OrderedDict()  # whose first entry is found at once
 
 
@@ -56,20 +64,24 @@ class Transfer:
     Attributes:
         out: NIC of the sender.
         into: NIC of the receiver.
-        seconds: time that a piece of it occupies both.
-        pieces: pieces that are left, between which other messages take their turn.
+        seconds: time that it occupies both.
         arrived: called when it has arrived.
         sites: sites of the sender and the receiver.
         count: length in bytes.
+        connection: messages that have not left, of the same learners, with `message_pieces` above 1.
+        left: pieces that have not left, with `message_pieces` above 1.
+        missing: pieces that have not arrived.
     """
 
     out: Nic
     into: Nic
     seconds: float
-    pieces: int
     arrived: Callable[[], None]
     sites: tuple[int, int]
     count: float
+    connection: deque[Transfer]
+    left: int
+    missing: int
 
 
 class SimNetwork:
@@ -87,9 +99,12 @@ class SimNetwork:
         self._in = [Nic() for _ in range(hardware.hosts)]
         self._averaging = [ServiceQueue() for _ in range(hardware.hosts)]
         self._buses = [ServiceQueue() for _ in range(hardware.hosts)]
+        self._connections: defaultdict[tuple[int, int], deque[Transfer]] = defaultdict(deque)
         self._site_links: defaultdict[tuple[int, int], ServiceQueue] = defaultdict(ServiceQueue)
 
-    def deliver(self, source: int, to: int, count: float, arrived: Callable[[], None]) -> None:
+    def deliver(
+        self, source: int, to: int, count: float, arrived: Callable[[], None], connection: tuple[int, int]
+    ) -> None:
         """Sends a message.
 
         Args:
@@ -97,45 +112,82 @@ class SimNetwork:
             to: host of the receiver.
             count: length in bytes.
             arrived: called at the time of its arrival.
+            connection: ranks of both.
         """
         hardware, scheduler = self._hardware, self._scheduler
         if source == to:
             scheduler.call_at(scheduler.now + count / hardware.host_bandwidth + hardware.host_latency, arrived)
             return
         sites = hardware.site_of(source), hardware.site_of(to)
-        pieces = hardware.message_pieces
-        seconds = count / hardware.nic_bandwidth / pieces
-        transfer = Transfer(self._out[source], self._in[to], seconds, pieces, arrived, sites, count)
+        seconds = count / hardware.nic_bandwidth
+        shared = hardware.message_pieces > 1
+        pieces = max(1, min(hardware.message_pieces, math.ceil(count / LEAST_PIECE)))
+        transfer = Transfer(
+            self._out[source], self._in[to], seconds / pieces, arrived, sites, count, self._connections[connection],
+            pieces, pieces,
+        )  # fmt: skip
         begin = self.reachable_at(scheduler.now, source, to)
+        start = partial(self._follow if shared else self._begin_or_wait, transfer)
         if begin > scheduler.now:
-            scheduler.call_at(begin, partial(self._begin_or_wait, transfer))
+            scheduler.call_at(begin, start)
         else:
-            self._begin_or_wait(transfer)
+            start()
+
+    def _follow(self, transfer: Transfer) -> None:
+        """Lets a message follow those of its connection."""
+        transfer.connection.append(transfer)
+        if len(transfer.connection) == 1:
+            self._queue(transfer.out, transfer)
+
+    def _queue(self, nic: Nic, transfer: Transfer) -> None:
+        """Queues a piece of a message at a NIC, which begins it at once if no other is there."""
+        nic.pieces.append(transfer)
+        if len(nic.pieces) == 1:
+            self._begin_piece(nic)
+
+    def _begin_piece(self, nic: Nic) -> None:
+        begin = max(self._scheduler.now, nic.free_at)
+        nic.free_at = begin + nic.pieces[0].seconds
+        self._scheduler.call_at(nic.free_at, partial(self._end_piece, nic))
+
+    def _end_piece(self, nic: Nic) -> None:
+        transfer = nic.pieces[0]
+        if nic is transfer.out:
+            transfer.left -= 1
+            if not transfer.left:
+                transfer.connection.popleft()
+            if transfer.connection:
+                nic.pieces.append(transfer.connection[0])
+            self._queue(transfer.into, transfer)
+        else:
+            transfer.missing -= 1
+            if not transfer.missing:
+                self._arrive(transfer, self._scheduler.now)
+        nic.pieces.popleft()
+        if nic.pieces:
+            self._begin_piece(nic)
 
     def _begin_or_wait(self, transfer: Transfer) -> None:
         now = self._scheduler.now
         if transfer.out.free_at <= now and transfer.into.free_at <= now:
             self._begin(transfer)
         else:
-            self._wait(transfer)
-
-    @staticmethod
-    def _wait(transfer: Transfer) -> None:
-        transfer.out.waiting[transfer] = transfer.into.waiting[transfer] = None
+            transfer.out.waiting[transfer] = transfer.into.waiting[transfer] = None
 
     def _begin(self, transfer: Transfer) -> None:
-        """Begins a piece of a transfer, of which both NICs are free."""
+        """Begins a transfer, of which both NICs are free."""
         scheduler, out, into = self._scheduler, transfer.out, transfer.into
         end = scheduler.now + transfer.seconds
         out.free_at = into.free_at = end
-        transfer.pieces -= 1
-        scheduler.call_at(end, partial(self._release, transfer))
-        if transfer.pieces:
-            return
+        scheduler.call_at(end, partial(self._release, out, into))
+        self._arrive(transfer, end)
+
+    def _arrive(self, transfer: Transfer, end: float) -> None:
+        """Arranges the arrival of a message that has passed both NICs at `end`, and may pass between two sites now."""
         if transfer.sites[0] != transfer.sites[1]:
-            link_end = self._through_site_links({transfer.sites: transfer.count}, scheduler.now)
+            link_end = self._through_site_links({transfer.sites: transfer.count}, self._scheduler.now)
             end = max(end, link_end) + self._hardware.site_latency
-        scheduler.call_at(end + self._hardware.nic_latency, transfer.arrived)
+        self._scheduler.call_at(end + self._hardware.nic_latency, transfer.arrived)
 
     def _through_site_links(self, counts: Mapping[tuple[int, int], float], earliest: float) -> float:
         """Reserves links between sites for so many bytes each. Returns the time at which the last has passed."""
@@ -145,12 +197,10 @@ class SimNetwork:
             end = max(end, self._site_links[sites].reserve(earliest, seconds) + seconds)
         return end
 
-    def _release(self, transfer: Transfer) -> None:
+    def _release(self, out: Nic, into: Nic) -> None:
         """Begins messages after one has left. All senders that are free choose first, so that they keep their order."""
-        if transfer.pieces:
-            self._wait(transfer)
-        self._begin_waiting(transfer.out)
-        self._scheduler.call_at(self._scheduler.now, partial(self._begin_waiting, transfer.into))
+        self._begin_waiting(out)
+        self._scheduler.call_at(self._scheduler.now, partial(self._begin_waiting, into))
 
     def _begin_waiting(self, nic: Nic) -> None:
         """Begins the oldest message that waited for this NIC and whose other NIC is free."""

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from asr_am.distributed.simulator import SimTeam
+from asr_am.distributed.simulator import SimTeam, network
 from asr_am.distributed.team import Message
 from tests.support.round_cluster import cluster_of, run, segment
 
@@ -78,9 +78,10 @@ def test_messages_queue_at_their_hosts_nics() -> None:
     assert results[5] == [(2.503, 2, 0)]  # comes in after 0's, and leaves after 3's
 
 
-@pytest.mark.parametrize(("pieces", "ends"), [(1, [1.5, 2.5]), (4, [2.25, 2.5])])
-def test_messages_in_pieces_take_turns(pieces: int, ends: list[float]) -> None:
-    """Two messages of 1 s leave host 0 at once, for two other hosts."""
+@pytest.mark.parametrize(("pieces", "ends"), [(1, [1.5, 2.5]), (4, [2.75 - 0.25, 2.75])])
+def test_connections_share_a_card(pieces: int, ends: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two messages of 1 s leave host 0 at once, for two other hosts. Each last piece passes one NIC after the other."""
+    monkeypatch.setattr(network, "LEAST_PIECE", 1.0)
 
     def main(team: SimTeam) -> list[tuple[float, int, int]]:
         team.register_tag("w", 25)
@@ -91,6 +92,20 @@ def test_messages_in_pieces_take_turns(pieces: int, ends: list[float]) -> None:
 
     results = run(main, 3, hosts=3, devices_per_host=1, message_pieces=pieces)
     assert [results[rank][0][0] for rank in (1, 2)] == ends
+
+
+def test_messages_of_a_connection_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two messages of 1 s to the same learner the second leaves after the first."""
+    monkeypatch.setattr(network, "LEAST_PIECE", 1.0)
+
+    def main(team: SimTeam) -> list[list[tuple[float, int, int]]]:
+        for tag in ("v", "w"):
+            team.register_tag(tag, 25)
+            if team.rank == 0:
+                team.send(1, tag, 0, W)
+        return [clocks(team, 1, tag) for tag in ("v", "w")] if team.rank else []
+
+    assert run(main, 2, hosts=2, devices_per_host=1, message_pieces=4)[1] == [[(1.75, 0, 0)], [(2.75, 0, 0)]]
 
 
 def test_messages_of_different_hosts_do_not_wait_for_each_other() -> None:
