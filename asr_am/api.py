@@ -110,9 +110,7 @@ def simulate(
 
     Args:
         learner: trains as one learner, see `train_model`.
-        learners: number of learners.
         cluster: hardware whose time is modelled, a file of conf/cluster.
-        seed: seed of the cluster's times.
 
     Returns:
         What `learner` returned, by rank, without learners that died.

@@ -54,14 +54,6 @@ from asr_am.lang.lang_dir import Lang
 def export(root: Path, system: str, out: Path) -> list[Path]:
     """Writes the directories.
 
-    Args:
-        root: exp/<corpus>.
-        system: name of the GMM system, a folder of exp/<corpus>/align.
-        out: the directory to write into.
-
-    Returns:
-        The directories.
-
     Raises:
         InputError: the system has not been trained, or a file of it is damaged.
     """
@@ -85,16 +77,7 @@ def export(root: Path, system: str, out: Path) -> list[Path]:
 
 
 def export_decoding(root: Path, run: str, out: Path) -> list[Path]:
-    """Writes graph, lattices and posteriors of a decoding run, and of a network its scores and priors.
-
-    Args:
-        root: exp/<corpus>.
-        run: name of the run, a folder of exp/<corpus>/decode.
-        out: the directory to write into.
-
-    Returns:
-        The directory of the run.
-    """
+    """Writes graph, lattices and posteriors of a decoding run, and of a network its scores and priors."""
     folder = root / "decode" / run
     system = System.load(folder)
     states, target = StateTable.load(system.states), out / run

@@ -34,16 +34,7 @@ KINDS = ("mfcc", "logmel")
 
 
 def export(root: Path, system: str | None, out: Path) -> list[Path]:
-    """Writes the manifests.
-
-    Args:
-        root: exp/<corpus>.
-        system: GMM system whose alignments to add, a folder of exp/<corpus>/align. None: no alignments.
-        out: the directory to write into.
-
-    Returns:
-        The directory of each set.
-    """
+    """Writes the manifests."""
     sets = sorted(path.parent.name for path in (root / "data").glob("*/supervisions.jsonl.gz"))
     if not sets:
         raise InputError(f"{root / 'data'}: has no manifests; run stage 0 (data)")
@@ -91,10 +82,6 @@ def feature_set(root: Path, kind: str, subset: str, supervisions: SupervisionSet
     """Returns manifests of the features of each utterance, without CMVN and deltas.
 
     Args:
-        root: exp/<corpus>.
-        kind: kind of features.
-        subset: name of the set.
-        supervisions: its utterances.
         index: an .scp file to write, with absolute paths. Those of exp/<corpus> are relative.
     """
     folder = (root / "features" / kind).absolute()

@@ -51,14 +51,6 @@ class LogLikelihoods(nn.Module):
 def export_network(model_path: Path, out: Path, frames: int | None = None) -> float:
     """Exports a network as .pt2 or .onnx, by the suffix of `out`.
 
-    Args:
-        model_path: best.pt of a training run.
-        out: the file to write.
-        frames: frames of a window. Default: those of a training chunk.
-
-    Returns:
-        The largest difference of a score between the network and the file as its runtime computes it.
-
     Raises:
         InputError: the model is not readable, the suffix is unknown, ONNX's packages are missing, or scores differ.
     """

@@ -22,8 +22,6 @@ def build(kind: type[Options], values: Mapping[str, Any], where: str) -> Options
     """Builds a dataclass from configuration values.
 
     Args:
-        kind: The dataclass.
-        values: Its fields by name.
         where: Section of the configuration for error messages, as users write it. "" is the top level.
 
     Raises:
@@ -48,8 +46,6 @@ def check_types(signature: Callable[..., Any], values: Mapping[str, Any], where:
 
     Args:
         signature: a dataclass, or a function whose parameters with a default are options.
-        values: options by name.
-        where: their section, for error messages.
     """
     types = get_type_hints(signature)
     if not isinstance(signature, type):
@@ -109,12 +105,7 @@ def check_name(option: str, name: object) -> str:
 
 
 def no_such_option(name: str, known: Iterable[str]) -> InputError:
-    """Returns the error for an option that does not exist, with the nearest names and all of them.
-
-    Args:
-        name: full name of the option, as users write it.
-        known: names of the options of its section.
-    """
+    """Returns the error for an option that does not exist, with the nearest names and all of them."""
     return InputError(f"{name}: there is no such option{choices(name.rpartition('.')[2], known)}")
 
 
@@ -129,8 +120,6 @@ def nearest(name: str, known: Iterable[str], full: Mapping[str, str] | None = No
     """Returns "; did you mean A or B?" with the most similar names, "" if there is none.
 
     Args:
-        name: a misspelt name.
-        known: the names that exist.
         full: what to write for each name, by default the name itself.
     """
     near = get_close_matches(name, list(known), n=3)

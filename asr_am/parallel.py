@@ -107,8 +107,6 @@ def parallel_map(
     Args:
         function: Called for each item. Forked workers inherit it without pickling.
         items: Inherited likewise, so they may be large.
-        jobs: Number of processes. Up to 1 runs in this process.
-        description: Label of the progress bar.
         chunk: Number of items that a worker takes at a time.
         sizes: What the progress bar counts for each item, for instance its utterances. Default: 1.
         unit: Name of what is counted, to show a rate.
@@ -149,11 +147,6 @@ def threaded_map(
 
     Args:
         function: Called for each item. It should release the GIL.
-        items: Its arguments.
-        jobs: Number of threads. Up to 1 runs in this thread.
-        description: Label of the progress bar.
-        sizes: What the progress bar counts for each item. Default: 1.
-        unit: Name of what is counted, to show a rate.
         sent: A cluster may compute the results, which are small: all are held until the last one is there.
     """
     if sent and _cluster:
@@ -197,12 +190,6 @@ def isolated_map(
     function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str
 ) -> list[Result | Failure]:
     """Computes `function(item)` for each item in a forked process of its own. The others go on when one fails.
-
-    Args:
-        function: Called for each item. Its result is pickled.
-        items: Its arguments, which the processes inherit.
-        jobs: Number of processes at a time, at least 1.
-        description: Label of the progress bar.
 
     Returns:
         The results in the order of items, with a Failure where the function has raised an exception or its process was

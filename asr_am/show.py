@@ -110,12 +110,7 @@ def _joined(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def report(found: Inspection, paths: int) -> Iterator[str]:
-    """Yields the lines about an utterance.
-
-    Args:
-        found: the utterance under a decoding run.
-        paths: number of paths of the lattice.
-    """
+    """Yields the lines about an utterance."""
     from asr_am.data.stm import channel_letter
 
     segment, scale = found.segment, found.system.lm_scale
@@ -208,14 +203,7 @@ def draw(found: Inspection, path: Path) -> None:
 
 
 def show(root: Path, run: Path, utterances: Sequence[str], paths: int) -> None:
-    """Prints and draws utterances. Raises InputError if one is unknown or a file is missing.
-
-    Args:
-        root: exp/<corpus>.
-        run: decoding run.
-        utterances: their ids.
-        paths: number of paths of the lattice to print.
-    """
+    """Prints and draws utterances. Raises InputError if one is unknown or a file is missing."""
     from asr_am.data.textfile import file_name
     from asr_am.decode.inspection import inspect
 
@@ -231,12 +219,7 @@ def show(root: Path, run: Path, utterances: Sequence[str], paths: int) -> None:
 
 
 def write_alignments(root: Path, system: str | None) -> None:
-    """Writes the alignments of one or all GMM systems as CTM and TextGrid files. Prints their names.
-
-    Args:
-        root: exp/<corpus>.
-        system: name of the system. None for all.
-    """
+    """Writes the alignments of one or all GMM systems as CTM and TextGrid files. Prints their names."""
     from asr_am.decode.aligned import write_alignment_ctms
     from asr_am.lang.lang_dir import Lang
 

@@ -65,11 +65,8 @@ class Transcriber:
     """A decoding system with its files in memory.
 
     Attributes:
-        system: the decoding run.
         kinds: how to compute the static features, by name.
-        graph: HCLG.
         lms: models to rescore lattices with, None if the graph has its whole LM.
-        lang: phones and words.
         states: graph labels and their pdfs.
     """
 
@@ -92,10 +89,6 @@ class Transcriber:
         Args:
             audio: a file, or samples [N] or [N, C], with full scale at 1 if they are floats.
             sampling_rate: of samples, in Hz. A file says its own.
-            channels: see `read_audio`.
-
-        Returns:
-            Its words, channel by channel.
 
         Raises:
             InputError: the recording cannot be used.
@@ -221,8 +214,6 @@ def read_audio(path: Path, sampling_rate: int, channels: Channels = "auto") -> l
     """Reads an audio file, resampled, on the 16-bit scale.
 
     Args:
-        path: a file of any format, rate and number of channels that soundfile reads.
-        sampling_rate: the rate to resample to, in Hz.
         channels: return every channel, or the average of all, or (auto) the two of a call and else the average.
 
     Returns:
@@ -260,10 +251,6 @@ def prepare_channels(
 
     Args:
         blocks: consecutive samples [N, C], with full scale at 1. Emptied, as hours of speech are gigabytes.
-        rate: their rate in Hz.
-        sampling_rate: the rate to resample to, in Hz.
-        channels: see `read_audio`.
-        name: what the samples are, for messages.
         limits: lowest and highest sample before channels were averaged. None: those of `blocks`.
 
     Raises:
@@ -315,14 +302,7 @@ def channel_name(number: int, count: int) -> str:
 
 
 def transcripts(transcriber: Transcriber, path: Path, channels: Channels, *, times: bool) -> Iterator[str]:
-    """Yields the lines to print for a file.
-
-    Args:
-        transcriber: the system.
-        path: audio file.
-        channels: see `read_audio`.
-        times: yield a CTM line per word instead of a line per channel.
-    """
+    """Yields the lines to print for a file."""
     from asr_am.decode.ctm import FRAME_SHIFT
 
     found = read_audio(path, transcriber.sampling_rate, channels)

@@ -38,10 +38,6 @@ MADE = "# made by python -m asr_am.cluster measure"
 def measure(cfg: DictConfig, name: str) -> None:
     """Measures, and writes the two files.
 
-    Args:
-        cfg: the whole configuration: launcher, learners, and the model or a workload with bytes.
-        name: name of the files.
-
     Raises:
         InputError: there are fewer than two learners, or a file of that name is somebody else's.
     """
@@ -80,8 +76,6 @@ def describe(name: str, found: Mapping[str, Any], size: float, speed: float) -> 
     """Returns the text of both files.
 
     Args:
-        name: name of the cluster.
-        found: results of the two jobs.
         size: bytes of the model that was sent.
         speed: training frames a second of the model on one core.
     """

@@ -47,8 +47,6 @@ class Prediction:
     """An epoch.
 
     Attributes:
-        strategy: name of the strategy.
-        learners: number of learners.
         hours: of the epoch.
         slow_hours: with all learners of one host `SLOW` times slower.
         megabytes: sent per batch of a learner.
@@ -74,10 +72,6 @@ def known_loss(name: str) -> float | None:
 
 def predict(cfgs: Mapping[tuple[str, int], DictConfig], jobs: int) -> list[Prediction]:
     """Returns the predictions for each strategy and number of learners that fit each other. Logs the others.
-
-    Args:
-        cfgs: the whole configuration of each.
-        jobs: number of processes.
 
     Raises:
         InputError: none fits.
@@ -127,8 +121,6 @@ def setting(cfg: DictConfig, learners: int, first: int) -> tuple[Cluster, Worklo
     """Returns the cluster with enough hosts, the workload with seconds per batch of one learner, and updates an epoch.
 
     Args:
-        cfg: the whole configuration.
-        learners: number of learners.
         first: number of learners that the seconds of a batch in the workload are for, if it has any.
 
     Raises:

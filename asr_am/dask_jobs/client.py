@@ -42,7 +42,6 @@ class DaskJobs:
     """The connection of a stage to a Dask cluster. The first map starts or finds the cluster.
 
     Args:
-        options: of group `jobs`.
         logs: folder of logs, which the workers must see.
     """
 
@@ -60,14 +59,8 @@ class DaskJobs:
         """Computes the results of all items of all tasks on the cluster.
 
         Args:
-            function: called for each item.
             tasks: lists of items. A worker takes one list at a time.
-            jobs: number of workers to start.
-            description: of the work, for the dashboard and messages.
             count: called with the number of each task that is finished.
-
-        Returns:
-            The results in the order of the items.
 
         Raises:
             NotSent: function or items cannot be sent.

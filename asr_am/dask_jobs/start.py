@@ -22,12 +22,6 @@ WORKER_OPTIONS = {"nthreads": 1, "memory_limit": 0, "dashboard": False}
 def start_cluster(options: JobOptions, workers: int, security: Security, logs: Path) -> Cluster:
     """Starts a scheduler and workers of one thread each.
 
-    Args:
-        options: of group `jobs`.
-        workers: their number. A lost one is started again.
-        security: TLS settings, as files that all hosts can read.
-        logs: folder of their logs.
-
     Raises:
         Exception: Dask's, if they cannot be started.
     """

@@ -45,8 +45,6 @@ class StageProcess:
     """The process of a stage, and what a worker must share with it.
 
     Attributes:
-        folder: its working directory.
-        paths: where it finds modules.
         software: see `installed_software`.
         seen: a file that it has made.
     """
@@ -98,14 +96,7 @@ _function: Callable[[Any], Any]
 
 
 def run_items(items: bytes, *, map_name: str, function: bytes, stage: StageProcess) -> bytes:
-    """Returns the pickled results of a pickled list of items. A task of Dask.
-
-    Args:
-        items: arguments of the function.
-        map_name: differs for each map.
-        function: a pickled function.
-        stage: the process that maps.
-    """
+    """Returns the pickled results of a pickled list of items. A task of Dask."""
     global _map, _function
     if _map != map_name:
         stage.enter()

@@ -22,12 +22,6 @@ TIMEOUT_SECONDS = 60
 def download(url: str, target: Path, remedy: str, max_bytes: int) -> None:
     """Saves `url` as `target`, under a temporary name until it is complete.
 
-    Args:
-        url: the file to download.
-        target: where to save it.
-        remedy: advice for error messages.
-        max_bytes: refuse a larger file.
-
     Raises:
         InputError: the file cannot be downloaded completely, or is too large.
     """
@@ -52,11 +46,6 @@ def download(url: str, target: Path, remedy: str, max_bytes: int) -> None:
 
 def unpack(archive: Path, folder: Path, remedy: str) -> None:
     """Unpacks a tar archive into `folder`, where all of it stays: no links out of it, no devices, no absolute paths.
-
-    Args:
-        archive: the archive, compressed or not.
-        folder: made if needed.
-        remedy: advice for error messages.
 
     Raises:
         InputError: the archive is damaged, or has a member that would be outside the folder.

@@ -60,7 +60,6 @@ class AudioOptions:
     Attributes:
         root: folder that relative paths begin at. None: the data directory, the nearest folder above it that has the
             file, or the folder where the user stands.
-        allow_pipes: run commands.
         copies: folder for audio that cannot be read in place (made if needed).
     """
 
@@ -74,8 +73,6 @@ class ScpRecording:
     """A line of wav.scp with its utterances.
 
     Attributes:
-        name: recording id.
-        entry: the line.
         channel: channel of the call that it is, None if unknown.
         spans: ids and times of its utterances.
     """
@@ -215,9 +212,6 @@ def _speaking(recording: Recording, segment: SupervisionSegment) -> tuple[str, s
 
 def open_recording(name: str, entry: TableEntry, options: AudioOptions) -> tuple[Recording, int | None]:
     """Opens the recording of a line of wav.scp.
-
-    Returns:
-        The recording, and the channel that its command selects, if any.
 
     Raises:
         AudioProblem: it cannot be used.

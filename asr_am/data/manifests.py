@@ -62,8 +62,6 @@ def read_recordings(data_dir: Path, subset: str, *, allow_commands: bool = False
     """Reads the recordings of `subset` with absolute audio paths.
 
     Args:
-        data_dir: output of stage data.
-        subset: name of the set.
         allow_commands: accept sources that are commands, which run whenever the audio is read.
 
     Raises:

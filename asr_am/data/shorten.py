@@ -206,13 +206,10 @@ def _read_block(
     """Reads the residuals of a block and adds the prediction to them.
 
     Args:
-        stream_B: the compressed file.
         position: of the block, in bits.
         function: prediction, one of DIFF0 to DIFF3, QLPC and ZERO.
-        mean: of the last blocks.
         samples_S: `past` samples of the blocks before, then those of this one, which are filled in.
         past: number of samples before the block.
-        coefficient_O: storage for coefficients.
 
     Returns:
         Position after the block, and what is wrong.

@@ -41,12 +41,6 @@ def perturb_speed(data_dir: Path, subset: str, factors: Sequence[float], *, allo
     """Adds to a set a copy of all its utterances for each factor (1.1: faster by a tenth).
 
     As in Kaldi, ids and speakers of copies begin with `sp<factor>-`: another pitch counts as another speaker.
-
-    Args:
-        data_dir: output of stage data.
-        subset: name of the set.
-        factors: speeds of the copies.
-        allow_commands: as for `read_recordings`.
     """
     from asr_am.data.manifests import read_recordings, read_supervisions, write_set
 

@@ -19,8 +19,6 @@ class Cell:
     """A cell of a table, or several that one run gives.
 
     Attributes:
-        options: overrides of the configuration.
-        work: more about the run, as the table's `work`.
         published: the paper's value of each measure. None: the paper shows it in a figure only, so ours stands alone.
         relative_to: another cell. Ours is divided by its value, and the published value by its published one, if any.
         fits: a constant that was fitted on this cell, as file.constant. Without one the cell is a prediction.
@@ -42,17 +40,13 @@ class Table:
     """A table of a paper, the section `table` of conf/experiment.
 
     Attributes:
-        title: which table of which paper.
         member: how a cell is run: an `epoch` of a strategy or steps of `parallax` on a virtual cluster, both without a
             model, or `train`, the recipe.
         within: largest factor between a published value and ours, above 1.
-        cells: by name.
-        work: options of the runs, see asr_am/papers/members.py.
         seeds: each cell is run with these, and has their mean.
         restates: measures that say the same as another one of their cell.
         rising: lists of cells in which a measure must rise with every seed, by measure.
         first: cells that run before the others, which need them.
-        note: known deviations and their reasons.
     """
 
     title: str
@@ -88,12 +82,9 @@ class Row:
     """A published value and ours.
 
     Attributes:
-        cell: name of the cell.
-        measure: what is measured.
         published: the paper's value, None if the paper prints none.
         ours: with each seed. Empty if a run has failed.
         limit: largest factor between both, None if it is not judged.
-        fits: the constant that was fitted on it.
         independent: no other row says the same.
     """
 
@@ -123,12 +114,7 @@ class Row:
 
 
 def rows(table: Table, found: Mapping[str, Sequence[Measures]]) -> list[Row]:
-    """Returns the rows of a table.
-
-    Args:
-        table: the table.
-        found: measures of the runs of each cell, one for each seed. Cells with a failed run are missing.
-    """
+    """Returns the rows of a table."""
     made = []
     for name, cell in table.cells.items():
         for measure, published in cell.published.items():
@@ -177,13 +163,7 @@ def unmet(table: Table, found: Mapping[str, Sequence[Measures]]) -> list[str]:
 
 @dataclass(frozen=True)
 class MadeTable:
-    """A table that was made, as table.json has it.
-
-    Attributes:
-        title: which table of which paper.
-        rows: its rows.
-        unmet: values and orders that are not as published.
-    """
+    """A table that was made, as table.json has it."""
 
     title: str
     rows: list[Row]

@@ -35,8 +35,6 @@ class EpochWork:
     """Options of member `epoch`.
 
     Attributes:
-        steps: steps of each learner that are simulated.
-        epoch_steps: steps of each learner in an epoch.
         elements: of the vector that stands for the model. More are needed if the strategy splits it into shards.
         density: share of each gradient that exceeds any threshold.
     """
@@ -49,14 +47,7 @@ class EpochWork:
 
 @dataclass(frozen=True)
 class ParallaxWork:
-    """Options of member `parallax`.
-
-    Attributes:
-        model: sizes, see asr_am/parallax/throughput.py.
-        parallax: options, see asr_am/parallax/config.py.
-        examples: of a batch.
-        steps: that are timed.
-    """
+    """Options of member `parallax`."""
 
     model: dict[str, Any]
     examples: int
@@ -86,13 +77,9 @@ class Member:
 
     Attributes:
         name: of the run, in the whole table.
-        kind: as `member` of the table.
         folder: where a run on a virtual cluster is kept.
-        work: its options.
         config: values of the sections cluster, workload and strategy, and of learners, seed and the names of corpus and
             language models.
-        overrides: of the configuration.
-        corpus_dir: exp/<corpus>.
     """
 
     name: str
@@ -198,11 +185,6 @@ def simulate_parallax(member: Member) -> dict[str, float]:
 
 def recipe(corpus: str, arguments: Sequence[str], output: Path | None = None) -> None:
     """Runs a recipe.
-
-    Args:
-        corpus: its name.
-        arguments: of run.sh.
-        output: file for what it prints, None to print it.
 
     Raises:
         InputError: it failed.

@@ -71,11 +71,6 @@ def for_recipe(overrides: Sequence[str]) -> list[str]:
 def members(table: Table, cfg: DictConfig, overrides: Sequence[str]) -> dict[str, list[Member]]:
     """Returns the runs of each cell, one for each seed. Call it where configurations can be composed.
 
-    Args:
-        table: the table.
-        cfg: the experiment's configuration.
-        overrides: those of the command.
-
     Raises:
         InputError: an option of a cell is wrong.
     """
@@ -140,15 +135,7 @@ def collect(
 
 
 def describe(table: Table, made: Sequence[Row], problems: Sequence[str], constants: Sequence[str], made_by: str) -> str:
-    """Returns the table as Markdown.
-
-    Args:
-        table: the table.
-        made: its rows.
-        problems: values and orders that are not as published.
-        constants: that were fitted.
-        made_by: command.
-    """
+    """Returns the table as Markdown."""
     independent, predictions = count_predictions(made)
     counted = "1 constant" if len(constants) == 1 else f"{len(constants)} constants"
     many = f"{counted} fitted ({', '.join(constants)})" if constants else "No constant fitted"

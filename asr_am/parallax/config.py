@@ -30,7 +30,6 @@ class Config:
         moving_average: Decay of a moving average that is kept of the weights. 0 keeps none.
         merge_each: Servers add gradients one by one, as TensorFlow's accumulators do. If False, all at once.
         average_dense: Gradients of dense parameters are averaged over learners. If False, they are summed.
-        average_sparse: The same for sparse parameters.
 
     Raises:
         InputError: A value is out of range or contradicts another one.

@@ -39,13 +39,7 @@ class IndexedRows:
         return torch.linalg.vector_norm(self.values, dtype=torch.float64).square()
 
     def part(self, server: int, servers: int, count: int) -> IndexedRows:
-        """Returns the rows that live on a server, numbered as they are there.
-
-        Args:
-            server: Index of the server, below `servers`.
-            servers: Number of servers, S.
-            count: Number of rows of the parameter, V.
-        """
+        """Returns the rows that live on a server, numbered as they are there."""
         positions = row_positions(self.numbers, server, servers, count)
         return IndexedRows(self.numbers[positions] // servers, gather(self.values, positions))
 
@@ -55,12 +49,6 @@ def row_positions(numbers: Tensor, server: int, servers: int, count: int) -> Ten
 
     Row r lives on server r mod S, as row r // S. This balances bytes for every parameter. It also balances traffic,
     because vocabularies list frequent words first.
-
-    Args:
-        numbers: Row numbers [K].
-        server: Index of the server, below `servers`.
-        servers: Number of servers, S.
-        count: Number of rows of the parameter, V.
     """
     if len(numbers) == count:
         return slice(server, None, servers)

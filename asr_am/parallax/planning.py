@@ -24,13 +24,6 @@ log = logging.getLogger(__name__)
 def plan_parameters(model: nn.Module, loss: LossFn, batch: Any | None, team: Team, config: Config) -> PlacementPlan:
     """Probes the model on a batch of each learner, and selects a method for each parameter. All learners call it.
 
-    Args:
-        model: The model, the same on all learners.
-        loss: Its loss.
-        batch: This learner's batch, None if it has none.
-        team: The learners.
-        config: Options.
-
     Raises:
         InputError: The learners begin with different weights, or `Config.dense` names an unknown parameter.
     """
@@ -56,15 +49,6 @@ def partition(
     state: dict[str, Any] | None = None,
 ) -> PartitionedModel:  # fmt: skip
     """Partitions the model and starts the servers. All learners call it. The first one logs the plan.
-
-    Args:
-        model: The model, changed in place.
-        plan: Placement of each parameter.
-        team: The learners.
-        spec: Optimizer to apply to all parameters.
-        config: Options.
-        counts: Byte counts to add to.
-        state: State of a checkpoint to load before the servers start.
 
     Raises:
         InputError: All parameters are sparse.

@@ -26,7 +26,6 @@ class ReplicatedTable:
 
     Attributes:
         w: The weights [V, D].
-        optimizer: Their optimizer.
         average: Moving average of `w`. None without a decay.
         merged: Sum of the gradients of all learners, after `exchange`.
     """
@@ -38,13 +37,7 @@ class ReplicatedTable:
         """Keeps `w`, which it updates in place.
 
         Args:
-            team: The learners.
-            table: Name and shape of the parameter.
-            method: "all-gather" or "all-reduce".
-            w: Initial weights [V, D].
-            spec: Optimizer to apply to the rows.
             counts: Byte counts to add to: values "sent" and "received", as Table 3 counts them for the method.
-            decay: Decay of the moving average. 0 keeps none.
         """
         self._team, self._table, self._method, self._counts, self._decay = team, table, method, counts, decay
         self.w, self.optimizer = w, RowOptimizer(spec, w)

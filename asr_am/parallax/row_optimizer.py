@@ -28,10 +28,6 @@ class OptimizerSpec:
     def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         """Checks that the optimizer can be applied row by row.
 
-        Args:
-            optimizer: An optimizer of one of the classes in `RULES`, before its first step.
-            model: The model whose parameters it updates.
-
         Raises:
             InputError: The class is not supported, there are several parameter groups, a trainable parameter is
                 missing, a parameter is not the model's, or the optimizer has done steps.

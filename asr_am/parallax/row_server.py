@@ -35,7 +35,6 @@ class RowServer:
     Attributes:
         w: Its rows [V/S, D] of each table.
         average: Moving averages of `w`. Empty without `Config.moving_average`.
-        num_rows: Number of its rows of each table.
         t: Version of the rows, the number of updates so far.
         closing: True if no push follows, so that learners may leave.
     """
@@ -47,12 +46,8 @@ class RowServer:
         """Copies this server's rows out of the initial weights.
 
         Args:
-            messenger: Messenger of this learner.
-            tables: All tables that live on servers.
             ranks: Ranks of the servers.
             sources: Ranks that push.
-            spec: Optimizer to apply to the rows.
-            config: Options of Parallax.
             weights: Initial values [V, D] of each table.
         """
         self._messenger, self._team, self._tables, self._config = messenger, messenger.team, tables, config

@@ -94,7 +94,6 @@ def get_runner(
             step, so schedules keep working.
         team: The learners, made by `connect` or a virtual cluster. None trains in this process alone. If parameters
             live on servers, a team can have only one runner in its life, because servers never stop listening.
-        config: Options. None uses the defaults.
 
     Raises:
         InputError: The optimizer's class is not supported, it lacks a trainable parameter or has a foreign one, or it
@@ -108,11 +107,8 @@ class Runner(AbstractContextManager["Runner"]):
 
     Attributes:
         model: The model. Its sparse parameters are replaced in the first step.
-        team: The learners.
-        config: Options in effect.
         plan: Placement of the parameters. None before the first step.
         counts: Bytes so far by kind: those of `RowWorker` and `ReplicatedTable`, and "all-reduce".
-        steps: Number of steps so far.
     """
 
     def __init__(
@@ -128,14 +124,7 @@ class Runner(AbstractContextManager["Runner"]):
         self._partitioned: PartitionedModel | None = None
 
     def run(self, batch: Any | None) -> float:
-        """Does one step on the batches of all learners.
-
-        Args:
-            batch: This learner's batch, or None if it has none.
-
-        Returns:
-            The mean loss over the examples of all learners.
-        """
+        """Does one step on the batches of all learners."""
         partitioned = self._partitioned or self._prepare(batch)
         lr = self._spec.lr(self._optimizer)
         means: list[float] = []
@@ -144,11 +133,7 @@ class Runner(AbstractContextManager["Runner"]):
         return means[0]
 
     def weights(self, average: bool = False) -> dict[str, Tensor]:
-        """Returns the complete model's `state_dict` on the CPU. All learners must call it.
-
-        Args:
-            average: Returns moving averages instead of weights.
-        """
+        """Returns the complete model's `state_dict` on the CPU. All learners must call it."""
         return self._built.weights(average)
 
     def drain(self) -> None:
@@ -171,9 +156,6 @@ class Runner(AbstractContextManager["Runner"]):
 
         All learners must call it, before the first step. The program restores its own state: schedules, its position in
         the data, frozen parameters and random streams.
-
-        Args:
-            state: Result of `state_dict` on the learner with the same rank.
 
         Raises:
             InputError: Learners, options or optimizer are not those of the checkpoint.
@@ -206,13 +188,6 @@ class Runner(AbstractContextManager["Runner"]):
         on_bucket: BucketHook | None,
     ) -> StepResult:  # fmt: skip
         """Runs the backward pass, scaled so that the mean over learners is the gradient of the mean over all examples.
-
-        Args:
-            partitioned: The model in parts.
-            batch: This learner's batch, or None.
-            lr: Learning rate of the step.
-            means: List that the mean loss over all learners is appended to.
-            on_bucket: Called for each bucket of dense gradients when it is complete.
         """
         params, zero = partitioned.params, torch.zeros(())
         params.rebind_grads()  # a zero_grad that was left in the program unbinds them

@@ -38,12 +38,7 @@ class AccessStats:
 
 
 class AccessRecorder(TorchFunctionMode):
-    """Records which parameters are read by lookups and which are read otherwise.
-
-    Attributes:
-        looked_up: Ids of parameters that were read by lookups.
-        read: Ids of parameters that were read in any other way.
-    """
+    """Records which parameters are read by lookups and which are read otherwise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,11 +83,7 @@ def lookup_table(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def probe(model: nn.Module, loss: LossFn, batch: Any) -> list[AccessStats]:
-    """Runs forward and backward on one batch. Restores buffers, gradients and random state.
-
-    Returns:
-        The use of each trainable parameter, in the order of `trainable`.
-    """
+    """Runs forward and backward on one batch. Restores buffers, gradients and random state."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     recorder = AccessRecorder()
     with torch.random.fork_rng():

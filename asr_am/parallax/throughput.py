@@ -64,17 +64,7 @@ class StepTime:
 def time_steps(
     model: SizedModel, config: Config, hardware: Cluster, workload: Workload, learners: int, steps: int, seed: int = 1
 ) -> StepTime:
-    """Simulates synchronous steps. Lookups follow Zipf's law.
-
-    Args:
-        model: the model.
-        config: options of Parallax.
-        hardware: the cluster to simulate.
-        workload: what a step computes.
-        learners: number of learners.
-        steps: number of timed steps, which differ by jitter only.
-        seed: seed of the cluster's random streams.
-    """
+    """Simulates synchronous steps. Lookups follow Zipf's law."""
     shared = config.path != "all-gather"  # else replicas of the tables are written to
     cluster = SimCluster(hardware, workload, learners, seed, model_elements=round(model.dense / model.scale))
     sent_before = {}

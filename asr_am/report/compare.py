@@ -51,11 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def compare(folders: Sequence[Path], out: Path, command: str) -> None:
     """Writes out/COMPARE.md and its figures.
 
-    Args:
-        folders: directories of the runs. Repeated ones count once.
-        out: output directory, created if missing.
-        command: command line that reproduces the comparison, printed for the reader.
-
     Raises:
         InputError: a folder is missing, has no finished epoch or a malformed file, or no two runs have the same
             training data.

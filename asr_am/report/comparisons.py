@@ -209,7 +209,6 @@ class Speeds:
     Attributes:
         groups: sorted by strategy and number of learners.
         seconds: of one epoch, mean over the runs.
-        reference: key that speed-ups are relative to.
     """
 
     groups: Sequence[RunGroup]

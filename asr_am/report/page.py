@@ -54,14 +54,8 @@ def write_page(
     """Writes out/index.html.
 
     Args:
-        corpus_dir: exp/<corpus>.
         out: folder of the page and of the figures, report/ of `corpus_dir`.
-        text: the report, Markdown with links to the figures.
-        runs: training runs.
         scores: scored runs. Utterances are shown for those with the lowest WER.
-
-    Returns:
-        Path of the page.
     """
     best = sorted(scores, key=lambda score: score.subsets["all"].wer)[:MOST_SYSTEMS]
     utterances, total = read_utterances(corpus_dir, [score.run for score in best], MOST_UTTERANCES)

@@ -20,12 +20,7 @@ GMM_SYSTEMS = ("mono", "tri", "lda_mllt", "sat")  # systems without a training r
 
 @dataclass(frozen=True)
 class Subset:
-    """Counts and WER of one subset of the test set.
-
-    Attributes:
-        wer: percent.
-        interval: 95 % confidence interval, percent.
-    """
+    """Counts and WER of one subset of the test set."""
 
     wer: float
     interval: tuple[float, float]
@@ -164,7 +159,6 @@ def group_by_seed(scores: Sequence[SystemScore], names: Mapping[str, str] | None
     """Groups scores that differ only by seed, in the order of `scores`.
 
     Args:
-        scores: scores of several systems and LMs.
         names: system to its name without the seed, for systems whose name alone does not tell.
     """
     groups: dict[tuple[str, str], list[SystemScore]] = {}

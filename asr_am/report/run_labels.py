@@ -30,8 +30,6 @@ def labels(groups: Sequence[RunGroup], fields: Sequence[str], complete: bool = F
     """Labels each group by the values of `fields`, plus the first further fields that tell equal labels apart.
 
     Args:
-        groups: rows of one table.
-        fields: fields of RunConfig.
         complete: add everything else that differs between the groups and may change the accuracy.
     """
     texts = [", ".join(phrase(group.config, field) for field in fields) for group in groups]

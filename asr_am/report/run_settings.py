@@ -42,7 +42,6 @@ class RunSettings:
     Attributes:
         data: what it was trained on: share of the utterances, corpus, features, alignment and examples.
         method: how it was trained, except what RunConfig has from summary.json.
-        strategy: options of the strategy.
         hardware: modelled cluster and workload, empty if no time is modelled.
     """
 
@@ -54,10 +53,6 @@ class RunSettings:
 
 def read_settings(folder: Path, seed: int | None) -> RunSettings:
     """Reads config.yaml and .done of a run.
-
-    Args:
-        folder: directory of the run.
-        seed: seed of the run, removed from the name of the model that it starts from.
 
     Raises:
         InputError: a file cannot be read, or has another size than when the run was finished.

@@ -31,10 +31,8 @@ class RunConfig:
         batch: chunks of all learners together.
         strategy: name. `group_runs` appends the options in which runs with the same strategy differ.
         rate: base learning rate, before warm-up and annealing.
-        options: all options of the strategy.
         faults: description, "" for none.
         slow: (learner, factor) of the slowed learners.
-        data: options that decide what the run was trained on.
         method: options of model, training and schedule without an own field here.
         hardware: options of the modelled cluster and workload without an own field here.
     """

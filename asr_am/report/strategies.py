@@ -56,13 +56,8 @@ def strategy_sections(runs: Sequence[TrainingRun], scores: Sequence[SystemScore]
     """Writes the figures and returns the Markdown that shows them.
 
     Args:
-        runs: training runs to compare.
         scores: their word error rates, where scored.
-        folder: directory of the figures.
         link: prefix of `folder` in Markdown links.
-
-    Returns:
-        Sections, empty if there is nothing to compare.
     """
     groups, figures = group_runs(runs), FigureWriter(folder, link)
     order, apart = strategies(groups), unlike(groups)
@@ -106,15 +101,7 @@ def _accuracy(
     figures: FigureWriter,
     data: Sequence[str],
 ) -> list[str]:
-    """Returns figure 5a and table 2. Runs of one epoch are shown only next to a single learner's.
-
-    Args:
-        groups: runs with comparable accuracy.
-        scores: word error rates.
-        order: strategies in the order of their colours.
-        figures: where to save figures.
-        data: words for the heading on the training data.
-    """
+    """Returns figure 5a and table 2. Runs of one epoch are shown only next to a single learner's."""
     config, baseline = groups[0].config, single_learner(groups)
     differ = [field for field in ("optimizer", "rate") if len({getattr(group.config, field) for group in groups}) > 1]
     fields = ("strategy", "learners", *differ)

@@ -103,15 +103,6 @@ def accuracy(
 
     Differences cover the seeds that both groups have, if they are scored on the same test set. The whole test set gets
     a paired bootstrap interval.
-
-    Args:
-        groups: one row each per LM.
-        labels: of the groups.
-        baseline: group to compare with, one of `groups`.
-        scores: all scores of the report.
-
-    Returns:
-        Markdown, "" if no run is scored.
     """
     families = [(group, family) for group, label in zip(groups, labels, strict=True)
                 for family in group_by_lm(group, label, scores)]  # fmt: skip

@@ -59,14 +59,6 @@ class Utterance:
 def read_utterances(corpus_dir: Path, runs: Sequence[str], most: int) -> tuple[list[Utterance], int]:
     """Reads the utterances in which any of the systems has an error, those with most errors first.
 
-    Args:
-        corpus_dir: exp/<corpus>.
-        runs: names in exp/<corpus>/score, in the order in which they are shown.
-        most: number of utterances to return.
-
-    Returns:
-        Utterances, and the number of all that have errors.
-
     Raises:
         InputError: an errors.txt is unreadable.
     """

@@ -39,8 +39,6 @@ def write_report(corpus_dir: Path, out: Path, command: str, description: str = "
     """Writes corpus_dir/RESULTS.md, out/index.html and the plots: wer, heldout, and those that compare strategies.
 
     Args:
-        corpus_dir: exp/<corpus>.
-        out: directory of the page and of the plots.
         command: command line that reproduces the results, printed for the reader.
         description: what the reader must know of the corpus.
 

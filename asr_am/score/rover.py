@@ -131,12 +131,7 @@ def _read(path: Path) -> dict[Channel, list[Vote]]:
 
 
 def align_channel(systems: Sequence[Sequence[Vote]], missing: float) -> Iterator[list[Vote]]:
-    """Yields the slots of a channel, each with one vote of every system.
-
-    Args:
-        systems: the words of each system in order of time.
-        missing: confidence of a missing word.
-    """
+    """Yields the slots of a channel, each with one vote of every system."""
     nothing = Vote(None, 0.0, 0.0, missing)
     for piece in _pieces(systems):
         slots = [[vote] for vote in piece[0]]
@@ -184,17 +179,7 @@ def _silence(words: Sequence[Vote], after: int) -> tuple[float, float]:
 
 
 def _add_system(slots: list[list[Vote]], words: Sequence[Vote], number: int, nothing: Vote) -> list[list[Vote]]:
-    """Aligns the words of a system with the slots.
-
-    Args:
-        slots: votes of the systems before.
-        words: the system's words.
-        number: how many systems are in the slots.
-        nothing: vote for no word.
-
-    Returns:
-        The slots with the system's votes, new ones for words that have no slot.
-    """
+    """Aligns the words of a system with the slots."""
     numbers: dict[bytes | None, int] = {None: 0}
     votes = [vote for slot in slots for vote in slot]
     word_V, word_B = (

@@ -114,8 +114,6 @@ class Reference:
     case.
 
     Args:
-        stm: reference file.
-        glm: rules for reference and hypothesis.
         subsets: name to prefix of file names. By default `swb` and `ch` if there are such files.
         case_sensitive: words that differ only in case are different words, as with `sclite -s`.
 
@@ -232,12 +230,6 @@ class SubsetRules:
 
 def score_files(stm: Path, ctm: Path, glm: Path | None = None, subsets: Mapping[str, str] | None = None) -> Score:
     """Scores one hypothesis. To score several against one reference, keep a `Reference` and call its `score`.
-
-    Args:
-        stm: reference file.
-        ctm: hypothesis file.
-        glm: rules for both.
-        subsets: name to prefix of file names, see `Reference`.
 
     Raises:
         InputError: a file is missing or malformed, or they do not belong together.

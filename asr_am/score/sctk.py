@@ -45,13 +45,6 @@ def score_files_sctk(
 
     Segments are ordered by speaker and have no alignments.
 
-    Args:
-        stm: reference file.
-        ctm: hypothesis file.
-        glm: rules for both.
-        subsets: name to prefix of file names.
-        case_sensitive: run sclite with -s.
-
     Raises:
         InputError: the programs are missing or reject the files.
     """

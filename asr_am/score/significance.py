@@ -49,13 +49,6 @@ def bootstrap_interval(
 ) -> Interval:
     """Returns the WER over segments with its percentile interval.
 
-    Args:
-        errors: of each segment, see Score.per_segment.
-        words: reference words of each segment.
-        seed: of the bootstrap.
-        samples: number of bootstrap samples.
-        level: confidence level.
-
     Raises:
         InputError: the lengths differ, a count is negative, or there are no words.
     """
@@ -75,13 +68,7 @@ def paired_bootstrap(
     """Compares systems a and b over the same segments.
 
     Args:
-        errors_a: of each segment, by system a.
-        errors_b: of each segment, by system b.
-        words: reference words of each segment.
-        seed: of the bootstrap.
         words_b: reference words for system b, if alternations make them depend on the hypothesis.
-        samples: number of bootstrap samples.
-        level: confidence level.
 
     Raises:
         InputError: the lengths differ, a count is negative, or there are no words.

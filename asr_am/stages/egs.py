@@ -83,12 +83,7 @@ def denominator(align_dir: Path, out: Path) -> None:
 
 
 def examples_bytes(paths: Layout, options: dict) -> float:
-    """Returns the size of the examples in bytes. An aligned frame has 5 bytes in its archive.
-
-    Args:
-        paths: those of exp/<corpus>.
-        options: as for `pair`.
-    """
+    """Returns the size of the examples in bytes. An aligned frame has 5 bytes in its archive."""
     from asr_am.features.fusion import InputReader
 
     archives = [paths.system(options["system"]) / "ali" / f"{subset}.ark" for subset in ("train", "dev")]

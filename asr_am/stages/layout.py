@@ -35,11 +35,7 @@ CHAIN = "chain"  # begins the name of the states of chain models
 
 @dataclass(frozen=True)
 class Layout:
-    """The folders of exp/<corpus>. All but `root` are outputs of a stage, or hold outputs of several.
-
-    Attributes:
-        root: exp/<corpus>.
-    """
+    """The folders of exp/<corpus>. All but `root` are outputs of a stage, or hold outputs of several."""
 
     root: Path
 

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 def lm_config(cfg: DictConfig, out: Path) -> TrainConfig:
     """Parses the configuration of a language model's training.
 
-    Args:
-        cfg: the whole configuration.
-        out: directory of the run.
-
     Raises:
         InputError: an option is unknown, of another type, out of range or does not fit another one.
     """

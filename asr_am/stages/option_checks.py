@@ -36,10 +36,6 @@ STAGES_WITH_OPTIONS = ("lang", "features", "align", "speaker", "egs", "train", "
 def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Checks every option. Imports torch unless all of them are sure to be right.
 
-    Args:
-        cfg: the whole configuration.
-        overrides: those that it was composed with.
-
     Raises:
         InputError: an option is unknown, missing, of another type, out of range or does not fit another one.
     """
@@ -61,9 +57,6 @@ def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
 
 def check_jobs(overrides: Sequence[str]) -> None:
     """Checks every option of every job of a command. Call it where configurations can be composed.
-
-    Args:
-        overrides: those of the command, with their sweeps.
 
     Raises:
         InputError: an option is wrong.

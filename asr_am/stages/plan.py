@@ -73,12 +73,10 @@ class Need:
     """What a stage needs.
 
     Attributes:
-        stage: its name.
         core_hours: CPU time.
         hours: on this machine with `nj` jobs, or on the virtual cluster.
         disk: bytes that it leaves.
         memory: bytes of each process.
-        note: anything else, as text.
     """
 
     stage: str
@@ -184,10 +182,7 @@ def gmm_seconds(cfg: DictConfig, train: float, spoken: float, dev: float) -> flo
     """Returns millionths of the core seconds of stage align: frames times `PER_FRAME`.
 
     Args:
-        cfg: the whole configuration.
-        train: frames of the training set.
         spoken: those without copies at other speeds.
-        dev: frames of dev.
     """
     whole, train = train, train if cfg.speed_perturb_gmms else spoken
     systems, total = _systems(cfg), 0.0
@@ -271,13 +266,7 @@ def sequence_training(cfg: DictConfig, train: float, speed: float, outputs: int)
 
 
 def virtual_epoch(cfg: DictConfig, updates: float, weights: float) -> tuple[float, float]:
-    """Returns the hours of an epoch on the virtual cluster, and the bytes that a learner sends for each batch.
-
-    Args:
-        cfg: the whole configuration.
-        updates: batches of all learners together.
-        weights: bytes of the network, for workloads that have none of their own.
-    """
+    """Returns the hours of an epoch on the virtual cluster, and the bytes that a learner sends for each batch."""
     from asr_am.distributed.cluster_config import Cluster
     from asr_am.distributed.simulator.epoch_timing import time_epoch
     from asr_am.stages.train_config import strategy_factory
@@ -295,13 +284,7 @@ def virtual_epoch(cfg: DictConfig, updates: float, weights: float) -> tuple[floa
 
 
 def timed_workload(cfg: DictConfig, device: str, weights: float) -> Workload:
-    """Returns the workload with the seconds of a learner's batch, and its bytes.
-
-    Args:
-        cfg: the whole configuration.
-        device: kind of device.
-        weights: bytes of the network, for workloads that have none of their own.
-    """
+    """Returns the workload with the seconds of a learner's batch, and its bytes."""
     from asr_am.distributed.cluster_config import Workload
 
     workload = Workload.build(values(cfg.workload))

@@ -66,15 +66,6 @@ def score_run(paths: Layout, words: Path, plan: SystemPlan, lm: str, options: di
 
     Writes table, errors, wer.json and segments.json, and for dev and test the words and the reference that were scored:
     <set>/hyp.ctm and <set>/ref.stm.
-
-    Args:
-        paths: those of exp/<corpus>.
-        words: the decoding or rescoring run.
-        plan: its system.
-        lm: name of its language model.
-        options: the group `score`.
-        logger: the group `logger`.
-        out: directory to write into.
     """
     from asr_am.decode.ctm import ctm_name
     from asr_am.decode.dev_choice import DevChoice, read_reference
@@ -117,15 +108,7 @@ def score_run(paths: Layout, words: Path, plan: SystemPlan, lm: str, options: di
 
 
 def track(tracker: Tracker, model: Path, lm: str, results: Mapping[str, Any], score: Score) -> None:
-    """Adds word error rates, a table of errors per speaker and the network to the tracking of a training run.
-
-    Args:
-        tracker: experiment tracking.
-        model: directory of the training run.
-        lm: name of the LM.
-        results: content of wer.json.
-        score: score of the test set.
-    """
+    """Adds word error rates, a table of errors per speaker and the network to the tracking of a training run."""
     from asr_am.train.run_log import saved_config
 
     subsets = {name: value for name, value in results.items() if isinstance(value, dict)}

@@ -88,13 +88,7 @@ class NgramOptions:
 
 @dataclass(frozen=True)
 class FeatureOptions:
-    """The options of group `features`. They are explained in its files.
-
-    Attributes:
-        name: kind of the network's features.
-        kinds: options of each kind that this stage makes.
-        random_phase: whether stacks of frames begin at different frames of an utterance.
-    """
+    """The options of group `features`. They are explained in its files."""
 
     name: str
     kinds: Mapping[str, Any]
@@ -121,8 +115,6 @@ class LaunchOptions:
     """Options of conf/launcher, for the launchers that start or join processes.
 
     Attributes:
-        nodes: hosts.
-        node_rank: number of this host.
         address: host:port of node 0.
         max_restarts: restarts of each learner, or of a synchronous team, within an hour.
         restart_after: seconds before a restart, for each death before it within an hour.
@@ -130,9 +122,7 @@ class LaunchOptions:
         grace: seconds in which learners that are asked to end must have done so.
         signals: signals that ask for a checkpoint and the end of the run.
         timeout: seconds to wait for the others at the start.
-        key_file: shared secret of all hosts.
         encrypt: what to encrypt, see conf/launcher.
-        share_gpus: several learners of a host may compute on one GPU.
         wire: type in which weights and gradients travel between learners.
     """
 

@@ -32,8 +32,6 @@ class Speeds:
     """Speeds of one core, and of the disk.
 
     Attributes:
-        date: when they were measured.
-        processor: where.
         network: what was trained, as text.
         features: frames/s of MFCC extraction.
         training: frames/s of training steps of the network.
@@ -49,15 +47,7 @@ class Speeds:
 
 
 def speeds(path: Path, model: dict[str, Any], inputs: int, outputs: int, chunk: int) -> Speeds:
-    """Returns the speeds in a file, measured now if it has none of this processor and network.
-
-    Args:
-        path: the file.
-        model: options of the network.
-        inputs: inputs of the network.
-        outputs: its outputs.
-        chunk: frames of a training chunk.
-    """
+    """Returns the speeds in a file, measured now if it has none of this processor and network."""
     network = json.dumps([model, inputs, outputs, chunk], sort_keys=True)
     processor = processor_name()
     try:

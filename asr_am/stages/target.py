@@ -56,9 +56,6 @@ class Target:
     """One output directory and how to make it.
 
     Attributes:
-        out: the directory.
-        inputs: files and directories that it is made from.
-        config: values that it is made from.
         build: called with the directory to write into. Files in it are from an interrupted call with the same key.
         in_place: build in `out` itself, for outputs that people watch while they grow (training). If `out` belongs to
             another key, build in `<out>.new` and rename it when it is finished. The other output is kept as
@@ -131,12 +128,7 @@ class Target:
         refuse_foreign(folder, self._ours(folder), "is to be replaced")
 
     def _check_ownership(self, folder: Path, keys: Keys) -> None:
-        """Raises InputError if what this target would replace is not its own.
-
-        Args:
-            folder: the directory to build in.
-            keys: keys of this target.
-        """
+        """Raises InputError if what this target would replace is not its own."""
         for path in self.inputs:
             if path.resolve().is_relative_to(self.out.resolve()):
                 raise InputError(
@@ -303,12 +295,7 @@ class Target:
 
 
 def check_space(out: Path, needed: float) -> None:
-    """Raises InputError if the disk has too little free space.
-
-    Args:
-        out: what is to be written. It need not exist.
-        needed: estimated bytes.
-    """
+    """Raises InputError if the disk has too little free space."""
     from asr_am.report.formatting import size
 
     needed *= SPACE_MARGIN

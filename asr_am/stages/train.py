@@ -130,9 +130,7 @@ def train_run(cfg: DictConfig, is_leader: bool, out: Path) -> None:
     """Trains in `out`, or continues there, with the processes that the launcher says.
 
     Args:
-        cfg: the whole configuration.
         is_leader: False on all hosts (launcher=process) or ranks (torchrun, mpi) but one, which write nothing here.
-        out: directory of the run.
     """
     from asr_am.distributed.leases import HostLost
     from asr_am.train.run_setup import training_device
@@ -153,11 +151,6 @@ def train_run(cfg: DictConfig, is_leader: bool, out: Path) -> None:
 
 def on_hosts_left(cfg: DictConfig, config: TrainConfig, lost: HostLost) -> DictConfig:
     """Returns the configuration of the largest team that fits on the hosts that are left. All of them choose the same.
-
-    Args:
-        cfg: the whole configuration.
-        config: its options.
-        lost: the loss. It is raised if no team with `launcher.min_learners` fits, or if this host is not in it.
     """
     launch = config.launch_options
     most = config.size // launch.nodes  # ranks of a host

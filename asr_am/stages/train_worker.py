@@ -109,13 +109,7 @@ def main() -> None:
 
 
 def report_failure(error: Exception, rank: str, out: Path) -> int:
-    """Logs why a learner ends, in one line if a user can mend it. Returns the exit status.
-
-    Args:
-        error: what it raised.
-        rank: its rank.
-        out: directory of the run.
-    """
+    """Logs why a learner ends, in one line if a user can mend it. Returns the exit status."""
     if isinstance(error, Preempted):
         log.debug("learner %s: %s", rank, error)  # the launcher says it
         return EXIT_PREEMPTED
