@@ -52,11 +52,7 @@ from asr_am.lang.lang_dir import Lang
 
 
 def export(root: Path, system: str, out: Path) -> list[Path]:
-    """Writes the directories.
-
-    Raises:
-        InputError: the system has not been trained, or a file of it is damaged.
-    """
+    """Writes the directories of exp/<corpus>/align/<system>. Raises InputError if it is missing or damaged."""
     folder = root / "align" / system
     if not GmmSystem.is_complete(folder):
         raise InputError(f"{folder}: no such GMM system; run stage 3 (align)")

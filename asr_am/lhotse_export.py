@@ -34,7 +34,7 @@ KINDS = ("mfcc", "logmel")
 
 
 def export(root: Path, system: str | None, out: Path) -> list[Path]:
-    """Writes the manifests."""
+    """Writes the manifests, with the alignments of a system if one is named. Returns the directory of each set."""
     sets = sorted(path.parent.name for path in (root / "data").glob("*/supervisions.jsonl.gz"))
     if not sets:
         raise InputError(f"{root / 'data'}: has no manifests; run stage 0 (data)")
@@ -81,8 +81,7 @@ def _item(segment: SupervisionSegment, word: CtmWord) -> AlignmentItem:
 def feature_set(root: Path, kind: str, subset: str, supervisions: SupervisionSet, index: Path) -> FeatureSet:
     """Returns manifests of the features of each utterance, without CMVN and deltas.
 
-    Args:
-        index: an .scp file to write, with absolute paths. Those of exp/<corpus> are relative.
+    Writes `index`, an .scp file with absolute paths. Those of exp/<corpus> are relative.
     """
     folder = (root / "features" / kind).absolute()
     options, reader = read_kind(folder), FeatureReader(root / "features", kind, subset)

@@ -49,7 +49,9 @@ class LogLikelihoods(nn.Module):
 
 
 def export_network(model_path: Path, out: Path, frames: int | None = None) -> float:
-    """Exports a network as .pt2 or .onnx, by the suffix of `out`.
+    """Exports a network as .pt2 or .onnx, by the suffix of `out`, for windows of as many frames as a training chunk.
+
+    Returns the largest difference of a score between the network and the file as its runtime computes it.
 
     Raises:
         InputError: the model is not readable, the suffix is unknown, ONNX's packages are missing, or scores differ.

@@ -44,8 +44,7 @@ def build(kind: type[Options], values: Mapping[str, Any], where: str) -> Options
 def check_types(signature: Callable[..., Any], values: Mapping[str, Any], where: str) -> None:
     """Raises InputError unless each value has the type that `signature` annotates for its name.
 
-    Args:
-        signature: a dataclass, or a function whose parameters with a default are options.
+    It is a dataclass, or a function whose parameters with a default are options.
     """
     types = get_type_hints(signature)
     if not isinstance(signature, type):
@@ -105,7 +104,7 @@ def check_name(option: str, name: object) -> str:
 
 
 def no_such_option(name: str, known: Iterable[str]) -> InputError:
-    """Returns the error for an option that does not exist, with the nearest names and all of them."""
+    """Returns the error for an option, by its full name, that is not among those known in its section."""
     return InputError(f"{name}: there is no such option{choices(name.rpartition('.')[2], known)}")
 
 
@@ -117,11 +116,7 @@ def choices(name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str], full: Mapping[str, str] | None = None) -> str:
-    """Returns "; did you mean A or B?" with the most similar names, "" if there is none.
-
-    Args:
-        full: what to write for each name, by default the name itself.
-    """
+    """Returns "; did you mean A or B?" with the most similar names, as `full` writes them. "" if there is none."""
     near = get_close_matches(name, list(known), n=3)
     return f"; did you mean {' or '.join((full or {}).get(word, word) for word in near)}?" if near else ""
 

@@ -129,7 +129,7 @@ class ProgressBar:
 
 
 def track(iterable: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
-    """Yields from `iterable`, and shows how many items are done."""
+    """Yields from `iterable`, and shows how many items are done, if their number is known."""
     count = total if total is not None else len(iterable) if isinstance(iterable, Sized) else 0
     if not count:
         yield from iterable

@@ -211,13 +211,9 @@ def split_at_pauses(static_TD: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def read_audio(path: Path, sampling_rate: int, channels: Channels = "auto") -> list[np.ndarray]:
-    """Reads an audio file, resampled, on the 16-bit scale.
+    """Reads an audio file of any format, resampled, on the 16-bit scale.
 
-    Args:
-        channels: return every channel, or the average of all, or (auto) the two of a call and else the average.
-
-    Returns:
-        Samples [N] of each channel, or of the average.
+    Returns samples [N] of every channel, or of the average of all, or (auto) of the two of a call and else the average.
 
     Raises:
         InputError: the file cannot be used.
@@ -302,7 +298,7 @@ def channel_name(number: int, count: int) -> str:
 
 
 def transcripts(transcriber: Transcriber, path: Path, channels: Channels, *, times: bool) -> Iterator[str]:
-    """Yields the lines to print for a file."""
+    """Yields the lines to print for a file: a CTM line per word with `times`, else a line per channel."""
     from asr_am.decode.ctm import FRAME_SHIFT
 
     found = read_audio(path, transcriber.sampling_rate, channels)

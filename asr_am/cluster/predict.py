@@ -120,8 +120,7 @@ def predict_one(cfg: DictConfig, name: str, learners: int, first: int) -> Predic
 def setting(cfg: DictConfig, learners: int, first: int) -> tuple[Cluster, Workload, int]:
     """Returns the cluster with enough hosts, the workload with seconds per batch of one learner, and updates an epoch.
 
-    Args:
-        first: number of learners that the seconds of a batch in the workload are for, if it has any.
+    Seconds of a batch that the workload has are those of a learner of `first`.
 
     Raises:
         InputError: the batch cannot be divided, or the workload has no figure for the cluster's devices.

@@ -45,7 +45,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def collectives(team: Team, elements: int) -> dict[str, Any]:
-    """Returns seconds of all-reduces by bytes, of an update and an averaging of the weights, and of computing."""
+    """Returns what a synchronous team takes: all-reduces by bytes, updates and averages of the weights, computing."""
     x = torch.zeros(elements)
 
     def all_reduce(count: int) -> float:
@@ -90,7 +90,7 @@ def _compute(goes_on: Callable[[], bool]) -> float:
 
 
 def messages(team: Team, elements: int) -> dict[str, Any]:
-    """Returns seconds of a short message and of one with the weights, inside a host and between two."""
+    """Returns what an asynchronous team takes: short messages, and ones with the weights, in a host and between two."""
     team.register_tag("there", -elements)
     team.register_tag("back", 1)
     x, one = torch.zeros(elements), torch.zeros(1)
@@ -121,7 +121,7 @@ def messages(team: Team, elements: int) -> dict[str, Any]:
 
 
 def epoch(team: Team, strategy: dict[str, Any], elements: int, rounds: int, density: float) -> dict[str, Any]:
-    """Returns seconds per round of a strategy on weights of zeros, and bytes sent per batch."""
+    """Returns seconds per round of a strategy on weights of zeros, with computing emulated, and bytes per batch."""
     learner = IdleLearner(strategy_factory(strategy), team, elements, density)
     warm, end = WARM_ROUNDS * team.size, (WARM_ROUNDS + rounds) * team.size
 

@@ -41,8 +41,7 @@ POLL = 1.0  # seconds between looks at a cluster that gives no result
 class DaskJobs:
     """The connection of a stage to a Dask cluster. The first map starts or finds the cluster.
 
-    Args:
-        logs: folder of logs, which the workers must see.
+    The workers must see `logs`, the folder of logs.
     """
 
     def __init__(self, options: JobOptions, logs: Path) -> None:
@@ -56,7 +55,7 @@ class DaskJobs:
         self, function: Callable[[Any], Any], tasks: Sequence[Sequence[Any]], jobs: int, description: str,
         count: Callable[[int], None],
     ) -> list[Any]:  # fmt: skip
-        """Computes the results of all items of all tasks on the cluster.
+        """Returns the results of all items of all tasks in their order, computed on the cluster.
 
         Args:
             tasks: lists of items. A worker takes one list at a time.

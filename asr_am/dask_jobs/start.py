@@ -20,7 +20,9 @@ WORKER_OPTIONS = {"nthreads": 1, "memory_limit": 0, "dashboard": False}
 
 
 def start_cluster(options: JobOptions, workers: int, security: Security, logs: Path) -> Cluster:
-    """Starts a scheduler and workers of one thread each.
+    """Starts a scheduler and workers of one thread each. A lost worker is started again.
+
+    All hosts must be able to read the files that `security` names.
 
     Raises:
         Exception: Dask's, if they cannot be started.

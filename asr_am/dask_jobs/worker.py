@@ -96,7 +96,7 @@ _function: Callable[[Any], Any]
 
 
 def run_items(items: bytes, *, map_name: str, function: bytes, stage: StageProcess) -> bytes:
-    """Returns the pickled results of a pickled list of items. A task of Dask."""
+    """Returns the pickled results of a pickled list of items. A task of Dask, whose `map_name` differs for each map."""
     global _map, _function
     if _map != map_name:
         stage.enter()

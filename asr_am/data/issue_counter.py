@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 class IssueCounter:
-    """Issues of one set."""
+    """How often each kind of issue was found in a set, and its first place."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}

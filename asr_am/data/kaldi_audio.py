@@ -211,10 +211,9 @@ def _speaking(recording: Recording, segment: SupervisionSegment) -> tuple[str, s
 
 
 def open_recording(name: str, entry: TableEntry, options: AudioOptions) -> tuple[Recording, int | None]:
-    """Opens the recording of a line of wav.scp.
+    """Opens the recording of a line of wav.scp. Raises AudioProblem if it cannot be used.
 
-    Raises:
-        AudioProblem: it cannot be used.
+    Returns it, and the channel that its command selects, if any.
     """
     if not entry.value.endswith("|"):
         return _open_named(name, entry, entry.value, options), None

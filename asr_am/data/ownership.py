@@ -44,7 +44,7 @@ def files_in(folder: Path) -> Iterator[str]:
 
 
 def refuse_foreign(folder: Path, ours: Iterable[str], reason: str) -> None:
-    """Raises InputError if a folder has a file that is not among `ours`."""
+    """Raises InputError if a folder exists and has a file that is not among `ours`. The message has the `reason`."""
     foreign = sorted(set(files_in(folder)) - set(ours))
     if foreign:
         more = f" and {len(foreign) - 1} more files" if len(foreign) > 1 else ""

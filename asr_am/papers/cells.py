@@ -37,7 +37,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a paper, the section `table` of conf/experiment.
+    """A table of a paper, the section `table` of conf/experiment. `work` has options of its runs, see members.py.
 
     Attributes:
         member: how a cell is run: an `epoch` of a strategy or steps of `parallax` on a virtual cluster, both without a
@@ -114,7 +114,7 @@ class Row:
 
 
 def rows(table: Table, found: Mapping[str, Sequence[Measures]]) -> list[Row]:
-    """Returns the rows of a table."""
+    """Returns the rows of a table, given the measures of each cell by seed. Cells with a failed run are missing."""
     made = []
     for name, cell in table.cells.items():
         for measure, published in cell.published.items():

@@ -32,7 +32,7 @@ DIVERGED = "lower schedule.base"  # in the error of a training whose loss or gra
 
 @dataclass(frozen=True)
 class EpochWork:
-    """Options of member `epoch`.
+    """Options of member `epoch`: `steps` of each learner are simulated, of the `epoch_steps` of an epoch.
 
     Attributes:
         elements: of the vector that stands for the model. More are needed if the strategy splits it into shards.
@@ -47,7 +47,7 @@ class EpochWork:
 
 @dataclass(frozen=True)
 class ParallaxWork:
-    """Options of member `parallax`."""
+    """Options of member `parallax`: a `SizedModel`, a `Config`, the examples of a batch, and the steps to time."""
 
     model: dict[str, Any]
     examples: int
@@ -184,11 +184,7 @@ def simulate_parallax(member: Member) -> dict[str, float]:
 
 
 def recipe(corpus: str, arguments: Sequence[str], output: Path | None = None) -> None:
-    """Runs a recipe.
-
-    Raises:
-        InputError: it failed.
-    """
+    """Runs run.sh of a recipe, which prints into the file `output` if there is one. Raises InputError if it fails."""
     command = [str(ROOT / "recipes" / corpus / "run.sh"), *arguments]
     if not Path(command[0]).exists():
         raise InputError(f"{command[0]} does not exist; run this in a checkout, with a corpus that has a recipe")

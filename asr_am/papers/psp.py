@@ -80,6 +80,7 @@ def draw_staleness(groups: Sequence[RunGroup], order: Sequence[str], title: str)
     """Plots mean staleness and held-out loss by number of learners.
 
     Of groups that differ in another field, such as the learning rate, only the one with the lowest loss is drawn.
+    Returns None unless some strategy ran with several numbers of learners.
     """
     sound = [group for group in groups if not group.config.faults]
     sound.sort(key=lambda group: -min(group.mean_loss_E()))  # the dict below keeps the last one, the lowest loss

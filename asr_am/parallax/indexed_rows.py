@@ -39,13 +39,13 @@ class IndexedRows:
         return torch.linalg.vector_norm(self.values, dtype=torch.float64).square()
 
     def part(self, server: int, servers: int, count: int) -> IndexedRows:
-        """Returns the rows that live on a server, numbered as they are there."""
+        """Returns the rows, of a parameter with `count`, that live on one of `servers`, numbered as they are there."""
         positions = row_positions(self.numbers, server, servers, count)
         return IndexedRows(self.numbers[positions] // servers, gather(self.values, positions))
 
 
 def row_positions(numbers: Tensor, server: int, servers: int, count: int) -> Tensor | slice:
-    """Returns the positions in `numbers` of the rows that live on a server.
+    """Returns the positions in `numbers` [K] of the rows, of a parameter with `count`, that live on one of `servers`.
 
     Row r lives on server r mod S, as row r // S. This balances bytes for every parameter. It also balances traffic,
     because vocabularies list frequent words first.

@@ -45,7 +45,7 @@ class PartitionedModel:
         self, model: nn.Module, plan: PlacementPlan, team: Team, spec: OptimizerSpec, config: Config,
         counts: Counter[str],
     ) -> None:  # fmt: skip
-        """Takes the sparse parameters out of the model and makes servers and replicas for them."""
+        """Takes the sparse parameters out of the model, in place, and makes servers and replicas for them."""
         self._model, self._team, self._config, self._counts = model, team, config, counts
         self._shapes = {name: p.shape for name, p in model.named_parameters()}
         self._first_names = first_names(model)

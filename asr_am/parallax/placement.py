@@ -16,7 +16,7 @@ Method = Literal["all-reduce", "all-gather", "servers"]
 
 
 def transfer(method: Method, alpha: float, count: float, learners: int) -> float:
-    """Returns the bytes that a learner transfers in a step for one parameter."""
+    """Returns the bytes that a learner transfers in a step for one parameter of `count` bytes."""
     if method == "all-reduce":
         return 2 * (learners - 1) / learners * count
     return 2 * alpha * count * (learners - 1 if method == "all-gather" else 1)

@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 
 
 def plan_parameters(model: nn.Module, loss: LossFn, batch: Any | None, team: Team, config: Config) -> PlacementPlan:
-    """Probes the model on a batch of each learner, and selects a method for each parameter. All learners call it.
+    """Probes the model on a batch of each learner that has one, and selects a method for each parameter.
+
+    All learners call it.
 
     Raises:
         InputError: The learners begin with different weights, or `Config.dense` names an unknown parameter.
@@ -48,7 +50,9 @@ def partition(
     model: nn.Module, plan: PlacementPlan, team: Team, spec: OptimizerSpec, config: Config, counts: Counter[str],
     state: dict[str, Any] | None = None,
 ) -> PartitionedModel:  # fmt: skip
-    """Partitions the model and starts the servers. All learners call it. The first one logs the plan.
+    """Partitions the model, in place, and starts the servers, which load the `state` of a checkpoint before.
+
+    All learners call it. The first one logs the plan.
 
     Raises:
         InputError: All parameters are sparse.

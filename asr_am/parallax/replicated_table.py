@@ -34,11 +34,7 @@ class ReplicatedTable:
         self, team: Team, table: Table, method: Method, w: Tensor, spec: OptimizerSpec, counts: Counter[str],
         decay: float,
     ) -> None:  # fmt: skip
-        """Keeps `w`, which it updates in place.
-
-        Args:
-            counts: Byte counts to add to: values "sent" and "received", as Table 3 counts them for the method.
-        """
+        """Keeps `w`, which it updates in place. Counts bytes "sent" and "received" as Table 3 does for the method."""
         self._team, self._table, self._method, self._counts, self._decay = team, table, method, counts, decay
         self.w, self.optimizer = w, RowOptimizer(spec, w)
         self.average = w.clone() if decay else None

@@ -54,7 +54,7 @@ class RowWorker:
         self._local_ranks = [other for other in range(self._team.size) if hosts[other] == hosts[rank]]
 
     def fetch(self, table: int, numbers: Tensor) -> Tensor:
-        """Pulls rows of a table in the version of the present step."""
+        """Pulls rows [K, D] of a table in the version of the present step. Numbers [K] are distinct and ascending."""
         count, width, servers = self._tables[table].rows, self._tables[table].width, len(self._ranks)
         needed = numbers.cpu()
         requested = needed if self._config.gather_on_servers else torch.arange(count)
@@ -105,7 +105,7 @@ class RowWorker:
         self._pulled_from.clear()
 
     def norm(self, square: Tensor) -> Tensor:
-        """Computes the norm of the whole gradient."""
+        """Returns the norm of the whole gradient, given the square of the replicated part, which all learners have."""
         first = self._ranks[0]
         if self._team.rank == first and self._config.after_aggregation:
             squares = [read_double(self._messenger.receive("square", rank)) for rank in self._ranks]

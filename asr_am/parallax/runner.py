@@ -124,7 +124,7 @@ class Runner(AbstractContextManager["Runner"]):
         self._partitioned: PartitionedModel | None = None
 
     def run(self, batch: Any | None) -> float:
-        """Does one step on the batches of all learners."""
+        """Does one step on the batches of all learners, some of which may be None. Returns their mean loss per example."""
         partitioned = self._partitioned or self._prepare(batch)
         lr = self._spec.lr(self._optimizer)
         means: list[float] = []
@@ -133,7 +133,7 @@ class Runner(AbstractContextManager["Runner"]):
         return means[0]
 
     def weights(self, average: bool = False) -> dict[str, Tensor]:
-        """Returns the complete model's `state_dict` on the CPU. All learners must call it."""
+        """Returns the complete model's `state_dict` on the CPU, or its moving averages. All learners must call it."""
         return self._built.weights(average)
 
     def drain(self) -> None:
@@ -188,6 +188,8 @@ class Runner(AbstractContextManager["Runner"]):
         on_bucket: BucketHook | None,
     ) -> StepResult:  # fmt: skip
         """Runs the backward pass, scaled so that the mean over learners is the gradient of the mean over all examples.
+
+        Appends that mean to `means`.
         """
         params, zero = partitioned.params, torch.zeros(())
         params.rebind_grads()  # a zero_grad that was left in the program unbinds them

@@ -38,7 +38,7 @@ class AccessStats:
 
 
 class AccessRecorder(TorchFunctionMode):
-    """Records which parameters are read by lookups and which are read otherwise."""
+    """Records the ids of the parameters that are read by lookups, and of those that are read otherwise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,10 @@ def lookup_table(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def probe(model: nn.Module, loss: LossFn, batch: Any) -> list[AccessStats]:
-    """Runs forward and backward on one batch. Restores buffers, gradients and random state."""
+    """Returns the use of each trainable parameter, by forward and backward passes on one batch.
+
+    Restores buffers, gradients and random state.
+    """
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     recorder = AccessRecorder()
     with torch.random.fork_rng():

@@ -42,7 +42,7 @@ class Parallax(Sync):
         path: method for all sparse parameters. None selects the cheapest one for each.
         wire: dtype of rows between machines.
         local_aggregation: merge the gradients of a machine before they go to the servers.
-        average_dense: average the gradients of dense parameters over learners. If False, they are summed.
+        average_dense, average_sparse: average gradients over learners. If False, they are summed.
     """
 
     name = "parallax"

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def compare(folders: Sequence[Path], out: Path, command: str) -> None:
-    """Writes out/COMPARE.md and its figures.
+    """Writes out/COMPARE.md and its figures. A folder that is repeated counts once.
 
     Raises:
         InputError: a folder is missing, has no finished epoch or a malformed file, or no two runs have the same

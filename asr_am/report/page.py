@@ -51,11 +51,10 @@ class RunDetails:
 def write_page(
     corpus_dir: Path, out: Path, text: str, runs: Sequence[TrainingRun], scores: Sequence[SystemScore]
 ) -> Path:
-    """Writes out/index.html.
+    """Writes out/index.html, and returns its path.
 
-    Args:
-        out: folder of the page and of the figures, report/ of `corpus_dir`.
-        scores: scored runs. Utterances are shown for those with the lowest WER.
+    `text` is Markdown with links to the figures, which are in `out`. Utterances are shown for the `scores` with the
+    lowest WER.
     """
     best = sorted(scores, key=lambda score: score.subsets["all"].wer)[:MOST_SYSTEMS]
     utterances, total = read_utterances(corpus_dir, [score.run for score in best], MOST_UTTERANCES)

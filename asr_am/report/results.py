@@ -20,7 +20,7 @@ GMM_SYSTEMS = ("mono", "tri", "lda_mllt", "sat")  # systems without a training r
 
 @dataclass(frozen=True)
 class Subset:
-    """Counts and WER of one subset of the test set."""
+    """Counts of one subset of the test set, and its WER in percent with a 95 % interval."""
 
     wer: float
     interval: tuple[float, float]
@@ -156,10 +156,9 @@ def read_scores(corpus_dir: Path) -> list[SystemScore]:
 
 
 def group_by_seed(scores: Sequence[SystemScore], names: Mapping[str, str] | None = None) -> list[Family]:
-    """Groups scores that differ only by seed, in the order of `scores`.
+    """Groups scores that differ only by seed, in their order.
 
-    Args:
-        names: system to its name without the seed, for systems whose name alone does not tell.
+    `names` has the name without the seed of each system whose name alone does not tell.
     """
     groups: dict[tuple[str, str], list[SystemScore]] = {}
     for score in scores:
@@ -191,11 +190,7 @@ def read_coverage(corpus_dir: Path) -> Coverage | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object.
-
-    Raises:
-        InputError: the file is missing, not UTF-8, not JSON, or not an object.
-    """
+    """Reads a JSON object. Raises InputError if the file is missing, not UTF-8, not JSON, or not an object."""
     try:
         value = json.loads(intact(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:

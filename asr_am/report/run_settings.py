@@ -52,7 +52,7 @@ class RunSettings:
 
 
 def read_settings(folder: Path, seed: int | None) -> RunSettings:
-    """Reads config.yaml and .done of a run.
+    """Reads config.yaml and .done of a run. The name of the model that it starts from loses the seed.
 
     Raises:
         InputError: a file cannot be read, or has another size than when the run was finished.

@@ -53,11 +53,9 @@ class FigureWriter:
 
 
 def strategy_sections(runs: Sequence[TrainingRun], scores: Sequence[SystemScore], folder: Path, link: str) -> list[str]:
-    """Writes the figures and returns the Markdown that shows them.
+    """Writes the figures into `folder` and returns the Markdown that shows them, empty without runs to compare.
 
-    Args:
-        scores: their word error rates, where scored.
-        link: prefix of `folder` in Markdown links.
+    Links begin with `link`. Not all runs need a score.
     """
     groups, figures = group_runs(runs), FigureWriter(folder, link)
     order, apart = strategies(groups), unlike(groups)

@@ -52,7 +52,11 @@ def draw_loss(groups: Sequence[RunGroup], labels: Sequence[str], styles: Sequenc
 
 
 def draw_speedup(speeds: Speeds, order: Sequence[str], title: str) -> Figure | None:
-    """Plots speed-up by number of learners, a line per strategy, and the ideal."""
+    """Plots speed-up by number of learners, a line per strategy, and the ideal.
+
+    `order` has all strategies of the report, so that each keeps its colour in every figure. Returns None without a
+    reference, or for a single number of learners.
+    """
     reference = speeds.reference
     if reference is None:
         return None

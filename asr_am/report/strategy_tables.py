@@ -99,7 +99,7 @@ def _epochs(group: RunGroup) -> str:
 def accuracy(
     groups: Sequence[RunGroup], labels: Sequence[str], baseline: RunGroup | None, scores: Sequence[SystemScore]
 ) -> str:
-    """Returns table 2: WER by subset and LM, mean over seeds, and the difference from `baseline`.
+    """Returns table 2: WER by subset and LM, mean over seeds, and the difference from `baseline`. "" without scores.
 
     Differences cover the seeds that both groups have, if they are scored on the same test set. The whole test set gets
     a paired bootstrap interval.

@@ -59,6 +59,8 @@ class Utterance:
 def read_utterances(corpus_dir: Path, runs: Sequence[str], most: int) -> tuple[list[Utterance], int]:
     """Reads the utterances in which any of the systems has an error, those with most errors first.
 
+    Returns `most` of them, and the number of all. `runs` are names in exp/<corpus>/score, in the order of the page.
+
     Raises:
         InputError: an errors.txt is unreadable.
     """

@@ -131,7 +131,7 @@ def _read(path: Path) -> dict[Channel, list[Vote]]:
 
 
 def align_channel(systems: Sequence[Sequence[Vote]], missing: float) -> Iterator[list[Vote]]:
-    """Yields the slots of a channel, each with one vote of every system."""
+    """Yields the slots of a channel, each with one vote of every system, whose words are in order of time."""
     nothing = Vote(None, 0.0, 0.0, missing)
     for piece in _pieces(systems):
         slots = [[vote] for vote in piece[0]]
@@ -179,7 +179,7 @@ def _silence(words: Sequence[Vote], after: int) -> tuple[float, float]:
 
 
 def _add_system(slots: list[list[Vote]], words: Sequence[Vote], number: int, nothing: Vote) -> list[list[Vote]]:
-    """Aligns the words of a system with the slots."""
+    """Returns the slots of `number` systems with the votes of another one, and new slots for words that have none."""
     numbers: dict[bytes | None, int] = {None: 0}
     votes = [vote for slot in slots for vote in slot]
     word_V, word_B = (

@@ -140,11 +140,7 @@ class Reference:
         self._scores: dict[tuple[int, tuple[Branches, ...]], SegmentScore] = {}
 
     def score(self, ctm: Path) -> Score:
-        """Scores one CTM file.
-
-        Raises:
-            InputError: the file is malformed, or has words of a file that the STM lacks.
-        """
+        """Scores one CTM file. Raises InputError if it is malformed, or has words of a file that the STM lacks."""
         scored = []
         for number, words in self._assign(self._slots(ctm)):
             network = self._networks[number]

@@ -47,7 +47,7 @@ class Comparison:
 def bootstrap_interval(
     errors: Sequence[int], words: Sequence[int], seed: int = 0, samples: int = SAMPLES, level: float = 0.95
 ) -> Interval:
-    """Returns the WER over segments with its percentile interval.
+    """Returns the WER over segments with its percentile interval, given errors and reference words of each segment.
 
     Raises:
         InputError: the lengths differ, a count is negative, or there are no words.
@@ -65,10 +65,9 @@ def paired_bootstrap(
     samples: int = SAMPLES,
     level: float = 0.95,
 ) -> Comparison:
-    """Compares systems a and b over the same segments.
+    """Compares systems a and b over the same segments, given their errors and the reference words of each segment.
 
-    Args:
-        words_b: reference words for system b, if alternations make them depend on the hypothesis.
+    Those of system b are others if alternations make them depend on the hypothesis.
 
     Raises:
         InputError: the lengths differ, a count is negative, or there are no words.

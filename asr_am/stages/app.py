@@ -141,8 +141,7 @@ class JobFailed(Exception):
 
 @contextmanager
 def reports_job(name: str, cfg: DictConfig) -> Iterator[None]:
-    """Checks the options of a job and reports its errors. A failed job of a sweep raises JobFailed: the others go on.
-    """
+    """Checks the options of a job and reports its errors. A failed job of a sweep raises JobFailed: others go on."""
     from asr_am.stages.option_checks import check_options
 
     hydra_cfg = HydraConfig.get()

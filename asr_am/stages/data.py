@@ -47,7 +47,10 @@ def targets(cfg: DictConfig) -> list[Target]:
 
 
 def prepare(target: dict, speeds: list[float], below: float, jobs: int, sets: list[str], out: Path) -> None:
-    """Runs the corpus' preparation, adds copies at other speeds, and validates the data."""
+    """Runs the corpus' preparation, adds copies at other speeds, and validates the data.
+
+    There are no copies from `below` hours of training speech on.
+    """
     from asr_am.data.manifests import read_supervisions
     from asr_am.data.speed import check_speeds, perturb_speed
     from asr_am.data.validate import validate_data_dir

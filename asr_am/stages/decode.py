@@ -128,11 +128,7 @@ def decode(
 ) -> None:  # fmt: skip
     """Decodes dev, chooses LM weight, penalty, window and network on it, and decodes test.
 
-    If the LM knows dev, all are those that are best on dev with an LM that does not.
-
-    Args:
-        unseen_graph: builds the graph of the LM that does not know dev.
-        device: where the network scores frames: auto, cpu or cuda.
+    If the LM knows dev, all are those that are best on dev with an LM that does not, whose graph `unseen_graph` builds.
     """
     from asr_am.decode.decode_set import decode_sets
     from asr_am.decode.shards import DecodeOptions

@@ -114,7 +114,10 @@ def _clash_message(clashes: dict[str, Path], cfg: DictConfig) -> str:
 
 
 def late_overrides(targets: Sequence[TargetsFn], overrides: Sequence[str]) -> Iterator[tuple[str, int, Path]]:
-    """Finds overrides of stages that do not run, and whose outputs were made with other values."""
+    """Yields overrides of stages that do not run and whose outputs were made with other values.
+
+    Each comes with the number of its stage and an output. `targets` are the functions of these stages.
+    """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     first = first_values(overrides)
     given = _configs(targets, first)

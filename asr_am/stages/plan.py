@@ -181,8 +181,7 @@ def _systems(cfg: DictConfig) -> dict[str, Mapping[str, Any]]:
 def gmm_seconds(cfg: DictConfig, train: float, spoken: float, dev: float) -> float:
     """Returns millionths of the core seconds of stage align: frames times `PER_FRAME`.
 
-    Args:
-        spoken: those without copies at other speeds.
+    `spoken` are the frames of the training set without copies at other speeds.
     """
     whole, train = train, train if cfg.speed_perturb_gmms else spoken
     systems, total = _systems(cfg), 0.0
@@ -266,7 +265,7 @@ def sequence_training(cfg: DictConfig, train: float, speed: float, outputs: int)
 
 
 def virtual_epoch(cfg: DictConfig, updates: float, weights: float) -> tuple[float, float]:
-    """Returns the hours of an epoch on the virtual cluster, and the bytes that a learner sends for each batch."""
+    """Returns the hours of an epoch of `updates` on the virtual cluster, and the bytes a learner sends per batch."""
     from asr_am.distributed.cluster_config import Cluster
     from asr_am.distributed.simulator.epoch_timing import time_epoch
     from asr_am.stages.train_config import strategy_factory
@@ -284,7 +283,7 @@ def virtual_epoch(cfg: DictConfig, updates: float, weights: float) -> tuple[floa
 
 
 def timed_workload(cfg: DictConfig, device: str, weights: float) -> Workload:
-    """Returns the workload with the seconds of a learner's batch, and its bytes."""
+    """Returns the workload with the seconds of a learner's batch and bytes, those of the network if it has none."""
     from asr_am.distributed.cluster_config import Workload
 
     workload = Workload.build(values(cfg.workload))

@@ -96,9 +96,8 @@ class TrainConfig:
         """Parses the options of the training of any model.
 
         Args:
-            launch: the section with `learners`, `launcher` and `strategy`.
+            launch: the section with `learners`, `launcher` and `strategy`, which `where` begins in messages.
             provenance: more about the origin of the run.
-            where: prefix of that section in messages.
 
         Raises:
             InputError: as of `parse`.
