@@ -121,5 +121,14 @@ def nearest(name: str, known: Iterable[str], full: Mapping[str, str] | None = No
     return f"; did you mean {' or '.join((full or {}).get(word, word) for word in near)}?" if near else ""
 
 
+def flatten(options: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns {"a.b": value} of {"a": {"b": value}}. An empty mapping is a value."""
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        section = isinstance(value, Mapping) and value
+        flat |= flatten(value, f"{prefix}{name}.") if section else {f"{prefix}{name}": value}
+    return flat
+
+
 def _name(*parts: str | int) -> str:
     return ".".join(str(part) for part in parts if part != "")

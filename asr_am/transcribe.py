@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from asr_am.data.audio import INT16_SCALE
 from asr_am.data.stm import CHANNELS
 from asr_am.errors import InputError
 
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from asr_am.lang.ngram_automaton import LmPair
 
 Channels = Literal["auto", "separate", "average"]
-INT16_SCALE = np.float32(32768.0)
 SAME_SIGNAL = 0.9  # correlation above which two channels are one speaker. A call with crosstalk of -12 dB has 0.47
 CANCELLATION = 1e-3  # an average of channels below this share of their peak is only rounding errors
 MIN_FRAMES = 9  # as in stage features: three phones of three states

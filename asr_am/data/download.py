@@ -7,8 +7,8 @@ import os
 import tarfile
 import urllib.request
 import zlib
-from collections.abc import Iterator
-from http.client import HTTPException, HTTPResponse
+from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 
 from asr_am import disk
@@ -31,7 +31,8 @@ def download(url: str, target: Path, remedy: str, max_bytes: int) -> None:
         with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, temporary.open("wb") as file:
             expected = int(response.headers.get("Content-Length") or 0)
             blocks = -(-expected // BLOCK_BYTES) or None
-            for block in track(_blocks(response), f"download {target.name} (MB)", total=blocks):
+            parts = iter(partial(response.read, BLOCK_BYTES), b"")
+            for block in track(parts, f"download {target.name} (MB)", total=blocks):
                 file.write(block)
                 if file.tell() > max_bytes:
                     raise InputError(f"{url}: sends more than {max_bytes} bytes; {remedy}")
@@ -57,8 +58,3 @@ def unpack(archive: Path, folder: Path, remedy: str) -> None:
         raise InputError(f"{archive}: its member {error.tarinfo.name} is refused ({error}); {remedy}") from error
     except (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError) as error:
         raise InputError(f"{archive}: cannot be unpacked ({error}); {remedy}") from error
-
-
-def _blocks(response: HTTPResponse) -> Iterator[bytes]:
-    while block := response.read(BLOCK_BYTES):
-        yield block

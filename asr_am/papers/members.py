@@ -173,13 +173,13 @@ def simulate_parallax(member: Member) -> dict[str, float]:
     hardware, workload = _virtual(member)
     learners = member.config["learners"]
     config = build(Config, work.parallax, "table.work.parallax")
-    step = time_steps(model, config, hardware, workload, learners, work.steps, member.config["seed"])
+    seconds, sent = time_steps(model, config, hardware, workload, learners, work.steps, member.config["seed"])
     return {
-        "step_seconds": step.seconds,
-        "throughput": learners * work.examples / step.seconds,
-        "speed_up": learners * workload.seconds(hardware.device, 1, 1) / step.seconds,
-        "megabytes_sent": step.bytes_sent / 1e6,
-        "megabytes_moved": 2 * step.bytes_sent / 1e6,
+        "step_seconds": seconds,
+        "throughput": learners * work.examples / seconds,
+        "speed_up": learners * workload.seconds(hardware.device, 1, 1) / seconds,
+        "megabytes_sent": sent / 1e6,
+        "megabytes_moved": 2 * sent / 1e6,
     }
 
 

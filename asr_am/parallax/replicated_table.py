@@ -73,9 +73,7 @@ class ReplicatedTable:
         self._counts["sent"] += (team.size - 1) * rows.values.nbytes
         self._counts["received"] += sum(part.nbytes for part in values) - rows.values.nbytes
         parts = [IndexedRows(n.long(), v.view(-1, width)) for n, v in zip(numbers, values, strict=True)]
-        merged, cost = accumulate(parts, self._table.rows, each=False)
-        cost.simulate(team, "update")  # on the device, while servers merge on their host
-        return merged
+        return accumulate(parts, self._table.rows, False, team, "update")  # on the device, servers merge on their host
 
     def _reduce(self, rows: IndexedRows) -> IndexedRows:
         """Averages the full table. An extra column marks touched rows, whose gradient may be zero."""

@@ -133,11 +133,6 @@ def read_rows(
     return rows, lr
 
 
-def write_double(value: Tensor) -> Tensor:
-    """Serialises a scalar as a double."""
-    return value.detach().to("cpu", torch.float64).reshape(1).view(torch.int32)
-
-
 def read_double(message: Sequence[Tensor]) -> Tensor:
-    """Inverts `write_double`."""
+    """Returns the scalar of a message that is one double."""
     return message[0].clone().view(torch.float64)[0]

@@ -25,7 +25,7 @@ from asr_am.parallax.indexed_rows import (
     scatter,
     unpack,
 )
-from asr_am.parallax.row_messages import Messenger, Table, read_double, read_rows, write_double, write_rows
+from asr_am.parallax.row_messages import Messenger, Table, read_double, read_rows, write_rows
 from asr_am.parallax.row_server import RowServer
 
 
@@ -87,7 +87,11 @@ class RowWorker:
                 return
             messages = [self._messenger.receive("local", rank) for rank in self._local_ranks[1:]]
             others = [read_rows(message, self._tables, all_rows, "float32")[0] for message in messages]
-            parts = [self._merge([part, *(rows[k] for rows in others)], k) for k, part in enumerate(parts)]
+            each, team = self._config.merge_each, self._team
+            parts = [
+                accumulate([part, *(rows[k] for rows in others)], all_rows[k], each, team, "averaging")
+                for k, part in enumerate(parts)
+            ]
         for server in self._server_order():
             shards = [p.part(server, len(self._ranks), t.rows) for p, t in zip(parts, self._tables, strict=True)]
             message = write_rows(shards, lr, self._num_rows[server], self._config.wire)
@@ -131,12 +135,7 @@ class RowWorker:
 
     def _send_to(self, ranks: Sequence[int], tag: str, value: Tensor) -> None:
         for rank in ranks:
-            self._messenger.send(rank, tag, self.t, write_double(value))
-
-    def _merge(self, parts: Sequence[IndexedRows], table: int) -> IndexedRows:
-        rows, cost = accumulate(parts, self._tables[table].rows, self._config.merge_each)
-        cost.simulate(self._team, "averaging")
-        return rows
+            self._messenger.send(rank, tag, self.t, pack_header(float(value)))
 
     def _send_pull(self, server: int, table: int, numbers: Tensor) -> None:
         num_rows = self._num_rows[server][table]

@@ -124,8 +124,10 @@ class Runner(AbstractContextManager["Runner"]):
         self._partitioned: PartitionedModel | None = None
 
     def run(self, batch: Any | None) -> float:
-        """Does one step on the batches of all learners, some of which may be None. Returns their mean loss per example."""
-        partitioned = self._partitioned or self._prepare(batch)
+        """Does one step on the batches of all learners, None for some. Returns the mean loss of an example."""
+        partitioned = self._partitioned
+        if partitioned is None:  # this is the first step
+            partitioned = self._build(plan_parameters(self.model, self._loss, batch, self.team, self.config))
         lr = self._spec.lr(self._optimizer)
         means: list[float] = []
         partitioned.step(self.team.timed(lambda on_bucket: self._gradient(partitioned, batch, lr, means, on_bucket)))
@@ -207,10 +209,6 @@ class Runner(AbstractContextManager["Runner"]):
             with params.notify_buckets(on_bucket):
                 (loss_sum / loss_denominator).backward()
         return StepResult(Lease(None, 0.0, 0.0, loss_denominator), examples, 0, lr, zero, zero)
-
-    def _prepare(self, batch: Any | None) -> PartitionedModel:
-        """Probes the model on the first batch, makes the plan and partitions the model."""
-        return self._build(plan_parameters(self.model, self._loss, batch, self.team, self.config))
 
     def _build(self, plan: PlacementPlan, state: dict[str, Any] | None = None) -> PartitionedModel:
         """Partitions the model and starts the servers, after loading the state of a checkpoint if there is one."""

@@ -104,19 +104,6 @@ class LanguageModel:
     dev_oov: int
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """Part of the test set that is scored.
-
-    Attributes:
-        utterances: number of scored utterances.
-        left_out: reason to number of utterances.
-    """
-
-    utterances: int
-    left_out: Mapping[str, int]
-
-
 def without_seed(name: str, seed: int | None) -> str:
     """Removes the trailing `-s<seed>` of a run's name."""
     return re.sub(rf"[-_.]?(?:seed|s){seed}$", "", name) if seed is not None else name
@@ -171,8 +158,10 @@ def read_language_models(corpus_dir: Path) -> list[LanguageModel]:
     return [_read_language_model(folder / "lm.json") for folder in folders(corpus_dir / "lm")]
 
 
-def read_coverage(corpus_dir: Path) -> Coverage | None:
-    """Reads data/corpus.json. Returns None if the corpus leaves nothing out.
+def read_coverage(corpus_dir: Path) -> tuple[int, dict[str, int]] | None:
+    """Reads from data/corpus.json how many utterances of test are scored, and how many are left out by reason.
+
+    Returns None if nothing is left out.
 
     Raises:
         InputError: the file is malformed.
@@ -184,7 +173,7 @@ def read_coverage(corpus_dir: Path) -> Coverage | None:
     try:
         left_out = content.get("left_out", {}).get("test", {})
         reasons = {str(reason): int(count) for reason, count in left_out.items()}
-        return Coverage(int(content["utterances"]["test"]), reasons) if reasons else None
+        return (int(content["utterances"]["test"]), reasons) if reasons else None
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise InputError(f"{path}: {explain(error)}; run stage 0 (data) again") from error
 

@@ -6,7 +6,6 @@ An option that is off (null, false, 0 or empty) counts like one that is missing.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,8 +15,9 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from asr_am.data.checksums import intact
+from asr_am.data.checksums import digest, intact
 from asr_am.errors import InputError
+from asr_am.options import flatten
 from asr_am.report.results import GMM_SYSTEMS, corpus_of, explain, without_seed
 from asr_am.train.identity import SPEED_ONLY
 
@@ -70,7 +70,7 @@ def _settings(
 ) -> RunSettings:  # fmt: skip
     if config is None:
         return RunSettings()
-    options = _flatten(config)
+    options = flatten(config)
     data = {"train.subset": _text(options.get("train.subset") or 1)}
     init = options.get("train.init")
     data |= _select(options, _is_data(str(options.get("features.name", "")), str(options.get("align.system", ""))))
@@ -147,14 +147,6 @@ def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     return value
 
 
-def _flatten(options: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns {"a.b": value} of {"a": {"b": value}}."""
-    flat: dict[str, Any] = {}
-    for key, value in options.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
-
-
 def _select(options: Mapping[str, Any], wanted: Callable[[str], bool]) -> dict[str, str]:
     """Returns the options that are wanted and not off, as text."""
     return {option: _text(value) for option, value in options.items() if wanted(option) and value}
@@ -228,12 +220,8 @@ def _examples(folder: Path, done: Mapping[str, Any]) -> dict[str, str]:
 def _is_source(record: Mapping[str, Any], egs: Path, inputs: Sequence[Path], done: Mapping[str, Any]) -> bool:
     """Returns True if a run was made from the examples with this record, which were made again from the same sources.
 
-    Computes the digests of `asr_am.stages.target.Target`.
+    `asr_am.stages.target.Target` has the digests.
     """
     digests: list[str] = done.get("sources") or []
     files = {name: size for name, size in (record.get("files") or {}).items() if name not in (DONE, ".key")}
-    return bool(digests) and _digest([egs.name, [record.get("key"), files]]) == digests[inputs.index(egs)]
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return bool(digests) and digest([egs.name, [record.get("key"), files]]) == digests[inputs.index(egs)]

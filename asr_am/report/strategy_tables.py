@@ -65,7 +65,8 @@ def losses(groups: Sequence[RunGroup], labels: Sequence[str], baseline: RunGroup
     header = ["runs", "seeds", "epochs", "held-out loss, best epoch", "difference", "last epoch", "difference"]
     rows = []
     for group, label in zip(groups, labels, strict=True):
-        row = [label, formatting.spans(group.seeds), _epochs(group)]
+        done = min(run.epochs_done for run in group.runs)
+        row = [label, formatting.spans(group.seeds), formatting.finished(done, group.config.epochs)]
         for best in (True, False):
             row += [f"{_loss(group, best):.4f}", _relative(group, baseline, best)]
         rows.append(row)
@@ -89,11 +90,6 @@ def common_seeds(group: RunGroup, baseline: RunGroup) -> tuple[RunGroup, RunGrou
     """Restricts both groups to the seeds they share. Returns None if there are none."""
     seeds = sorted(set(group.seeds) & set(baseline.seeds))
     return (group.of_seeds(seeds), baseline.of_seeds(seeds)) if seeds else None
-
-
-def _epochs(group: RunGroup) -> str:
-    done, planned = min(run.epochs_done for run in group.runs), group.config.epochs
-    return str(done) if planned in (done, None) else f"{done} of {planned}"
 
 
 def accuracy(

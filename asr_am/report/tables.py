@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from asr_am.report.comparisons import Versus, verdict
+from asr_am.report.formatting import finished
 from asr_am.report.markup import Formatted, table
 from asr_am.report.results import Family, LanguageModel, SystemScore
 from asr_am.report.runs import TrainingRun
@@ -70,16 +71,12 @@ def training(runs: Sequence[TrainingRun]) -> str:
     for run in runs:
         best = run.best_epoch - 1
         config = run.config
-        settings = [run.name, config.strategy, _cell(config.learners), _cell(config.batch), _epochs(run)]
+        settings = [run.name, config.strategy, _cell(config.learners), _cell(config.batch)]
+        settings.append(finished(run.epochs_done, config.epochs))
         results = [str(run.best_epoch), f"{run.loss_E[best]:.4f}", f"{run.frame_error_E[best]:.2f} %"]
         made = [run.frames_per_second, config.clock, run.seconds, run.config_hash, run.commit]
         rows.append([*settings, *results, *map(_cell, made)])
     return table(header, rows)
-
-
-def _epochs(run: TrainingRun) -> str:
-    done, planned = run.epochs_done, run.config.epochs
-    return str(done) if planned in (done, None) else f"{done} of {planned}"
 
 
 def language_models(models: Sequence[LanguageModel]) -> str:

@@ -18,7 +18,6 @@ from asr_am.report.page import write_page
 from asr_am.report.plots import plot_heldout, plot_wer
 from asr_am.report.rescored import rescored_sections
 from asr_am.report.results import (
-    Coverage,
     Family,
     SystemScore,
     group_by_seed,
@@ -110,12 +109,14 @@ def _families(scores: Sequence[SystemScore], runs: Sequence[TrainingRun]) -> lis
     return families
 
 
-def _wer_sections(families: Sequence[Family], comparisons: Sequence[Versus], coverage: Coverage | None) -> list[str]:
+def _wer_sections(
+    families: Sequence[Family], comparisons: Sequence[Versus], coverage: tuple[int, dict[str, int]] | None
+) -> list[str]:
     several = max(len(family.scores) for family in families) > 1
     sections = ["## Word error rate on the test set", "![WER by system](report/wer.png)"]
     sections.append("WER in percent" + ("; of several seeds the mean, then each." if several else "."))
     if coverage:
-        sections.append(_coverage(coverage))
+        sections.append(_coverage(*coverage))
     for subset, counts in families[0].scores[0].subsets.items():
         sections += [f"### {literal(subset)} ({counts.words:,} words)", tables.by_system(families, subset)]
     if comparisons:
@@ -132,12 +133,11 @@ def _wer_sections(families: Sequence[Family], comparisons: Sequence[Versus], cov
     return sections
 
 
-def _coverage(coverage: Coverage) -> str:
+def _coverage(scored: int, left_out: dict[str, int]) -> str:
     """Describes how much of the user's test set is scored."""
-    lost = sum(coverage.left_out.values())
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in coverage.left_out.items())
-    total = coverage.utterances + lost
-    return f"{coverage.utterances:,} of {total:,} utterances; {lost:,} left out ({literal(reasons)})."
+    lost = sum(left_out.values())
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+    return f"{scored:,} of {scored + lost:,} utterances; {lost:,} left out ({literal(reasons)})."
 
 
 def _training_section(runs: Sequence[TrainingRun]) -> list[str]:

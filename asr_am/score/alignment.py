@@ -7,7 +7,6 @@ Legend: a, b = arcs of reference and hypothesis, D = distances, one row per refe
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections.abc import Callable, Iterable, MutableSequence
 from dataclasses import dataclass
@@ -16,13 +15,14 @@ from itertools import accumulate
 import numpy as np
 
 from asr_am.errors import InputError
+from asr_am.score.files import float32
 from asr_am.score.word_network import Network, Word
 
 CORRECT, SUBSTITUTION, DELETION, INSERTION = "C", "S", "D", "I"
 MAX_CELLS = 300_000_000  # 1.2 GB
 SMALL_CELLS = 1_000_000  # below, use lists of Python floats: faster than arrays, but eight times larger
 LONG_ROW = 60  # hypothesis words above which rows are computed with NumPy
-NULL_COST = struct.unpack("f", struct.pack("f", 0.001))[0]
+NULL_COST = float32(0.001)
 
 Row = MutableSequence[float]
 Rows = list[Row]
@@ -184,13 +184,13 @@ def _trace_back(reference: Network, hypothesis: Network, rows: Rows) -> list[Pai
         choices = []
         if word and other:
             distance, i, j = _first_minimum(rows, reference.before[a], hypothesis.before[b])
-            choices.append((_float32(distance + _pair_cost(word, other)), i, j))
+            choices.append((float32(distance + _pair_cost(word, other)), i, j))
         if word:
             distance, i, j = _first_minimum(rows, reference.before[a], (b,))
-            choices.append((_float32(distance + _skip_cost(word)), i, j))
+            choices.append((float32(distance + _skip_cost(word)), i, j))
         if other:
             distance, i, j = _first_minimum(rows, (a,), hypothesis.before[b])
-            choices.append((_float32(distance + _skip_cost(other)), i, j))
+            choices.append((float32(distance + _skip_cost(other)), i, j))
         i, j = _choose(choices)
         pair = _pair(word if i != a else None, other if j != b else None)
         if pair:
@@ -227,7 +227,3 @@ def _pair(word: Word | None, other: Word | None) -> Pair | None:
     if only.optional:
         return Pair(CORRECT, word, other)
     return Pair(DELETION if word else INSERTION, word, other)
-
-
-def _float32(value: float) -> float:
-    return float(struct.unpack("f", struct.pack("f", value))[0])

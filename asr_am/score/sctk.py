@@ -57,19 +57,8 @@ def score_files_sctk(
         work = Path(name)
         reference = _prepare(directory, stm, "stm", "ref", glm, work)
         hypothesis = _prepare(directory, ctm, "ctm", "hyp", glm, work)
-        options = [
-            "-F",
-            "-D",
-            "-f",
-            "0",
-            "-o",
-            "pra",
-            "-O",
-            str(work),
-            "-n",
-            "out",
-            *(["-s"] if case_sensitive else []),
-        ]
+        options = ["-F", "-D", "-f", "0", "-o", "pra", "-O", str(work), "-n", "out"]
+        options += ["-s"] if case_sensitive else []
         _run(directory, ["sclite", "-r", str(reference), "stm", "-h", str(hypothesis), "ctm", *options], work)
         report = (work / "out.pra").read_text(encoding="utf-8", errors="backslashreplace")
     segments = [_segment(match) for match in _FIELDS.finditer(report)]

@@ -33,6 +33,7 @@ from asr_am.stages.option_checks import compose_job
 from asr_am.stages.resolvers import composing, hours_of
 from asr_am.stages.sections import values
 from asr_am.stages.systems import GMM_FEATURES, lm_scale_grid
+from asr_am.stages.train_config import strategy_factory, without_name
 
 if TYPE_CHECKING:
     from asr_am.distributed.cluster_config import Workload
@@ -202,7 +203,7 @@ def gmm_seconds(cfg: DictConfig, train: float, spoken: float, dev: float) -> flo
 def made_model(cfg: DictConfig) -> ModelOptions:
     from asr_am.models.acoustic import model_options
 
-    return model_options(**{key: value for key, value in values(cfg.model).items() if key != "name"})
+    return model_options(**without_name(cfg.model))
 
 
 def model_bytes(cfg: DictConfig) -> float:
@@ -231,9 +232,8 @@ def training_speed(cfg: DictConfig) -> float:
 def measured_speeds(cfg: DictConfig) -> Speeds:
     from asr_am.stages.speeds import speeds
 
-    model = {key: value for key, value in values(cfg.model).items() if key != "name"}
     inputs, chunk = sum(num_columns(cfg).values()), cfg.train.chunk or cfg.egs.chunk
-    return speeds(Path(cfg.exp) / "speeds.json", model, inputs, num_pdfs(cfg), chunk)
+    return speeds(Path(cfg.exp) / "speeds.json", without_name(cfg.model), inputs, num_pdfs(cfg), chunk)
 
 
 def training(cfg: DictConfig, train: float, speed: float, outputs: int) -> Need:
@@ -268,7 +268,6 @@ def virtual_epoch(cfg: DictConfig, updates: float, weights: float) -> tuple[floa
     """Returns the hours of an epoch of `updates` on the virtual cluster, and the bytes a learner sends per batch."""
     from asr_am.distributed.cluster_config import Cluster
     from asr_am.distributed.simulator.epoch_timing import time_epoch
-    from asr_am.stages.train_config import strategy_factory
 
     hardware = Cluster.build(values(cfg.cluster))
     hardware.check(cfg.learners)

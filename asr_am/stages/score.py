@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SPEAKER_COLUMNS = (
-    "sentences", "words", "correct", "substitutions", "deletions", "insertions", "errors", "sentence_errors", "wer",
-)  # fmt: skip
-
 
 def targets(cfg: DictConfig) -> list[Target]:
     """Returns a target per system and LM, and with rescore=true another per system and mixture."""
@@ -109,17 +105,15 @@ def score_run(paths: Layout, words: Path, plan: SystemPlan, lm: str, options: di
 
 def track(tracker: Tracker, model: Path, lm: str, results: Mapping[str, Any], score: Score) -> None:
     """Adds word error rates, a table of errors per speaker and the network to the tracking of a training run."""
+    from asr_am.score.output import COUNTS
     from asr_am.train.run_log import saved_config
 
     subsets = {name: value for name, value in results.items() if isinstance(value, dict)}
     wers = {"dev": results["dev_wer"]} | {name: value["wer"] for name, value in subsets.items()}
-    rows = [
-        [speaker, *(getattr(counts, column) for column in SPEAKER_COLUMNS)]
-        for speaker, counts in score.speakers().items()
-    ]
+    rows = [[speaker, *(getattr(total, column) for column in COUNTS)] for speaker, total in score.speakers().items()]
     tracker.start(model, saved_config(model))
     tracker.summarize({f"wer/{lm}/{name}": wer for name, wer in wers.items()})
-    tracker.table(f"errors/{lm}", ["speaker", *SPEAKER_COLUMNS], rows)
+    tracker.table(f"errors/{lm}", ["speaker", *COUNTS], rows)
     tracker.save(model / "best.pt", "model", copy=False)
     tracker.finish()
 

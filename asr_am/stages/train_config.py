@@ -169,16 +169,12 @@ def strategy_factory(strategy: dict[str, Any], where: str = "strategy") -> Any:
     """
     from asr_am.distributed.strategy import Strategy
 
-    return _strategy_factory(strategy, where, Strategy)
-
-
-def _strategy_factory(strategy: dict[str, Any], where: str, base: type) -> partial[Any]:
     options = {name: value for name, value in strategy.items() if name != "name"}
     if isinstance(options.get("inner"), dict):
-        options["inner"] = _strategy_factory(options["inner"], f"{where}.inner", base)
+        options["inner"] = strategy_factory(options["inner"], f"{where}.inner")
     own = strategy.get("_target_") == PARALLAX
     package = "asr_am.parallax.strategy" if own else "asr_am.distributed.strategies"
-    return _factory(options, where, package, base, "asr_am.strategies")
+    return _factory(options, where, package, Strategy, "asr_am.strategies")
 
 
 def tracker_factory(logger: dict[str, Any]) -> Callable[[], Tracker]:
