@@ -17,14 +17,7 @@ from asr_am.report.markup import code, literal
 from asr_am.report.page import write_page
 from asr_am.report.plots import plot_heldout, plot_wer
 from asr_am.report.rescored import rescored_sections
-from asr_am.report.results import (
-    Family,
-    SystemScore,
-    group_by_seed,
-    read_coverage,
-    read_language_models,
-    read_scores,
-)
+from asr_am.report.results import Family, SystemScore, group_by_seed, read_coverage, read_language_models, read_scores
 from asr_am.report.run_labels import system_names
 from asr_am.report.run_settings import describe
 from asr_am.report.runs import TrainingRun, group_runs, read_training_runs
