@@ -60,14 +60,14 @@ def measure(cfg: DictConfig, name: str) -> None:
 
 
 def run_job(cfg: DictConfig, synchronous: bool, job: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Has the learners of `cfg` do a job of `asr_am.cluster.worker`. Returns its result, None on hosts other than 0."""
+    """Has the learners of `cfg` do a job of asr_am.cluster.learner. Returns its result, None on hosts other than 0."""
     from asr_am.distributed.runtime.launcher import launch
 
     options = LaunchOptions.parse(cfg.launcher)
     with TemporaryDirectory(prefix="asr_am.cluster.") as folder:
         path, out = Path(folder) / "job.json", Path(folder) / "result.json"
         path.write_text(json.dumps({**job, "out": str(out)}), encoding="utf-8")
-        command = [sys.executable, "-m", "asr_am.cluster.worker", str(path)]
+        command = [sys.executable, "-m", "asr_am.cluster.learner", str(path)]
         launch(command, cfg.learners // options.nodes, synchronous=synchronous, **options.of_launch())
         return json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
 

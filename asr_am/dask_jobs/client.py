@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from asr_am import disk
+from asr_am.dask_jobs.dask_worker import SOFTWARE, StageProcess, run_items
 from asr_am.dask_jobs.encoding import encode
+from asr_am.dask_jobs.job_options import KEYS_COMMAND, JobOptions
 from asr_am.dask_jobs.keys import make_keys, read_keys
-from asr_am.dask_jobs.options import KEYS_COMMAND, JobOptions
 from asr_am.dask_jobs.start import log_to_file, start_cluster
-from asr_am.dask_jobs.worker import SOFTWARE, StageProcess, run_items
 from asr_am.errors import InputError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asr_am.dask_jobs.options import QUEUES, JobOptions
+from asr_am.dask_jobs.job_options import QUEUES, JobOptions
 
 if TYPE_CHECKING:
     from distributed.deploy import Cluster

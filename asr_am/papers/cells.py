@@ -36,7 +36,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """A table of a paper, the section `table` of conf/experiment. `work` has options of its runs, see members.py.
 
     Attributes:
@@ -61,7 +61,7 @@ class Table:
     note: str = ""
 
     @classmethod
-    def build(cls, values: Mapping[str, Any]) -> Table:
+    def build(cls, values: Mapping[str, Any]) -> PaperTable:
         """Builds a table from plain values. Raises InputError for an unknown option or a cell that does not exist."""
         cells = {name: build(Cell, cell, f"table.cells.{name}") for name, cell in values.get("cells", {}).items()}
         table = build(cls, {**values, "cells": cells}, "table")
@@ -113,7 +113,7 @@ class Row:
         return self.mean == 0 if self.ratio is None else 1 / self.limit <= self.ratio <= self.limit
 
 
-def rows(table: Table, found: Mapping[str, Sequence[Measures]]) -> list[Row]:
+def rows(table: PaperTable, found: Mapping[str, Sequence[Measures]]) -> list[Row]:
     """Returns the rows of a table, given the measures of each cell by seed. Cells with a failed run are missing."""
     made = []
     for name, cell in table.cells.items():
@@ -142,7 +142,7 @@ def _ours(found: Mapping[str, Sequence[Measures]], name: str, cell: Cell, measur
     return [run[measure] / other[measure] for run, other in zip(own, base, strict=True)]
 
 
-def unmet(table: Table, found: Mapping[str, Sequence[Measures]]) -> list[str]:
+def unmet(table: PaperTable, found: Mapping[str, Sequence[Measures]]) -> list[str]:
     """Returns a message for each value that is too far from the published one and each order that does not hold."""
     made = rows(table, found)
     messages = [

@@ -28,7 +28,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Alignment:
+class AlignedWords:
     """Reference and hypothesis of one system, below each other."""
 
     run: str
@@ -53,7 +53,7 @@ class Utterance:
     end: float
     audio: str
     errors: int = 0
-    alignments: list[Alignment] = field(default_factory=list)
+    alignments: list[AlignedWords] = field(default_factory=list)
 
 
 def read_utterances(corpus_dir: Path, runs: Sequence[str], most: int) -> tuple[list[Utterance], int]:
@@ -79,7 +79,7 @@ def read_utterances(corpus_dir: Path, runs: Sequence[str], most: int) -> tuple[l
             )
             errors = sum(map(int, scores.groups()[1:]))
             utterance.errors += errors
-            utterance.alignments.append(Alignment(run, errors, *_pieces(*(line[PREFIX:] for line in block[2:]))))
+            utterance.alignments.append(AlignedWords(run, errors, *_pieces(*(line[PREFIX:] for line in block[2:]))))
     wrong = sorted((u for u in utterances.values() if u.errors), key=lambda utterance: -utterance.errors)
     return wrong[:most], len(wrong)
 

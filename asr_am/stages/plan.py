@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from asr_am.distributed.cluster_config import Workload
     from asr_am.features.kinds import FeatureKind
     from asr_am.models.acoustic import ModelOptions
-    from asr_am.stages.speeds import Speeds
+    from asr_am.stages.speeds import MachineSpeeds
 
 FRAMES = 360_000  # of an hour
 EVALUATED, MOST_EVALUATED = 0.08, 5.0  # share of the hours that dev has, and test again; hours at most
@@ -88,7 +88,7 @@ class Need:
     note: str = ""
 
 
-def plan(cfg: DictConfig) -> tuple[list[Need], Speeds]:
+def plan(cfg: DictConfig) -> tuple[list[Need], MachineSpeeds]:
     """Returns the needs of each stage, and the measured speeds.
 
     Raises:
@@ -229,7 +229,7 @@ def training_speed(cfg: DictConfig) -> float:
     return measured_speeds(cfg).training
 
 
-def measured_speeds(cfg: DictConfig) -> Speeds:
+def measured_speeds(cfg: DictConfig) -> MachineSpeeds:
     from asr_am.stages.speeds import speeds
 
     inputs, chunk = sum(num_columns(cfg).values()), cfg.train.chunk or cfg.egs.chunk

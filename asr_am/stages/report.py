@@ -15,7 +15,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from asr_am.dask_jobs.options import JobOptions
+from asr_am.dask_jobs.job_options import JobOptions
 from asr_am.stages.app import stage
 from asr_am.stages.layout import Layout, layout
 from asr_am.stages.recipe_files import ROOT

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from asr_am.dask_jobs.options import JobOptions
+from asr_am.dask_jobs.job_options import JobOptions
 from asr_am.data.ownership import check_corpus_dir
 from asr_am.distributed.launch_spec import WireDtype
 from asr_am.distributed.runtime.preemption import SIGNALS, signal_numbers

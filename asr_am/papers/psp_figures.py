@@ -1,4 +1,4 @@
-"""Figures of PSP-SGD (2018) for our runs: `python -m asr_am.papers.psp RUN RUN ... --out DIR`.
+"""Figures of PSP-SGD (2018) for our runs: `python -m asr_am.papers.psp_figures RUN RUN ... --out DIR`.
 
 RUN is the directory of a run, exp/<corpus>/train/<run>. Writes these figures to DIR, where there are runs for them:
 

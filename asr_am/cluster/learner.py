@@ -1,4 +1,4 @@
-"""One learner of a measurement: `python -m asr_am.cluster.worker JOB.json`. The launcher starts it.
+"""One learner of a measurement: `python -m asr_am.cluster.learner JOB.json`. The launcher starts it.
 
 A job is a JSON object with `kind`, the name of a function here, its arguments, and `out`, where the first learner
 writes the result as JSON.
