@@ -49,6 +49,7 @@ from asr_am.hmm.kaldi_tree import write_tree
 from asr_am.hmm.states import StateTable
 from asr_am.lang.fst_file import read_fst, write_fst
 from asr_am.lang.lang_dir import Lang
+from asr_am.score.cli import exit_code
 
 
 def export(root: Path, system: str, out: Path) -> list[Path]:
@@ -165,15 +166,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--decode", metavar="RUN", help="also write this run of exp/<corpus>/decode")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write into")
     options = parser.parse_args(arguments)
-    try:
+
+    def work() -> None:
         for path in export(options.exp, options.system, options.out):
             print(path)
         if options.decode:
             print(*export_decoding(options.exp, options.decode, options.out))
-    except InputError as error:
-        print(f"asr_am.kaldi_export: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    return exit_code("asr_am.kaldi_export", work)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from asr_am.features.reader import FeatureReader
 from asr_am.hmm.alignments import read_alignments
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
+from asr_am.score.cli import exit_code
 
 KINDS = ("mfcc", "logmel")
 
@@ -109,13 +110,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--system", help="GMM system whose alignments to add")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write into")
     options = parser.parse_args(arguments)
-    try:
+
+    def work() -> None:
         for path in export(options.exp, options.system, options.out):
             print(path)
-    except InputError as error:
-        print(f"asr_am.lhotse_export: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    return exit_code("asr_am.lhotse_export", work)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr_am.errors import InputError
+from asr_am.score.cli import exit_code
 
 if TYPE_CHECKING:
     import numpy as np
@@ -251,23 +252,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("give utterance ids, or --alignments")
     if options.paths < 1:
         parser.error("--paths must be at least 1")
-    try:
+
+    def work() -> None:
         root = find_corpus(options.exp)
         if options.alignments:
             write_alignments(root, options.system)
         else:
             show(root, find_run(root, options.system), options.utterances, options.paths)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    return exit_code("error", work)
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-    try:
-        sys.exit(main())
-    except BrokenPipeError:  # the reader closed the pipe: avoid a second error when stdout is flushed at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    sys.exit(main())

@@ -30,6 +30,7 @@ import numpy as np
 from asr_am.data.audio import INT16_SCALE
 from asr_am.data.stm import CHANNELS
 from asr_am.errors import InputError
+from asr_am.score.cli import exit_code
 
 if TYPE_CHECKING:
     from asr_am.decode.ctm import CtmWord
@@ -325,26 +326,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--times", action="store_true", help="print a CTM line for each word")
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="audio files")
     options = parser.parse_args(arguments)
-    try:
-        transcriber = load_system(options.model)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    status = 0
-    for path in options.files:
-        try:
-            for line in transcripts(transcriber, path, options.channels, times=options.times):
-                print(line, flush=True)
-        except InputError as error:
-            print(f"error: {error}", file=sys.stderr)
-            status = 1
-    return status
+
+    def work() -> int:
+        transcriber, status = load_system(options.model), 0
+        for path in options.files:
+            try:
+                for line in transcripts(transcriber, path, options.channels, times=options.times):
+                    print(line, flush=True)
+            except InputError as error:
+                print(f"error: {error}", file=sys.stderr)
+                status = 1
+        return status
+
+    return exit_code("error", work)
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
-    try:
-        sys.exit(main())
-    except BrokenPipeError:  # the reader closed the pipe: avoid a second error when stdout is flushed at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    sys.exit(main())

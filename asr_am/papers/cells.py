@@ -11,7 +11,7 @@ from typing import Any, Literal
 from asr_am.errors import InputError
 from asr_am.options import build
 from asr_am.report.markup import table
-from asr_am.report.results import read_json
+from asr_am.report.results import read_record
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class MadeTable:
     @classmethod
     def read(cls, path: Path) -> MadeTable:
         """Reads a table.json. Raises InputError if it is missing or damaged."""
-        record = read_json(path)
+        record = read_record(path)
         try:
             kept = [{each.name: row[each.name] for each in fields(Row)} for row in record["rows"]]
             found = {"title": record["title"], "unmet": record["unmet"]}

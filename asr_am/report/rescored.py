@@ -11,7 +11,7 @@ from asr_am.errors import InputError
 from asr_am.report import tables
 from asr_am.report.comparisons import VERDICT_RULE, Versus, compare, shared_seeds, verdict
 from asr_am.report.markup import table
-from asr_am.report.results import Family, explain, read_json
+from asr_am.report.results import Family, explain, read_record
 
 MODELS = ("ngram", "lstm", "mixture")
 SETS = ("dev", "test")
@@ -57,7 +57,7 @@ def _record(corpus_dir: Path, family: Family) -> Path:
 
 def _perplexity_row(path: Path, lm: str) -> list[str]:
     """Returns the name of a mixture, the weight of its recurrent LM, and for each set the perplexities of `MODELS`."""
-    content = read_json(path)
+    content = read_record(path)
     try:
         found = [float(content[subset]["perplexity"][model]) for subset in SETS for model in MODELS]
         return [lm, f"{float(content['weight']):.2f}", *(f"{perplexity:.1f}" for perplexity in found)]

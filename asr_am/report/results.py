@@ -6,10 +6,12 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml  # type: ignore[import-untyped]
 
 from asr_am.data.checksums import intact
 from asr_am.errors import InputError
@@ -169,7 +171,7 @@ def read_coverage(corpus_dir: Path) -> tuple[int, dict[str, int]] | None:
     path = corpus_dir / "data" / "corpus.json"
     if not path.exists():
         return None
-    content = read_json(path)
+    content = read_record(path)
     try:
         left_out = content.get("left_out", {}).get("test", {})
         reasons = {str(reason): int(count) for reason, count in left_out.items()}
@@ -178,16 +180,18 @@ def read_coverage(corpus_dir: Path) -> tuple[int, dict[str, int]] | None:
         raise InputError(f"{path}: {explain(error)}; run stage 0 (data) again") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object. Raises InputError if the file is missing, not UTF-8, not JSON, or not an object."""
+def read_record(
+    path: Path, parse: Callable[[str], Any] = json.loads, remedy: str = "run the stage that writes it again"
+) -> dict[str, Any]:
+    """Reads a JSON object, or what else `parse` reads. Raises InputError if the file is missing, damaged or a list."""
     try:
-        value = json.loads(intact(path).read_text(encoding="utf-8"))
+        value = parse(intact(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file; run the stage that writes it again") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); run the stage that writes it again") from error
+        raise InputError(f"{path}: no such file; {remedy}") from error
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())}); {remedy}") from error
     if not isinstance(value, dict):
-        raise InputError(f"{path}: is not a JSON object; run the stage that writes it again")
+        raise InputError(f"{path}: is no mapping of names to values; {remedy}")
     return value
 
 
@@ -205,7 +209,7 @@ def _rank(system: str) -> tuple[int, str]:
 
 def _read_score(folder: Path) -> SystemScore:
     path = folder / "wer.json"
-    content = read_json(path)
+    content = read_record(path)
     try:
         return SystemScore(
             folder=folder,
@@ -237,13 +241,13 @@ def _subset(value: Mapping[str, Any]) -> Subset:
 
 def _read_segments(path: Path) -> dict[str, tuple[int, int]]:
     try:
-        return {name: (int(errors), int(words)) for name, (errors, words) in read_json(path).items()}
+        return {name: (int(errors), int(words)) for name, (errors, words) in read_record(path).items()}
     except (OverflowError, TypeError, ValueError) as error:
         raise InputError(f'{path}: is not {{"segment": [errors, words]}}; run stage 9 (score) again') from error
 
 
 def _read_language_model(path: Path) -> LanguageModel:
-    content = read_json(path)
+    content = read_record(path)
     try:
         return LanguageModel(
             name=str(content["name"]),

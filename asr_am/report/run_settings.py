@@ -15,15 +15,16 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from asr_am.data.checksums import digest, intact
+from asr_am.data.checksums import digest
 from asr_am.errors import InputError
 from asr_am.options import flatten
-from asr_am.report.results import GMM_SYSTEMS, corpus_of, explain, without_seed
+from asr_am.report.results import GMM_SYSTEMS, corpus_of, explain, read_record, without_seed
 from asr_am.train.identity import SPEED_ONLY
 
 Settings = tuple[tuple[str, str], ...]  # option and value, sorted
 
 CONFIG, DONE = "config.yaml", ".done"
+REMEDY = "run stage 6 (train) again"
 NO_CONFIG = (CONFIG, "missing")  # in `data` of a run without config.yaml
 SHOWN_ELSEWHERE = ("train.batch_size", "train.epochs", "model.name", "schedule.name")
 OFF_AT_ONE = ("train.accumulation", "schedule.batch_ratio")
@@ -58,11 +59,11 @@ def read_settings(folder: Path, seed: int | None) -> RunSettings:
         InputError: a file cannot be read, or has another size than when the run was finished.
     """
     done, path = _read_done(folder), folder / CONFIG
-    config = _read(path, yaml.safe_load) if path.exists() else None
+    config = read_record(path, yaml.safe_load, REMEDY) if path.exists() else None
     try:
         return _settings(folder, config, done, seed)
     except (AttributeError, RecursionError, TypeError, ValueError) as error:
-        raise InputError(f"{folder}: {CONFIG} or {DONE} {explain(error)}; run stage 6 (train) again") from error
+        raise InputError(f"{folder}: {CONFIG} or {DONE} {explain(error)}; {REMEDY}") from error
 
 
 def _settings(
@@ -123,28 +124,16 @@ def _read_done(folder: Path) -> dict[str, Any]:
     path = folder / DONE
     if not path.exists():
         return {}
-    done = _read(path, json.loads)
+    done = read_record(path, remedy=REMEDY)
     files = done.get("files")
     if not isinstance(files, dict) or not isinstance(done.get("config", {}), dict):
-        raise InputError(f"{path}: is not the record of a finished run; run stage 6 (train) again")
+        raise InputError(f"{path}: is not the record of a finished run; {REMEDY}")
     for name in (CONFIG, "summary.json"):
         if name in files and (not (folder / name).exists() or (folder / name).stat().st_size != files[name]):
             raise InputError(
-                f"{folder / name}: is missing, or has another size than when the run was finished; "
-                "run stage 6 (train) again"
+                f"{folder / name}: is missing, or has another size than when the run was finished; {REMEDY}"
             )
     return done
-
-
-def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
-    try:
-        value = parse(intact(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path}: cannot be read ({reason}); run stage 6 (train) again") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: holds no options; run stage 6 (train) again")
-    return value
 
 
 def _select(options: Mapping[str, Any], wanted: Callable[[str], bool]) -> dict[str, str]:
@@ -211,7 +200,7 @@ def _examples(folder: Path, done: Mapping[str, Any]) -> dict[str, str]:
     if egs is None:
         return {"egs": "current"}
     path = corpus_of(folder) / "egs" / egs.name / DONE
-    record = _read(path, json.loads) if path.exists() else {}
+    record = read_record(path, remedy=REMEDY) if path.exists() else {}
     made, used = str(record.get("date", "")), str(done.get("date", ""))
     earlier = made > used and not _is_source(record, egs, inputs, done)
     return {"egs": "earlier" if earlier else "current"}

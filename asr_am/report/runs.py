@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from asr_am.distributed.cluster_config import Faults
 from asr_am.errors import InputError
 from asr_am.report.formatting import describe_faults
-from asr_am.report.results import corpus_of, explain, folders, mean, read_json, without_seed
+from asr_am.report.results import corpus_of, explain, folders, mean, read_record, without_seed
 from asr_am.report.run_settings import RunSettings, Settings, read_settings
 
 log = logging.getLogger(__name__)
@@ -206,7 +206,7 @@ def read_training_run(folder: Path) -> TrainingRun:
         raise InputError(f"{folder}: no such directory; give that of a run, exp/<corpus>/train/<run>")
     if not path.exists():
         raise InputError(f"{folder}: has no summary.json; give a run of stage 6 (train) that has finished an epoch")
-    summary = read_json(path)
+    summary = read_record(path)
     try:
         run = _run(folder, summary)
     except (AttributeError, InputError, KeyError, OverflowError, TypeError, ValueError) as error:

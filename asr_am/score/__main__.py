@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -17,11 +16,7 @@ from asr_am.score.sctk import score_files_sctk
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, or 1 after one line on stderr about bad input."""
-    try:
-        return exit_code("asr_am.score", lambda: _run(_parse(arguments)))
-    except BrokenPipeError:  # the reader closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit would fail again
-        return 1
+    return exit_code("asr_am.score", lambda: _run(_parse(arguments)))
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

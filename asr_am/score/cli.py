@@ -1,8 +1,9 @@
-"""Shared by the commands that report bad options and bad input alike: one line on stderr, and exit code 1."""
+"""Shared by commands that report bad options and bad input alike: one line on stderr, and exit code 1."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -17,16 +18,14 @@ class CommandLineParser(argparse.ArgumentParser):
         raise InputError(f"{message}; --help lists the options")
 
 
-def exit_code(program: str, work: Callable[[], object]) -> int:
-    """Does the work of a command. Returns 0, or 1 after one line on stderr about bad input or a path to write."""
+def exit_code(program: str, work: Callable[[], int | None]) -> int:
+    """Does the work of a command. Returns what it returns, or 1 after one line on stderr if a user can mend it."""
     try:
-        work()
+        return work() or 0
     except InputError as error:
         print(f"{program}: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        raise
+    except BrokenPipeError:  # the reader closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit would fail again
     except OSError as error:
         print(f"{program}: {error.filename}: {error.strerror}; give a path that can be written", file=sys.stderr)
-        return 1
-    return 0
+    return 1
