@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from asr_am.dask_jobs.encoding import NotSent
 from asr_am.errors import InputError
 from asr_am.parent_death import signal_on_parent_death
-from asr_am.progress import ProgressBar, mute
+from asr_am.progress import ProgressBar, mute, track
 
 if TYPE_CHECKING:
     from asr_am.dask_jobs.client import DaskJobs
@@ -138,45 +138,35 @@ def parallel_map(
 
 
 def threaded_map(
-    function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str,
-    sizes: Sequence[int] | None = None, unit: str = "", sent: bool = False,
-) -> Iterator[Result]:  # fmt: skip
+    function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str, sent: bool = False
+) -> Iterator[Result]:
     """Yields `function(item)` for each item in their order, computed by threads, or on the cluster of `on_cluster`.
 
-    At most two results per thread wait to be taken, so memory does not grow with the number of items.
-
-    Args:
-        function: Called for each item. It should release the GIL.
-        sent: A cluster may compute the results, which are small: all are held until the last one is there.
+    At most two results per thread wait to be taken, so memory does not grow with the number of items. The function
+    should release the GIL. A cluster computes only results that may be `sent`: all are held until the last one is
+    there, so they are small.
     """
     if sent and _cluster:
-        yield from parallel_map(function, items, jobs, description, sizes=sizes, unit=unit)
+        yield from parallel_map(function, items, jobs, description)
         return
-    sizes, jobs = sizes or [1] * len(items), _jobs_here(jobs)
-    with ProgressBar(description, sum(sizes), unit=unit) as bar:
-        if jobs <= 1 or len(items) == 1:
-            for item, size in zip(items, sizes, strict=True):
-                yield function(item)
-                bar.advance(size)
-            return
-        waiting: deque[tuple[int, Future[Result]]] = deque()
-        pool = ThreadPoolExecutor(min(jobs, len(items)))
+    jobs = _jobs_here(jobs)
+    if jobs <= 1 or len(items) == 1:
+        yield from map(function, track(items, description))
+        return
+    waiting: deque[Future[Result]] = deque()
+    pool = ThreadPoolExecutor(min(jobs, len(items)))
+    with ProgressBar(description, len(items)) as bar:
         try:
-            for item, size in zip(items, sizes, strict=True):
-                waiting.append((size, pool.submit(function, item)))
+            for item in items:
+                waiting.append(pool.submit(function, item))
                 if len(waiting) == 2 * jobs:
-                    yield _next_of(waiting, bar)
+                    yield waiting.popleft().result()
+                    bar.advance()
             while waiting:
-                yield _next_of(waiting, bar)
+                yield waiting.popleft().result()
+                bar.advance()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _next_of(waiting: deque[tuple[int, Future[Result]]], bar: ProgressBar) -> Result:
-    size, future = waiting.popleft()
-    result = future.result()
-    bar.advance(size)
-    return result
 
 
 @dataclass(frozen=True)

@@ -224,13 +224,13 @@ class SubsetRules:
         return subsets
 
 
-def score_files(stm: Path, ctm: Path, glm: Path | None = None, subsets: Mapping[str, str] | None = None) -> Score:
+def score_files(stm: Path, ctm: Path, glm: Path | None = None) -> Score:
     """Scores one hypothesis. To score several against one reference, keep a `Reference` and call its `score`.
 
     Raises:
         InputError: a file is missing or malformed, or they do not belong together.
     """
-    return Reference(stm, glm, subsets).score(ctm)
+    return Reference(stm, glm).score(ctm)
 
 
 def _network(segment: ReferenceSegment) -> Network:

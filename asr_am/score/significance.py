@@ -14,6 +14,7 @@ import numpy as np
 from asr_am.errors import InputError
 
 SAMPLES = 10_000
+LEVEL = 0.95  # of confidence
 _CHUNK_CELLS = 4_000_000
 
 
@@ -44,16 +45,14 @@ class Comparison:
         return self.difference.low > 0.0 or self.difference.high < 0.0
 
 
-def bootstrap_interval(
-    errors: Sequence[int], words: Sequence[int], seed: int = 0, samples: int = SAMPLES, level: float = 0.95
-) -> Interval:
+def bootstrap_interval(errors: Sequence[int], words: Sequence[int], seed: int = 0, samples: int = SAMPLES) -> Interval:
     """Returns the WER over segments with its percentile interval, given errors and reference words of each segment.
 
     Raises:
         InputError: the lengths differ, a count is negative, or there are no words.
     """
     table_NK = _table(errors, words)
-    return _interval(_wer(table_NK.sum(axis=0)), _wer(_resampled_sums(table_NK, seed, samples)), level)
+    return _interval(_wer(table_NK.sum(axis=0)), _wer(_resampled_sums(table_NK, seed, samples)))
 
 
 def paired_bootstrap(
@@ -63,7 +62,6 @@ def paired_bootstrap(
     seed: int = 0,
     words_b: Sequence[int] | None = None,
     samples: int = SAMPLES,
-    level: float = 0.95,
 ) -> Comparison:
     """Compares systems a and b over the same segments, given their errors and the reference words of each segment.
 
@@ -79,7 +77,7 @@ def paired_bootstrap(
     sums_BK = _resampled_sums(table_NK, seed, samples)
     difference_B = _wer(sums_BK[:, 2:]) - _wer(sums_BK[:, :2])
     better = float(np.mean(difference_B < 0) + 0.5 * np.mean(difference_B == 0))
-    return Comparison(better, _interval(_wer(total_K[2:]) - _wer(total_K[:2]), difference_B, level))
+    return Comparison(better, _interval(_wer(total_K[2:]) - _wer(total_K[:2]), difference_B))
 
 
 def _table(errors: Sequence[int], words: Sequence[int]) -> np.ndarray:
@@ -108,6 +106,6 @@ def _wer(sums: np.ndarray) -> np.ndarray:
     return 100.0 * sums[..., 0] / np.maximum(sums[..., 1], 1)
 
 
-def _interval(value: np.ndarray, drawn_B: np.ndarray, level: float) -> Interval:
-    low, high = np.quantile(drawn_B, [(1 - level) / 2, (1 + level) / 2])
+def _interval(value: np.ndarray, drawn_B: np.ndarray) -> Interval:
+    low, high = np.quantile(drawn_B, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(value), float(low), float(high))
