@@ -65,6 +65,13 @@ def check_types(signature: Callable[..., Any], values: Mapping[str, Any], where:
             raise InputError(f"{_name(where, name)}={value}: must be a number")
 
 
+def check_least(options: object, where: str, **least: float) -> None:
+    """Raises InputError if an option of the section `where` is below its least value."""
+    for name, value in least.items():
+        if getattr(options, name) < value:
+            raise InputError(f"{_name(where, name)}={getattr(options, name)}: must be at least {value}")
+
+
 EXPECTED = {  # what a value must be, by the kind of pydantic's error
     "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
     "bool_type": "true or false", "string_type": "text", "list_type": "a list, such as [1,2]",

@@ -27,7 +27,7 @@ from asr_am.data.ownership import check_corpus_dir
 from asr_am.distributed.launch_spec import WireDtype
 from asr_am.distributed.runtime.preemption import SIGNALS, signal_numbers
 from asr_am.errors import InputError
-from asr_am.options import build, check_name
+from asr_am.options import build, check_least, check_name
 from asr_am.stages.layout import corpus_dir
 from asr_am.stages.overrides import home_hint
 
@@ -55,9 +55,7 @@ class RecipeOptions:
 
     def __post_init__(self) -> None:
         """Raises InputError if a value is out of range."""
-        for name, least in (("nj", 1), ("learners", 1), ("seed", 0), ("speed_perturb_below", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name}={getattr(self, name)}: must be at least {least}")
+        check_least(self, "", nj=1, learners=1, seed=0, speed_perturb_below=0)
         check_name("run", self.run)
 
 
@@ -105,9 +103,7 @@ class EgsOptions:
 
     def __post_init__(self) -> None:
         """Raises InputError if a value is out of range."""
-        for name in ("chunk", "shard_frames"):
-            if getattr(self, name) < 1:
-                raise InputError(f"egs.{name}={getattr(self, name)}: must be at least 1")
+        check_least(self, "egs", chunk=1, shard_frames=1)
 
 
 @dataclass(frozen=True)
@@ -145,8 +141,7 @@ class LaunchOptions:
         signal_numbers(self.signals)
         if self.grace < 0:
             raise InputError(f"launcher.grace={self.grace}: must be at least 0 seconds")
-        if self.min_learners < 1:
-            raise InputError(f"launcher.min_learners={self.min_learners}: must be at least 1")
+        check_least(self, "launcher", min_learners=1)
 
     @classmethod
     def parse(cls, launcher: DictConfig, where: str = "launcher") -> LaunchOptions:
@@ -176,9 +171,7 @@ class MmiSection:
 
     def __post_init__(self) -> None:
         """Raises InputError if a value is out of range."""
-        for name in ("epochs", "chunk", "batch_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"mmi.{name}={getattr(self, name)}: must be at least 1")
+        check_least(self, "mmi", epochs=1, chunk=1, batch_size=1)
         for name in ("rate", "anneal"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"mmi.{name}={getattr(self, name)}: must be above 0")
@@ -222,9 +215,7 @@ class LmSection:
 
     def __post_init__(self) -> None:
         """Raises InputError if a value is out of range."""
-        for name in ("pieces", "learners"):
-            if getattr(self, name) < 1:
-                raise InputError(f"lm.{name}={getattr(self, name)}: must be at least 1")
+        check_least(self, "lm", pieces=1, learners=1)
         launcher = self.launcher["name"]
         if launcher not in LM_LAUNCHERS:
             raise InputError(f"launcher@lm.launcher={launcher}: must be one of {', '.join(LM_LAUNCHERS)}")
