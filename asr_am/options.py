@@ -92,11 +92,7 @@ RESERVED = re.compile(r"\.(partial|outdated|old|new\d*|unfinished\d*)$")  # asr_
 
 
 def check_name(option: str, name: object) -> str:
-    """Returns the value of an option that becomes the name of a folder.
-
-    Raises:
-        InputError: it is no plain name, and so would lead to another folder.
-    """
+    """Returns the value of an option that names a folder. Raises InputError if it could lead to another folder."""
     if not isinstance(name, str):
         raise InputError(f"{option} is {name}, not text; quote it for Hydra and the shell: \"{option}='NAME'\"")
     plain = name.isprintable() and name.strip() == name and not set(name) & set("/\\") and name[:1] not in (".", "-")

@@ -49,11 +49,7 @@ def find_corpus(given: Path | None) -> Path:
 
 
 def find_run(root: Path, name: str | None) -> Path:
-    """Returns the decoding run `name`, without a name that with the lowest WER on dev.
-
-    Raises:
-        InputError: there is no such run.
-    """
+    """Returns the decoding run `name`, by default the one with the lowest WER on dev. Raises InputError without one."""
     runs = sorted(path.parent for path in (root / "decode").glob("*/system.json") if path.parent.suffix != ".partial")
     names = [run.name for run in runs]
     if name is not None:

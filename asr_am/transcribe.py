@@ -172,11 +172,7 @@ class Transcriber:
 
 
 def load_system(folder: str | Path) -> Transcriber:
-    """Loads the system of a decoding run, exp/<corpus>/decode/<run>.
-
-    Raises:
-        InputError: one of its files is missing or damaged.
-    """
+    """Loads the system of exp/<corpus>/decode/<run>. Raises InputError if one of its files is missing or damaged."""
     from asr_am.decode.adhoc_features import computed_kinds
     from asr_am.decode.loading import load_graph, load_lang, load_lm_pair, load_states
     from asr_am.decode.system import System

@@ -20,11 +20,7 @@ TIMEOUT_SECONDS = 60
 
 
 def download(url: str, target: Path, remedy: str, max_bytes: int) -> None:
-    """Saves `url` as `target`, under a temporary name until it is complete.
-
-    Raises:
-        InputError: the file cannot be downloaded completely, or is too large.
-    """
+    """Saves `url` as `target`, under a temporary name until complete. Raises InputError if it fails or is too large."""
     temporary = target.with_name(f"{target.name}.part")  # fixed, so that a retry overwrites it
     target.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -165,11 +165,7 @@ def _find_chunk(file: BinaryIO, order: str, wanted: bytes) -> _Data | None:
 
 @contextmanager
 def completed(path: Path) -> Iterator[Path]:
-    """Yields a file whose header counts all samples: `path`, or a temporary copy.
-
-    Raises:
-        InputError: the header cannot be completed here.
-    """
+    """Yields `path`, or a temporary copy whose header counts all samples. Raises InputError if that cannot be made."""
     if not hides_samples(path):
         yield path
         return

@@ -69,11 +69,7 @@ def for_recipe(overrides: Sequence[str]) -> list[str]:
 
 
 def members(table: PaperTable, cfg: DictConfig, overrides: Sequence[str]) -> dict[str, list[Member]]:
-    """Returns the runs of each cell, one for each seed. Call it where configurations can be composed.
-
-    Raises:
-        InputError: an option of a cell is wrong.
-    """
+    """Returns the runs of each cell by seed. Raises InputError for a wrong option. Call it where one can compose."""
     stem, root = Path(experiment_of(overrides)).name, corpus_dir(cfg)
     made: dict[str, list[Member]] = {}
     for name, cell in table.cells.items():

@@ -112,11 +112,7 @@ def without_seed(name: str, seed: int | None) -> str:
 
 
 def corpus_of(run: Path) -> Path:
-    """Returns the absolute path exp/<corpus> of exp/<corpus>/<stage>/<run>.
-
-    Raises:
-        InputError: the path has fewer than two parents.
-    """
+    """Returns the absolute path exp/<corpus> of exp/<corpus>/<stage>/<run>. Raises InputError without two parents."""
     parents = Path(os.path.abspath(run)).parents
     if len(parents) < 2:
         raise InputError(f"{run}: not the directory of a run; give exp/<corpus>/train/<run>")

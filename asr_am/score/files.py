@@ -70,11 +70,7 @@ class Slot:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Returns the lines of `path` without line ends.
-
-    Raises:
-        InputError: the file is missing, unreadable, or not a text file.
-    """
+    """Returns the lines of `path` without line ends. Raises InputError if it is missing, unreadable or not text."""
     try:
         data = intact(path).read_bytes()
     except OSError as error:

@@ -129,11 +129,7 @@ def check_options(cfg: DictConfig) -> None:
 
 
 def gmm_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options of each GMM system.
-
-    Raises:
-        InputError: an option is unknown, of another type or out of range.
-    """
+    """Returns the options of each GMM system. Raises InputError if one is unknown, of another type or out of range."""
     from asr_am.hmm.adaptation import FmllrOptions
     from asr_am.hmm.align_corpus import LdaOptions, MonoOptions, SatOptions, TriOptions
 

@@ -112,11 +112,7 @@ def layout(cfg: DictConfig) -> Layout:
 
 
 def corpus_dir(cfg: DictConfig) -> Path:
-    """Returns `exp/<corpus>`, the directory of everything made from a corpus.
-
-    Raises:
-        InputError: corpus.name is missing or not a plain name.
-    """
+    """Returns exp/<corpus>, for all that a corpus gives. Raises InputError if its name is missing or not plain."""
     if OmegaConf.is_missing(cfg.corpus, "name"):
         raise InputError("corpus.name is needed: choose a name for this data")
     return Path(cfg.exp) / check_name("corpus.name", cfg.corpus.name)

@@ -56,11 +56,7 @@ def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
 
 
 def check_jobs(overrides: Sequence[str]) -> None:
-    """Checks every option of every job of a command. Call it where configurations can be composed.
-
-    Raises:
-        InputError: an option is wrong.
-    """
+    """Raises InputError for a wrong option of any job of a command. Call it where configurations can be composed."""
     for job in jobs_of(overrides):
         check_options(compose_job(job), job)
 

@@ -75,11 +75,7 @@ class TrainConfig:
 
     @classmethod
     def parse(cls, cfg: DictConfig, out: Path) -> TrainConfig:
-        """Parses the configuration of an acoustic model's run.
-
-        Raises:
-            InputError: an option is unknown, of another type, out of range or does not fit another one.
-        """
+        """Parses the configuration of an acoustic model's run. Raises InputError for an option that is wrong."""
         from asr_am.train.train_options import TrainOptions
 
         options = TrainOptions.build(values(cfg.train), without_name(cfg.model), schedule_values(cfg), cfg.seed)

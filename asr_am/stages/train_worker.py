@@ -72,11 +72,7 @@ def prepare(path: str) -> None:
 
 
 def read_config(path: Path) -> TrainConfig:
-    """Reads the config.yaml of a run, which the program that started this one has parsed before.
-
-    Raises:
-        InputError: it is damaged or missing.
-    """
+    """Reads the config.yaml of a run, parsed before by its starter. Raises InputError if it is damaged or missing."""
     try:
         cfg = OmegaConf.load(intact(path))
         assert isinstance(cfg, DictConfig)
