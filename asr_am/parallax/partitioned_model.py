@@ -21,7 +21,7 @@ from asr_am.distributed.team import Team, Work
 from asr_am.errors import InputError
 from asr_am.parallax.config import Config
 from asr_am.parallax.indexed_rows import IndexedRows
-from asr_am.parallax.placement import Placement, PlacementPlan
+from asr_am.parallax.placement import PlacementPlan
 from asr_am.parallax.replicated_table import ReplicatedTable
 from asr_am.parallax.row_messages import Table, make_messenger
 from asr_am.parallax.row_optimizer import OptimizerSpec
@@ -53,12 +53,11 @@ class PartitionedModel:
         initial = {one.name: dict(model.named_parameters())[one.name].detach() for one in plan.sparse}
         self._replicas = {
             one.name: ReplicatedTable(
-                team, _table(one), one.method, initial[one.name].reshape(one.rows, -1).clone(), spec, counts,
-                config.moving_average,
+                team, one.method, initial[one.name].reshape(one.rows, -1).clone(), spec, counts, config.moving_average
             )
             for one in plan.sparse if one.method != "servers"
         }  # fmt: skip
-        tables = [_table(one) for one in on_servers]
+        tables = [Table(one.name, one.rows, one.width) for one in on_servers]
         fetch: dict[str, Callable[[Tensor], Tensor]] = {name: r.fetch for name, r in self._replicas.items()}
         fetch |= {one.name: partial(self._fetch, k) for k, one in enumerate(on_servers)}
         self._sparse_weights = {name: _replace_parameter(model, name, fetch[name]) for name in initial}
@@ -252,10 +251,6 @@ def first_names(model: nn.Module) -> dict[str, str]:
     """Maps every name of a parameter to its first name. Tied parameters have several."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
-
-
-def _table(placement: Placement) -> Table:
-    return Table(placement.name, placement.rows, placement.width)
 
 
 def _replace_parameter(model: nn.Module, name: str, fetch: Callable[[Tensor], Tensor]) -> SparseWeight:

@@ -17,7 +17,6 @@ from asr_am.distributed.optimizer import clip
 from asr_am.distributed.team import Team
 from asr_am.parallax.indexed_rows import IndexedRows, accumulate, gather
 from asr_am.parallax.placement import Method
-from asr_am.parallax.row_messages import Table
 from asr_am.parallax.row_optimizer import OptimizerSpec, RowOptimizer
 
 
@@ -31,14 +30,13 @@ class ReplicatedTable:
     """
 
     def __init__(
-        self, team: Team, table: Table, method: Method, w: Tensor, spec: OptimizerSpec, counts: Counter[str],
-        decay: float,
-    ) -> None:  # fmt: skip
+        self, team: Team, method: Method, w: Tensor, spec: OptimizerSpec, counts: Counter[str], decay: float
+    ) -> None:
         """Keeps `w`, which it updates in place. Counts bytes "sent" and "received" as Table 3 does for the method."""
-        self._team, self._table, self._method, self._counts, self._decay = team, table, method, counts, decay
+        self._team, self._method, self._counts, self._decay = team, method, counts, decay
         self.w, self.optimizer = w, RowOptimizer(spec, w)
         self.average = w.clone() if decay else None
-        self.merged = IndexedRows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, table.width))
+        self.merged = IndexedRows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, w.shape[1]))
 
     def fetch(self, numbers: Tensor) -> Tensor:
         """Returns the rows [K, D] with these numbers [K]."""
@@ -64,7 +62,7 @@ class ReplicatedTable:
             self.average.lerp_(self.w, 1 - self._decay)
 
     def _gather(self, rows: IndexedRows) -> IndexedRows:
-        team, width = self._team, self._table.width
+        team, width = self._team, self.w.shape[1]
         length = torch.tensor([len(rows)], dtype=torch.int32, device=rows.values.device)
         lengths = torch.cat(team.start_all_gather(length).wait()).tolist()
         numbers_work = team.start_all_gather(rows.numbers.int(), lengths)
@@ -73,11 +71,11 @@ class ReplicatedTable:
         self._counts["sent"] += (team.size - 1) * rows.values.nbytes
         self._counts["received"] += sum(part.nbytes for part in values) - rows.values.nbytes
         parts = [IndexedRows(n.long(), v.view(-1, width)) for n, v in zip(numbers, values, strict=True)]
-        return accumulate(parts, self._table.rows, False, team, "update")  # on the device, servers merge on their host
+        return accumulate(parts, len(self.w), False, team, "update")  # on the device, servers merge on their host
 
     def _reduce(self, rows: IndexedRows) -> IndexedRows:
         """Averages the full table. An extra column marks touched rows, whose gradient may be zero."""
-        full = rows.values.new_zeros(self._table.rows, self._table.width + 1)
+        full = rows.values.new_zeros(len(self.w), self.w.shape[1] + 1)
         full[rows.numbers, :-1] = rows.values
         full[rows.numbers, -1] = 1.0
         flat = full.view(-1)

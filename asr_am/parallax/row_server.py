@@ -20,7 +20,6 @@ from asr_am.parallax.indexed_rows import (
     IndexedRows,
     accumulate,
     gather,
-    num_rows_on,
     pack,
     pack_header,
     unpack_header,
@@ -55,7 +54,7 @@ class RowServer:
         self._ranks, self._sources = ranks, sources
         index, count = ranks.index(messenger.team.rank), len(ranks)
         self.w = [w[index::count].clone() for w in weights]
-        self.num_rows = [num_rows_on(index, count, table.rows) for table in tables]
+        self.num_rows = [len(w) for w in self.w]
         self._optimizers = [RowOptimizer(spec, w) for w in self.w]
         self.average = [w.clone() for w in self.w] if config.moving_average else []
         self.t = 0
