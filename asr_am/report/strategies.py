@@ -80,12 +80,9 @@ def _timing(part: Speeds, groups: Sequence[RunGroup]) -> list[str]:
 
 
 def _accuracy(
-    groups: Sequence[RunGroup],
-    scores: Sequence[SystemScore],
-    order: Sequence[str],
-    figures: FigureWriter,
+    groups: Sequence[RunGroup], scores: Sequence[SystemScore], order: Sequence[str], figures: FigureWriter,
     data: Sequence[str],
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """Returns figure 5a and table 2. Runs of one epoch are shown only next to a single learner's."""
     config, baseline = groups[0].config, comparisons.single_learner(groups)
     differ = [field for field in ("optimizer", "rate") if len({getattr(group.config, field) for group in groups}) > 1]

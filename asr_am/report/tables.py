@@ -30,15 +30,7 @@ def _wer(family: Family, subset: str) -> str:
 def by_run(scores: Sequence[SystemScore]) -> str:
     """Returns all runs: WER and interval by subset, error types, tuned LM weight and penalty, commit and date."""
     subsets = list(scores[0].subsets)
-    header = [
-        "run",
-        *(f"{name} [95 %]" for name in subsets),
-        "sub/del/ins",
-        "words",
-        "dev WER",
-        "LM weight",
-        "ins. penalty",
-    ]
+    header = ["run", *(f"{name} [95 %]" for name in subsets), "sub/del/ins", "words", "dev WER", "LM weight"]
     rows = []
     for score in scores:
         total = score.subsets["all"]
@@ -46,7 +38,7 @@ def by_run(scores: Sequence[SystemScore]) -> str:
         errors = f"{total.substitutions}/{total.deletions}/{total.insertions}"
         tuned = [f"{score.dev_wer:.2f}", f"{score.lm_weight:g}", f"{score.insertion_penalty:g}"]
         rows.append([score.run, *cells, errors, str(total.words), *tuned, score.commit, score.date])
-    return table([*header, "commit", "date"], rows)
+    return table([*header, "ins. penalty", "commit", "date"], rows)
 
 
 def significance(pairs: Sequence[Versus]) -> str:

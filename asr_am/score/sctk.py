@@ -88,15 +88,9 @@ def _run(directory: Path, command: list[str], work: Path, stdin: Path | None = N
     with open(stdin or os.devnull, "rb") as source, open(stdout or work / "log", "wb") as sink:
         try:
             done = subprocess.run(
-                command,
-                stdin=source,
-                stdout=sink,
-                stderr=subprocess.PIPE,
-                cwd=work,
-                env=environment,
-                timeout=TIMEOUT_S,
-                check=False,
-            )
+                command, stdin=source, stdout=sink, stderr=subprocess.PIPE, cwd=work, env=environment,
+                timeout=TIMEOUT_S, check=False,
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise InputError(f"{command[0]} did not finish within {TIMEOUT_S} s; score without --sctk") from None
     stderr = done.stderr.decode("utf-8", errors="backslashreplace")

@@ -56,13 +56,9 @@ def bootstrap_interval(errors: Sequence[int], words: Sequence[int], seed: int = 
 
 
 def paired_bootstrap(
-    errors_a: Sequence[int],
-    errors_b: Sequence[int],
-    words: Sequence[int],
-    seed: int = 0,
-    words_b: Sequence[int] | None = None,
-    samples: int = SAMPLES,
-) -> Comparison:
+    errors_a: Sequence[int], errors_b: Sequence[int], words: Sequence[int], seed: int = 0,
+    words_b: Sequence[int] | None = None, samples: int = SAMPLES,
+) -> Comparison:  # fmt: skip
     """Compares systems a and b over the same segments, given their errors and the reference words of each segment.
 
     Those of system b are others if alternations make them depend on the hypothesis.
