@@ -1,7 +1,5 @@
 """Predicts an epoch under every strategy on a cluster, by number of learners, and says which to take.
 
-    python -m asr_am.cluster predict cluster=mine corpus=an4 corpus.hours=1 learners=4,8,16
-
 The strategies' own code runs on the virtual cluster, for some rounds of an epoch. The batch of all learners
 (train.batch_size) is the same for all numbers of learners, and its computing time is divided among them. Where the
 workload has seconds of a batch, they are those of a learner with the first number. Writes predictions.json and

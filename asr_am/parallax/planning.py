@@ -33,7 +33,7 @@ def plan_parameters(model: nn.Module, loss: LossFn, batch: Any | None, team: Tea
     parameters = trainable(model)
     names = [name for name, _ in parameters]
     stats = [AccessStats(0.0, False)] * len(names) if batch is None else probe(model, loss, batch)
-    row = [float(batch is not None), *(x for one in stats for x in (one.alpha, float(one.lookups_only)))]
+    row = [float(batch is not None), *(float(x) for one in stats for x in one)]
     rows = team.gather(torch.tensor(row, dtype=torch.float64)).values()
     all_stats = torch.stack([row[1:].view(-1, 2) for row in rows if row[0]])
     alphas, lookups_only = all_stats[:, :, 0].mean(dim=0), all_stats[:, :, 1].min(dim=0).values

@@ -8,8 +8,7 @@ Names play no part.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,14 +23,8 @@ METADATA_OPS = {"size", "dim", "numel", "__len__", "is_floating_point", "is_comp
 VIEWS = {"T", "mT", "H", "mH", "data", "real", "imag"}  # attributes through which values are read
 
 
-@dataclass(frozen=True)
-class AccessStats:
-    """Use of one parameter in a probe.
-
-    Attributes:
-        alpha: Share of rows with a gradient other than zero, α.
-        lookups_only: True if lookups read the parameter, and nothing else did.
-    """
+class AccessStats(NamedTuple):
+    """Use of a parameter in a probe: share of rows with a gradient, α, and whether lookups read it and nothing else."""
 
     alpha: float
     lookups_only: bool

@@ -6,7 +6,7 @@ sum of their words. Two systems are compared on the same samples. Legend: B samp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,14 +87,12 @@ def _table(errors: Sequence[int], words: Sequence[int]) -> np.ndarray:
 
 def _resampled_sums(table_NK: np.ndarray, seed: int, samples: int) -> np.ndarray:
     """Column sums of `samples` bootstrap samples of the rows, [B, K]."""
-    generator = np.random.default_rng(seed)
-    return np.concatenate([table_NK[rows_BN].sum(axis=1) for rows_BN in _draws(generator, len(table_NK), samples)])
-
-
-def _draws(generator: np.random.Generator, segments: int, samples: int) -> Iterator[np.ndarray]:
+    generator, segments, sums = np.random.default_rng(seed), len(table_NK), []
     chunk = max(1, _CHUNK_CELLS // segments)
     for start in range(0, samples, chunk):
-        yield generator.integers(segments, size=(min(chunk, samples - start), segments))
+        rows_BN = generator.integers(segments, size=(min(chunk, samples - start), segments))
+        sums.append(table_NK[rows_BN].sum(axis=1))
+    return np.concatenate(sums)
 
 
 def _wer(sums: np.ndarray) -> np.ndarray:
