@@ -108,19 +108,7 @@ class EgsOptions:
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Options of conf/launcher, for the launchers that start or join processes.
-
-    Attributes:
-        address: host:port of node 0.
-        max_restarts: restarts of each learner, or of a synchronous team, within an hour.
-        restart_after: seconds before a restart, for each death before it within an hour.
-        min_learners: fewest learners that go on after a host is lost.
-        grace: seconds in which learners that are asked to end must have done so.
-        signals: signals that ask for a checkpoint and the end of the run.
-        timeout: seconds to wait for the others at the start.
-        encrypt: what to encrypt, see conf/launcher.
-        wire: type in which weights and gradients travel between learners.
-    """
+    """The options of the launchers that start or join processes. They are explained in conf/launcher/process.yaml."""
 
     nodes: int = 1
     node_rank: int = 0
