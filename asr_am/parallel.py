@@ -99,10 +99,10 @@ def parallel_map(
     function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str, chunk: int = 1,
     sizes: Sequence[int] | None = None, unit: str = "", here: bool = False,
 ) -> list[Result]:  # fmt: skip
-    """Computes `[function(item) for item in items]` in forked processes, or on the cluster of `on_cluster`.
+    """Returns `[function(item) for item in items]`, computed by forked processes, or on the cluster of `on_cluster`.
 
-    On a cluster, an item may be run twice at the same time if a host is lost and comes back. What it writes must have a
-    temporary name first, or be the same bytes.
+    Results are pickled, so large ones belong in files. On a cluster, an item may be run twice at the same time if a
+    host is lost and comes back. What it writes must have a temporary name first, or be the same bytes.
 
     Args:
         function: Called for each item. Forked workers inherit it without pickling.
@@ -111,9 +111,6 @@ def parallel_map(
         sizes: What the progress bar counts for each item, for instance its utterances. Default: 1.
         unit: Name of what is counted, to show a rate.
         here: Only this host has what the items need.
-
-    Returns:
-        The results in the order of items. They are pickled, so large ones belong in files.
 
     Raises:
         InputError: The cluster is lost.
@@ -179,11 +176,9 @@ class Failure:
 def isolated_map(
     function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str
 ) -> list[Result | Failure]:
-    """Computes `function(item)` for each item in a forked process of its own. The others go on when one fails.
+    """Returns `function(item)` for each item, computed in a forked process of its own.
 
-    Returns:
-        The results in the order of items, with a Failure where the function has raised an exception or its process was
-        killed.
+    Where the function raises an exception or its process is killed, the result is a Failure, and the others go on.
     """
     context = multiprocessing.get_context("fork")
     results: list[Result | Failure] = [Failure("was not run")] * len(items)

@@ -187,12 +187,9 @@ def load_system(folder: str | Path) -> Transcriber:
 
 
 def split_at_pauses(static_TD: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Splits a recording into segments of MIN_SEGMENT to MAX_SEGMENT frames where its level is lowest.
+    """Yields begin and end of segments of MIN_SEGMENT to MAX_SEGMENT frames, split where the level is lowest.
 
     Works on log-mel energies (their mean follows the level) and on cepstra (C0 does).
-
-    Yields:
-        First frame and frame after the last of each segment.
     """
     num_frames = len(static_TD)
     level_T = static_TD[:, 0] if static_TD.shape[1] < 20 else static_TD.mean(axis=1)

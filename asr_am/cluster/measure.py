@@ -73,12 +73,7 @@ def run_job(cfg: DictConfig, synchronous: bool, job: Mapping[str, Any]) -> dict[
 
 
 def describe(name: str, found: Mapping[str, Any], size: float, speed: float) -> tuple[str, str]:
-    """Returns the text of both files.
-
-    Args:
-        size: bytes of the model that was sent.
-        speed: training frames a second of the model on one core.
-    """
+    """Returns the text of both files, for a model of `size` bytes with `speed` training frames a second on one core."""
     hosts: list[int] = found["hosts"]
     per_host, several = hosts.count(0), max(hosts) > 0
     links = {link: _link(trials, size) for link, trials in found.items() if link in ("host", "nic")}

@@ -42,12 +42,7 @@ SOFTWARE = installed_software()  # when this process began: files may change whi
 
 @dataclass(frozen=True)
 class StageProcess:
-    """The process of a stage, and what a worker must share with it.
-
-    Attributes:
-        software: see `installed_software`.
-        seen: a file that it has made.
-    """
+    """The process of a stage, and what a worker must share with it, such as the sight of a file that it has made."""
 
     folder: str
     paths: list[str]

@@ -71,12 +71,7 @@ class AudioOptions:
 
 @dataclass(frozen=True)
 class ScpRecording:
-    """A line of wav.scp with its utterances.
-
-    Attributes:
-        channel: channel of the call that it is, None if unknown.
-        spans: ids and times of its utterances.
-    """
+    """A line of wav.scp, the channel of the call that it is, if known, and ids and times of its utterances."""
 
     name: str
     entry: TableEntry

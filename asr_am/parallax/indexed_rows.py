@@ -20,12 +20,7 @@ WireDtype = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class IndexedRows:
-    """Rows of a parameter with their row numbers.
-
-    Attributes:
-        numbers: Row numbers, int64 [K], distinct and ascending.
-        values: Rows [K, D].
-    """
+    """Rows [K, D] of a parameter with their row numbers, int64 [K], distinct and ascending."""
 
     numbers: Tensor
     values: Tensor

@@ -34,12 +34,7 @@ DENSE = "all dense parameters"  # name of their table on servers, with hybrid=Fa
 
 
 class PartitionedModel:
-    """A model in parts: dense parameters in one flat tensor, sparse ones on servers or replicated.
-
-    Attributes:
-        params: The dense parameters, with weights and gradients [N].
-        reduced_bytes: Bytes that a learner sends in the all-reduce of one step.
-    """
+    """A model in parts: dense parameters in one flat tensor `params` [N], sparse ones on servers or replicated."""
 
     def __init__(
         self, model: nn.Module, plan: PlacementPlan, team: Team, spec: OptimizerSpec, config: Config,
@@ -76,7 +71,7 @@ class PartitionedModel:
         self._ranks = place_servers(team.hosts, config.servers)
         if tables:
             self._make_server_and_worker(weights, spec, counts)
-        share = 2 * (team.size - 1) / team.size
+        share = 2 * (team.size - 1) / team.size  # that a learner sends in the all-reduce of one step
         self.reduced_bytes = round(share * self.params.g.nbytes) if config.hybrid else 0
 
     def _make_server_and_worker(self, weights: list[Tensor], spec: OptimizerSpec, counts: Counter[str]) -> None:

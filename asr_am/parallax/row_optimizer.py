@@ -73,11 +73,7 @@ class OptimizerSpec:
 
 
 class RowOptimizer:
-    """Updates rows of a parameter w [V, D] in place.
-
-    Attributes:
-        state: State of the rule, one tensor [V, D] for each key except the step count.
-    """
+    """Updates rows of a parameter w [V, D] in place. `state` has one tensor [V, D] for each key but the step count."""
 
     def __init__(self, spec: OptimizerSpec, w: Tensor) -> None:
         self._w, self._steps = w, 0

@@ -68,8 +68,7 @@ class SystemScore:
 class Family:
     """Scores of one system with one LM over all its seeds.
 
-    Attributes:
-        other_data: options by which its training data differ from those of the GMMs, "" if they are equal or unknown.
+    `other_data` are options by which its training data differ from those of the GMMs, "" if they are equal or unknown.
     """
 
     system: str
