@@ -204,7 +204,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Speeds:
-    """Groups that were timed alike, by strategy and number of learners, and mean seconds of an epoch over their runs."""
+    """Groups that were timed alike, by strategy and number of learners, and mean seconds of an epoch over the runs."""
 
     groups: Sequence[RunGroup]
     seconds: Mapping[Timed, float]
