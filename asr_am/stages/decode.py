@@ -159,9 +159,6 @@ def decode(
 def combination(decoded: Sequence[Path]) -> System:
     """Returns the system that averages the scores of networks, each as dev has chosen it and its window.
 
-    Args:
-        decoded: decoding runs of the networks.
-
     Raises:
         InputError: one is not a network's, or the networks have other features or states.
     """
