@@ -170,7 +170,10 @@ def strategy_factory(strategy: dict[str, Any], where: str = "strategy") -> Any:
         options["inner"] = strategy_factory(options["inner"], f"{where}.inner")
     own = strategy.get("_target_") == PARALLAX
     package = "asr_am.parallax.strategy" if own else "asr_am.distributed.strategies"
-    return _factory(options, where, package, Strategy, "asr_am.strategies")
+    factory = _factory(options, where, package, Strategy, "asr_am.strategies")
+    if (name := getattr(factory.func, "name", None)) != strategy.get("name", name):
+        raise InputError(f"{where}={strategy['name']}: {options['_target_']} has the name {name!r}; make them equal")
+    return factory
 
 
 def tracker_factory(logger: dict[str, Any]) -> Callable[[], Tracker]:
